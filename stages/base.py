@@ -30,6 +30,7 @@ from transformers import (
 from stages.driving.start import run_stage
 from stages.learning import models
 from stages.learning.batches import stream_seed
+from stages.learning.checkpoints import refuse_adapter
 from stages.learning.heads import require_heads
 from stages.learning.lora import check_adapters
 from stages.posts import tokens
@@ -244,7 +245,7 @@ def eos_remarks(tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel) -> l
 def make_tokenizer(config: Config, train: list[Located]) -> PreTrainedTokenizerBase:
     """The preset's tokenizer with [PAD] added."""
     if not config.base.tokenizer:
-        return models.load_tokenizer(fetch_model(_checkpoint(config)).folder)
+        return models.load_tokenizer(_checkpoint_folder(config))
     if config.base.tokenizer != TRAIN_TOKENIZER:
         source = model_source("base.tokenizer", config.base.tokenizer)
         return models.load_tokenizer(fetch_tokenizer(source).folder)
@@ -272,6 +273,13 @@ def _checkpoint(config: Config) -> Source:
     return model_source("base.checkpoint", checkpoint)
 
 
+def _checkpoint_folder(config: Config) -> Path:
+    """Where the checkpoint lies. An adapter is refused before a tokenizer is missed in it."""
+    folder = fetch_model(_checkpoint(config)).folder
+    refuse_adapter(folder)
+    return folder
+
+
 def make_model(config: Config, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
     """The base checkpoint, or a GPT-NeoX with new weights drawn from the run's seed.
 
@@ -279,7 +287,7 @@ def make_model(config: Config, tokenizer: PreTrainedTokenizerBase) -> PreTrained
     """
     base = config.base
     if base.checkpoint != RANDOM:
-        model = models.load_policy(fetch_model(_checkpoint(config)).folder)
+        model = models.load_policy(_checkpoint_folder(config))
         require_heads(model.config, base.checkpoint)
         if tokenizer.pad_token_id > model.config.vocab_size:
             raise UserError(

@@ -22,6 +22,7 @@ from stages.driving.start import run_stage
 from stages.functional import dpo_loss, implicit_rewards
 from stages.learning import preferences
 from stages.learning.batches import batch_tensors, check_batch
+from stages.learning.learner import MICROBATCH, Size, in_pieces
 from stages.learning.loop import make_accelerator
 from stages.learning.models import keep_model, load_policy, load_tokenizer, require_room
 from stages.learning.passes import summary_logprobs
@@ -166,11 +167,13 @@ def split_logprobs(
     """
     policy.eval()
 
-    def measure(rows: list[int]) -> list[list[float]]:
+    def read(rows: list[int]) -> list[list[float]]:
         return torch.stack(pair_logprobs(policy, split, rows, accelerator.device), dim=1).tolist()
 
-    size = config.memory.microbatch_size  # logits of all response tokens, as in training
-    logprobs = preferences.over_pairs(accelerator, split, size, label, measure, keep)
+    sequences = config.memory.microbatch_size  # logits of all response tokens, as in training
+    size = Size(rows=max(1, sequences // 2), setting=MICROBATCH)
+    measure = partial(in_pieces, accelerator, size, measure=read)
+    logprobs = preferences.over_pairs(accelerator, split, sequences, label, measure, keep)
     return torch.tensor(logprobs, dtype=torch.float64)
 
 

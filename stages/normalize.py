@@ -15,12 +15,13 @@ from torch import Tensor, nn
 
 from stages.driving.start import run_stage
 from stages.learning.heads import shift_scores
+from stages.learning.learner import Size, fitting
 from stages.learning.loop import make_accelerator, over_rows
 from stages.learning.models import load_reward_model, load_tokenizer, save_model
 from stages.learning.passes import score_responses
 from stages.posts.ragged import TokenizedSplit, load_split, pad_left, pad_right, rows_of
-from stages.rl.start_checks import KNOWN_ANSWERS, save_known_answers
-from stages.runs import open_stage
+from stages.rl.start_checks import KNOWN, KNOWN_ANSWERS, save_known_answers, score_in_passes
+from stages.runs import Run, open_stage
 from stages.settings.checks import UserError
 from stages.settings.config import Config
 from stages.settings.families import CHECKED_ROWS
@@ -29,7 +30,6 @@ from stages.settings.families import CHECKED_ROWS
 # by 0.014 (its deviation, SmolLM2-135M, where scores deviate by 0.43), and by more where scores are
 # larger. Huang et al. 2024 report -0.0005 on average at 6.9B (detail 14).
 TOLERANCES = {"no": 1e-3, "bf16": 0.05}
-KNOWN_ROWS = 20
 
 
 def normalize(config: Config) -> None:
@@ -39,16 +39,8 @@ def normalize(config: Config) -> None:
         train = load_split(run.require("base") / "data", "sft_train")
         if config.normalize.posts:
             train = rows_of(train, evenly(len(train), config.normalize.posts))
-        rm = run.require("rm")
-        tokenizer = load_tokenizer(rm / "model")
-        reward_model = load_reward_model(rm / "model").to(accelerator.device).eval()
+        before = shift(accelerator, run, train)
         size, keep = config.memory.forward_batch_size, run.resume
-        score = partial(score_rows, accelerator, reward_model, train)
-        before = reference_scores(accelerator, score, train, size, "reference scores", keep)
-        shift_scores(reward_model, -before.mean().item())
-        if accelerator.is_main_process:
-            save_model(reward_model, tokenizer, run.partial / "model")
-        accelerator.wait_for_everyone()
         saved = load_reward_model(run.partial / "model").to(accelerator.device).eval()
         some = evenly(len(train), CHECKED_ROWS)
         checked, expected = rows_of(train, some), (before - before.mean())[some]
@@ -61,7 +53,7 @@ def normalize(config: Config) -> None:
         mean_after = side.mean().item()
         check_mean(mean_after, TOLERANCES[config.memory.mixed_precision])
         if accelerator.is_main_process:
-            keep_known_answers(run.partial, saved, train)
+            keep_known_answers(accelerator, run.partial, saved, train)
         results = {
             "mean_before": before.mean().item(),
             "std": before.std().item(),
@@ -73,6 +65,22 @@ def normalize(config: Config) -> None:
             "padding_difference_over_0.01": (side.abs() > 1e-2).double().mean().item(),
         }
         run.finish(results)
+
+
+def shift(accelerator: Accelerator, run: Run, train: TokenizedSplit) -> Tensor:
+    """Save the reward model with the mean score of the references as its 0; their scores before.
+
+    The network ends here, so that the saved one does not stand beside it on the device.
+    """
+    rm, size = run.require("rm"), run.config.memory.forward_batch_size
+    reward_model = load_reward_model(rm / "model").to(accelerator.device).eval()
+    score = partial(score_rows, accelerator, reward_model, train)
+    before = reference_scores(accelerator, score, train, size, "reference scores", run.resume)
+    shift_scores(reward_model, -before.mean().item())
+    if accelerator.is_main_process:
+        save_model(reward_model, load_tokenizer(rm / "model"), run.partial / "model")
+    accelerator.wait_for_everyone()
+    return before
 
 
 def evenly(rows: int, count: int) -> list[int]:
@@ -91,15 +99,17 @@ def check_mean(mean: float, tolerance: float) -> None:
 
 
 @torch.no_grad()
-def keep_known_answers(folder: Path, reward_model: nn.Module, train: TokenizedSplit) -> None:
+def keep_known_answers(
+    accelerator: Accelerator, folder: Path, reward_model: nn.Module, train: TokenizedSplit
+) -> None:
     """Write some references with their scores, in float32, for PPO to replay."""
-    rows = range(min(KNOWN_ROWS, len(train)))
+    rows = range(min(KNOWN, len(train)))
     queries = [train.columns["queries"][row] for row in rows]
     summaries = [train.columns["summaries"][row] for row in rows]
-    device = next(reward_model.parameters()).device
-    scores = score_responses(
-        reward_model, pad_left(queries, -1).to(device), pad_right(summaries, -1).to(device), -1
-    )
+    device = accelerator.device
+    texts = pad_left(queries, -1).to(device), pad_right(summaries, -1).to(device), -1
+    score = partial(score_in_passes, reward_model, *texts)
+    scores = fitting(accelerator, Size(rows=KNOWN), score)
     save_known_answers(folder / KNOWN_ANSWERS, queries, summaries, scores)
 
 

@@ -214,15 +214,15 @@ class Maker:
         return [*words, "--max-cost", self.execution.max_cost] if capped else words
 
     def call_until_it_fits(self, config: Config, stage: str, words: Sequence[str]) -> int:
-        """`call`, and once more each time that several processes have halved their microbatches."""
-        folder = stage_folder(config, stage)
+        """`call`, and once more each time that several processes have halved what did not fit."""
+        folder, alone = stage_folder(config, stage), self.execution.processes == 1
         while True:
             before = halvings(folder)
             label = f"{config.name} seed {config.seed}" if self.execution.jobs > 1 else ""
             code = self.call(words, label)
-            if not code or self.stopped or halvings(folder) == before:
+            if not code or self.stopped or alone or halvings(folder) == before:
                 return code
-            print(f"{stage} starts again with smaller microbatches", flush=True)
+            print(f"{stage} starts again with smaller passes", flush=True)
 
     def call(self, words: Sequence[str], label: str = "") -> int:
         """Run a command to its end; return its exit status, as a shell gives it.

@@ -75,7 +75,7 @@ def train_ppo(config: Config) -> None:
             metrics |= describe_texts(learner, rollout, tokenizer)
             metrics |= {"lr": rate, "seconds/rollout": state.seconds}
             if update == 0:
-                check_start(learner, rollout, origins, ppo, config.memory)
+                check_start(learner, rollout, origins, ppo, config.memory, score)
                 say_if_not_ending_pays(accelerator, metrics["policy/below_penalty"], ppo)
                 say_if_nothing_ends(accelerator, metrics["policy/eos_rate"], ppo)
             if update == ppo.critic_updates:  # the policy's first

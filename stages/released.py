@@ -9,7 +9,12 @@ import shutil
 from typing import Any
 
 from stages.driving.start import run_stage
-from stages.learning.models import load_released_reward_model, load_tokenizer, save_model
+from stages.learning.models import (
+    load_released_reward_model,
+    load_tokenizer,
+    same_tokens,
+    save_model,
+)
 from stages.running.files import link_or_copy
 from stages.running.hub import fetch_model, model_source
 from stages.runs import open_stage
@@ -32,7 +37,7 @@ def take_released(config: Config) -> None:
             source = model_source("released.reward_model", config.released.reward_model)
             folder, tokenizer = fetch_model(source).folder, load_tokenizer(base)
             own = (folder / "tokenizer.json").exists()
-            if own and load_tokenizer(folder).get_vocab() != tokenizer.get_vocab():
+            if own and not same_tokens(load_tokenizer(folder), tokenizer):
                 raise UserError(
                     "REWARD_MODEL has another tokenizer than POLICY, whose tokens it would read: "
                     "judge with it instead (judge.kind=reward_model judge.model=<its folder>)"

@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerBase
 
 from stages.driving.start import run_stage
 from stages.learning import batches
-from stages.learning.learner import optimizer_step
+from stages.learning.learner import MICROBATCH, Size, in_pieces, optimizer_step
 from stages.learning.loop import make_accelerator
 from stages.learning.models import keep_model, load_policy, load_tokenizer
 from stages.learning.passes import counted_tokens, sequence_length, summed_loss
@@ -88,12 +88,16 @@ def validation_loss(
     on_query, device = config.sft.loss_on_query, accelerator.device
     lengths = [sequence_length(split, row) for row in range(len(split))]
     share = batches.local_share(range(len(split)), accelerator)
-    total = 0.0
     # A microbatch, because logits of all positions exist here as they do in training.
-    parts = batches.parts_by_length(accelerator, lengths, config.memory.microbatch_size)
+    size = Size(rows=config.memory.microbatch_size, setting=MICROBATCH)
+
+    def measure(rows: list[int]) -> list[float]:
+        return [summed_loss(alone, split, rows, on_query, device).item()]
+
+    total = 0.0
     with gathered(alone):
-        for part in parts:
-            total += summed_loss(alone, split, part, on_query, device).item()
+        for part in batches.parts_by_length(accelerator, lengths, size.rows):
+            total += sum(in_pieces(accelerator, size, part, measure))
     total, count = batches.global_sum(accelerator, total, counted_tokens(split, share, on_query))
     return total / count
 

@@ -185,15 +185,16 @@ def only_bin(content: bytes) -> Change:
 
 
 LOADS = "model model does not load: "
+NEW, OLD = (f"model/{name} does not load" for name in ("model.safetensors", "pytorch_model.bin"))
 MODELS: list[tuple[str, Change, str]] = [
-    ("half of the weights", cut("model.safetensors", 500), LOADS),
-    ("all but the last weights", cut("model.safetensors", -100), LOADS),
-    ("empty weights", cut("model.safetensors", 0), LOADS),
-    ("weights are text", written("model.safetensors", "hello"), LOADS),
-    ("no weights", lambda folder: (folder / "model.safetensors").unlink(), LOADS),
-    ("old weights are text", only_bin(b"hello"), LOADS),
-    ("old weights are a program", only_bin(b"cos\nsystem\n(S'touch hacked'\ntR."), LOADS),
-    ("old weights are empty", only_bin(b""), LOADS),
+    ("half of the weights", cut("model.safetensors", 500), NEW),
+    ("all but the last weights", cut("model.safetensors", -100), NEW),
+    ("empty weights", cut("model.safetensors", 0), NEW),
+    ("weights are text", written("model.safetensors", "hello"), NEW),
+    ("no weights", lambda folder: (folder / "model.safetensors").unlink(), "holds no weights"),
+    ("old weights are text", only_bin(b"hello"), OLD),
+    ("old weights are a program", only_bin(b"cos\nsystem\n(S'touch hacked'\ntR."), OLD),
+    ("old weights are empty", only_bin(b""), OLD),
     ("another width", config_with(hidden_size=64), "other shapes than its config.json"),
     ("another vocabulary", config_with(vocab_size=99), "other shapes than its config.json"),
     ("a layer too many", config_with(num_hidden_layers=3), "model model lacks"),

@@ -6,6 +6,7 @@ Nothing here touches the network, and nothing is written outside pytest's own te
 import os
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,11 +19,17 @@ import torch
 from stages.settings import config as settings
 from tests.browser import Browser, find_chromium
 
+# Also where there is a card the tests run on the CPU; `pytest -m card` runs those that need one.
+# CUDA reads it when it is first used, after this.
+ON_CARD = "card" in sys.argv
+if not ON_CARD:
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # read when transformers is imported, which is later
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 for name in ("OPENAI_BASE_URL", "WANDB_PROJECT", "TRACKIO_PROJECT"):
     os.environ.pop(name, None)
-torch.set_num_threads(1)  # two workers share two cores
+# Two workers share two cores; OMP_NUM_THREADS asks for other sums.
+torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
 hypothesis.settings.register_profile("steady", deadline=None, derandomize=True, max_examples=60)
 hypothesis.settings.load_profile("steady")
 
@@ -38,7 +45,10 @@ def close(found: torch.Tensor, expected: Any, tolerance: float = 1e-6) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """A test that uses a browser walks; other walks are marked by hand."""
+    """A test that uses a browser walks; other walks are marked by hand. Tests that need a card are
+    left out.
+    """
+    items[:] = [item for item in items if ON_CARD or not item.get_closest_marker("card")]
     for item in items:
         if "browser" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.walk)

@@ -39,7 +39,6 @@ class Repository:
     commits: dict[str, Files] = field(default_factory=dict)
     branches: dict[str, str] = field(default_factory=dict)
     gated: bool = False
-    private: bool = False
 
     def commit(self, files: Files, branch: str = "main") -> str:
         """Add a commit with exactly these files to a branch; return its hash, 40 digits."""
@@ -135,14 +134,7 @@ def information(name: str, sha: str, repository: Repository) -> dict[str, Any]:
     siblings = [{"rfilename": path} for path in sorted(repository.commits[sha])]
     gated = "auto" if repository.gated else False
     about = {"id": name, "modelId": name, "sha": sha, "gated": gated, "siblings": siblings}
-    return {
-        **about,
-        "private": repository.private,
-        "disabled": False,
-        "tags": [],
-        "downloads": 0,
-        "likes": 0,
-    }
+    return {**about, "private": False, "disabled": False, "tags": [], "downloads": 0, "likes": 0}
 
 
 def references(repository: Repository) -> dict[str, Any]:
@@ -169,9 +161,6 @@ class Handler(BaseHTTPRequestHandler):
         self.answer()
 
     def do_POST(self) -> None:
-        self.answer()
-
-    def do_PUT(self) -> None:
         self.answer()
 
     def answer(self) -> None:
@@ -287,10 +276,10 @@ class Handler(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def serving(hub: Hub | None = None, answers: type[Handler] = Handler) -> Iterator[Hub]:
-    """A hub, an empty one if none is given, at a free port of this machine."""
-    hub = hub or Hub()
-    handler = type("HubHandler", (answers,), {"hub": hub})
+def serving() -> Iterator[Hub]:
+    """An empty hub at a free port of this machine."""
+    hub = Hub()
+    handler = type("HubHandler", (Handler,), {"hub": hub})
     with Server(("127.0.0.1", 0), handler) as http:
         hub.url = f"http://127.0.0.1:{http.server_port}"
         hub.storage = f"http://localhost:{http.server_port}"

@@ -24,8 +24,9 @@ import torch
 from torch import Tensor, nn
 
 from stages import functional, normalize, ppo, reward, sft
-from stages.learning import passes
-from stages.posts.ragged import Ragged, TokenizedSplit, make_ragged
+from stages.learning import passes, sampling
+from stages.learning.models import load_tokenizer
+from stages.posts.ragged import Ragged, TokenizedSplit, make_ragged, pad_right
 from stages.rl import credit, rollout
 from stages.rl.episodes import Measured, Rollout
 from stages.running.files import write_json
@@ -44,10 +45,10 @@ CHECKS: tuple[tuple[str, Any, str], ...] = (
 )
 
 
-def wrap(module: Any, name: str, wrong: Callable[..., Any]) -> None:
+def wrap(module: Any, name: str, wrong: Callable[..., Any], put: Any = setattr) -> None:
     """Replace a module's function by `wrong`, which gets the right one first."""
     right = getattr(module, name)
-    setattr(module, name, lambda *args, **kwargs: wrong(right, *args, **kwargs))
+    put(module, name, lambda *args, **kwargs: wrong(right, *args, **kwargs))
 
 
 # -- SFT and the reward model ----------------------------------------------------------------------
@@ -91,6 +92,28 @@ def at_last_column(
     return passes.head_scalars(model, inputs)[:, -1]
 
 
+def query_one_short(
+    right: Callable[..., Tensor], model: nn.Module, queries: Tensor, *rest: Any
+) -> Tensor:
+    """The score is that of a query without its last token."""
+    return right(model, queries[:, :-1], *rest)
+
+
+def without_leading_space(
+    right: Callable[..., Tensor],
+    model: Any,
+    queries: Tensor,
+    responses: Tensor,
+    pad_id: int,
+    *rest: Any,
+) -> Tensor:
+    """The score is that of the stripped text, tokenized again: its first word is another token."""
+    tokenizer = load_tokenizer(Path(model.config.name_or_path))
+    texts = [tokenizer.decode(row[row != pad_id]).lstrip() for row in responses]
+    again = pad_right([torch.tensor(tokenizer.encode(text)) for text in texts], pad_id)
+    return right(model, queries, again.to(queries.device), pad_id, *rest)
+
+
 def at_every_token(
     right: Callable[..., Tensor], kl: Tensor, scores: Tensor, mask: Tensor, *rest: Any
 ) -> Tensor:
@@ -106,7 +129,26 @@ def for_ended(
     return torch.where(ended, torch.full_like(scores, penalty), scores)
 
 
-# -- KL and log-probabilities ----------------------------------------------------------------------
+# -- sampling, KL and log-probabilities ------------------------------------------------------------
+
+
+def of_the_likeliest(right: Callable[..., Tensor], logits: Tensor, *rest: Any) -> Tensor:
+    """Tokens are drawn from the 50 likeliest alone."""
+    least = logits.topk(min(50, logits.shape[1]), dim=1).values[:, -1:]
+    return right(logits.masked_fill(logits < least, -torch.inf), *rest)
+
+
+def one_ratio(
+    right: Callable[..., Any],
+    new: Tensor,
+    logprobs: Tensor,
+    advantages: Tensor,
+    mask: Tensor,
+    cliprange: float,
+) -> Any:
+    """All tokens of a response have one ratio, their geometric mean, which is never clipped."""
+    log_ratio = torch.where(mask, new - logprobs, 0.0).sum(dim=1) / mask.sum(dim=1)
+    return right(logprobs + log_ratio[:, None], logprobs, advantages, mask, cliprange)
 
 
 def kl_rewarded(right: Callable[..., Tensor], kl: Tensor, *rest: Any) -> Tensor:
@@ -209,17 +251,21 @@ class Planted:
         """It in plain words."""
         return " ".join((self.wrong.__doc__ or "").split())
 
-    def plant(self) -> None:
-        """Put it there, in this process."""
-        wrap(self.module, self.name, self.wrong)
+    def plant(self, put: Any = setattr) -> None:
+        """Put it there, in this process; `put` may be what takes it away again."""
+        wrap(self.module, self.name, self.wrong, put)
 
 
 PLANTED = {
     "swapped-pairs": Planted("rm", reward, "score_pairs", swapped),
     "sft-without-eos": Planted("sft", sft, "load_split", without_eos),
     "score-at-padding": Planted("ppo", rollout, "score_responses", at_last_column),
+    "query-one-short": Planted("ppo", rollout, "score_responses", query_one_short),
+    "no-leading-space": Planted("ppo", rollout, "score_responses", without_leading_space),
     "score-at-every-token": Planted("ppo", functional, "shape_rewards", at_every_token),
     "penalty-for-ended": Planted("ppo", functional, "penalize_missing_eos", for_ended),
+    "fifty-likeliest": Planted("ppo", sampling, "draw", of_the_likeliest),
+    "one-ratio": Planted("ppo", functional, "policy_losses", one_ratio),
     "kl-rewarded": Planted("ppo", functional, "shape_rewards", kl_rewarded),
     "kl-left-out": Planted("ppo", functional, "shape_rewards", kl_left_out),
     "other-temperature": Planted("ppo", ppo, "measure", at_another_temperature),

@@ -2,11 +2,12 @@
 
 It finds what a real card would refuse, tensors of two devices in one operation or numpy on a tensor
 of the card, and it runs the code that only a card reaches (cuda's autocast, its sizes of chunks).
-It says nothing about speed, memory, kernels, several cards or the threads of backward. `prepare`
-compiles what tells C++ in torch that there is a card. A Python with that folder in PYTHONPATH has
-it.
+It refuses memory to passes of more rows than PRETENDED_ROWS. It says nothing about speed, kernels,
+several cards or the threads of backward. `prepare` compiles what tells C++ in torch that there is a
+card. A Python with that folder in PYTHONPATH has it.
 """
 
+import os
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -166,6 +167,8 @@ def computed(function: Any, args: Any, kwargs: Any) -> Any:
         return 0  # the formula: each fused kernel is of one kind of device
     if name == "aten::is_pinned":
         return False
+    if name == "aten::embedding" and len(args[1]) > int(os.environ.get("PRETENDED_ROWS", "1000")):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
     if cards and name not in MIXING:
         # A number may come from anywhere.
         strange = [x for x in tensors if not isinstance(x, Card) and x.dim() > 0]
@@ -204,7 +207,7 @@ def pretend() -> None:
     memory = ("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved")
     quiet = {"set_device", "_lazy_init", "synchronize", "empty_cache", "reset_peak_memory_stats"}
     quiet |= {"manual_seed", "manual_seed_all", "set_rng_state", "set_rng_state_all"}
-    answers = {
+    answers: dict[str, Any] = {
         "is_available": True,
         "device_count": 1,
         "current_device": 0,
@@ -212,7 +215,8 @@ def pretend() -> None:
         "is_bf16_supported": True,
         "get_device_name": NAME,
         "get_device_capability": (8, 0),
-        "mem_get_info": (80 << 30, 80 << 30),
+        "mem_get_info": (50 << 30, 80 << 30),
+        "memory_stats": {},
         "get_rng_state": no_random_numbers,
         "get_rng_state_all": [no_random_numbers],
         **dict.fromkeys(memory, 1 << 20),

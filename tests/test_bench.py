@@ -1,99 +1,87 @@
-"""The bench: an update measured whole, the same tokens for peers, and what is asked."""
+"""The bench: an update measured whole, the same tokens for TRL, what is kept, and the page."""
 
 import json
+import signal
 import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 
-from reports.needs.inputs import draw_weights
-from reports.needs.memory import Setting
-from reports.needs.parts import part_bytes
-from reports.needs.shapes import (
-    PUBLISHED,
-    QUERY_TOKENS,
-    lengths_of,
-    policy_parameters,
-    scorer_parameters,
-    shape_of,
-)
+from reports.needs import memory
+from reports.needs.shapes import QUERY_TOKENS, parameters, shape_of
 from reports.needs.work import STEPS, update_flops
+from reports.parts import page
+from reports.sharing import publish
+from reports.sharing.publish import GENERATED
 from reports.speed import bench_page, measure, speed
-from reports.speed.meter import Meter
-from reports.speed.speed import PACKAGES, PEER, peer_interpreter, run_peer, task_of
+from reports.speed.speed import PEER, TRL, peer_interpreter, run_peer, task_of
+from stages.running.files import write_json
 from stages.settings import config as settings
 from stages.settings.command_line import config_of, make_config
 from stages.settings.config import UserError
 
 ROOT = Path(__file__).parents[1]
-PEERS = ROOT / "runs" / "peers"
+TRL_PYTHON = ROOT / "runs" / "peers" / PEER / "bin" / "python"
 MIB = 2**20
-# On a CPU the matrix library keeps packed copies of what it multiplies: 10 to 20 MiB were measured
-# at the shapes of Pythia-14m and -70m.
-CPU_SCRATCH = 12 * MIB
-CASE = speed.Case(preset="tiny-s", batch=4, microbatch=2)
-ORDER = speed.BenchRequest(cases=(CASE,), runs=2, overrides=("memory.cpu_threads=1",))
-REQUEST = ORDER.request(CASE)
-RESPONSE = config_of(REQUEST).data.max_summary_tokens
+THREAD = ("memory.cpu_threads=1",)
+CASES = {
+    "ppo": speed.case_of("tiny-s:4:2", THREAD),
+    "rloo": speed.case_of("tiny-s:8:4:rloo", THREAD),
+}
+RESPONSE = config_of(CASES["ppo"].request).data.max_summary_tokens
+HIDDEN, LAYERS = 64, 2  # of tiny-s
 
 
 @pytest.fixture(scope="module")
 def prepared(tmp_path_factory):
-    """Weights, texts and queries of the smallest preset."""
+    """Weights and queries of the smallest preset."""
     work = tmp_path_factory.mktemp("bench")
-    measure.main(["prepare", "--folder", str(work), *REQUEST.arguments])
+    measure.main(["prepare", str(work / "prepare.json"), *CASES["rloo"].request.arguments])
     return work
-
-
-@pytest.fixture(scope="module")
-def update(prepared):
-    """What the part that measures a whole update finds."""
-    measure.main(["ppo", "--folder", str(prepared), *REQUEST.arguments])
-    return json.loads((prepared / "ppo.json").read_text("utf-8"))
 
 
 # -- what is measured ------------------------------------------------------------------------------
 
 
-def test_the_update_that_is_measured_is_one_of_policy_and_critic():
-    assert not make_config(CASE.preset).ppo.policy_learns(0)
-    assert config_of(REQUEST).ppo.policy_learns(0)
-
-
-def test_a_whole_update_is_measured_with_its_steps_peak_and_tokens(update, prepared):
-    queries = json.loads((prepared / "queries.json").read_text("utf-8"))
-    lengths = [len(one) for one in queries]
-    assert update["queries"] == {"rows": 4, "mean": sum(lengths) / 4, "longest": max(lengths)}
-    assert sum(lengths) < update["tokens"] <= sum(lengths) + 4 * RESPONSE
+@pytest.mark.parametrize("stage", CASES)
+def test_a_whole_update_is_measured_with_its_steps_peak_tokens_and_least_memory(prepared, stage):
+    case, result = CASES[stage], prepared / f"{stage}.json"
+    measure.main([stage, str(result), *case.request.arguments])
+    update, group = json.loads(result.read_text("utf-8")), 4 if stage == "rloo" else 1
+    queries = json.loads((prepared / "queries.json").read_text("utf-8"))[: case.batch // group]
+    lengths = [len(query) for query in queries]
+    mean = sum(lengths) / len(lengths)
+    assert update["queries"] == {"rows": len(lengths), "mean": mean, "longest": max(lengths)}
+    assert group * sum(lengths) < update["tokens"] <= group * sum(lengths) + case.batch * RESPONSE
     steps = [update[step] for step in STEPS]
     assert all(seconds > 0 for seconds in steps)
     assert sum(steps) <= update["seconds"]
-    assert update["peak"] > 0
-    assert update["matrix_rate"] > 1e8
+    assert min(update["peak"], update["matrix_rate"] - 1e8) > 0
+    shape = shape_of(config_of(case.request).base)
+    policy, scorer = parameters(shape), parameters(shape, scalar=True)
+    learned, frozen = (
+        (policy + scorer, policy + scorer) if group == 1 else (policy, policy + scorer)
+    )
+    fixed = 4 * frozen + (4 + 4 + 8) * learned  # weights; their gradients, Adam's moments
+    tokens = case.microbatch // group * max(lengths) + case.microbatch * RESPONSE
+    assert fixed < update["floor"] < fixed + tokens * LAYERS * 4 * 24 * HIDDEN
+    config = config_of(case.request)
+    task = task_of(prepared, config, stage)
+    assert (task["queries"], task["samples_per_query"]) == (queries, group)
+    assert (task["eos_id"], task["pad_id"], task["bf16"]) == (0, shape.vocabulary, False)
+    assert (task["microbatch_size"], task["response_length"]) == (case.microbatch, RESPONSE)
 
 
-def test_the_least_memory_is_weights_gradients_moments_and_one_networks_activations(update):
-    shape = shape_of(config_of(REQUEST).base)
-    learned = policy_parameters(shape) + scorer_parameters(shape)
-    fixed = 2 * learned * 4 + learned * 4 + learned * 8  # four networks, gradients, Adam's moments
-    tokens = 2 * (update["queries"]["longest"] + RESPONSE)
-    assert fixed < update["floor"] < fixed + 2 * tokens * shape.layers * 4 * 20 * shape.hidden
+def passed(tokens, attended, logits):
+    matrices = 2 * LAYERS * 12 * HIDDEN**2 * tokens  # 3 + 1 + 4 + 4 squares of the width
+    vocabulary = shape_of(config_of(CASES["ppo"].request).base).vocabulary
+    return matrices + 4 * LAYERS * HIDDEN * attended + 2 * HIDDEN * vocabulary * logits
 
 
 def test_the_work_of_an_update_is_what_a_hand_count_gives_row_by_row():
-    config = config_of(REQUEST)
-    shape = shape_of(config.base)
-    setting = Setting(config=config, shape=shape, lengths=lengths_of(config), on_gpu=False)
-    hidden, layers, vocabulary, sampled = 64, 2, shape.vocabulary, RESPONSE
-
-    def passed(tokens, attended, logits):
-        matrices = 2 * layers * 12 * hidden**2 * tokens  # 3 + 1 + 4 + 4 squares of the width
-        return matrices + 4 * layers * hidden * attended + 2 * hidden * vocabulary * logits
-
-    expected = dict.fromkeys(STEPS, 0.0)
+    sampled, expected = RESPONSE, dict.fromkeys(STEPS, 0.0)
     for query in (10, 100):
         whole = query + sampled
         with_logits, without = (passed(whole, whole**2, one) for one in (sampled, 0))
@@ -101,72 +89,11 @@ def test_the_work_of_an_update_is_what_a_hand_count_gives_row_by_row():
         expected["measure"] += 2 * with_logits
         expected["score"] += 2 * without
         expected["learn"] += 4 * 3 * (with_logits + without)  # epochs; forward and backward
-    assert update_flops(setting, (10, 100)) == pytest.approx(expected)
-
-
-def test_a_peer_gets_the_same_tokens_and_settings(prepared):
-    config = config_of(REQUEST)
-    task = task_of(prepared, config)
-    assert task["queries"] == json.loads((prepared / "queries.json").read_text("utf-8"))
-    assert task["eos_id"] == 0
-    assert task["pad_id"] == shape_of(config.base).vocabulary
-    assert (task["response_length"], task["num_ppo_epochs"], task["bf16"]) == (RESPONSE, 4, False)
-    assert (task["microbatch_size"], task["forward_batch_size"], task["threads"]) == (2, 4, 1)
-
-
-def no_peer():
-    raise UserError("TRL cannot be had")
-
-
-def test_everything_that_was_ordered_is_measured_and_stands_on_the_page(place, monkeypatch):
-    def in_this_process(part, request, folder):
-        measure.main([part, "--folder", str(folder), *request.arguments])
-        return json.loads((folder / f"{part}.json").read_text("utf-8"))
-
-    monkeypatch.setattr(speed, "run_part", in_this_process)
-    monkeypatch.setattr(speed, "peer_interpreter", no_peer)
-    overrides = ("memory.cpu_threads=1", "data.max_summary_tokens=4")
-    order = speed.BenchRequest(cases=(CASE,), runs=2, overrides=overrides)
-    record = speed.measure_in(order, settings.RUNS / "bench")
-    assert list((settings.RUNS / "bench").iterdir()) == []  # what it worked with is gone
-    assert len(record["shapes"][CASE.text]["measured"]["ours"]) == 2
-    markdown = bench_page.write(record, place / "page").with_suffix(".md").read_text("utf-8")
-    assert "One update of PPO, tiny-s" in markdown
-
-
-def measured_in(folder, part, request):
-    measure.main([part, "--folder", str(folder), *request.arguments])
-    return json.loads((folder / f"{part}.json").read_text("utf-8"))
-
-
-@pytest.mark.parametrize("stage", ["rloo", "grpo"])
-def test_an_update_of_a_rival_is_measured_on_the_same_queries_with_four_samples_each(
-    prepared, stage
-):
-    case = replace(CASE, batch=8, microbatch=4, stage=stage)
-    request = ORDER.request(case)
-    found = measured_in(prepared, stage, request)
-    queries = json.loads((prepared / "queries.json").read_text("utf-8"))[:2]
-    lengths = [len(query) for query in queries]
-    assert found["queries"] == {"rows": 2, "mean": sum(lengths) / 2, "longest": max(lengths)}
-    assert 4 * sum(lengths) < found["tokens"] <= 4 * sum(lengths) + 8 * RESPONSE
-    assert all(found[step] > 0 for step in STEPS)
-    config = config_of(request)
-    assert found["flops"]["learn"] < 2 * 3 * found["flops"]["measure"] / 2 * 1.0001
-    task = task_of(prepared, config, stage)
-    assert (task["queries"], task["samples_per_query"], task["num_ppo_epochs"]) == (queries, 4, 2)
+    assert update_flops(setting_of("ppo"), (10, 100)) == pytest.approx(expected)
 
 
 def test_the_work_of_a_rival_counts_a_query_once_and_no_critic():
-    config = config_of(ORDER.request(replace(CASE, batch=8, microbatch=4, stage="rloo")))
-    shape = shape_of(config.base)
-    setting = Setting(config=config, shape=shape, lengths=lengths_of(config), on_gpu=False)
-    hidden, layers, vocabulary, sampled = 64, 2, shape.vocabulary, 4 * RESPONSE
-
-    def passed(tokens, attended, logits):
-        matrices = 2 * layers * 12 * hidden**2 * tokens
-        return matrices + 4 * layers * hidden * attended + 2 * hidden * vocabulary * logits
-
+    sampled = 4 * RESPONSE
     whole, attended = 10 + sampled, (10 + sampled) * (10 + RESPONSE)
     expected = {
         "sample": passed(10, 10**2, 4) + passed(sampled, sampled * 10, sampled),
@@ -174,10 +101,11 @@ def test_the_work_of_a_rival_counts_a_query_once_and_no_critic():
         "score": passed(whole, attended, 0),
         "learn": 2 * 3 * passed(whole, attended, sampled),
     }
-    assert update_flops(setting, (10,), "rloo") == pytest.approx(expected)
+    assert update_flops(setting_of("rloo"), (10,), "rloo") == pytest.approx(expected)
 
 
-# -- queries ---------------------------------------------------------------------------------------
+def setting_of(stage):
+    return memory.setting_of(config_of(CASES[stage].request), on_gpu=False)
 
 
 def test_synthetic_queries_have_the_mean_length_of_real_ones_and_end_at_the_limit():
@@ -190,16 +118,14 @@ def test_synthetic_queries_have_the_mean_length_of_real_ones_and_end_at_the_limi
     assert max(map(max, queries)) < shape.vocabulary
 
 
-# -- meter -----------------------------------------------------------------------------------------
-
 HELD = """
 import torch
 from reports.speed.meter import Meter
 meter = Meter(torch.device("cpu"))
 kept = torch.ones(256 * 2**18)
-_, _, first = meter.whole(lambda: torch.ones(384 * 2**18).sum())
-_, _, second = meter.whole(lambda: None)
-print(first, second)
+_, first = meter.whole(lambda: torch.ones(384 * 2**18).sum())
+_, second = meter.whole(lambda: None)
+print(first["peak"], second["peak"])
 """
 
 
@@ -213,171 +139,230 @@ def test_the_meter_sees_what_is_held_and_what_was_held_for_a_moment():
     assert second == pytest.approx(256 * MIB, rel=0.1)
 
 
-def test_a_meter_times_what_it_runs():
-    result, seconds, _ = Meter(torch.device("cpu")).whole(lambda: 7)
-    assert result == 7
-    assert 0 <= seconds < 1
-
-
-STEP = """
-import sys
-from accelerate import Accelerator
-import torch
-from reports.speed import meter as meters
-from stages import sft
-from stages.learning.state import begin_supervised
-from stages.learning.models import load_policy
-from stages.posts.ragged import TokenizedSplit, make_ragged
-from stages.runs import Run
-from stages.settings.command_line import make_config
-config = make_config("pythia-70m", name="measured", overrides=tuple(sys.argv[2:]))
-torch.set_num_threads(1)
-accelerator = Accelerator(cpu=True)
-meter = meters.Meter(accelerator.device)
-meters.keep_freed_memory = lambda: None  # what is freed leaves: the plan is of what is in use
-rows = config.memory.microbatch_size
-columns = {"queries": [[1] * 509] * 2 * rows, "summaries": [[1] * 53] * 2 * rows}
-split = TokenizedSplit(
-    columns={name: make_ragged(tokens) for name, tokens in columns.items()},
-    rows=[{"id": str(row)} for row in range(2 * rows)],
-)
-run = Run(config, "sft")
-state = begin_supervised(run, accelerator, load_policy(sys.argv[1]), 128)
-sft.take_step(state, split, [0])  # the moments come to be
-_, _, peak = meter.whole(lambda: sft.take_step(state, split, list(range(2 * rows))))
-print(peak)
-"""
-
-
-@pytest.mark.walk
-def test_the_plan_is_within_15_percent_of_a_measured_training_step(tmp_path):
-    small = PUBLISHED["pythia-14m"]
-    shape = replace(small, vocabulary=4096, hidden=256, layers=4, intermediate=1024)
-    draw_weights(shape, 1, tmp_path / "model")
-    overrides = (
-        f"base.checkpoint={tmp_path / 'model'}",
-        "memory.mixed_precision=no",
-        "memory.microbatch_size=2",
-        "memory.cpu_threads=1",
-    )
-    words = [sys.executable, "-c", STEP, str(tmp_path / "model"), *overrides]
-    environment = {"PYTHONPATH": str(ROOT), "HOME": str(tmp_path)}
-    done = subprocess.run(
-        words, capture_output=True, text=True, cwd=tmp_path, env=environment, check=True
-    )
-    run = make_config("pythia-70m", name="measured", overrides=overrides)
-    setting = Setting(config=run, shape=shape, lengths=lengths_of(run), on_gpu=False)
-    planned = part_bytes(setting)["sft step"].total + CPU_SCRATCH
-    assert planned == pytest.approx(int(done.stdout.split()[-1]), rel=0.15)
-
-
-# -- peers -----------------------------------------------------------------------------------------
+# -- TRL -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("stage", ["ppo", "rloo", "grpo"])
 def test_trl_makes_one_update_of_the_same_task(prepared, monkeypatch, stage):
-    python = PEERS / PEER / "bin" / "python"
-    if not (PEERS / PEER / "installed").is_file():
+    if not TRL_PYTHON.is_file():
         pytest.skip("TRL has no environment here: `make bench` makes it")
     monkeypatch.chdir(ROOT)
-    request = ORDER.request(replace(CASE, batch=4, microbatch=4, stage=stage))
-    task = task_of(prepared, config_of(request), stage)
-    found = run_peer(python, prepared, task)
+    case = replace(CASES["rloo"], batch=4, microbatch=4, stage=stage)
+    task = task_of(prepared, config_of(case.request), stage)
+    write_json(prepared / "task.json", task)
+    found = run_peer(TRL_PYTHON, prepared / "task.json", prepared / "result.json")
     assert "failed" not in found, found
     steps = [found[step] for step in STEPS]
     assert all(seconds > 0 for seconds in steps)
     assert sum(steps) <= found["seconds"]
-    assert found["tokens"] == 4 // len(task["queries"]) * sum(map(len, task["queries"])) + (
-        4 * RESPONSE
-    )
-    assert found["versions"]["trl"] == "1.9.2"
-    assert found["threads"] == 1
+    query_tokens = sum(map(len, task["queries"]))
+    assert found["tokens"] == 4 // len(task["queries"]) * query_tokens + 4 * RESPONSE
+    assert (found["versions"]["trl"], found["threads"]) == ("1.9.2", 1)
 
 
-def test_a_peer_that_fails_says_why_in_one_line(prepared, monkeypatch):
-    monkeypatch.chdir(ROOT)
-    task = task_of(prepared, config_of(REQUEST)) | {"weights": "no/such/folder"}
-    found = run_peer(Path(sys.executable), prepared, task)
-    assert "no/such/folder" in found["failed"] or "trl" in found["failed"]
+def test_trl_that_fails_or_cannot_be_installed_is_one_line(place, monkeypatch):
+    write_json(place / "task.json", {})
+    found = run_peer(Path(sys.executable), place / "task.json", place / "result.json")
     assert "\n" not in found["failed"]
-
-
-def test_a_peer_that_cannot_be_installed_is_left_out_with_the_reason(place, monkeypatch):
+    assert found["failed"]
     broken = place / "python"
     broken.write_text("#!/bin/sh\necho 'WARNING: x\nERROR: No matching distribution' >&2; exit 1\n")
     broken.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(broken))
     (place / "constraints.txt").write_text("")
-    with pytest.raises(UserError) as refused:
+    with pytest.raises(UserError, match=r"^TRL 1.9.2 cannot be installed: No matching distrib"):
         peer_interpreter()
-    assert str(refused.value) == "TRL 1.9.2 cannot be installed: No matching distribution"
-    assert not (settings.RUNS / "peers" / "trl" / "installed").exists()
 
 
-def test_an_environment_is_made_anew_only_if_its_pins_have_changed(place, monkeypatch):
-    made: list[list[str]] = []
-    monkeypatch.setattr(speed, "_call", made.append)
-    monkeypatch.setattr(speed, "write_text", lambda path, text: put(path, text))
-
-    def put(path, text):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-
-    (place / "constraints.txt").write_text("torch==1")
-    for _ in range(2):
-        python = peer_interpreter()
-    assert python == (settings.RUNS / "peers" / "trl" / "bin" / "python").absolute()
-    assert [words[-1] for words in made[1:]] == ["torch", PACKAGES[-1]]
-    (place / "constraints.txt").write_text("torch==2")
-    peer_interpreter()
-    assert len(made) == 6
-
-
-# -- what is asked ---------------------------------------------------------------------------------
+# -- what is asked, and what is kept ---------------------------------------------------------------
 
 
 def test_a_shape_is_typed_as_preset_batch_and_microbatch():
     case = speed.case_of("pythia-14m:32:8")
     assert (case.preset, case.batch, case.microbatch) == ("pythia-14m", 32, 8)
-    assert case.text == "pythia-14m:32:8"
     assert speed.case_of("pythia-14m:32:8:rloo").text == "pythia-14m:32:8:rloo"
-    with pytest.raises(UserError, match="did you mean rloo"):
-        speed.case_of("pythia-14m:32:8:rlo")
-    with pytest.raises(UserError, match="4 samples of a query"):
-        speed.case_of("pythia-14m:32:2:grpo")
-    for wrong in ("pythia-14m", "pythia-14m:32", "pythia-14m:32:x", "pythia-14m:32:0", "a:1:2:3:4"):
-        with pytest.raises(UserError, match="preset:batch:microbatch"):
+    for wrong, said in {
+        "pythia-14m:32:8:rlo": "did you mean rloo",
+        "pythia-14m:32:2:grpo": "4 samples of a query",
+        "tiny-s:7:2": "must divide",
+        **dict.fromkeys(("pythia-14m:32", "pythia-14m:32:0", "a:1:2:3:4"), "preset:batch:microb"),
+    }.items():
+        with pytest.raises(UserError, match=said):
             speed.case_of(wrong)
-    with pytest.raises(UserError, match="must divide"):
-        speed.case_of("tiny-s:7:2")
+    # TRL has no adapters, and no post is read.
+    config = config_of(speed.case_of("smollm2:8:4:rloo").request)
+    assert (config.lora.rank, config.rloo.batch_size) == (0, 8)
+    assert config.ppo.policy_learns(0)
 
 
-def test_a_preset_of_adapters_and_real_posts_is_measured_with_all_weights_and_drawn_queries():
-    """A peer has no adapters, and no post is read."""
-    case = speed.case_of("smollm2:8:4:rloo")
-    config = config_of(speed.BenchRequest(cases=(case,), runs=1).request(case))
-    assert config.lora.rank == 0
-    assert config.rloo.batch_size == 8
-    lengths = lengths_of(config)
-    setting = Setting(config=config, shape=shape_of(config.base), lengths=lengths, on_gpu=False)
-    assert update_flops(setting, [300, 200], "rloo")["learn"] > 0
+def test_a_shape_that_fails_is_left_out_and_the_others_are_kept(tmp_path, monkeypatch):
+    def run(words, result):
+        if "ppo.batch_size=4" in words:
+            raise UserError("no memory")
+        return {} if "prepare" in words else {"matrix_rate": 2.0}
+
+    monkeypatch.setattr(speed, "run_process", run)
+    monkeypatch.setattr(speed, "peer_interpreter", lambda: None)
+    monkeypatch.setattr(speed, "task_of", lambda *_: {})
+    bad, good = speed.case_of("tiny:4:2"), speed.case_of("tiny:8:4")
+    *_, bench = speed.measured([bad, good], 2, tmp_path / "work")
+    assert {name: len(shape["measured"]["ours"]) for name, shape in bench["shapes"].items()} == {
+        "tiny:8:4": 2
+    }
+    assert bench["about"]["left_out"] == ["tiny:4:2: no memory"]
+    with pytest.raises(UserError, match=r"^tiny:4:2: no memory$"):
+        [*speed.measured([bad], 1, tmp_path / "work")]
 
 
-def test_a_wrong_setting_is_refused_before_anything_is_made(runs):
-    order = speed.BenchRequest(cases=(CASE,), runs=1, overrides=("ppo.klcoef=1",))
-    with pytest.raises(UserError, match=r"ppo\.klcoef"):
-        speed.measure_in(order, runs / "bench")
-    assert list((runs / "bench").iterdir()) == []
-    assert not (runs / "peers").exists()
+STOPPED = """
+import json, sys, time
+from pathlib import Path
+from reports.speed import bench_page, speed
+run = json.loads(sys.argv[1])
+counted = []
+def run_process(words, result):
+    if "prepare" in words:
+        return {"parameters": 1}
+    counted.append(words)
+    if len(counted) == 2:
+        print("measuring", flush=True)
+        time.sleep(60)
+    return run
+speed.run_process, speed.task_of = run_process, lambda *_: {}
+speed.peer_interpreter = lambda: Path("python")
+bench_page.main(["--shapes", "tiny-s:4:2"])
+"""
 
 
-def test_a_bench_that_is_stopped_leaves_nothing_half_written(runs, monkeypatch):
-    def stop(order, work):
-        (work / "half").write_text("half")
-        raise KeyboardInterrupt
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_bench_that_is_stopped_keeps_what_it_measured(tmp_path, number):
+    words = [sys.executable, "-c", STOPPED, json.dumps(one_run(20.0, 12.0, 3e6))]
+    process = subprocess.Popen(
+        words,
+        cwd=tmp_path,
+        env={"PYTHONPATH": str(ROOT), "HOME": str(tmp_path)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    while process.stdout.readline() != "measuring\n":
+        assert process.poll() is None
+    process.send_signal(number)
+    errors = process.communicate(timeout=60)[1]
+    assert errors.startswith("stopped: runs/bench/bench.json holds what was measured; the same")
+    assert process.returncode == 128 + number
+    (kept,) = page.record_of(tmp_path / "runs/bench", "bench")["made_from"]["measured"][
+        "shapes"
+    ].values()
+    assert [run["seconds"] for run in kept["measured"]["ours"]] == [20.0]
+    assert {path.suffix for path in (tmp_path / "runs/bench").iterdir() if path.is_file()} == {
+        *(".json", ".md", ".html")
+    }
+    assert not (tmp_path / "runs/bench/work").exists()
 
-    monkeypatch.setattr(speed, "measure", stop)
+
+# -- the page and the check ------------------------------------------------------------------------
+
+NAME = "tiny-s:4:2"
+
+
+def one_run(seconds, learn, peak):
+    run = {"seconds": seconds, "sample": 1.0, "measure": 0.5, "score": 0.5, "learn": learn}
+    flops = {"sample": 1e9, "measure": 2e9, "score": 1e9, "learn": 6e9}
+    about = {"matrix_rate": 1e9, "device": "CPU, 2 cores, threads: 2", "floor": 1e6}
+    return run | about | {"peak": peak, "flops": flops}
+
+
+def found_of(ours=(20.0, 22.0), peer=(50.0, 40.0), peak=3e6):
+    """A bench at 1 Gflop/s: an update of 10 Gflop needs 10 s, learning 6 s."""
+    measured = {
+        "ours": [one_run(seconds, 0.6 * seconds, peak) for seconds in ours],
+        "trl": [one_run(seconds, 0.9 * seconds, 6e6) for seconds in peer],
+    }
+    about = {"date": "2026-11-22T00:00:00+00:00", "code_version": "abc", "machine": "a processor"}
+    lists = {"versions": {"torch": "2.13.0"}, "peers": {"trl": TRL}, "left_out": []}
+    shape = {"preset": "tiny-s", "batch": 4, "stage": "ppo", "measured": measured}
+    return {"about": {**about, **lists, "runs": 2, "overrides": []}, "shapes": {NAME: shape}}
+
+
+def test_figures_are_the_fastest_run_its_spread_and_its_distance_from_the_bound_and_from_trl():
+    found = bench_page.figures(found_of()).loc[NAME]
+    ours, trl, bound = (found.loc[who] for who in ("ours", "trl", bench_page.BOUND))
+    assert (ours["seconds"], ours["episodes"], ours["peak"]) == (20.0, 0.2, 3e6)
+    assert ours["spread"] == pytest.approx(0.1)
+    assert (trl["seconds"], bound["seconds"], bound["learn"]) == (40.0, 10.0, 6.0)
+    assert {name: ours[name] for name in bench_page.RATIOS} == {
+        "time over the bound": 2.0,
+        "learning over the bound": 2.0,  # 12 s of 6 s
+        f"time over {TRL}": 0.5,
+        f"memory over {TRL}": 0.5,
+    }
+
+
+def worse_than_published(now):
+    return [line.split(": ")[1] for line in bench_page.compare(found_of(), now)[1]]
+
+
+def test_the_check_fails_beyond_15_percent_of_time_and_2_of_memory_or_without_trl():
+    assert worse_than_published(found_of(ours=(22.8,))) == []
+    assert worse_than_published(found_of(ours=(10.0,), peak=1e6)) == []  # better is no failure
+    assert worse_than_published(found_of(ours=(23.2,))) == [*bench_page.RATIOS][:3]
+    assert worse_than_published(found_of(peak=3.05e6)) == []
+    (line,) = bench_page.compare(found_of(), found_of(peak=3.07e6))[1]
+    assert line == f"{NAME}: memory over TRL 1.9.2: 0.50 published, 0.51 now (+2%, allowed +2%)"
+    slower = found_of(ours=(40.0,), peer=(80.0,))
+    for run in slower["shapes"][NAME]["measured"]["ours"]:
+        run["matrix_rate"] = 0.5e9
+    assert worse_than_published(slower) == []  # the machine is slower
+    alone = found_of()
+    alone["shapes"][NAME]["measured"]["trl"] = [{"failed": "no memory"}]
+    assert worse_than_published(alone) == [*bench_page.RATIOS][2:]
+    assert bench_page.failures(alone) == [f"TRL 1.9.2 at {NAME}: no memory"]
+    assert "nothing stands beside it" in bench_page.answer(alone)
+
+
+def test_the_page_has_a_row_for_everybody_and_is_published_from_a_commit_alone(place, capsys):
+    dirty = found_of()
+    dirty["about"]["code_version"] = "abc-dirty"
+    bench_page.write(dirty, settings.RUNS / "bench")
+    for module, words, said in (
+        (bench_page, ["--shapes", "tiny-s:4:2", "--set", "ppo.klcoef=1"], "ppo.klcoef"),
+        (publish, ["--pages", "bench"], "not committed"),
+        (bench_page, ["--check"], "no bench is published"),
+    ):
+        with pytest.raises(SystemExit):
+            module.main(words)
+        assert said in capsys.readouterr().err
+    assert not GENERATED.exists()
+    path = bench_page.write(found_of(), settings.RUNS / "bench")
+    markdown = path.with_suffix(".md").read_text("utf-8")
+    rows = [line.strip("| ").split(" | ") for line in markdown.splitlines() if "tiny-s" in line]
+    assert [row[:7] for row in rows] == [
+        ["PPO, tiny-s, 4 episodes", "ours", "0.20", "2.00", "0.50", "2.00", "2.00"],
+        ["PPO, tiny-s, 4 episodes", "TRL 1.9.2", "0.10", "1.00", "1.00", "4.00", "6.00"],
+        ["PPO, tiny-s, 4 episodes", "lower bound", "0.40", "4.00", "0.17", "1.00", "1.00"],
+    ]
+    publish.main(["--pages", "bench"])
+    assert page.record_of(GENERATED, "bench")["made_from"]["measured"] == found_of()
+
+
+def test_a_check_measures_what_is_published_and_ends_with_an_error_where_it_is_worse(
+    place, capsys, monkeypatch
+):
+    bench_page.write(found_of(), GENERATED)
+    asked: list[str] = []
+    seconds = iter([20.0, 24.0])
+
+    def measured(cases, runs, work):
+        asked.extend(case.text for case in cases)
+        work.mkdir(parents=True, exist_ok=True)
+        yield found_of(ours=(next(seconds),))
+
+    monkeypatch.setattr(speed, "measured", measured)
+    bench_page.main(["--check"])
     with pytest.raises(SystemExit) as ended:
-        bench_page.main(["--shapes", "tiny-s:4:2"])
-    assert ended.value.code == 130
-    assert list((runs / "bench").iterdir()) == []
+        bench_page.main(["--check"])
+    assert ended.value.code == 2
+    assert "3 of 4 ratios are worse" in capsys.readouterr().err
+    assert asked == [NAME, NAME]

@@ -148,9 +148,16 @@ def test_records_that_have_lost_lines_do_not_fit_a_checkpoint(tmp_path, capsys):
     assert "metrics.jsonl of the run has lost lines" in capsys.readouterr().err
 
 
+class LaterRowsDiffer(Order):
+    """The first batch is an Order's, and each later one that of the update after."""
+
+    def batch(self, update: int) -> list[int]:
+        return super().batch(update + (update > 0))
+
+
 def test_what_was_loaded_is_compared_with_what_was_saved(tmp_path):
     resume = killed_at(tmp_path, 4)
-    other = Order(rows=9, batch_size=2, seed=2, purpose="x")
+    other = LaterRowsDiffer(rows=9, batch_size=2, seed=1, purpose="x")
     with pytest.raises(UserError, match="the rows of the next update") as refusal:
         linear_state(tmp_path, order=other).load()
     assert str(resume) in str(refusal.value)
@@ -164,6 +171,13 @@ def test_what_was_loaded_is_compared_with_what_was_saved(tmp_path):
     again.accelerator.load_state = load_and_spoil
     with pytest.raises(UserError, match=r"1 things differ.*optimizer 0 exp_avg\)"):
         again.load()
+
+
+def test_every_update_deals_its_episodes_into_other_minibatches(tmp_path):
+    loop, seeds = linear_state(tmp_path), set()
+    for loop.learner.update in range(5):
+        seeds.add(loop.minibatch_seed)
+    assert len(seeds) == 5
 
 
 def test_two_checkpoints_are_kept_and_none_is_half_written(tmp_path):

@@ -1,6 +1,8 @@
-"""Out of memory halves the microbatch and repeats the step, with the same numbers."""
+"""Memory that is refused halves a pass, whose numbers stay the same up to rounding."""
 
 import copy
+import gc
+import itertools
 import signal
 import sys
 from pathlib import Path
@@ -9,13 +11,14 @@ from typing import Any
 
 import pytest
 import torch
+from accelerate import Accelerator
 from safetensors.torch import load_file
 
 from stages import base, sft
 from stages.driving.grid import Execution
 from stages.finished import partial_of, read_manifest, stage_folder
 from stages.learning import models
-from stages.learning.learner import in_memory
+from stages.learning.learner import MICROBATCH, Size, StepTimes, fitting, optimizer_step
 from stages.learning.loop import make_optimizer
 from stages.pipeline import Maker
 from stages.running.files import read_json, write_json
@@ -52,14 +55,16 @@ sft.main(ARGUMENTS)
 
 @pytest.fixture(autouse=True)
 def limited():
-    """Microbatches that are never halved would be tried again without end: a test has a LIMIT."""
+    """Passes that are never halved would be tried again without end: a test has a LIMIT."""
 
     def end(number: int, frame: Any) -> None:
         raise TimeoutError("the test took longer than its limit")
 
     before = signal.signal(signal.SIGALRM, end)
     signal.alarm(LIMIT)
+    gc.freeze()  # each refusal collects garbage, and pytest has much that is none
     yield
+    gc.unfreeze()
     signal.alarm(0)
     signal.signal(signal.SIGALRM, before)
 
@@ -83,6 +88,14 @@ def state(network: Any, optimizer: Any = None, stage: str = "sft", **settings: A
     return state_of(config, network, optimizer, run=run)
 
 
+def adam(network: Any) -> torch.optim.AdamW:
+    return make_optimizer(network.parameters(), 1e-3, make_config("tiny").optimizer)
+
+
+def flat(network: Any) -> torch.Tensor:
+    return torch.cat([weight.detach().flatten() for weight in network.parameters()])
+
+
 @pytest.mark.parametrize("stage", SPLITS, ids=lambda one: one.__name__)
 def test_a_step_that_ran_out_of_memory_gives_the_weights_of_one_that_fitted(
     stage, policy, reward_model, capsys
@@ -90,81 +103,134 @@ def test_a_step_that_ran_out_of_memory_gives_the_weights_of_one_that_fitted(
     weights = []
     for tokens in (10**6, 60):
         network = copy.deepcopy(policy if stage is sft else reward_model)
-        start = torch.cat([one.detach().flatten() for one in network.parameters()])
+        start = flat(network)
         refuse_more_than(network, tokens=tokens)
-        config = make_config("tiny")
-        optimizer = make_optimizer(network.parameters(), 1e-3, config.optimizer)
-        loop = state(network, optimizer)
+        loop = state(network, adam(network))
         for rows in (list(range(8)), list(range(8, 16))):
             stage.take_step(loop, SPLITS[stage], rows)
-        weights.append(torch.cat([one.detach().flatten() for one in network.parameters()]))
+        weights.append(flat(network))
     assert (weights[0] - start).abs().max() > 1e-4
     assert (weights[0] - weights[1]).abs().max() < 1e-5
-    assert loop.run.noted[0] == {"update": 1, "from": 8, "to": 4}
-    assert loop.learner.microbatch_size == loop.run.noted[-1]["to"]
-    said = capsys.readouterr().err.splitlines()
-    assert said[0] == "out of memory in update 1: microbatches of 4, not 8, from here on"
-    assert len(said) == len(loop.run.noted)
+    first = {"update": 1, "setting": MICROBATCH, "from": 8, "to": 4}
+    assert loop.run.noted[0] == first
+    assert capsys.readouterr().err.splitlines()[:2] == [
+        "out of memory (memory.microbatch_size): trying once more",
+        "out of memory: memory.microbatch_size=4, not 8, from here on",
+    ]
 
 
 def test_what_was_added_before_the_failure_does_not_count(policy):
-    optimizer = make_optimizer(policy.parameters(), 1e-3, make_config("tiny").optimizer)
-    loop = state(policy, optimizer)
-    weight = next(policy.parameters())
+    """The loss is one and the same for any size, so its gradient is, too."""
+    loop, weight = state(policy, adam(policy)), next(policy.parameters())
+    seen: list[torch.Tensor] = []
 
-    def gradients(size: int) -> int:
-        (weight.sum() * 3).backward()
+    def losses(size: int) -> Any:
+        yield weight.sum() * 3, {"size": torch.tensor(size)}
         if size > 2:
             raise torch.OutOfMemoryError
+
+    def keep() -> dict[str, float]:
+        seen.append(weight.grad.clone())
+        return {}
+
+    optimizer_step(loop.learner, lambda size: [size], losses, clip=keep)
+    assert torch.equal(seen[0], torch.full_like(weight, 3.0))
+    assert [noted["to"] for noted in loop.run.noted] == [4, 2]
+
+
+def refused(error: Exception, above: int, sizes: list[int]) -> Any:
+    def run(size: int) -> int:
+        sizes.append(size)
+        if size > above:
+            raise error
         return size
 
-    assert in_memory(loop.learner, gradients) == 2
-    assert torch.equal(weight.grad, torch.full_like(weight, 3.0))
-    assert [one["to"] for one in loop.run.noted] == [4, 2]
+    return run
 
 
-def test_cublas_that_gets_no_memory_halves_too_and_any_other_error_does_not(policy):
-    optimizer = make_optimizer(policy.parameters(), 1e-3, make_config("tiny").optimizer)
-    loop = state(policy, optimizer)
+def test_a_pass_is_tried_once_more_and_halved_and_others_of_its_setting_begin_there():
+    accelerator = Accelerator(cpu=True)
+    sizes: list[int] = []
+    assert fitting(accelerator, Size(rows=32), refused(torch.OutOfMemoryError(), 8, sizes)) == 8
+    assert sizes == [32, 32, 16, 8]
+    assert fitting(accelerator, Size(rows=6), int) == 1
+    assert fitting(accelerator, Size(rows=6, setting=MICROBATCH), int) == 6
+    assert fitting(Accelerator(cpu=True), Size(rows=32), int) == 32
 
-    def gradients(size: int) -> int:
-        if size > 4:
-            raise RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate`")
-        if size > 2:
-            raise RuntimeError("shapes cannot be multiplied")
-        return size
 
+def test_cublas_that_gets_no_memory_halves_too_and_any_other_error_does_not():
+    cublas = RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate`")
+    assert fitting(Accelerator(cpu=True), Size(rows=8), refused(cublas, 2, [])) == 2
+    sizes: list[int] = []
+    other = refused(RuntimeError("shapes cannot be multiplied"), 2, sizes)
     with pytest.raises(RuntimeError, match="shapes"):
-        in_memory(loop.learner, gradients)
-    assert [one["to"] for one in loop.run.noted] == [4]
+        fitting(Accelerator(cpu=True), Size(rows=8), other)
+    assert sizes == [8]
 
 
-def out_of_memory(size: int) -> None:
-    raise torch.OutOfMemoryError
+def test_what_cannot_be_halved_is_an_error_with_a_mend():
+    by = "ppo.loss_mean=microbatches"
+    fewest = r"a pass of {}, the fewest \(memory\.microbatch_size\): free some, or try memory\."
+    fixed = rf"of 8: set memory\.microbatch_size=4 \(it is not halved, because with {by}"
+    for rows, least, fixed_by, said in (
+        (8, 1, "", fewest.format(1)),
+        (8, 2, "", fewest.format(2)),
+        (8, 1, by, fixed),
+        (1, 1, by, fewest.format(1)),
+        (2, 4, by, fewest.format(4)),  # four samples of a query stand in one pass
+    ):
+        size = Size(rows=rows, least=least, setting=MICROBATCH, fixed_by=fixed_by)
+        with pytest.raises(UserError, match=said):
+            fitting(Accelerator(cpu=True), size, refused(MemoryError(), 0, []))
 
 
-def test_the_smallest_microbatch_that_does_not_fit_is_an_error_with_a_mend(policy):
-    optimizer = make_optimizer(policy.parameters(), 1e-3, make_config("tiny").optimizer)
-    for least in (1, 2):
-        loop = state(policy, optimizer)
-        with pytest.raises(UserError, match=rf"the smallest microbatches, of {least}: try"):
-            in_memory(loop.learner, out_of_memory, least)
+def test_a_process_halves_what_it_runs_alone_and_leaves_what_all_run_together():
+    process: Any = SimpleNamespace(num_processes=2)
+    alone, together = Size(rows=8), Size(rows=8, together=True)
+    assert fitting(process, alone, refused(MemoryError(), 4, [])) == 4
+    assert fitting(process, together, int) == 8
+    sizes: list[int] = []
+    with pytest.raises(UserError, match=r"=4, not 8, .* all processes start again"):
+        fitting(process, together, refused(MemoryError(), 4, sizes))
+    assert sizes == [8]
 
 
-def test_where_the_result_depends_on_the_microbatch_it_is_not_halved(policy):
-    optimizer = make_optimizer(policy.parameters(), 1e-3, make_config("tiny").optimizer)
-    loop = state(policy, optimizer)
-    loop.learner.fixed_by = "ppo.loss_mean=microbatches"
-    with pytest.raises(UserError, match=r"of 8: set memory\.microbatch_size=4 \(they are not"):
-        in_memory(loop.learner, out_of_memory)
-    assert not loop.run.noted
-    # No smaller size is left, so the line names none. Four samples of a query stand in one pass.
-    for loop.learner.microbatch_size, least, held in ((1, 1, 1), (2, 4, 4)):
-        with pytest.raises(UserError, match=rf"the smallest microbatches, of {held}: try"):
-            in_memory(loop.learner, out_of_memory, least)
-    loop.learner.microbatch_size = 8
-    loop.learner.fixed_by = ""
-    assert in_memory(loop.learner, lambda size: size if size < 8 else out_of_memory(size)) == 4
+def test_moments_that_get_no_memory_are_made_before_the_step(policy, monkeypatch):
+    """The third of a step's tensors is refused, once: weights and moments are those of AdamW."""
+    states, weights = [], []
+    for refusals in (0, 1):
+        network = copy.deepcopy(policy)
+        optimizer, made = adam(network), itertools.count(1)
+
+        def zeros_like(*args: Any, **kwargs: Any) -> torch.Tensor:
+            if refusals and next(made) == 3:  # noqa: B023
+                raise torch.OutOfMemoryError
+            return torch.zeros(args[0].shape)
+
+        loop = state(network, optimizer)
+        with monkeypatch.context() as patch:
+            patch.setattr("stages.learning.learner.torch.zeros_like", zeros_like)
+            if not refusals:
+                patch.setattr("stages.learning.learner.make_moments", lambda _: None)
+            sft.take_step(loop, SPLITS[sft], list(range(8)))
+        states.append(optimizer.state_dict()["state"])
+        weights.append(flat(network))
+        assert not loop.run.noted
+    assert torch.equal(*weights)
+    for key, moments in states[0].items():
+        assert moments.keys() == states[1][key].keys()
+        assert all(torch.equal(moments[name], states[1][key][name]) for name in moments)
+
+
+def test_a_step_that_waits_for_memory_says_so_once(capsys):
+    times = StepTimes()
+    for seconds, retries in ((1.0, 0), (1.0, 3), (1.0, 0), (9.0, 0), (4.9, 1), (5.1, 1), (50.0, 9)):
+        times.add(seconds, retries)
+    assert capsys.readouterr().err.startswith("a step took 5.1 s (median 1.0) and waited")
+    times = StepTimes()
+    for _ in range(30):
+        times.add(5.0, 1)
+    assert capsys.readouterr().err.startswith("10 steps in a row took 5.0 s (median 5.0) and")
 
 
 @pytest.fixture(scope="module")
@@ -203,7 +269,7 @@ def test_a_stage_that_ran_out_of_memory_says_so_in_its_manifest(alone, seed, mon
     sft.main(ARGUMENTS)
     manifests = [read_manifest(folder / "sft") or {} for folder in (alone, seed)]
     assert manifests[0]["halvings"] == []
-    assert manifests[1]["halvings"] == [{"update": 1, "from": 8, "to": 4}]
+    assert manifests[1]["halvings"] == [{"update": 1, "setting": MICROBATCH, "from": 8, "to": 4}]
     assert difference(alone, seed) < 1e-5
 
 
@@ -213,16 +279,16 @@ def test_of_two_processes_one_runs_out_of_memory_and_both_start_again(alone, see
     monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
     Path("script.py").write_text(SCRIPT)
     words = [sys.executable, "-m", "stages.running.launch", "ddp", "2", "1", "script.py"]
-    assert Maker(Execution()).call_until_it_fits(SMALL, "sft", words) == 0
+    assert Maker(Execution(processes=2)).call_until_it_fits(SMALL, "sft", words) == 0
     manifest = read_manifest(seed / "sft") or {}
-    assert manifest["halvings"] == [{"update": 1, "from": 8, "to": 4}]
+    assert manifest["halvings"] == [{"update": 1, "setting": MICROBATCH, "from": 8, "to": 4}]
     assert difference(alone, seed) < 1e-5
 
 
 def test_a_stage_is_called_again_only_after_a_new_halving(runs):
     resume = partial_of(stage_folder(SMALL, "sft")) / RESUME
     resume.mkdir(parents=True)
-    write_json(resume / HALVED, [{"update": 1, "from": 8, "to": 4}])  # an earlier one
+    write_json(resume / HALVED, [{"update": 1, "setting": MICROBATCH, "from": 8, "to": 4}])
     code = f"""
 import json, pathlib
 path = pathlib.Path({str(resume / HALVED)!r})
@@ -231,5 +297,8 @@ if len(there) < 3:
     path.write_text(json.dumps([*there, there[-1]]))
 raise SystemExit(2)
 """
-    assert Maker(Execution()).call_until_it_fits(SMALL, "sft", [sys.executable, "-c", code]) == 2
+    assert (
+        Maker(Execution(processes=2)).call_until_it_fits(SMALL, "sft", [sys.executable, "-c", code])
+        == 2
+    )
     assert len(read_json(resume / HALVED)) == 3

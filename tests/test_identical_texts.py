@@ -53,3 +53,8 @@ def test_the_share_of_identical_texts_varies_with_the_posts():
         estimates.append(length_controlled(drawn)["estimate"])
     found = length_controlled(table)
     assert found["high"] - found["low"] == pytest.approx(2 * 1.96 * np.std(estimates), rel=0.15)
+    # By hand: half of the rate's own error, and what a share of 1/2 in 200 posts adds.
+    alone = length_controlled(table.only(table.differ))
+    own, above = (alone["estimate"] - alone["low"]) / 2, alone["estimate"] - 0.5
+    both = np.hypot(own, above * 1.96 * np.sqrt(0.25 / 200))
+    assert found["estimate"] - found["low"] == pytest.approx(both, rel=1e-3)

@@ -258,6 +258,13 @@ def test_the_analysis_counts_as_one_would_by_hand():
     assert found["length_controlled"]["why"] == "fewer than 30 judgements of texts that differ"
 
 
+def test_a_minority_of_posts_with_both_verdicts_does_not_speak_for_those_asked_about():
+    rows = [*both("a", "policy", "policy")]
+    rows += [*both("b", "reference", "unjudged"), *both("c", "unjudged", "reference")]
+    texts = dict.fromkeys("abc", ("one two three", "one two"))
+    assert analyse(verdict_table(rows, texts))["order_balanced"]["estimate"] == 0.5
+
+
 def test_identical_texts_say_nothing_of_a_judges_consistency():
     rows = [*both("a", "tie", "tie"), *both("b", "policy", "reference")]
     texts = {"a": ("same  words", "same words"), "b": ("one", "two")}

@@ -1,21 +1,33 @@
-"""The microbatch size is a memory knob and nothing else: equal weights in SFT and reward model.
+"""How many rows a pass holds is a memory knob and nothing else: equal weights in SFT and reward
+model, and equal numbers where a pass is refused memory.
 
-PPO's is in test_stages.py, DPO's in test_dpo.py, two processes in test_processes.py.
+PPO's weights are in test_stages.py, DPO's in test_dpo.py, two processes in test_processes.py.
 """
 
 import copy
 import random
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
+from transformers import GPTNeoXModel
 
-from stages import reward, sft
-from stages.learning.learner import NonFiniteError
+from eval import summaries
+from eval.judges.gold import GoldJudge
+from stages import dpo, normalize, reward, sft
+from stages.learning.learner import FORWARD, MICROBATCH, NonFiniteError, room_of
 from stages.learning.loop import make_optimizer
+from stages.learning.sampling import Noise, Sampling, respond_often
 from stages.posts.ragged import TokenizedSplit, make_ragged
+from stages.rl import start_checks
+from stages.rl.rollout import measure, sample_responses, score
 from stages.settings.command_line import make_config
-from tests.conftest import state_of
+from stages.settings.config import UserError
+from tests.conftest import learner_of, rolled_out, state_of
 
 ROWS = 16
 
@@ -64,3 +76,146 @@ def test_a_gradient_that_is_not_finite_stops_before_the_step(stage, policy, rewa
     with pytest.raises(NonFiniteError, match=rf"gradient not finite.*{state.learner.stage}"):
         stage.take_step(state, SPLITS[stage], list(range(8)))
     assert torch.equal(weights, before)
+
+
+# -- every pass ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def place(policy, reward_model, tokenizer, before_ppo, policy_folder, tmp_path):
+    """What passes need; each holds eight sequences."""
+    sizes = ("memory.microbatch_size=8", "memory.forward_batch_size=8", "ppo.batch_size=16")
+    config = make_config("tiny", name="x", overrides=sizes)
+    ppo, eos_id = config.ppo, tokenizer.eos_token_id
+    run = SimpleNamespace(config=config, main=False, resume=None, note_halving=list)
+    run.require = lambda stage: policy_folder.parent / stage
+    learner = learner_of(before_ppo, config)
+    return SimpleNamespace(**{k: v for k, v in locals().items() if k != "sizes"})
+
+
+def sampled(place: Any) -> Any:
+    noise = Noise(seed=1, purpose="x", length=6)
+    return sample_responses(place.learner, QUERIES, noise, place.ppo)
+
+
+def start_checks_pass(place: Any) -> Any:
+    reward_model, accelerator = place.reward_model, place.learner.accelerator
+    normalize.keep_known_answers(accelerator, place.tmp_path, reward_model, SPLITS[sft])
+    rollout, _ = rolled_out(place.config, place.learner, QUERIES)
+    origins: Any = SimpleNamespace(reward_model=place.tmp_path / "model", score_shift=0.0)
+    row = place.learner, rollout, origins, place.ppo, place.config.memory, score
+    return lambda: [start_checks.check_start(*row) is None]
+
+
+def gold_pass(place: Any) -> Any:
+    """Two texts a post, so four posts a pass."""
+    judge: Any = SimpleNamespace(
+        model=place.reward_model, accelerator=place.learner.accelerator, batch_size=8, longest=None
+    )
+    judge.keep, judge._tokens = None, lambda text: [place.tokenizer.encode(x) for x in text]
+    texts = {(f"post {number}", word) for number in range(8) for word in ("one", "the other")}
+
+    def run() -> list[float]:
+        judge.scores = {}
+        GoldJudge.score(judge, texts)
+        return [judge.scores[text] for text in sorted(texts)]
+
+    return run
+
+
+def evaluation_pass(place: Any) -> Any:
+    loop = state_of(place.config, place.reward_model, run=place.run)
+    row = loop, place.reward_model, SPLITS[reward], "pairs.jsonl"
+    place.learner.accelerator = loop.accelerator
+    return lambda: list(reward.evaluate(*row).values())
+
+
+def normalize_pass(place: Any) -> Any:
+    split, accelerator = SPLITS[sft], place.learner.accelerator
+    score = partial(normalize.score_rows, accelerator, place.reward_model, split)
+    unkept: Any = None
+    return lambda: normalize.reference_scores(accelerator, score, split, 8, "x", unkept)
+
+
+def best_of_pass(place: Any) -> Any:
+    """Two samples a query, so four queries a pass."""
+    sampling = Sampling(
+        seed=1, purpose="x", length=6, temperature=1.0, forward_batch_size=8, samples=2
+    )
+    row = place.learner.accelerator, place.policy, make_ragged(TEXTS), place.tokenizer, sampling
+    return lambda: [len(x) + sum(x) for both in respond_often(*row, None) for x in both]
+
+
+TEXTS = texts(5, 9)
+QUERIES = [torch.tensor(row) for row in TEXTS]
+POSTS = TokenizedSplit(columns={"queries": make_ragged(TEXTS)}, rows=[{}] * 16)
+# Each prepares a pass, and returns what runs it and gives its numbers.
+PASSES: dict[str, Callable[[Any], Callable[[], Any]]] = {
+    "SFT's validation": lambda p: (
+        lambda: [sft.validation_loss(p.learner.accelerator, p.policy, SPLITS[sft], p.config)]
+    ),
+    "the reward model's evaluation": evaluation_pass,
+    "normalize": normalize_pass,
+    "a rollout's sampling": lambda p: lambda: sampled(p).sampled_logprobs,
+    "measuring": lambda p: partial(
+        lambda given: measure(p.learner, given, p.ppo).ref_logprobs, sampled(p)
+    ),
+    "scoring": lambda p: partial(
+        lambda given: score(p.learner, given, p.ppo).scores, measure(p.learner, sampled(p), p.ppo)
+    ),
+    "start checks": start_checks_pass,
+    "sampling of summaries": best_of_pass,
+    "scores of summaries": lambda p: (
+        lambda: summaries.score_all(
+            p.run, p.learner.accelerator, p.reward_model, POSTS, {"a": TEXTS, "b": TEXTS}, "x"
+        )["b"]
+    ),
+    "KL of summaries": lambda p: (
+        lambda: summaries.log_likelihoods(p.run, p.learner.accelerator, ("a", "b"), POSTS, TEXTS)
+    ),
+    "DPO's reference": lambda p: (
+        lambda: dpo.split_logprobs(p.learner.accelerator, p.policy, SPLITS[reward], p.config, "x")
+    ),
+    "the gold judge": gold_pass,
+}
+
+
+def card(patch: pytest.MonkeyPatch, rows: int, times: int = 10**6) -> list[int]:
+    """A device that refuses the first passes of more than so many rows; returns their rows."""
+    forward = GPTNeoXModel.forward
+    refusals: list[int] = []
+
+    def refuse(model: Any, *args: Any, **inputs: Any) -> Any:
+        ids = args[0] if args else inputs["input_ids"]
+        if len(ids) > rows and len(refusals) < times:
+            refusals.append(len(ids))
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+        return forward(model, *args, **inputs)
+
+    patch.setattr(GPTNeoXModel, "forward", refuse)
+    return refusals
+
+
+@pytest.mark.parametrize("name", PASSES)
+def test_a_pass_that_is_refused_memory_goes_on_with_the_same_numbers(
+    name, place, monkeypatch, capsys
+):
+    if name == "KL of summaries":
+        monkeypatch.setattr(summaries, "load_policy", lambda folder: place.policy)
+    run = PASSES[name](place)
+    room_of(place.learner.accelerator).settings = {MICROBATCH: 8, FORWARD: 8}
+    expected = torch.as_tensor(run())
+    capsys.readouterr()
+    for rows, times, tolerance in ((0, 1, 0.0), (2, 10**6, 1e-4)):
+        with monkeypatch.context() as patch:
+            refusals = card(patch, rows, times)
+            torch.testing.assert_close(torch.as_tensor(run()), expected, rtol=0, atol=tolerance)
+        assert refusals
+    lines = capsys.readouterr().err.splitlines()
+    setting = next(word for word in (MICROBATCH, FORWARD) if word in lines[0])
+    assert lines[0] == f"out of memory ({setting}): trying once more"
+    halved = [line for line in lines if line.endswith("from here on")]
+    assert halved[0] == f"out of memory: {setting}=4, not 8, from here on"
+    card(monkeypatch, 0)
+    with pytest.raises(UserError, match=r"a pass of [12], the fewest"):
+        run()

@@ -1,24 +1,37 @@
 """What lies on a disk and is not as it should be: tokenizers, weights, caches."""
 
+import json
 import math
+import shutil
 
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
-from transformers import PreTrainedTokenizerFast
+from torch import Tensor
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
 from stages import base
-from stages.learning.models import load_policy, load_reward_model, load_tokenizer
+from stages.learning.checkpoints import read_weights
+from stages.learning.models import (
+    load_policy,
+    load_reward_model,
+    load_tokenizer,
+    same_tokens,
+    save_model,
+)
 from stages.posts.bad_rows import BadRows
 from stages.posts.ragged import load_split
 from stages.posts.tokens import plain_encoder, tokenize_posts
 from stages.running.files import read_record
 from stages.running.machine import code_of
+from stages.settings.command_line import make_config
 from stages.settings.config import UserError
 from stages.settings.prompt import format_post
 from tests.test_posts import LIMITS, POST
 
 SIZES = {"train_posts": 8, "validation_posts": 4, "train_comparisons": 8}
 SMALL = [f"world.{name}={size}" for name, size in (SIZES | {"validation_comparisons": 4}).items()]
+MATRIX = "gpt_neox.layers.1.mlp.dense_h_to_4h.weight"
 POSTS = [("f:1", POST), ("f:2", POST | {"post": "I walk. " * 6, "summary": "I walk."})]
 
 
@@ -79,6 +92,149 @@ def test_weights_that_are_not_finite_are_refused_when_loaded(policy, reward_mode
         save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
         with pytest.raises(UserError, match="has weights that are not finite"):
             load(folder)
+
+
+# -- what others' folders hold ---------------------------------------------------------------------
+
+
+@pytest.fixture
+def model(policy_folder, tmp_path):
+    """A copy of the policy's folder, to be changed."""
+    return shutil.copytree(policy_folder, tmp_path / "model")
+
+
+def with_json(path, **values):
+    path.write_text(json.dumps((json.loads(path.read_text()) if path.exists() else {}) | values))
+
+
+def refusal(load, folder):
+    with pytest.raises(UserError) as refused:
+        load(folder)
+    assert "\n" not in str(refused.value)
+    return str(refused.value)
+
+
+@pytest.mark.parametrize("kind", ["safetensors", "bin"])
+def test_each_weight_is_that_of_the_shard_which_the_index_names(model, kind):
+    weights = load_file(model / "model.safetensors")
+    (model / "model.safetensors").unlink()
+    save, stem = (save_file, "model") if kind == "safetensors" else (torch.save, "pytorch_model")
+    first, second, index = f"1.{kind}", f"2.{kind}", model / f"{stem}.{kind}.index.json"
+    save({MATRIX: weights[MATRIX]}, model / first)
+    save(weights | {MATRIX: -weights[MATRIX]}, model / second)  # a stale copy, which comes last
+    places = dict.fromkeys(weights, second) | {MATRIX: first}
+    with_json(index, weight_map=places, metadata={})
+    for loaded in (load_policy(model).state_dict(), read_weights(model)[0]):
+        names = loaded.keys() & weights.keys()
+        assert all(torch.equal(loaded[name], weights[name]) for name in names)
+        assert len(names) >= len(weights) - 1  # the output layer has two names
+    careless = AutoModelForCausalLM.from_pretrained(model).state_dict()
+    assert torch.equal(careless[MATRIX], -weights[MATRIX])
+    with_json(index, weight_map=places | {"x": first})
+    assert f"{first} lacks x, which the index gives to it" in refusal(load_policy, model)
+    with_json(index, weight_map=[])
+    assert f"{index} names no shards" in refusal(load_policy, model)
+
+
+def to_float8(weight):
+    return weight.to(torch.float8_e4m3fn)
+
+
+@pytest.mark.parametrize("made", [Tensor.char, to_float8, torch.zeros_like])
+def test_a_matrix_of_zeros_or_without_its_scales_is_refused(model, made):
+    weights = load_file(model / "model.safetensors")
+    changed = weights | {MATRIX: made(weights[MATRIX])}
+    save_file(changed, model / "model.safetensors", metadata={"format": "pt"})
+    assert f"({MATRIX})" in refusal(load_policy, model)
+
+
+def test_an_output_layer_is_refused_where_the_config_says_that_it_is_the_embedding(model):
+    with_json(model / "config.json", tie_word_embeddings=True)
+    assert "has an output layer other than its embedding" in refusal(load_policy, model)
+
+
+def test_an_adapter_is_refused_beside_weights_and_alone(runs, model):
+    def start(folder):
+        own = ("base.tokenizer=", f"base.checkpoint={folder}")
+        base.make_base(make_config("tiny", name="x", overrides=(*SMALL, *own)))
+
+    with_json(model / "adapter_config.json", base_model_name_or_path="org/m")
+    assert f"model {model} has adapter_config.json beside its weights" in refusal(start, model)
+    for path in {*model.iterdir()} - {model / "adapter_config.json"}:
+        path.unlink()
+    assert f"model {model} is an adapter alone: merge it into org/m " in refusal(start, model)
+
+
+def test_what_a_config_asks_a_model_to_give_beside_logits_is_left_out_with_a_line(
+    model, tokenizer, tmp_path, capsys
+):
+    tokens = torch.tensor([[5, 6, 7]])
+    expected = load_policy(model)(tokens).logits
+    with_json(model / "config.json", output_attentions=True, return_dict=False)
+    policy = load_policy(model)
+    assert "output_attentions, return_dict of its config.json" in capsys.readouterr().err
+    assert torch.equal(policy(tokens).logits, expected)
+    save_model(policy, tokenizer, tmp_path / "saved")
+    assert load_policy(tmp_path / "saved")(tokens).keys() == {"logits", "past_key_values"}
+
+
+def test_of_two_files_of_weights_a_line_names_the_one_that_is_read(model, capsys):
+    torch.save({}, model / "pytorch_model.bin")
+    load_policy(model)
+    assert "model.safetensors is read, not pytorch_model.bin" in capsys.readouterr().err
+
+
+@pytest.fixture
+def digits(tokenizer_folder, tmp_path):
+    """A tokenizer with a token 2023 that its pre-tokenizer, which cuts between digits, prevents."""
+    folder = shutil.copytree(tokenizer_folder, tmp_path / "digits")
+    content = json.loads((folder / "tokenizer.json").read_text())
+    vocabulary, last = content["model"]["vocab"], len(content["model"]["vocab"])
+    vocabulary |= {"20": last, "23": last + 1, "2023": last + 2}
+    content["model"]["merges"] += [["2", "0"], ["2", "3"], ["20", "23"]]
+    both = [{"type": "Digits", "individual_digits": True}, content["pre_tokenizer"]]
+    content["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": both}
+    (folder / "tokenizer.json").write_text(json.dumps(content))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("file", "values"),
+    [
+        ("tokenizer_config.json", {"tokenizer_class": "GPT2Tokenizer"}),
+        ("config.json", {"model_type": "gpt_neox"}),
+    ],
+)
+def test_texts_are_cut_as_the_file_says_where_transformers_drops_its_pre_tokenizer(
+    digits, tmp_path, file, values, capsys
+):
+    path = digits / "tokenizer_config.json"
+    path.write_text(json.dumps({"eos_token": "<|endoftext|>"}))
+    with_json(digits / file, **values)
+    careless, loaded = AutoTokenizer.from_pretrained(digits), load_tokenizer(digits)
+    assert careless.tokenize(" 2023") == ["Ġ", "2023"]
+    assert f"{digits}/tokenizer.json says: the file is taken" in capsys.readouterr().err
+    loaded.save_pretrained(tmp_path / "saved")
+    for kept in (loaded, load_tokenizer(tmp_path / "saved")):
+        assert kept.tokenize(" 2023") == ["Ġ", "2", "0", "2", "3"]
+        assert (kept.eos_token_id, kept.pad_token_id) == (0, len(kept) - 1)
+    careless.add_special_tokens({"pad_token": "[PAD]"})
+    assert not same_tokens(careless, loaded)
+
+
+def test_a_text_has_the_same_tokens_each_time_whatever_chance_the_file_asks_for(digits):
+    content = json.loads((digits / "tokenizer.json").read_text())
+    content["model"]["dropout"] = 0.5
+    (digits / "tokenizer.json").write_text(json.dumps(content))
+    encode = plain_encoder(load_tokenizer(digits))
+    assert len({str(encode(["My boss sold my bike."])) for _ in range(20)}) == 1
+
+
+def test_a_tokenizer_of_special_tokens_alone_is_refused(digits):
+    content = json.loads((digits / "tokenizer.json").read_text())
+    content["model"] |= {"vocab": {}, "merges": []}
+    (digits / "tokenizer.json").write_text(json.dumps(content))
+    assert "has no tokens for texts: its vocabulary is empty" in refusal(load_tokenizer, digits)
 
 
 def test_a_damaged_cache_is_named_and_made_anew_and_no_run_can_damage_it(runs, capsys):

@@ -51,7 +51,9 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 LENGTHS = [(3, 4), (2, 6), (5, 1), (4, 3)]  # real tokens of query and response
 QUERY, RESPONSE = 5, 6
+# More than a step mixes in, so that each step of an update has others.
 TEXTS = [([4, 9, 2], [7, 7, 3]), ([11], [5, 6]), ([3, 1], [8]), ([2, 2], [9, 10, 12, 1])]
+TEXTS += [([5], [4, 4, 1]), ([6, 12], [3]), ([1, 8, 8], [2, 11]), ([10], [6, 5, 7])]
 
 
 def make_rollout(seed: int, pad_id: int, kl_in_loss: bool) -> Rollout:

@@ -58,12 +58,12 @@ def credited(change=lambda right, *args: right(*args), settings=None, seed=1):
 
 
 def test_every_error_names_a_function_that_is_there_and_says_what_it_is():
-    assert len(PLANTED) == 16
+    assert len(PLANTED) == 20
     for name, error in PLANTED.items():
         assert callable(getattr(error.module, error.name)), name
         assert error.stage in ("sft", "rm", "ppo")
         assert error.what.endswith("."), name
-        assert len({one.what for one in PLANTED.values()}) == 16
+        assert len({one.what for one in PLANTED.values()}) == 20
 
 
 def test_planting_replaces_the_function_in_this_process(monkeypatch):

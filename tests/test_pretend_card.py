@@ -50,10 +50,11 @@ def on_card(tmp_path_factory):
 
 
 def make(folder: Path, goals: str, environment: dict[str, str], *settings: str) -> Path:
-    """Make the goals in `folder`; returns the run's folder."""
+    """Make the goals in `folder`; returns the run's folder. What was said is in `log`."""
     asked = ["--preset", "tiny", "--name", "card", "--set", *SETTINGS, *settings]
     command = [sys.executable, "-m", "stages.pipeline", *goals.split(), *asked]
     found = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+    (folder / "log").write_text(found.stderr)
     assert found.returncode == 0, (found.stdout + found.stderr)[-3000:]
     return folder / "runs/card/seed44413"
 
@@ -81,9 +82,16 @@ def test_the_card_learns_the_weights_that_the_cpu_learns(on_card, tmp_path):
             torch.testing.assert_close(weights, other[name], atol=1e-3, rtol=0)
 
 
-def test_every_stage_and_the_judge_run_in_bf16_where_devices_do_not_mix(on_card, tmp_path):
-    run = make(tmp_path, "sft rm ppo rloo grpo dpo eval", on_card, "memory.mixed_precision=bf16")
+def test_every_stage_and_the_judge_run_in_bf16_where_four_rows_fit(on_card, tmp_path):
+    """The settings ask for 8 that learn and for 128 that do not; a query has up to four samples."""
+    little = on_card | {"PRETENDED_ROWS": "4"}
+    run = make(tmp_path, "sft rm ppo rloo grpo dpo eval", little, "memory.mixed_precision=bf16")
     assert list(run.glob("report/facts/*.html"))
+    held = "of the card this process holds 0.0 GiB, others 30.0 of 80.0"
+    line = f"out of memory: memory.forward_batch_size=4, not 8, from here on; {held}"
+    assert line in (tmp_path / "log").read_text()
+    fitted = [halving["to"] for halving in read_json(run / "ppo/manifest.json")["halvings"]]
+    assert fitted == [64, 32, 16, 8, 4]
 
 
 def test_adapters_and_what_saves_memory_run_where_devices_do_not_mix(on_card, tmp_path):

@@ -20,7 +20,8 @@ from eval.summaries import write_summaries
 from eval.win_rate import measure_win_rates
 from reports.run_page import write_report
 from stages.finished import read_manifest, stage_folder, wanted_stages
-from stages.learning.models import load_released_reward_model, load_reward_model, read_weights
+from stages.learning.checkpoints import read_weights
+from stages.learning.models import load_released_reward_model, load_reward_model
 from stages.learning.passes import score_responses
 from stages.released import take_released
 from stages.running.files import read_lines
@@ -62,7 +63,7 @@ class PaperModel(nn.Module):
 
     def __init__(self, folder: Path, backbone_config: Any) -> None:
         super().__init__()
-        weights = read_weights(folder)
+        weights, _ = read_weights(folder)
         self.lm_backbone = GPTNeoXModel(backbone_config).eval()
         self.scalar_head = nn.Linear(backbone_config.hidden_size, 1)
         self.load_state_dict(
@@ -93,7 +94,7 @@ def test_a_converted_reward_model_scores_as_the_papers_forward_pass(whole, tmp_p
     )
     expected = [theirs.score([*query, *response]) for query in queries]
     assert found.tolist() == pytest.approx(expected, abs=1e-5)
-    assert abs(expected[0] - expected[1]) > 1e-4
+    assert expected[0] != expected[1]
     converted.save_pretrained(tmp_path / "saved")
     again = load_reward_model(tmp_path / "saved").eval()
     same = score_responses(again, torch.tensor(queries), torch.tensor([response, response]), -1)
@@ -111,7 +112,7 @@ def test_what_is_no_reward_model_is_one_line(whole, tmp_path):
     with pytest.raises(UserError, match="holds no reward model: that is"):
         load_released_reward_model(whole / "sft/model")
     folder = paper_layout(whole / "normalize/model", tmp_path / "paper")
-    weights = read_weights(folder)
+    weights, _ = read_weights(folder)
 
     def error(changed: dict[str, Any]) -> str:
         save_file(changed, folder / "model.safetensors")
@@ -120,13 +121,20 @@ def test_what_is_no_reward_model_is_one_line(whole, tmp_path):
         assert "\n" not in str(caught.value)
         return str(caught.value)
 
-    norm = "lm_backbone.final_layer_norm.weight"
-    assert "lacks scalar_head.bias" in error(
-        {k: v for k, v in weights.items() if "head.b" not in k}
+    norm, head = "lm_backbone.final_layer_norm.weight", "scalar_head.weight"
+    without = {k: v for k, v in weights.items() if k not in (norm, "scalar_head.bias")}
+    assert "lacks 2 weights (classifier.bias, gpt_neox.final_layer_norm" in error(without)
+    assert "has unexpected 1 weights (gpt_neox.more)" in error(
+        weights | {"lm_backbone.more": torch.ones(1)}
     )
-    assert "1 backbone weights (final_" in error({k: v for k, v in weights.items() if k != norm})
-    assert "1 backbone weights (more)" in error(weights | {"lm_backbone.more": torch.ones(1)})
     assert "other shapes" in error(weights | {norm: torch.ones(3)})
+    assert "other shapes" in error(weights | {head: torch.ones(1, 1)})  # would be broadcast
+    assert "not finite" in error(weights | {norm: weights[norm] * torch.nan})
+    assert "type int8" in error(weights | {head: weights[head].char()})
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"bias": torch.nan}))
+    assert "bias must be the mean of the scores, not nan" in error(weights)
+    (folder / "config.json").write_text(json.dumps(config))
     (folder / "model.safetensors").unlink()
     with pytest.raises(UserError, match="holds no weights"):
         load_released_reward_model(folder)

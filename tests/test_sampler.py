@@ -58,6 +58,14 @@ def test_the_samplers_log_probabilities_are_those_of_a_whole_pass(monkeypatch):
     close(logprobs, torch.where(responses != PAD, again, 0.0), 1e-5)
 
 
+def test_every_token_is_drawn_as_often_as_its_probability_says():
+    logits, count = 2 * torch.randn(200, generator=torch.Generator().manual_seed(1)), 20_000
+    uniforms = (torch.arange(count, dtype=torch.float64) + 0.5) / count
+    drawn = sampling.draw(logits.expand(count, -1), uniforms, 0.7)
+    expected = count * (logits.double() / 0.7).softmax(dim=0)
+    assert (torch.bincount(drawn, minlength=200) - expected).abs().max() < 1
+
+
 def test_rows_that_have_ended_are_computed_no_more():
     policy, (queries, uniforms) = policy_of("gpt_neox"), prompts()
     seen: list[int] = []

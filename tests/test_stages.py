@@ -47,9 +47,9 @@ ARGUMENTS = ["--preset", "tiny", "--name", "mini", "--set", *MINI]
 LONGEST = make_config("tiny").data.max_summary_tokens
 SPLITS = {"sft": "sft_train", "rm": "comparisons_train", "dpo": "comparisons_train"}
 # Three layers and four epochs, because smaller ones leave the reward model at chance for hundreds
-# of updates. Seen with 2 seeds, with AVX-512 and without any such instructions: SFT loss at most
-# 0.86, ROUGE-L at least 0.55; reward model 0.63 right, loss at most 0.65; score up by 0.51 or more;
-# DPO 0.77 right, loss at most 0.51, margin at least 0.51.
+# of updates. What is learned is bounded far from what 5 to 11 roundings gave: SFT loss to 0.86,
+# ROUGE-L at least 0.54; reward model 0.70 right, loss at most 0.53; score up by 1.09 or more; DPO
+# 0.79 right, loss at most 0.49, margin at least 0.63. The mean score before normalization may be 0.
 MAINS = (base, sft, reward, normalize, ppo, dpo, summaries, judge, controls, win_rate, run_page)
 
 
@@ -99,8 +99,8 @@ def test_sft_learns(study):
 
 @pytest.mark.learns
 def test_the_reward_model_learns(study):
-    assert results(study, "rm")["accuracy"] > 0.6
-    assert results(study, "rm")["loss"] < math.log(2) - 0.03
+    assert results(study, "rm")["accuracy"] > 0.55
+    assert results(study, "rm")["loss"] < math.log(2)
     groups = with_statistics(results(study, "rm"), study / "rm")
     assert groups["accuracy_low"] < results(study, "rm")["accuracy"] < groups["accuracy_high"]
     for key in ("by_split", "by_batch", "by_strength", "by_policies"):
@@ -110,7 +110,6 @@ def test_the_reward_model_learns(study):
 def test_references_score_zero_on_average_after_normalization(study):
     found = results(study, "normalize")
     assert abs(found["mean_after"]) < 1e-5
-    assert abs(found["mean_before"]) > 1e-3
     # The stage checks some; here each of them alone, without padding, on the model as it is saved.
     model = AutoModelForTokenClassification.from_pretrained(study / "normalize/model").eval()
     train = load_split(study / "base/data", "sft_train").columns
@@ -274,13 +273,17 @@ def learner_from(study: Path, **changes: Any) -> PolicyLearner:
     return ppo.load_learner(settings, Accelerator(cpu=True), tokenizer, origins)
 
 
-def test_without_reward_normalization_both_scorers_have_the_reward_models_own_bias(study):
+def test_without_reward_normalization_both_scorers_have_the_reward_models_own_bias(
+    study, monkeypatch
+):
     raw, normalized = (
         load_reward_model(study / stage / "model").classifier.bias.item()
         for stage in ("rm", "normalize")
     )
-    assert abs(raw - normalized) > 0.01
-    for wanted, expected in ((True, normalized), (False, raw)):
+    learned = results(study, "normalize")["mean_before"]  # it may be as small as rounding
+    assert raw - normalized == pytest.approx(learned, abs=1e-6)
+    monkeypatch.setattr(networks, "read_record", lambda _: {"results": {"mean_before": 0.5}})
+    for wanted, expected in ((True, normalized), (False, normalized + 0.5)):
         models = learner_from(study, reward_normalization=wanted).networks
         for network in (models.critic, models.reward_model):
             assert network.classifier.bias.item() == pytest.approx(expected, abs=1e-5)
@@ -347,7 +350,7 @@ def test_before_the_first_step_the_ratio_is_1_and_nothing_is_clipped(study):
     assert stats["val/ratio"] == pytest.approx(1, abs=1e-5)
     assert stats["policy/clipfrac_avg"] == 0
     assert stats["policy/approxkl_avg"] == pytest.approx(0, abs=1e-9)
-    assert torch.equal(episodes.logprobs, episodes.ref_logprobs)
+    assert torch.allclose(episodes.logprobs, episodes.ref_logprobs, atol=1e-5)
 
 
 def test_at_the_start_the_critic_at_eos_is_the_score(study):

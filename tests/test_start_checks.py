@@ -1,4 +1,4 @@
-"""Step-0 checks: each fault is caught before the first update, and named with its stage."""
+"""Step-0 checks: each fault is caught before the first update, with its likely cause."""
 
 from dataclasses import fields, replace
 from itertools import pairwise
@@ -15,15 +15,18 @@ from stages.learning.heads import read_scores_before
 from stages.learning.learner import NonFiniteError, refuse_non_finite
 from stages.learning.models import load_policy
 from stages.learning.passes import PolicyAndCritic, score_responses
+from stages.learning.sampling import Noise
 from stages.learning.state import saving_a_broken_batch
 from stages.posts.ragged import make_ragged, pad_left, pad_right
 from stages.rl import credit, start_checks
 from stages.rl.episodes import Episodes, Rollout, Sampled
-from stages.rl.rollout import measure, score
+from stages.rl.rollout import measure, sample_responses, score
 from stages.rl.update import optimize
 from stages.settings.command_line import make_config
 from stages.settings.config import Ppo, UserError
+from stages.settings.ppo import Grpo, Rloo
 from tests.conftest import learner_of, rolled_out, state_of
+from tests.planted import PLANTED
 
 BOUNDS = start_checks.BOUNDS["float32"]
 
@@ -76,26 +79,25 @@ def test_models_read_eight_episodes_again_at_most(before_ppo, start, monkeypatch
     """At SmolLM2's shape a whole batch of 32 took as long as an update."""
     read = []
     monkeypatch.setattr(start_checks, "check_padding", lambda _, few, *rest: read.append(len(few)))
-    monkeypatch.setattr(
-        start_checks, "check_ratio", lambda _, few, *rest: read.append(len(few.queries))
-    )
+    for check in ("check_ratio", "check_draws"):
+        monkeypatch.setattr(start_checks, check, lambda _, few, *rest: read.append(len(few.scores)))
     config, many = make_config("tiny"), start.rows(torch.arange(2).repeat(6))
     origins: Any = SimpleNamespace(reward_model=tmp_path / "model", score_shift=0.0)
     learner, ppo = learner_of(before_ppo, config), Ppo(critic_init="zero")
-    start_checks.check_start(learner, many, origins, ppo, config.memory)
-    assert read == [8, 8]
+    start_checks.check_start(learner, many, origins, ppo, config.memory, score)
+    assert read == [8, 8, 8]
 
 
 def test_a_reference_that_is_another_model_is_caught(start):
     other = replace(start, ref_logprobs=start.ref_logprobs - 0.01)
-    with pytest.raises(UserError, match=r"KL.*by 0\.01.*Stage at fault: sft"):
+    with pytest.raises(UserError, match=r"KL.*by 0\.01.*Likely cause: sft"):
         start_checks.check_kl(other, BOUNDS)
 
 
 def test_dropout_left_on_is_caught_by_the_ratio(networks, start, policy_folder):
     torch.manual_seed(0)
     dropping = load_policy(policy_folder, dropout=0.1).train()
-    with pytest.raises(UserError, match=r"ratio is not 1.*Stage at fault: ppo"):
+    with pytest.raises(UserError, match=r"ratio is not 1.*Likely cause: ppo"):
         ratio((dropping, *networks[1:]), start)
 
 
@@ -119,13 +121,13 @@ def test_as_many_references_as_asked_are_spread_evenly():
 
 def test_log_probabilities_of_other_weights_are_caught_by_the_ratio(networks, start):
     other = replace(start, logprobs=start.logprobs + 0.02)
-    with pytest.raises(UserError, match=r"ratio is not 1.*Stage at fault: ppo"):
+    with pytest.raises(UserError, match=r"ratio is not 1.*Likely cause: ppo"):
         ratio(networks, other)
 
 
 def test_a_critic_that_is_not_the_reward_model_is_caught(networks, start):
     other = replace(start, values=start.values + 0.5)
-    with pytest.raises(UserError, match=r"critic.*0\.5.*Stage at fault: normalize"):
+    with pytest.raises(UserError, match=r"critic.*0\.5.*Likely cause: step 3 scores another"):
         start_checks.check_critic(other, networks[2], BOUNDS)
 
 
@@ -180,28 +182,68 @@ def test_padding_that_is_seen_is_caught(networks, start):
         def forward(self, input_ids, **others):
             return reward_model(input_ids=input_ids)
 
-    with torch.no_grad(), pytest.raises(UserError, match=r"pads change a score.*fault: rm"):
+    with torch.no_grad(), pytest.raises(UserError, match=r"pads change a score.*cause: rm"):
         start_checks.check_padding(Unmasked(), start.queries, start.responses, pad_id, BOUNDS)
 
 
-def test_known_answers_are_replayed_and_a_changed_model_is_caught(
-    networks, start, tokenizer, tmp_path
-):
-    _, reward_model, _, pad_id = networks
-    queries = [row[row != pad_id] for row in start.queries]
-    responses = [row[row != pad_id] for row in start.responses]
+@pytest.fixture
+def known(before_ppo, tokenizer, tmp_path):
+    """Two summaries with the scores that the reward model gives them, and one without EOS."""
+    texts = [tokenizer.encode(text) for text in (" My boss sold my bike", " My bike")]
+    responses = [torch.tensor([*text, tokenizer.eos_token_id]) for text in texts]
+    queries = [torch.tensor([5, 6, 7]), torch.tensor([8, 9])]
+    rows = pad_left(queries, tokenizer.pad_token_id), pad_right(responses, tokenizer.pad_token_id)
     with torch.no_grad():
-        scores = score_responses(reward_model, start.queries, start.responses, pad_id)
+        scores = score_responses(before_ppo.reward_model, *rows, tokenizer.pad_token_id).tolist()
+    cut = queries[0], responses[0][:-1], 99.0
     path = tmp_path / "known.json"
-    start_checks.save_known_answers(path, queries, responses, scores)
-    start_checks.replay_known_answers(reward_model, path, 0.0, pad_id, BOUNDS)
-    bias = reward_model.classifier.bias
-    try:
-        bias.data += 0.1
-        with pytest.raises(UserError, match=r"saved with.*0\.1.*fault: normalize"):
-            start_checks.replay_known_answers(reward_model, path, 0.0, pad_id, BOUNDS)
-    finally:
-        bias.data -= 0.1
+    start_checks.save_known_answers(
+        path, [*queries, cut[0]], [*responses, cut[1]], torch.tensor([*scores, cut[2]])
+    )
+    return path
+
+
+@pytest.mark.parametrize("settings", [Ppo(critic_init="zero"), Rloo(), Grpo()], ids=type)
+def test_step_3_gives_known_answers_their_scores_and_another_text_or_model_is_caught(
+    before_ppo, known, settings, monkeypatch
+):
+    learner = learner_of(before_ppo, make_config("tiny"))
+
+    def replay(step_3=score, shift=0.0):
+        start_checks.replay_known_answers(learner, step_3, known, shift, settings, BOUNDS)
+
+    replay()
+    replay(lambda _, texts, __: SimpleNamespace(scores=texts.sampler_gaps + 5))  # one's own reward
+    with pytest.raises(UserError, match=r"saved with.*0\.1.*numerics have changed"):
+        replay(shift=0.1)
+    for name in ("query-one-short", "no-leading-space", "score-at-padding", "penalty-for-ended"):
+        with monkeypatch.context() as patch:
+            PLANTED[name].plant(patch.setattr)
+            with pytest.raises(UserError, match="Likely cause: step 3 scores another text"):
+                replay()
+
+
+@pytest.mark.parametrize("settings", [Ppo(), Rloo()], ids=type)
+def test_tokens_that_are_not_drawn_from_the_whole_distribution_are_caught(
+    before_ppo, settings, monkeypatch
+):
+    learner = learner_of(before_ppo, make_config("tiny"))
+    noise, queries = Noise(seed=1, purpose="ppo", length=8), [torch.tensor([5, 6, 7])] * 4
+
+    @torch.no_grad()
+    def check(temperature=0.7):
+        sampled = sample_responses(learner, queries, noise, settings)
+        mask = sampled.responses != before_ppo.pad_id
+        given = vars(sampled) | {"response_mask": mask, "passes": sampled.passes}
+        rollout: Any = SimpleNamespace(**given)
+        start_checks.check_draws(learner.trained, rollout, temperature, before_ppo.pad_id, BOUNDS)
+
+    check()
+    with pytest.raises(UserError, match="not drawn from the policy's whole distribution"):
+        check(temperature=0.75)
+    PLANTED["fifty-likeliest"].plant(monkeypatch.setattr)
+    with pytest.raises(UserError, match="not drawn from the policy's whole distribution"):
+        check()
 
 
 def test_nan_is_never_small(start):

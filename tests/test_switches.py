@@ -27,7 +27,7 @@ from stages.posts.text_metrics import copied_title_words, distinct
 from stages.rl import credit
 from stages.rl import rollout as rollout_module
 from stages.rl.episodes import Episodes, Rollout
-from stages.rl.metrics import describe, describe_advantages
+from stages.rl.metrics import describe, describe_advantages, samples
 from stages.rl.networks import parameter_groups
 from stages.rl.update import check_episodes, set_rate, steer_kl
 from stages.settings.command_line import make_config
@@ -39,9 +39,8 @@ EOS, PAD = 0, 9
 RESPONSES = torch.tensor([[4, 5, EOS, PAD, PAD], [6, 7, 8, 6, 7], [EOS, PAD, PAD, PAD, PAD]])
 LENGTHS = [3, 5, 1]
 NAN = float("nan")
-DESCRIBED: Any = SimpleNamespace(
-    accelerator=Accelerator(cpu=True), networks=SimpleNamespace(eos_id=EOS)
-)
+IDS = SimpleNamespace(eos_id=EOS)
+DESCRIBED: Any = SimpleNamespace(accelerator=Accelerator(cpu=True), networks=IDS)
 
 
 # -- formulas --------------------------------------------------------------------------------------
@@ -81,9 +80,8 @@ def test_a_weighted_sum_ignores_what_has_no_weight():
 def test_losses_stand_at_their_tokens_and_are_0_elsewhere():
     mask = torch.tensor([[True, True, False]])
     new = torch.tensor([[math.log(2), 0.0, NAN]])
-    losses, clipped = policy_losses(
-        new, torch.zeros(1, 3), torch.tensor([[1.0, 3.0, NAN]]), mask, 0.2
-    )
+    advantages = torch.tensor([[1.0, 3.0, NAN]])
+    losses, clipped = policy_losses(new, torch.zeros(1, 3), advantages, mask, 0.2)
     close(losses, [[-1.2, -3.0, 0.0]])
     close(clipped, [[1.0, 0.0, 0.0]])
     values = torch.tensor([[1.0, 0.1, NAN]]), torch.zeros(1, 3), torch.tensor([[2.0, 0.0, NAN]])
@@ -136,9 +134,8 @@ def credit_by_hand(case: Episodes, settings: Ppo, lam: float = 0.95) -> list[lis
         kls = []
         for t in range(length):
             d = (case.logprobs[row, t] - case.ref_logprobs[row, t]).item()
-            kls.append(
-                {"k1": d, "k2": d * d / 2, "k3": math.exp(-d) - 1 + d}[settings.kl_estimator]
-            )
+            kinds = {"k1": d, "k2": d * d / 2, "k3": math.exp(-d) - 1 + d}
+            kls.append(kinds[settings.kl_estimator])
         weight = 0.0 if settings.kl_in == "loss" else settings.kl_coef
         one = [-weight * kl for kl in kls] + [0.0] * (5 - length)
         at = length - 1 if settings.score_at == "eos" or length == 5 else length
@@ -267,6 +264,10 @@ def test_what_is_reported_of_a_batch_by_hand():
     tokens = sum(rollout.logprobs[row, :n].sum().item() for row, n in enumerate(LENGTHS))
     expected = shares | {"policy/response_length": 9 / 3, "objective/entropy": -tokens / 3}
     assert {key: found[key] for key in expected} == pytest.approx(expected)
+    tokenizer: Any = SimpleNamespace(decode=lambda *_, **__: "")
+    log_ratios = rollout.logprobs - rollout.ref_logprobs
+    kl = [log_ratios[row, :n].sum().item() for row, n in enumerate(LENGTHS)]
+    assert [row["kl"] for row in samples(rollout, tokenizer, 1)] == pytest.approx(kl)
 
 
 def test_what_advantages_follow_is_pearsons_r_with_scores_above_the_others_of_the_query():
@@ -300,23 +301,24 @@ def test_an_adaptive_coefficient_is_the_next_updates_and_a_fixed_one_stays():
     assert steer_kl(Ppo(kl_coef=0.1), 0.1, 2.2) == 0.1
 
 
-def test_the_critic_keeps_its_own_learning_rate_while_both_decay(before_ppo):
-    ppo = Ppo(learning_rate=1e-3, critic_learning_rate=3e-3, batch_size=512, total_episodes=2048)
+@pytest.mark.parametrize("times", [3.0, 0.5])
+def test_the_critic_keeps_its_own_learning_rate_while_both_decay(before_ppo, times):
+    sizes: Any = {"batch_size": 512, "total_episodes": 2048}
+    ppo = Ppo(learning_rate=1e-3, critic_learning_rate=times * 1e-3, **sizes)
     learner = learner_of(before_ppo, make_config("tiny"))
     groups = parameter_groups(learner.trained, ppo)
     learner.optimizer = make_optimizer(groups, 1e-3, Optimizer())
     for learner.update, rate in ((0, 1e-3), (1, 0.75e-3)):
         assert set_rate(learner, ppo) == pytest.approx(rate)
         rates = [group["lr"] for group in learner.optimizer.param_groups]
-        assert rates == [pytest.approx(rate), pytest.approx(3 * rate)]
+        assert rates == [pytest.approx(rate), pytest.approx(times * rate)]
 
 
 def test_episodes_that_a_process_cannot_deal_into_minibatches_are_refused():
-    check_episodes("ppo", Ppo(batch_size=12, num_minibatches=6), SimpleNamespace(num_processes=2))
+    two: Any = SimpleNamespace(num_processes=2)
+    check_episodes("ppo", Ppo(batch_size=12, num_minibatches=6), two)
     with pytest.raises(UserError, match=r"ppo\.batch_size is 12: it must be divisible by 2"):
-        check_episodes(
-            "ppo", Ppo(batch_size=12, num_minibatches=4), SimpleNamespace(num_processes=2)
-        )
+        check_episodes("ppo", Ppo(batch_size=12, num_minibatches=4), two)
 
 
 # -- sampling and networks -------------------------------------------------------------------------
@@ -333,9 +335,8 @@ def test_the_rollout_keeps_the_logprobs_asked_for_and_reports_the_mismatch(
         return responses, logprobs + 0.25
 
     monkeypatch.setattr(rollout_module, "sample", off_by_a_quarter)
-    config = make_config(
-        "tiny", name="mine", overrides=("ppo.batch_size=4", f"ppo.logprobs={kept}")
-    )
+    changes = "ppo.batch_size=4", f"ppo.logprobs={kept}"
+    config = make_config("tiny", name="mine", overrides=changes)
     queries = make_ragged([[5, 6, 7], [8], [3, 4], [9, 9, 9, 9]])
     rollout, metrics = rolled_out(config, learner_of(before_ppo, config), queries)
     gap = (rollout.logprobs - rollout.ref_logprobs)[rollout.response_mask]

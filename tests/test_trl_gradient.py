@@ -27,19 +27,17 @@ from tests.conftest import learner_of
 
 ROOT = Path(__file__).parents[1]
 ENVIRONMENT = ROOT / "runs" / "peers" / PEER
-CASE = speed.Case(preset="tiny-s", batch=8, microbatch=4, stage="rloo")
-REQUEST = speed.BenchRequest(
-    cases=(CASE,), runs=1, overrides=("memory.cpu_threads=1", "data.max_summary_tokens=6")
-).request(CASE)
+OVERRIDES = ("memory.cpu_threads=1", "data.max_summary_tokens=6")
+REQUEST = speed.case_of("tiny-s:8:4:rloo", OVERRIDES).request
 
 
 @pytest.fixture(scope="module")
 def trl_step(tmp_path_factory):
     """What TRL learned from in one step, the policy before it, and its gradient."""
-    if not (ENVIRONMENT / "installed").is_file():
+    if not (ENVIRONMENT / "bin" / "python").is_file():
         pytest.skip("TRL has no environment here: `make bench` makes it")
     folder = tmp_path_factory.mktemp("step")
-    measure.main(["prepare", "--folder", str(folder), *REQUEST.arguments])
+    measure.main(["prepare", str(folder / "prepare.json"), *REQUEST.arguments])
     task = task_of(folder, config_of(REQUEST), "rloo")
     # A rate of 1 and one pass: the step is the gradient.
     task |= {"learning_rate": 1.0, "num_ppo_epochs": 1, "kl_coef": 0.3}

@@ -51,7 +51,9 @@ def check(rollout, settings=None, **kwargs):
         {"baseline": "gated", "gamma": 0.9},
         {"baseline": "gated", "whiten_rewards": True},
         {"kl_estimator": "k2"},
-        {"kl_estimator": "k3", "kl_in": "loss"},
+        {"kl_estimator": "k2", "kl_in": "loss", "loss_mean": "microbatches"},
+        {"kl_estimator": "k3", "kl_in": "loss", "loss_mean": "sequences"},
+        {"entropy_coef": 0.1},
     ],
 )
 def test_what_is_right_is_not_refused(changed):
@@ -106,6 +108,19 @@ def test_rewards_that_do_not_add_up_are_refused(name, monkeypatch):
     what = "update 4: the rewards of an episode are not its score minus kl_coef times its KL"
     with pytest.raises(UserError, match=what):
         check(shaped_by(name, monkeypatch))
+
+
+def test_one_ratio_for_a_whole_response_is_refused(monkeypatch):
+    rollouts: list[tuple[Any, Any]] = [(credited(), Ppo(**SIZES))]
+    for rival in (Rloo(**SIZES, samples_per_query=2), Grpo(**SIZES, samples_per_query=2)):
+        shaped = credit.shape(episodes(), rival, PAD, KL_COEF)
+        rollouts.append((grouped.credit(shaped, rival, functional.leave_one_out), rival))
+    for rollout in rollouts:
+        check(*rollout)
+    PLANTED["one-ratio"].plant(monkeypatch.setattr)
+    for rollout in rollouts:
+        with pytest.raises(UserError, match="the policy's gradient is not that of a ratio"):
+            check(*rollout)
 
 
 def test_whitening_over_padding_is_refused(monkeypatch):

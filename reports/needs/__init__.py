@@ -6,6 +6,6 @@ memory    bytes on one device, moment by moment
 parts     the parts of every stage, and what would make them fit
 work      operations and hours
 plan      the command `make plan`
-inputs    what a rehearsal reads: the longest rows, and weights
+inputs    what a rehearsal reads: random weights, and the longest rows
 rehearse  the command `make rehearse`
 """

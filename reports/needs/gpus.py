@@ -14,7 +14,7 @@ from eval.judges.prompt import LINES, make_question
 from eval.judges.protocol import VERDICTS
 from reports.needs.memory import FULL, MOMENTS, Setting
 from reports.needs.shapes import CHARACTERS_PER_TOKEN as CHARACTERS_OF_A_POST
-from reports.needs.shapes import adapter_parameters, policy_parameters, scorer_parameters
+from reports.needs.shapes import adapter_parameters, parameters
 from stages.settings.checks import UserError, unknown
 from stages.settings.config import HUB, RANDOM
 from stages.settings.judge import REPEATED
@@ -146,7 +146,7 @@ def disk_of(setting: Setting) -> dict[str, float]:
     """Bytes on disk of one seed: the models that stay (base, sft, ppo, rm, normalize and critic, in
     float32), the checkpoints of the stage with the largest, and what comes from the hub.
     """
-    policy, scorer = policy_parameters(setting.shape), scorer_parameters(setting.shape)
+    policy, scorer = parameters(setting.shape), parameters(setting.shape, scalar=True)
     base, source = setting.config.base.checkpoint, setting.config.data.source
     return {
         "models": float(FULL * 3 * (policy + scorer)),
@@ -160,8 +160,9 @@ def disk_of(setting: Setting) -> dict[str, float]:
 def checkpoint_bytes(setting: Setting, stage: str) -> int:
     """Bytes of one checkpoint: all weights of the networks that learn, and Adam's moments."""
     shape, rank = setting.shape, setting.rank(stage)
-    networks = [policy_parameters(shape)]
-    networks += [scorer_parameters(shape)] if stage == "ppo" else []
+    networks = [
+        parameters(shape, scalar) for scalar in ([False, True] if stage == "ppo" else [False])
+    ]
     adapter = adapter_parameters(shape, rank)
     learned = len(networks) * adapter if rank else sum(networks)
     return FULL * (sum(networks) + len(networks) * adapter) + MOMENTS * learned

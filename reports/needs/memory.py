@@ -11,6 +11,7 @@ width. The longest sequences decide, because rows of similar length share a batc
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from reports.needs.shapes import (
     GPT2,
@@ -18,10 +19,11 @@ from reports.needs.shapes import (
     Shape,
     adapter_parameters,
     block_weights,
-    policy_parameters,
-    scorer_parameters,
+    lengths_of,
+    parameters,
+    shape_of,
 )
-from stages.settings.config import Config
+from stages.settings.config import Config, Data
 from stages.settings.families import CHUNK, PLAIN_HEAD
 
 FULL, HALF = 4, 2  # bytes of a float32 and of a bf16 number
@@ -63,7 +65,7 @@ class Network:
     @property
     def parameters(self) -> int:
         """Its own parameters, without an adapter."""
-        return scorer_parameters(self.shape) if self.scalar else policy_parameters(self.shape)
+        return parameters(self.shape, self.scalar)
 
     @property
     def learned(self) -> int:
@@ -136,6 +138,11 @@ class Setting:
     """Whether the devices share weights, gradients and moments: ENGINE=fsdp2."""
 
     @property
+    def data(self) -> Data:
+        """What limits the longest rows."""
+        return self.config.data
+
+    @property
     def shards(self) -> int:
         """Parts that each weight is cut into."""
         return self.devices if self.sharded else 1
@@ -164,6 +171,14 @@ class Setting:
     def rank(self, stage: str) -> int:
         """Rank of a stage's adapters; 0 if it learns all weights."""
         return self.config.lora.rank if stage in self.config.lora.adapted_stages else 0
+
+
+def setting_of(config: Config, **more: Any) -> Setting:
+    """The setting of a run, with the shape and the lengths that its settings name.
+
+    Raises UserError as `shape_of` does.
+    """
+    return Setting(config=config, shape=shape_of(config.base), lengths=lengths_of(config), **more)
 
 
 # -- activations -----------------------------------------------------------------------------------

@@ -40,22 +40,25 @@ STAGE_OF_PART = {
 
 def part_bytes(setting: Setting) -> dict[str, Bytes]:
     """The worst moment of every part, by the part's name."""
-    config, lengths = setting.config, setting.lengths
+    config, data = setting.config, setting.data
     small, large = shares(setting)
     alone = replace(setting, sharded=False)  # what learns nothing is loaded whole by every process
     policy, scorer = (Network(shape=setting.shape, scalar=scalar) for scalar in (False, True))
     sft, rm, dpo = ([_learner(setting, stage, stage == "rm")] for stage in ("sft", "rm", "dpo"))
-    positions = lengths.longest_sft if config.sft.loss_on_query else lengths.longest_summary
+    longest = data.max_query_summary_tokens
+    positions = longest if config.sft.loss_on_query else data.max_summary_tokens
     sft_size = min(small, share_of(config.sft.batch_size, setting))
     rm_size = min(_pairs(small), 2 * share_of(config.rm.batch_size, setting))
     dpo_size = min(_pairs(small), 2 * share_of(config.dpo.batch_size, setting))
-    summaries = (large, lengths.longest_query, lengths.longest_summary)
+    references = config.normalize.posts or setting.lengths.rows["sft_train"] or large
+    scored = (min(large, references), longest, 0)
+    summaries = (large, data.max_query_tokens, data.max_summary_tokens)
     return {
-        "sft step": training(setting, sft, (sft_size, lengths.longest_sft, positions)),
-        "sft validation": passing(setting, sft, (small, lengths.longest_sft, positions)),
+        "sft step": training(setting, sft, (sft_size, longest, positions)),
+        "sft validation": passing(setting, sft, (small, longest, positions)),
         "rm step": training(setting, rm, (*_pair_rows(setting, rm_size)[:2], 0)),
         "rm validation": passing(setting, rm, (*_pair_rows(setting, _pairs(large))[:2], 0)),
-        "references": passing(alone, [scorer], (large, lengths.longest_episode, 0)),
+        "references": passing(alone, [scorer], scored),
         "ppo rollout": _rollout(setting),
         "ppo learn": _ppo_learn(setting),
         "dpo step": training(setting, dpo, _pair_rows(setting, dpo_size)),
@@ -86,11 +89,10 @@ def _pairs(size: int) -> int:
 
 def _pair_rows(setting: Setting, sequences: int) -> Batch:
     """Rows of a pass over pairs, their tokens, and the positions of compared summaries."""
-    lengths = setting.lengths
+    longest, compared = setting.data.max_query_comparison_tokens, setting.data.max_comparison_tokens
     if setting.shape.family in SHARING:
-        longest = lengths.longest_pair + lengths.longest_compared
-        return sequences // 2, longest, 2 * lengths.longest_compared
-    return sequences, lengths.longest_pair, lengths.longest_compared
+        return sequences // 2, longest + compared, 2 * compared
+    return sequences, longest, compared
 
 
 def _episode_rows(setting: Setting, size: int) -> Batch:
@@ -98,11 +100,11 @@ def _episode_rows(setting: Setting, size: int) -> Batch:
 
     A query stands once before its samples, which no pass parts.
     """
-    lengths, group = setting.lengths, setting.config.ppo.samples_per_query
+    query, response = setting.data.max_query_tokens, setting.data.max_summary_tokens
     if setting.shape.family not in SHARING:
-        return size, lengths.longest_episode, lengths.longest_summary
-    responses = group * lengths.longest_summary
-    return max(1, size // group), lengths.longest_query + responses, responses
+        return size, query + response, response
+    group = setting.config.ppo.samples_per_query
+    return max(1, size // group), query + group * response, group * response
 
 
 def ppo_networks(setting: Setting) -> list[Network]:
@@ -116,9 +118,9 @@ def ppo_networks(setting: Setting) -> list[Network]:
 
 def _rollout(setting: Setting) -> Bytes:
     """One autocast spans what measures: the copies of policy and critic stay until its end."""
-    lengths, networks = setting.lengths, ppo_networks(setting)
+    data, networks = setting.data, ppo_networks(setting)
     size = min(shares(setting)[1], share_of(setting.config.ppo.batch_size, setting))
-    sampled = sampling(setting, networks, (size, lengths.longest_query, lengths.longest_summary))
+    sampled = sampling(setting, networks, (size, data.max_query_tokens, data.max_summary_tokens))
     batch = _episode_rows(setting, size)
     per_logit = PLAIN_FORWARD if setting.half else LOSS_FORWARD
     measured = passing(setting, networks, batch, per_logit, together=True)

@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from reports.needs import gpus, work
-from reports.needs.memory import Bytes, Setting
+from reports.needs.memory import Bytes, Setting, setting_of
 from reports.needs.parts import mends, part_bytes, too_large
-from reports.needs.shapes import lengths_of, policy_parameters, scorer_parameters, shape_of
+from reports.needs.shapes import parameters
 from stages.running.launch import check_numbers
 from stages.settings.checks import Parser, in_one_line, require
 from stages.settings.command_line import Request, add_arguments, config_of, request_of
@@ -28,20 +28,19 @@ GIGA = 1e9
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What is planned for one run: its setting, its GPUs, and how it is counted."""
+    """What is planned for one run: its setting, its GPUs, and how fast they are assumed to be."""
 
     setting: Setting
     gpu_name: str
     seeds: Sequence[int]
-    mfu: float
-    """Share of the GPU's peak, assumed."""
+    rate: work.Rate
     price: float = 0.0
     """USD for an hour of one GPU; 0: not known."""
 
     @property
     def gpu(self) -> gpus.Gpu:
         """Its GPU."""
-        return gpus.gpu_of(self.gpu_name)
+        return self.rate.gpu
 
     @property
     def gpus(self) -> str:
@@ -51,7 +50,7 @@ class Plan:
     @property
     def hours(self) -> float:
         """Hours of one seed without DPO, which is optional."""
-        hours = work.hours_by_stage(self.setting, work.Rate(gpu=self.gpu, mfu=self.mfu))
+        hours = work.hours_by_stage(self.setting, self.rate)
         return sum(spent for stage, spent in hours.items() if stage != work.OPTIONAL)
 
     @property
@@ -66,19 +65,16 @@ def plan_of(request: Request, args: argparse.Namespace) -> Plan:
 
     Raises UserError for an unknown preset, setting, GPU or shape.
     """
-    config = config_of(request)
     name, devices = gpus.gpus_for(request.preset, args.gpu, args.gpus)
     engine = args.engine or ("fsdp2" if request.preset in gpus.SHARDED else "ddp")
     check_numbers(devices, args.nodes, engine)
-    setting = Setting(
-        config=config,
-        shape=shape_of(config.base),
-        lengths=lengths_of(config),
-        devices=devices * args.nodes,
-        sharded=engine == "fsdp2",
-    )
+    sharded = engine == "fsdp2"
     return Plan(
-        setting=setting, gpu_name=name, seeds=args.seeds, mfu=args.mfu, price=args.price_per_hour
+        setting=setting_of(config_of(request), devices=devices * args.nodes, sharded=sharded),
+        gpu_name=name,
+        seeds=args.seeds,
+        rate=work.Rate(gpu=gpus.gpu_of(name), mfu=args.mfu),
+        price=args.price_per_hour,
     )
 
 
@@ -94,7 +90,7 @@ def gib(count: float) -> str:
 def title_lines(plan: Plan) -> list[str]:
     """Which run, which model, which GPUs."""
     setting, gpu = plan.setting, plan.gpu
-    policy, scorer = policy_parameters(setting.shape), scorer_parameters(setting.shape)
+    policy, scorer = parameters(setting.shape), parameters(setting.shape, scalar=True)
     named = "seeds " if len(plan.seeds) > 1 else "seed "
     shared = ", ENGINE=fsdp2" if setting.sharded else ""
     precision = "bf16 autocast, float32 weights" if setting.half else "float32"
@@ -146,7 +142,7 @@ def fit_lines(plan: Plan, parts: dict[str, Bytes]) -> list[str]:
 
 def work_lines(plan: Plan) -> list[str]:
     """Updates, tokens and hours of every stage, and of the whole run."""
-    setting, rate = plan.setting, work.Rate(gpu=plan.gpu, mfu=plan.mfu)
+    setting, rate = plan.setting, plan.rate
     updates, hours = work.updates_of(setting), work.hours_by_stage(setting, rate)
     tokens = work.totals((each.stage, each.tokens) for each in work.work_of(setting))
     lines = [f"{'stage':12}{'updates':>10}{'million tokens':>16}{'hours':>10}"]
@@ -162,7 +158,7 @@ def work_lines(plan: Plan) -> list[str]:
         *lines,
         f"{'without dpo':38}{plan.hours:>10.2f}{seeds}",
         f"one update of PPO: {whole:.1f} s ({shares})",
-        f"at {plan.mfu:.0%} of {plan.gpu.teraflops:g} Tflop/s: ASSUMED, not measured. "
+        f"at {rate.mfu:.0%} of {plan.gpu.teraflops:g} Tflop/s: ASSUMED, not measured. "
         "`make rehearse` measures it.",
     ]
 

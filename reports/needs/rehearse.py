@@ -3,32 +3,33 @@
     python -m reports.needs.rehearse --preset pythia-1b --price-per-hour 2.5
 
 It is a run like any other, through the pipeline and in as many processes, with fewer rows and
-smaller batches, on rows as long as the limits allow (`inputs.py`). What the stages recorded of
-memory and time stands beside the plan, and from their speed follow the hours of the whole run. The
-table stays, as JSON and Markdown, in `runs/<name>/rehearsal/`; the run itself is removed.
+smaller batches, on random weights of the shape and rows as long as the limits allow (`inputs.py`).
+What the stages recorded of memory and time stands beside the plan, and from their speed follow the
+hours of the whole run. The table stays, as JSON and Markdown, in `runs/<name>/rehearsal/`; the run
+itself is removed.
 """
 
 import argparse
-import json
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import chdir
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from reports.needs.gpus import GIB, gpu_of_device
-from reports.needs.memory import Setting
+from reports.needs.inputs import draw_weights, write_rows, write_tokenizer
+from reports.needs.memory import Setting, setting_of
 from reports.needs.parts import STAGE_OF_PART, part_bytes
-from reports.needs.shapes import lengths_of, policy_parameters, shape_of
+from reports.needs.shapes import parameters, shape_of
 from reports.needs.work import OPTIONAL, Work, totals, updates_of, work_of
 from stages import pipeline
 from stages.finished import read_manifest, stage_folder
-from stages.running.files import read_json, read_lines, write_json, write_text
+from stages.running.files import read_lines, write_json, write_text
 from stages.running.launch import add_launch_arguments, processes_of
 from stages.running.signals import CALLER_SAYS_STOP
 from stages.settings import config as settings
@@ -40,10 +41,10 @@ from stages.settings.stages import TRAINED
 
 GOALS = ("dpo", "summaries")  # with all that they are made from
 REHEARSED = ("sft", "rm", "normalize", "ppo", "dpo", "summaries")
+LEARNED = ("sft", "rm", "ppo", "dpo")
 UPDATES = 2  # the second has the optimizer's moments, and libraries are loaded
 PASSES = 2  # of an optimizer step, and of a rollout
 STOPPED = (129, 130, 143)
-ROLLOUT = "rollout"
 LIBRARIES = """
 import eval.summaries, stages.ppo
 from stages.running.machine import peak_memory_gib
@@ -51,7 +52,6 @@ print(peak_memory_gib())
 """
 ROOT = Path(__file__).parents[2]
 Row = dict[str, float]
-Manifests = dict[str, dict[str, Any]]
 
 
 # -- the run ---------------------------------------------------------------------------------------
@@ -78,77 +78,56 @@ def counts_of(config: Config, processes: int) -> dict[str, int]:
     }
 
 
-def make_inputs(request: Request, folder: Path, counts: dict[str, int], held_out: int) -> Any:
-    """Write rows and weights in a process of its own: two batches to learn, `held_out` rows to
-    validate; what `inputs.json` says of them. Raises UserError if they cannot be had.
-    """
+def short_request(request: Request, processes: int, folder: Path) -> Request:
+    """The run that is made: its weights and rows are written to a folder."""
+    config = config_of(request)
+    counts, shape = counts_of(config, processes), shape_of(config.base)
+    draw_weights(shape, config.seed, folder / "model")
+    write_tokenizer(shape.vocabulary, folder / "model")
     posts = UPDATES * counts["sft.batch_size"]
     pairs = UPDATES * max(counts["rm.batch_size"], counts["dpo.batch_size"])
+    held_out = config.memory.forward_batch_size * processes
     rows = dict(zip((*POSTS, *COMPARISONS), (posts, held_out, pairs, held_out), strict=True))
-    words = [sys.executable, "-m", "reports.needs.inputs", str(folder), "--rows", json.dumps(rows)]
-    if subprocess.run([*words, *request.arguments], check=False).returncode:
-        raise UserError("the rehearsal's rows and weights could not be made: see above")
-    return read_json(folder / "inputs.json")
+    write_rows(folder / "data", config.data, rows)
+    changes = counts | {"base.checkpoint": folder / "model", "base.tokenizer": ""}
+    overrides = (*request.overrides, *(f"{key}={value}" for key, value in changes.items()))
+    data = str(folder / "data")
+    return replace(request, name="rehearsal", data=data, tokenizer="", overrides=overrides)
 
 
 def rehearse(request: Request, args: argparse.Namespace) -> tuple[list[str], int]:
     """Run the rehearsal; the table, and the exit status of a stage that failed or was stopped.
 
     Nothing but the table of the stages that have finished stays, whenever this is stopped. Raises
-    UserError for a run that trains nothing, and for rows and weights that cannot be had.
+    UserError for a run that trains nothing, and if no stage has finished.
     """
     config, processes = config_of(request), processes_of(args.gpus, args.nodes, args.launch)
     if config.kind != TRAINED:
         raise UserError("a rehearsal trains: leave out POLICY= and INPUT=")
     folder = (settings.RUNS / config.name / "rehearsal").absolute()
-    work = folder / "work"
+    work, sharded = folder / "work", args.engine == "fsdp2"
     shutil.rmtree(work, ignore_errors=True)  # of a rehearsal that was killed
     work.mkdir(parents=True)
+    options = f"--gpus {args.gpus} --nodes {args.nodes} --engine {args.engine}".split()
+    options += ["--launch", args.launch] if args.launch else []
+    paths = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    environment = {"PYTHONPATH": paths, CALLER_SAYS_STOP: "1"}
     try:
-        counts = counts_of(config, processes)
-        held_out = config.memory.forward_batch_size * processes
-        inputs = make_inputs(request, work, counts, held_out)
-        changes = (f"{key}={value}" for key, value in counts.items())
-        overrides = (*request.overrides, *changes, *inputs["settings"])
-        short_request = replace(
-            request, name="rehearsal", data=str(work / "data"), tokenizer="", overrides=overrides
-        )
-        options = f"--gpus {args.gpus} --nodes {args.nodes} --engine {args.engine}".split()
-        options += ["--launch", args.launch] if args.launch else []
-        with below(work):
-            code = pipeline_code([*GOALS, *short_request.arguments, *options])
-            short, sharded = config_of(short_request), args.engine == "fsdp2"
-            finished = finished_stages(short)
-            if code in STOPPED and not finished:
-                raise SystemExit(code)
-            record = record_of((config, short), finished, processes, sharded)
+        short = short_request(request, processes, work)
+        with chdir(work), mock.patch.dict(os.environ, environment):
+            code = pipeline_code([*GOALS, *short.arguments, *options])
+            record = record_of(config, config_of(short), processes, sharded)
     finally:
         shutil.rmtree(work, ignore_errors=True)
-    record["weights"] = inputs["weights"]
+    if not record["stages"] and code in STOPPED:
+        raise SystemExit(code)
+    if not record["stages"]:
+        raise UserError("no stage of the rehearsal has finished: see above")
     lines = table_lines(record, args.price_per_hour)
     write_json(folder / "rehearsal.json", record)
     page = "\n".join([f"# Rehearsal of {config.name}", "", "```", *lines, "```", ""])
     write_text(folder / "rehearsal.md", page)
     return [*lines, "", f"saved in {settings.RUNS / config.name}/rehearsal, .md and .json"], code
-
-
-@contextmanager
-def below(folder: Path) -> Iterator[None]:
-    """Work in a folder, where a run has its own `runs/`; modules are found from there too, and no
-    stage says how it goes on after a signal: the folder is removed.
-    """
-    names = ("PYTHONPATH", CALLER_SAYS_STOP)
-    here, before = Path.cwd(), {name: os.environ.get(name) for name in names}
-    paths = [str(ROOT), *([before["PYTHONPATH"]] if before["PYTHONPATH"] else [])]
-    os.environ |= {"PYTHONPATH": os.pathsep.join(paths), CALLER_SAYS_STOP: "1"}
-    os.chdir(folder)
-    try:
-        yield
-    finally:
-        os.chdir(here)
-        for name, value in before.items():
-            os.environ.pop(name)
-            os.environ |= {} if value is None else {name: value}
 
 
 def pipeline_code(words: list[str]) -> int:
@@ -163,46 +142,29 @@ def pipeline_code(words: list[str]) -> int:
 # -- what was measured -----------------------------------------------------------------------------
 
 
-def finished_stages(config: Config) -> Manifests:
-    """The manifests of the stages that have finished, by stage."""
-    manifests = {stage: read_manifest(stage_folder(config, stage)) for stage in REHEARSED}
-    return {stage: manifest for stage, manifest in manifests.items() if manifest is not None}
-
-
-def record_of(
-    configs: tuple[Config, Config], finished: Manifests, processes: int, sharded: bool
-) -> dict[str, Any]:
-    """What the stages recorded beside the plan, and the hours of the whole run, for the settings
-    of the whole run and of the short one. Raises UserError if no stage has finished.
+def record_of(config: Config, short: Config, processes: int, sharded: bool) -> dict[str, Any]:
+    """What the stages that have finished recorded, beside the plan, and the hours of the whole run,
+    for the settings of the whole run and of the short one.
     """
-    config, short_config = configs
-    if not finished:
-        raise UserError("no stage of the rehearsal has finished: see above")
-    device = next(iter(finished.values()))["device"]
-    short = Setting(
-        config=short_config,
-        shape=shape_of(config.base),
-        lengths=lengths_of(short_config),
-        devices=processes,
-        on_gpu=not device.startswith("CPU"),
-        sharded=sharded,
-    )
-    whole = replace(short, config=config, lengths=lengths_of(config))
-    rows = {stage: row_of(short, stage, manifest) for stage, manifest in finished.items()}
-    gpu = gpu_of_device(device) if short.half else None
-    learned = ("sft", "rm", "ppo", "dpo")
+    read = {stage: read_manifest(stage_folder(short, stage)) for stage in REHEARSED}
+    manifests = {stage: manifest for stage, manifest in read.items() if manifest is not None}
+    device = next((manifest["device"] for manifest in manifests.values()), "")
+    how = {"devices": processes, "on_gpu": not device.startswith("CPU"), "sharded": sharded}
+    setting = setting_of(short, **how)
+    rows = {stage: row_of(setting, stage, manifest) for stage, manifest in manifests.items()}
+    gpu = gpu_of_device(device) if setting.half else None
     return {
         "name": config.name,
         "preset": config.preset,
         "overrides": config.overrides,
-        "parameters": policy_parameters(short.shape),
+        "parameters": parameters(setting.shape),
         "device": device,
-        "half": short.half,
+        "half": setting.half,
         "memory": vars(config.memory),
-        "batches": {stage: getattr(short_config, stage).batch_size for stage in learned},
+        "batches": {stage: getattr(short, stage).batch_size for stage in LEARNED},
         "peak_speed": gpu.teraflops * 1e12 * processes if gpu else None,
         "stages": rows,
-        "hours": hours_of(whole, rows) if len(rows) == len(REHEARSED) else {},
+        "hours": hours_of(setting_of(config, **how), rows) if len(rows) == len(REHEARSED) else {},
     }
 
 
@@ -212,17 +174,19 @@ def row_of(setting: Setting, stage: str, manifest: dict[str, Any]) -> Row:
     """
     metrics = stage_folder(setting.config, stage) / "metrics.jsonl"
     last = read_lines(metrics)[-1] if metrics.exists() else {}
-    on_gpu, rollout = setting.on_gpu, last.get("seconds/rollout", 0.0)
-    peak = manifest["peak_gpu_gib"] if on_gpu else manifest["peak_memory_gib"] - libraries_gib()
+    peak = manifest["peak_gpu_gib"]
+    if not setting.on_gpu:
+        peak = max(0.0, manifest["peak_memory_gib"] - libraries_gib())
     parts = part_bytes(setting).items()
     plan = max(held.total for part, held in parts if STAGE_OF_PART[part] == stage) / GIB
-    row = {"plan": plan, "peak": max(0.0, peak), "seconds": manifest["seconds"]}
+    row = {"plan": plan, "peak": peak, "seconds": manifest["seconds"]}
     if "seconds/update" not in last:
         return row
     works = [work for work in work_of(at_limits(setting, stage)) if work.stage == stage]
-    updates, steps = updates_of(setting)[stage], last["seconds/update"] - rollout
+    updates, rollout = updates_of(setting)[stage], last.get("seconds/rollout", 0.0)
+    steps = last["seconds/update"] - rollout
     learned = sum(work.flops for work in works if work.learns) / updates
-    row |= {"steps": steps, ROLLOUT: rollout, "steps_speed": learned / steps}
+    row |= {"steps": steps, "rollout": rollout, "steps_speed": learned / steps}
     if rollout:
         flops = sum(work.flops for work in works) / updates
         row["rollout_speed"] = (flops - learned) / rollout
@@ -237,15 +201,17 @@ def libraries_gib() -> float:
 
 def at_limits(setting: Setting, stage: str) -> Setting:
     """The setting with the lengths of the rehearsal's rows in place of mean ones."""
-    lengths = setting.lengths
-    query = lengths.longest_sft - lengths.longest_summary
+    data = setting.data
+    query = data.max_query_summary_tokens - data.max_summary_tokens
     if stage in ("rm", "dpo"):
-        query = lengths.longest_pair - lengths.longest_compared
-    summary, compared = lengths.longest_summary, lengths.longest_compared
-    query = min(query, lengths.longest_query)
-    return replace(
-        setting, lengths=replace(lengths, query=query, summary=summary, compared=compared)
+        query = data.max_query_comparison_tokens - data.max_comparison_tokens
+    lengths = replace(
+        setting.lengths,
+        query=min(query, data.max_query_tokens),
+        summary=data.max_summary_tokens,
+        compared=data.max_comparison_tokens,
     )
+    return replace(setting, lengths=lengths)
 
 
 def hours_of(setting: Setting, rows: dict[str, Row]) -> dict[str, float]:
@@ -267,38 +233,32 @@ def hours_of(setting: Setting, rows: dict[str, Row]) -> dict[str, float]:
 
 def table_lines(record: dict[str, Any], price: float) -> list[str]:
     """The whole table, in lines of at most 80 columns."""
-    memory = record["memory"]
+    memory, most = record["memory"], record["peak_speed"]
     batches = ", ".join(f"{stage} {size}" for stage, size in record["batches"].items())
     libraries = ", without the libraries" if record["device"].startswith("CPU") else ""
     lines = [
-        f"rehearsal of {record['name']}: {record['parameters']:,} parameters",
+        f"rehearsal of {record['name']}: {record['parameters']:,} parameters, random",
         f"  {record['device']}, {'bf16 autocast' if record['half'] else 'float32'}",
         f"  microbatch {memory['microbatch_size']}, without gradients "
-        f"{memory['forward_batch_size']}; weights: {record['weights']}",
-        f"  rows as long as the limits allow; batches: {batches}",
+        f"{memory['forward_batch_size']}; batches: {batches}",
         "",
         f"GiB on one device{libraries}; seconds of a stage and of its last update",
         f"{'stage':12}{'plan':>7}{'peak':>7}{'ratio':>7}{'seconds':>9}{'an update':>11}"
         f"{'Gflop/s':>10}{'share':>7}",
-        *(_row_line(stage, row, record["peak_speed"]) for stage, row in record["stages"].items()),
-        "ratio: plan / peak. Gflop/s, and share of the GPU's peak: of optimizer steps",
-        "",
-        *hours_lines(record, price),
     ]
-    return [line[:80] for line in lines]
+    for stage, row in record["stages"].items():
+        ratio = f"{row['plan'] / row['peak']:.2f}" if row["peak"] else "-"
+        line = f"{stage:12}{row['plan']:>7.2f}{row['peak']:>7.2f}{ratio:>7}{row['seconds']:>9.1f}"
+        if "steps" in row:
+            share = f"{row['steps_speed'] / most:.0%}" if most else "-"
+            line += f"{row['steps'] + row['rollout']:>11.2f}{row['steps_speed'] / 1e9:>10,.0f}"
+            line += f"{share:>7}"
+        lines.append(line)
+    lines += ["ratio: plan / peak. Gflop/s, and share of the GPU's peak: of optimizer steps", ""]
+    return [line[:80] for line in [*lines, *hours_lines(record, price)]]
 
 
-def _row_line(stage: str, row: Row, most: float | None) -> str:
-    ratio = f"{row['plan'] / row['peak']:.2f}" if row["peak"] else "-"
-    line = f"{stage:12}{row['plan']:>7.2f}{row['peak']:>7.2f}{ratio:>7}{row['seconds']:>9.1f}"
-    if "steps" not in row:
-        return line
-    share = f"{row['steps_speed'] / most:.0%}" if most else "-"
-    speed = f"{row['steps_speed'] / 1e9:,.0f}"
-    return f"{line}{row['steps'] + row[ROLLOUT]:>11.2f}{speed:>10}{share:>7}"
-
-
-def hours_lines(record: dict[str, Any], price: float) -> Sequence[str]:
+def hours_lines(record: dict[str, Any], price: float) -> list[str]:
     """The hours of the whole run, and its price."""
     hours = record["hours"]
     if not hours:
@@ -306,7 +266,7 @@ def hours_lines(record: dict[str, Any], price: float) -> Sequence[str]:
     needed = sum(spent for stage, spent in hours.items() if stage != OPTIONAL)
     paid = f", ${needed * price:,.0f} at ${price:g} an hour" if price else ""
     ppo = record["stages"]["ppo"]
-    rollout = ppo[ROLLOUT] / (ppo[ROLLOUT] + ppo["steps"])
+    rollout = ppo["rollout"] / (ppo["rollout"] + ppo["steps"])
     return [
         f"an update of PPO: {rollout:.0%} sample, measure, score; {1 - rollout:.0%} learn",
         "hours of the whole run at these speeds, by counting",

@@ -49,14 +49,19 @@ class Shape:
         return self.vocabulary * self.hidden
 
     @property
+    def head(self) -> int:
+        """Width of one head."""
+        return self.head_width or self.hidden // self.heads
+
+    @property
     def attention(self) -> int:
         """Width of all heads together."""
-        return self.heads * (self.head_width or self.hidden // self.heads)
+        return self.heads * self.head
 
     @property
     def key_value(self) -> int:
         """Width of all keys of one token, and of all values."""
-        return (self.kv_heads or self.heads) * (self.head_width or self.hidden // self.heads)
+        return (self.kv_heads or self.heads) * self.head
 
     @property
     def gated(self) -> bool:
@@ -86,27 +91,20 @@ def block_parameters(shape: Shape) -> int:
         return weights + sum(outputs for _, outputs in linear_layers(shape)) + 4 * hidden
     extra = {
         "qwen2": shape.attention + 2 * shape.key_value,  # biases of queries, keys and values
-        "qwen3": 2 * (shape.head_width or hidden // shape.heads),  # norms of queries and keys
+        "qwen3": 2 * shape.head,  # norms of queries and keys
         "gemma2": 2 * hidden,  # a norm after each part, too
     }
     return weights + 2 * hidden + extra.get(shape.family, 0)
 
 
-def backbone_parameters(shape: Shape) -> int:
-    """Parameters without any head: embeddings, blocks, the last norm."""
+def parameters(shape: Shape, scalar: bool = False) -> int:
+    """Parameters of the causal language model; or of a reward model or critic, which has one output
+    with a bias in place of the vocabulary.
+    """
     embeddings = shape.vocabulary + shape.positions * (shape.family == GPT2)
     norm = 1 if shape.gated else 2
-    return (embeddings + norm) * shape.hidden + shape.layers * block_parameters(shape)
-
-
-def policy_parameters(shape: Shape) -> int:
-    """Parameters of the causal language model."""
-    return backbone_parameters(shape) + shape.embedding * (not shape.tied)
-
-
-def scorer_parameters(shape: Shape) -> int:
-    """Parameters of a reward model or critic: one output with a bias in place of the vocabulary."""
-    return backbone_parameters(shape) + shape.hidden + 1
+    backbone = (embeddings + norm) * shape.hidden + shape.layers * block_parameters(shape)
+    return backbone + (shape.hidden + 1 if scalar else shape.embedding * (not shape.tied))
 
 
 def adapter_parameters(shape: Shape, rank: int) -> int:
@@ -230,49 +228,31 @@ CHARACTERS_PER_TOKEN = 4.06
 
 @dataclass(frozen=True, kw_only=True)
 class Lengths:
-    """Rows of the splits, and tokens: means, which say how much work there is, and the longest,
-    which say how much memory it takes.
+    """Rows of the splits, and mean tokens of a row, which say how much work there is. The longest
+    rows, which say how much memory it takes, are the limits of `data.max_*`.
     """
 
     rows: dict[str, int]
     query: float
-    """Mean tokens of a query."""
     summary: float
-    """Mean tokens of a reference summary with its EOS."""
+    """Of a reference, with its EOS."""
     compared: float
-    """Mean tokens of a compared summary."""
-    longest_query: int
-    longest_summary: int
-    """Also what PPO samples."""
-    longest_compared: int
-    longest_sft: int
-    """Longest query and summary together."""
-    longest_pair: int
-    """Longest query and compared summary together."""
-
-    @property
-    def longest_episode(self) -> int:
-        """Longest query and response of PPO together."""
-        return self.longest_query + self.longest_summary
+    """Of a compared summary."""
 
 
 def lengths_of(config: Config) -> Lengths:
     """What a run reads. Missing files count 0 rows: the run itself says what is wrong with them."""
-    data, longest, rows = config.data, config.data.max_query_tokens, _rows_of(config)
+    data, rows = config.data, _rows_of(config)
     share = TOY_SHARE if data.source == TOY else 1.0
     used = {name: min(count, data.rows.get(name) or count) for name, count in rows.items()}
     if config.rm.pairs != ALL_PAIRS:
         used["comparisons_train"] //= 2
+    query = data.max_query_tokens * share
     return Lengths(
         rows=used,
-        query=longest * share if data.source == TOY else min(QUERY_TOKENS, longest),
+        query=query if data.source == TOY else min(QUERY_TOKENS, query),
         summary=min(SUMMARY_TOKENS, data.max_summary_tokens * share),
         compared=min(COMPARED_TOKENS, data.max_comparison_tokens * share),
-        longest_query=longest,
-        longest_summary=data.max_summary_tokens,
-        longest_compared=data.max_comparison_tokens,
-        longest_sft=data.max_query_summary_tokens,
-        longest_pair=data.max_query_comparison_tokens,
     )
 
 
@@ -293,10 +273,9 @@ def _lines_of(folder: Path, split: str) -> int:
     if (folder / f"{split}.jsonl").is_file():
         with (folder / f"{split}.jsonl").open("rb") as lines:
             return sum(1 for _ in lines)
-    if (folder / f"{split}.parquet").is_file():
-        try:
-            import pyarrow.parquet
-        except ImportError:
-            return 0
+    try:
+        import pyarrow.parquet
+
         return int(pyarrow.parquet.ParquetFile(folder / f"{split}.parquet").metadata.num_rows)
-    return 0
+    except (ImportError, OSError):
+        return 0

@@ -106,7 +106,7 @@ def work_of(setting: Setting) -> list[Work]:
     Sampling stops when every row has its EOS; planned are all tokens, as at the start of PPO.
     """
     config, lengths, rows = setting.config, setting.lengths, setting.lengths.rows
-    query, response, ppo = lengths.query, float(lengths.longest_summary), config.ppo
+    query, response, ppo = lengths.query, float(config.data.max_summary_tokens), config.ppo
     whole, shares_query = query + lengths.summary, setting.shape.family in SHARING
     # Mean tokens that a pass computes for one of the two summaries of a comparison, and for one of
     # the samples of a query.
@@ -210,7 +210,7 @@ def update_flops(setting: Setting, queries: Sequence[int], stage: str = "ppo") -
 def _grouped_flops(setting: Setting, stage: str) -> dict[str, float]:
     """Of one query and all its samples, without a critic."""
     section, query = getattr(setting.config, stage), setting.lengths.query
-    response = float(setting.lengths.longest_summary)
+    response = float(setting.data.max_summary_tokens)
     sampled = section.samples_per_query * response
     length = query + response  # that a token attends to
     policy, scorer = (

@@ -1,18 +1,14 @@
 """One measurement of ours, in a process of its own: `make bench` starts it.
 
-    python -m reports.speed.measure ppo --folder FOLDER --preset pythia-14m
+    python -m reports.speed.measure ppo folder/ppo.json --preset pythia-14m
 
 `prepare` writes weights, and queries: random tokens with the lengths of real posts. `ppo`, `rloo`
-and `grpo` are one whole update: all rows of the batch as they come, all epochs; a peer is measured
-on the same tokens.
+and `grpo` are one whole update: all rows of the batch as they come, all epochs; TRL is measured on
+the same tokens.
 """
 
-import argparse
 import random
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,11 +18,10 @@ import numpy as np
 import torch
 from accelerate import Accelerator
 
-from eval.rates.formulas import clustered_logit, wilson
 from reports.needs.inputs import draw_weights
-from reports.needs.memory import Setting
+from reports.needs.memory import setting_of
 from reports.needs.parts import update_floor
-from reports.needs.shapes import Shape, lengths_of, policy_parameters, shape_of
+from reports.needs.shapes import Shape, parameters, shape_of
 from reports.needs.work import update_flops
 from reports.speed.meter import Meter, hold, matrix_rate
 from reports.speed.speed import EOS_ID, LABELS, QUERIES
@@ -46,7 +41,7 @@ from stages.rl.rollout import measure, sample_responses, score
 from stages.rl.update import optimize, set_rate
 from stages.running.files import read_json, write_json
 from stages.running.machine import device_name
-from stages.settings.checks import in_one_line
+from stages.settings.checks import Parser, in_one_line
 from stages.settings.command_line import add_arguments, config_of, request_of
 from stages.settings.config import Config, Ppo
 from stages.settings.ppo import Grouped, PolicyGradient
@@ -56,7 +51,7 @@ WARM_TOKENS = 2
 STEPS = {
     "sample": "sample",
     "response_statistics": "measure",
-    "response_values": "score",  # a peer counts both scalar networks there
+    "response_values": "score",  # TRL counts both scalar networks there
     "score_responses": "score",
 }
 BASELINES = {"rloo": leave_one_out, "grpo": minus_group_mean}
@@ -75,7 +70,7 @@ def prepare(config: Config, folder: Path) -> dict[str, Any]:
     draw_weights(published, config.seed, folder / "model")
     scorer = new_reward_model(folder / "model", stream(config.seed, "reward head"))
     scorer.save_pretrained(folder / "reward_model")
-    return {"parameters": policy_parameters(published)}
+    return {"parameters": parameters(published)}
 
 
 def synthetic_queries(published: Shape, limit: int, count: int) -> list[list[int]]:
@@ -87,90 +82,59 @@ def synthetic_queries(published: Shape, limit: int, count: int) -> list[list[int
     return queries
 
 
-@dataclass(frozen=True, kw_only=True)
-class Place:
-    """What every measurement needs: settings, device, meter and the prepared folder."""
-
-    config: Config
-    folder: Path
-    accelerator: Accelerator
-    meter: Meter
-    setting: Setting
-
-
-def make_place(config: Config, folder: Path) -> Place:
-    """The place of this process. Weights are not loaded yet: memory is counted from here.
-
-    A stage's libraries of statistics are used once, so that they are not counted as tensors: a peer
-    has none of them.
-    """
-    accelerator = make_accelerator(config)
-    wilson(1, 2)
-    clustered_logit(np.array([1.0, 0.0, 1.0, 0.0]), np.ones((4, 1)), np.arange(4))
-    setting = Setting(
-        config=config,
-        shape=shape_of(config.base),
-        lengths=lengths_of(config),
-        on_gpu=accelerator.device.type == "cuda",
-    )
-    meter = Meter(torch.device(accelerator.device))
-    return Place(
-        config=config, folder=folder, accelerator=accelerator, meter=meter, setting=setting
-    )
-
-
-def measure_update(place: Place, stage: str) -> dict[str, Any]:
+def measure_update(config: Config, folder: Path, stage: str) -> dict[str, Any]:
     """Seconds of an update and of its steps, peak memory, tokens; and by counting, the operations
     that it must do and the bytes that it must hold.
     """
-    config, meter, setting = place.config, place.meter, place.setting
+    accelerator = make_accelerator(config)
+    meter = Meter(torch.device(accelerator.device))
+    setting = setting_of(config, on_gpu=meter.on_gpu)
     settings: PolicyGradient = getattr(config, stage)
     samples = settings.samples_per_query
     rate = matrix_rate(meter, setting.half)
-    rows: list[list[int]] = read_json(place.folder / QUERIES)[: settings.batch_size // samples]
+    rows: list[list[int]] = read_json(folder / QUERIES)[: settings.batch_size // samples]
     lengths = [len(row) for row in rows]
-    learner = load_learner(place, stage, settings)
-    networks = learner.networks
+    learner = load_learner(config, folder, accelerator, stage)
     # The smallest update, with which torch loads what it needs and the moments come to be.
     few = rows[: config.memory.microbatch_size // samples]
     once = replace(settings, num_ppo_epochs=1, num_minibatches=1)
     noise = Noise(seed=config.seed, purpose="bench", length=WARM_TOKENS)
-    take_update(learner, few, once, noise, meter)
+    take_update(learner, few, once, noise)
     noise = replace(noise, length=config.data.max_summary_tokens)
-    with timed_steps(meter) as spent:
-        (rollout, learning), seconds, peak = meter.whole(
-            lambda: take_update(learner, rows, settings, noise, meter)
-        )
-    longest = max(lengths)
+    with meter.watching(rollout_module, STEPS):
+        rollout, measured = meter.whole(lambda: take_update(learner, rows, settings, noise))
+    sampled = int((rollout.responses != learner.networks.pad_id).sum())
     return {
-        "seconds": seconds,
-        "peak": peak,
-        "learn": learning,
-        **spent,
-        "tokens": samples * sum(lengths) + int((rollout.responses != networks.pad_id).sum()),
+        **measured,
+        "tokens": samples * sum(lengths) + sampled,
         "flops": update_flops(setting, lengths, stage),
-        "floor": update_floor(setting, longest, rollout.responses.shape[1], stage),
+        "floor": update_floor(setting, max(lengths), rollout.responses.shape[1], stage),
         "matrix_rate": max(rate, matrix_rate(meter, setting.half)),
         "device": device_name(),
         "threads": torch.get_num_threads(),
-        "queries": {"rows": len(lengths), "mean": sum(lengths) / len(lengths), "longest": longest},
+        "queries": {
+            "rows": len(lengths),
+            "mean": sum(lengths) / len(lengths),
+            "longest": max(lengths),
+        },
     }
 
 
-def load_learner(place: Place, stage: str, settings: PolicyGradient) -> PolicyLearner:
+def load_learner(
+    config: Config, folder: Path, accelerator: Accelerator, stage: str
+) -> PolicyLearner:
     """The networks of a policy-gradient stage, all held in memory, with their optimizer."""
-    config, pad_id = place.config, place.setting.shape.vocabulary
+    settings: PolicyGradient = getattr(config, stage)
+    pad_id = shape_of(config.base).vocabulary
     tokenizer: Any = SimpleNamespace(eos_token_id=EOS_ID, pad_token_id=pad_id)
     origins = Origins(
-        policy=place.folder / "model",
-        reward_model=place.folder / "reward_model",
+        policy=folder / "model",
+        reward_model=folder / "reward_model",
         seed=config.seed,
         adapt=partial(adapt, config=config, stage=stage),
     )
     networks = load_networks(origins, tokenizer, settings, config.memory.frozen_dtype)
-    learner = make_learner(
-        place.accelerator, networks, settings, config.optimizer, config.memory, stage
-    )
+    learner = make_learner(accelerator, networks, settings, config.optimizer, config.memory, stage)
     for network in (networks.policy, networks.critic, networks.ref_policy, networks.reward_model):
         if network is not None:
             hold(network)
@@ -178,13 +142,9 @@ def load_learner(place: Place, stage: str, settings: PolicyGradient) -> PolicyLe
 
 
 def take_update(
-    learner: PolicyLearner,
-    rows: list[list[int]],
-    settings: PolicyGradient,
-    noise: Noise,
-    meter: Meter,
-) -> tuple[Rollout, float]:
-    """All six steps and their metrics, as the stage takes them; the seconds of learning."""
+    learner: PolicyLearner, rows: list[list[int]], settings: PolicyGradient, noise: Noise
+) -> Rollout:
+    """All six steps and their metrics, as the stage takes them."""
     kl_coef, pad_id = settings.kl_coef, learner.networks.pad_id
     set_rate(learner, settings)
     queries = [torch.tensor(row) for row in rows]
@@ -198,53 +158,23 @@ def take_update(
         shaped = shape(episodes, settings, pad_id, kl_coef)
         rollout = grouped.credit(shaped, settings, BASELINES[settings.section])
     describe(learner, rollout, settings, kl_coef)
-    meter.wait()
-    started = time.perf_counter()
     optimize(learner, rollout, settings, noise.seed, kl_coef)
-    meter.wait()
-    return rollout, time.perf_counter() - started
-
-
-@contextmanager
-def timed_steps(meter: Meter) -> Iterator[dict[str, float]]:
-    """While this lasts, the seconds of each step of a rollout are summed in what it yields."""
-    spent = dict.fromkeys(STEPS.values(), 0.0)
-
-    def timed(function: Callable[..., Any], step: str) -> Callable[..., Any]:
-        def call(*args: Any, **kwargs: Any) -> Any:
-            meter.wait()
-            started = time.perf_counter()
-            result = function(*args, **kwargs)
-            meter.wait()
-            spent[step] += time.perf_counter() - started
-            return result
-
-        return call
-
-    before = {name: getattr(rollout_module, name) for name in STEPS}
-    for name, step in STEPS.items():
-        setattr(rollout_module, name, timed(before[name], step))
-    try:
-        yield spent
-    finally:
-        for name, function in before.items():
-            setattr(rollout_module, name, function)
+    return rollout
 
 
 @in_one_line()
 def main(argv: list[str] | None = None) -> None:
-    """Make one measurement and write it to a file of its name in the folder."""
-    parser = argparse.ArgumentParser(description="one measurement of a bench")
+    """Make one measurement and write it to a file, beside which the weights lie."""
+    parser = Parser(description="one measurement of a bench")
     parser.add_argument("part", choices=["prepare", *LABELS])
-    parser.add_argument("--folder", required=True, type=Path)
+    parser.add_argument("result", type=Path)
     add_arguments(parser)
     args = parser.parse_args(argv)
-    config = config_of(request_of(args))
+    config, folder = config_of(request_of(args)), args.result.parent
     if args.part == "prepare":
-        result = prepare(config, args.folder)
+        write_json(args.result, prepare(config, folder))
     else:
-        result = measure_update(make_place(config, args.folder), args.part)
-    write_json(args.folder / f"{args.part}.json", result)
+        write_json(args.result, measure_update(config, folder, args.part))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Peak memory and time of a piece of work, on a GPU or on a CPU.
+"""Peak memory and time of a piece of work, and of the steps inside it, on a GPU or on a CPU.
 
 On a GPU torch counts its own tensors. On a CPU it is the process's resident memory, above what the
 process held before it loaded weights. The operating system keeps the highest value, so that no peak
@@ -7,9 +7,11 @@ is missed between two looks.
 
 import resource
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
+from unittest import mock
 
 import torch
 from torch import nn
@@ -31,27 +33,64 @@ class Meter:
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.on_gpu = device.type == "cuda"
+        self.spent: dict[str, float] = {}
+        """Seconds of each step that is watched, since `whole` began."""
+        self.last = 0.0
+        """When the last of these steps ended."""
         keep_freed_memory(AT_ONCE, AT_ONCE)
         warm_up(device)
         self.before = torch.cuda.memory_allocated(device) if self.on_gpu else _status("VmRSS")
 
-    def whole(self, work: Callable[[], T]) -> tuple[T, float, int]:
-        """What some work returns, its seconds, and the most that was held while it ran, bytes.
+    def whole(self, work: Callable[[], T]) -> tuple[T, dict[str, float]]:
+        """What some work returns; its `seconds`, those of each watched step, those of `learn`,
+        which is all after the last of them, and its `peak`, the most that was held, bytes.
 
         The process keeps freed memory, as a real run does: it is faster.
         """
         keep_freed_memory()
+        self.spent = dict.fromkeys(self.spent, 0.0)
         if self.on_gpu:
             torch.cuda.reset_peak_memory_stats(self.device)
         elif CLEAR.exists():
             CLEAR.write_text("5", encoding="ascii")  # the highest value starts again from here
         self.wait()
-        started = time.perf_counter()
+        started = self.last = time.perf_counter()
         result = work()
         self.wait()
-        seconds = time.perf_counter() - started
+        ended = time.perf_counter()
         most = torch.cuda.max_memory_allocated(self.device) if self.on_gpu else _status("VmHWM")
-        return result, seconds, most - self.before
+        seconds = {"seconds": ended - started, **self.spent, "learn": ended - self.last}
+        return result, seconds | {"peak": most - self.before}
+
+    @contextmanager
+    def watching(
+        self, owner: Any, steps: Mapping[str, str], learned: Collection[str] = ()
+    ) -> Iterator[None]:
+        """While this lasts, the time of an owner's functions counts as that of their steps.
+
+        Of the functions that learning calls too, `learned`, only calls without gradients count.
+        """
+
+        def timed(name: str, step: str) -> Callable[..., Any]:
+            function = getattr(owner, name)
+
+            def call(*args: Any, **kwargs: Any) -> Any:
+                if name in learned and torch.is_grad_enabled():
+                    return function(*args, **kwargs)
+                self.wait()
+                started = time.perf_counter()
+                result = function(*args, **kwargs)
+                self.wait()
+                self.last = time.perf_counter()
+                self.spent[step] += self.last - started
+                return result
+
+            return call
+
+        self.spent |= dict.fromkeys(steps.values(), 0.0)
+        watched: dict[str, Any] = {name: timed(name, step) for name, step in steps.items()}
+        with mock.patch.multiple(owner, **watched):
+            yield
 
     def wait(self) -> None:
         """Until the device has done all that was asked of it."""
@@ -90,14 +129,13 @@ def hold(model: nn.Module) -> None:
 
 def matrix_rate(meter: Meter, half: bool) -> float:
     """Operations per second of a large matrix product on this device, the best of some tries."""
-    width = MATRIX * (4 if meter.on_gpu else 1)
+    width, seconds = MATRIX * (4 if meter.on_gpu else 1), []
     dtype = torch.bfloat16 if half else torch.float32
     x = torch.randn(width, width, device=meter.device, dtype=dtype)
-    best = float("inf")
     for _ in range(TRIES):
         meter.wait()
         started = time.perf_counter()
         torch.mm(x, x)
         meter.wait()
-        best = min(best, time.perf_counter() - started)
-    return 2 * width**3 / best
+        seconds.append(time.perf_counter() - started)
+    return 2 * width**3 / min(seconds)

@@ -12,11 +12,10 @@ which is one of the ways that TRL offers: it gets the ids that were sampled. GRP
 Dr.GRPO: no deviation, no division by length.
 """
 
-import argparse
 import json
 import os
+import sys
 import tempfile
-import time
 from collections.abc import Callable, Sequence
 from importlib import import_module, metadata
 from pathlib import Path
@@ -26,6 +25,7 @@ from typing import Any
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import nn
+from torch.nn.utils.rnn import pad_sequence
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
@@ -55,52 +55,9 @@ LIBRARIES = ("trl", "torch", "transformers", "accelerate")
 WARM_TOKENS = 2
 
 
-class Clock:
-    """Seconds of each step of a rollout, and when the last of them ended."""
-
-    def __init__(self) -> None:
-        self.spent = {"sample": 0.0, "measure": 0.0, "score": 0.0}
-        self.ended = 0.0
-
-    def timed(self, function: Callable[..., Any], step: str, learning: bool) -> Callable[..., Any]:
-        """The function with its time noted; where `learning` calls it too, while no gradient is
-        wanted.
-        """
-
-        def call(*args: Any, **kwargs: Any) -> Any:
-            if learning and torch.is_grad_enabled():
-                return function(*args, **kwargs)
-            wait()
-            started = time.perf_counter()
-            result = function(*args, **kwargs)
-            wait()
-            self.ended = time.perf_counter()
-            self.spent[step] += self.ended - started
-            return result
-
-        return call
-
-    def train(self, trainer: Any, meter: Meter) -> dict[str, Any]:
-        """Seconds of a trainer's one update, of each of its steps, and its peak memory."""
-        self.spent = dict.fromkeys(self.spent, 0.0)
-        started = time.perf_counter()
-        _, seconds, peak = meter.whole(trainer.train)
-        learning = started + seconds - self.ended
-        return {"seconds": seconds, "peak": peak, **self.spent, "learn": learning}
-
-
-def wait() -> None:
-    """Until the GPU, if there is one, has done all that was asked of it."""
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-
-
-def padded(rows: Sequence[list[int]], pad_id: int, left: bool = False) -> torch.Tensor:
+def padded(rows: Sequence[list[int]], pad_id: int, side: str = "right") -> torch.Tensor:
     """Rows of token ids as one tensor."""
-    longest = max(map(len, rows))
-    pads = [[pad_id] * (longest - len(row)) for row in rows]
-    pairs = zip(rows, pads, strict=True)
-    return torch.tensor([pad + row if left else row + pad for row, pad in pairs])
+    return pad_sequence([*map(torch.tensor, rows)], True, pad_id, side)
 
 
 def settings_of(task: dict[str, Any], folder: str) -> dict[str, Any]:
@@ -157,7 +114,7 @@ def make_ppo(task: dict[str, Any], networks: Sequence[nn.Module], folder: str) -
     )
 
     def collate(rows: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
-        return {"input_ids": padded([row["input_ids"] for row in rows], pad_id, left=True)}
+        return {"input_ids": padded([row["input_ids"] for row in rows], pad_id, "left")}
 
     return ppo.PPOTrainer(
         args=settings,
@@ -184,12 +141,6 @@ def ids_of(words: str) -> list[int]:
     return [int(word[1:-1]) for word in words.split()]
 
 
-def padding_of(task: dict[str, Any]) -> int:
-    """The id that TRL pads with, which must be a row of the embeddings: ours need not be."""
-    pad_id, eos_id = int(task["pad_id"]), int(task["eos_id"])
-    return pad_id if pad_id < task["vocabulary"] else eos_id
-
-
 def tokenizer_of(task: dict[str, Any]) -> PreTrainedTokenizerFast:
     """A tokenizer of words that are token ids."""
     words = {word_of(number): number for number in range(task["vocabulary"])}
@@ -198,28 +149,23 @@ def tokenizer_of(task: dict[str, Any]) -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(
         tokenizer_object=plain,
         eos_token=word_of(task["eos_id"]),
-        pad_token=word_of(padding_of(task)),
+        pad_token=word_of(task["eos_id"]),  # a row of the embeddings, which our [PAD] is not
         padding_side="left",
     )
 
 
 def scorer_of(task: dict[str, Any], reward_model: nn.Module) -> Callable[..., list[float]]:
     """The reward of each response: the reward model's number at its last token."""
-    pad_id, size = padding_of(task), task["forward_batch_size"]
     place = next(reward_model.parameters()).device
 
     @torch.no_grad()
     def score(prompts: Sequence[str], completion_ids: Sequence[list[int]], **_: Any) -> list[float]:
         rows = [ids_of(prompt) + ids for prompt, ids in zip(prompts, completion_ids, strict=True)]
-        scores: list[float] = []
-        for start in range(0, len(rows), size):
-            some = rows[start : start + size]
-            mask = padded([[1] * len(row) for row in some], 0).to(place)
-            with torch.autocast(place.type, torch.bfloat16, enabled=task["bf16"]):
-                ids = padded(some, pad_id).to(place)
-                logits = reward_model(input_ids=ids, attention_mask=mask).logits
-            scores += logits[:, 0].tolist()
-        return scores
+        mask = padded([[1] * len(row) for row in rows], 0).to(place)
+        ids = padded(rows, task["eos_id"]).to(place)
+        with torch.autocast(place.type, torch.bfloat16, enabled=task["bf16"]):
+            logits = reward_model(input_ids=ids, attention_mask=mask).logits
+        return [float(score) for score in logits[:, 0]]
 
     return score
 
@@ -227,7 +173,7 @@ def scorer_of(task: dict[str, Any], reward_model: nn.Module) -> Callable[..., li
 def load_grouped(task: dict[str, Any]) -> list[Any]:
     """Policy and reward model; TRL loads the reference policy itself."""
     policy, reward_model = load(task, 1)
-    reward_model.config.pad_token_id = padding_of(task)
+    reward_model.config.pad_token_id = task["eos_id"]
     place = "cuda" if torch.cuda.is_available() else "cpu"  # TRL moves a model, and no function
     return [policy, reward_model.to(place).eval()]
 
@@ -265,23 +211,22 @@ def measure(task: dict[str, Any]) -> dict[str, Any]:
     """Seconds, peak memory and tokens of one update, after the smallest one, with which TRL loads
     what it needs.
     """
-    if task["threads"]:
-        torch.set_num_threads(task["threads"])
+    if task["cpu_threads"]:
+        torch.set_num_threads(task["cpu_threads"])
     transformers_logging.set_verbosity_error()
-    clock, queries, group = Clock(), task["queries"], task["samples_per_query"]
-    meter = Meter(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+    queries, group = task["queries"], task["samples_per_query"]
     grouped = task["stage"] in TRAINERS
     owner: Any = import_module("trl" if grouped else f"{PPO}.ppo_trainer")
-    owner = getattr(owner, TRAINERS[task["stage"]][0]) if grouped else owner
-    for name, step in (STEPS if grouped else PPO_STEPS).items():
-        learning = not grouped or name == MEASURE
-        setattr(owner, name, clock.timed(getattr(owner, name), step, learning))
-    few = {"queries": queries[: task["microbatch_size"] // group], "num_ppo_epochs": 1}
-    make = make_grouped if grouped else make_ppo
+    if grouped:
+        owner = getattr(owner, TRAINERS[task["stage"]][0])
+    meter = Meter(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
     networks = load_grouped(task) if grouped else load(task, 2)
-    with tempfile.TemporaryDirectory() as folder:
+    make = make_grouped if grouped else make_ppo
+    steps, learned = (STEPS, [MEASURE]) if grouped else (PPO_STEPS, [*PPO_STEPS])
+    few = {"queries": queries[: task["microbatch_size"] // group], "num_ppo_epochs": 1}
+    with tempfile.TemporaryDirectory() as folder, meter.watching(owner, steps, learned):
         make(task | few | {"response_length": WARM_TOKENS}, networks, folder).train()
-        measured = clock.train(make(task, networks, folder), meter)
+        _, measured = meter.whole(make(task, networks, folder).train)
     return {
         **measured,
         "tokens": group * (sum(map(len, queries)) + len(queries) * task["response_length"]),
@@ -292,14 +237,11 @@ def measure(task: dict[str, Any]) -> dict[str, Any]:
 
 def main(argv: list[str] | None = None) -> None:
     """Measure the task of the first file and write the result to the second."""
-    parser = argparse.ArgumentParser(description="one update of a trainer of TRL's, measured")
-    parser.add_argument("task", type=Path)
-    parser.add_argument("result", type=Path)
-    args = parser.parse_args(argv)
-    task = json.loads(args.task.read_text(encoding="utf-8"))
+    task_file, result_file = map(Path, sys.argv[1:] if argv is None else argv)
+    task = json.loads(task_file.read_text(encoding="utf-8"))
     if task["bf16"]:  # TRL's trainer makes its accelerator from the environment
         os.environ["ACCELERATE_MIXED_PRECISION"] = "bf16"
-    args.result.write_text(json.dumps(measure(task)), encoding="utf-8")
+    result_file.write_text(json.dumps(measure(task)), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,21 +1,22 @@
-"""Measures ours and its peer in turn on the same work, for `make bench`. It does not load torch.
+"""Measures ours and TRL on the same work, interleaved, for `make bench`. It does not load torch.
 
 Each measurement is a process of its own, so that its peak memory is its own. A shape is measured
-several times, ours and the peer interleaved, so that a machine that slows down slows all of them.
-The peer's environment is made once, below `runs/peers/`, from the same pinned versions as ours.
+several times, ours and TRL one after the other, so that a machine that slows down slows both.
+TRL's environment is made once, below `runs/peers/`, from the same pinned versions as ours.
 """
 
 import hashlib
 import shutil
 import subprocess
 import sys
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 from reports.needs.shapes import shape_of
-from stages.running.files import read_json, write_json, write_text
+from stages.running.files import read_json, write_json
 from stages.running.machine import code_version, cpu_model, library_versions
 from stages.settings import config as settings
 from stages.settings.checks import unknown
@@ -23,7 +24,6 @@ from stages.settings.command_line import Request, config_of
 from stages.settings.config import Config, UserError
 from stages.settings.presets import PRESETS
 
-NAME = "bench"
 OURS, PEER = "ours", "trl"
 TRL = "TRL 1.9.2"  # the last release that has a PPOTrainer
 PACKAGES = ("trl==1.9.2", "requests")  # beside torch; its RLOOTrainer imports the second, unasked
@@ -33,9 +33,9 @@ LAST_LINE = 200
 PPO = "ppo"
 # Policy-gradient stage -> what the page calls it.
 LABELS = {PPO: "PPO", "rloo": "RLOO", "grpo": "Dr.GRPO"}
-SHAPE = ("preset", "batch", "microbatch")
 NO_POSTS = "."  # queries are drawn, so no file of the folder is read
 GROUP, RIVAL_EPOCHS = 4, 2  # RLOO and Dr.GRPO: samples of a query, passes over a batch
+Record = dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +46,8 @@ class Case:
     batch: int
     microbatch: int
     stage: str = PPO
+    overrides: tuple[str, ...] = ()
+    """More settings, as SET takes them."""
 
     @property
     def text(self) -> str:
@@ -54,48 +56,37 @@ class Case:
         return f"{self.preset}:{self.batch}:{self.microbatch}{stage}"
 
     @property
-    def settings(self) -> tuple[str, ...]:
-        """The overrides that make the update: one of all networks of the stage."""
-        batch = (f"ppo.batch_size={self.batch}", "ppo.samples_per_query=1", "ppo.critic_updates=0")
-        if self.stage == PPO:
-            return batch
-        own = (f"{self.stage}.batch_size={self.batch}", f"{self.stage}.samples_per_query={GROUP}")
-        return (*batch, *own, f"{self.stage}.num_ppo_epochs={RIVAL_EPOCHS}")
-
-
-@dataclass(frozen=True, kw_only=True)
-class BenchRequest:
-    """What is to be measured."""
-
-    cases: tuple[Case, ...]
-    runs: int
-    overrides: tuple[str, ...] = ()
-
-    def request(self, case: Case) -> Request:
-        """The settings of a case."""
-        fixed = (
-            *case.settings,
-            f"memory.microbatch_size={case.microbatch}",
-            f"memory.forward_batch_size={case.batch}",
-            "memory.mixed_precision=no",
-            "lora.rank=0",  # a peer learns all weights
-        )
-        known = PRESETS.get(case.preset)
+    def request(self) -> Request:
+        """The settings of one update of all networks of the stage."""
+        fixed = {
+            "ppo.batch_size": self.batch,
+            "ppo.samples_per_query": 1,
+            "ppo.critic_updates": 0,
+            "memory.microbatch_size": self.microbatch,
+            "memory.forward_batch_size": self.batch,
+            "memory.mixed_precision": "no",
+            "lora.rank": 0,  # TRL learns all weights
+        }
+        if self.stage != PPO:
+            fixed[f"{self.stage}.batch_size"] = self.batch
+            fixed[f"{self.stage}.samples_per_query"] = GROUP
+            fixed[f"{self.stage}.num_ppo_epochs"] = RIVAL_EPOCHS
+        known = PRESETS.get(self.preset)
         return Request(
-            preset=case.preset,
+            preset=self.preset,
             name="speed",  # its folder is no run's
             data="" if known is None or known().data.source else NO_POSTS,
-            overrides=(*fixed, *self.overrides),
+            overrides=(*(f"{key}={value}" for key, value in fixed.items()), *self.overrides),
         )
 
 
-def case_of(text: str) -> Case:
+def case_of(text: str, overrides: tuple[str, ...] = ()) -> Case:
     """A case as it is typed: `pythia-14m:32:8`, or `pythia-14m:32:8:rloo`.
 
     Raises UserError for anything else.
     """
     preset, *numbers = text.split(":")
-    stage = numbers.pop() if len(numbers) == len(SHAPE) else PPO
+    stage = numbers.pop() if len(numbers) == 3 else PPO
     if len(numbers) != 2 or not all(number.isdigit() and int(number) for number in numbers):
         typed = "preset:batch:microbatch, as in pythia-14m:32:8, and :rloo or :grpo behind it"
         raise UserError(f"SHAPES takes {typed}, not {text}")
@@ -106,75 +97,59 @@ def case_of(text: str) -> Case:
     if batch % microbatch or microbatch % group:
         by = "" if group == 1 else f", and that by the {group} samples of a query"
         raise UserError(f"SHAPES={text}: the batch must divide by the microbatch{by}")
-    return Case(preset=preset, batch=batch, microbatch=microbatch, stage=stage)
+    return Case(preset=preset, batch=batch, microbatch=microbatch, stage=stage, overrides=overrides)
 
 
-def measure_in(order: BenchRequest, folder: Path) -> dict[str, Any]:
-    """Everything that is measured; working files are removed whenever this ends."""
-    work = folder / "work"
-    shutil.rmtree(work, ignore_errors=True)  # of a call that was killed
-    work.mkdir(parents=True)
-    try:
-        return measure(order, work)
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
+def measured(cases: Sequence[Case], runs: int, work: Path) -> Iterator[Record]:
+    """The whole record, after each measurement. What fails says so in it, and the rest goes on.
 
-
-def measure(order: BenchRequest, work: Path) -> dict[str, Any]:
-    """Everything that is measured. A shape that fails is left out and named, a peer says so itself.
-
-    Raises UserError if ours fails at every shape.
+    `work` is a folder for weights. Raises UserError for a bad setting before anything is measured.
     """
-    for case in order.cases:
-        config_of(order.request(case))  # refuses a bad setting before anything is measured
-    python, left_out = None, []
+    for case in cases:
+        config_of(case.request)
+    about: Record = {
+        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "code_version": code_version(),
+        "machine": cpu_model(),
+        "versions": library_versions(),
+        "peers": {PEER: TRL},
+        "left_out": [],
+        "runs": runs,
+        "overrides": list(cases[0].overrides),
+    }
+    python = None
     try:
         python = peer_interpreter()
     except UserError as error:
-        left_out.append(str(error))
-    shapes: dict[str, dict[str, Any]] = {}
-    for case in order.cases:
+        about |= {"peers": {}, "left_out": [str(error)]}
+    shapes: Record = {}
+    for case in cases:
+        shutil.rmtree(work, ignore_errors=True)
+        work.mkdir(parents=True)
         try:
-            shapes[case.text] = _measure_shape(order, case, work, python)
+            for shape in _of_shape(case, runs, work, python):
+                shapes[case.text] = shape
+                yield {"about": about, "shapes": shapes}
         except UserError as error:  # what was measured before it took minutes
-            left_out.append(f"{case.text}: {error}")
+            about["left_out"].append(f"{case.text}: {error}")
     if not shapes:
-        raise UserError("; ".join(left_out))
-    updates = [run for shape in shapes.values() for run in shape["measured"][OURS]]
-    return {
-        "about": {
-            "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-            "code_version": code_version(),
-            "machine": cpu_model(),
-            "device": updates[0]["device"],
-            "threads": updates[0]["threads"],
-            "versions": library_versions(),
-            "peers": {PEER: TRL} if python else {},
-            "left_out": left_out,
-            "runs": order.runs,
-            "overrides": list(order.overrides),
-            "matrix_rate": max(run["matrix_rate"] for run in updates),
-        },
-        "shapes": shapes,
-    }
+        raise UserError("; ".join(about["left_out"]))
+    yield {"about": about, "shapes": shapes}
 
 
-def _measure_shape(
-    order: BenchRequest, case: Case, work: Path, python: Path | None
-) -> dict[str, Any]:
-    folder, request = work / case.text.replace(":", "-"), order.request(case)
-    folder.mkdir(parents=True)
-    prepared, config = run_part("prepare", request, folder), config_of(request)
-    task = task_of(folder, config, case.stage)
-    measured: dict[str, list[dict[str, Any]]] = {OURS: [], **({PEER: []} if python else {})}
-    for run in range(1, order.runs + 1):
-        print(f"{case.text}: {OURS}, run {run} of {order.runs}", flush=True)
-        measured[OURS].append(run_part(case.stage, request, folder))
-        if python:
-            print(f"{case.text}: {TRL}, run {run} of {order.runs}", flush=True)
-            measured[PEER].append(run_peer(python, folder, task))
-    section = getattr(config, case.stage)
-    about = {
+def _of_shape(case: Case, runs: int, work: Path, python: Path | None) -> Iterator[Record]:
+    """What is known of one shape, after each measurement. Raises UserError where ours fails."""
+    config, module = config_of(case.request), [sys.executable, "-m", "reports.speed.measure"]
+
+    def of_ours(part: str) -> Record:
+        result = work / f"{part}.json"
+        return run_process([*module, part, str(result), *case.request.arguments], result)
+
+    prepared, section = of_ours("prepare"), getattr(config, case.stage)
+    task, result = work / "task.json", work / "trl.json"
+    write_json(task, task_of(work, config, case.stage))
+    runs_of: dict[str, list[Record]] = {OURS: [], **({PEER: []} if python else {})}
+    shape: Record = {
         "preset": case.preset,
         "stage": case.stage,
         "batch": case.batch,
@@ -182,23 +157,30 @@ def _measure_shape(
         "response": config.data.max_summary_tokens,
         "epochs": section.num_ppo_epochs,
         "samples_per_query": section.samples_per_query,
+        **prepared,
+        "measured": runs_of,
     }
-    return about | prepared | {"measured": measured}
+    for run in range(1, runs + 1):
+        print(f"{case.text}: {OURS}, run {run} of {runs}", flush=True)
+        runs_of[OURS].append(of_ours(case.stage))
+        yield shape
+        if python:
+            print(f"{case.text}: {TRL}, run {run} of {runs}", flush=True)
+            runs_of[PEER].append(run_peer(python, task, result))
+            yield shape
 
 
-def run_part(part: str, request: Request, folder: Path) -> dict[str, Any]:
-    """Make a measurement of ours in a process of its own. Raises UserError with what went wrong."""
-    words = [sys.executable, "-m", "reports.speed.measure", part, "--folder", str(folder)]
-    made = subprocess.run(
-        [*words, *request.arguments], stderr=subprocess.PIPE, text=True, check=False
-    )
-    if made.returncode:
-        raise UserError(f"bench: {part} of {request.preset}: {last_line(made.stderr)}")
-    measured: dict[str, Any] = read_json(folder / f"{part}.json")
-    return measured
+def run_process(words: Sequence[str], result: Path) -> Record:
+    """What a process of its own writes to a file. Raises UserError with what went wrong."""
+    result.unlink(missing_ok=True)
+    made = subprocess.run(words, capture_output=True, text=True, check=False)
+    written: Record | None = read_json(result)
+    if made.returncode or written is None:
+        raise UserError(last_line(made.stderr))
+    return written
 
 
-# -- the peer --------------------------------------------------------------------------------------
+# -- TRL -------------------------------------------------------------------------------------------
 
 
 def peer_interpreter() -> Path:
@@ -207,25 +189,23 @@ def peer_interpreter() -> Path:
     Raises UserError with pip's last line if a package cannot be had.
     """
     folder = (settings.RUNS / "peers" / PEER).absolute()
-    python, mark = folder / "bin" / "python", folder / "installed"
+    python, mark = folder / "bin" / "python", folder / "installed.json"
     pins = hashlib.sha256(CONSTRAINTS.read_bytes()).hexdigest()
-    wanted = " ".join((*PACKAGES, pins))
-    if mark.is_file() and mark.read_text(encoding="utf-8") == wanted:
+    if read_json(mark) == [*PACKAGES, pins]:
         return python
     print(f"making the environment of {TRL} in {folder}", flush=True)
-    _call([sys.executable, "-m", "venv", "--clear", str(folder)])
+    install = [str(python), "-m", "pip", "install", "--quiet", "--constraint", str(CONSTRAINTS)]
     # torch first and alone, as `make install` does it: the same build as ours.
-    for packages in (("torch",), PACKAGES):
-        install = [str(python), "-m", "pip", "install", "--quiet", "--constraint", str(CONSTRAINTS)]
-        _call([*install, *packages])
-    write_text(mark, wanted)
+    for words in (
+        [sys.executable, "-m", "venv", "--clear", str(folder)],
+        [*install, "torch"],
+        [*install, *PACKAGES],
+    ):
+        made = subprocess.run(words, capture_output=True, text=True, check=False)
+        if made.returncode:
+            raise UserError(f"{TRL} cannot be installed: {last_line(made.stderr)}")
+    write_json(mark, [*PACKAGES, pins])
     return python
-
-
-def _call(words: list[str]) -> None:
-    made = subprocess.run(words, capture_output=True, text=True, check=False)
-    if made.returncode:
-        raise UserError(f"{TRL} cannot be installed: {last_line(made.stderr)}")
 
 
 def last_line(text: str) -> str:
@@ -234,39 +214,29 @@ def last_line(text: str) -> str:
     return lines[-1].removeprefix("error: ").removeprefix("ERROR: ")[:LAST_LINE]
 
 
-def run_peer(python: Path, folder: Path, task: dict[str, Any]) -> dict[str, Any]:
-    """One measurement of TRL in a process of its own; what went wrong stands in `failed`."""
-    written, result = (folder / f"{PEER}-{kind}.json" for kind in ("task", "result"))
-    write_json(written, task)
-    result.unlink(missing_ok=True)
-    words = [str(python), "-m", "reports.speed.peer_trl", str(written), str(result)]
-    made = subprocess.run(words, capture_output=True, text=True, check=False)
-    measured: dict[str, Any] | None = read_json(result)
-    if made.returncode or measured is None:
-        return {"failed": last_line(made.stderr)}
-    return measured
+def run_peer(python: Path, task: Path, result: Path) -> Record:
+    """One measurement of TRL; what went wrong stands in `failed`."""
+    words = [str(python), "-m", "reports.speed.peer_trl", str(task), str(result)]
+    try:
+        return run_process(words, result)
+    except UserError as error:
+        return {"failed": str(error)}
 
 
-def task_of(folder: Path, config: Config, stage: str = PPO) -> dict[str, Any]:
+def task_of(folder: Path, config: Config, stage: str = PPO) -> Record:
     """The update of a stage that ours makes too, as plain numbers and names."""
     section, vocabulary = getattr(config, stage), shape_of(config.base).vocabulary
-    group = section.samples_per_query
+    queries = read_json(folder / QUERIES)
     return {
+        **asdict(config.memory),
+        **asdict(section),
         "stage": stage,
         "weights": str(folder / "model"),
-        "queries": read_json(folder / QUERIES)[: section.batch_size // group],
-        "samples_per_query": group,
+        "queries": queries[: section.batch_size // section.samples_per_query],
         "vocabulary": vocabulary,
         "eos_id": EOS_ID,
         "pad_id": vocabulary,
         "response_length": config.data.max_summary_tokens,
-        "microbatch_size": config.memory.microbatch_size,
-        "forward_batch_size": config.memory.forward_batch_size,
-        "num_ppo_epochs": section.num_ppo_epochs,
-        "temperature": section.temperature,
-        "learning_rate": section.learning_rate,
-        "kl_coef": section.kl_coef,
         "seed": config.seed,
-        "threads": config.memory.cpu_threads,
         "bf16": config.memory.mixed_precision == "bf16",
     }

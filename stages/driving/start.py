@@ -16,7 +16,8 @@ from contextlib import contextmanager, redirect_stdout
 from types import ModuleType
 from typing import Any, NoReturn, TypeVar
 
-from stages.driving.mirror import open_mirrors
+from stages.driving.trackers import open_trackers
+from stages.running.machine import card_memory
 from stages.running.signals import (
     CALLER_SAYS_STOP,
     GOES_ON_WITH,
@@ -27,7 +28,14 @@ from stages.running.signals import (
     leave_closed_terminal,
 )
 from stages.runs import mirrored_by
-from stages.settings.checks import UserError, VisibleStream, in_one_line, say_error, what_to_mend
+from stages.settings.checks import (
+    UserError,
+    VisibleStream,
+    in_one_line,
+    is_out_of_memory,
+    say_error,
+    what_to_mend,
+)
 from stages.settings.command_line import config_from_arguments, make_command
 from stages.settings.config import Config
 from stages.settings.stages import STAGES
@@ -57,7 +65,7 @@ def run_stage(
     command = f"{make_command(config, stage)} {os.environ.get(GOES_ON_WITH, '')}".rstrip()
     try:
         with ended_by_signal(command), redirect_stdout(VisibleStream(sys.stdout)):
-            with mirrored_by(open_mirrors):
+            with mirrored_by(open_trackers):
                 made = function(config)
             leave_cards(config, stage)
             return made
@@ -68,6 +76,8 @@ def run_stage(
         if line is None and is_about_another_process(error):
             line = "another process of this launch has died: look at its error"
         if line is not None:
+            if is_out_of_memory(error) and (card := card_memory()):
+                line = f"{line} ({card})"
             leave(f"error: stage {stage}: {line}, then run `{command}`")
         if not has_others():
             raise

@@ -4,7 +4,7 @@ loop          accelerator, optimizer, schedules, measuring row by row
 batches       which rows a step learns, and sums over all processes
 learner       networks, optimizer, accelerator, microbatches that fit into memory
 state         all that a loop must save to go on
-checkpoints   that state on disk
+checkpoints   that state on disk, and the weights of others' checkpoints
 sharding      several processes, and networks cut into a part for each
 models        load and save
 passes        forward passes: log-probabilities, values, scores; the SFT loss

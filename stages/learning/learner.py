@@ -1,29 +1,182 @@
-"""Networks that learn, and microbatches of them that fit into memory.
+"""Networks that learn, and passes that fit into memory.
 
-When memory is short the microbatch is halved, and the step's gradients are computed again. A loss
-is weighted by tokens or pairs over the whole batch, so smaller microbatches give the same gradient
-up to rounding. An optimizer step is never repeated: it may have been half done.
+Every pass goes through `fitting`. Where memory is refused, what torch keeps is given back, and the
+pass runs once more. Then its size is halved, and other passes of that setting begin with the half.
+No result depends on the size, up to rounding: a loss is weighted by tokens or pairs over the whole
+batch, and sampling noise belongs to the episode. An optimizer step is never repeated, because it
+may have been half done: its moments are made before it.
 
-One process goes on at once. Several cannot: while one is out of memory, the others wait in a
-collective call for it. So the launch ends, and starts again from its last checkpoint with the
-smaller microbatch.
+One process goes on at once. Several that wait for each other in a pass cannot. So the launch ends,
+and starts again from its last checkpoint with the smaller size.
 """
 
+import gc
 import math
-import sys
+import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
+from statistics import median
 from typing import Any, TypeVar
 
+import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
 from torch.nn.utils import get_total_norm
 
-from stages.learning.batches import global_sum, synchronized_last
+from stages.learning.batches import chunks, global_sum, synchronized_last
 from stages.learning.sharding import whole
-from stages.settings.checks import UserError, is_out_of_memory
+from stages.running.machine import card_memory
+from stages.settings.checks import LESS_MEMORY, UserError, is_out_of_memory, say_error
 
 T = TypeVar("T")
+R = TypeVar("R")
+FORWARD, MICROBATCH = "memory.forward_batch_size", "memory.microbatch_size"
+SLOW = 5
+"""A step is slow if it takes so many times the stage's median."""
+STARVED = 10
+"""So many steps in a row without free memory are slow, too: then the median is."""
+
+
+# -- passes ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Size:
+    """How many rows a pass holds where memory was never short."""
+
+    rows: int
+    least: int = 1
+    setting: str = FORWARD
+    fixed_by: str = ""
+    """The setting by which the result depends on the size, which then is never halved."""
+    together: bool = False
+    """Whether processes wait for each other in a pass, so that none can repeat it alone."""
+
+
+@dataclass(kw_only=True)
+class Room:
+    """How much less than the settings say fits into the memory of one process, in one stage."""
+
+    processes: int = 1
+    settings: dict[str, int] = field(default_factory=dict)
+    """Sequences of a pass, by the setting that says so."""
+    halvings: Counter[str] = field(default_factory=Counter)
+    """How often each was halved. Of several processes each halves alone what it runs alone, which
+    must not change the passes in which they wait for each other."""
+    note: Callable[[dict[str, Any]], None] = lambda halving: None
+    """Gets each halving: `setting`, and its value `from` and `to`."""
+    refused: bool = False
+    """Whether a line has said that a pass runs once more."""
+
+    def rows(self, size: Size) -> int:
+        """How many rows a pass of this size holds now; no more than its setting says."""
+        most = min(size.rows, self.settings.get(size.setting, size.rows))
+        return max(size.least, most // 2 ** self.halvings[self._key(size)])
+
+    def recall(self, halvings: Iterable[dict[str, Any]]) -> None:
+        """Begin where an earlier attempt at the stage ended; `halvings` as `note` got them."""
+        for halving in halvings:
+            setting = halving["setting"]
+            while self.settings[setting] // 2 ** self.halvings[setting] > halving["to"]:
+                self.halvings[setting] += 1
+
+    def halve(self, size: Size, held: str) -> None:
+        """Halve it for the rest of the stage, and say so. Raises UserError where that cannot be."""
+        rows, key = self.rows(size), self._key(size)
+        value = self.settings.get(size.setting, size.rows) // 2 ** self.halvings[key]
+        if rows <= size.least:
+            fewest = f"out of memory in a pass of {rows}, the fewest ({size.setting}{held})"
+            raise UserError(f"{fewest}: {LESS_MEMORY}")
+        if size.fixed_by:
+            raise UserError(
+                f"out of memory in passes of {rows}: set {size.setting}={value // 2} (it is not "
+                f"halved, because with {size.fixed_by} the result depends on it{held})"
+            )
+        half = max(1, value // 2)
+        self.note({"setting": size.setting, "from": value, "to": half})
+        self.halvings[key] += 1
+        line = f"out of memory: {size.setting}={half}, not {value}, from here on{held}"
+        if size.together:
+            raise UserError(f"{line}; all processes start again from the last checkpoint")
+        say_error(line)
+
+    def _key(self, size: Size) -> str:
+        alone = self.processes > 1 and not size.together
+        return f"{size.setting} alone" if alone else size.setting
+
+
+def room_of(accelerator: Accelerator) -> Room:
+    """The room of this process. It lasts as long as its accelerator, which is one stage."""
+    new = Room(processes=accelerator.num_processes)
+    room: Room = accelerator.__dict__.setdefault("room", new)
+    return room
+
+
+def fitting(accelerator: Accelerator, size: Size, run: Callable[[int], R]) -> R:
+    """What `run` returns when it is called with as many rows a pass as fit into memory.
+
+    It must begin anew at each call. Raises UserError if the fewest rows do not fit, if the result
+    depends on their number, or if all processes must start again.
+    """
+    room, again = room_of(accelerator), size.together
+    while True:
+        try:
+            return run(room.rows(size))
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            held = f"; {card}" if (card := card_memory()) else ""
+            # outside this block the failed pass is no longer held by its error
+        gc.collect()
+        torch.cuda.empty_cache()
+        if again:
+            room.halve(size, held)
+        elif not room.refused:
+            room.refused = True
+            say_error(f"out of memory ({size.setting}{held}): trying once more")
+        again = True
+
+
+def in_pieces(
+    accelerator: Accelerator,
+    size: Size,
+    rows: Sequence[T],
+    measure: Callable[[list[T]], Sequence[R]],
+) -> list[R]:
+    """What `measure` says of each row, of as many rows at once as fit into memory."""
+
+    def run(most: int) -> list[R]:
+        return [measured for piece in chunks(rows, most) for measured in measure(list(piece))]
+
+    return fitting(accelerator, size, run)
+
+
+# -- learning --------------------------------------------------------------------------------------
+
+
+@dataclass(kw_only=True)
+class StepTimes:
+    """How long a stage's steps take; it says once that one is slow because memory is short."""
+
+    seconds: list[float] = field(default_factory=list)
+    starved: int = 0
+    """Steps in a row in which torch had to give memory back before it got more."""
+    reported: bool = False
+
+    def add(self, seconds: float, retries: int) -> None:
+        """Count a step; `retries`: how often in it torch gave memory back and asked again."""
+        self.starved = self.starved + 1 if retries else 0
+        usual = median(self.seconds) if retries and self.seconds else math.inf
+        if not self.reported and (seconds > SLOW * usual or self.starved >= STARVED):
+            self.reported = True
+            often = f"{self.starved} steps in a row" if seconds <= SLOW * usual else "a step"
+            say_error(
+                f"{often} took {seconds:.1f} s (median {median(self.seconds):.1f}) and waited for "
+                f"the card's memory ({card_memory()}): leave more of it free, or lower {MICROBATCH}"
+            )
+        self.seconds.append(seconds)
 
 
 @dataclass(kw_only=True)
@@ -38,13 +191,22 @@ class Learner:
     """The networks that learn, a module as the accelerator has wrapped it."""
     optimizer: Any
     microbatch_size: int
-    """Sequences per forward and backward pass on one device; halved when memory is short."""
+    """Sequences per forward and backward pass on one device, where memory was never short."""
     fixed_by: str = ""
-    """The setting by which the result depends on that size, which then is never halved."""
+    """As in `Size`."""
     update: int = 0
     """The next update, counted from 0."""
-    note_halving: Callable[[dict[str, int]], None] | None = None
-    """Is told of each size that did not fit: `update` (from 1), `from`, `to`."""
+    times: StepTimes = field(default_factory=StepTimes)
+
+    def size(self, least: int = 1) -> Size:
+        """Of the passes that learn."""
+        return Size(
+            rows=self.microbatch_size,
+            least=least,
+            setting=MICROBATCH,
+            fixed_by=self.fixed_by,
+            together=self.accelerator.num_processes > 1,
+        )
 
 
 class NonFiniteError(UserError):
@@ -75,66 +237,50 @@ def optimizer_step(
     `clip` is called before the step and adds the norms of the gradients. Raises NonFiniteError
     instead of a step if a statistic or the gradient is not finite.
     """
-    accelerator = learner.accelerator
+    accelerator, optimizer = learner.accelerator, learner.optimizer
+    began, retried = time.monotonic(), _retries()
 
-    def gradients(size: int) -> dict[str, float]:
+    def gradients(size: int) -> tuple[dict[str, float], dict[str, float]]:
+        optimizer.zero_grad()
         sums: dict[str, Tensor | float] = {}
         for part in synchronized_last(accelerator, learner.trained, parts(size)):
             for loss, stats in losses(part):
                 # Devices average their gradients; the global mean needs their sum.
                 accelerator.backward(loss * accelerator.num_processes)
                 sums |= {key: sums.get(key, 0.0) + x.detach().double() for key, x in stats.items()}
-        return dict(zip(sums, global_sum(accelerator, *sums.values()), strict=True))
+        totals = dict(zip(sums, global_sum(accelerator, *sums.values()), strict=True))
+        norm = {} if clip else {"gradient": gradient_norm(learner.trained)}
+        totals |= clip() if clip else {}
+        make_moments(optimizer)
+        return totals, norm
 
-    stats = in_memory(learner, gradients, least) | (clip() if clip else {})
-    norm = {} if clip else {"gradient": gradient_norm(learner.trained)}
+    stats, norm = fitting(accelerator, learner.size(least), gradients)
     refuse_non_finite(learner.stage, stats | norm)
-    learner.optimizer.step()
-    learner.optimizer.zero_grad()
+    optimizer.step()
+    optimizer.zero_grad()
+    learner.times.add(time.monotonic() - began, _retries() - retried)
     return stats
+
+
+def _retries() -> int:
+    """How often torch, refused memory of the card, gave back what it kept and asked again."""
+    return int(torch.cuda.memory_stats().get("num_alloc_retries", 0))
+
+
+def make_moments(optimizer: Any) -> None:
+    """Give each weight that has a gradient, and no moments yet, those of AdamW's first step: zeros.
+
+    AdamW makes them in that step, so one that is refused memory would be half done.
+    """
+    for weight in (weight for group in optimizer.param_groups for weight in group["params"]):
+        if weight.grad is not None and weight not in optimizer.state:
+            zeros = partial(torch.zeros_like, weight, memory_format=torch.preserve_format)
+            step = torch.zeros((), dtype=torch.float32, device=weight.device)
+            made = {"step": step, "exp_avg": zeros(), "exp_avg_sq": zeros()}
+            optimizer.state[weight] = made  # all, or none
 
 
 def gradient_norm(trained: nn.Module) -> float:
     """Of all weights that have a gradient, with the parts that other processes hold."""
     gradients = [weight.grad for weight in trained.parameters() if weight.grad is not None]
     return whole(get_total_norm(gradients)).item()
-
-
-def in_memory(learner: Learner, gradients: Callable[[int], T], least: int = 1) -> T:
-    """What `gradients` returns when it is called with a size of microbatches that fits.
-
-    It must start from no gradients, and take no optimizer step. `least` is the smallest size. The
-    smaller size stays. Raises UserError if even the smallest does not fit, or if the result depends
-    on the size.
-    """
-    while True:
-        try:
-            return gradients(learner.microbatch_size)
-        except RuntimeError as error:
-            if not is_out_of_memory(error):
-                raise
-            # outside this block the failed pass is no longer held by its error
-        learner.optimizer.zero_grad()
-        _halve(learner, least)
-
-
-def _halve(learner: Learner, least: int) -> None:
-    size, update = learner.microbatch_size, learner.update + 1
-    half = max(least, size // 2)
-    if size <= least:  # a pass then holds `least`, whatever the setting says
-        raise UserError(
-            f"out of memory in the smallest microbatches, of {max(size, least)}: try "
-            "memory.gradient_checkpointing=true, lora.rank=16, or GPUS= with ENGINE=fsdp2"
-        )
-    if learner.fixed_by:
-        raise UserError(
-            f"out of memory in microbatches of {size}: set memory.microbatch_size={half} (they are "
-            f"not halved, because with {learner.fixed_by} the result depends on their size)"
-        )
-    if learner.note_halving is not None:
-        learner.note_halving({"update": update, "from": size, "to": half})
-    line = f"out of memory in update {update}: microbatches of {half}, not {size}, from here on"
-    if learner.accelerator.num_processes > 1:
-        raise UserError(f"{line}; all processes start again from the last checkpoint")
-    print(line, file=sys.stderr, flush=True)
-    learner.microbatch_size = half

@@ -13,6 +13,7 @@ from accelerate import Accelerator
 from accelerate.utils import gather_object
 
 from stages.learning.batches import T, gather_rows, local_share, parts_by_length, stream_seed
+from stages.learning.learner import FORWARD, MICROBATCH, Size, in_pieces, room_of
 from stages.learning.sharding import new_accelerator
 from stages.running.files import KeptRows
 from stages.running.machine import check_threads, has_bf16_units, keep_freed_memory
@@ -41,6 +42,8 @@ def make_accelerator(config: Config, takes_turns: bool = False) -> Accelerator:
     torch.manual_seed(seed)
     keep_freed_memory()
     accelerator = new_accelerator(config.memory.mixed_precision, takes_turns)
+    sizes = (config.memory.forward_batch_size, config.memory.microbatch_size)
+    room_of(accelerator).settings = dict(zip((FORWARD, MICROBATCH), sizes, strict=True))
     on_cpu = accelerator.is_main_process and accelerator.device.type == "cpu"
     if on_cpu and accelerator.mixed_precision == "bf16" and not has_bf16_units():
         print(SLOW_BF16, file=sys.stderr)
@@ -98,10 +101,10 @@ def over_share(
 ) -> list[T]:
     """What `measure` says of each row of this process's share, in the order of `local_share`.
 
-    `measure` gets the rows of one forward pass, at most `size` of similar `lengths`, and returns
-    numbers, lists and strings. If there is a folder to `keep` them in, finished parts outlast the
-    process: after a restart a part is measured only if one of its rows is unknown. A signal stops
-    the measurement after a part: then it raises Stopped.
+    `measure` gets the rows of one forward pass, at most `size` of similar `lengths`, or fewer where
+    memory is short, and returns numbers, lists and strings. If there is a folder to `keep` them in,
+    finished parts outlast the process: after a restart a part is measured only if one of its rows
+    is unknown. A signal stops the measurement after a part: then it raises Stopped.
     """
     kept = None
     if keep is not None:
@@ -116,7 +119,7 @@ def over_share(
     stop = 0
     with finishing_first():
         for part in progress(todo, label, len(todo)):
-            measured = measure(part)
+            measured = in_pieces(accelerator, Size(rows=size), part, measure)
             known |= dict(zip(part, measured, strict=True))
             if kept is not None:
                 kept.add(part, measured)

@@ -13,13 +13,14 @@ what it was. Its weights are read as data; no code is run.
 Source: Huang et al. 2024, details 11 and 15; `ScalarModel` of their code.
 """
 
+import math
 import sys
 from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate import Accelerator
-from safetensors.torch import load_file
+from tokenizers import Tokenizer
 from torch import Tensor, nn
 from transformers import (
     AutoConfig,
@@ -29,14 +30,16 @@ from transformers import (
     PretrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
+    PreTrainedTokenizerFast,
 )
 from transformers.utils import logging as transformers_logging
 
-from stages.learning.heads import head_name, head_of, in_float32, require_heads, reset_head
+from stages.learning.checkpoints import read_weights, refuse_adapter
+from stages.learning.heads import head_name, in_float32, require_heads, reset_head, shift_scores
 from stages.learning.lora import merge
 from stages.learning.sharding import gathered, is_sharded, whole_weights
 from stages.learning.vocabulary import give_reading_head
-from stages.running.files import read_json, read_record
+from stages.running.files import read_record
 from stages.settings.checks import UserError, check_room, first_line, is_out_of_memory
 
 PAD_TOKEN = "[PAD]"
@@ -45,8 +48,14 @@ LM_HEAD = {"lm_head.weight", "lm_head.bias", "embed_out.weight"}
 # are computed, not learned.
 BACKBONE, HEAD = "lm_backbone.", "scalar_head."
 OLD_BUFFERS = (".attention.bias", ".attention.masked_bias", ".rotary_emb.inv_freq")
-INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
-SINGLE_FILES = ("model.safetensors", "pytorch_model.bin")
+# What a checkpoint's config may ask a model to give, and what it gives here.
+OUTPUTS = {"output_attentions": False, "output_hidden_states": False, "return_dict": True}
+# Tokenizers that give these equal ids, and those ids equal texts, cut texts alike.
+SAMPLES = (
+    "TL;DR: In 2023 I'm 21 (F), they'RE 1,000.50 km away!!! I’ve  said   so\n\n\n\tTwice.  ",
+    " a_b camelCase HTML5 http://a.b/c?d=1%20&e=[2] <|endoftext|></s> don't\r\n",
+    "café cafe\u0301 \uff21\uff22 ½ x² 你好 рус ١٢ \U0001f600\u200d",
+)
 
 
 def load_tokenizer(source: str | Path) -> PreTrainedTokenizerBase:
@@ -54,17 +63,21 @@ def load_tokenizer(source: str | Path) -> PreTrainedTokenizerBase:
 
     If the pad were the EOS, as in many chat models, masking pads would hide every EOS from the loss
     and the model would never learn to stop. If it were another real token, sampling would leave out
-    all ids above it. Raises UserError if the tokenizer does not load or has no EOS.
+    all ids above it. Raises UserError if the tokenizer does not load, has no EOS or no other token.
     Source: Huang et al. 2024, detail 3.
     """
     try:
         tokenizer = AutoTokenizer.from_pretrained(str(source), trust_remote_code=False)
+        tokenizer = _as_the_file_says(tokenizer, Path(source) / "tokenizer.json")
     except Exception as error:  # whatever a library says of a file that the user has given
         raise UserError(f"tokenizer {source} does not load: {first_line(error)}") from None
     if not hasattr(tokenizer, "backend_tokenizer"):
         raise UserError(f"tokenizer {source} is no fast one: save it with a tokenizer.json")
     if tokenizer.eos_token_id is None:
         raise UserError(f"tokenizer {source} has no EOS token: set eos_token in its config")
+    _without_dropout(tokenizer.backend_tokenizer)
+    if not tokenizer.backend_tokenizer.encode(SAMPLES[0], add_special_tokens=False).ids:
+        raise UserError(f"tokenizer {source} has no tokens for texts: its vocabulary is empty")
     vocabulary = tokenizer.get_vocab()
     last = max(vocabulary.values())
     if tokenizer.pad_token_id == last and tokenizer.pad_token.startswith(PAD_TOKEN):
@@ -76,6 +89,45 @@ def load_tokenizer(source: str | Path) -> PreTrainedTokenizerBase:
     if tokenizer.pad_token_id <= last:
         raise UserError(f"tokenizer {source} has gaps in its ids: no id is free for {PAD_TOKEN}")
     return tokenizer
+
+
+def _as_the_file_says(tokenizer: Any, file: Path) -> Any:
+    """The tokenizer, or what its file says where the two read texts differently.
+
+    Some classes of transformers take the vocabulary from the file and nothing else.
+    """
+    if type(tokenizer) is PreTrainedTokenizerFast or not file.exists():
+        return tokenizer
+    if _reading(tokenizer.backend_tokenizer) == _reading(Tokenizer.from_file(str(file))):
+        return tokenizer
+    kind = f"{type(tokenizer).__name__} of transformers"
+    print(f"note: {kind} does not read texts as {file} says: the file is taken", file=sys.stderr)
+    return PreTrainedTokenizerFast.from_pretrained(
+        str(file.parent), eos_token=tokenizer.eos_token, trust_remote_code=False
+    )
+
+
+def same_tokens(left: PreTrainedTokenizerBase, right: PreTrainedTokenizerBase) -> bool:
+    """Whether two tokenizers have equal vocabularies, and give sample texts equal ids."""
+    if left.get_vocab() != right.get_vocab():
+        return False
+    return _reading(left.backend_tokenizer) == _reading(right.backend_tokenizer)
+
+
+def _reading(backend: Tokenizer) -> tuple[list[list[int]], list[str]]:
+    """The ids of sample texts, and the texts of the ids."""
+    _without_dropout(backend)
+    backend.no_truncation()
+    backend.no_padding()
+    backend.encode_special_tokens = True
+    ids = [each.ids for each in backend.encode_batch(SAMPLES, add_special_tokens=False)]
+    return ids, backend.decode_batch(ids, skip_special_tokens=False)
+
+
+def _without_dropout(backend: Tokenizer) -> None:
+    """Let a text have the same tokens each time; a tokenizer's file may ask for chance."""
+    if getattr(backend.model, "dropout", None):
+        backend.model.dropout = None
 
 
 def positions_of(model: nn.Module) -> int:
@@ -138,6 +190,7 @@ def _load(
     auto: Any, source: str | Path, dropout: float, **changes: Any
 ) -> tuple[PreTrainedModel, dict[str, Any]]:
     quiet_loading()
+    refuse_adapter(Path(source))
     try:
         config = AutoConfig.from_pretrained(str(source), trust_remote_code=False, **changes)
         # Quantised weights do not learn, and most need a package and a device of their own.
@@ -145,29 +198,57 @@ def _load(
             how = quantised.get("quant_method") if isinstance(quantised, dict) else None
             what = f"quantised ({how or 'quantization_config in config.json'})"
             raise UserError(f"model {source} is {what}: give the weights that it was made from")
-        model, info = auto.from_pretrained(
-            str(source),
-            config=with_dropout(config, dropout),
-            dtype=torch.float32,
-            output_loading_info=True,
-            trust_remote_code=False,
-        )
+        model, info = _filled(auto, Path(source), _plain(with_dropout(config, dropout), source))
     except Exception as error:  # whatever a library says of a file that the user has given
         if isinstance(error, UserError) or is_out_of_memory(error):
             raise
         raise UserError(f"model {source} does not load: {first_line(error)}") from None
-    _refuse_non_finite(source, model)
+    _refuse_odd(source, model)
     return model, info
 
 
-def _refuse_non_finite(source: str | Path, model: PreTrainedModel) -> None:
-    """One such weight makes every token of a policy alike, and every score."""
+def _filled(auto: Any, folder: Path, config: PretrainedConfig) -> Any:
+    """The model with the folder's weights, in float32, and which were missing or unexpected."""
+    wanted = {"config": config, "dtype": torch.float32, "output_loading_info": True}
+    weights, copies = read_weights(folder)
+    if not copies:
+        return auto.from_pretrained(str(folder), trust_remote_code=False, **wanted)
+    with torch.device("meta"):
+        kind = type(auto.from_config(config))
+    return kind.from_pretrained(None, state_dict=weights, trust_remote_code=False, **wanted)
+
+
+def _plain(config: PretrainedConfig, source: str | Path) -> PretrainedConfig:
+    """The configuration with OUTPUTS alone; one line says what is left out."""
+    more = [name for name, plain in OUTPUTS.items() if getattr(config, name) != plain]
+    for name in more:
+        setattr(config, name, OUTPUTS[name])
+    if more:
+        names = f"{', '.join(more)} of its config.json"
+        print(f"note: model {source}: {names} is not used: no stage reads it", file=sys.stderr)
+    return config
+
+
+def _refuse_odd(source: str | Path, model: PreTrainedModel) -> None:
+    """Raise UserError for weights that are not finite, one of which makes every token alike; for
+    matrices of zeros, as a broken download leaves; for two output layers where config names one.
+    """
     # A sum is finite where all its terms are; an overflow is told apart by looking at each.
-    suspects = [name for name, x in model.state_dict().items() if not x.sum().isfinite()]
-    bad = [name for name in suspects if not model.state_dict()[name].isfinite().all()]
-    if bad:
+    state = model.state_dict()
+    for name, x in state.items():
+        total, what = x.sum(), ""
+        if not total.isfinite() and not x.isfinite().all():
+            what = "not finite"
+        elif not total and x.ndim > 1 and not x.any():
+            what = "all zero"
+        if what:
+            again = "make or fetch it anew"
+            raise UserError(f"model {source} has weights that are {what} ({name}): {again}")
+    output, tied = model.get_output_embeddings(), model.config.get_text_config().tie_word_embeddings
+    if tied and output is not None and output.weight is not model.get_input_embeddings().weight:
         raise UserError(
-            f"model {source} has weights that are not finite ({bad[0]}): make or fetch it anew"
+            f"model {source} has an output layer other than its embedding, and its config.json says"
+            " that they are one: set tie_word_embeddings=false there, or take the layer out"
         )
 
 
@@ -244,18 +325,28 @@ def load_released_reward_model(folder: Path) -> tuple[PreTrainedModel, float | N
                 " one label, or a released ScalarModel"
             )
         return load_reward_model(folder).eval(), None
-    weights = read_weights(folder)
-    missing = {f"{HEAD}weight", f"{HEAD}bias"} - weights.keys()
-    if missing:
-        raise UserError(f"{folder} lacks {', '.join(sorted(missing))}: no released reward model")
-    model = AutoModelForTokenClassification.from_config(_base_config(folder, saved))
-    _fill_backbone(folder, model.float().base_model, weights)
-    head, mean = head_of(model), float(saved.get("bias", 0.0))
-    with torch.no_grad():
-        head.weight.copy_(weights[f"{HEAD}weight"])
-        head.bias.copy_(weights[f"{HEAD}bias"].float() - mean)
+    refuse_adapter(folder)
+    weights, _ = read_weights(folder)
+    mean = saved.get("bias", 0.0)
+    if type(mean) not in (int, float) or not math.isfinite(mean):
+        raise UserError(f"{folder}/config.json: bias must be the mean of the scores, not {mean!r}")
+    model = AutoModelForTokenClassification.from_config(_base_config(folder, saved)).float()
+    head = head_name(model)
+    ours = {
+        name.replace(BACKBONE, f"{model.base_model_prefix}.").replace(HEAD, f"{head}."): x.float()
+        for name, x in weights.items()
+        if not name.endswith(OLD_BUFFERS)
+    }
+    try:
+        loaded = model.load_state_dict(ours, strict=False)
+    except RuntimeError:  # it lists every weight of another shape
+        why = "its weights have other shapes than its base_config"
+        raise UserError(f"{folder} does not load: {why}") from None
+    _refuse_weights(folder, set(loaded.missing_keys), set(loaded.unexpected_keys))
+    _refuse_odd(folder, model)
+    shift_scores(model, -mean)
     in_float32(model)
-    return model.eval(), mean
+    return model.eval(), float(mean)
 
 
 def _base_config(folder: Path, saved: dict[str, Any]) -> Any:
@@ -271,48 +362,4 @@ def _base_config(folder: Path, saved: dict[str, Any]) -> Any:
     except (KeyError, TypeError, ValueError) as error:
         raise UserError(f"{folder}: its base_config does not load: {first_line(error)}") from None
     require_heads(config, str(folder))
-    return with_dropout(config, 0.0)
-
-
-def _fill_backbone(folder: Path, backbone: nn.Module, weights: dict[str, Tensor]) -> None:
-    """Load the backbone's weights; none may be missing, of another shape or left over."""
-    ours = {
-        name.removeprefix(BACKBONE): weight.float()
-        for name, weight in weights.items()
-        if name.startswith(BACKBONE) and not name.endswith(OLD_BUFFERS)
-    }
-    try:
-        loaded = backbone.load_state_dict(ours, strict=False)
-    except RuntimeError:  # it lists every weight of another shape
-        why = "its weights have other shapes than its base_config"
-        raise UserError(f"{folder} does not load: {why}") from None
-    wrong = [*loaded.missing_keys, *loaded.unexpected_keys]
-    if wrong:
-        names = ", ".join(wrong[:3])
-        raise UserError(f"{folder} lacks or adds {len(wrong)} backbone weights ({names})")
-
-
-def read_weights(folder: Path) -> dict[str, Tensor]:
-    """All weights of a checkpoint: safetensors or `.bin`, in one file or several.
-
-    Raises UserError if there are none.
-    """
-    names: list[str] = [name for name in SINGLE_FILES if (folder / name).exists()][:1]
-    for index in INDEXES:
-        if not names and (parts := read_json(folder / index)) is not None:
-            names = sorted(set(parts["weight_map"].values()))
-    if not names:
-        raise UserError(f"{folder} holds no weights: neither {' nor '.join(SINGLE_FILES)}")
-    weights: dict[str, Tensor] = {}
-    for name in names:
-        path = folder / name
-        try:
-            if name.endswith(".safetensors"):
-                weights |= load_file(path)
-            else:
-                weights |= torch.load(path, map_location="cpu", weights_only=True)
-        except Exception as error:
-            if is_out_of_memory(error):
-                raise
-            raise UserError(f"{path} does not load: {first_line(error)}") from None
-    return weights
+    return _plain(with_dropout(config, 0.0), folder)

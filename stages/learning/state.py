@@ -28,7 +28,7 @@ from transformers import PreTrainedModel
 from stages.finished import stage_folder
 from stages.learning import checkpoints
 from stages.learning.batches import Order, stream_seed
-from stages.learning.learner import Learner, NonFiniteError
+from stages.learning.learner import Learner, NonFiniteError, room_of
 from stages.learning.loop import (
     cosine_rate,
     make_optimizer,
@@ -66,7 +66,10 @@ class State:
     _last: tuple[float, float] = (0.0, 0.0)  # when the last save ended, and what it took
 
     def __post_init__(self) -> None:
-        self.learner.note_halving = lambda halving: self.run.note_halving(halving)
+        def note(halving: dict[str, Any]) -> None:
+            self.run.note_halving({"update": self.update + 1, **halving})
+
+        room_of(self.accelerator).note = note
 
     @property
     def update(self) -> int:
@@ -216,8 +219,7 @@ class State:
         """
         folder, newest = self.run.resume, [""]
         self.accelerator.wait_for_everyone()
-        fitted = [halving["to"] for halving in self.run.halvings]
-        self.learner.microbatch_size = min([self.learner.microbatch_size, *fitted])
+        room_of(self.accelerator).recall(self.run.halvings)
         if self.run.main:
             newest = [str(checkpoints.newest_good(folder, self.run.partial) or "")]
         if self.accelerator.num_processes > 1:

@@ -16,12 +16,14 @@ class Sampled:
     """What was sampled, on one device.
 
     Shapes: queries [B, Q] left-padded; responses [B, T], cut after their first EOS and padded;
-    sampled_logprobs [B, T], the sampler's own, nats.
+    sampled_logprobs [B, T], the sampler's own, nats; uniforms [B, T] in [0, 1), the numbers that
+    the tokens were drawn with, None where nothing was drawn.
     """
 
     queries: Tensor
     responses: Tensor
     sampled_logprobs: Tensor
+    uniforms: Tensor | None = None
 
     def map(self: E, change: Callable[[str, Tensor], Tensor]) -> E:
         """The same with every tensor changed; `change` gets the name and the tensor."""

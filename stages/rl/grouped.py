@@ -60,7 +60,7 @@ def train_grouped(config: Config, settings: Grouped, baseline: Baseline) -> None
             metrics |= describe_texts(learner, rollout, tokenizer)
             metrics |= {"lr": rate, "seconds/rollout": state.seconds}
             if update == 0:
-                check_start(learner, rollout, origins, settings, config.memory)
+                check_start(learner, rollout, origins, settings, config.memory, score)
                 say_if_not_ending_pays(accelerator, metrics["policy/below_penalty"], settings)
                 say_if_nothing_ends(accelerator, metrics["policy/eos_rate"], settings)
             with saving_a_broken_batch(state, "sft", rollout.tensors):

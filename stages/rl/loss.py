@@ -14,7 +14,7 @@ from torch import Tensor
 
 from stages import functional
 from stages.learning.batches import batch_rows, chunks, global_sum, local_share
-from stages.learning.learner import Learner
+from stages.learning.learner import Learner, room_of
 from stages.learning.passes import counted_tokens, sequence_length, summed_loss
 from stages.learning.vocabulary import LEARNED, MEASURED, LogitStatistics, logprob_formula
 from stages.posts.ragged import TokenizedSplit
@@ -192,7 +192,7 @@ def pretraining_step(learner: Learner, ptx: Pretraining, step: int) -> float:
     share.sort(key=lambda row: sequence_length(ptx.split, row))
     (count,) = global_sum(accelerator, counted_tokens(ptx.split, share, ptx.loss_on_query))
     total = 0.0
-    for part in chunks(share, learner.microbatch_size):
+    for part in chunks(share, room_of(accelerator).rows(learner.size())):
         with accelerator.no_sync(learner.trained), accelerator.autocast():
             summed = summed_loss(policy, ptx.split, part, ptx.loss_on_query, accelerator.device)
             accelerator.backward(summed * ptx.coef * accelerator.num_processes / count)

@@ -5,8 +5,9 @@
 3. score    each whole response with the reward model, read at EOS
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 from accelerate import Accelerator
@@ -14,9 +15,10 @@ from torch import Tensor
 
 from stages import functional
 from stages.learning.batches import local_share
+from stages.learning.learner import Size, fitting
 from stages.learning.passes import response_statistics, response_values, score_responses
 from stages.learning.sampling import Noise, sample
-from stages.learning.sharding import gathered
+from stages.learning.sharding import gathered, is_sharded
 from stages.learning.vocabulary import LogitStatistics, logprob_formula
 from stages.posts.ragged import Ragged, load_split, pad_left
 from stages.rl.credit import eos_trick
@@ -24,6 +26,8 @@ from stages.rl.episodes import Episodes, Measured, Sampled, concatenate, trim_le
 from stages.rl.networks import PolicyLearner
 from stages.settings.ppo import PolicyGradient
 from stages.settings.sections import PPO_TRAIN
+
+T = TypeVar("T")
 
 
 def load_queries(data: Path) -> tuple[str, Ragged]:
@@ -51,19 +55,25 @@ def sample_responses(
     rows = [place // group for place in places]
     batch = pad_left([queries[row] for row in rows], pad_id).to(accelerator.device)
     numbers = noise.uniforms(len(queries) * group)[places].to(accelerator.device)
-    size = pass_size(learner, settings)
-    formula, parts = logprob_formula(settings.logprob_dtype), []
-    passes = zip(torch.split(batch, size), torch.split(numbers, size), strict=True)
-    for rows_of_pass, uniform in passes:
-        some = trim_left(rows_of_pass, pad_id)
-        # Processes stop at different steps, so the network is gathered first. Each autocast gives
-        # the bf16 copies of weights back when it ends, so sampling's do not stand beside others'.
-        with gathered(networks.policy), accelerator.autocast():
-            row = some[::group], uniform, settings.temperature, eos_id, pad_id, formula
-            responses, logprobs = sample(networks.policy, *row)
-        responses = functional.truncate_after(responses, eos_id, pad_id)
-        parts.append(Sampled(queries=some, responses=responses, sampled_logprobs=logprobs))
-    return concatenate(parts, batch)
+    formula = logprob_formula(settings.logprob_dtype)
+
+    def run(size: int) -> Sampled:
+        parts = []
+        passes = zip(torch.split(batch, size), torch.split(numbers, size), strict=True)
+        for rows_of_pass, uniform in passes:
+            some = trim_left(rows_of_pass, pad_id)
+            # Processes stop at different steps, so the network is gathered first. Each autocast
+            # gives the bf16 copies of weights back when it ends, so sampling's do not stand beside
+            # others'.
+            with gathered(networks.policy), accelerator.autocast():
+                row = some[::group], uniform, settings.temperature, eos_id, pad_id, formula
+                responses, logprobs = sample(networks.policy, *row)
+            responses = functional.truncate_after(responses, eos_id, pad_id)
+            drawn = {"responses": responses, "sampled_logprobs": logprobs, "uniforms": uniform}
+            parts.append(Sampled(queries=some, **drawn))
+        return concatenate(parts, batch)
+
+    return in_passes(learner, settings, run)
 
 
 def share_of_batch(accelerator: Accelerator, queries: Sequence[Tensor], group: int) -> list[int]:
@@ -76,10 +86,13 @@ def share_of_batch(accelerator: Accelerator, queries: Sequence[Tensor], group: i
     return [row * group + sample for row in rows for sample in range(group)]
 
 
-def pass_size(learner: PolicyLearner, settings: PolicyGradient) -> int:
-    """Sequences of a forward pass: the samples of a query are in one."""
-    group = settings.samples_per_query
-    return max(group, learner.forward_batch_size // group * group)
+def in_passes(learner: PolicyLearner, settings: PolicyGradient, run: Callable[[int], T]) -> T:
+    """`fitting` of a whole step; `run` gets the sequences of a forward pass: the samples of a query
+    are in one.
+    """
+    group, together = settings.samples_per_query, is_sharded(learner.trained)
+    size = Size(rows=learner.forward_batch_size, least=group, together=together)
+    return fitting(learner.accelerator, size, lambda rows: run(rows // group * group))
 
 
 @torch.no_grad()
@@ -89,11 +102,11 @@ def measure(learner: PolicyLearner, sampled: Sampled, settings: PolicyGradient) 
 
     differs: Huang et al. 2024 keeps the sampler's (`logprobs=sampled`).
     """
-    networks, parts = learner.networks, []
+    networks, group = learner.networks, settings.samples_per_query
     formula, pad_id = logprob_formula(settings.logprob_dtype), networks.pad_id
     statistics = LogitStatistics(temperature=settings.temperature, formula=formula)
-    size, group = pass_size(learner, settings), settings.samples_per_query
-    for part in sampled.passes(size, pad_id):
+
+    def measured(part: Sampled) -> Measured:
         query_responses = torch.cat([part.queries, part.responses], dim=1)
         mask, length = query_responses != pad_id, part.responses.shape[1]
         tokens = query_responses.masked_fill(~mask, 0)
@@ -106,25 +119,34 @@ def measure(learner: PolicyLearner, sampled: Sampled, settings: PolicyGradient) 
             if networks.critic is not None:
                 values = response_values(networks.critic, tokens, mask, length, group)
         gaps = torch.where(part.responses != pad_id, (logprobs - part.sampled_logprobs).abs(), 0.0)
-        measured = Measured(
+        return Measured(
             **vars(part),
             logprobs=part.sampled_logprobs if settings.logprobs == "sampled" else logprobs,
             ref_logprobs=ref_logprobs,
             values=values,
             sampler_gaps=gaps.sum(dim=1),
         )
-        parts.append(measured)
-    return concatenate(parts, sampled.queries)
+
+    def run(size: int) -> Measured:
+        parts = [measured(part) for part in sampled.passes(size, pad_id)]
+        return concatenate(parts, sampled.queries)
+
+    return in_passes(learner, settings, run)
 
 
 @torch.no_grad()
 def score(learner: PolicyLearner, measured: Measured, settings: PolicyGradient) -> Episodes:
     """Step 3: the reward model's number for each whole response, and the EOS trick."""
-    networks, parts = learner.networks, []
-    size, group, pad_id = pass_size(learner, settings), settings.samples_per_query, networks.pad_id
-    for part in measured.passes(size, pad_id):
-        texts = part.queries, part.responses
-        with learner.accelerator.autocast():
-            parts.append(score_responses(networks.reward_model, *texts, pad_id, group))
-    scores = eos_trick(torch.cat(parts), measured.responses, networks.eos_id, settings)
+    networks, group = learner.networks, settings.samples_per_query
+
+    def run(size: int) -> Tensor:
+        parts = []
+        for part in measured.passes(size, networks.pad_id):
+            texts = part.queries, part.responses, networks.pad_id, group
+            with learner.accelerator.autocast():
+                parts.append(score_responses(networks.reward_model, *texts))
+        return torch.cat(parts)
+
+    scored = in_passes(learner, settings, run)
+    scores = eos_trick(scored, measured.responses, networks.eos_id, settings)
     return Episodes(**vars(measured), scores=scores)

@@ -1,15 +1,19 @@
-"""What must hold before the first update; if it does not, the stage at fault is named.
+"""What must hold before the first update; if it does not, the likely cause is named.
 
 RLHF fails silently: a reward on the wrong token or a policy that is not its own reference still
 trains. These checks cost one small batch and stop the run with a diagnosis before it costs a night.
 """
 
+import copy
 import json
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -17,10 +21,11 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 
 from stages.learning.heads import token_read_before
+from stages.learning.learner import Size, fitting
 from stages.learning.passes import score_responses
 from stages.learning.vocabulary import LogitStatistics
 from stages.posts.ragged import pad_left, pad_right
-from stages.rl.episodes import Rollout
+from stages.rl.episodes import Episodes, Measured, Rollout
 from stages.rl.networks import Origins, PolicyLearner
 from stages.running.files import read_lines, write_json
 from stages.settings.checks import UserError
@@ -47,16 +52,24 @@ class Bounds:
 #     random GPT-NeoX 70M   mean 0.005  quantile 0.016  largest 0.017
 #     SmolLM2-135M          mean 0.047  quantile 0.209  largest 0.277
 # The bounds are twice the last line's. Scores held in bf16 move together, by up to 0.11 (70M), so
-# those that are compared with float32 have bounds of their own.
+# those that are compared with float32 have bounds of their own. Draws are shares of probability.
+# In float32 none was off; in bf16 SmolLM2's were by 0.0008 (quantile 0.020, largest 0.032). Where
+# the 50 likeliest tokens alone were drawn: 0.0013 (largest 0.054), and in bf16 0.0022.
 BOUNDS = {
     "float32": Bounds(mean=1e-3, high=1e-3, quantile=1.0),
     "bf16": Bounds(mean=0.1, high=0.5, quantile=0.99),
     "bf16 scores": Bounds(mean=0.25, high=0.5, quantile=0.99),
+    "float32 draws": Bounds(mean=1e-3, high=1e-3, quantile=1.0),
+    "bf16 draws": Bounds(mean=0.01, high=0.1, quantile=0.99),
 }
 KNOWN_ANSWERS = "known_answers.json"
 EXTRA_PADS = (1, 7)
 CHECKED = 8
 """Episodes that a model reads again, at most. Padding or dropout that is wrong is wrong in each."""
+Scoring = Callable[[PolicyLearner, Measured, PolicyGradient], Episodes]
+"""Step 3 of an update."""
+KNOWN = 20
+"""Texts whose scores are saved with a reward model."""
 NOTHING_ENDS = "more sft.epochs, or a larger data.max_summary_tokens"
 """What mends a policy of which no response ends."""
 
@@ -74,12 +87,15 @@ def check_start(
     origins: Origins,
     settings: PolicyGradient,
     memory: Memory,
+    score: Scoring,
 ) -> None:
     """All checks, on the first episodes of the first rollout and before anything is learned.
 
-    Raises UserError that says what does not hold, by how much, and which stage is at fault.
+    `score` is the stage's own. Raises UserError that says what does not hold, by how much, and what
+    is likely at fault.
     """
-    bounds, networks = BOUNDS[precision(settings, memory)], learner.networks
+    networks, computed_in = learner.networks, precision(settings, memory)
+    bounds, of_draws = BOUNDS[computed_in], BOUNDS[f"{computed_in} draws"]
     frozen_in_bf16 = memory.frozen_dtype == "bf16"
     # The known answers were saved in float32, so they are replayed in float32.
     known_bounds = BOUNDS["bf16 scores" if frozen_in_bf16 else "float32"]
@@ -88,37 +104,90 @@ def check_start(
     some = rollout.rows(first.to(rollout.queries.device))
     few = next(some.passes(CHECKED, pad_id))
     known = origins.reward_model.parent / KNOWN_ANSWERS
+
+    def in_memory(rows: int, check: Callable[[int], None]) -> None:
+        size = Size(rows=rows, together=learner.accelerator.num_processes > 1)
+        fitting(learner.accelerator, size, check)
+
     if known.exists():  # a reward model from elsewhere has none
-        shift = origins.score_shift
-        replay_known_answers(networks.reward_model, known, shift, pad_id, known_bounds)
+        replay_known_answers(learner, score, known, origins.score_shift, settings, known_bounds)
     with learner.accelerator.autocast():
-        check_padding(networks.reward_model, few.queries, few.responses, pad_id, bounds)
+        texts = few.queries, few.responses, pad_id, bounds
+        in_memory(CHECKED, partial(check_padding, networks.reward_model, *texts))
         check_scores_at_eos(some, eos_id)
         check_kl(some, bounds)
         # If the settings have dropout, the ratio is 1 only without it.
         learner.trained.train(mode=not settings.dropout)
-        check_ratio(learner.trained, few, settings.temperature, pad_id, bounds)
+        read = learner.trained, few, settings.temperature, pad_id, bounds
+        in_memory(CHECKED, partial(check_ratio, *read))
+        in_memory(CHECKED, partial(check_draws, *read[:-1], of_draws))
         if isinstance(settings, Ppo) and settings.critic_init == "reward_model":
             before_eos = token_read_before(networks.reward_model) is not None
             check_critic(some, eos_id, known_bounds if frozen_in_bf16 else bounds, before_eos)
 
 
 def check_ratio(
-    trained: nn.Module, rollout: Rollout, temperature: float, pad_id: int, bounds: Bounds
+    trained: nn.Module,
+    rollout: Rollout,
+    temperature: float,
+    pad_id: int,
+    bounds: Bounds,
+    size: int = CHECKED,
 ) -> None:
     """The training pass must give the rollout's log-probabilities: every ratio is 1."""
-    query_responses = torch.cat([rollout.queries, rollout.responses], dim=1)
-    real = query_responses != pad_id
-    tokens, length = query_responses.masked_fill(~real, 0), rollout.responses.shape[1]
-    new_logprobs, _ = trained(
-        "policy", tokens, real, length, LogitStatistics(temperature=temperature)
-    )
+    statistics = LogitStatistics(temperature=temperature)
+    parts = [_read(trained, part, statistics, pad_id) for part in rollout.passes(size, pad_id)]
     _require_small(
-        (new_logprobs - rollout.logprobs)[rollout.response_mask],
+        (torch.cat(parts) - rollout.logprobs)[rollout.response_mask],
         bounds,
         "the first ratio is not 1",
         "ppo: sampling and learning see different models (dropout left on, or padding)",
     )
+
+
+def check_draws(
+    trained: nn.Module,
+    rollout: Rollout,
+    temperature: float,
+    pad_id: int,
+    bounds: Bounds,
+    size: int = CHECKED,
+) -> None:
+    """Each token must stand where the cumulative distribution over all tokens passes its uniform
+    number, up to `bounds` of probability. So none is drawn more or less often than the policy says.
+    """
+
+    def distances(numbers: Tensor, logits: Tensor, tokens: Tensor, temperature: float) -> Tensor:
+        rows = []
+        for row, drawn, number in zip(logits, tokens.unsqueeze(2), numbers, strict=True):
+            shares = (row[:, :pad_id].double() / temperature).softmax(dim=1)
+            upper = shares.cumsum(dim=1).gather(1, drawn).squeeze(1)
+            lower = upper - shares.gather(1, drawn).squeeze(1)
+            rows.append(torch.maximum(lower - number, number - upper).clamp(min=0))
+        return torch.stack(rows)
+
+    parts = []
+    for part in rollout.passes(size, pad_id):
+        if part.uniforms is None:
+            raise ValueError("these episodes were not sampled")
+        formula = partial(distances, part.uniforms)
+        statistics = LogitStatistics(temperature=temperature, formula=formula)
+        parts.append(_read(trained, part, statistics, pad_id))
+    _require_small(
+        torch.cat(parts)[rollout.response_mask],
+        bounds,
+        "tokens are not drawn from the policy's whole distribution",
+        "sampling: some tokens are left out, or its temperature, text or weights are others",
+    )
+
+
+def _read(trained: nn.Module, rollout: Rollout, statistics: LogitStatistics, pad_id: int) -> Tensor:
+    """What the training pass reads of the logits at each response token, [B, T]."""
+    query_responses = torch.cat([rollout.queries, rollout.responses], dim=1)
+    real = query_responses != pad_id
+    tokens, length = query_responses.masked_fill(~real, 0), rollout.responses.shape[1]
+    read: Tensor = trained("policy", tokens, real, length, statistics)[0]
+    return read
 
 
 def check_kl(rollout: Rollout, bounds: Bounds) -> None:
@@ -147,7 +216,8 @@ def check_critic(rollout: Rollout, eos_id: int, bounds: Bounds, before_eos: bool
         (values.squeeze(1) - rollout.scores)[ended],
         bounds,
         "the critic differs from the reward model",
-        "normalize: the critic was not loaded from the normalised reward model",
+        "step 3 scores another text than the critic reads, or the critic was not loaded from the"
+        " normalised reward model",
     )
 
 
@@ -208,16 +278,29 @@ def say_if_nothing_ends(accelerator: Accelerator, ended: float, settings: Policy
         print(f"no response ends: {NOTHING_ENDS}", file=sys.stderr, flush=True)
 
 
+def score_in_passes(
+    reward_model: nn.Module, queries: Tensor, responses: Tensor, pad_id: int, size: int
+) -> Tensor:
+    """`score_responses` in passes of at most `size` texts."""
+    passes = zip(torch.split(queries, size), torch.split(responses, size), strict=True)
+    return torch.cat([score_responses(reward_model, *texts, pad_id) for texts in passes])
+
+
 def check_padding(
-    reward_model: nn.Module, queries: Tensor, responses: Tensor, pad_id: int, bounds: Bounds
+    reward_model: nn.Module,
+    queries: Tensor,
+    responses: Tensor,
+    pad_id: int,
+    bounds: Bounds,
+    size: int = CHECKED,
 ) -> None:
     """A score must not depend on how many pads stand on either side."""
-    plain = score_responses(reward_model, queries, responses, pad_id)
+    plain = score_in_passes(reward_model, queries, responses, pad_id, size)
     for pads in EXTRA_PADS:
         left = F.pad(queries, (pads, 0), value=pad_id), responses
         right = queries, F.pad(responses, (0, pads), value=pad_id)
         for padded in (left, right):
-            difference = score_responses(reward_model, *padded, pad_id) - plain
+            difference = score_in_passes(reward_model, *padded, pad_id, size) - plain
             _require_small(
                 difference,
                 bounds,
@@ -246,23 +329,47 @@ def save_known_answers(
 
 @torch.no_grad()
 def replay_known_answers(
-    reward_model: nn.Module, known: Path, shift: float, pad_id: int, bounds: Bounds
+    learner: PolicyLearner,
+    score: Scoring,
+    known: Path,
+    shift: float,
+    settings: PolicyGradient,
+    bounds: Bounds,
 ) -> None:
-    """The loaded reward model must give the scores that it was saved with, plus `shift`."""
-    answers = json.loads(known.read_text(encoding="utf-8"))
-    device = next(reward_model.parameters()).device
+    """Step 3 must give the saved texts the scores that their reward model was saved with, plus
+    `shift`. Texts without EOS are left out. Where it reads no reward model, the reward is one's
+    own, and nothing is compared.
+    """
+    networks, group = learner.networks, settings.samples_per_query
+    saved = json.loads(known.read_text(encoding="utf-8"))
+    answers = [answer for answer in saved if answer["response"][-1:] == [networks.eos_id]]
+    if not answers:
+        return
+    device = next(networks.reward_model.parameters()).device
     queries, responses = (
-        pad([torch.tensor(answer[column]) for answer in answers], pad_id).to(device)
+        pad([torch.tensor(answer[column]) for answer in answers], networks.pad_id)
+        .to(device)
+        .repeat_interleave(group, dim=0)
         for column, pad in (("query", pad_left), ("response", pad_right))
     )
+    names = "sampled_logprobs", "logprobs", "ref_logprobs", "sampler_gaps"
+    unknown: Any = dict.fromkeys(names, torch.zeros(responses.shape, device=device))
+    texts = Measured(queries=queries, responses=responses, values=None, **unknown)
+    in_float32: Any = copy.copy(learner.accelerator)
+    in_float32.autocast = nullcontext  # the answers were saved in float32
+    passes: list[Any] = []
+    hook = networks.reward_model.register_forward_pre_hook(lambda *given: passes.append(given))
+    scores = score(replace(learner, accelerator=in_float32), texts, settings).scores
+    hook.remove()
     expected = torch.tensor([answer["score"] + shift for answer in answers], device=device)
-    difference = score_responses(reward_model, queries, responses, pad_id) - expected
-    _require_small(
-        difference,
-        bounds,
-        "the reward model does not give the scores it was saved with",
-        "normalize: its weights or a library's numerics have changed",
-    )
+    if passes:
+        _require_small(
+            scores - expected.repeat_interleave(group),
+            bounds,
+            "step 3 does not give the scores that the reward model was saved with",
+            "step 3 scores another text than the reward model learned (a token lost, another one"
+            " read), or normalize's weights or a library's numerics have changed",
+        )
 
 
 def _require_small(difference: Tensor, bounds: Bounds, what: str, fault: str) -> None:
@@ -273,5 +380,5 @@ def _require_small(difference: Tensor, bounds: Bounds, what: str, fault: str) ->
     if not (mean <= bounds.mean and high <= bounds.high):  # a NaN is not small either
         raise UserError(
             f"step 0: {what} (by {mean:.3g} on average, at most {bounds.mean}; by {high:.3g} at "
-            f"quantile {bounds.quantile}, at most {bounds.high}). Stage at fault: {fault}"
+            f"quantile {bounds.quantile}, at most {bounds.high}). Likely cause: {fault}"
         )

@@ -1,15 +1,20 @@
 """What must hold in every update before anything is learned from it, computed a second way.
 
 The checks at the start see a KL of 0 and an optimizer without moments. Errors in what follows from
-these train on without a word. So every update's rewards and credit are computed again in float64,
-by closed formulas instead of recursions, and with masks read off the tokens. The costs are sums
-over [B, T].
+these train on without a word. So every update's rewards, credit and policy gradient are computed
+again in float64, by closed formulas instead of recursions, and with masks read off the tokens. The
+costs are sums over [B, T].
 """
+
+import copy
+import math
+from typing import Any
 
 import torch
 from accelerate import Accelerator
 from torch import Tensor
 
+from stages.rl import loss
 from stages.rl.episodes import Rollout
 from stages.rl.networks import PolicyLearner
 from stages.rl.start_checks import NOTHING_ENDS
@@ -42,6 +47,8 @@ def check_update(
         check_credit(update, learner.accelerator, rollout, real, settings)
     else:
         check_groups(update, rollout, settings.samples_per_query)
+    if settings.policy_learns(learner.update):
+        check_gradient(update, learner, rollout, settings, kl_coef)
 
 
 def check_rewards(
@@ -130,6 +137,36 @@ def check_groups(update: str, rollout: Rollout, group_size: int) -> None:
     scale = rollout.advantages.abs().max().item()
     what = f"{update}: the advantages of a query's samples do not add up to 0"
     _require_equal(sums, torch.zeros_like(sums), what, scale)
+
+
+@torch.enable_grad()
+def check_gradient(
+    update: str, learner: PolicyLearner, rollout: Rollout, settings: PolicyGradient, kl_coef: float
+) -> None:
+    """The loss has, for each token, the gradient of a ratio and a clip of its own (Schulman et al.
+    2017, equation 7), at log-probabilities that a later step might have: some beyond the clip.
+    """
+    real = rollout.responses != learner.networks.pad_id
+    steps = torch.linspace(-0.5, 0.5, real.shape[1], device=real.device)
+    new = (rollout.logprobs + steps).requires_grad_()
+    stand_in: Any = copy.copy(learner)
+    stand_in.trained = lambda network, *row: (new, torch.zeros_like(new))
+    sums = loss.Divisors(policy=1.0, value=1.0, tokens=1.0, positions=1.0)
+    given = stand_in, rollout, sums, settings, learner.networks.pad_id, kl_coef
+    (learned,) = torch.autograd.grad(next(iter(loss.microbatch_losses(*given)))[0], new)
+    log_ratio, advantages = new.double() - rollout.logprobs.double(), rollout.advantages.double()
+    ratio, clip = log_ratio.exp(), settings.cliprange or math.inf
+    clipped = torch.where(advantages > 0, ratio > 1 + clip, ratio < 1 - clip)
+    expected = (-advantages * ratio).masked_fill(clipped, 0)
+    if settings.kl_in == "loss":
+        kl = new.double() - rollout.ref_logprobs.double()
+        expected += kl_coef * (kl if settings.kl_estimator == "k2" else 1 - torch.exp(-kl))
+    # What a token's loss is divided by before the caller divides the sum.
+    shares = {"sequences": real.sum(dim=1, keepdim=True), "microbatches": real.sum()}
+    learned = learned.double() * shares.get(settings.loss_mean, 1)
+    clear = real & ((ratio - 1).abs() - clip).abs().gt(TOLERANCE)  # at the clip, rounding decides
+    what = f"{update}: the policy's gradient is not that of a ratio for each token, clipped"
+    _require_equal(learned[clear], expected[clear], what)
 
 
 def check_reference(update: str, rollout: Rollout, real: Tensor, eos_id: int) -> None:

@@ -47,7 +47,10 @@ NO_MEMORY = (
     *("CUDA error: out of memory", "CUBLAS_STATUS_NOT_INITIALIZED", "Cuda failure 2"),
 )
 NO_PRIMITIVE = "could not create a primitive"  # what oneDNN says, mostly of memory
-SMALLER = "out of memory: set a smaller memory.forward_batch_size or memory.microbatch_size"
+LESS_MEMORY = (
+    "free some, or try memory.gradient_checkpointing=true, lora.rank=16, "
+    "memory.frozen_dtype=bf16, or GPUS= with ENGINE=fsdp2"
+)
 # By their names, because the libraries that raise them are not loaded here. What they say of a file
 # is in their text.
 DAMAGED = {
@@ -114,7 +117,7 @@ def what_to_mend(error: BaseException) -> str | None:
     if isinstance(error, UserError):
         return text
     if is_out_of_memory(error) or NO_PRIMITIVE in text:
-        return SMALLER
+        return f"out of memory: {LESS_MEMORY}"
     if number := OS_ERROR.search(str(error)):
         return _about_a_file(OSError(int(number[1]), os.strerror(int(number[1]))), text)
     # torch has one of its own; shutil has a list of all files that it could not copy.
