@@ -229,14 +229,13 @@ check: $(DEVELOPED)
 # Two processes on two cores; threads that wait must not spin while others have work. Files keep
 # their order, because the longest have few tests and would otherwise come last, alone. Tests that
 # start servers, browsers or several processes walk; `make walks` also repeats the tests of learning
-# with the instructions that processors without AVX-512 and without AVX2 have.
+# with the instructions that processors without AVX-512 have. CI also repeats all tests without AVX2.
 PYTEST = OMP_WAIT_POLICY=passive $(BIN)pytest -n 2 --dist loadfile --no-loadscope-reorder
 test: $(DEVELOPED)
 	$(PYTEST) -m "not walk"
 walks: $(DEVELOPED)
 	$(PYTEST) -m walk
 	ATEN_CPU_CAPABILITY=avx2 $(PYTEST) -m learns
-	ATEN_CPU_CAPABILITY=default $(PYTEST) -m learns
 chaos: $(DEVELOPED)
 	$(PY) -m tests.chaos
 simulations: $(DEVELOPED)

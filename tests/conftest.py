@@ -16,9 +16,7 @@ import numpy as np
 import pytest
 
 # Also where there is a card the tests run on the CPU; `pytest -m card` runs those that need one.
-ON_CARD = "card" in sys.argv
-if not ON_CARD:
-    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+os.environ.update({} if "card" in sys.argv else {"CUDA_VISIBLE_DEVICES": ""})
 import torch
 
 from stages.settings import config as settings
@@ -48,7 +46,7 @@ def pytest_collection_modifyitems(items):
     """A test that uses a browser walks; other walks are marked by hand. Tests that need a card are
     left out.
     """
-    items[:] = [item for item in items if ON_CARD or not item.get_closest_marker("card")]
+    items[:] = [item for item in items if "card" in sys.argv or not item.get_closest_marker("card")]
     for item in items:
         if "browser" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.walk)
