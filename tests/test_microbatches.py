@@ -103,7 +103,7 @@ def start_checks_pass(place: Any) -> Any:
     normalize.keep_known_answers(accelerator, place.tmp_path, reward_model, SPLITS[sft])
     rollout, _ = rolled_out(place.config, place.learner, QUERIES)
     origins: Any = SimpleNamespace(reward_model=place.tmp_path / "model", score_shift=0.0)
-    row = place.learner, rollout, origins, place.ppo, place.config.memory
+    row = place.learner, rollout, origins, place.ppo, place.config.memory, score
     return lambda: [start_checks.check_start(*row) is None]
 
 
