@@ -14,6 +14,8 @@ reports    one page a run, sizes side by side
 
 What the stages stand on:
 
+__main__    the one door: checks what is typed, and runs it
+goals       every goal and variable that can be typed
 pipeline    which stages are done, stale or missing, and what makes them
 functional  every formula
 finished    is a finished stage still what is asked for

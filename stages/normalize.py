@@ -20,7 +20,7 @@ from stages.learning.loop import make_accelerator, over_rows
 from stages.learning.models import load_reward_model, load_tokenizer, save_model
 from stages.learning.passes import score_responses
 from stages.posts.ragged import TokenizedSplit, load_split, pad_left, pad_right, rows_of
-from stages.rl.start_checks import KNOWN, KNOWN_ANSWERS, save_known_answers, scores_of
+from stages.rl.start_checks import KNOWN, KNOWN_ANSWERS, save_known_answers, score_in_passes
 from stages.runs import Run, open_stage
 from stages.settings.checks import UserError
 from stages.settings.config import Config
@@ -108,7 +108,8 @@ def keep_known_answers(
     summaries = [train.columns["summaries"][row] for row in rows]
     device = accelerator.device
     texts = pad_left(queries, -1).to(device), pad_right(summaries, -1).to(device), -1
-    scores = fitting(accelerator, Size(rows=KNOWN), partial(scores_of, reward_model, *texts))
+    score = partial(score_in_passes, reward_model, *texts)
+    scores = fitting(accelerator, Size(rows=KNOWN), score)
     save_known_answers(folder / KNOWN_ANSWERS, queries, summaries, scores)
 
 

@@ -60,7 +60,7 @@ def serving(answer: Callable[[int, Any], Any]) -> Iterator[SimpleNamespace]:
             http.shutdown()
 
 
-def chat(text: str | None, finish_reason: str = "stop", **changes: Any) -> tuple[int, Any]:
+def chat(text: Any, finish_reason: str = "stop", **changes: Any) -> tuple[int, Any]:
     """A whole reply, of 1,000 tokens read and 100 written."""
     message = {"role": "assistant", "content": text}
     choice = {"index": 0, "message": message, "finish_reason": finish_reason}

@@ -13,6 +13,7 @@ from unittest import mock
 from hypothesis import strategies as st
 
 from eval.judges.openai.cache import COLUMNS, ReplyCache
+from eval.judges.openai.replies import read_reply
 from eval.judges.openai.server_judge import OpenAIJudge
 from eval.judges.prompt import LINES, Question, make_question
 from reports.parts.page import Block, Details, Heading, Note, Sample, Table, Text
@@ -20,7 +21,7 @@ from stages.settings.config import SECTIONS
 from stages.settings.judge import JudgeSettings
 from stages.settings.outputs import Outputs
 from stages.settings.presets import PRESETS
-from tests.chat_server import GOOD
+from tests.chat_server import GOOD, chat
 from tests.test_errors import PAIR, POST
 from tests.test_injection import INJECTIONS
 
@@ -108,7 +109,7 @@ NOT_DECIDED = (
     '{"comparison": "x", "preferred": null}',
     '{"preferred": "A", "preferred": "B"}',
     "<think>Preferred: A</think>",
-    "<think>Preferred: A",
+    "[THINK]Preferred: A",
 )
 
 
@@ -366,9 +367,9 @@ def with_cache(judge: OpenAIJudge, cache: ReplyCache) -> OpenAIJudge:
 
 def a_kept_reply(key: str) -> dict[str, Any]:
     """A row of the cache."""
-    row = dict.fromkeys(COLUMNS, "") | {"prompt_tokens": 1000, "completion_tokens": 100}
-    known = {"key": key, "max_tokens": 100, "model": "judge", "requested_model": "judge"}
-    return row | known | {"finish_reason": "stop", "text": GOOD, "raw": "{}"}
+    raw = json.dumps(chat(GOOD, model="judge")[1])
+    known = {"key": key, "max_tokens": 100, "prompt_hash": "", "requested_model": "judge"}
+    return known | read_reply(raw)
 
 
 # -- pages -----------------------------------------------------------------------------------------

@@ -55,9 +55,9 @@ def test_what_is_unfolded_begins_after_a_label_of_one_line():
 @pytest.mark.parametrize(
     ("change", "what"),
     [
-        ("UPDATE replies SET text = x'80'", "a reply's text is of type bytes"),
-        ("UPDATE replies SET prompt_tokens = 'many'", "a reply's prompt_tokens is of type str"),
-        ("ALTER TABLE replies RENAME COLUMN model TO m0del", "a reply's model is of type NoneType"),
+        ("UPDATE replies SET raw = x'80'", "a reply's raw is of type bytes"),
+        ("UPDATE replies SET raw = substr(raw, 2)", "a reply's raw is no chat completion"),
+        ("ALTER TABLE replies RENAME COLUMN raw TO r4w", "no such column: raw"),
         ("UPDATE tries SET usd = 'much'", "what a try has cost is no sum of money"),
         ("UPDATE tries SET usd = -5", "what a try has cost is no sum of money"),
     ],

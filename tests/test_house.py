@@ -47,13 +47,15 @@ MARKED = {
     "stages.functional": "stages.settings",
     "stages.finished": "stages.running",
     "stages.runs": "stages.running",
+    "stages.goals": "stages.settings",
+    "stages.__main__": "stages.driving",
     "stages.pipeline": "stages.driving",
 }
 # Here the modules of a rank are siblings that never import each other.
 SIBLINGS = ("stages", "reports.sections", "reports")
 AT_STAGES_LEVEL = """
-    __init__.py README.md functional.py pipeline.py runs.py finished.py settings running
-    driving posts learning rl base.py sft.py reward.py normalize.py ppo.py rloo.py grpo.py dpo.py
+    __init__.py __main__.py README.md functional.py goals.py pipeline.py runs.py finished.py settings
+    running driving posts learning rl base.py sft.py reward.py normalize.py ppo.py rloo.py grpo.py dpo.py
     released.py
 """.split()
 WITHOUT_TORCH = """

@@ -4,7 +4,8 @@ import re
 
 import pytest
 
-from stages.driving.status import COLUMNS, VARIABLES, help_lines
+from stages.driving.status import COLUMNS, help_lines
+from stages.goals import VARIABLES
 from stages.pipeline import parse
 from stages.settings.config import UserError
 from tests.test_make_text import typed
@@ -20,7 +21,7 @@ REFUSED = [
     ("ablations PENALTIES=0.1", "PENALTIES is for rivals: leave it out."),
     ("sft rm ppo GPU=8", "GPU is for plan: the number of cards is GPUS."),
     ("compare NAMES=tiny", "NAMES is for scaling: one run takes NAME."),
-    ("eval RUNS=3", "RUNS is for bench compare: one run takes NAME."),
+    ("eval RUNS=3", "RUNS is for compare bench: one run takes NAME."),
     ("summarize SET=eval.temperature=1", "summarize takes no SET: runs have the settings"),
     ("compare UPSTREAM=tiny", "compare takes no UPSTREAM: runs have the settings"),
     ("publish PRESET=tiny-l", "publish takes no PRESET: name the runs."),
@@ -50,13 +51,13 @@ REFUSABLE = """A B ABLATIONS CHECK DATA DIFFERENCE DIRECT ENGINE ERRORS FILE GPU
 def test_a_variable_that_the_goal_does_not_read_is_refused(tmp_path, words, line):
     refused = typed(tmp_path, *words.split())
     assert refused.returncode == 2
-    assert re.search(rf"\*\*\* .*{re.escape(line)}", refused.stderr)
+    assert line.rstrip(".") in refused.stderr
     assert not list(tmp_path.iterdir())
 
 
 def test_a_post_that_is_refused_is_text_all_the_same(tmp_path):
     refused = typed(tmp_path, "ppo", "POST=$(shell touch hacked)")
-    assert "POST is for summarize: leave it out." in refused.stderr
+    assert "POST is for summarize: leave it out" in refused.stderr
     assert not list(tmp_path.iterdir())
 
 
@@ -82,7 +83,7 @@ def test_so_is_an_option_of_the_pipeline(words, line):
         "sft SEED=1 SEEDS=",
         "study SEEDS=1 PRESETS=tiny JOB=sft",
         "plan PRESETS=tiny SEED=1",
-        "status NAME=tiny SEED=",
+        "status SEED=",
         "help NAME=x",
     ],
 )
@@ -114,11 +115,11 @@ def test_no_command_of_the_documents_gives_what_its_goal_does_not_read(tmp_path)
     for _, *words in COMMANDS:
         if any(given.match(word) for word in words):
             checked = typed(tmp_path, "-n", *words, "PYTHON=true")
-            assert "***" not in checked.stderr, (words, checked.stderr)
+            assert "error" not in checked.stderr, (words, checked.stderr)
 
 
 def test_help_promises_no_seeds_to_one_run():
-    assert "SEEDS" not in VARIABLES["SEED"]
+    assert "SEEDS" not in VARIABLES["SEED"].what
     for goal in ("study", "ablations", "rivals", "plan"):
-        assert goal in VARIABLES["SEEDS"]
+        assert goal in VARIABLES["SEEDS"].what
     assert max(map(len, help_lines())) <= COLUMNS

@@ -8,7 +8,7 @@ from eval.judge import make_judge
 from eval.judges.openai.server_judge import OpenAIJudge
 from eval.judges.protocol import Comparison, judge_all
 from stages.settings.config import UserError
-from tests.chat_server import GOOD, ask, chat, llm_config, serving
+from tests.chat_server import GOOD, chat, llm_config, serving
 
 pytestmark = pytest.mark.usefixtures("judge_environment")
 QUESTIONS = [Comparison(f"p{k}", f"post {k}.", "one", "two") for k in range(4)]
@@ -46,15 +46,14 @@ def error_of(code: Any, message: str) -> tuple[int, Any]:
     return 200, {"error": {"code": code, "message": message}}
 
 
-@pytest.mark.parametrize("code", [429, 502, "provider_down", None])
-def test_an_error_under_the_status_200_costs_nothing_and_is_tried_again(code):
+def test_an_error_under_the_status_200_costs_nothing_and_is_tried_again():
     """It was a broken reply, booked at the most that it could have cost."""
-    replies = [error_of(code, "later")] * 2 + [chat(GOOD)]
+    replies = [*(error_of(code, "later") for code in (429, 502, "down", None)), chat(GOOD)]
     with serving(lambda number, body: replies[number]) as server:
         judge = make_judge(llm_config(server, input_price=10, output_price=10), {})
         assert isinstance(judge, OpenAIJudge)
         assert judge.reply(QUESTIONS[0]).choice == "A"
-        assert len(server.requests) == 3
+        assert len(server.requests) == 5
     assert judge.chat.budget.spent == pytest.approx(1100 * 10 / 1e6)
 
 
@@ -66,41 +65,26 @@ def test_a_post_that_is_flagged_under_the_status_200_is_unjudged_and_named(capsy
     assert "1 post is unjudged (p2): filtered: " in capsys.readouterr().out
 
 
-def test_a_bad_key_under_the_status_200_stops_at_once():
-    bad = error_of(401, "no such key")
-    with serving(lambda number, body: bad) as server, pytest.raises(UserError, match="API_KEY"):
-        ask(server)
-    assert len(server.requests) == 1
+PARTS: list[dict[str, Any]] = [
+    {"type": "thinking", "thinking": [{"type": "text", "text": "Preferred: A?"}]},
+    *({"type": "text", "text": text} for text in ("So.\n", "Preferred: B")),
+]
 
 
-def test_a_reply_in_parts_is_their_text_and_its_thinking_a_thought():
-    """Mistral's models that reason send a list, which was read as Python spells it."""
-    thinking = {"type": "thinking", "thinking": [{"type": "text", "text": "Preferred: B?"}]}
-    parts: list[dict[str, Any]] = [
-        thinking,
-        *({"type": "text", "text": text} for text in ("So.\n", "Preferred: A")),
-    ]
-    with serving(lambda number, body: parted(parts)) as server:
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [
+        (PARTS, "So.\nPreferred: B"),  # Mistral's list was read as Python spells it
+        ("Is it A?\n</think>\nPreferred: B", None),  # the template has opened it
+        ('[THINK]"preferred": "A"[/THINK]\n**B**', None),
+    ],
+)
+def test_a_thought_is_no_verdict_and_shows_that_the_judge_reasons(content, text):
+    with serving(lambda number, body: chat(content)) as server:
         judge = make_judge(llm_config(server), {})
         assert isinstance(judge, OpenAIJudge)
         reply = judge.reply(QUESTIONS[0])
-    assert (reply.choice, reply.text) == ("A", "So.\nPreferred: A")
-    assert judge.chat.reasons
-
-
-def parted(parts: list[dict[str, Any]]) -> tuple[int, Any]:
-    """A reply whose content is a list."""
-    message = {"role": "assistant", "content": parts}
-    return chat("", choices=[{"index": 0, "message": message, "finish_reason": "stop"}])
-
-
-def test_a_thought_that_the_template_opened_is_no_verdict():
-    thought = "Is it A?\nPreferred: A\n</think>\n"
-    with serving(lambda number, body: chat(thought + ["", "Preferred: B"][number])) as server:
-        judge = make_judge(llm_config(server), {})
-        assert isinstance(judge, OpenAIJudge)
-        assert judge.reply(QUESTIONS[0]).choice == "B"
-        assert len(server.requests) == 2
+    assert (reply.choice, reply.text) == ("B", text or content)
     assert judge.chat.reasons
 
 

@@ -1,14 +1,16 @@
 """The judge behind a server: what it asks, what it refuses, and what it waits for."""
 
+import re
 import threading
 import time
 from datetime import datetime, timedelta, timezone
 from email.utils import format_datetime
+from typing import Any
 
 import pytest
 
 from eval.judge import make_judge
-from eval.judges.openai.replies import FIRST_WAIT, Pace
+from eval.judges.openai.replies import FIRST_WAIT, Pace, retry_after_of
 from eval.judges.prompt import RESPONSE_FORMAT
 from eval.judges.protocol import Comparison, Reply, judge_all
 from stages.settings.command_line import make_config
@@ -83,77 +85,57 @@ def test_what_a_server_refuses_is_left_out_and_remembered():
         assert again.about == judge.about
 
 
-def test_a_schema_that_was_insisted_on_is_not_left_out():
-    refusal = (400, {"error": {"message": "response_format is not supported"}})
-    with serving(lambda number, body: refusal) as server, pytest.raises(UserError, match="400"):
-        ask(server, structured="on", reasoning_effort="default")
-    assert len(server.requests) == 1
-
-
 @pytest.mark.parametrize("first", [(GOOD, "length"), ("I cannot say.", "stop")])
-def test_a_truncated_or_unusable_reply_is_asked_once_more_with_twice_the_budget(first):
+def test_a_truncated_or_unusable_reply_is_asked_for_again_with_twice_the_budget(first):
     replies = [chat(*first), chat("Preferred: B")]
     with serving(lambda number, body: replies[number]) as server:
         assert ask(server).choice == "B"
     assert [request["max_tokens"] for request in server.requests] == [100, 200]
-
-
-def test_a_reply_that_stays_unusable_is_unjudged_after_as_many_asks_as_were_set():
-    with serving(lambda number, body: chat("Both have merit.")) as server:
+    with serving(lambda number, body: chat(*first)) as server:
         reply = ask(server, asks=3)
-    assert (reply.choice, reply.text) == (None, "Both have merit.")
+    assert (reply.choice, reply.text) == (None, first[0])
     assert [request["max_tokens"] for request in server.requests] == [100, 200, 400]
 
 
+def test_a_dated_snapshot_is_the_model_and_a_smaller_sister_is_not():
+    snapshots = ("gpt-4o", "gpt-4o-2024-08-06", "gpt-4o@main")
+    sisters = ("gpt-4o-mini", "gpt-4o-mini-2024-07-18", "gpt-4", "")
+    assert [name for name in (*snapshots, *sisters) if is_model("gpt-4o", name)] == [*snapshots]
+
+
+def google(*spans: str) -> list[Any]:
+    """Google's words for a used up quota by the minute or the day: the ids alone say which."""
+    ids = [{"quotaId": f"GenerateRequestsPer{span}PerProjectPerModel"} for span in spans]
+    message = "You exceeded your current quota, please check your plan. Please retry in 23.4s."
+    return [{"error": {"code": 429, "message": message, "details": [{"violations": ids}]}}]
+
+
 @pytest.mark.parametrize(
-    ("returned", "same"),
-    {
-        "gpt-4o": True,
-        "gpt-4o-2024-08-06": True,
-        "gpt-4o@main": True,
-        "gpt-4o-mini": False,
-        "gpt-4o-mini-2024-07-18": False,
-        "gpt-4": False,
-        "": False,
-    }.items(),
+    "passing",
+    [
+        *(chat(text) for text in ("", None, " \n")),
+        *((status, LATER[1]) for status in (408, 429, 500, 503)),
+        (429, google("Minute")),
+    ],
 )
-def test_a_dated_snapshot_is_the_model_and_a_smaller_sister_is_not(returned, same):
-    assert is_model("gpt-4o", returned) == same
-
-
-def test_an_empty_reply_is_asked_for_again():
-    replies = [chat(""), chat(None), chat(" \n"), chat(GOOD)]
+def test_empty_replies_rate_limits_and_server_errors_are_tried_again(passing):
+    replies = [passing] * 3 + [chat(GOOD)]
     with serving(lambda number, body: replies[number]) as server:
         assert ask(server).choice == "A"
     assert [request["max_tokens"] for request in server.requests] == [100] * 4
 
 
-@pytest.mark.parametrize("status", [408, 429, 500, 503])
-def test_rate_limits_and_server_errors_are_tried_again(status):
-    replies = [(status, {"error": {"message": "later"}})] * 3 + [chat(GOOD)]
+def test_retry_after_is_read_in_seconds_and_as_a_date_and_waited_for():
+    assert retry_after_of({"retry-after": "1"}) == 1
+    assert retry_after_of({"retry-after": "9", "retry-after-ms": "5"}) == 0.005
+    assert retry_after_of({}) is retry_after_of({"retry-after": "soon"}) is None
+    date = format_datetime(datetime.now(timezone.utc) + timedelta(seconds=9), usegmt=True)
+    assert 7 < (retry_after_of({"retry-after": date}) or 0) <= 9  # of whole seconds
+    replies = [(*LATER, {"Retry-After": "0.7"}), chat(GOOD)]
     with serving(lambda number, body: replies[number]) as server:
-        assert ask(server).choice == "A"
-    assert len(server.requests) == 4
-
-
-def in_two_seconds() -> str:
-    """A date of whole seconds, so at least 1 s from now."""
-    return format_datetime(datetime.now(timezone.utc) + timedelta(seconds=2), usegmt=True)
-
-
-@pytest.mark.parametrize(
-    ("value", "least"), [(lambda: "1", 1.0), (lambda: "0.7", 0.7), (in_two_seconds, 1.0)]
-)
-def test_retry_after_is_honoured_in_seconds_and_as_a_date(value, least):
-    times = []
-
-    def answer(number, body):
-        times.append(time.monotonic())
-        return (*LATER, {"Retry-After": value()}) if number == 0 else chat(GOOD)
-
-    with serving(answer) as server:
+        start = time.monotonic()
         ask(server)
-    assert times[1] - times[0] >= least
+    assert time.monotonic() - start >= 0.7
 
 
 def test_the_waits_of_all_tries_outlast_a_limit_by_the_minute(monkeypatch):
@@ -177,50 +159,63 @@ def test_retry_after_holds_for_every_thread():
     other.join()
 
 
-def test_a_wait_of_hours_stops_with_one_line():
-    answer = (*LATER, {"Retry-After": "7200"})
-    with serving(lambda number, body: answer) as server, pytest.raises(UserError, match="7200 s"):
-        ask(server)
-    assert len(server.requests) == 1
-
-
-def test_requests_per_minute_is_a_limit_for_all_threads_together():
-    pace, start = Pace(600), time.monotonic()
-    threads = [threading.Thread(target=pace.wait_for_turn) for _ in range(6)]
-    for one in threads:
-        one.start()
-    for one in threads:
-        one.join()
-    assert time.monotonic() - start >= 0.5  # five gaps of 0.1 s
-
-
-def test_every_request_takes_its_turn():
+def test_requests_per_minute_is_a_limit_for_all_threads_and_tries_together():
+    questions = [Comparison("p", f"post {k}.", "one", "two") for k in range(5)]
     with serving(lambda number, body: LATER if number == 0 else chat(GOOD)) as server:
         start = time.monotonic()
-        ask(server, requests_per_minute=120)
-    assert time.monotonic() - start >= 0.5  # the second try, too
-    assert len(server.requests) == 2
+        judge = make_judge(llm_config(server, requests_per_minute=600), {})
+        assert len(list(judge_all(judge, questions, 2))) == 5
+    assert time.monotonic() - start >= 0.5  # five gaps of 0.1 s
+    assert len(server.requests) == 6
 
 
 REFUSALS = {400: "temperature", 401: "API_KEY", 402: "credit", 403: "access", 404: "judge.model"}
+PLAIN = {"structured": "off", "reasoning_effort": "default"}
+NO_SCHEMA = (400, {"error": {"message": "response_format is not supported"}})
+ENDS: list[tuple[Any, dict[str, Any], str, int]] = [
+    *(
+        ((status, {"error": {"message": "no\nway"}}), PLAIN, f"{status}.*{hint}", 1)
+        for status, hint in REFUSALS.items()
+    ),
+    (NO_SCHEMA, PLAIN | {"structured": "on"}, "400", 1),  # it was insisted on
+    ((200, {"error": {"code": 401, "message": "no"}}), {}, "API_KEY", 1),  # as OpenRouter says it
+    ((*LATER, {"Retry-After": "7200"}), {}, "7200 s", 1),
+    ((500, {"error": {"message": "down"}}), {"max_retries": 2}, "replies are kept.*again", 3),
+    ((200, "<html>hello</html>"), {"max_retries": 1}, "base_url", 2),
+]
 
 
-@pytest.mark.parametrize(("status", "hint"), REFUSALS.items())
-def test_a_refusal_stops_at_once_with_one_line(status, hint):
-    refusal = (status, {"error": {"message": "no\nway"}})
-    with serving(lambda number, body: refusal) as server, pytest.raises(UserError) as stop:
-        ask(server, structured="off", reasoning_effort="default")
-    assert len(server.requests) == 1
-    assert hint in str(stop.value)
-    assert str(status) in str(stop.value)
+@pytest.mark.parametrize(("answer", "changes", "said", "requests"), ENDS)
+def test_what_no_try_mends_stops_with_one_line_and_is_never_unjudged(
+    answer, changes, said, requests
+):
+    with serving(lambda number, body: answer) as server, pytest.raises(UserError) as stop:
+        ask(server, **changes)
+    assert len(server.requests) == requests
+    assert re.search(said, str(stop.value))
     assert "\n" not in str(stop.value)
 
 
-def test_an_exhausted_account_is_no_rate_limit():
-    refusal = (429, {"error": {"message": "You exceeded", "code": "insufficient_quota"}})
-    with serving(lambda number, body: refusal) as server, pytest.raises(UserError, match="credit"):
-        ask(server)
-    assert len(server.requests) == 1
+@pytest.mark.parametrize(
+    ("said", "mend"),
+    [
+        ({"error": {"message": "You exceeded", "code": "insufficient_quota"}}, "no credit"),
+        *((google(*spans), "is used up") for spans in (["Day"], ["Minute", "Day"], [])),
+        ("Rate limit reached on requests per day (RPD): Limit 200. Try again in 7m.", "is used up"),
+        ("Rate limit exceeded: free-models-per-day", "is used up"),
+        ("Rate limit of 50 per 86400s exceeded for UserByModelByDay", "is used up"),
+    ],
+)
+def test_a_quota_that_no_minutes_mend_stops_at_once_and_the_next_run_goes_on(said, mend):
+    """It was nine tries of each question, for minutes."""
+    replies = [chat(GOOD), (429, said), chat(GOOD)]
+    one, two = (Comparison("p", f"post {k}.", "one", "two") for k in range(2))
+    with serving(lambda number, body: replies[number]) as server:
+        with pytest.raises(UserError, match=f"{mend}.*replies are kept") as stop:
+            list(judge_all(make_judge(llm_config(server), {}), [one, two], 1))
+        assert "\n" not in str(stop.value)
+        assert len(list(judge_all(make_judge(llm_config(server), {}), [one, two], 1))) == 2
+    assert len(server.requests) == 3
 
 
 def test_a_refusal_stops_threads_that_wait_for_their_turn():
@@ -238,20 +233,6 @@ def test_a_refusal_stops_threads_that_wait_for_their_turn():
         list(judge_all(make_judge(llm_config(server), {}), comparisons, 2))
     assert time.monotonic() - start < 30
     assert len(server.requests) <= 2
-
-
-def test_an_outage_stops_the_evaluation_instead_of_counting_as_unjudged():
-    outage = (500, {"error": {"message": "down"}})
-    with serving(lambda number, body: outage) as server, pytest.raises(UserError, match="again"):
-        ask(server, max_retries=2)
-    assert len(server.requests) == 3
-
-
-def test_a_web_page_is_not_taken_for_a_reply():
-    page = (200, "<html>hello</html>")
-    with serving(lambda number, body: page) as server, pytest.raises(UserError, match="base_url"):
-        ask(server, max_retries=1)
-    assert len(server.requests) == 2
 
 
 @pytest.mark.parametrize("key", ["sk-one\nsk-two", "sk one", "sk-\u00e9", " "])

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from stages.goals import GOALS as GOAL_TABLE
+from stages.goals import VARIABLES as VARIABLE_TABLE
 from stages.settings.command_line import make_config
 from stages.settings.config import SECTIONS, UserError, override_of
 from stages.settings.ppo import PAPER_QUIRKS
@@ -37,12 +39,8 @@ TESTS = {
 }
 SETTINGS = {f"{name}.{field.name}" for name, kind in SECTIONS.items() for field in fields(kind)}
 
-RULES = re.findall(r"^([a-z][\w -]*):(?!=)", MAKEFILE, re.MULTILINE)
-GOALS = {goal for rule in RULES for goal in rule.split()}
-GOALS |= {"judge", "ablations", "rivals", "study", *(stage.goal for stage in STAGES.values())}
-GOALS |= {*STAGES}
-VARIABLES = set(re.findall(r"^([A-Z]+[A-Z_]*) \?=", MAKEFILE, re.MULTILINE))
-VARIABLES |= {"JUDGE"}  # comes with the pages of several judges
+GOALS = {*GOAL_TABLE, *STAGES, *(stage.goal for stage in STAGES.values())}
+VARIABLES = {*VARIABLE_TABLE}
 LINE_LENGTH = 120
 FRONT_LINES = 120
 each_document = pytest.mark.parametrize("name", TEXTS)

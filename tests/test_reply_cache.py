@@ -10,6 +10,7 @@ import threading
 import time
 from itertools import product
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -17,13 +18,14 @@ from eval import calibration, controls
 from eval.controls import judge_controls
 from eval.judge import judge_summaries, main, make_judge
 from eval.judges.openai.budget import price_of
-from eval.judges.openai.cache import ReplyCache
+from eval.judges.openai.cache import COLUMNS, ReplyCache
 from eval.judges.openai.server_judge import OpenAIJudge
 from eval.judges.protocol import Comparison, judge_all
 from stages.finished import stage_folder
 from stages.runs import open_stage
 from stages.settings.config import JudgeSettings, UserError
 from tests.chat_server import GOOD, ask, chat, llm_config, serving
+from tests.fault_server import FaultServer, Handler, completion, start
 
 pytestmark = pytest.mark.usefixtures("judge_environment")
 ROOT = Path(__file__).parents[1]
@@ -44,28 +46,25 @@ def rows(runs: Path, query: str) -> list[tuple]:
 def test_what_was_answered_is_not_paid_for_again():
     with serving(lambda number, body: chat(GOOD)) as server:
         first = ask(server)
-        assert ask(server) == first
+        assert ask(server) == ask(server, max_tokens=999) == first
         assert len(server.requests) == 1
-        ask(server, temperature=1.0)
-        ask(server, structured="off")
-        make_judge(llm_config(server), {}).reply(Comparison("p", "the post", "two", "one"))
-        assert len(server.requests) == 4
         with pytest.raises(UserError, match="judge-2024"):
             ask(server, model="other", max_retries=0)
-        assert len(server.requests) == 5
+        assert len(server.requests) == 2
 
 
 def test_the_key_names_all_that_is_sent_but_the_budget(monkeypatch):
     with serving(lambda number, body: chat(GOOD)) as server:
         ask(server)
-        ask(server, max_tokens=999)
-        assert len(server.requests) == 1
+        ask(server, temperature=1.0)
+        make_judge(llm_config(server), {}).reply(Comparison("p", "the post", "two", "one"))
         schema = {"type": "json_schema", "json_schema": {"name": "another"}}
         monkeypatch.setattr("eval.judges.openai.client.RESPONSE_FORMAT", schema)
         ask(server)
         monkeypatch.setattr("eval.judges.prompt.PROMPT", "{tag}{query}{first}{second}{ending}")
         ask(server)
-    assert len(server.requests) == 3
+        ask(server, structured="off")
+    assert len(server.requests) == 6
 
 
 def test_two_policies_that_wrote_one_summary_are_asked_about_once():
@@ -88,17 +87,26 @@ def test_an_unusable_answer_is_paid_for_again_only_with_a_larger_budget():
             assert len(server.requests) == requests
 
 
-def test_everything_that_the_server_said_is_kept(runs):
+def test_everything_that_the_server_said_is_kept_and_its_raw_body_decides(runs):
+    """Who edited the column `text` made the verdict."""
     with serving(lambda number, body: chat(GOOD)) as server:
         reply = ask(server)
-    columns = "requested_model, model, finish_reason, text, prompt_tokens, completion_tokens"
-    assert rows(runs, f"SELECT {columns} FROM replies") == [
-        ("judge", "judge-2024-01-01", "stop", GOOD, 1000, 100)
-    ]
-    ((prompt_hash, raw, at),) = rows(runs, "SELECT prompt_hash, raw, time FROM replies")
-    assert prompt_hash == reply.prompt_hash
-    assert '"chat.completion"' in raw
-    assert at.endswith("+00:00")
+        columns = "requested_model, model, finish_reason, text, prompt_tokens, completion_tokens"
+        said = ("judge", "judge-2024-01-01", "stop", GOOD, 1000, 100)
+        assert rows(runs, f"SELECT {columns} FROM replies") == [said]
+        ((prompt_hash, raw, at),) = rows(runs, "SELECT prompt_hash, raw, time FROM replies")
+        assert prompt_hash == reply.prompt_hash
+        assert json.loads(raw) == chat(GOOD)[1]
+        assert at.endswith("+00:00")
+        for change in (
+            "text = 'B'",
+            "model = 'x'",
+            "finish_reason = 'length'",
+            "prompt_tokens = 9",
+        ):
+            rows(runs, f"UPDATE replies SET {change}")
+        assert ask(server) == reply
+    assert len(server.requests) == 1
 
 
 def test_a_failed_try_is_no_reply(runs):
@@ -134,52 +142,54 @@ def test_a_strange_reply_is_kept_or_tried_again(runs, reply, said):
 
 
 WRITER = """
-import sys
+import sys, time
 from pathlib import Path
-from eval.judges.openai.server_judge import OpenAIJudge
 from eval.judges.openai.cache import COLUMNS, ReplyCache
-cache, who = ReplyCache(Path(sys.argv[1])), sys.argv[2]
+from tests.fault_server import completion
+folder, who = Path(sys.argv[1]), sys.argv[2]
+time.sleep(max(0.0, float(sys.argv[3]) - time.time()))
+for k in range(200):
+    cache = ReplyCache(folder / f"{k}.sqlite")
+cache, row = ReplyCache(folder / "0.sqlite"), dict.fromkeys(COLUMNS, "x") | {"raw": completion("x")}
 for k in range(100):
     number = cache.begin(f"{who}{k}", 1.0)
-    row = dict.fromkeys(COLUMNS, "x") | {"prompt_tokens": 1, "completion_tokens": 1}
     cache.settle(number, 0.5, "reply", {**row, "key": f"{who}{k}", "max_tokens": 1})
     cache.settle(cache.begin("both", 1.0), 0.5, "reply", {**row, "key": "both", "max_tokens": k})
 """
 
 
 @pytest.mark.walk
-def test_two_processes_may_write_at_once(tmp_path):
-    path = tmp_path / "replies.sqlite"
-    writers = [
-        subprocess.Popen([sys.executable, "-c", WRITER, str(path), who], cwd=ROOT) for who in "ab"
-    ]
+def test_two_processes_may_make_a_file_and_write_to_it_at_once(tmp_path):
+    """SQLite refuses to wait while it changes the journal's mode: one of two came to grief."""
+    start = str(time.time() + 1)
+    command = [sys.executable, "-c", WRITER, str(tmp_path)]
+    writers = [subprocess.Popen([*command, who, start], cwd=ROOT) for who in "ab"]
     assert [writer.wait(60) for writer in writers] == [0, 0]
-    cache = ReplyCache(path)
+    cache = ReplyCache(tmp_path / "0.sqlite")
     assert cache.spent([f"{who}{k}" for who in "ab" for k in range(100)]) == 100.0
     assert len(cache.replies("both")) == 100
-    with sqlite3.connect(path) as file:
-        assert file.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+    assert cache._read("PRAGMA integrity_check", ())[0][0] == "ok"
 
 
-OPENER = """
-import sys, time
-from pathlib import Path
-from eval.judges.openai.cache import ReplyCache
-time.sleep(max(0.0, float(sys.argv[2]) - time.time()))
-for k in range(200):
-    ReplyCache(Path(sys.argv[1]) / f"{k}.sqlite").close()
-"""
-
-
-@pytest.mark.walk
-def test_two_processes_may_make_the_file_at_once(tmp_path):
-    # SQLite refuses to wait while it changes the journal's mode: one of two came to grief.
-    start = str(time.time() + 1)
-    openers = [
-        subprocess.Popen([sys.executable, "-c", OPENER, str(tmp_path), start], cwd=ROOT)
-        for _ in range(2)
+def test_no_reply_waits_for_the_disk_before_it_is_kept(tmp_path, monkeypatch):
+    """Each waited for those before it, and a kill lost them: 24 of 336 were paid for twice."""
+    cache, is_on_disk = ReplyCache(tmp_path / "replies.sqlite"), threading.Event()
+    monkeypatch.setattr("os.fsync", lambda _: is_on_disk.wait(30))
+    row = dict.fromkeys(COLUMNS, "x") | {"raw": completion("x"), "max_tokens": 1}
+    threads = [
+        threading.Thread(target=cache.settle, args=(number, 0.5, "reply", {**row, "key": key}))
+        for key in "ab"
+        if (number := cache.begin(key, 1.0))
     ]
-    assert [opener.wait(60) for opener in openers] == [0, 0]
+    for one in threads:
+        one.start()
+    while len(cache.replies("a", "b")) < 2 and all(one.is_alive() for one in threads):
+        time.sleep(0.01)
+    assert len(cache.replies("a", "b")) == 2
+    assert all(one.is_alive() for one in threads)  # who asked waits for the disk
+    is_on_disk.set()
+    for one in threads:
+        one.join()
 
 
 def test_only_a_locked_file_is_waited_for(tmp_path):
@@ -234,19 +244,44 @@ def test_the_cap_holds_with_many_under_way_and_counts_what_was_paid_before():
         assert len(server.requests) == 9
 
 
-NO_REPLY = r"no reply within 0\.2 s: raise judge\.request_seconds if .*; replies are kept"
-
-
 def test_a_request_that_may_have_been_paid_for_counts_at_its_worst_price(runs):
     def answer(number, body):
         time.sleep(0.6)
         return chat(GOOD)
 
-    with serving(answer) as server, pytest.raises(UserError, match=NO_REPLY):
+    said = r"no reply within 0\.2 s: raise judge\.request_seconds if .*; replies are kept"
+    with serving(answer) as server, pytest.raises(UserError, match=said):
         ask(server, request_seconds=0.2, max_retries=0, **PRICES)
     ((usd, outcome),) = rows(runs, "SELECT usd, outcome FROM tries")
     assert usd > 0.2
     assert "no reply" in outcome
+
+
+def test_a_server_that_dribbles_is_left_in_time_and_its_late_reply_is_kept(runs, monkeypatch):
+    """Each byte began the wait anew, for ever."""
+
+    def dribble(self, status, text, headers=None):
+        whole = f"HTTP/1.1 200 OK\r\nContent-Length: {len(text)}\r\n\r\n{text}".encode()
+        for at in range(0, len(whole), 20):
+            self.wfile.write(whole[at : at + 20])
+            time.sleep(0.1)
+
+    monkeypatch.setattr(Handler, "send", dribble)
+    books = FaultServer(1)
+    books.fault_share = 0
+    http, url = start(books)
+    config = llm_config(SimpleNamespace(url=url), request_seconds=1, max_retries=0)
+    question = Comparison("p", "the post", "good", "bad")
+    begin = time.monotonic()
+    with pytest.raises(UserError, match=r"no reply within 1 s"):
+        make_judge(config, {}).reply(question)
+    assert time.monotonic() - begin < 2  # of the 2.5 s that the whole reply takes
+    while not rows(runs, "SELECT key FROM replies") and time.monotonic() - begin < 30:
+        time.sleep(0.1)
+    assert make_judge(config, {}).reply(question).choice == "A"
+    assert rows(runs, "SELECT outcome FROM tries") == [("reply",)]
+    assert books.kinds.total() == 1
+    http.shutdown()
 
 
 @pytest.mark.parametrize("usage", [None, {}, {"prompt_tokens": 1000}, {"prompt_tokens": -9}])
@@ -256,15 +291,6 @@ def test_a_reply_that_hides_its_tokens_counts_at_its_worst_price(usage):
         with pytest.raises(UserError, match=r"judge.max_cost=1"):
             list(judge_all(make_judge(config, {}), questions(20), 2))
     assert len(server.requests) == 4  # at 0.24 each
-
-
-def test_a_cap_without_a_price_is_refused():
-    with (
-        serving(lambda number, body: chat(GOOD)) as server,
-        pytest.raises(UserError, match=r"max_cost needs the price of judge.*judge.input_price"),
-    ):
-        ask(server, max_cost=1.0)
-    assert server.requests == []
 
 
 def test_the_command_line_takes_a_cap(monkeypatch, capsys):
@@ -297,53 +323,30 @@ def test_a_snapshot_has_a_price_of_its_own_where_it_differs(model, price):
     assert (found and found[:2]) == price
 
 
-@pytest.mark.parametrize("cap", ["0", "-1", "nan", "inf"])
-def test_a_cap_of_nothing_is_not_taken_for_no_cap(runs, capsys, cap):
-    with pytest.raises(SystemExit):
-        main(["--max-cost", cap])
-    assert "--max-cost must be above 0" in capsys.readouterr().err
+def summarise(config, *policies):
+    shutil.rmtree(stage_folder(config, "summaries"), ignore_errors=True)
+    with open_stage(config, "summaries") as run:
+        for policy, k in product(policies, range(2)):
+            texts = {"query": f"post {k}.", "reference": f"two words {k}", "summary": policy}
+            run.append(f"{policy}.jsonl", {"id": f"p{k}", **texts})
+        run.finish({})
 
 
-def test_the_controls_may_spend_what_the_summaries_have_left():
-    """2 pairs in both orders and 9 controls, 0.20 USD each and at most 0.24, for 1.3 USD."""
-    with serving(lambda number, body: chat(GOOD)) as server:
-        config = llm_config(server, max_cost=1.3, **PRICES)
-        with open_stage(config, "summaries") as run:
-            for k in range(2):
-                texts = {"query": f"post {k}.", "summary": "s", "reference": f"two words {k}"}
-                run.append("ppo.jsonl", {"id": f"p{k}", **texts})
-            run.finish({})
-        judge_summaries(config)
-        assert len(server.requests) == 4
-        with pytest.raises(UserError, match=r"judge.max_cost=1.3"):
-            judge_controls(config)
-    assert len(server.requests) == 6
-
-
-def test_the_summaries_may_spend_what_controls_have_left():
-    """2 posts by two policies: 8 replies, then those of the controls, at 0.20 USD each and at most
-    0.24. A third policy has 0.30 USD left: one reply, where it had the controls' money again.
-    """
-
-    def summarise(config, *policies):
-        shutil.rmtree(stage_folder(config, "summaries"), ignore_errors=True)
-        with open_stage(config, "summaries") as run:
-            for policy, k in product(policies, range(2)):
-                texts = {"query": f"post {k}.", "reference": f"two words {k}"}
-                run.append(f"{policy}.jsonl", {"id": f"p{k}", "summary": policy, **texts})
-            run.finish({})
-
+def test_summaries_and_controls_may_spend_what_the_other_has_left():
+    """2 posts by two policies: 8 replies, then 9 controls, at 0.20 USD each and at most 0.24."""
     with serving(lambda number, body: chat(GOOD)) as server:
         config = llm_config(server, **PRICES)
         summarise(config, "ppo", "sft")
         judge_summaries(config)
+        assert len(server.requests) == 8
+        with pytest.raises(UserError, match=r"judge.max_cost=2.1"):
+            judge_controls(llm_config(server, max_cost=2.1, **PRICES))
+        assert len(server.requests) == 10
         judge_controls(config)
         asked = len(server.requests)
-        assert asked > 8
         summarise(config, "ppo", "sft", "rloo")
-        capped = llm_config(server, max_cost=0.2 * asked + 0.3, **PRICES)
         with pytest.raises(UserError, match=r"judge.max_cost="):
-            judge_summaries(capped)
+            judge_summaries(llm_config(server, max_cost=0.2 * asked + 0.3, **PRICES))
     assert len(server.requests) == asked + 1
 
 
@@ -351,11 +354,7 @@ def test_each_round_of_repeats_has_its_bill_and_what_was_thrown_away_is_told(cap
     """Three rounds of 2 pairs in both orders, 0.20 USD a reply; the first of all is empty."""
     with serving(lambda number, body: chat("" if number == 0 else GOOD)) as server:
         config = llm_config(server, repeats=3, **PRICES)
-        with open_stage(config, "summaries") as run:
-            for k in range(2):
-                texts = {"query": f"post {k}.", "summary": "s", "reference": f"two words {k}"}
-                run.append("ppo.jsonl", {"id": f"p{k}", **texts})
-            run.finish({})
+        summarise(config, "ppo")
         judge_summaries(config)
     assert len(server.requests) == 13
     out = capsys.readouterr().out
@@ -366,11 +365,17 @@ def test_each_round_of_repeats_has_its_bill_and_what_was_thrown_away_is_told(cap
     assert spent == ["1.0000", "1.8000", "2.6000"]
 
 
-@pytest.mark.parametrize("command", [controls.main, calibration.main])
-def test_every_command_that_asks_a_judge_takes_a_cap(runs, capsys, command):
+@pytest.mark.parametrize(
+    ("command", "cap", "said"),
+    [
+        *((command, "much", "invalid float") for command in (controls.main, calibration.main)),
+        *((main, cap, "must be above 0") for cap in ("0", "-1", "nan", "inf")),
+    ],
+)
+def test_every_command_that_asks_a_judge_takes_a_cap_that_is_one(runs, capsys, command, cap, said):
     with pytest.raises(SystemExit):
-        command(["--max-cost", "much"])
-    assert "argument --max-cost: invalid float value: 'much'" in capsys.readouterr().err
+        command(["--max-cost", cap])
+    assert said in capsys.readouterr().err
 
 
 def test_threads_share_one_cache(tmp_path):

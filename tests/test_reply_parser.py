@@ -10,8 +10,7 @@ REPLIES: dict[Choice | None, str] = {
     | Preferred: A (it is accurate) | Preferred: A, because B is wrong | Preferred: A. B is wrong.
     | Preferred: Summary A is better | Comparison: the first is accurate.\nPreferred: A""",
     "B": r"""Comparison: x\nPreferred: B | **Preferred:** **B** | Preferred: “Summary B”.
-    | preferred: b | Preferred: summary_B | {"comparison": "x", "preferred": "B"}
-    | <think>Preferred: A?</think>\nPreferred: B""",
+    | preferred: b | Preferred: summary_B | {"comparison": "x", "preferred": "B"}""",
     "tie": r"""Tie | Comparison: x\nPreferred: tie | Preferred: A tie | Preferred: It's a tie.
     | Preferred: neither""",
     None: r"""Preferred: | Preferred: A or B | Preferred: A/B | Preferred: A, B | Preferred: A = B
@@ -38,7 +37,6 @@ OBJECTS: list[tuple[str, Choice | None]] = [
     ('{"preferred": 1}', None),
     ('{"preferred": null}', None),
     ('{"comparison": "Preferred: A"}', None),
-    ("<think>Is it A? Preferred: A", None),
     ('"Preferred: B"', "B"),
     ('Comparison: x\n"Preferred": "B"', "B"),
     ("C", None),
@@ -49,6 +47,46 @@ OBJECTS: list[tuple[str, Choice | None]] = [
 @pytest.mark.parametrize(("text", "choice"), OBJECTS)
 def test_an_object_means_its_own_word_and_one_that_is_cut_off_means_nothing(text, choice):
     assert parse_choice(text) == choice
+
+
+MARKS = """
+    <think> </think>, <Thinking depth="2"> </thinking>, [THINK] [/THINK], <reasoning> </reasoning>,
+    <seed:think> </seed:think>, ◁think▷ ◁/think▷, <|START_THINKING|> <|END_THINKING|>,
+    <|begin_of_thought|> <|end_of_thought|>, <|inner_prefix|> <|inner_suffix|>,
+    <|channel>thought <channel|>, <draft> </draft>, ＜think＞ ＜/think＞,
+    <|channel|>analysis<|message|> <|end|><|start|>assistant<|channel|>final<|message|>,
+    analysisWe assistantfinal
+""".split(",")  # of DeepSeek, Mistral, Seed, Kimi, Cohere, OpenThinker, Apertus, Gemma, gpt-oss
+
+
+@pytest.mark.parametrize("marks", MARKS, ids=range(len(MARKS)))
+def test_a_thought_in_whatever_marks_is_no_verdict_and_what_follows_it_is(marks):
+    *start, end = marks.split()
+    thought = f'{" ".join(start)} "preferred": "A"\nPreferred: A\n'
+    assert parse_choice(thought) is None
+    assert parse_choice(f"{thought}{end}\n") is None
+    for said in ("**B**", 'Well.\n{"comparison": "x", "preferred": "B"}'):
+        assert parse_choice(f"{thought}{end}\n{said}") == "B"
+        assert parse_choice(f"{thought}{end}\n<think>A</think>\n{said}") == "B"
+
+
+def test_a_thought_whose_start_the_template_wrote_is_no_verdict():
+    for end in ("</think>", "[/THINK]", "<|END_THINKING|>", "◁/think▷"):
+        assert parse_choice(f"Preferred: A\n{end}") is None
+        assert parse_choice(f"Preferred: A\n{end}\nPreferred: B") == "B"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("[B]", "<B>", "<s>Preferred: B", "<bos>Preferred: B", "<|assistant|>\nPreferred: B"),
+        "<answer>\nPreferred: B\n</answer>",
+        "[Reasoning] It says more.\nPreferred: B",
+        "[Summary B] is better than [Summary A].\nPreferred: B",
+    ],
+)
+def test_other_marks_hide_no_verdict(text):
+    assert parse_choice(text) == "B"
 
 
 @pytest.mark.parametrize("choice", REPLIES)

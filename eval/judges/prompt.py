@@ -105,9 +105,35 @@ JSON_OBJECT = re.compile(r'\{(?:[^{}"]|"(?:[^"\\]|\\.)*")*\}', re.DOTALL)
 # A marker outside an object: inside one, its name would be in quotes.
 LINE_MARKER = re.compile(rf"^[^\w\"']*{MARKER.pattern[2:]}", re.MULTILINE | re.IGNORECASE)
 OPEN_OBJECT = re.compile(r'\{\s*"')
-# What a reasoning model thinks aloud is not its answer, nor what stands before the end of a thought
-# that the template has opened.
-THOUGHT = re.compile(r"<think>.*?(?:</think>|\Z)", re.DOTALL)
+# What a reasoning model thinks aloud is not its answer. Marks of a thought: <think>, [THINK],
+# ◁think▷, <|START_THINKING|>, <|begin_of_thought|>, <|inner_prefix|>, <|channel>; each has an end.
+THINKS = r"[\w:.-]*?(?:think|thought|reason|reflect|analy|scratchpad|inner|channel)[\w:.-]*?"
+# At the start of a reply any other pair is taken for one, and a tag without an end, but for these.
+ANSWERS = rf"answer|final|output|response|result|solution|json|bos|{VERDICT_WORDS}"
+OTHER_NAME = rf"(?![\w:.-]*(?:{ANSWERS}))[^\W\d_][\w:.-]+?"
+
+
+def opening(name: str, square: str = r"\[") -> str:
+    """A pattern of the marks that open what has such a name."""
+    left = rf"(?:<\|?|{square}|◁)(?:(?:begin|start)_(?:of_)?)?"
+    return rf"{left}{name}(?:_(?:begin|start|prefix))?(?:\s[^<>\[\]]*)?(?:\|?>|\]|▷)"
+
+
+def closing(name: str) -> str:
+    """A pattern of the marks that close what has such a name."""
+    usual = rf"(?:<\|?|\[|◁)(?:/|end_(?:of_)?){name}(?:\|?>|\]|▷)"
+    return rf"(?:{usual}|<(?:\|{name}_(?:end|suffix)|{name})\|>)"
+
+
+FLAGS = re.DOTALL | re.IGNORECASE
+OPENED = re.compile(opening(THINKS, r"\[(?=think|thought)"), FLAGS)  # [Reasoning] is a heading
+CLOSED = re.compile(closing(THINKS), FLAGS)
+PAIRED = rf"{opening(f'(?P<name>{OTHER_NAME})')}.*?{closing('(?P=name)')}"
+FIRST = re.compile(rf"\s*(?:{PAIRED}|<{OTHER_NAME}>.*)", FLAGS)
+# The channels of gpt-oss, also where a server leaves their marks out: what is final is the answer.
+CHANNEL = re.compile(r"<\|channel\|>|\Aanalysis(?=[A-Z])")
+FINAL = re.compile(r".*(?:<\|channel\|>|assistant)final(?:.*?<\|message\|>)?(.*)", re.DOTALL)
+
 # A marker that opens a quotation within a line is somebody else's word, such as the post's.
 QUOTED = re.compile(rf"(?<=[\w:,.;)])[ \t*]*[\"'`‘“«]+{MARKER.pattern}", re.IGNORECASE)
 # So is a line after other lines that is quoted as a whole, by its marks or by the sign ">".
@@ -203,8 +229,7 @@ def parse_choice(text: str) -> Choice | None:
     "Summary" and a reason after the letter do no harm, nor quotes about the whole reply. A marker
     that is quoted after other words is no verdict.
     """
-    answer = THOUGHT.sub("", text).rpartition("</think>")[2]
-    text = unicodedata.normalize("NFKC", answer).strip()
+    text = own_words(unicodedata.normalize("NFKC", text)).strip()
     word, rest = None, text
     for match in JSON_OBJECT.finditer(text):
         if (its_word := _preferred(match[0])) is not None:
@@ -219,6 +244,16 @@ def parse_choice(text: str) -> Choice | None:
     if markers:
         return _choice(CHOICE.match(plain[markers[-1].end() :].split("\n")[0]))
     return _choice(BARE_CHOICE.match(plain.split("\n")[-1]))
+
+
+def own_words(reply: str) -> str:
+    """What a reply says after its model's thoughts; empty where nothing does, or none has ended."""
+    if CHANNEL.search(reply):
+        final = FINAL.match(reply)
+        reply = final[1] if final else ""
+    while thought := FIRST.match(reply):
+        reply = reply[thought.end() :]
+    return OPENED.split(CLOSED.split(reply)[-1])[0]
 
 
 def _preferred(text: str) -> str | None:

@@ -7,12 +7,13 @@ coin flip and never a loss (the code of Huang et al. 2024 has both).
 
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from threading import Thread
 from time import monotonic
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
 from stages.running.progress import told
 
@@ -27,6 +28,7 @@ FILTERED = "filtered"
 CONTENT_FILTER = "content_filter"
 """The `finish_reason` of a reply that a server's filter has cut off or emptied."""
 Row = dict[str, Any]
+T = TypeVar("T")
 Choice = Literal["A", "B", "tie"]
 
 VERDICTS: dict[str, dict[Choice | None, str]] = {
@@ -196,6 +198,27 @@ def _replies(
     judge.finish()
 
 
+def fulfil(future: Future[T], call: Callable[[], T]) -> None:
+    """Give a future what a call returns, or what it raises: whoever waits for it gets that."""
+    try:
+        future.set_result(call())
+    except BaseException as error:
+        future.set_exception(error)
+
+
+def within(seconds: float, call: Callable[[], T]) -> T:
+    """What a call returns, if it does within so many seconds, whatever it waits for.
+
+    Raises what the call raises, or TimeoutError; a late call is left to a thread that dies with the
+    process.
+    """
+    future: Future[T] = Future()
+    Thread(target=fulfil, args=(future, call), daemon=True).start()
+    if not wait([future], seconds).done:
+        raise TimeoutError
+    return future.result()
+
+
 class Calls:
     """Calls to a judge in threads that die with the process, unlike those of an executor."""
 
@@ -214,10 +237,7 @@ class Calls:
                 future, comparison = self.todo.popleft()
             except IndexError:
                 return
-            try:
-                future.set_result(judge_pair(self.judge, comparison))
-            except BaseException as error:  # whoever waits for the reply gets it
-                future.set_exception(error)
+            fulfil(future, partial(judge_pair, self.judge, comparison))
 
     def end(self, patience: float) -> None:
         """Cancel what is pending; wait `patience` seconds for calls under way."""

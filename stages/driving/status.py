@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from stages.finished import changed_code, lock_of, no_such_run, partial_of, read_manifest, why_not
+from stages.goals import GROUPS, VARIABLES
 from stages.running.files import read_record
 from stages.running.machine import first_of
 from stages.runs import RESUME, holder_of
@@ -27,72 +28,6 @@ MARKS = (
     "ok done, ok* done with other code, old stale, run running, half interrupted,",
     "fail failed, - missing",
 )
-GOAL_LINES = {
-    "data": "posts, tokenizer, checkpoint; from then on offline",
-    "sft": "supervised fine-tuning on the reference summaries",
-    "rm": "the reward model, and its normalization",
-    "ppo": "PPO against the reward model",
-    "rloo": "RLOO against the reward model, beside PPO: no critic",
-    "grpo": "Dr.GRPO against the reward model, beside PPO: no critic",
-    "dpo": "DPO from the same comparisons, beside PPO",
-    "eval": "summaries, verdicts, win rates and the page of the run",
-    "judge": "the same for summaries that exist: INPUT=outputs.jsonl",
-    "summarize": "one post by a run's policies: POST='...', FILE=, ID=, typed",
-    "study": "what is missing of PRESETS x SEEDS, then the page of sizes",
-    "ablations": "one switch at a time against a run, over SEEDS",
-    "rivals": "PPO, RLOO, Dr.GRPO, best-of-n at equal KL, over SEEDS",
-    "judge-calibration": "the judge beside labelled comparisons",
-    "compare": "policies of finished runs: RUNS='tiny:ppo tiny:sft'",
-    "scaling": "finished runs on one page: NAMES='tiny-s tiny tiny-l'",
-    "publish": "copy PAGES to reports/generated: 'scaling-tiny bench'",
-    "status": "what is done, stale, running, half done, missing, failed",
-    "plan": "what a run needs, counted: memory, hours, disk, dollars",
-    "rehearse": "the same measured here: two updates of every stage",
-    "bench": "speed, memory beside TRL; CHECK=1: beside the published",
-    "settings": "every setting of PRESET with its value",
-    "smollm": "a real chat model of 135M parameters, for smollm2",
-    "check": "lint and types",
-    "test": "the tests, in minutes",
-    "walks": "tests with servers, browsers, processes and kills",
-    "chaos": "the pipeline, killed at random moments, beside a calm run",
-    "fuzz": "100,000 odd inputs for each place that reads others' texts",
-    "simulations": "how often 95% intervals hold the true rate",
-    "install": "the environment alone",
-}
-VARIABLES = {
-    "PRESET": "which kind of run; see below",
-    "SEED": "of one run (44413)",
-    "SEEDS": "for study, ablations, rivals, plan: '1 2'",
-    "NAME": "the run's folder below runs/; SET needs one of its own",
-    "SET": "settings: SET='ppo.kl_coef=0.1 sft.epochs=2'",
-    "UPSTREAM": "run whose SFT and reward model this run starts from",
-    "JUDGE": "for scaling, compare, publish: which of several judges",
-    "PAGES": "for publish: pages by name, such as tiny-seed44413",
-    "ABLATIONS": "which switches; else all: ABLATIONS='dropout lambda-1'",
-    "PENALTIES": "kl_coef of the rivals: PENALTIES='0.02 0.1'",
-    "NAMES": "runs for scaling",
-    "DATA, TOKENIZER": "folders with posts and a tokenizer, for the preset posts",
-    "GPUS": "cards of one machine: a process for each",
-    "NODES": "machines of a Slurm job, each with GPUS cards",
-    "ENGINE": "ddp: each process holds all networks; fsdp2: a part",
-    "JOB": "what each run of a study makes: JOB='ppo eval'",
-    "GPU": "for plan: the kind of card, such as h100-80gb",
-    "PRESETS": "for study, plan: a grid, with SEEDS",
-    "MFU": "for plan: the share of a card's peak that is assumed",
-    "SHAPES, RUNS": "for bench: SHAPES='pythia-14m:32:8' RUNS=3",
-    "RUNS": "for compare: name[/seed][:policy]",
-    "PRICE_PER_HOUR": "for plan, rehearse: of one card, USD",
-    "POLICY": "a released checkpoint for eval: folder or hub id[@revision]",
-    "REWARD_MODEL": "what scores its summaries; without it there are no scores",
-    "INPUT": "summaries to judge: JSONL, CSV, Parquet, folder, run",
-    "POST, FILE, ID": "for summarize: a text, a file, or a post of the run's data",
-    "TEMPERATURE": "for summarize, in place of eval.temperature",
-    "INTERACTIVE": "1: summarize asks for one post after another",
-    "MAX_COST": "the most that an LLM judge may cost, USD",
-    "REPLACE": "1: stages of the goals anew; ppo: it and what follows",
-    "LAUNCH": "a launcher of your own, in place of GPUS, NODES, ENGINE",
-    "PYTHON, VENV": "interpreter; VENV= (empty) uses it without installing",
-}
 PRESET_LINES = {
     "tiny": "0.07 to 3 M parameters on the built-in world: minutes on 2 cores",
     "posts": "14 M parameters, new weights, on posts of your own (DATA, TOKENIZER)",
@@ -224,10 +159,10 @@ def _wrapped(text: str) -> list[str]:
 def help_lines() -> list[str]:
     """Goals, variables and presets, one line each, at most 80 columns wide."""
     lines = ["make sft rm ppo eval        one run, from data to page: minutes on 2 cores"]
-    lines += ["", "goals"]
-    lines += [f"  {goal:18} {what}" for goal, what in GOAL_LINES.items()]
+    for group, goals in GROUPS.items():
+        lines += ["", group, *(f"  {name:18} {goal.what}" for name, goal in goals.items())]
     lines += ["", "variables"]
-    lines += [f"  {variable:18} {what}" for variable, what in VARIABLES.items()]
+    lines += [f"  {name:18} {variable.what}" for name, variable in VARIABLES.items()]
     lines += ["", "presets (PRESET=...)"]
     for family, what in PRESET_LINES.items():
         members = " ".join(name for name in PRESETS if name.split("-")[0] == family)

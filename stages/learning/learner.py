@@ -71,8 +71,9 @@ class Room:
     """Whether a line has said that a pass runs once more."""
 
     def rows(self, size: Size) -> int:
-        """How many rows a pass of this size holds now."""
-        return max(size.least, size.rows // 2 ** self.halvings[self._key(size)])
+        """How many rows a pass of this size holds now; no more than its setting says."""
+        most = min(size.rows, self.settings.get(size.setting, size.rows))
+        return max(size.least, most // 2 ** self.halvings[self._key(size)])
 
     def recall(self, halvings: Iterable[dict[str, Any]]) -> None:
         """Begin where an earlier attempt at the stage ended; `halvings` as `note` got them."""

@@ -278,7 +278,7 @@ def say_if_nothing_ends(accelerator: Accelerator, ended: float, settings: Policy
         print(f"no response ends: {NOTHING_ENDS}", file=sys.stderr, flush=True)
 
 
-def scores_of(
+def score_in_passes(
     reward_model: nn.Module, queries: Tensor, responses: Tensor, pad_id: int, size: int
 ) -> Tensor:
     """`score_responses` in passes of at most `size` texts."""
@@ -295,12 +295,12 @@ def check_padding(
     size: int = CHECKED,
 ) -> None:
     """A score must not depend on how many pads stand on either side."""
-    plain = scores_of(reward_model, queries, responses, pad_id, size)
+    plain = score_in_passes(reward_model, queries, responses, pad_id, size)
     for pads in EXTRA_PADS:
         left = F.pad(queries, (pads, 0), value=pad_id), responses
         right = queries, F.pad(responses, (0, pads), value=pad_id)
         for padded in (left, right):
-            difference = scores_of(reward_model, *padded, pad_id, size) - plain
+            difference = score_in_passes(reward_model, *padded, pad_id, size) - plain
             _require_small(
                 difference,
                 bounds,

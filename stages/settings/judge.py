@@ -107,8 +107,8 @@ class JudgeSettings:
     requests_per_minute: float = 0
     """Most requests per minute; 0: no limit."""
     request_seconds: float = 120.0
-    """Longest silence of the server, seconds. Most servers send nothing before the whole reply is
-    written, so it must last for that. 600, the client's default, would hide a dead server."""
+    """Longest wait for a whole reply, seconds, from the request to its last byte. 600, the client's
+    default for each part of a reply, would hide a dead server."""
     max_retries: int = 8
     """Further tries after a rate limit, a server error or a broken reply; then the judge stops."""
     input_price: float = -1

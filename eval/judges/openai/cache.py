@@ -14,12 +14,13 @@ import platform
 import sqlite3
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from datetime import datetime, timezone
 from pathlib import Path
 from threading import RLock, get_ident
 from typing import Any
 
+from eval.judges.openai.replies import PassingError, read_reply
 from eval.judges.protocol import Row
 from stages.running.machine import start_of
 from stages.settings.checks import UserError
@@ -46,7 +47,8 @@ COLUMNS = (
     *("key", "max_tokens", "prompt_hash", "requested_model", "model", "finish_reason"),
     *("text", "prompt_tokens", "completion_tokens", "raw"),
 )
-KINDS = dict.fromkeys(("max_tokens", "prompt_tokens", "completion_tokens"), int)  # else texts
+READ = ("key", "max_tokens", "prompt_hash", "requested_model", "raw")
+"""What is read again. The other columns are for people: `raw` says the same, and decides."""
 UNDER_WAY = "under way"
 # Another process may be writing.
 SECONDS_TO_WAIT = 60.0
@@ -67,6 +69,7 @@ class ReplyCache:
             self.connection = sqlite3.connect(path, SECONDS_TO_WAIT, check_same_thread=False)
             self.connection.row_factory = sqlite3.Row
             self._patiently("PRAGMA journal_mode=WAL")
+            self.connection.execute("PRAGMA synchronous=NORMAL")
             self.connection.executescript(SCHEMA)
 
     def close(self) -> None:
@@ -76,14 +79,17 @@ class ReplyCache:
 
     def replies(self, *keys: str) -> list[Row]:
         """All replies under these keys, by the order of the keys and then the smallest budget."""
-        query = "SELECT * FROM replies WHERE key = ? ORDER BY max_tokens"
-        rows = [dict(row) for key in keys for row in self._read(query, (key,))]
-        for row in rows:
-            wrong = [name for name in COLUMNS if type(row.get(name)) is not KINDS.get(name, str)]
-            if wrong:
-                kind = type(row.get(wrong[0])).__name__
-                raise self._damaged(f"a reply's {wrong[0]} is of type {kind}")
-        return rows
+        query = f"SELECT {', '.join(READ)} FROM replies WHERE key = ? ORDER BY max_tokens"
+        return [self._checked(dict(row)) for key in keys for row in self._read(query, (key,))]
+
+    def _checked(self, row: Row) -> Row:
+        for name in READ:
+            if type(row[name]) is not (int if name == "max_tokens" else str):
+                raise self._damaged(f"a reply's {name} is of type {type(row[name]).__name__}")
+        try:
+            return row | read_reply(row["raw"])
+        except PassingError:
+            raise self._damaged("a reply's raw is no chat completion") from None
 
     @contextmanager
     def claimed(self, name: str, stopped: Callable[[], bool]) -> Iterator[None]:
@@ -198,11 +204,16 @@ class ReplyCache:
 
     @contextmanager
     def _transaction(self, durable: bool) -> Iterator[None]:
-        """A transaction: a kill loses nothing of it; if durable, a power cut neither."""
-        with self.lock, self._named():
-            self.connection.execute(f"PRAGMA synchronous={'FULL' if durable else 'NORMAL'}")
-            with self.connection:
-                yield
+        """A transaction: a kill loses nothing of it; if durable, a power cut neither.
+
+        The disk is waited for outside the lock: other replies are kept meanwhile.
+        """
+        with self.lock, self._named(), self.connection:
+            yield
+        if durable:
+            # Where the disk knows no log, SQLite itself waits for it.
+            with suppress(FileNotFoundError), open(f"{self.path.resolve()}-wal", "rb") as log:
+                os.fsync(log.fileno())
 
     def _read(self, query: str, values: tuple[Any, ...]) -> list[sqlite3.Row]:
         with self.lock, self._named(), closing(self.connection.execute(query, values)) as cursor:

@@ -12,15 +12,15 @@ whether it answers in the name of the model that was asked, and whether that mod
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, replace
+from functools import partial
 from threading import Lock
 from typing import Any, NamedTuple
 
 from eval.judges.openai.budget import Bill, Budget, Price, is_to_reason
 from eval.judges.openai.cache import ReplyCache
 from eval.judges.openai.replies import (
+    HINTS,
     Dialect,
     OtherModelError,
     Pace,
@@ -28,6 +28,7 @@ from eval.judges.openai.replies import (
     about_a_post,
     hider,
     is_accepted,
+    mend_of,
     noted_dialect,
     read_reply,
     reasoned,
@@ -36,21 +37,10 @@ from eval.judges.openai.replies import (
     status_within,
 )
 from eval.judges.prompt import LINES, OBJECT, RESPONSE_FORMAT, Question, make_question
-from eval.judges.protocol import Comparison, Row
+from eval.judges.protocol import Comparison, Row, within
 from stages.settings.checks import UserError
 from stages.settings.judge import JudgeSettings, check_address, key_of_environment
 
-HINTS = {
-    400: "check judge.model, judge.temperature and judge.max_tokens",
-    401: "check OPENAI_API_KEY",
-    402: "the account behind OPENAI_API_KEY has no credit",
-    403: "OPENAI_API_KEY has no access to this model",
-    404: "check judge.model and judge.base_url",
-}
-BAD_REQUESTS = (400, 422)
-# Worth another try: a request timeout, a conflict, a rate limit; and all server errors.
-PASSING = (408, 409, 425, 429)
-NO_CREDIT = ("insufficient_quota", "credit balance is too low")
 # A server that has answered in the right name may stumble. As many wrong names in a row are no
 # stumble; a server that has never answered in the right name is stopped by its first.
 MOST_OTHER_NAMES = 4
@@ -248,40 +238,52 @@ class Chat:
             return None  # nothing is read or written for no tokens
         return self.price.of_row(row)
 
-    @contextmanager
-    def _entered(self, request: ChatRequest, worst: float) -> Iterator[dict[str, Any]]:
-        """A try in the ledger, at its worst price until it is known how it ended."""
+    def _try(self, request: ChatRequest, max_tokens: int, last: bool) -> None:
+        # Computed once: another thread may find out meanwhile that the judge reasons.
+        limit = self.limit(request, max_tokens)
+        worst = self._worst(request, limit)
         self.budget.reserve(worst)
+        # In the ledger it stands at its worst price until it is known how it ended.
         number = self.cache.begin(request.key, worst)
-        end: dict[str, Any] = {"usd": worst, "outcome": "lost", "reply": None, "raw": ""}
+        end: dict[str, Any] = {"number": number, "usd": worst, "outcome": "lost"}
+        exchange = partial(self._exchange, request, limit, last, end)
         try:
-            yield end
+            within(self.settings.request_seconds, exchange)
+        except TimeoutError:
+            self.cache.settle(number, worst, str(self._silence()))
+            raise self._silence() from None
+        finally:
+            self.budget.settle(worst, end["usd"])
+        self._learn(request.dialect, end["reply"], end["usd"])
+
+    def _exchange(self, request: ChatRequest, limit: int, last: bool, end: dict[str, Any]) -> None:
+        """Send a request, keep its reply and enter it in `end`, all in the thread that hears it.
+
+        Until another thread were awake, a kill could lose the reply.
+        """
+        worst = end["usd"]
+        try:
+            end["raw"] = self._post(self._limited(request, limit), request.dialect)
+            row = self._read(request, limit, end["raw"])
+            if is_empty(row):
+                self.empty[request.key] += 1
+                if not last and self.empty[request.key] <= MOST_EMPTY_REPLIES:
+                    raise PassingError("the reply is empty", usd=self.cost(row))
+            end |= {"usd": at_worst(self.cost(row), worst), "outcome": "reply", "reply": row}
         except PassingError as fault:
-            end |= {"usd": at_worst(fault.usd, worst), "outcome": str(fault), "reply": None}
+            end |= {"usd": at_worst(fault.usd, worst), "outcome": str(fault)}
             raise
         except (UserError, DialectError, PostError) as error:
             end |= {"usd": 0.0, "outcome": str(error)}
             raise
         finally:
-            self.cache.settle(number, **end)
-            self.budget.settle(worst, end["usd"])
+            self.cache.settle(**end)
 
-    def _try(self, request: ChatRequest, max_tokens: int, last: bool) -> None:
-        # Computed once: another thread may find out meanwhile that the judge reasons.
-        limit = self.limit(request, max_tokens)
-        body, worst = self._limited(request, limit), self._worst(request, limit)
-        with self._entered(request, worst) as end:
-            end["raw"] = self._post(body, request.dialect)
-            row = self._read(request, limit, end["raw"])
-            is_empty = not row["text"].strip() and row["finish_reason"] == "stop"
-            if is_empty:
-                self.empty[request.key] += 1
-            if is_empty and not last and self.empty[request.key] <= MOST_EMPTY_REPLIES:
-                raise PassingError("the reply is empty", usd=self.cost(row))
-            end |= {"usd": at_worst(self.cost(row), worst), "outcome": "reply", "reply": row}
-        self.bill.add(row, end["usd"])
-        if not is_empty or reasoned(row):
-            self._confirm(request.dialect, row)
+    def _learn(self, dialect: Dialect, row: Row, usd: float) -> None:
+        """Bill a reply that was kept, and note what it shows of its server."""
+        self.bill.add(row, usd)
+        if not is_empty(row) or reasoned(row):
+            self._confirm(dialect, row)
         elif self.confirmed is None and len(self.empty) >= MOST_SILENT_QUESTIONS:
             first = f"the replies to the first {MOST_SILENT_QUESTIONS} questions are all empty"
             raise UserError(f"{self._who()}{first}: check judge.model, or what its server logs")
@@ -292,10 +294,8 @@ class Chat:
 
         try:
             reply = self.client.chat.completions.with_raw_response.create(**body)
-        except openai.APITimeoutError:
-            silence = f"no reply within {self.settings.request_seconds:g} s"
-            mend = "raise judge.request_seconds if the server needs longer"
-            raise PassingError(f"{silence}: {mend}", usd=None) from None
+        except openai.APITimeoutError:  # of one part of a reply, of which there may be many
+            raise self._silence() from None
         except openai.APIConnectionError as error:
             what = f"{error} {error.__cause__ or ''}".strip()
             raise PassingError(self.hide(what), usd=None) from None
@@ -312,17 +312,15 @@ class Chat:
     def _refuse(self, status: int, response: Any, dialect: Dialect) -> None:
         """Sort an error status into what passes, what stays and what one post met; raises."""
         text = self.hide(response.text)
-        if about_a_post(status, text):
-            raise PostError(f"{about_a_post(status, text)}: {' '.join(text.split())[:200]}")
-        if (status in PASSING or status >= 500) and not is_about_credit(text):
-            what = f"Error code: {status} - {' '.join(text.split())[:200]}"
-            raise PassingError(what, retry_after_of(response.headers))
-        if status in BAD_REQUESTS and not is_about_credit(text):
+        words = " ".join(text.split())[:200]
+        if kind := about_a_post(status, text):
+            raise PostError(f"{kind}: {words}")
+        error, mend = f"Error code: {status} - {words}", mend_of(status, text)
+        if not mend:
+            raise PassingError(error, retry_after_of(response.headers))
+        if mend == HINTS[400]:
             self._change_dialect(text, dialect)
-        error = f"Error code: {status} - {' '.join(text.split())[:200]}"
-        known = 402 if is_about_credit(text) else 400 if status in BAD_REQUESTS else status
-        hint = HINTS.get(known, "replies are kept: run it again to go on")
-        raise UserError(f"{self._who()}{error}; {hint}")
+        raise UserError(f"{self._who()}{error}; {mend}")
 
     def _change_dialect(self, complaint: str, sent: Dialect) -> None:
         """Raise DialectError where the refused request leaves something to leave out.
@@ -374,13 +372,20 @@ class Chat:
             what = "the reply names no model: to take it all the same, set judge.accept_model='*'"
         raise OtherModelError(what, usd=paid)
 
+    def _silence(self) -> PassingError:
+        """The error for a server that has not sent a whole reply in time."""
+        mend = "raise judge.request_seconds if the server needs longer"
+        return PassingError(
+            f"no reply within {self.settings.request_seconds:g} s: {mend}", usd=None
+        )
+
     def _who(self) -> str:
         return f"judge {self.settings.model}: "
 
 
-def is_about_credit(text: str) -> bool:
-    """Whether an error says that the account is out of money, which no waiting mends."""
-    return any(words in text for words in NO_CREDIT)
+def is_empty(row: Row) -> bool:
+    """Whether a reply has ended without a word."""
+    return bool(row["finish_reason"] == "stop" and not row["text"].strip())
 
 
 def at_worst(usd: float | None, worst: float) -> float:

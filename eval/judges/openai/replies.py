@@ -17,6 +17,7 @@ from fnmatch import fnmatchcase
 from threading import Event, Lock
 from typing import Any, NamedTuple
 
+from eval.judges.prompt import own_words
 from eval.judges.protocol import CONTENT_FILTER, FILTERED, TOO_LONG, Row
 from stages.settings.checks import UserError
 from stages.settings.judge import JudgeSettings
@@ -24,8 +25,6 @@ from stages.settings.judge_models import is_model
 
 # Where servers put what a model thought: vLLM and transformers, Ollama and OpenRouter.
 THOUGHTS = ("reasoning_content", "reasoning", "thinking")
-# Where the template has opened a thought, a reply shows its end alone.
-THOUGHT_TAG = re.compile("</?think>")
 # By words of OpenAI and Azure, vLLM, llama.cpp, Anthropic, Google and TGI; `code` or `message`.
 LENGTH = re.compile(
     r"context_length_exceeded|exceed_context_size|string_above_max_length"
@@ -38,6 +37,21 @@ LENGTH = re.compile(
 # Bedrock calls a rate limit "Too many tokens, please wait before trying again."
 WAIT = re.compile(r"\bwait\b|\btry(?:ing)? again\b", re.IGNORECASE)
 FILTER = re.compile(r"content[_ ](?:filter|management|policy)|invalid_prompt", re.IGNORECASE)
+# Worth another try: a request timeout, a conflict, a rate limit; and all server errors.
+PASSING = (408, 409, 425, 429)
+NO_CREDIT = re.compile(r"insufficient_quota|credit balance is too low")
+# A limit by the day. Google's words for it are those for one by the minute, too.
+LONG_QUOTA = re.compile(r"(?:per|by)[ _-]?(?:day|month)|\bdaily\b|\b[RT]PD\b", re.IGNORECASE)
+QUOTA = "exceeded your current quota"
+MINUTE = re.compile(r"(?:per|by)[ _-]?min", re.IGNORECASE)
+HINTS = {
+    400: "check judge.model, judge.temperature and judge.max_tokens",
+    401: "check OPENAI_API_KEY",
+    402: "the account of OPENAI_API_KEY has no credit: replies are kept, run it again with some",
+    403: "OPENAI_API_KEY has no access to this model",
+    404: "check judge.model and judge.base_url",
+    429: "this quota is used up: replies are kept, run it again when there is a new one",
+}
 # How a reply ends that the filter has cut off or emptied, by words of OpenAI and of Google.
 FILTER_ENDS = re.compile(
     r"content_filter|(?:safety|recitation|blocklist|prohibited_content|spii)\b", re.IGNORECASE
@@ -118,7 +132,7 @@ def text_of(message: Row) -> tuple[str, bool]:
     if parts:
         content = "".join(plain(part.get("text")) for part in parts if part.get("type") == "text")
     text = plain(content or message.get("refusal"))
-    has_thought = any(message.get(name) for name in THOUGHTS) or bool(THOUGHT_TAG.search(text))
+    has_thought = any(message.get(name) for name in THOUGHTS) or own_words(text) != text
     return text, has_thought or any(part.get("type") == "thinking" for part in parts)
 
 
@@ -219,6 +233,16 @@ def about_a_post(status: int, text: str) -> str:
     if LENGTH.search(text) and not (status >= 429 and WAIT.search(text)):
         return TOO_LONG
     return FILTERED if status < 429 and FILTER.search(text) else ""
+
+
+def mend_of(status: int, text: str) -> str:
+    """What mends a refusal that no waiting of minutes does; empty where that may."""
+    if NO_CREDIT.search(text):
+        return HINTS[402]
+    is_long = LONG_QUOTA.search(text) or (QUOTA in text and not MINUTE.search(text))
+    if (status in PASSING or status >= 500) and not (status == 429 and is_long):
+        return ""
+    return HINTS.get(400 if status == 422 else status, "replies are kept: run it again to go on")
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,179 @@
+"""The one door: `python -m stages sft rm ppo NAME=x` does what `make sft rm ppo NAME=x` does.
+
+It knows what was asked for as it was typed, refuses what no goal reads, and runs the modules that
+`stages/goals.py` names. Make hands on its command line in MAKEFLAGS, where values stand as typed:
+neither make nor the shell expands them. Standard library only.
+"""
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+
+from stages.goals import AS_SETTINGS, FEW, FLAGS, GOALS, LOOKING, VARIABLES, Goal
+from stages.settings.checks import UserError, in_one_line, unknown
+
+PIPELINE = "stages.pipeline"
+OUTPUTS = "outputs"  # the preset of summaries that exist already
+OF_MAKE = ("MAKEFILES", "MAKEFLAGS", "SHELL")
+Values = Mapping[str, str]
+
+
+@in_one_line()
+def main(argv: list[str] | None = None) -> None:
+    """Check and do what is asked for; exits with the status of the first goal that fails."""
+    words = sys.argv[1:] if argv is None else argv
+    look_only = "--check" in words
+    words = ["help" if word in ("-h", "--help") else word for word in words if word != "--check"]
+    flags = os.environ.get("MAKEFLAGS", "")
+    given = of_make(flags) | dict(word.split("=", 1) for word in words if "=" in word)
+    goals = [word for word in words if "=" not in word] or ["help"]
+    check(goals, given)
+    if look_only:
+        return
+    values = given | of_environment(given)
+    dry = "n" in flags.split(" ")[0]
+    jobs = re.search(r"(?<= )-j(\d*)", f" {flags.partition(' -- ')[0]}")
+    extra = ["--dry-run"] * dry + (["--jobs", *filter(None, [jobs[1]])] if jobs else [])
+    for group in together(goals):
+        code = run(group, values, extra, dry)
+        if code:
+            raise SystemExit(code)
+
+
+def of_make(flags: str) -> dict[str, str]:
+    """The variables of make's command line, from MAKEFLAGS: blanks and backslashes are escaped."""
+    values = {}
+    assignments = f" {flags}".partition(" -- ")[2]
+    for word in re.findall(r"(?:\\.|[^ \\])+", assignments, re.DOTALL):
+        name, _, value = re.sub(r"\\(.)", r"\1", word, flags=re.DOTALL).partition("=")
+        values[name.rstrip(":?+!")] = value.replace("$$", "$")
+    return values
+
+
+def of_environment(given: Values) -> dict[str, str]:
+    """The variables that the environment holds and nobody has typed."""
+    names = [name for name in VARIABLES if name not in given and os.environ.get(name)]
+    if "WSL_DISTRO_NAME" in os.environ:  # there NAME is the machine's
+        names = [name for name in names if name != "NAME"]
+    return {name: os.environ[name] for name in names}
+
+
+def check(goals: Sequence[str], given: Values) -> None:
+    """Raise UserError for a variable that does not exist, holds a line break, or is not read."""
+    for name, value in given.items():
+        if name in OF_MAKE:
+            continue
+        if name not in VARIABLES:
+            mend = "settings stand in SET, see make help"
+            raise unknown("make variable", name, VARIABLES, mend)
+        if "\n" in value and name != "POST":
+            raise UserError(f"{name} holds a line break: leave it out")
+    read = {name for goal in goals for name in reads(goal)} | {"PYTHON", "VENV"}
+    for name in (name for name, value in given.items() if value and name not in (*read, *OF_MAKE)):
+        raise UserError(refusal(name, goals))
+    for single, several in (("SEED", "SEEDS"), ("PRESET", "PRESETS")):
+        if given.get(single) and given.get(several):
+            line = f"takes no {single}: give {single} or {several} alone"
+            raise UserError(f"{' '.join(goals)} {line}")
+
+
+def row_of(goal: str) -> Goal:
+    """What the table says of a goal; the pipeline knows more stages, which read what SFT reads."""
+    return GOALS.get(goal, GOALS["sft"])
+
+
+def reads(goal: str) -> list[str]:
+    """The variables that a goal reads."""
+    return row_of(goal).reads.split()
+
+
+def refusal(name: str, goals: Sequence[str]) -> str:
+    """Why a variable is refused beside some goals, and what to give instead."""
+    readers = [goal for goal in GOALS if name in reads(goal)]
+    hint, typed = VARIABLES[name].hint, " ".join(goals)
+    if name in ("SEED", "PRESET") and any(f"{name}S" in reads(goal) for goal in goals):
+        return f"{typed} takes no {name}: give {name}S"
+    if len(readers) <= FEW:
+        return f"{name} is for {' '.join(readers)}: {hint}"
+    if hint == "leave it out" or not any(reads(goal) for goal in goals):
+        known = " ".join(dict.fromkeys(name for goal in goals for name in reads(goal)))
+        hint = f"it reads {known or 'none'}"
+    return f"{typed} takes no {name}: {hint}"
+
+
+def together(goals: Sequence[str]) -> list[list[str]]:
+    """The goals in the order given; those that the pipeline makes are made by one call."""
+    groups: list[list[str]] = []
+    for goal in goals:
+        staged = next((group for group in groups if is_staged(group[0])), None)
+        if staged is None or not is_staged(goal):
+            groups.append([goal])
+        else:
+            staged.append(goal)
+    return groups
+
+
+def is_staged(goal: str) -> bool:
+    """Whether the pipeline makes it."""
+    row = row_of(goal)
+    return row.module == PIPELINE and not row.commands
+
+
+def run(goals: Sequence[str], values: Values, extra: Sequence[str], dry: bool) -> int:
+    """Do what belongs together; its exit status."""
+    row = row_of(goals[0])
+    if row.commands:
+        return next(filter(None, (call(command, dry) for command in row.commands)), 0)
+    if not row.module:
+        return 0
+    arguments = [*row.options.split(), *options(goals, values)]
+    if is_staged(goals[0]):
+        judged = ["eval" if goal == "judge" else goal for goal in goals]
+        arguments = [*judged, *arguments, *([] if goals[0] in LOOKING else extra)]
+    elif dry and goals[0] not in LOOKING:
+        print(f"would run {row.module} {' '.join(arguments)}".rstrip())
+        return 0
+    sys.argv = [row.module, *arguments]
+    import_module(row.module).main(arguments)
+    return 0
+
+
+def call(command: str, dry: bool) -> int:
+    """Run a developer's tool of this environment; its exit status."""
+    words = shlex.split(command)
+    own = [word for word in words if re.match(r"[A-Z_]+=", word)]
+    words = [sys.executable, "-m", *words[len(own) :]]
+    print(command, flush=True)
+    environment = os.environ | dict(word.split("=", 1) for word in own)
+    environment.pop("MAKEFLAGS", None)  # make in a test has a command line of its own
+    return 0 if dry else subprocess.run(words, env=environment).returncode
+
+
+def options(goals: Sequence[str], values: Values) -> list[str]:
+    """What the variables that these goals read tell their module."""
+    read = {name for goal in goals for name in reads(goal)}
+    row, words = row_of(goals[0]), []
+    values = {name: VARIABLES[name].default for name in read} | {**values}
+    settings = [values["SET"]] if "SET" in read and values.get("SET") else []
+    for name in (name for name in VARIABLES if name in read and values[name]):
+        option = f"--{VARIABLES[name].option or name.lower().replace('_', '-')}"
+        if name in AS_SETTINGS and "SET" in read:
+            settings.append(f"{AS_SETTINGS[name]}={values[name]}")
+        elif name in FLAGS:
+            words.append(option)
+        elif VARIABLES[name].several:
+            words += [option, *values[name].split()]
+        elif name != "SET":
+            words.append(f"{option}={values[name]}")
+    if row.module in (PIPELINE, "reports.needs.plan") and not values.get("PRESET"):
+        judged = "judge" in goals or values.get("INPUT")
+        words += [f"--preset={OUTPUTS}"] if judged else []
+    return [*words, "--set", *settings] if settings else words
+
+
+if __name__ == "__main__":
+    main()
