@@ -234,8 +234,7 @@ def test_tokens_that_are_not_drawn_from_the_whole_distribution_are_caught(
     def check(temperature=0.7):
         sampled = sample_responses(learner, queries, noise, settings)
         mask = sampled.responses != before_ppo.pad_id
-        given = vars(sampled) | {"response_mask": mask, "passes": sampled.passes}
-        rollout: Any = SimpleNamespace(**given)
+        rollout: Any = SimpleNamespace(passes=sampled.passes, response_mask=mask)
         start_checks.check_draws(learner.trained, rollout, temperature, before_ppo.pad_id, BOUNDS)
 
     check()
