@@ -62,7 +62,8 @@ HELD_OUT_PAIRS, HELD_OUT_CNNDM = "held_out_pairs.jsonl", "held_out_cnndm.jsonl"
 RECORDS = ("config.json", "metrics.jsonl", "samples.jsonl", HELD_OUT_PAIRS, HELD_OUT_CNNDM)
 RESUME = "resume"
 HALVED = "halved.json"  # beside the checkpoints
-WHILE_WORKING = (RESUME, ATTEMPT, "progress.json", "progress.json.partial")  # no outputs
+TRACKED = "tracked.json"  # the id of the stage's run at wandb or in trackio
+WHILE_WORKING = (RESUME, ATTEMPT, TRACKED, "progress.json", "progress.json.partial")  # no outputs
 
 
 class Mirror:
@@ -71,9 +72,6 @@ class Mirror:
     def log(self, step: int, metrics: dict[str, float]) -> None:
         """The metrics of one step."""
 
-    def append(self, name: str, row: dict[str, Any]) -> None:
-        """A row that the stage appended to one of its files."""
-
     def finish(self) -> None:
         """The stage has finished, and lies in its place."""
 
@@ -81,8 +79,7 @@ class Mirror:
         """The stage has ended, finished or not."""
 
 
-OpenMirrors = Callable[[Config, str, str], list[Mirror]]
-"""Gets a config, a stage and a hash of its settings and inputs."""
+OpenMirrors = Callable[[Config, str], list[Mirror]]
 open_mirrors: ContextVar[OpenMirrors] = ContextVar("open_mirrors", default=lambda *_: [])
 
 
@@ -156,8 +153,6 @@ class Run:
         if self.main:
             with (self.partial / name).open("a", encoding="utf-8") as lines:
                 lines.write(json.dumps(row, ensure_ascii=False) + "\n")
-            for mirror in self.mirrors:
-                mirror.append(name, row)
 
     @property
     def halvings(self) -> list[dict[str, Any]]:
@@ -246,8 +241,7 @@ def open_stage(config: Config, stage: str, main: bool = True) -> Iterator[Run]:
             put_in_place(config, stage)
             _prepare(run)
             try:
-                attempt = hash_of(_attempt(config, stage))
-                run.mirrors = open_mirrors.get()(config, stage, attempt)
+                run.mirrors = open_mirrors.get()(config, stage)
                 yield run
             except Exception as error:
                 _keep_or_remove(run, error)

@@ -54,9 +54,9 @@ MARKED = {
 # Here the modules of a rank are siblings that never import each other.
 SIBLINGS = ("stages", "reports.sections", "reports")
 AT_STAGES_LEVEL = """
-    __init__.py __main__.py README.md functional.py goals.py pipeline.py runs.py finished.py settings
-    running driving posts learning rl base.py sft.py reward.py normalize.py ppo.py rloo.py grpo.py dpo.py
-    released.py
+    __init__.py __main__.py README.md functional.py goals.py pipeline.py runs.py finished.py
+    settings running driving posts learning rl
+    base.py sft.py reward.py normalize.py ppo.py rloo.py grpo.py dpo.py released.py
 """.split()
 WITHOUT_TORCH = """
     stages.settings.* stages.run* stages.driving.* stages.pipeline stages.finished
@@ -102,8 +102,6 @@ SIGNATURES = {
     "entropy": "logits",
     "leave_one_out": "rewards group_size",
     "preference_loss": "chosen_scores rejected_scores center=0.0",
-    "sequence_logprobs": "logprobs mask",
-    "implicit_rewards": "logprobs ref_logprobs beta",
 }
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
@@ -371,8 +369,8 @@ def test_importing_does_nothing_visible_and_judges_and_reports_need_no_torch(tmp
     )
     assert found.returncode == 0, found.stderr
     # On a slow machine matplotlib says that it writes its cache of fonts; that is not ours.
-    said = [line for line in found.stderr.splitlines() if "font cache" not in line]
-    assert (found.stdout, said) == ("", [])
+    others = [line for line in found.stderr.splitlines() if "font cache" not in line]
+    assert (found.stdout, others) == ("", [])
     assert {path.name for path in tmp_path.iterdir()} <= {"mpl", ".cache", ".config"}
 
 

@@ -8,11 +8,13 @@ import errno
 import importlib
 import json
 import sqlite3
+import sys
 import traceback
 import urllib.parse
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -22,10 +24,9 @@ from eval.judges.openai.cache import ReplyCache
 from eval.judges.openai.replies import hider
 from reports import outputs_page
 from stages import sft
-from stages.driving.mirror import Tracker
 from stages.settings.command_line import make_config
 from tests.chat_server import GOOD, chat, serving
-from tests.test_wandb import OFFLINE, needs_wandb, process
+from tests.test_trackers import OFFLINE, needs_wandb, process
 
 KEY = "sk-proj-4f8/a9b2+c7d1_E"
 PASSWORD = "pa55word-of-mine"
@@ -210,15 +211,12 @@ def test_a_key_is_not_in_the_traceback_of_a_defect_of_ours(words, tmp_path, monk
     assert KEY not in said
 
 
-@pytest.mark.parametrize("what", ["cache", "log", "mirror"])
+@pytest.mark.parametrize("what", ["cache", "log", "tracker"])
 def test_a_key_is_nowhere_where_something_beside_the_judge_fails(
     words, capfd, tmp_path, monkeypatch, what
 ):
-    class Broken:
-        sync_dir = "x"
-
-        def __getattr__(self, name: str) -> Any:
-            raise RuntimeError("wandb is gone")
+    def gone(*_: Any) -> None:
+        raise RuntimeError("wandb is gone")
 
     def full(*_: Any, **__: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -227,15 +225,13 @@ def test_a_key_is_nowhere_where_something_beside_the_judge_fails(
         monkeypatch.setattr(ReplyCache, "settle", full)
     if what == "log":
         monkeypatch.setattr("stages.runs.Run.append", full)
-    if what == "mirror":
-        note = {"id": "x", "begun": {}}
-        monkeypatch.setattr(
-            "stages.driving.start.open_mirrors",
-            lambda config, stage, attempt: [Tracker(config, stage, Broken(), note)],
-        )
+    if what == "tracker":
+        monkeypatch.setenv("WANDB_PROJECT", "x")
+        monkeypatch.setitem(sys.modules, "wandb", ModuleType("wandb"))
+        monkeypatch.setattr("stages.driving.trackers.make_tracker", gone)
     with serving(reply(f"{KEY}\nPreferred: A")) as server:
         everything = run_and_search(words(server.url), capfd, tmp_path)
-    assert ("wandb is gone" if what == "mirror" else "No space left") in everything
+    assert ("wandb is gone" if what == "tracker" else "No space left") in everything
 
 
 def test_a_password_in_the_servers_address_is_refused_before_anything_is_written(

@@ -193,7 +193,7 @@ def test_a_signal_ends_it_within_5_seconds_with_one_line_and_nothing_is_paid_for
     assert (read_manifest(folder) or {})["results"]["unjudged"] == 0
 
 
-def test_questions_about_all_pairs_of_systems_are_never_all_in_memory():
+def test_questions_about_many_systems_are_never_all_in_memory():
     """They were, with their prompts: 12 MB here, gigabytes for 50 systems and 805 posts."""
     post = {"query": "x" * 10_000, "reference": "r", "score": None}
     policies = {
@@ -211,4 +211,4 @@ def test_questions_about_all_pairs_of_systems_are_never_all_in_memory():
         tracemalloc.stop()
     assert peak < 3e6
     pairs = {(a.first, a.second) for a in beside}  # a second reading finds them again
-    assert {("s0 p0", "s1 p0"), ("s14 p3", "s13 p3")} <= pairs
+    assert {("s0 p0", "r"), ("r", "s14 p3")} <= pairs

@@ -1,4 +1,4 @@
-"""The README.md of a saved model: what it is, code that runs it, settings, results, licences.
+"""The README.md of a saved model: what it is, code that runs it, settings and results.
 
 A card is a function of a stage's settings and results. No stage reads it and no hash covers it:
 other words in it make nothing stale. Its head is the one that the Hugging Face hub reads.
@@ -13,25 +13,12 @@ from huggingface_hub import ModelCard, ModelCardData
 from eval.rates.reward_pairs import held_out_accuracy
 from stages.finished import read_manifest, stage_folder
 from stages.running.files import write_text
-from stages.settings.config import HUB, RANDOM, TOY, Config, is_path, public_value, settings_of
-from stages.settings.presets import SMOLLM2
+from stages.settings.config import HUB, RANDOM, Config, is_path, public_value, settings_of
 from stages.settings.prompt import format_post
 from stages.settings.sections import BEFORE_EOS
 from stages.settings.stages import CARD, POLICY_STAGES, STAGES
 
 TEMPLATE = Path(__file__).with_name("card.md")
-# What is known of the licences of others, by the beginning of a hub id.
-MODEL_LICENCES = {
-    "EleutherAI/pythia-": "apache-2.0",
-    "HuggingFaceTB/SmolLM2-": "apache-2.0",
-    SMOLLM2: "apache-2.0",
-}
-DATA_LICENCES = {
-    "vwxyzjn/summarize_from_feedback": "posts CC BY 4.0, as published by OpenAI (modified MIT)",
-    "openai/summarize_from_feedback": "posts CC BY 4.0, summaries and labels modified MIT",
-}
-UNKNOWN = "unknown"
-OWN = "mit"  # of the built-in world, and of models that never saw anything else
 # Any post will do; of the built-in world's words, so that its models know them.
 POST = {
     "subreddit": "tifu",
@@ -56,12 +43,11 @@ def card(config: Config, stage: str, folder: str, made: Mapping[str, Any]) -> st
     `made` is the stage's manifest, of which inputs and results are read.
     """
     is_policy = stage in POLICY_STAGES and folder == "model"
-    names, limit = datasets(config), config.data.max_summary_tokens
+    longest = config.eval.dpo_summary_tokens if stage == "dpo" else config.data.max_summary_tokens
     head = ModelCardData(
         library_name="transformers",
-        license=licence(config),
         base_model=base_id(config) or None,
-        datasets=names or None,
+        datasets=datasets(config) or None,
         pipeline_tag="text-generation" if is_policy else None,
         tags=["rlhf", "summarization", "tldr", stage if is_policy else "reward-model"],
     )
@@ -74,13 +60,11 @@ def card(config: Config, stage: str, folder: str, made: Mapping[str, Any]) -> st
         what=f"critic of {stage}" if folder == "critic" else f"model of stage {stage}",
         is_policy=is_policy,
         start=public_value("base.checkpoint", config.base.checkpoint),
-        start_licence=_known(MODEL_LICENCES, config.base.checkpoint),
         source=public_value("data.source", config.data.source),
-        data_licences={name: _known(DATA_LICENCES, name) for name in names},
         query=format_post(POST, config.data.prompt),
         summary=SUMMARY,
         before_eos=config.rm.read_at == BEFORE_EOS,
-        longest=config.eval.dpo_summary_tokens if stage == "dpo" else limit,
+        longest=longest,
         settings=_settings(config, stage),
         inputs=", ".join(inputs),
         results={key: f"{x:.4g}" for key, x in results.items() if isinstance(x, int | float)},
@@ -102,21 +86,6 @@ def datasets(config: Config) -> list[str]:
     named = (config.data.sft_dataset, config.data.comparisons_dataset)
     ids = [name.partition("@")[0].partition(":")[0] for name in named]
     return list(dict.fromkeys(name for name in ids if not is_path(name)))
-
-
-def licence(config: Config) -> str:
-    """What the licence of a model's weights follows from, as the hub spells it; or `unknown`."""
-    if config.base.checkpoint == RANDOM and config.data.source == TOY:
-        return OWN
-    known_data = config.data.source == TOY or all(
-        name.startswith(tuple(DATA_LICENCES)) for name in datasets(config) or [UNKNOWN]
-    )
-    return _known(MODEL_LICENCES, config.base.checkpoint) if known_data else UNKNOWN
-
-
-def _known(licences: Mapping[str, str], name: str) -> str:
-    """The licence of a checkpoint or a data set, by how its name begins."""
-    return next((terms for key, terms in licences.items() if name.startswith(key)), UNKNOWN)
 
 
 def _settings(config: Config, stage: str) -> dict[str, Any]:

@@ -2,8 +2,7 @@
 
 start      a stage's command line: errors in one line, signals
 warm       libraries are loaded once for several stages
-mirror     one wandb run a seed, and TensorBoard's event files
-trackio_run  the same in trackio, on this machine
+trackers   a stage at wandb, in trackio and in TensorBoard
 status     what is done, stale, running, half done, failed, missing
 beforehand  what a later stage would refuse, before the first one begins
 replacing  what REPLACE makes anew

@@ -16,7 +16,7 @@ from contextlib import contextmanager, redirect_stdout
 from types import ModuleType
 from typing import Any, NoReturn, TypeVar
 
-from stages.driving.mirror import open_mirrors
+from stages.driving.trackers import open_trackers
 from stages.running.machine import card_memory
 from stages.running.signals import (
     CALLER_SAYS_STOP,
@@ -65,7 +65,7 @@ def run_stage(
     command = f"{make_command(config, stage)} {os.environ.get(GOES_ON_WITH, '')}".rstrip()
     try:
         with ended_by_signal(command), redirect_stdout(VisibleStream(sys.stdout)):
-            with mirrored_by(open_mirrors):
+            with mirrored_by(open_trackers):
                 made = function(config)
             leave_cards(config, stage)
             return made

@@ -102,7 +102,9 @@ def _as_the_file_says(tokenizer: Any, file: Path) -> Any:
         return tokenizer
     kind = f"{type(tokenizer).__name__} of transformers"
     print(f"note: {kind} does not read texts as {file} says: the file is taken", file=sys.stderr)
-    return PreTrainedTokenizerFast.from_pretrained(str(file.parent), eos_token=tokenizer.eos_token)
+    return PreTrainedTokenizerFast.from_pretrained(
+        str(file.parent), eos_token=tokenizer.eos_token, trust_remote_code=False
+    )
 
 
 def same_tokens(left: PreTrainedTokenizerBase, right: PreTrainedTokenizerBase) -> bool:
@@ -213,7 +215,7 @@ def _filled(auto: Any, folder: Path, config: PretrainedConfig) -> Any:
         return auto.from_pretrained(str(folder), trust_remote_code=False, **wanted)
     with torch.device("meta"):
         kind = type(auto.from_config(config))
-    return kind.from_pretrained(None, state_dict=weights, **wanted)
+    return kind.from_pretrained(None, state_dict=weights, trust_remote_code=False, **wanted)
 
 
 def _plain(config: PretrainedConfig, source: str | Path) -> PretrainedConfig:

@@ -1,0 +1,156 @@
+"""A stage at wandb, in trackio and in TensorBoard, if the environment asks: accelerate's trackers.
+
+A stage that goes on after an interruption goes on in its run there, by an id that lies in its
+partial folder. The record stays metrics.jsonl and the manifests: whatever goes wrong here is
+printed in one line, and the stage goes on. Standard library at the top.
+"""
+
+import os
+import secrets
+import sys
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
+
+from stages.finished import partial_of, read_manifest, stage_folder
+from stages.running.files import read_json, write_json
+from stages.running.machine import code_version
+from stages.runs import TRACKED, Mirror
+from stages.settings.checks import UserError
+from stages.settings.config import Config, public_settings, slug
+from stages.settings.stages import STAGES, TRAINING_STAGES
+
+WANDB, TRACKIO, BOARD = "wandb", "trackio", "tensorboard"
+SETTINGS = {WANDB: "WANDB_PROJECT", TRACKIO: "TRACKIO_PROJECT", BOARD: "TENSORBOARD_LOGGING_DIR"}
+# What wandb would send beside what is logged: output of the terminal, command line, host, folder,
+# and the address of the repository. Each of them can hold a name, a server or a key.
+QUIET: dict[str, Any] = {
+    "console": "off",
+    "x_disable_meta": True,
+    "disable_git": True,
+    "disable_code": True,
+    "host": "not shown",
+    "init_timeout": 30.0,
+}
+REFUSED = ("UsageError", "AuthenticationError")  # as wandb calls a setting that it refuses
+FINISH_SECONDS = 3600.0  # then what was not sent stays on this disk, and the pipeline goes on
+DEEPEST = 3
+GROUPED = ("by_", "calibration", "statistics")  # results of many small groups
+
+
+def open_trackers(config: Config, stage: str) -> list[Mirror]:
+    """The trackers that the environment asks for.
+
+    Raises UserError if a package that they need is missing, or refuses a setting.
+    """
+    wanted = {library for library, setting in SETTINGS.items() if os.environ.get(setting)}
+    wanted -= {WANDB} if os.environ.get("WANDB_MODE") == "disabled" else set()
+    wanted -= set() if stage in TRAINING_STAGES else {BOARD}
+    for library in sorted(wanted):
+        try:
+            import_module(library)
+        except ImportError:
+            mend = f"{library} is missing: run `pip install {library}`, or unset it"
+            raise UserError(f"{SETTINGS[library]} is set but {mend}") from None
+    return [Tracker(config, stage, library) for library in sorted(wanted)]
+
+
+class Tracker(Mirror):
+    """One stage in one library."""
+
+    def __init__(self, config: Config, stage: str, library: str) -> None:
+        """Raises UserError if the library refuses a setting."""
+        self.config, self.stage, self.library = config, stage, library
+        self.tracker: Any = None
+        """accelerate's; None after it has failed or ended."""
+        self._try("the beginning", self._begin)
+
+    def _begin(self) -> None:
+        try:
+            tracker = make_tracker(self.config, self.stage, self.library)
+            tracker.start()
+        except Exception as error:
+            if isinstance(error, ValueError) or type(error).__name__ in REFUSED:
+                mend = f"{one_line(error)} Correct it, or unset {SETTINGS[self.library]}"
+                raise UserError(f"{self.library}: {mend}") from None
+            raise
+        self.tracker = tracker
+
+    def log(self, step: int, metrics: dict[str, float]) -> None:
+        """The metrics of one step."""
+        if self.tracker is not None:
+            self._try("logging", lambda: self.tracker.log(metrics, step=step))
+
+    def finish(self) -> None:
+        """Show the stage's results."""
+        if self.tracker is not None:
+            results = results_of(self.config, self.stage)
+            self._try("the results", lambda: self.tracker.log(results))
+
+    def close(self, failed: bool) -> None:
+        """End the connection."""
+        if self.tracker is not None:
+            self._try("the end", self.tracker.finish)
+        self.tracker = None
+
+    def _try(self, what: str, show: Callable[[], None]) -> None:
+        """Show something; what goes wrong is printed once, and then this stage shows no more."""
+        try:
+            show()
+        except UserError:
+            raise
+        except Exception as error:
+            self.tracker = None
+            text = f"{what} failed ({one_line(error)}): the stage goes on without it"
+            print(f"{self.library}: {text}", file=sys.stderr, flush=True)
+
+
+def make_tracker(config: Config, stage: str, library: str) -> Any:
+    """accelerate's tracker of a stage, which has not begun yet."""
+    from accelerate import PartialState, tracking
+
+    PartialState()  # accelerate's trackers log through it
+    place, run = os.environ[SETTINGS[library]], f"{config.name}/seed{config.seed}/{stage}"
+    if library == BOARD:
+        return tracking.TensorBoardTracker(run, place)
+    note = partial_of(stage_folder(config, stage)) / TRACKED
+    number = read_json(note) or f"{slug(config.name)[:60]}-{stage}-{secrets.token_hex(4)}"
+    write_json(note, number)
+    about = {**public_settings(config), "code_version": code_version()}
+    request: dict[str, Any] = {"group": config.name, "config": about, "resume": "allow"}
+    if library == TRACKIO:
+        local = {"embed": False, "auto_log_gpu": False, "auto_log_cpu": False}
+        return tracking.TrackioTracker(place, name=number, **request, **local)
+    import wandb
+
+    wait = {} if "WANDB_FINISH_TIMEOUT" in os.environ else {"finish_timeout": FINISH_SECONDS}
+    quiet = wandb.Settings(**QUIET | wait, allow_val_change=True)
+    more = {"id": number, "name": run, "job_type": stage, "settings": quiet}
+    return tracking.WandBTracker(place, **request, **more)
+
+
+def one_line(error: Exception) -> str:
+    """An error of a library in one line; a setting that it refuses takes it several to say."""
+    lines = [line.strip() for line in str(error).splitlines() if "further information" not in line]
+    return " ".join(filter(None, lines))[:300] or type(error).__name__
+
+
+def results_of(config: Config, stage: str) -> dict[str, Any]:
+    """A finished stage's results, flat: `results/ppo/objective/kl`; numbers alone, and how long.
+
+    Results hold texts too, such as folders; those stay here.
+    """
+    manifest = read_manifest(stage_folder(config, stage)) or {}
+    cost = {key: manifest[key] for key in ("seconds", "peak_memory_gib")}
+    key = f"{stage}/{config.judge.folder}" if STAGES[stage].per_judge else stage
+    return _numbers(f"results/{key}", manifest["results"] | cost, 1)
+
+
+def _numbers(start: str, values: dict[str, Any], depth: int) -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        if isinstance(value, int | float):
+            flat[f"{start}/{key}"] = value
+        elif isinstance(value, dict) and depth < DEEPEST and not key.startswith(GROUPED):
+            flat |= _numbers(f"{start}/{key}", value, depth + 1)
+    return flat

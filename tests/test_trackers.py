@@ -1,0 +1,239 @@
+"""wandb, trackio and TensorBoard: a stage under way is shown, goes on, and nothing else is sent.
+
+wandb is the real one, in its offline mode and in processes of their own.
+"""
+
+import importlib.util
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+from dataclasses import replace
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+import pytest
+
+from reports.sharing import cards
+from stages.driving import trackers
+from stages.driving.trackers import SETTINGS, open_trackers, results_of
+from stages.running.files import read_lines
+from stages.runs import mirrored_by, open_stage
+from stages.settings.checks import UserError
+from stages.settings.command_line import make_config
+from stages.settings.config import public_settings, public_value
+
+ROOT = Path(__file__).parents[1]
+TINY = make_config("tiny")
+needs_wandb = pytest.mark.skipif(
+    importlib.util.find_spec("wandb") is None, reason="wandb is not installed here"
+)
+SECRET = "http://pa55word.judge.example.org/v1"
+OFFLINE = {"WANDB_MODE": "offline", "WANDB_PROJECT": "tldr"}
+LIVE = """
+import sys
+from stages.driving.trackers import open_trackers
+from stages.runs import mirrored_by, open_stage
+from stages.settings.checks import UserError, fail
+from stages.settings.command_line import make_config
+first, last, *overrides = sys.argv[1:]
+config = make_config("tiny", name="shown", overrides=tuple(overrides))
+try:
+    with mirrored_by(open_trackers), open_stage(config, "sft") as run:
+        run.resume.mkdir(exist_ok=True)
+        for step in range(int(first), int(last) + 1):
+            run.log(step, **{"loss/train": 1 / step})
+        if last == "3":
+            raise RuntimeError("died")
+        run.finish({"loss": 0.5})
+except UserError as error:
+    fail(error)
+"""
+
+
+def process(folder, code, *words, **environment):
+    """A process of its own: its exit status and what it says."""
+    inherited = {key: value for key, value in os.environ.items() if not key.startswith("WANDB_")}
+    own = {"HOME": str(folder), "OPENAI_API_KEY": "sk-of-a-judge", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-c", code, *words],
+        cwd=folder,
+        env=inherited | own | {"WANDB_SILENT": "true"} | environment,
+        stdin=subprocess.DEVNULL,
+        text=True,
+        capture_output=True,
+        check=False,
+    )
+    return SimpleNamespace(code=done.returncode, errors=done.stderr)
+
+
+@pytest.mark.walk
+@needs_wandb
+def test_a_stage_that_goes_on_goes_on_in_its_run_and_nothing_of_this_machine_is_sent(tmp_path):
+    words = (f"judge.base_url={SECRET}",)
+    environment = OFFLINE | {"TENSORBOARD_LOGGING_DIR": "board"}
+    codes = [
+        process(tmp_path, LIVE, *steps, *words, **environment).code
+        for steps in (("1", "3"), ("3", "4"), ("1", "4"))
+    ]
+    assert codes == [1, 0, 0]
+    folders = sorted((tmp_path / "wandb").glob("offline-run-*"))
+    first, second, again = (re.sub(r"offline-run-\d+_\d+-", "", path.name) for path in folders)
+    assert first == second != again  # what is made anew begins a run of its own
+    assert first.startswith("shown-sft-")
+    sent = [next(folder.glob("*.wandb")).read_bytes() for folder in folders]
+    assert all(f"{1 / 3}".encode() in one for one in sent)  # the loss of step 3
+    assert [b"results/sft/loss" in one for one in sent] == [False, True, True]
+    assert all(b"set (not shown)" in one for one in sent)  # the judge's address
+    host = re.compile(rb"\b" + re.escape(socket.gethostname().encode()) + rb"\b")
+    for folder in folders:
+        files = [path for path in (folder / "files").rglob("*") if path.is_file()]
+        assert {path.name for path in files} == {"requirements.txt"}  # libraries' versions
+    for one in sent:
+        assert not host.search(one)
+        for secret in ("pa55word", "judge.example.org", "sk-of-a-judge", str(tmp_path)):
+            assert secret.encode() not in one, secret
+    assert not (tmp_path / "runs/shown/seed44413/sft/tracked.json").exists()
+    if importlib.util.find_spec("tensorboard") is not None:
+        from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+        events = EventAccumulator(str(tmp_path / "board/shown/seed44413/sft"))
+        events.Reload()
+        losses = {event.step: event.value for event in events.Scalars("loss/train")}
+        assert losses == pytest.approx({step: 1 / step for step in (1, 2, 3, 4)})
+
+
+@pytest.mark.walk
+@needs_wandb
+@pytest.mark.parametrize(
+    ("environment", "said"),
+    [
+        ({"WANDB_MODE": "bogus"}, "'online', 'offline'"),
+        ({"WANDB_MODE": "offline", "WANDB_PROJECT": "a/b"}, "Invalid project name 'a/b'"),
+        ({}, "No API key configured"),
+    ],
+)
+def test_a_bad_setting_of_wandb_is_one_line_and_leaves_no_file(tmp_path, environment, said):
+    done = process(tmp_path, LIVE, "1", "1", **{"WANDB_PROJECT": "tldr"} | environment)
+    assert done.code == 2
+    (line,) = [line for line in done.errors.splitlines() if line.startswith("error: ")]
+    assert said in line
+    assert line.endswith("Correct it, or unset WANDB_PROJECT")
+    assert not (tmp_path / "runs").exists()
+
+
+class FakeRun:
+    """trackio's run, as accelerate drives it."""
+
+    def __init__(self, **request):
+        self.request, self.rows, self.ended = request, [], 0
+
+    def log(self, metrics, step=None):
+        self.rows.append((step, metrics))
+
+    def finish(self):
+        self.ended += 1
+
+
+def test_trackio_is_told_the_steps_and_results_of_a_stage_and_no_graphics_card(runs, monkeypatch):
+    module, opened = ModuleType("trackio"), []
+
+    def init(**request):
+        opened.append(FakeRun(**request))
+        return opened[-1]
+
+    module.__dict__["init"], module.__spec__ = init, ModuleSpec("trackio", None)
+    monkeypatch.setitem(sys.modules, "trackio", module)
+    monkeypatch.setenv("TRACKIO_PROJECT", "tldr")
+    with mirrored_by(open_trackers), open_stage(TINY, "sft") as run:
+        run.log(1, **{"loss/train": 2.0})
+        run.finish({"rougeL": 0.4})
+    (shown,) = opened
+    request = shown.request
+    assert (request["project"], request["group"], request["resume"]) == ("tldr", "tiny", "allow")
+    assert (request["config"]["seed"], request["auto_log_gpu"]) == (44413, False)
+    assert shown.rows[0] == (1, {"loss/train": 2.0})
+    assert shown.rows[1][1]["results/sft/rougeL"] == 0.4
+    assert shown.ended == 1
+
+
+@pytest.mark.parametrize("library", SETTINGS)
+def test_a_library_that_is_missing_is_one_line_and_leaves_no_file(runs, monkeypatch, library):
+    monkeypatch.setenv(SETTINGS[library], "x")
+    monkeypatch.setitem(sys.modules, library, None)
+    with mirrored_by(open_trackers), pytest.raises(UserError, match=f"pip install {library}"):
+        open_stage(TINY, "sft").__enter__()
+    assert not runs.exists()
+
+
+@pytest.mark.parametrize("call", ["start", "log", "finish"])
+def test_what_fails_there_is_one_line_and_the_stage_goes_on(runs, monkeypatch, capsys, call):
+    class Failing:
+        def __getattr__(self, name):
+            def answer(*_, **__):
+                if name == call:
+                    raise ConnectionError("first line\nsecond line")
+
+            return answer
+
+    monkeypatch.setattr(trackers, "make_tracker", lambda *_: Failing())
+    monkeypatch.setitem(sys.modules, "wandb", ModuleType("wandb"))
+    monkeypatch.setenv("WANDB_PROJECT", "tldr")
+    with mirrored_by(open_trackers), open_stage(TINY, "sft") as run:
+        for step in (1, 2):
+            run.log(step, loss=1.0)
+        run.finish({})
+    assert [row["step"] for row in read_lines(run.folder / "metrics.jsonl")] == [1, 2]
+    what = {"start": "the beginning", "log": "logging", "finish": "the end"}[call]
+    lines = [line for line in capsys.readouterr().err.splitlines() if "wandb" in line]
+    reason = "first line second line"
+    assert lines == [f"wandb: {what} failed ({reason}): the stage goes on without it"]
+
+
+def test_results_that_are_texts_stay_here(runs):
+    with open_stage(TINY, "base") as run:
+        run.finish({"source": "/home/anna/posts", "parameters": 7, "rows": {"sft": {"rows": 3}}})
+    shown = results_of(TINY, "base")
+    assert (shown["results/base/parameters"], shown["results/base/rows/sft/rows"]) == (7, 3)
+    assert all(isinstance(value, int | float) for value in shown.values())
+
+
+# -- what others may see of settings ---------------------------------------------------------------
+
+
+def test_servers_addresses_and_folders_are_hidden_and_other_settings_are_not():
+    overrides = (f"judge.base_url={SECRET}", "ppo.kl_coef=0.1")
+    config = make_config("tiny", name="mine", overrides=overrides)
+    config = replace(config, data=replace(config.data, source="/home/anna/posts"))
+    config = replace(config, judge=replace(config.judge, model="https://key@host/model"))
+    shown = public_settings(config)
+    assert shown["judge"]["base_url"] == shown["judge"]["model"] == "set (not shown)"
+    assert shown["overrides"] == ["judge.base_url=set (not shown)", "ppo.kl_coef=0.1"]
+    assert shown["data"]["source"] == "folder posts"
+    assert (shown["ppo"]["kl_coef"], shown["seed"]) == (0.1, 44413)
+    assert not any(one in json.dumps(shown) for one in ("pa55word", "example.org", "anna", "host"))
+
+
+def test_a_folder_below_this_one_is_shown_by_its_last_name_and_ours_in_full(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for folder in ("clients/acme", "runs/models/smollm2", "here"):
+        (tmp_path / folder).mkdir(parents=True)
+    seen = {
+        ("base.tokenizer", "clients/acme"): "folder acme",
+        ("base.checkpoint", "EleutherAI/pythia-14m"): "EleutherAI/pythia-14m",
+        ("base.checkpoint", "runs/models/smollm2"): "runs/models/smollm2",
+        ("judge.model", "accounts/fireworks/models/x"): "accounts/fireworks/models/x",
+        ("data.source", "clients/gone"): "folder gone",
+        ("outputs.file", "clients/acme/out.jsonl"): "folder out.jsonl",
+        ("outputs.file", "runs/tiny/seed1"): "runs/tiny/seed1",
+        ("data.source", "here"): "here",
+        ("data.prompt", f"r/{'x' * 5000}"): f"r/{'x' * 5000}",
+    }
+    assert {(name, text): public_value(name, text) for name, text in seen} == seen
+    own = ("base.checkpoint=clients/acme", "base.tokenizer=")
+    config = make_config("tiny", name="mine", overrides=own)
+    assert "clients" not in json.dumps(public_settings(config))
+    assert cards.base_id(config) == ""
