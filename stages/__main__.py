@@ -13,10 +13,11 @@ import sys
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 
-from stages.goals import AS_SETTINGS, FEW, FLAGS, GOALS, LOOKING, VARIABLES, Goal
+from stages.goals import AS_SETTINGS, COMMANDS, DEFAULTS, GOALS, PIPELINE, VARIABLES, Goal
 from stages.settings.checks import UserError, in_one_line, unknown
 
-PIPELINE = "stages.pipeline"
+LOOKING = ("help", "settings", "status", "plan")  # they need no packages
+FEW = 4  # a variable that so many goals read is refused by naming them
 OUTPUTS = "outputs"  # the preset of summaries that exist already
 OF_MAKE = ("MAKEFILES", "MAKEFLAGS", "SHELL")
 Values = Mapping[str, str]
@@ -72,7 +73,7 @@ def check(goals: Sequence[str], given: Values) -> None:
             raise unknown("make variable", name, VARIABLES, mend)
         if "\n" in value and name != "POST":
             raise UserError(f"{name} holds a line break: leave it out")
-    read = {name for goal in goals for name in reads(goal)} | {"PYTHON", "VENV"}
+    read = {name for goal in goals for name in row_of(goal).reads} | {"PYTHON", "VENV"}
     for name in (name for name, value in given.items() if value and name not in (*read, *OF_MAKE)):
         raise UserError(refusal(name, goals))
     for single, several in (("SEED", "SEEDS"), ("PRESET", "PRESETS")):
@@ -86,21 +87,16 @@ def row_of(goal: str) -> Goal:
     return GOALS.get(goal, GOALS["sft"])
 
 
-def reads(goal: str) -> list[str]:
-    """The variables that a goal reads."""
-    return row_of(goal).reads.split()
-
-
 def refusal(name: str, goals: Sequence[str]) -> str:
     """Why a variable is refused beside some goals, and what to give instead."""
-    readers = [goal for goal in GOALS if name in reads(goal)]
+    readers = [goal for goal in GOALS if name in row_of(goal).reads]
     hint, typed = VARIABLES[name].hint, " ".join(goals)
-    if name in ("SEED", "PRESET") and any(f"{name}S" in reads(goal) for goal in goals):
+    if name in ("SEED", "PRESET") and any(f"{name}S" in row_of(goal).reads for goal in goals):
         return f"{typed} takes no {name}: give {name}S"
     if len(readers) <= FEW:
         return f"{name} is for {' '.join(readers)}: {hint}"
-    if hint == "leave it out" or not any(reads(goal) for goal in goals):
-        known = " ".join(dict.fromkeys(name for goal in goals for name in reads(goal)))
+    if hint == "leave it out" or not any(row_of(goal).reads for goal in goals):
+        known = " ".join(dict.fromkeys(name for goal in goals for name in row_of(goal).reads))
         hint = f"it reads {known or 'none'}"
     return f"{typed} takes no {name}: {hint}"
 
@@ -119,26 +115,25 @@ def together(goals: Sequence[str]) -> list[list[str]]:
 
 def is_staged(goal: str) -> bool:
     """Whether the pipeline makes it."""
-    row = row_of(goal)
-    return row.module == PIPELINE and not row.commands
+    return row_of(goal).module == PIPELINE
 
 
 def run(goals: Sequence[str], values: Values, extra: Sequence[str], dry: bool) -> int:
     """Do what belongs together; its exit status."""
-    row = row_of(goals[0])
-    if row.commands:
-        return next(filter(None, (call(command, dry) for command in row.commands)), 0)
-    if not row.module:
-        return 0
-    arguments = [*row.options.split(), *options(goals, values)]
+    module = row_of(goals[0]).module
+    if goals[0] in COMMANDS:
+        return next(filter(None, (call(command, dry) for command in COMMANDS[goals[0]])), 0)
+    arguments = options(goals, values)
     if is_staged(goals[0]):
         judged = ["eval" if goal == "judge" else goal for goal in goals]
         arguments = [*judged, *arguments, *([] if goals[0] in LOOKING else extra)]
-    elif dry and goals[0] not in LOOKING:
-        print(f"would run {row.module} {' '.join(arguments)}".rstrip())
+    elif module == "-" or (dry and goals[0] not in LOOKING):
+        print(f"would run {module} {' '.join(arguments)}".rstrip() + "\n" if dry else "", end="")
         return 0
-    sys.argv = [row.module, *arguments]
-    import_module(row.module).main(arguments)
+    if module == "eval.summarize":  # a Ctrl-C while libraries load ends in one line, too
+        module, arguments = "stages.driving.start", [module, *arguments]
+    sys.argv = [module, *arguments]
+    import_module(module).main(arguments)
     return 0
 
 
@@ -155,23 +150,22 @@ def call(command: str, dry: bool) -> int:
 
 def options(goals: Sequence[str], values: Values) -> list[str]:
     """What the variables that these goals read tell their module."""
-    read = {name for goal in goals for name in reads(goal)}
-    row, words = row_of(goals[0]), []
-    values = {name: VARIABLES[name].default for name in read} | {**values}
+    read = {name for goal in goals for name in row_of(goal).reads}
+    values, words = DEFAULTS | {**values}, []
     settings = [values["SET"]] if "SET" in read and values.get("SET") else []
-    for name in (name for name in VARIABLES if name in read and values[name]):
-        option = f"--{VARIABLES[name].option or name.lower().replace('_', '-')}"
+    for name in (name for name in VARIABLES if name in read and values.get(name)):
+        option = f"--{VARIABLES[name].option}"
         if name in AS_SETTINGS and "SET" in read:
             settings.append(f"{AS_SETTINGS[name]}={values[name]}")
-        elif name in FLAGS:
-            words.append(option)
-        elif VARIABLES[name].several:
-            words += [option, *values[name].split()]
+        elif option.endswith("!"):
+            words.append(option[:-1])
+        elif option.endswith("*"):
+            words += [option[:-1], *values[name].split()]
         elif name != "SET":
             words.append(f"{option}={values[name]}")
-    if row.module in (PIPELINE, "reports.needs.plan") and not values.get("PRESET"):
-        judged = "judge" in goals or values.get("INPUT")
-        words += [f"--preset={OUTPUTS}"] if judged else []
+    judged = "judge" in goals or ("INPUT" in read and values.get("INPUT"))
+    if judged and not values.get("PRESET"):
+        words.append(f"--preset={OUTPUTS}")
     return [*words, "--set", *settings] if settings else words
 
 

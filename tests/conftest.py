@@ -14,14 +14,16 @@ from typing import Any
 import hypothesis
 import numpy as np
 import pytest
-
-# Also where there is a card the tests run on the CPU; `pytest -m card` runs those that need one.
-os.environ.update({} if "card" in sys.argv else {"CUDA_VISIBLE_DEVICES": ""})
 import torch
 
 from stages.settings import config as settings
 from tests.browser import Browser, find_chromium
 
+# Also where there is a card the tests run on the CPU; `pytest -m card` runs those that need one.
+# CUDA reads it when it is first used, after this.
+ON_CARD = "card" in sys.argv
+if not ON_CARD:
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # read when transformers is imported, which is later
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 for name in ("OPENAI_BASE_URL", "WANDB_PROJECT", "TRACKIO_PROJECT"):
@@ -46,7 +48,7 @@ def pytest_collection_modifyitems(items):
     """A test that uses a browser walks; other walks are marked by hand. Tests that need a card are
     left out.
     """
-    items[:] = [item for item in items if "card" in sys.argv or not item.get_closest_marker("card")]
+    items[:] = [item for item in items if ON_CARD or not item.get_closest_marker("card")]
     for item in items:
         if "browser" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.walk)

@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 
 from stages import base, sft
 from stages.driving.grid import Execution
+from stages.driving.maker import Maker
 from stages.finished import partial_of, read_manifest, stage_folder
 from stages.learning import models
 from stages.learning.learner import (
@@ -28,7 +29,6 @@ from stages.learning.learner import (
     room_of,
 )
 from stages.learning.loop import make_optimizer
-from stages.pipeline import Maker
 from stages.running.files import read_json, write_json
 from stages.runs import HALVED, RESUME
 from stages.settings.command_line import make_config

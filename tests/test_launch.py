@@ -15,10 +15,11 @@ import torch
 
 from eval.judge import capped
 from stages.driving.grid import Execution, study_cells, study_command
+from stages.driving.maker import Maker
 from stages.driving.start import is_about_another_process, run_stage
 from stages.learning.loop import make_accelerator
 from stages.learning.sharding import started_engine
-from stages.pipeline import Maker, make_goals, parse
+from stages.pipeline import make_goals, parse
 from stages.running.launch import (
     ENGINES,
     accelerate_arguments,

@@ -13,10 +13,10 @@ import pytest
 
 from stages import pipeline
 from stages.driving.grid import Cell, Execution
+from stages.driving.maker import Maker
 from stages.driving.status import LABEL, help_lines, status
 from stages.finished import check_stage, lock_of, partial_of, stage_folder, wanted_stages, why_not
 from stages.goals import GOALS, VARIABLES
-from stages.pipeline import Maker
 from stages.running.files import write_json
 from stages.runs import open_stage
 from stages.settings import config as settings

@@ -14,8 +14,8 @@ import pytest
 from stages import pipeline
 from stages.driving import grid
 from stages.driving.grid import Cell, Execution, make_study, study_cells
+from stages.driving.maker import Maker
 from stages.finished import seal_of, stage_folder
-from stages.pipeline import Maker
 from stages.running.progress import duration
 from stages.settings.command_line import Request, make_config
 from stages.settings.config import UserError

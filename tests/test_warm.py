@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from stages import pipeline
-from stages.driving import warm
+from stages.driving import maker, warm
 from stages.driving.grid import Execution
-from stages.pipeline import START, Maker
+from stages.driving.maker import START, Maker
 from tests.resuming import ARGUMENTS
 
 ROOT = Path(__file__).parents[1]
@@ -51,10 +51,10 @@ def run(arguments):
 """
 CALLER = """
 import sys
-from stages import pipeline
 from stages.driving.grid import Execution
-with pipeline.Maker(Execution()) as maker:
-    codes = [maker.call([*pipeline.START, "stage_here", *one.split()]) for one in sys.argv[1:]]
+from stages.driving.maker import START, Maker
+with Maker(Execution()) as maker:
+    codes = [maker.call([*START, "stage_here", *one.split()]) for one in sys.argv[1:]]
     print("codes", codes, maker.stopped, flush=True)
 """
 
@@ -178,7 +178,7 @@ def test_forked_stages_put_out_what_those_of_their_own_interpreters_do(tmp_path,
         (tmp_path / str(forked)).mkdir()
         monkeypatch.chdir(tmp_path / str(forked))
         monkeypatch.setenv("PYTHONPATH", str(ROOT))
-        monkeypatch.setattr(pipeline, "can_be_forked", lambda forked=forked: forked)
+        monkeypatch.setattr(maker, "can_be_forked", lambda forked=forked: forked)
         with pytest.raises(SystemExit) as ended:
             pipeline.main(["sft", *ARGUMENTS])
         assert not ended.value.code

@@ -72,7 +72,7 @@ Ended = Callable[[Cell, int], None]
 
 
 class CellMaker(Protocol):
-    """What makes the cells of a grid (`stages.pipeline.Maker`)."""
+    """What makes the cells of a grid (`stages.maker.Maker`)."""
 
     execution: Execution
     stopped: int
