@@ -28,12 +28,14 @@ class Variable(NamedTuple):
 
 REQUEST = "PRESET SEED NAME SET UPSTREAM DATA TOKENIZER POLICY REWARD_MODEL INPUT"
 DEVICES = "GPUS NODES ENGINE"
+RUN = f"{REQUEST} {DEVICES} LAUNCH MAX_COST REPLACE"
 READ = {
     "request": REQUEST,
     "devices": DEVICES,
-    "run": f"{REQUEST} {DEVICES} LAUNCH MAX_COST REPLACE",
+    "run": RUN,
+    "runs": RUN.replace("SEED", "SEEDS"),
+    "sizes": RUN.replace("PRESET SEED", "PRESETS SEEDS"),
     "of_post": "NAME PRESET SEED POLICY POST FILE ID TEMPERATURE INTERACTIVE",
-    "runs": f"{REQUEST} SEEDS {DEVICES} LAUNCH MAX_COST REPLACE".replace(" SEED ", " "),
 }
 """What several goals read."""
 PIPELINE = "stages.pipeline"
@@ -57,7 +59,7 @@ compare | reports.compare_page | RUNS JUDGE | policies of runs: RUNS='tiny:ppo t
 scaling | reports.scaling_page | NAMES JUDGE | runs on one page: NAMES='tiny-s tiny'
 publish | reports.sharing.publish | PAGES JUDGE | copy PAGES to reports/generated
 study
-study | | runs PRESETS JOB | what is missing of PRESETS x SEEDS, then the page of sizes
+study | | sizes JOB | what is missing of PRESETS x SEEDS, then the page of sizes
 ablations | | runs ABLATIONS | one switch at a time against a run, over SEEDS
 rivals | | runs PENALTIES | PPO, RLOO, Dr.GRPO, best-of-n at equal KL, over SEEDS
 look
@@ -98,8 +100,8 @@ PAGES | pages* | | for publish: pages by name, such as tiny-seed44413
 ABLATIONS | ablations* | | which switches; else all: ABLATIONS='dropout lambda-1'
 PENALTIES | kl-coefs* | | kl_coef of the rivals: PENALTIES='0.02 0.1'
 NAMES | names* | one run takes NAME | runs for scaling
-DATA | data | | folder with posts, for the presets posts and smollm2
-TOKENIZER | tokenizer | | folder with a tokenizer, for the preset posts
+DATA | data | | folder with posts, for PRESET=posts and smollm2
+TOKENIZER | tokenizer | | folder with a tokenizer, for PRESET=posts
 GPUS | gpus | it is one process | cards of one machine: a process for each
 NODES | nodes | it is one process | machines of a Slurm job, each with GPUS cards
 ENGINE | engine | it is one process | ddp: each process holds all networks; fsdp2: a part

@@ -128,7 +128,7 @@ MAKE: list[tuple[str, str]] = [
     ("sft|LAUNCH=a 'b", "LAUNCH=a 'b: No closing quotation"),
     ("sft|study", "study stands alone"),
     ("status|NAME=gone", "unknown run 'gone'"),
-    ("eval|JUDGE=foo", "JUDGE is for scaling compare"),
+    ("eval|JUDGE=foo", "JUDGE is for compare scaling"),
     ("publish", "name the pages"),
     ("sft|eval|NAME=x|SET=judge.kind=openai", "without a server: SET=judge.kind=reward_model"),
     ("sft|rm|pppo", "unknown goal 'pppo'"),

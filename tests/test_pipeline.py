@@ -378,7 +378,7 @@ def test_help_names_every_goal_variable_and_preset_in_80_columns():
     for goal in {*GOALS, *(stage.goal for stage in STAGES.values())}:
         assert f"\n  {goal} " in text, goal
     for name in PRESETS:
-        assert name in text.split("presets")[1].split()
+        assert name in text.split("presets (")[1].split()
     for variable in VARIABLES:
         assert f"\n  {variable} " in text, variable
     assert typed(ROOT, "help").stdout == text + "\n"
