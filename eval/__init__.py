@@ -3,7 +3,6 @@
 summaries      what each policy writes about held-out posts
 summarize      what each policy writes about one post that is typed
 outputs        summaries that exist already, in files
-output_rows    what a row of such a file says
 questions      what a judge is asked: about summaries and controls
 judge          each summary against the reference, in both orders
 win_rate       win rates against the reference, with intervals; proxy and gold scores

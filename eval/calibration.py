@@ -13,7 +13,7 @@ expected to do better.
 import random
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, TypeVar
 
@@ -21,8 +21,7 @@ import numpy as np
 
 from eval.judge import ask_again, config_with_cap, judge_both_orders, make_judge, read_policies
 from eval.judges.protocol import Row
-from eval.output_rows import REFERENCE
-from eval.outputs import labelled_rows
+from eval.outputs import REFERENCE
 from eval.questions import OWN_TEXTS_ONLY, knows_own_texts_only
 from eval.rates.correction import (
     Corrected,
@@ -119,6 +118,24 @@ PAIR_KEYS = (
     *("id", "post", "with_reference", "family", "label", "answer", "strength"),
     *("words", "overlap"),
 )
+
+
+def labelled_rows(systems: Mapping[str, Sequence[Row]]) -> list[Row]:
+    """The rows that people have judged too, as the calibration takes them."""
+    return [
+        {
+            "id": f"{name}/{row['id']}",
+            "post": row["id"],
+            **{key: row[key] for key in ("query", "summary", "reference", "label")},
+            **measured(row["query"], row["summary"], row["reference"]),
+            "with_reference": True,
+            "family": name,
+            "strength": None,
+        }
+        for name, rows in systems.items()
+        for row in rows
+        if "label" in row
+    ]
 
 
 def sample_pairs(

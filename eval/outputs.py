@@ -5,300 +5,378 @@
 reads JSONL, CSV or Parquet, a folder of such files, the summaries of a run, or comparisons in their
 published schema, and puts each system's summaries where those of a policy are looked for. So the
 judge, its controls, the win rates and the pages are those of every run.
+
+All kinds of file become one frame, a row a summary. An empty summary is a summary; an empty
+reference or post, and a summary or reference that is null, is refused; a title or subreddit that is
+null is empty. Numbers are no texts.
 """
 
+import hashlib
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import combinations
-from typing import Any
+from pathlib import Path
+
+import pandas as pd
 
 from eval.judges.protocol import Row
-from eval.output_rows import (
-    Output,
-    check_texts,
-    flattened,
-    merge_repeated,
-    outputs_of,
-    why_left_out,
-)
 from eval.rates.length_control import mean_words
-from eval.rates.simple_judges import measured
 from stages.driving.start import run_stage
+from stages.posts.bad_rows import BadRowError
+from stages.posts.readers import check_comparison, is_cnndm, text_of
 from stages.posts.tables import parsed_rows
 from stages.posts.text_metrics import text_measures
 from stages.running.inputs import OUTPUT_FILES, output_files
 from stages.running.progress import folded
 from stages.runs import open_stage, write_rows
 from stages.settings.config import Config, Outputs, UserError
-from stages.settings.outputs import LONGEST_NAME, file_name
+from stages.settings.outputs import file_name
+from stages.settings.prompt import format_post
 
 MOST_SYSTEMS = 200
+LONGEST_SUMMARY = 10_000  # characters; ROUGE-L takes time by the product of two lengths
+FILL = "fill it, or drop the row"
+EMPTY = 'write "" where the system wrote nothing, or drop the row'
+QUERY = "query"  # the column of a prompt that is shown as it is
+REFERENCE = "ref"  # the reference's policy in published comparisons
 TAKEN = "reference"  # on every page: no system may be called so
+LABELS: dict[str, bool | None] = {  # numbers also as pandas writes a column with empty cells
+    **dict.fromkeys(("1", "1.0", "true", "summary", "policy"), True),
+    **dict.fromkeys(("0", "0.0", "false", "reference"), False),
+    **dict.fromkeys(("", "none", "nan", "<na>", "0.5", "tie"), None),
+}
 
 
 def take_outputs(config: Config) -> None:
     """Run the stage. Raises UserError, with file and line, for what cannot be judged."""
     with open_stage(config, "summaries") as run:
-        outputs, columns = read_rows(config.outputs)
-        systems = first_posts(of_systems(outputs, columns, config.outputs), config.eval.posts)
-        check_shared_posts(config.outputs.file, systems)
-        if config.outputs.label and not _labelled(systems):
-            raise UserError(
-                f"eval.posts={config.eval.posts} leaves no row with a label in column"
-                f" {config.outputs.label}: raise it, or leave out outputs.label"
-            )
+        table = read_table(config.outputs)
+        systems = read_systems(table, config.outputs, config.eval.posts)
         references = {row["id"]: row["reference"] for rows in systems.values() for row in rows}
         for name, rows in systems.items():
             write_rows(run, f"{name}.jsonl", rows)
+        names = dict(zip(table["name"], table["system"], strict=True))
+        other = {safe: given for safe, given in names.items() if safe != given}
+        taken = config.outputs.reference if is_a_system(table, config.outputs) else ""
         run.finish(
             {
                 "posts": len(references),
                 "policies": {name: describe(rows) for name, rows in systems.items()},
                 "reference_tokens": None,
                 "reference_words": mean_words(references.values()),
-                **given_names(outputs),
-                **reference_system(outputs, config.outputs),
+                **({"given_names": other} if other else {}),
+                **({"reference_system": taken} if taken else {}),
             }
         )
-    if line := empty_summaries(systems):
-        print(line)
-
-
-def given_names(outputs: Sequence[Output]) -> dict[str, Any]:
-    """`given_names`: the systems that are not called as their file called them, with that name.
-
-    Empty where there is none.
-    """
-    names = {file_name(output.system): output.system for output in outputs}
-    other = {safe: given for safe, given in names.items() if safe != given}
-    return {"given_names": other} if other else {}
-
-
-def reference_system(outputs: Sequence[Output], settings: Outputs) -> dict[str, str]:
-    """The system that takes the place of the reference; empty where the file has references."""
-    columns = settings.summary_columns
-    is_column = len(columns) > 1 and settings.reference in columns
-    taken = is_column or not any(output.reference for output in outputs)
-    return {"reference_system": settings.reference} if taken else {}
-
-
-def empty_summaries(systems: Mapping[str, Sequence[Row]]) -> str:
-    """How many summaries of each system are empty, in a line of text; empty if none is."""
     empty = {name: sum(not row["summary"] for row in rows) for name, rows in systems.items()}
-    counts = ", ".join(
-        f"{count} of {len(systems[name])} of {name}" for name, count in empty.items() if count
+    counts = [f"{n} of {len(systems[name])} of {name}" for name, n in empty.items() if n]
+    if counts:
+        print("\n".join(folded(f"empty summaries, judged as they are: {', '.join(counts)}")))
+
+
+# -- the frame -------------------------------------------------------------------------------------
+
+
+def read_table(settings: Outputs) -> pd.DataFrame:
+    """A row for every summary of the files, each once: `where` it stands, `system` as it is called
+    and its `name` as its file will be, post `id`, `query` and its `digest`, `summary`, `reference`
+    (None where the files have none) and `label` (whether people prefer the summary, or None).
+
+    Prints what was left out or merged. Raises UserError for what cannot be judged.
+    """
+    cells = read_cells(settings)
+    check_columns(cells, settings)
+    columns, queries = settings.summary_columns, _queries(cells, settings)
+    references: list[str | None] = [None] * len(cells)
+    if settings.reference in cells:
+        references[:] = _texts(cells, settings.reference, FILL, longest=LONGEST_SUMMARY)
+        _refuse_empty(cells, settings.reference, references)
+    files = [Path(where.rpartition(":")[0]) for where in cells.index]
+    digests = [hashlib.sha256(query.encode()).hexdigest() for query in queries]
+    table = pd.DataFrame(
+        {
+            "where": cells.index,
+            "query": queries,
+            "digest": digests,
+            "reference": references,
+            "id": _named(cells, settings.id, [digest[:12] for digest in digests]),
+            "system": _named(cells, settings.system, [file.stem for file in files]),
+            "label": _labels(cells, settings),
+        },
+        index=cells.index,
+        dtype=object,
     )
-    return counts and "\n".join(folded(f"empty summaries, judged as they are: {counts}"))
+    of_columns = []
+    for column in columns:
+        texts = _texts(cells, column, EMPTY, "outputs.summary", LONGEST_SUMMARY)
+        system = table["system"] if len(columns) == 1 else column
+        of_columns.append(table.assign(summary=texts, system=system))
+        numbers = pd.to_numeric(pd.Series(texts, dtype=object), errors="coerce").notna()
+        numbers &= pd.Series([file.suffix == ".csv" for file in files])  # which is text alone
+        mend = "name the column of the summaries, SET=outputs.summary=..."
+        alone = f"column {column} holds numbers alone: {mend}"
+        _refuse(cells, numbers.groupby(files).transform("all"), alone)
+    whole = pd.concat(of_columns)
+    once = merged(whole)
+    if len(once) < len(whole):
+        print(f"merged: {len(whole) - len(once):,} rows that repeat a summary")
+    check_table(once, settings)
+    return once
 
 
-def read_rows(settings: Outputs) -> tuple[list[Output], list[str]]:
-    """Every summary of the files, each once, and the columns that there are.
-
-    Prints what was left out or merged. Raises UserError.
+def read_cells(settings: Outputs) -> pd.DataFrame:
+    """The files' rows as they are, by `file:line`; of a published comparison the summary beside the
+    reference. Prints how many comparisons are left out.
     """
     paths = output_files(settings.file)
     if not paths:
-        kinds = ", ".join(OUTPUT_FILES)
-        raise UserError(f"{settings.file}: no file of summaries ({kinds}) there: correct INPUT=")
-    outputs: list[Output] = []
-    columns: dict[str, None] = {}
+        what = f"no file of summaries ({', '.join(OUTPUT_FILES)})"
+        raise UserError(f"{settings.file}: {what} there: correct INPUT=")
+    rows: list[Row] = []
+    places: list[str] = []
     left_out: Counter[str] = Counter()
     for path in paths:
-        before = len(outputs)
         for where, raw in parsed_rows(path):
-            rows = list(flattened(where, raw, settings))
-            left_out.update([] if rows else [why_left_out(raw)])
-            for row in rows:
-                columns |= dict.fromkeys(row)
-                outputs += outputs_of(where, path.stem, row, settings)
-        check_texts(path, outputs[before:], settings.summary)
-    different = merge_repeated(outputs)
-    if line := _not_all(left_out, len(outputs) - len(different)):
-        print(line)
-    if not outputs:
+            row = flattened(where, raw, settings)
+            if isinstance(row, str):
+                left_out[row] += 1
+            else:
+                rows.append(row)
+                places.append(where)
+    for why, count in left_out.items():
+        print(f"left out: {count:,} comparisons {why}")
+    if not rows:
         raise UserError(f"{settings.file} holds no summaries: give at least one row")
-    return different, list(columns)
+    return pd.DataFrame(rows, index=places, dtype=object)
 
 
-def _not_all(left_out: Mapping[str, int], merged: int) -> str:
-    """How many rows of the files are left out or merged, in a line of text; empty if none is."""
-    counts = [f"left out: {count:,} comparisons {why}" for why, count in left_out.items()]
-    counts += [f"merged: {merged:,} rows that repeat a summary"] if merged else []
-    return "\n".join(folded("; ".join(counts)))
-
-
-def of_systems(
-    outputs: Sequence[Output], columns: Sequence[str], settings: Outputs
-) -> dict[str, list[Row]]:
-    """The rows of each system, against their references. Raises UserError for what differs."""
-    systems = by_system(outputs)
-    if len(systems) > MOST_SYSTEMS:
-        raise UserError(
-            f"{settings.file} has {len(systems):,} systems, and all pairs of them are compared:"
-            f" give at most {MOST_SYSTEMS} (SET=outputs.system=... names their column)"
-        )
-    check_posts(outputs)
-    rows = with_references(systems, settings)
-    if settings.label:
-        _check_labels(rows, settings, columns)
-    return rows
-
-
-def _check_labels(
-    systems: Mapping[str, Sequence[Row]], outputs: Outputs, columns: Sequence[str]
-) -> None:
-    """Refuse a column of labels that is missing or empty now, before anything is paid."""
-    mend = "correct SET=outputs.label=... or leave it out"
-    if outputs.label not in columns:
-        has = ", ".join(map(str, columns))
-        raise UserError(f"{outputs.file}: no column {outputs.label}: {mend} (it has {has})")
-    if not _labelled(systems):
-        raise UserError(
-            f"{outputs.file}: column {outputs.label} has no label beside ties and empty cells, on"
-            f" which a judge could be calibrated: fill it, or {mend}"
-        )
-
-
-def _labelled(systems: Mapping[str, Sequence[Row]]) -> bool:
-    return any("label" in row for rows in systems.values() for row in rows)
-
-
-def by_system(outputs: Sequence[Output]) -> dict[str, dict[str, Output]]:
-    """System -> post id -> output; systems are named as their files will be.
-
-    Raises UserError where a post has two summaries of one system, and where two systems would
-    share a file.
+def flattened(where: str, row: Row, outputs: Outputs) -> Row | str:
+    """A row as it is; a published comparison as the row of the summary beside the reference, whose
+    `choice` says whether the summary was chosen; or why a comparison is left out.
     """
-    systems: dict[str, dict[str, Output]] = {}
-    originals: dict[str, str] = {}
-    for output in outputs:
-        where, system, post_id = output.where, output.system, output.post_id
-        if len(system) > LONGEST_NAME:
+    if not {"info", "summaries", "choice"} <= row.keys():
+        return row
+    check_comparison(where, row)
+    if is_cnndm(row):
+        return "about news articles"
+    policies = [summary["policy"] for summary in row["summaries"]]
+    if policies.count(REFERENCE) != 1:
+        return "without exactly one reference"
+    place = policies.index(REFERENCE)
+    return {
+        **row["info"],
+        outputs.id: row["info"]["id"],
+        outputs.system: policies[1 - place],
+        outputs.summary: row["summaries"][1 - place]["text"],
+        outputs.reference: row["summaries"][place]["text"],
+        "choice": row["choice"] != place,
+    }
+
+
+def check_columns(cells: pd.DataFrame, outputs: Outputs) -> None:
+    """Raise UserError that names every column that is missing and how to name another."""
+    needed = dict.fromkeys(outputs.summary_columns, "outputs.summary")
+    needed |= {} if QUERY in cells else {outputs.post: "outputs.post"}
+    needed |= {outputs.label: "outputs.label"} if outputs.label else {}
+    lacking = {column: setting for column, setting in needed.items() if column not in cells}
+    if lacking:
+        mends = " ".join(dict.fromkeys(f"{setting}=..." for setting in lacking.values()))
+        mends = f'"{mends}"' if " " in mends else mends
+        problem = f"no column {', '.join(lacking)}: name it, SET={mends}"
+        raise BadRowError(cells.index[0], f"{problem} (it has {', '.join(map(str, cells))})")
+
+
+def _refuse(table: pd.DataFrame, bad: pd.Series, reason: str, **beside: pd.Series) -> None:
+    """Raise BadRowError at the first bad row, with the `where` of the index. With columns `beside`,
+    the reason is a template that names theirs and the row's.
+    """
+    for at in bad.to_numpy().nonzero()[0][:1]:
+        known = {**table.iloc[at], **{name: column.iloc[at] for name, column in beside.items()}}
+        where = str(table.index[at])
+        raise BadRowError(where, reason.format(**known) if beside else reason)
+
+
+def _texts(
+    cells: pd.DataFrame, column: str, if_null: str, setting: str = "", longest: int = 0
+) -> list[str]:
+    """The texts of a column; summaries, which have a `longest`, without outer spaces.
+
+    Raises BadRowError, with the way out, where a cell is null, no text, or too long a summary.
+    """
+    values = cells[column]
+    _refuse(cells, values.isna(), f"column {column} is null: {if_null}")
+    for where, value in zip(cells.index, values, strict=True):
+        if not isinstance(value, str):
+            number = bool(setting) and isinstance(value, int | float)
+            other = f", or name another column, SET={setting}=..." if number else ""
+            kind = type(value).__name__
+            raise BadRowError(where, f"column {column} is of type {kind}: write it as text{other}")
+        text_of(where, {column: value}, column)  # refuses half characters
+        if longest and len(value) > longest:
+            size = f"column {column} has {len(value):,} characters, more than {longest:,}"
+            mend = "name the column of the summaries, SET=outputs.summary=..., or shorten it"
+            raise BadRowError(where, f"{size}: {mend}")
+    return [value.strip() if longest else value for value in values]
+
+
+def _refuse_empty(cells: pd.DataFrame, column: str, texts: Sequence[str | None]) -> None:
+    empty = pd.Series([not (text or "").strip() for text in texts])
+    _refuse(cells, empty, f"column {column} is empty: {FILL}")
+
+
+def _named(cells: pd.DataFrame, column: str, otherwise: Sequence[str]) -> list[str]:
+    """A column as names; where a cell is missing or empty, another name."""
+    values = cells[column] if column in cells else [None] * len(cells)
+    return [
+        text_of(
+            where, {column: other if value in (None, "") or value != value else str(value)}, column
+        )
+        for where, value, other in zip(cells.index, values, otherwise, strict=True)
+    ]
+
+
+def _queries(cells: pd.DataFrame, outputs: Outputs) -> list[str]:
+    """The posts as the judge is shown them."""
+    if outputs.post not in cells:
+        return _texts(cells, QUERY, FILL)
+    posts = _texts(cells, outputs.post, FILL, "outputs.post")
+    _refuse_empty(cells, outputs.post, posts)
+    if not {"title", "subreddit"} <= {*cells.columns}:
+        return posts
+    known = cells.fillna({"title": "", "subreddit": ""})
+    columns = [_texts(known, "subreddit", FILL), _texts(known, "title", FILL), posts]
+    keys = ("subreddit", "title", "post")
+    return [format_post(dict(zip(keys, row, strict=True))) for row in zip(*columns, strict=True)]
+
+
+def _labels(cells: pd.DataFrame, outputs: Outputs) -> list[bool | None]:
+    """What a column of labels means."""
+    if not outputs.label:
+        return [None] * len(cells)
+    words = cells[outputs.label].map(lambda label: str(label).strip().lower())
+    mend = "write 1 where the summary is preferred, 0 where the reference is, else nothing"
+    problem = f"column {outputs.label} is {{word!r}}: {mend}"
+    _refuse(cells, ~words.isin([*LABELS]), problem, word=words)
+    return [LABELS[word] for word in words]
+
+
+def merged(table: pd.DataFrame) -> pd.DataFrame:
+    """Each summary once: rows that differ in their label alone become one, the first.
+
+    In published comparisons several people judged the same pair. The label is what most of them
+    prefer; None where as many prefer the other.
+    """
+    keys = ["system", "id", "digest", "summary", "reference"]
+    votes = table["label"].map(lambda label: (label is True) - (label is False))
+    groups = table.groupby(keys, sort=False, dropna=False).ngroup()
+    sums = votes.groupby(groups.to_numpy()).sum()
+    labels = [None if not more else bool(more > 0) for more in sums]
+    once = table.drop_duplicates(keys)
+    return once.assign(label=pd.Series(labels, index=once.index, dtype=object))
+
+
+def check_table(table: pd.DataFrame, outputs: Outputs) -> None:
+    """Give every system the `name` of its file. Raise UserError where two systems would share one,
+    a post has two summaries of a system, or systems were given different posts.
+    """
+    table["name"] = table["system"].map(file_name)
+    count = table["name"].nunique()
+    if count > MOST_SYSTEMS:
+        raise UserError(
+            f"{outputs.file} has {count:,} systems, and all pairs of them are compared: give at"
+            f" most {MOST_SYSTEMS} (SET=outputs.system=... names their column)"
+        )
+
+    def first(keys: list[str], column: str) -> pd.Series:
+        return table.groupby(keys, sort=False)[column].transform("first")
+
+    other, place = first(["name"], "system"), first(["name", "id"], "where")
+    like = "system {system!r} reads like {other!r}: rename it"
+    _refuse(table, table["system"] != other, like, other=other)
+    twice = (
+        "post {id} of system {system} stands at {place} too: drop one (SET=outputs.id=,"
+        " outputs.system= name the columns)"
+    )
+    _refuse(table, table.duplicated(["name", "id"]), twice, place=place)
+    place = first(["id"], "where")
+    for column, what in (("digest", "post"), ("reference", "reference")):
+        differs = table[column].notna() & (table[column] != first(["id"], column))
+        given = f"the {what} of id {{id}} differs from that at {{place}}: all systems must have"
+        _refuse(table, differs, f"{given} been given the same", place=place)
+
+
+# -- systems ---------------------------------------------------------------------------------------
+
+
+def is_a_system(table: pd.DataFrame, outputs: Outputs) -> bool:
+    """Whether a system is the reference: one of several columns, or for want of references."""
+    several = len(outputs.summary_columns) > 1 and outputs.reference in outputs.summary_columns
+    return several or bool(table["reference"].isna().all())
+
+
+def systems_of(table: pd.DataFrame, outputs: Outputs) -> dict[str, list[Row]]:
+    """The rows of each system: against its file's references, or against one of the systems.
+
+    Raises UserError where there is neither, or none for a post, or a system is called `reference`.
+    """
+    place, there = file_name(outputs.reference), list(table["name"].unique())
+    others = table[table["name"] != place] if is_a_system(table, outputs) else table
+    if table["reference"].isna().all():
+        if place not in there:
             raise UserError(
-                f"{where}: the system's name has {len(system)} characters ({system[:20]!r}...):"
-                f" shorten it to at most {LONGEST_NAME} (SET=outputs.system=... names its column)"
+                f"{outputs.file} has no column {outputs.reference} and no system of that name: name"
+                " what to compare with, a column or a system: SET=outputs.reference=..."
+                f" (systems: {', '.join(there)})"
             )
-        name = file_name(system)
-        other = originals.setdefault(name, system)
-        if other != system:
-            raise UserError(f"{where}: system {system!r} reads like {other!r}: rename it")
-        posts = systems.setdefault(name, {})
-        if post_id in posts:
-            raise UserError(
-                f"{where}: post {post_id} of system {system} stands at {posts[post_id].where} too:"
-                " drop one (SET=outputs.id=, outputs.system= name the columns)"
-            )
-        posts[post_id] = output
+        summaries = table[table["name"] == place].set_index("id")["summary"]
+        others = others.assign(reference=others["id"].map(summaries))
+    if others.empty:
+        raise UserError(f"{outputs.file} has one system, {outputs.reference}: nothing to compare")
+    _refuse(
+        others,
+        others["name"] == TAKEN,
+        f"a system is called {TAKEN}, as what it is compared with: rename it, or compare with it"
+        f" (SET=outputs.reference={TAKEN}, in files without such a column)",
+    )
+    lacking = others["reference"].isna() | (others["reference"] == "")
+    missing = "post {post} has no reference: add it, or drop the row"
+    _refuse(others, lacking, missing, post=others["id"])
+    unknown = dict.fromkeys(("tokens", "reference_tokens", "has_eos", "score", "reference_score"))
+    systems: dict[str, list[Row]] = {str(name): [] for name in others["name"]}
+    for row in others.to_dict("records"):
+        known = {key: row[key] for key in ("id", "query", "reference", "summary")}
+        label = {} if row["label"] is None else {"label": row["label"]}
+        systems[row["name"]].append(known | unknown | label)
     return systems
 
 
-def check_posts(outputs: Sequence[Output]) -> None:
-    """Raise UserError unless all systems were given the same post under the same id."""
-    first: dict[str, Output] = {}
-    for output in outputs:
-        known = first.setdefault(output.post_id, output)
-        if (known.query, known.reference) != (output.query, output.reference):
-            what = "post" if known.query != output.query else "reference"
-            raise UserError(
-                f"{output.where}: the {what} of id {output.post_id} differs from that at"
-                f" {known.where}: all systems must have been given the same"
-            )
+def read_systems(table: pd.DataFrame, outputs: Outputs, count: int) -> dict[str, list[Row]]:
+    """The rows of each system about the first `count` posts, in the order of the files; all of them
+    if it is 0. Systems are compared on the posts that all of them have.
 
-
-def with_references(
-    systems: Mapping[str, Mapping[str, Output]], settings: Outputs
-) -> dict[str, list[Row]]:
-    """The rows of each system: against its file's references, or against one of the systems.
-
-    Raises UserError where there is neither, where a post has no reference, and where a system
-    beside the references is called so itself.
+    Raises UserError where there is none, where a system loses all, and where no label is left.
     """
-    references: dict[str, str] = {}
-    outputs = [output for posts in systems.values() for output in posts.values()]
-    place = file_name(settings.reference)
-    is_system = bool(reference_system(outputs, settings))
-    if not any(output.reference for output in outputs):
-        if place not in systems:
-            raise UserError(
-                f"{settings.file} has no column {settings.reference} and no system of that name:"
-                " name what to compare with, a column or a system: SET=outputs.reference=..."
-                f" (systems: {', '.join(systems)})"
-            )
-        references = {post: output.summary for post, output in systems[place].items()}
-    rows = {
-        name: [_row(output, references.get(post, output.reference)) for post, output in of.items()]
-        for name, of in systems.items()
-        if not (is_system and name == place)
-    }
-    if not rows:
-        raise UserError(f"{settings.file} has one system, {settings.reference}: nothing to compare")
-    if TAKEN in rows:
-        where = next(iter(systems[TAKEN].values())).where
-        raise UserError(
-            f"{where}: a system is called {TAKEN}, as what it is compared with: rename it, or"
-            f" compare with it (SET=outputs.reference={TAKEN}, in files without such a column)"
-        )
-    return rows
-
-
-def _row(output: Output, reference: str | None) -> Row:
-    where, _, post_id, query, summary, _, label = output
-    if not reference:
-        raise UserError(f"{where}: post {post_id} has no reference: add it, or drop the row")
-    row = {
-        **{"id": post_id, "query": query, "reference": reference, "summary": summary},
-        **dict.fromkeys(("tokens", "reference_tokens", "has_eos", "score", "reference_score")),
-    }
-    return row if label is None else row | {"label": label}
-
-
-def first_posts(systems: Mapping[str, list[Row]], count: int) -> dict[str, list[Row]]:
-    """The rows about the first `count` posts, in the order of the files; all of them if it is 0."""
-    posts = list(dict.fromkeys(row["id"] for rows in systems.values() for row in rows))
+    posts = list(dict.fromkeys(table["id"]))
     if count > len(posts):
         raise UserError(f"eval.posts is {count} but there are {len(posts)} posts")
-    kept = set(posts[: count or len(posts)])
-    first = {name: [row for row in rows if row["id"] in kept] for name, rows in systems.items()}
-    lacking = [name for name, rows in first.items() if not rows]
+    kept = systems_of(table[table["id"].isin(posts[: count or len(posts)])], outputs)
+    lacking = [name for name in systems_of(table, outputs) if name not in kept]
     if lacking:
         raise UserError(f"eval.posts={count} leaves no post of {', '.join(lacking)}: raise it")
-    return first
-
-
-def check_shared_posts(source: str, systems: Mapping[str, Sequence[Row]]) -> None:
-    """Raise UserError unless some posts have a summary of every system.
-
-    Systems are compared on these posts alone.
-    """
-    posts = {name: {row["id"] for row in rows} for name, rows in systems.items()}
-    if set.intersection(*posts.values()):
-        return
-    apart = [pair for pair in combinations(posts, 2) if not posts[pair[0]] & posts[pair[1]]]
-    problem = "no post has a summary of every system"
-    if apart:
-        problem = f"systems {apart[0][0]} and {apart[0][1]} share no post"
-    raise UserError(
-        f"{source}: {problem}: give all systems the same"
-        " posts (SET=outputs.id=... names the column), or judge each by an INPUT= of its own"
-    )
-
-
-def labelled_rows(systems: Mapping[str, Sequence[Row]]) -> list[Row]:
-    """The rows that people have judged too, as the calibration takes them."""
-    return [
-        {
-            "id": f"{name}/{row['id']}",
-            "post": row["id"],
-            **{key: row[key] for key in ("query", "summary", "reference", "label")},
-            **measured(row["query"], row["summary"], row["reference"]),
-            "with_reference": True,
-            "family": name,
-            "strength": None,
-        }
-        for name, rows in systems.items()
-        for row in rows
-        if "label" in row
-    ]
+    ids = {name: {row["id"] for row in rows} for name, rows in kept.items()}
+    if not set.intersection(*ids.values()):
+        pairs = (
+            f" ({a} and {b} share none)" for a, b in combinations(ids, 2) if not ids[a] & ids[b]
+        )
+        raise UserError(
+            f"{outputs.file}: no post has a summary of every system{next(pairs, '')}: give all"
+            " systems the same posts (SET=outputs.id=... names the column), or judge each by an"
+            " INPUT= of its own"
+        )
+    if outputs.label and not any("label" in row for rows in kept.values() for row in rows):
+        problem = f"{outputs.file}: column {outputs.label} has no label beside ties and empty cells"
+        raise UserError(f"{problem}: fill it, raise eval.posts, or leave out outputs.label")
+    return kept
 
 
 def describe(rows: Sequence[Row]) -> dict[str, float | None]:

@@ -30,11 +30,12 @@ from typing import Any
 import hypothesis
 from markdown_it import MarkdownIt
 
+from eval.calibration import labelled_rows
 from eval.judges.openai.cache import ReplyCache
 from eval.judges.openai.replies import PassingError, read_reply
 from eval.judges.openai.server_judge import choice_of
 from eval.judges.protocol import Comparison
-from eval.outputs import check_shared_posts, describe, first_posts, labelled_rows
+from eval.outputs import describe
 from reports.parts import page
 from reports.parts.blocks import to_json
 from stages.finished import stage_folder
@@ -167,8 +168,7 @@ class Files:
         path.write_bytes(content)
         settings = dataclasses.replace(columns, file=str(path))
         try:
-            systems = first_posts(systems_of(settings), 0)
-            check_shared_posts(str(path), systems)
+            systems = systems_of(settings)
         except UserError as error:
             says(error, str(path))
             return f"refused {suffix}"

@@ -39,7 +39,7 @@ def refusal(path, **settings):
 def test_a_mistyped_column_of_labels_is_found_when_the_file_is_read(tmp_path):
     path = write_jsonl(tmp_path / "x.jsonl", [row | {"people": 1} for row in WIDE])
     said = refusal(path, label="poeple")
-    assert said.startswith(f"{path}: no column poeple: correct SET=outputs.label=")
+    assert said.startswith(f"{path}:1: no column poeple: name it, SET=outputs.label=... (it has")
     assert "people" in said
 
 
@@ -54,7 +54,7 @@ def test_labels_that_only_the_left_out_posts_have_are_missed_before_anything_is_
 ):
     rows = [row | {"people": "" if row["id"] < 2 else "1"} for row in WIDE]
     path = write_jsonl(tmp_path / "x.jsonl", rows)
-    with pytest.raises(UserError, match=r"eval.posts=2 leaves no row with a label.* people"):
+    with pytest.raises(UserError, match=r"column people has no label.* raise eval.posts"):
         take_outputs(config_of_file(path, "outputs.label=people", "eval.posts=2"))
 
 
@@ -71,13 +71,6 @@ def test_labels_are_read_as_pandas_writes_a_column_with_an_empty_cell(tmp_path, 
         table.to_parquet(path, index=False)
     found = systems_of(Outputs(file=str(path), label="people"))["x"]
     assert [row.get("label") for row in found] == [True, False, None, None]
-
-
-def test_a_label_that_is_none_names_every_spelling_that_is_taken(tmp_path):
-    path = write_jsonl(tmp_path / "x.jsonl", [GOOD | {"people": "yes"}])
-    said = refusal(path, label="people")
-    for spelling in "1 1.0 true summary policy 0 0.0 false reference none nan 0.5 tie".split():
-        assert f" {spelling}" in said
 
 
 # -- files -----------------------------------------------------------------------------------------
@@ -121,17 +114,6 @@ def test_two_columns_of_one_name_are_named(tmp_path):
 # -- names -----------------------------------------------------------------------------------------
 
 
-def test_a_system_with_a_name_too_long_for_a_file_is_refused_and_leaves_nothing(runs, tmp_path):
-    path = write_jsonl(tmp_path / "x.jsonl", [GOOD | {"system": "a" * 101}])
-    said = refusal(path)
-    assert "x.jsonl:1: the system's name has 101 characters" in said
-    assert "shorten it to at most 100" in said
-    write_jsonl(path, [GOOD | {"system": "a" * 100}])
-    config = config_of_file(path)
-    take_outputs(config)
-    assert (stage_folder(config, "summaries") / f"{'a' * 100}.jsonl").exists()
-
-
 def test_systems_whose_letters_no_file_name_takes_stay_apart_by_a_hash(tmp_path):
     rows = [GOOD | {"system": name} for name in ("модель", "другая", "café", "cafe\u0300", "b c")]
     names = list(systems_of(Outputs(file=str(write_jsonl(tmp_path / "x.jsonl", rows)))))
@@ -139,6 +121,9 @@ def test_systems_whose_letters_no_file_name_takes_stay_apart_by_a_hash(tmp_path)
     assert all(name.isascii() for name in names)
     assert [name[:-6] for name in names[:4]] == ["system-", "system-", "caf-", "caf-"]
     assert names[4] == "b-c"
+    write_jsonl(tmp_path / "x.jsonl", [GOOD | {"system": "a" * 300}])
+    (long,) = systems_of(Outputs(file=str(tmp_path / "x.jsonl")))
+    assert len(long) == 100  # file systems take 255 bytes
 
 
 def test_files_whose_letters_are_lost_become_runs_of_different_names():
@@ -165,7 +150,9 @@ def test_a_system_that_is_called_reference_is_refused_beside_a_column_of_that_na
 def test_systems_that_share_no_post_are_refused_before_they_are_judged(runs, tmp_path):
     rows = [row | {"system": "a" if row["id"] < 2 else "b"} for row in WIDE]
     config = config_of_file(write_jsonl(tmp_path / "x.jsonl", rows))
-    with pytest.raises(UserError, match=r"x.jsonl: systems a and b share no post: give all"):
+    with pytest.raises(
+        UserError, match=r"x.jsonl: no post has a summary of every system .a and b share none"
+    ):
         take_outputs(config)
     assert not stage_folder(config, "summaries").exists()
 

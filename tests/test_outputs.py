@@ -148,8 +148,10 @@ def test_comparisons_about_news_articles_are_left_out_and_counted(tmp_path, caps
     rows += [comparison(number, "ppo", "ref", batch="cnndm0") for number in (3, 4)]
     path = write_jsonl(tmp_path / "x.jsonl", rows)
     assert [row["id"] for row in systems_of(Outputs(file=str(path)))["ppo"]] == ["t1"]
-    line = "left out: 1 comparisons without exactly one reference; left out: 2 comparisons about"
-    assert capsys.readouterr().out.replace("\n    ", " ") == f"{line} news articles\n"
+    assert capsys.readouterr().out.splitlines() == [
+        "left out: 1 comparisons without exactly one reference",
+        "left out: 2 comparisons about news articles",
+    ]
 
 
 GOOD = {"id": 1, "post": "p", "summary": "s", "reference": "r"}
@@ -187,7 +189,7 @@ GOOD = {"id": 1, "post": "p", "summary": "s", "reference": "r"}
         (
             [GOOD | {"people": "yes"}],
             {"label": "people"},
-            r"is 'yes': correct it to one of 1, 1\.0, true.*0, 0\.0, .*empty",
+            "x.jsonl:1: column people is 'yes': write 1 where the summary is preferred, 0 where",
         ),
         ([], {}, "holds no summaries"),
     ],
