@@ -238,10 +238,6 @@ def test_a_step_that_waits_for_memory_says_so_once(capsys):
     for seconds, retries in ((1.0, 0), (1.0, 3), (1.0, 0), (9.0, 0), (4.9, 1), (5.1, 1), (50.0, 9)):
         times.add(seconds, retries)
     assert capsys.readouterr().err.startswith("a step took 5.1 s (median 1.0) and waited")
-    times = StepTimes()
-    for _ in range(30):
-        times.add(5.0, 1)
-    assert capsys.readouterr().err.startswith("10 steps in a row took 5.0 s (median 5.0) and")
 
 
 @pytest.fixture(scope="module")

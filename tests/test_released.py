@@ -21,9 +21,9 @@ from eval.win_rate import measure_win_rates
 from reports.run_page import write_report
 from stages.finished import read_manifest, stage_folder, wanted_stages
 from stages.learning.checkpoints import read_weights
-from stages.learning.models import load_released_reward_model, load_reward_model
+from stages.learning.models import load_reward_model
 from stages.learning.passes import score_responses
-from stages.released import take_released
+from stages.released import load_released_reward_model, take_released
 from stages.running.files import read_lines
 from stages.settings.command_line import make_config
 from stages.settings.config import UserError

@@ -38,10 +38,11 @@ from stages.finished import (
     stage_folder,
 )
 from stages.learning.loop import make_accelerator, over_rows
-from stages.learning.models import load_released_reward_model, load_tokenizer
+from stages.learning.models import load_tokenizer
 from stages.learning.passes import summary_scores
 from stages.posts.bad_rows import in_half
 from stages.posts.tokens import fit_query, plain_encoder
+from stages.released import load_released_reward_model
 from stages.running.files import read_lines
 from stages.settings.command_line import recorded_config
 from stages.settings.config import Config, hash_of

@@ -17,7 +17,6 @@ from types import ModuleType
 from typing import Any, NoReturn, TypeVar
 
 from stages.driving.trackers import open_trackers
-from stages.running.machine import card_memory
 from stages.running.signals import (
     CALLER_SAYS_STOP,
     GOES_ON_WITH,
@@ -31,6 +30,7 @@ from stages.runs import mirrored_by
 from stages.settings.checks import (
     UserError,
     VisibleStream,
+    card_memory,
     in_one_line,
     is_out_of_memory,
     say_error,

@@ -156,16 +156,12 @@ def refuse_adapter(folder: Path) -> None:
     """
     if not (folder / ADAPTER).exists():
         return
+    base = (read_record(folder / ADAPTER) or {}).get("base_model_name_or_path") or "its base model"
     if any((folder / name).exists() for name in FILES):
-        raise UserError(
-            f"model {folder} has {ADAPTER} beside its weights, so the adapter would be added to "
-            f"them, perhaps a second time: give a folder of the merged model without {ADAPTER}"
-        )
-    base = (read_record(folder / ADAPTER) or {}).get("base_model_name_or_path")
-    raise UserError(
-        f"model {folder} is an adapter alone: merge it into {base or 'its base model'} (peft's "
-        "merge_and_unload), save that with its tokenizer, and give that folder"
-    )
+        fault = f"has {ADAPTER} beside its weights, which may hold it already"
+        raise UserError(f"model {folder} {fault}: give a folder of the merged model alone")
+    merged = f"merge it into {base} (peft's merge_and_unload), save that with its tokenizer"
+    raise UserError(f"model {folder} is an adapter alone: {merged}, and give that folder")
 
 
 def read_weights(folder: Path) -> tuple[dict[str, Tensor], bool]:

@@ -27,16 +27,13 @@ from torch.nn.utils import get_total_norm
 
 from stages.learning.batches import chunks, global_sum, synchronized_last
 from stages.learning.sharding import whole
-from stages.running.machine import card_memory
-from stages.settings.checks import LESS_MEMORY, UserError, is_out_of_memory, say_error
+from stages.settings.checks import LESS_MEMORY, UserError, card_memory, is_out_of_memory, say_error
 
 T = TypeVar("T")
 R = TypeVar("R")
 FORWARD, MICROBATCH = "memory.forward_batch_size", "memory.microbatch_size"
 SLOW = 5
 """A step is slow if it takes so many times the stage's median."""
-STARVED = 10
-"""So many steps in a row without free memory are slow, too: then the median is."""
 
 
 # -- passes ----------------------------------------------------------------------------------------
@@ -161,20 +158,16 @@ class StepTimes:
     """How long a stage's steps take; it says once that one is slow because memory is short."""
 
     seconds: list[float] = field(default_factory=list)
-    starved: int = 0
-    """Steps in a row in which torch had to give memory back before it got more."""
     reported: bool = False
 
     def add(self, seconds: float, retries: int) -> None:
         """Count a step; `retries`: how often in it torch gave memory back and asked again."""
-        self.starved = self.starved + 1 if retries else 0
-        usual = median(self.seconds) if retries and self.seconds else math.inf
-        if not self.reported and (seconds > SLOW * usual or self.starved >= STARVED):
+        usual = median(self.seconds) if self.seconds else math.inf
+        if retries and not self.reported and seconds > SLOW * usual:
             self.reported = True
-            often = f"{self.starved} steps in a row" if seconds <= SLOW * usual else "a step"
             say_error(
-                f"{often} took {seconds:.1f} s (median {median(self.seconds):.1f}) and waited for "
-                f"the card's memory ({card_memory()}): leave more of it free, or lower {MICROBATCH}"
+                f"a step took {seconds:.1f} s (median {usual:.1f}) and waited for the card's "
+                f"memory ({card_memory()}): leave more of it free, or lower {MICROBATCH}"
             )
         self.seconds.append(seconds)
 

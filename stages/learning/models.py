@@ -13,7 +13,6 @@ what it was. Its weights are read as data; no code is run.
 Source: Huang et al. 2024, details 11 and 15; `ScalarModel` of their code.
 """
 
-import math
 import sys
 from pathlib import Path
 from typing import Any
@@ -35,19 +34,14 @@ from transformers import (
 from transformers.utils import logging as transformers_logging
 
 from stages.learning.checkpoints import read_weights, refuse_adapter
-from stages.learning.heads import head_name, in_float32, require_heads, reset_head, shift_scores
+from stages.learning.heads import head_name, in_float32, reset_head
 from stages.learning.lora import merge
 from stages.learning.sharding import gathered, is_sharded, whole_weights
 from stages.learning.vocabulary import give_reading_head
-from stages.running.files import read_record
 from stages.settings.checks import UserError, check_room, first_line, is_out_of_memory
 
 PAD_TOKEN = "[PAD]"
 LM_HEAD = {"lm_head.weight", "lm_head.bias", "embed_out.weight"}
-# In released reward models. Checkpoints of older versions of transformers hold the buffers; they
-# are computed, not learned.
-BACKBONE, HEAD = "lm_backbone.", "scalar_head."
-OLD_BUFFERS = (".attention.bias", ".attention.masked_bias", ".rotary_emb.inv_freq")
 # What a checkpoint's config may ask a model to give, and what it gives here.
 OUTPUTS = {"output_attentions": False, "output_hidden_states": False, "return_dict": True}
 # Tokenizers that give these equal ids, and those ids equal texts, cut texts alike.
@@ -159,7 +153,7 @@ def with_dropout(config: PretrainedConfig, probability: float) -> PretrainedConf
 def load_policy(source: str | Path, dropout: float = 0.0) -> PreTrainedModel:
     """A causal LM in float32; missing or unexpected weights are a UserError."""
     model, info = _load(AutoModelForCausalLM, source, dropout)
-    _refuse_weights(source, set(info["missing_keys"]), set(info["unexpected_keys"]))
+    refuse_weights(source, set(info["missing_keys"]), set(info["unexpected_keys"]))
     give_reading_head(model)
     return model
 
@@ -167,7 +161,7 @@ def load_policy(source: str | Path, dropout: float = 0.0) -> PreTrainedModel:
 def load_reward_model(source: str | Path, dropout: float = 0.0) -> PreTrainedModel:
     """A saved reward model or critic in float32; loading is strict."""
     model, info = _load(AutoModelForTokenClassification, source, dropout, num_labels=1)
-    _refuse_weights(source, set(info["missing_keys"]), set(info["unexpected_keys"]))
+    refuse_weights(source, set(info["missing_keys"]), set(info["unexpected_keys"]))
     in_float32(model)
     return model
 
@@ -180,7 +174,7 @@ def new_reward_model(
     model, info = _load(AutoModelForTokenClassification, policy_folder, dropout, **changes)
     ours = {f"{head_name(model)}.{kind}" for kind in ("weight", "bias")}
     unexpected = set(info["unexpected_keys"]) - LM_HEAD
-    _refuse_weights(policy_folder, set(info["missing_keys"]) - ours, unexpected)
+    refuse_weights(policy_folder, set(info["missing_keys"]) - ours, unexpected)
     reset_head(model, generator)
     in_float32(model)
     return model
@@ -198,12 +192,14 @@ def _load(
             how = quantised.get("quant_method") if isinstance(quantised, dict) else None
             what = f"quantised ({how or 'quantization_config in config.json'})"
             raise UserError(f"model {source} is {what}: give the weights that it was made from")
-        model, info = _filled(auto, Path(source), _plain(with_dropout(config, dropout), source))
+        model, info = _filled(
+            auto, Path(source), plain_config(with_dropout(config, dropout), source)
+        )
     except Exception as error:  # whatever a library says of a file that the user has given
         if isinstance(error, UserError) or is_out_of_memory(error):
             raise
         raise UserError(f"model {source} does not load: {first_line(error)}") from None
-    _refuse_odd(source, model)
+    refuse_odd(source, model)
     return model, info
 
 
@@ -218,7 +214,7 @@ def _filled(auto: Any, folder: Path, config: PretrainedConfig) -> Any:
     return kind.from_pretrained(None, state_dict=weights, trust_remote_code=False, **wanted)
 
 
-def _plain(config: PretrainedConfig, source: str | Path) -> PretrainedConfig:
+def plain_config(config: PretrainedConfig, source: str | Path) -> PretrainedConfig:
     """The configuration with OUTPUTS alone; one line says what is left out."""
     more = [name for name, plain in OUTPUTS.items() if getattr(config, name) != plain]
     for name in more:
@@ -229,7 +225,7 @@ def _plain(config: PretrainedConfig, source: str | Path) -> PretrainedConfig:
     return config
 
 
-def _refuse_odd(source: str | Path, model: PreTrainedModel) -> None:
+def refuse_odd(source: str | Path, model: PreTrainedModel) -> None:
     """Raise UserError for weights that are not finite, one of which makes every token alike; for
     matrices of zeros, as a broken download leaves; for two output layers where config names one.
     """
@@ -258,7 +254,8 @@ def quiet_loading() -> None:
     transformers_logging.set_verbosity_error()
 
 
-def _refuse_weights(source: str | Path, missing: set[str], unexpected: set[str]) -> None:
+def refuse_weights(source: str | Path, missing: set[str], unexpected: set[str]) -> None:
+    """Raise UserError where a model's folder lacks weights, or has others."""
     for kind, names in (("lacks", missing), ("has unexpected", unexpected)):
         if names:
             some = ", ".join(sorted(names)[:3])
@@ -304,62 +301,3 @@ def keep_model(
     accelerator.wait_for_everyone()
     load = load_reward_model if head_name(model) else load_policy
     return load(folder).to(accelerator.device)
-
-
-# -- released reward models ------------------------------------------------------------------------
-
-
-def load_released_reward_model(folder: Path) -> tuple[PreTrainedModel, float | None]:
-    """A reward model in our layout, in float32, and the mean that was folded into its bias.
-
-    The mean is None where the folder is in our layout already. Raises UserError for a folder that
-    holds neither.
-    """
-    saved = read_record(folder / "config.json")
-    if saved is None:
-        raise UserError(f"{folder} holds no reward model: config.json is missing")
-    if "base_config" not in saved and "base_model" not in saved:
-        if len(saved.get("id2label", ())) != 1:
-            raise UserError(
-                f"{folder} holds no reward model: that is an AutoModelForTokenClassification with"
-                " one label, or a released ScalarModel"
-            )
-        return load_reward_model(folder).eval(), None
-    refuse_adapter(folder)
-    weights, _ = read_weights(folder)
-    mean = saved.get("bias", 0.0)
-    if type(mean) not in (int, float) or not math.isfinite(mean):
-        raise UserError(f"{folder}/config.json: bias must be the mean of the scores, not {mean!r}")
-    model = AutoModelForTokenClassification.from_config(_base_config(folder, saved)).float()
-    head = head_name(model)
-    ours = {
-        name.replace(BACKBONE, f"{model.base_model_prefix}.").replace(HEAD, f"{head}."): x.float()
-        for name, x in weights.items()
-        if not name.endswith(OLD_BUFFERS)
-    }
-    try:
-        loaded = model.load_state_dict(ours, strict=False)
-    except RuntimeError:  # it lists every weight of another shape
-        why = "its weights have other shapes than its base_config"
-        raise UserError(f"{folder} does not load: {why}") from None
-    _refuse_weights(folder, set(loaded.missing_keys), set(loaded.unexpected_keys))
-    _refuse_odd(folder, model)
-    shift_scores(model, -mean)
-    in_float32(model)
-    return model.eval(), float(mean)
-
-
-def _base_config(folder: Path, saved: dict[str, Any]) -> Any:
-    """The configuration of the backbone, as the folder holds it, with one label and no dropout."""
-    given: dict[str, Any] = saved.get("base_config") or {}
-    others = "model_type architectures torch_dtype dtype id2label label2id num_labels".split()
-    kind = given.get("model_type")
-    fields = {name: value for name, value in given.items() if name not in others}
-    if kind is None:
-        raise UserError(f"{folder}: base_config in config.json names no model_type")
-    try:
-        config = AutoConfig.for_model(kind, **fields, num_labels=1, token_classification_bias=True)
-    except (KeyError, TypeError, ValueError) as error:
-        raise UserError(f"{folder}: its base_config does not load: {first_line(error)}") from None
-    require_heads(config, str(folder))
-    return _plain(with_dropout(config, 0.0), folder)

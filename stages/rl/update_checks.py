@@ -91,7 +91,8 @@ def check_credit(
         (_summed(deltas, ppo.gamma * ppo.critic_lam) + values)[counted],
         f"{update}: the critic's targets are not the returns of this update's rewards and values",
     )
-    explained = _explained(accelerator, values[counted], rollout.returns.double()[counted])
+    positions = (values, rollout.returns.double(), counted)
+    explained = _explained(*(accelerator.gather(x) for x in positions))
     if ppo.baseline == "gated" and abs(explained) < TOLERANCE:
         return  # rounding decides which baseline it is
     advantages = _summed(deltas, ppo.gamma * ppo.lam)
@@ -114,13 +115,10 @@ def check_credit(
     )
 
 
-def _explained(accelerator: Accelerator, values: Tensor, returns: Tensor) -> float:
-    """Explained variance over all processes' counted positions [N], by sums of powers."""
-    sums = [torch.stack([x.sum(), (x**2).sum()]) for x in (returns - values, returns)]
-    count = values.new_tensor([float(len(values))])
-    wrong, everything, total = (accelerator.reduce(x, "sum") for x in (*sums, count))
-    wrong, everything = wrong / total, everything / total
-    return 1 - ((wrong[1] - wrong[0] ** 2) / (everything[1] - everything[0] ** 2 + FLOOR)).item()
+def _explained(values: Tensor, returns: Tensor, counted: Tensor) -> float:
+    """Explained variance over the counted positions."""
+    wrong, whole = ((returns - x)[counted].var(correction=0).item() for x in (values, 0.0))
+    return 1 - wrong / (whole + FLOOR)
 
 
 def _summed(deltas: Tensor, decay: float) -> Tensor:

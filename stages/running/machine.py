@@ -124,17 +124,6 @@ def peak_gpu_gib() -> float:
     return round(gpu, 3)
 
 
-def card_memory() -> str:
-    """Who holds the memory of this process's GPU, for a message; empty on a CPU."""
-    torch = sys.modules.get("torch")
-    if torch is None or not torch.cuda.is_available():
-        return ""
-    free, total = torch.cuda.mem_get_info()
-    own = torch.cuda.memory_reserved()
-    sizes = (f"{size / 2**30:.1f}" for size in (own, total - free - own, total))
-    return "of the card this process holds {} GiB, others {} of {}".format(*sizes)
-
-
 def cpu_model(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
     """The processor's name, or its architecture where the system does not say."""
     try:

@@ -132,6 +132,17 @@ def what_to_mend(error: BaseException) -> str | None:
     return _about_a_file(error, text) if isinstance(error, OSError) else None
 
 
+def card_memory() -> str:
+    """Who holds the memory of this process's GPU, for a message; empty on a CPU."""
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_available():
+        return ""
+    free, total = torch.cuda.mem_get_info()
+    own = torch.cuda.memory_reserved()
+    sizes = (f"{size / 2**30:.1f}" for size in (own, total - free - own, total))
+    return "of the card this process holds {} GiB, others {} of {}".format(*sizes)
+
+
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether memory was short, of the device or of the processor."""
     known = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
