@@ -27,7 +27,14 @@ from stages.running.signals import (
     leave_closed_terminal,
 )
 from stages.runs import mirrored_by
-from stages.settings.checks import UserError, VisibleStream, in_one_line, say_error, what_to_mend
+from stages.settings.checks import (
+    UserError,
+    VisibleStream,
+    in_one_line,
+    launched_processes,
+    say_error,
+    what_to_mend,
+)
 from stages.settings.command_line import config_from_arguments, make_command
 from stages.settings.config import Config
 from stages.settings.stages import STAGES
@@ -53,6 +60,7 @@ def run_stage(
     An error that the user can mend ends the process with one line, and so does a signal.
     """
     with in_one_line():
+        launched_processes()
         config = read(argv, description)
     command = f"{make_command(config, stage)} {os.environ.get(GOES_ON_WITH, '')}".rstrip()
     try:
