@@ -43,6 +43,7 @@ from stages.running.machine import (
     code_record,
     code_version,
     device_name,
+    environment,
     first_of,
     library_versions,
     peak_gpu_gib,
@@ -199,6 +200,7 @@ class Run:
             "peak_gpu_gib": peak_gpu_gib(),
             "device": device_name(),
             "processor": processor(),
+            "environment": environment(),
             "versions": library_versions(),
             "finished": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         }

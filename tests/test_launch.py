@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,9 +18,11 @@ from eval.judge import capped
 from stages.driving.grid import Execution, study_cells, study_command
 from stages.driving.maker import Maker
 from stages.driving.start import is_about_another_process, run_stage
+from stages.learning import sharding
 from stages.learning.loop import make_accelerator
 from stages.learning.sharding import started_engine
 from stages.pipeline import make_goals, parse
+from stages.running import launch
 from stages.running.launch import (
     ENGINES,
     accelerate_arguments,
@@ -29,7 +32,7 @@ from stages.running.launch import (
     launcher,
     processes_of,
 )
-from stages.settings.checks import is_out_of_memory
+from stages.settings.checks import is_out_of_memory, launched_processes
 from stages.settings.command_line import Request, make_command, make_config
 from stages.settings.config import UserError
 
@@ -235,12 +238,88 @@ def test_more_processes_than_devices_are_refused(monkeypatch):
         make_accelerator(make_config("tiny"))
 
 
-def test_processes_that_do_not_meet_are_refused(monkeypatch):
-    """On devices, if a launcher does not say which of them each one is (no LOCAL_RANK)."""
+LAUNCHED = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1"}
+MEETING = {**LAUNCHED, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+
+
+def test_a_launch_whose_processes_do_not_meet_ends_in_one_line(monkeypatch):
+    for name, value in MEETING.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(sharding, "MEETING_WAIT", timedelta(seconds=1))
+    with pytest.raises(
+        UserError, match=r"2 processes did not meet at 127\.0\.0\.1:1 \(MASTER_ADDR"
+    ):
+        sharding.meet(on_cpu=True)
+    # On a device that accelerate knows no group for.
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
-    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
     with pytest.raises(UserError, match="2 processes were started, but each of them is alone"):
         make_accelerator(make_config("tiny"))
+
+
+@pytest.mark.parametrize(
+    ("left", "lacking"),
+    [
+        ({"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "pod-0"}, "LOCAL_RANK, MASTER_PORT"),
+        ({"RANK": "1"}, "WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT"),
+        ({**MEETING, "WORLD_SIZE": "two"}, "WORLD_SIZE"),
+        ({"LOCAL_RANK": ""}, "RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT"),
+        ({"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "pod-0"}, None),
+        ({}, None),
+    ],
+)
+def test_what_a_pod_has_left_of_a_launch_is_refused_by_every_stage(monkeypatch, left, lacking):
+    for name, value in left.items():
+        monkeypatch.setenv(name, value)
+    if lacking is None:
+        assert launched_processes() == 1
+        return
+    with pytest.raises(UserError, match=f"no launcher has set {lacking}: unset them"):
+        launched_processes()
+    with pytest.raises(SystemExit):
+        run_stage("sft", lambda config: pytest.fail("it ran"), ["--preset", "tiny"], "")
+
+
+# A value of each that would change what is learned, or fail.
+OF_ACCELERATE = {
+    "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "16",
+    "ACCELERATE_DYNAMO_BACKEND": "aot_eager",
+    "ACCELERATE_TORCH_DEVICE": "meta",
+    "ACCELERATE_USE_PARALLELISM_CONFIG": "true",
+    "PARALLELISM_CONFIG_TP_SIZE": "2",
+    "FSDP_CPU_RAM_EFFICIENT_LOADING": "true",
+    "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE": "1",
+}
+GRADIENT = """
+import torch
+from stages.learning.loop import make_accelerator
+from stages.learning.sharding import prepare
+from stages.settings.command_line import make_config
+
+accelerator = make_accelerator(make_config("tiny"))
+weights = torch.nn.Linear(3, 1)
+network, _ = prepare(accelerator, weights, torch.optim.SGD(weights.parameters()))
+accelerator.backward(network(torch.arange(3.0)).sum())
+print(weights.weight.grad.tolist(), torch.get_float32_matmul_precision())
+"""
+
+
+def test_what_accelerate_and_torch_read_from_the_environment_changes_no_gradient():
+    environ = {**os.environ, **OF_ACCELERATE}
+    words = [sys.executable, "-c", GRADIENT]
+    ended = subprocess.run(words, cwd=ROOT, env=environ, capture_output=True, text=True)
+    assert ended.stdout == "[[0.0, 1.0, 2.0]] highest\n", ended.stderr
+
+
+def test_our_launch_starts_what_was_asked_whatever_is_left_of_another(monkeypatch):
+    for name in ("ACCELERATE_USE_FSDP", "PET_NNODES", "ACCELERATE_USE_CPU"):
+        monkeypatch.setenv(name, "true")
+    monkeypatch.setattr(launch, "stop_at_usr1", lambda: None)
+    monkeypatch.setattr(launch, "run", lambda arguments: 0)
+    with pytest.raises(SystemExit):
+        launch.main(["ddp", "2", "1", "script.py"])
+    assert not {"ACCELERATE_USE_FSDP", "PET_NNODES"} & os.environ.keys()
+    assert os.environ["ACCELERATE_USE_CPU"] == "true"
 
 
 def test_an_interpreter_without_the_packages_is_named_before_anything_starts(runs, monkeypatch):

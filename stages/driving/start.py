@@ -33,6 +33,7 @@ from stages.settings.checks import (
     card_memory,
     in_one_line,
     is_out_of_memory,
+    launched_processes,
     say_error,
     what_to_mend,
 )
@@ -61,6 +62,7 @@ def run_stage(
     An error that the user can mend ends the process with one line, and so does a signal.
     """
     with in_one_line():
+        launched_processes()
         config = read(argv, description)
     command = f"{make_command(config, stage)} {os.environ.get(GOES_ON_WITH, '')}".rstrip()
     try:

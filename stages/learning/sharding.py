@@ -20,13 +20,8 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import (
-    AutocastKwargs,
-    DistributedDataParallelKwargs,
-    InitProcessGroupKwargs,
-    patch_environment,
-)
-from torch import Tensor, nn
+from accelerate.utils import AutocastKwargs, DistributedDataParallelKwargs, patch_environment
+from torch import Tensor, distributed, nn
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.filesystem import FileSystemReader
@@ -38,14 +33,20 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
-from stages.settings.checks import UserError
+from stages.settings.checks import UserError, forget_variables, is_on, launched_processes
 
 SHARDS = "shards"
-
+# What is read below of what `accelerate launch` tells its processes, and a wish for the CPU.
+KEPT_VARIABLES = (
+    *("ACCELERATE_USE_FSDP", "ACCELERATE_USE_DEEPSPEED", "ACCELERATE_USE_MEGATRON_LM"),
+    *("ACCELERATE_USE_CPU", "FSDP_VERSION", "FSDP_OFFLOAD_PARAMS"),
+)
 
 # Others wait while one process reads and writes a checkpoint: 165 GB at 6.9B. NCCL gives up after
 # ten minutes otherwise.
 LONGEST_WAIT = timedelta(hours=2)
+# What has started them starts all at once: they differ by the time that it takes to load libraries.
+MEETING_WAIT = timedelta(minutes=1)
 
 
 def started_engine() -> str:
@@ -55,11 +56,11 @@ def started_engine() -> str:
     microbatch would silently take an optimizer step of its own.
     """
     known = ("FSDP", "DEEPSPEED", "MEGATRON_LM")
-    started = {name for name in known if _is_on(f"ACCELERATE_USE_{name}")}
+    started = {name for name in known if is_on(f"ACCELERATE_USE_{name}")}
     unseen = started - {"FSDP"}
     if started == {"FSDP"}:
         version = os.environ.get("FSDP_VERSION", "1")
-        if version == "2" and not _is_on("FSDP_OFFLOAD_PARAMS"):
+        if version == "2" and not is_on("FSDP_OFFLOAD_PARAMS"):
             return "fsdp2"
         unseen = {f"FSDP version {version}" if version != "2" else "FSDP with offloaded weights"}
     if unseen:
@@ -69,10 +70,6 @@ def started_engine() -> str:
             "is short"
         )
     return "ddp"
-
-
-def _is_on(name: str) -> bool:
-    return os.environ.get(name, "").lower() in ("1", "true", "yes")
 
 
 def leave_out_cudnn() -> None:
@@ -90,25 +87,56 @@ def new_accelerator(mixed_precision: str, takes_turns: bool = False) -> Accelera
     `takes_turns` as in `make_accelerator`. Raises UserError if there are fewer devices than
     processes, or if the processes do not meet.
     """
+    forget_variables(keep=KEPT_VARIABLES)
     started_engine()
-    processes = int(os.environ.get("WORLD_SIZE", "1"))
-    on_cpu = processes > 1 and not torch.accelerator.is_available()
+    processes = launched_processes()
+    no_device = is_on("ACCELERATE_USE_CPU") or not torch.accelerator.is_available()
+    on_cpu = processes > 1 and no_device
     local, cards = int(os.environ.get("LOCAL_WORLD_SIZE", "1")), torch.cuda.device_count()
-    if cards and local > cards and not _is_on("ACCELERATE_USE_CPU"):
+    if cards and local > cards and not is_on("ACCELERATE_USE_CPU"):
         raise UserError(f"GPUS={local}, but this machine shows {cards}: start as many as there are")
+    if processes > 1:
+        meet(on_cpu)
     # Networks are sharded here, so accelerate must not do it too.
     with patch_environment(ACCELERATE_USE_FSDP="false"):
         ddp = DistributedDataParallelKwargs(find_unused_parameters=takes_turns)
-        waits = InitProcessGroupKwargs(backend=None, timeout=LONGEST_WAIT)
         accelerator = Accelerator(
-            mixed_precision=mixed_precision, cpu=on_cpu, kwargs_handlers=[ddp, waits]
+            mixed_precision=mixed_precision, cpu=on_cpu, kwargs_handlers=[ddp]
         )
     leave_out_cudnn()
+    torch.set_float32_matmul_precision("highest")  # whatever TORCH_ALLOW_TF32_CUBLAS_OVERRIDE says
     if accelerator.num_processes != processes:
         raise UserError(
             f"{processes} processes were started, but each of them is alone: start them by GPUS=.."
         )
     return accelerator
+
+
+def meet(on_cpu: bool) -> None:
+    """Form the group of this launch's processes, unless it is there.
+
+    Raises UserError if the others do not come soon.
+    """
+    if distributed.is_initialized():
+        return
+    device = "cpu" if on_cpu else torch.accelerator.current_accelerator()
+    try:
+        store, rank, processes = next(iter(distributed.rendezvous("env://", timeout=MEETING_WAIT)))
+    except distributed.DistError:
+        where = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+        raise UserError(
+            f"{os.environ['WORLD_SIZE']} processes did not meet at {where} (MASTER_ADDR,"
+            f" MASTER_PORT) within {MEETING_WAIT.seconds} s: start all of them, or unset RANK,"
+            " WORLD_SIZE and LOCAL_RANK"
+        ) from None
+    store.set_timeout(LONGEST_WAIT)
+    distributed.init_process_group(
+        distributed.get_default_backend_for_device(device),
+        timeout=LONGEST_WAIT,
+        world_size=processes,
+        rank=rank,
+        store=store,
+    )
 
 
 def prepare(

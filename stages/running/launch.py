@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from stages.settings.checks import UserError, in_one_line, unknown
+from stages.settings.checks import UserError, forget_variables, in_one_line, unknown
 
 ENGINES = ("ddp", "fsdp2")
 # accelerate can start these. Nobody has seen them train here, so they are refused.
@@ -163,6 +163,7 @@ def main(argv: list[str] | None = None) -> None:
         given = accelerate_arguments(engine, int(gpus), int(nodes), os.environ)
     except KeyError as error:
         raise UserError(f"{error.args[0]} is not set: export it in the job script") from None
+    forget_variables(keep=("ACCELERATE_USE_CPU",))
     os.environ.update({name: os.environ.get(name, value) for name, value in PATIENCE.items()})
     stop_at_usr1()
     raise SystemExit(run([*given, *stage]))

@@ -12,6 +12,7 @@ import hashlib
 import importlib.metadata
 import os
 import platform
+import re
 import resource
 import subprocess
 import sys
@@ -21,9 +22,15 @@ from pathlib import Path
 from typing import Any
 
 from stages.running.files import file_hash
-from stages.settings.checks import UserError
+from stages.settings.checks import UserError, is_on
 
 LIBRARIES = ("torch", "transformers", "accelerate", "datasets", "tokenizers", "numpy", "peft")
+# Variables that choose how torch and what lies below it compute: most change the rounding of sums.
+OF_ARITHMETIC = re.compile(
+    "(ACCELERATE|ATEN|BLIS|CUBLAS|CUBLASLT|CUDA|CUDNN|DNNL|FBGEMM|FLASH_ATTENTION|FSDP|GLOO|GOMP|HIP"
+    "|KMP|MKL|MKLDNN|NCCL|NPY|NVIDIA_TF32|OMP|ONEDNN|OPENBLAS|PYTORCH|ROCBLAS|TORCH|TORCHINDUCTOR"
+    "|TRANSFORMERS|USE_HUB|XLA)_"
+)
 MMAP_THRESHOLD, TRIM_THRESHOLD = -3, -1  # what glibc's mallopt calls them
 KEPT_BLOCK = 2**28  # bytes
 NEVER = -1  # the heap's top is never given back
@@ -79,7 +86,7 @@ def start_of(pid: int) -> str:
 def device_name() -> str:
     """The GPU's name with the number used, or `CPU` with those of cores and of torch's threads."""
     torch = sys.modules.get("torch")
-    if torch is not None and torch.cuda.is_available():
+    if torch is not None and torch.cuda.is_available() and not is_on("ACCELERATE_USE_CPU"):
         return f"{os.environ.get('WORLD_SIZE', '1')} x {torch.cuda.get_device_name()}"
     threads = f", threads: {torch.get_num_threads()}" if torch is not None else ""
     return f"CPU, {os.cpu_count()} cores{threads}"
@@ -93,6 +100,11 @@ def processor() -> dict[str, str]:
     torch = sys.modules.get("torch")
     taken = {"instructions": torch.backends.cpu.get_cpu_capability()} if torch else {}
     return {"model": cpu_model(), **taken}
+
+
+def environment() -> dict[str, str]:
+    """The variables of the environment that may have changed a number, with their values."""
+    return {name: value for name, value in os.environ.items() if OF_ARITHMETIC.match(name)}
 
 
 def check_threads(threads: int) -> None:

@@ -14,10 +14,11 @@ import re
 import signal
 import sys
 import textwrap
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout, suppress
 from importlib.util import find_spec
 from typing import Any, NoReturn, TextIO
+from urllib.parse import urlsplit
 
 RESTORE = "restore it, or make anew (REPLACE=) what has written it"
 MENDS = {
@@ -61,6 +62,9 @@ DAMAGED_TEXTS = ("PytorchStreamReader", "Invalid magic number", "Error(s) in loa
 OTHER_SHAPES = "ignore_mismatched_sizes"
 OS_ERROR = re.compile(r"\(os error (\d+)\)")  # as libraries in Rust write it
 OURS = {"stages", "eval", "reports", "tests"}
+READ_BY_LIBRARIES = ("ACCELERATE_", "FSDP_", "MEGATRON_LM_", "PARALLELISM_CONFIG_", "PET_")
+MEETING = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+PROXIES = [x for name in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY") for x in (name, name.lower())]
 # Control characters but for newline and tab, what turns the direction of a text, half characters.
 HIDDEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
@@ -118,6 +122,8 @@ def what_to_mend(error: BaseException) -> str | None:
         return text
     if is_out_of_memory(error) or NO_PRIMITIVE in text:
         return f"out of memory: {LESS_MEMORY}"
+    if line := network_fault(error):
+        return line
     if number := OS_ERROR.search(str(error)):
         return _about_a_file(OSError(int(number[1]), os.strerror(int(number[1]))), text)
     # torch has one of its own; shutil has a list of all files that it could not copy.
@@ -179,6 +185,7 @@ def in_one_line() -> Iterator[None]:
 
     A Ctrl-C is one line too. A reader that has gone, as in `| head -1`, is none.
     """
+    open_closed_streams()
     try:
         with redirect_stdout(VisibleStream(sys.stdout)):
             yield
@@ -204,6 +211,18 @@ class Parser(argparse.ArgumentParser):
         raise UserError(message)
 
 
+def open_closed_streams() -> None:
+    """Put nothing in the place of what the caller has closed (`>&-`).
+
+    Else the next file that is opened would have its number, and get what is printed.
+    """
+    for name in ("stdin", "stdout", "stderr"):
+        if getattr(sys, name) is None:
+            number = os.open(os.devnull, os.O_RDWR)
+            os.set_inheritable(number, True)
+            setattr(sys, name, os.fdopen(number, "r" if name == "stdin" else "w"))
+
+
 def show(lines: Iterable[str]) -> None:
     """Print lines that are all that a command does; a reader may leave before the last."""
     try:
@@ -216,6 +235,71 @@ def print_nowhere(stream: TextIO) -> None:
     """What is printed to a stream from now on is lost, and no error."""
     with suppress(OSError), open(os.devnull, "wb") as nothing:
         os.dup2(nothing.fileno(), stream.fileno())
+
+
+# -- the environment -------------------------------------------------------------------------------
+
+
+def is_on(name: str) -> bool:
+    """Whether a variable of the environment says yes, as accelerate reads it."""
+    return os.environ.get(name, "").lower() in ("1", "true", "yes", "y", "t", "on")
+
+
+def forget_variables(keep: Sequence[str]) -> None:
+    """Remove what accelerate and torch's launcher read from the environment, but for some names.
+
+    Stages set all of that themselves. ACCELERATE_GRADIENT_ACCUMULATION_STEPS=16, say, would divide
+    every loss, and PET_NNODES=2 would wait for a second machine.
+    """
+    for name in [name for name in os.environ if name.startswith(READ_BY_LIBRARIES)]:
+        if name not in keep:
+            del os.environ[name]
+
+
+def launched_processes() -> int:
+    """The processes of this launch; 1 where there is no launch.
+
+    Raises UserError where the environment speaks of several, as in some pods, but no launcher has
+    started this one: it would wait for the others in vain.
+    """
+    alone = {"RANK": (None, "0"), "WORLD_SIZE": (None, "1"), "LOCAL_RANK": (None,)}
+    if all(os.environ.get(name) in values for name, values in alone.items()):
+        return 1
+    given = {name: os.environ[name] for name in MEETING if name in os.environ}
+    right = {name for name, text in given.items() if text.isdigit() or name == "MASTER_ADDR"}
+    if lacking := [name for name in MEETING if name not in right]:
+        raise UserError(
+            f"the environment has {', '.join(given)}, as for one of several processes, but no"
+            f" launcher has set {', '.join(lacking)}: unset them, and start several by GPUS="
+        )
+    return int(given["WORLD_SIZE"])
+
+
+def address_fault(address: str, schemes: Sequence[str] = ("http", "https")) -> bool:
+    """Whether a text cannot be the address of a server."""
+    try:
+        parts = urlsplit(address)
+        is_whole = parts.scheme in schemes and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # of a port or of brackets
+        return True
+    return not is_whole or not all("!" <= letter <= "~" for letter in address)
+
+
+def network_fault(error: BaseException) -> str | None:
+    """Which variable keeps a client of the network from being made; None if none does."""
+    kind, text = type(error).__name__, str(error)
+    of_a_file = isinstance(error, FileNotFoundError) and error.filename is None
+    if kind not in ("InvalidURL", "SSLError") and "proxy URL" not in text and not of_a_file:
+        return None
+    for name in PROXIES:
+        address = os.environ.get(name, "")
+        address = address if "://" in address else f"http://{address}"
+        if os.environ.get(name) and address_fault(address, ("http", "https", "socks5", "socks5h")):
+            return f"{name} in the environment is no address of a proxy: correct or unset it"
+    for name in ("SSL_CERT_FILE", "SSL_CERT_DIR"):
+        if os.environ.get(name):
+            return f"{name}={os.environ[name]} holds no certificates: correct or unset it"
+    return None
 
 
 # -- checks ----------------------------------------------------------------------------------------
