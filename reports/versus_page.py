@@ -13,7 +13,7 @@ from dataclasses import replace
 from eval.versus import Side, arguments, read_side, versus_config
 from eval.win_rate import post_scores
 from reports.parts import page, plots
-from reports.parts.collect import explained_by_critic, flags_of_versus
+from reports.parts.collect import SIDE, explained_by_critic, flags_of, results_of
 from reports.parts.page import Block, Heading, Table, Text
 from reports.parts.run_report import prompts
 from reports.parts.sample_views import SampleBrowser, fitting, reference_of, sentences, side_of
@@ -58,7 +58,8 @@ def write_page(args: Namespace) -> str:
     if manifest is None:
         raise UserError(f"they have not been compared yet: run `make versus A={args.a} B={args.b}`")
     results: Row = manifest["results"] | posts_and_models(sides)
-    flags = flags_of_versus(results, [side.folder.parent for side in sides], config.judge)
+    folders = [side.folder.parent / SIDE / config.judge.folder for side in sides]
+    flags = [*dict.fromkeys(flags_of(results["controls"], *map(results_of, folders)))]
     title = f"{results['a']} against {results['b']}"
     rows = posts(sides, read_lines(folder / "judgements.jsonl"))
     made = blocks(results, flags, rows, critic_notes([critic_of(side) for side in sides]))

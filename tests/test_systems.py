@@ -93,6 +93,7 @@ def test_a_leaderboard_counts_one_system_and_one_post_as_one():
 
 
 ABOUT = {"name": "x", "judge": "j", "is_llm": True, "judge_flags": [], "policies": []}
+ABOUT |= {"data": {}, "posts": 1, "texts": 1, "differences": {}}
 """A judge without a caveat."""
 
 

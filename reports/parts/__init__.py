@@ -9,6 +9,7 @@ kl_points     points of KL and gold score, from a file or from runs
 reached       what training spends until its gain in reward is there
 words         numbers, names and settings in plain words
 watched       numbers that are watched, and when one leaves a range
+doubts        what in a run's data and texts could deceive
 sentences     what a page says of a run, and what to hold against its numbers
 style         how copied, compressed and repetitive summaries are
 paper         the paper's numbers
