@@ -38,6 +38,7 @@ from eval.win_rate import post_scores
 from stages.driving.start import run_stage
 from stages.posts.bad_rows import BadRows
 from stages.posts.readers import Located, is_cnndm, label_strength, read_split
+from stages.posts.text_metrics import first_ids
 from stages.posts.toy import world_folder
 from stages.running.files import whole_lines
 from stages.running.progress import folded
@@ -72,6 +73,8 @@ def calibrate(config: Config) -> dict[str, Any]:
         bad = BadRows(config.data.on_bad_row)
         pairs, of_pairs = labelled_pairs(run, bad)
         bad.write(run.partial)
+        names = first_ids((pair["post"], pair["query"]) for pair in pairs)
+        pairs = [pair | {"post": name} for pair, name in zip(pairs, names, strict=True)]
         judge = make_judge(config, {})
         kept = len(whole_lines(run.partial / "judgements.jsonl")[0])
         started = time.monotonic()
@@ -295,13 +298,14 @@ def known_errors(pairs: Sequence[Row]) -> Labelled:
     )
 
 
-def correct(scores: Sequence[float], pairs: Sequence[Row]) -> Corrected | None:
+def correct(scores: Sequence[tuple[str, float]], pairs: Sequence[Row]) -> Corrected | None:
     """The win rate behind the judged one, given how the judge erred on the labelled `pairs`.
 
-    `scores` are those of one policy's judged posts. See `eval.rates.correction.corrected_rate`.
+    `scores` are those of one policy, each with its post. See `corrected_rate`.
     """
-    known = known_errors(pairs)
-    return corrected_rate(np.array(scores, dtype=float), known, shift_of(known))
+    known, values = known_errors(pairs), np.array([score for _, score in scores], dtype=float)
+    posts = post_numbers([post for post, _ in scores])
+    return corrected_rate(values, known, shift_of(known), posts)
 
 
 def print_summary(results: dict[str, Any]) -> None:

@@ -23,6 +23,7 @@ from eval.judges.protocol import Row
 from eval.questions import RunQuestions, rows_for
 from eval.rates.formulas import clustered_share, needed_to_show
 from eval.rates.table import analyse, verdict_table
+from eval.win_rate import posts_by_text
 from stages.driving.start import run_stage
 from stages.runs import open_stage
 from stages.settings.config import Config
@@ -85,13 +86,14 @@ def describe(name: str, judgements: list[Row], rows: dict[str, list[Row]]) -> di
     left out.
     """
     verdicts = [row for row in judgements if row["policy"] == name]
-    about = {"what": CONTROLS[name].what, "posts": len(rows.get(name, []))}
+    post_of = posts_by_text({name: rows.get(name, [])})
+    about = {"what": CONTROLS[name].what, "posts": len({*post_of.values()})}
     result: dict[str, Any] = {**about, "judgements": len(verdicts), "passed": None}
     if not verdicts:
         why = "the posts have no such text" if name in rows else "this judge knows no new texts"
         return result | {"why": why}
     texts = {row["id"]: (row["summary"], row["reference"]) for row in rows[name]}
-    table = verdict_table(verdicts, texts)
+    table = verdict_table(verdicts, texts, post_of)
     statistics = analyse(table)
     rate = statistics["raw"]
     result |= {"unjudged": statistics["unjudged"], "preferred": None, "low": None, "high": None}

@@ -347,7 +347,12 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--id", default="", help="of a post of the run's data")
     parser.add_argument("--temperature", default="", help="above 0; else that of the evaluation")
     parser.add_argument("--interactive", action="store_true", help="one post after another")
-    return parser.parse_args(argv)
+    args = parser.parse_args(argv)
+    ways = ("POST", "FILE", "ID", "INTERACTIVE")
+    given = [name for name in ways if getattr(args, name.lower())]
+    if len(given) > 1:
+        raise UserError(f"{' and '.join(given)} are given together: give one of them")
+    return args
 
 
 def text_of(args: argparse.Namespace) -> str:

@@ -6,8 +6,9 @@ A post scores 1, 1/2 or 0 in each order (policy, tie, reference) and the mean ov
 a judge that contradicts itself has said tie. A post with an unjudged order is left out and
 counted, never imputed; `worst_case` says how far the rate could move if it were.
 
-Posts are what was sampled, so posts are resampled: both orders of a post, and all policies on it,
-stay together (Miller 2411.00640). Differences between policies are paired by post.
+Posts are what was sampled, so posts are resampled: both orders of a post, all policies on it, and
+its text under other ids stay together (Miller 2411.00640). Differences between policies are paired
+by post.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from eval.judges.protocol import VERDICTS
 from eval.rates.formulas import (
@@ -25,11 +27,14 @@ from eval.rates.formulas import (
     clustered_share,
     mean_of_posts,
     mean_with_error,
+    post_numbers,
     sign_flip_p_value,
+    totals_of,
 )
 from eval.rates.table import POINTS, analyse, verdict_table
 from stages.driving.start import run_stage
 from stages.finished import read_manifest
+from stages.posts.text_metrics import first_ids, identical
 from stages.running.files import read_lines
 from stages.running.progress import folded
 from stages.runs import open_stage, write_rows
@@ -41,6 +46,8 @@ Scores = Mapping[str, float | None]
 ScoredRows = Mapping[str, Sequence[Mapping[str, Any]]]
 """Policy -> rows with `id`, `score` and `reference_score`, None where there is no score."""
 Scored = dict[str, dict[str, float]]
+PostOf = Mapping[str, str] | None
+"""Id -> the first id with the same text (`posts_by_text`); None: every id has its own."""
 REFERENCE = "reference"
 START = "sft"  # the policy that the others started from
 
@@ -60,7 +67,8 @@ def measure_win_rates(config: Config) -> dict[str, Any]:
     """
     with open_stage(config, "win_rate") as run:
         summaries = run.require("summaries")
-        texts = summary_texts(summaries)
+        written = {path.stem: read_lines(path) for path in written_by_policy(summaries)}
+        texts, post_of = summary_texts(summaries), posts_by_text(written)
         folder = run.require("judge")
         judgements = read_lines(folder / "judgements.jsonl")
         scores = post_scores(judgements)
@@ -71,6 +79,7 @@ def measure_win_rates(config: Config) -> dict[str, Any]:
             )
         rows = [
             {"policy": policy, "id": post_id, "score": score}
+            | ({} if post_of[post_id] == post_id else {"post": post_of[post_id]})
             for policy, of_posts in scores.items()
             for post_id, score in of_posts.items()
         ]
@@ -79,21 +88,26 @@ def measure_win_rates(config: Config) -> dict[str, Any]:
         results = {
             "judge": manifest["results"]["judge"],
             "posts": len({row["id"] for row in judgements}),
+            "texts": len({post_of[row["id"]] for row in judgements}),
             "policies": {
-                name: describe(scores[name])
-                | {"statistics": statistics_of(name, judgements, texts[name])}
+                name: describe(scores[name], post_of)
+                | {"identical": identical(written[name], config.data.prompt)}
+                | {"statistics": statistics_of(name, judgements, texts[name], post_of)}
                 for name in scores
             },
             "differences": {
-                pair_name(later, earlier): asdict(paired_difference(scores[later], scores[earlier]))
+                pair_name(later, earlier): asdict(
+                    paired_difference(scores[later], scores[earlier], post_of)
+                )
+                | {"alike": alike(texts[later], texts[earlier])}
                 for earlier, later in combinations(scores, 2)
                 if judged_for_both(scores[later], scores[earlier])
             },
         }
         gold = folder / "gold_scores.jsonl"
         if gold.exists():
-            proxy = {path.stem: read_lines(path) for path in written_by_policy(summaries)}
-            results["scores"] = proxy_and_gold(proxy, rows_by_policy(read_lines(gold)))
+            gold_rows = rows_by_policy(read_lines(gold))
+            results["scores"] = proxy_and_gold(written, gold_rows, post_of)
         run.finish(results)
     return results
 
@@ -130,12 +144,31 @@ def summary_texts(folder: Path) -> dict[str, dict[str, tuple[str, str]]]:
     }
 
 
+def posts_by_text(policies: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, str]:
+    """Id -> the first id with the same `query`, of the summaries of some policies."""
+    posts = [(row["id"], row["query"]) for rows in policies.values() for row in rows]
+    return dict(zip((name for name, _ in posts), first_ids(posts), strict=True))
+
+
+def _numbers(ids: Iterable[str], post_of: PostOf) -> NDArray[np.int64]:
+    return post_numbers([(post_of or {}).get(name, name) for name in ids])
+
+
 def statistics_of(
-    policy: str, judgements: Iterable[dict[str, Any]], texts: Mapping[str, tuple[str, str]]
+    policy: str,
+    judgements: Iterable[dict[str, Any]],
+    texts: Mapping[str, tuple[str, str]],
+    post_of: PostOf = None,
 ) -> dict[str, Any]:
     """What `analyse` finds in one policy's judgements."""
     rows = [row for row in judgements if row["policy"] == policy]
-    return analyse(verdict_table(rows, texts))
+    return analyse(verdict_table(rows, texts, post_of))
+
+
+def alike(a: Mapping[str, tuple[str, str]], b: Mapping[str, tuple[str, str]]) -> float:
+    """The share of the posts of two policies on which both wrote the same, but for white space."""
+    both = [(a[post][0].split(), b[post][0].split()) for post in a if post in b]
+    return sum(first == second for first, second in both) / len(both)
 
 
 def post_scores(judgements: Iterable[dict[str, Any]]) -> dict[str, dict[str, float | None]]:
@@ -171,7 +204,7 @@ def judged_for_both(a: Scores, b: Scores) -> bool:
     return any(score is not None and b.get(post) is not None for post, score in a.items())
 
 
-def describe(scores: Scores) -> dict[str, Any]:
+def describe(scores: Scores, post_of: PostOf = None) -> dict[str, Any]:
     """One policy's row: its rate and interval, counts of posts, and how far to trust them.
 
     `wins`, `ties` and `losses` count judged posts with a score above, at and below 1/2;
@@ -186,45 +219,47 @@ def describe(scores: Scores) -> dict[str, Any]:
             **dict.fromkeys(("posts", "wins", "ties", "losses"), 0),
             **{"unjudged": 1.0, "worst_case": [0.0, 1.0]},
         }
-    rate = win_rate(scores)
+    rate = win_rate(scores, post_of)
     total, unjudged = sum(judged.values()), len(scores) - len(judged)
+    beyond, _ = totals_of(np.array(list(judged.values())) - 0.5, _numbers(judged, post_of))
     return {
         "win_rate": rate.estimate,
         "low": rate.low,
         "high": rate.high,
-        "posts": rate.posts,
+        "posts": len(judged),
         "wins": sum(score > 0.5 for score in judged.values()),
         "ties": sum(score == 0.5 for score in judged.values()),
         "losses": sum(score < 0.5 for score in judged.values()),
         "unjudged": unjudged / len(scores),
         "worst_case": [total / len(scores), (total + unjudged) / len(scores)],
-        "p_value": sign_flip_p_value(np.array(list(judged.values())) - 0.5),
+        "p_value": sign_flip_p_value(beyond),
     }
 
 
-def win_rate(scores: Scores) -> Interval:
+def win_rate(scores: Scores, post_of: PostOf = None) -> Interval:
     """The mean score of the judged posts in [0, 1], with a cluster bootstrap over posts.
 
     Raises UserError where no post is judged.
     """
-    judged = [score for score in scores.values() if score is not None]
-    return mean_of_posts(np.array(judged), (0.0, 1.0))
+    judged = {post_id: score for post_id, score in scores.items() if score is not None}
+    return mean_of_posts(np.array([*judged.values()]), (0.0, 1.0), _numbers(judged, post_of))
 
 
-def paired_difference(a: Scores, b: Scores) -> PairedInterval:
+def paired_difference(a: Scores, b: Scores, post_of: PostOf = None) -> PairedInterval:
     """The mean of `a - b` in [-1, 1] over the posts that are judged for both.
 
     The interval is a bootstrap over posts, the p-value a paired randomisation test (each post's
     difference keeps or changes its sign). Raises UserError where there is no such post.
     """
-    pairs = [(a[post], b[post]) for post in a if post in b]
-    differences = np.array([x - y for x, y in pairs if x is not None and y is not None])
-    interval = mean_of_posts(differences, (-1.0, 1.0))
-    p_value = sign_flip_p_value(differences)
+    pairs = {post_id: (a[post_id], b[post_id]) for post_id in a if post_id in b}
+    gaps = {name: x - y for name, (x, y) in pairs.items() if x is not None and y is not None}
+    differences, posts = np.array([*gaps.values()]), _numbers(gaps, post_of)
+    interval = mean_of_posts(differences, (-1.0, 1.0), posts)
+    p_value = sign_flip_p_value(totals_of(differences, posts)[0])
     return PairedInterval(**asdict(interval), p_value=p_value)
 
 
-def proxy_and_gold(proxy: ScoredRows, gold: ScoredRows) -> dict[str, Any]:
+def proxy_and_gold(proxy: ScoredRows, gold: ScoredRows, post_of: PostOf = None) -> dict[str, Any]:
     """Means of PPO's own reward model, the proxy, and a gold one, with 95% intervals over posts.
 
     If the proxy rises and the gold one falls, the policy is over-optimised (Gao et al. 2022,
@@ -237,19 +272,19 @@ def proxy_and_gold(proxy: ScoredRows, gold: ScoredRows) -> dict[str, Any]:
     """
     scorers = {"proxy": by_name(proxy), "gold": by_name(gold)}
     gains = {
-        name: {scorer: gain(scores, name) for scorer, scores in scorers.items()}
+        name: {scorer: gain(scores, name, post_of) for scorer, scores in scorers.items()}
         for name in gold
         if name != START and START in gold
     }
     means = {
-        scorer: {name: interval(list(posts.values())) for name, posts in scores.items()}
+        scorer: {name: interval(of_posts, post_of) for name, of_posts in scores.items()}
         for scorer, scores in scorers.items()
     }
     return {**means, "gains": gains}
 
 
 def agreement(
-    written: Sequence[Mapping[str, Any]], judged: Mapping[str, float | None]
+    written: Sequence[Mapping[str, Any]], judged: Scores, post_of: PostOf = None
 ) -> dict[str, Any] | None:
     """How often a scorer prefers what the judge prefers, summary or reference, with 95% interval.
 
@@ -258,14 +293,14 @@ def agreement(
     there is none. Wilson's interval.
     Source: Huang et al. 2024, detail 17 (agreement of the reward model with its judge).
     """
-    right = []
+    right: dict[str, float] = {}
     for row in written:
         ours, theirs, points = row["score"], row["reference_score"], judged.get(row["id"])
         if ours is None or theirs is None or points is None or points == 0.5 or ours == theirs:
             continue
-        right.append((ours > theirs) == (points > 0.5))
-    share = clustered_share(np.array(right, dtype=float), np.arange(len(right)))
-    return as_plain(share)
+        right[row["id"]] = (ours > theirs) == (points > 0.5)
+    values = np.array([*right.values()], dtype=float)
+    return as_plain(clustered_share(values, _numbers(right, post_of)))
 
 
 def by_name(rows: ScoredRows) -> Scored:
@@ -279,20 +314,24 @@ def by_name(rows: ScoredRows) -> Scored:
     return scores
 
 
-def gain(scores: Scored, policy: str) -> dict[str, Any] | None:
+def gain(scores: Scored, policy: str, post_of: PostOf = None) -> dict[str, Any] | None:
     """The mean of a policy's score minus SFT's, over the posts on which both have one."""
     ours, start = scores.get(policy, {}), scores.get(START, {})
-    return mean_gain([ours[post] - start[post] for post in ours if post in start])
+    return mean_gain({post: ours[post] - start[post] for post in ours if post in start}, post_of)
 
 
-def mean_gain(differences: Sequence[float]) -> dict[str, Any] | None:
-    """The mean of a difference a post, as plain data; None for one post, which has no spread."""
-    return interval(differences) if len(differences) > 1 else None
+def mean_gain(differences: Mapping[str, float], post_of: PostOf = None) -> dict[str, Any] | None:
+    """The mean of a difference an id, as plain data; None for one post, which has no spread."""
+    mean = interval(differences, post_of)
+    return mean if mean and mean["posts"] > 1 else None
 
 
-def interval(values: Sequence[float]) -> dict[str, Any] | None:
-    """A mean with its interval, as plain data; None where there is no value."""
-    return asdict(mean_with_error(np.array(values, dtype=float))) if values else None
+def interval(values: Mapping[str, float], post_of: PostOf = None) -> dict[str, Any] | None:
+    """The mean of a value an id with its interval over posts; None where there is no value."""
+    if not values:
+        return None
+    numbers = _numbers(values, post_of)
+    return asdict(mean_with_error(np.array([*values.values()], dtype=float), numbers))
 
 
 def print_summary(results: dict[str, Any]) -> None:

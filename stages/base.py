@@ -47,6 +47,7 @@ from stages.posts.readers import (
     sources_of,
     subsample,
 )
+from stages.posts.text_metrics import learned
 from stages.posts.toy import world_folder
 from stages.running.files import HASHES, cached_folder, read_lines, write_json
 from stages.running.hub import Fetched, Source, fetch_model, fetch_tokenizer, model_source, moved
@@ -182,10 +183,14 @@ def split_limits(data: Data, positions: int) -> dict[str, tokens.Limits]:
 
 def describe(run: Run, rows: SourceRows, limits: dict[str, tokens.Limits]) -> dict[str, Any]:
     """The part of the results that is about data: lengths, and rows kept and skipped by kind."""
-    folder, lengths, counts, ids, halves = run.partial / "data", {}, {}, {}, {}
+    folder, lengths, counts, halves = run.partial / "data", {}, {}, {}
     listed = read_lines(folder / SKIPPED_FILE) if (folder / SKIPPED_FILE).exists() else []
     left_out = {row["where"] for row in listed}
-    for name, located in rows.located.items():
+    kept = {
+        name: [row for where, row in located if where not in left_out]
+        for name, located in rows.located.items()
+    }
+    for name, of_split in kept.items():
         split = load_split(folder, name)
         lengths[name] = tokens.length_report(split)
         skipped = sum(row["split"] == name for row in listed)
@@ -195,14 +200,17 @@ def describe(run: Run, rows: SourceRows, limits: dict[str, tokens.Limits]) -> di
             **tokens.over_limit(split, limits[name]),
         }
         if "chosen" in split.columns:
-            counts[name] |= kept_odd_rows([row for where, row in located if where not in left_out])
-        ids[name] = {row["id"] for row in split.rows}
+            counts[name] |= kept_odd_rows(of_split)
         if name == COMPARISONS[0]:  # of which rm.pairs may name one
             for half in ("even", "odd"):
                 halves[half] = sum(in_half(row["id"], half) for row in split.rows)
-    in_training = len(ids[POSTS[0]] & ids[POSTS[1]])
-    counts[POSTS[1]] |= {"in_training": in_training} if in_training else {}
-    return {"tokens": lengths, "rows": counts, "halves": halves, "published": rows.published}
+    return {
+        "tokens": lengths,
+        "rows": counts,
+        "halves": halves,
+        "learned": learned(kept),
+        "published": rows.published,
+    }
 
 
 def remarks(results: dict[str, Any], listed: Path) -> list[str]:
@@ -213,11 +221,12 @@ def remarks(results: dict[str, Any], listed: Path) -> list[str]:
         for name, counts in results["rows"].items()
         if counts["over_limit"]
     ]
+    counted = results["learned"]
     lines += [
-        f"{name}: {counts['in_training']:,} of {counts['rows']:,} posts have an id of {POSTS[0]}: "
-        "what is learned there is judged here"
-        for name, counts in results["rows"].items()
-        if "in_training" in counts
+        f"held-out {what}: {counted[what]:,} of {counted[f'of_{what}']:,} stand in the training "
+        "data too, by their text: what is learned there is judged here"
+        for what in ("posts", "pairs")
+        if counted[what]
     ]
     skipped = sum(counts["skipped"] for counts in results["rows"].values())
     if skipped:

@@ -31,6 +31,8 @@ def changed(row: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
 TRAIN, PAIRS = "sft_train", "comparisons_train"
 ROWS: list[tuple[str, Any, str]] = [
     (TRAIN, '{"id": "p1", ', "sft_train.jsonl:2: not JSON"),
+    (TRAIN, '{"id": "p1", "post": "a", "post": "b"}', "jsonl:2: key 'post' is there twice"),
+    (PAIRS, '{"info": {"id": "a", "id": "b"}}', "jsonl:2: key 'id' is there twice"),
     (TRAIN, "[1]", "sft_train.jsonl:2: "),
     (TRAIN, "null", "sft_train.jsonl:2: "),
     (TRAIN, b'{"id": "\xff"}', "sft_train.jsonl:2: "),
@@ -84,6 +86,10 @@ SETTINGS: list[tuple[str, str]] = [
     ("--name x --data half\udce9", "must hold no control characters"),
     ("--name x --set normalize.posts=1", "normalize.posts must be 2 or more"),
     ("--name x --set base.hidden_size=36", "base.hidden_size must be an even multiple"),
+    ("--name x --set ppo.lam=1 ppo.kl_coef=1 ppo.lam=0.9", "ppo.lam is set twice: leave one of"),
+    ("--name x --data . --set data.source=a", "data.source is set twice"),
+    ("--set judge.model=gpt-6", "judge.model: judge.kind=facts judges and does not read it"),
+    ("--set judge.kind=reward_model judge.asks=2", "judge.asks: judge.kind=reward_model judges"),
     ("--name x --set nothing", "--set takes section.key=value, not 'nothing'"),
     ("--name x --set ppo.klcoef=1", "unknown setting 'ppo.klcoef': did you mean"),
     ("--name x --set pppo.kl_coef=1", "unknown se"),

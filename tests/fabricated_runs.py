@@ -48,10 +48,14 @@ GROUPS = {
 POSTS = {"rows": 16000, "longest_query": 101, "longest_summary": 21, "longest_query_summary": 117}
 PAIRS = {"rows": 15000, "longest_query": 101, "longest_chosen": 30, "longest_query_chosen": 120}
 ODD = {"over_limit": 27, "most_over": 4, "empty_summaries": 14, "equal_summaries": 3}
+LABELS = {"chose_first": 990, "contradicted": 0, "against_choice": 0}
 COUNTED = {
     "sft_train": {"rows": 16000, "skipped": 0, "over_limit": 0, "most_over": 0},
-    "comparisons_train": {"rows": 15000, "skipped": 2, "without_confidence": 158} | ODD,
+    "comparisons_train": {"rows": 15000, "skipped": 2, "without_confidence": 158} | ODD | LABELS,
+    "comparisons_validation": {"rows": 2000} | LABELS,
 }
+LEARNED = {"in": {}, "posts": 0, "of_posts": 600, "pairs": 0, "of_pairs": 2000, "against": 0}
+OWN_TEXTS = {"reference": 0.0, "post": 0.0, "summary": 0.01}
 PUBLISHED = {
     "sft_train": {"rows": 16000, "known": 16000},
     "comparisons_train": {"rows": 15002, "known": 15009},
@@ -70,6 +74,7 @@ RESULTS: dict[str, Any] = {
         "vocabulary": 700,
         "tokens": {"sft_train": POSTS, "comparisons_train": PAIRS},
         "rows": COUNTED,
+        "learned": LEARNED,
         "published": PUBLISHED,
     },
     "sft": {"loss/validation": 1.5, "rougeL": 0.4, "updates": 60},
@@ -146,15 +151,16 @@ def rate(value, unjudged, **leanings):
     counts = {"wins": round(600 * value), "ties": 0, "losses": 600 - round(600 * value)}
     judged = value * (1 - unjudged)
     bounds = {"low": value - 0.03, "high": value + 0.03, "worst_case": [judged, judged + unjudged]}
-    found = {"win_rate": value, "unjudged": unjudged, "p_value": 0.0001}
+    found = {"win_rate": value, "unjudged": unjudged, "p_value": 0.0001, "identical": OWN_TEXTS}
     return found | counts | bounds | {"statistics": statistics(value, unjudged, **leanings)}
 
 
 def make_results(judge, sft, ppo, accuracy, unjudged, size, controls_pass, **leanings):
-    gap = interval(ppo - sft, 0.04) | {"p_value": 0.0001}
+    gap = interval(ppo - sft, 0.04) | {"p_value": 0.0001, "alike": 0.1}
     win_rate = {
         "judge": judge,
         "posts": 600,
+        "texts": 600,
         "policies": {"sft": rate(sft, 0.0), "ppo": rate(ppo, unjudged, **leanings)},
         "differences": {"ppo-sft": gap},
     }
@@ -174,11 +180,13 @@ def make_files(folder, stage, scores, texts, means):
         write_rows(folder / "metrics.jsonl", curves(stage))
     if stage == "summaries":
         for policy, text in (("sft", "my aunt lost <b>it</b>"), ("ppo", "My aunt sold my lamp.")):
-            row = {"query": NASTY, "reference": "the aunt | lamp", "summary": text, "tokens": 7}
+            row = {"reference": "the aunt | lamp", "summary": text, "tokens": 7}
             row |= {"has_eos": True, "reference_score": 0.25, "reference_tokens": 6}
             spread = [(index - 4) / 10 * (policy == "ppo") for index in range(9)]
             rows = [
-                {"id": f"toy{index}"} | row | {"score": means[policy]["score"] + apart}
+                {"id": f"toy{index}", "query": NASTY.replace("a | b", f"a | b{' c' * index}")}
+                | row
+                | {"score": means[policy]["score"] + apart}
                 for index, apart in enumerate(spread)
             ]
             if texts and policy == "ppo":

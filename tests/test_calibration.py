@@ -246,7 +246,8 @@ def test_the_correction_recovers_a_known_rate_through_a_judges_errors():
         for _ in range(count)
     ]
     posts = [{"post": f"p{number}", **pair} for number, pair in enumerate(pairs)]
-    found = correct([1.0] * 59 + [0.0] * 41, posts)  # 0.59 = 0.7 * 0.8 + 0.3 * 0.1
+    scores = [(f"p{k}", float(k < 59)) for k in range(100)]  # 0.59 = 0.7 * 0.8 + 0.3 * 0.1
+    found = correct(scores, posts)
     assert found is not None
     assert found.estimate == pytest.approx(0.7)
 

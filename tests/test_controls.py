@@ -277,7 +277,10 @@ def test_the_reward_model_knows_no_new_texts_and_the_page_says_so(runs):
     ],
 )
 def test_posts_that_are_too_few_to_decide_neither_pass_nor_fail_a_control(verdict, posts, passed):
-    rows = {"title": [post(f"p{k}", "one two") | {"summary": "three"} for k in range(posts)]}
+    titled = [
+        post(f"p{k}", "one two") | {"query": f"{k}", "summary": "three"} for k in range(posts)
+    ]
+    rows = {"title": titled}
     judgements = [
         {"policy": "title", "id": f"p{k}", "order": order, "verdict": verdict}
         for k in range(posts)
@@ -294,7 +297,8 @@ def test_posts_that_are_too_few_to_decide_neither_pass_nor_fail_a_control(verdic
 @pytest.mark.parametrize(("silent", "passed"), [(0, True), (2, True), (15, False)])
 def test_a_control_passes_only_if_the_unjudged_could_not_have_failed_it(capsys, silent, passed):
     """15 of 40 unjudged: by the other 25 it passes, and with these lost it need not."""
-    rows = {"title": [post(f"p{k}", "one two") | {"summary": "three"} for k in range(20)]}
+    titled = [post(f"p{k}", "one two") | {"query": f"{k}", "summary": "three"} for k in range(20)]
+    rows = {"title": titled}
     orders = [(k, order) for k in range(20) for order in ("policy_first", "reference_first")]
     judgements = [
         {"policy": "title", "id": f"p{k}", "order": order}

@@ -70,7 +70,8 @@ class FourPosts:
         theirs, ours = ("So.", "Am I?", "So.", "So."), ("Is it?", "Am I?", 'Why?"', "No.")
         is_ppo = file == "ppo.jsonl"
         return [
-            {"id": str(n), "summary": x, "score": y * is_ppo, "has_eos": n < 3 or not is_ppo}
+            {"id": str(n), "query": str(n), "summary": x, "score": y * is_ppo}
+            | {"has_eos": n < 3 or not is_ppo}
             for n, (x, y) in enumerate(zip(ours if is_ppo else theirs, self.proxies, strict=True))
         ]
 

@@ -5,7 +5,14 @@ import re
 import pytest
 
 from reports.parts import ablated
-from stages.driving.grid import Cell, Execution, ablation_cells, distinct_ablations, make_ablations
+from stages.driving.grid import (
+    Cell,
+    Execution,
+    ablation_cells,
+    distinct_ablations,
+    make_ablations,
+    overridden,
+)
 from stages.driving.status import LABEL, status
 from stages.finished import stage_folder, why_not
 from stages.settings import config as settings
@@ -32,7 +39,7 @@ def test_every_ablation_is_valid_and_changes_what_it_names_alone(name, preset):
     )  # else taking them away would change nothing
     plain = make_config(preset, name="mine", overrides=there)
     changes = tuple(ABLATIONS[name].settings.split())
-    made = make_config(preset, name="mine", overrides=(*there, *changes))
+    made = make_config(preset, name="mine", overrides=overridden(there, changes))
     before, after = (
         {
             f"{section}.{key}": value

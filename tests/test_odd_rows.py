@@ -26,6 +26,7 @@ from stages.posts.readers import (
     label_strength,
     read_source,
 )
+from stages.posts.text_metrics import learned
 from stages.posts.tokens import (
     CNNDM_LIMITS,
     Limits,
@@ -85,6 +86,33 @@ def test_odd_comparisons_are_counted_by_kind():
         "equal_summaries": 2,
         "without_confidence": 1,
         "against_choice": 1,
+        "chose_first": 0,
+        "contradicted": 0,
+    }
+    turned = edited(edited(PAIR, "info.id", "other"), "choice", 0)
+    labels = kept_odd_rows([PAIR, turned, edited(turned, "info.post", "Another.")])
+    assert (labels["chose_first"], labels["contradicted"]) == (2, 2)
+
+
+def test_held_out_rows_are_found_in_the_training_data_by_their_text_and_not_by_their_ids():
+    spaced = {"id": "b", "post": "First part.\n\n My boss  sold my bike.\n"}
+    again, other = POST | spaced, POST | {"post": "Another."}
+    turned = PAIR | {"summaries": PAIR["summaries"][::-1], "info": PAIR["info"] | spaced}
+    rows = {
+        "sft_train": [POST],
+        "sft_validation": [again, other, other | {"id": "c", "post": "A third."}],
+        "ppo_train": [{key: value for key, value in other.items() if key != "summary"}],
+        "comparisons_train": [PAIR],
+        # The same pair in the other order: with its label, and with the opposite one.
+        "comparisons_validation": [turned | {"choice": 0}, turned, edited(PAIR, "info.title", "x")],
+    }
+    assert learned(rows) == {
+        "in": {"sft_train": 1, "ppo_train": 1, "comparisons_train": 1},
+        "posts": 2,
+        "of_posts": 3,
+        "pairs": 2,
+        "of_pairs": 3,
+        "against": 1,
     }
 
 
@@ -336,9 +364,15 @@ def test_published_data_are_counted_beside_the_known_numbers():
 
 def test_what_a_user_should_know_of_the_rows_is_one_line_each():
     quiet = {"rows": 600, "skipped": 0, "over_limit": 0, "most_over": 0}
-    results = {"rows": {"sft_validation": quiet}, "published": {}}
+    counts = {"posts": 0, "of_posts": 600, "pairs": 0, "of_pairs": 9}
+    rows: dict[str, Any] = {"sft_validation": quiet}
+    results: dict[str, Any] = {"rows": rows, "published": {}, "learned": counts}
     assert remarks(results, Path("listed")) == []
-    results["rows"]["sft_train"] = {"rows": 1945, "skipped": 2, "over_limit": 27, "most_over": 4}
+    results["learned"] = counts | {"pairs": 3}
+    (told,) = map(one_line, remarks(results, Path("listed")))
+    assert told.startswith("held-out pairs: 3 of 9 stand in the training data too")
+    results["learned"] = counts
+    rows["sft_train"] = {"rows": 1945, "skipped": 2, "over_limit": 27, "most_over": 4}
     results["published"] = {"sft_train": {"rows": 1945, "known": 116722}}
     over, skipped, changed = map(one_line, remarks(results, Path("listed")))
     assert over.startswith("sft_train: 27 of 1,945 rows are over a limit")

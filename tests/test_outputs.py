@@ -37,6 +37,7 @@ def rows_of_world(count=40):
         both = {"lead-3": told(post, "event"), "all-of-it": told(post, "event", "first")}
         for system, text in both.items():
             row = {"id": post, **POST, "system": system, "summary": text}
+            row["post"] += f" It was number {number}."
             reference, people = told(post, "event", "second"), int(system == "all-of-it")
             rows.append({**row, "reference": reference, "people": people})
     return rows

@@ -6,7 +6,6 @@ import datasets
 import pytest
 from datasets.exceptions import DatasetGenerationError
 
-from stages import base
 from stages.posts.bad_rows import BadRows
 from stages.posts.readers import ROWS_SETTINGS, read_hub, read_source, subsample
 from stages.settings.config import HUB, Data, UserError, changes_of
@@ -36,18 +35,6 @@ def test_the_id_of_an_earlier_held_out_post_is_refused_or_skipped_and_elsewhere_
     assert [row["id"] for _, row in kept["sft_validation"]] == ["a1", "a2"]
     assert [listed["where"] for listed in bad.skipped] == [f"{folder}/sft_validation.jsonl:3"]
     assert (len(kept["sft_train"]), len(kept["comparisons_train"])) == (3, 2)
-
-
-@pytest.mark.parametrize("shared", [0, 1])
-def test_held_out_posts_that_are_trained_on_are_told_in_one_line(
-    tmp_path, monkeypatch, capsys, shared
-):
-    monkeypatch.chdir(tmp_path)
-    held_out = [POST | {"id": name} for name in ("h1", "a1" if shared else "h2")]
-    write_folder(tmp_path / "data", sft_validation=held_out)
-    base.main(["--preset", "tiny", "--data", "data", "--name", "own", "--set", "ppo.batch_size=8"])
-    told = "sft_validation: 1 of 2 posts have an id of sft_train: what is learned there is judged"
-    assert capsys.readouterr().err.count(told) == shared
 
 
 def test_a_data_set_whose_files_are_damaged_is_refused_with_what_is_wrong_below(

@@ -181,6 +181,8 @@ def test_what_is_missing_is_one_line_with_its_mend(runs, capsys, monkeypatch):
     finish(make_config("tiny"), "sft")
     assert "TEMPERATURE=0: give a number above 0" in refused(capsys, "--temperature", "0")
     assert "FILE=gone: No such file" in refused(capsys, "--file", "gone")
+    assert "POST and FILE are given together" in refused(capsys, "--file=gone", "--post=x")
+    assert "ID and INTERACTIVE are given" in refused(capsys, "--id=a", "--interactive")
     monkeypatch.setattr(sys, "stdin", io.StringIO(""))
     monkeypatch.setattr(sys.stdin, "isatty", lambda: True)
     assert "no post: add POST='...', FILE=, ID=" in refused(capsys)

@@ -106,6 +106,7 @@ def test_a_rate_that_the_model_made_up_is_marked():
 
 
 ABOUT = {"name": "x", "judge": "j", "is_llm": True, "judge_flags": [], "policies": []}
+ABOUT |= {"data": {}, "posts": 1, "texts": 1, "differences": {}}
 """A judge without a caveat."""
 
 

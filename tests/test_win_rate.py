@@ -253,7 +253,7 @@ def summarise_toy_posts(n: int) -> None:
         for k in range(n):
             post = f"toy1-validation-{k}"
             event = told(post, "event")
-            row = {"id": post, "query": "SUBREDDIT: r/x", "reference": event}
+            row = {"id": post, "query": f"POST: {k}", "reference": event}
             run.append("sft.jsonl", {**row, "summary": "Nothing." if k else event})
             run.append("ppo.jsonl", {**row, "summary": told(post, "event", "first")})
         run.finish({})

@@ -15,7 +15,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from eval.rates.formulas import TAILS, Floats, Interval, as_plain, clustered_share, resampled_totals
+from eval.rates.formulas import (
+    TAILS,
+    Floats,
+    Interval,
+    Posts,
+    as_plain,
+    clustered_share,
+    resampled_totals,
+    totals_of,
+)
 from eval.rates.simple_judges import agreements
 
 LEAST_SKILL = 0.05  # if sensitivity + specificity - 1 is below this, a judge's rate says nothing
@@ -102,12 +111,14 @@ def shift_of(known: Labelled) -> float:
     return shift
 
 
-def corrected_rate(scores: Floats, known: Labelled, shift: float) -> Corrected | None:
+def corrected_rate(
+    scores: Floats, known: Labelled, shift: float, posts: Posts = None
+) -> Corrected | None:
     """The win rate that a judge of known errors points to, kept within [0, 1].
 
     `(p + specificity - 1) / skill`, skill being sensitivity + specificity - 1; p is the mean of
-    `scores`, one a post of the evaluation. The interval is a bootstrap over both samples (the
-    pairs of one post are drawn together), and `shift / skill` wider on each side: so far the rate
+    `scores`, each about one of `posts`. The interval is a bootstrap over both samples (the pairs of
+    one post are drawn together), and `shift / skill` wider on each side: so far the rate
     moves where sensitivity and specificity on the judged texts differ from the labelled ones by at
     most `shift`, in the direction that matters most (sensitivity up and specificity down lowers
     it). None where this allowance alone would span every rate, the judge is hardly better than
@@ -120,7 +131,8 @@ def corrected_rate(scores: Floats, known: Labelled, shift: float) -> Corrected |
     if not skill >= max(LEAST_SKILL, 2 * shift):
         return None
     estimate = _rogan_gladen(np.array([scores.mean()]), rows.sum(axis=0, keepdims=True), 0.0)
-    means = resampled_totals(scores[:, None])[:, 0] / len(scores)
+    sums = resampled_totals(np.column_stack(totals_of(scores, posts)))
+    means = sums[:, 0] / sums[:, 1]
     totals = resampled_totals(rows, seed=1)
     # In a resample in which the judge is no better than chance, every rate is possible.
     low = np.nan_to_num(_rogan_gladen(means, totals, -shift), nan=0.0)

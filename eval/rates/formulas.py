@@ -1,7 +1,8 @@
 """Formulas for verdicts: means over posts and seeds, paired tests, agreement, logistic models.
 
-No torch. Posts are what was sampled, so posts are resampled: both orders of a post, and all
-policies on it, stay together (Miller 2411.00640). Outcomes are 1, 1/2 (a tie counts half) and 0.
+No torch. Posts are what was sampled, so posts are resampled: both orders of a post, all policies on
+it, and its text under other ids stay together (Miller 2411.00640). Outcomes are 1, 1/2 (a tie
+counts half) and 0.
 """
 
 import warnings
@@ -17,6 +18,7 @@ from numpy.typing import NDArray
 from stages.settings.checks import UserError
 
 Floats = NDArray[np.float64]
+Posts = NDArray[np.int64] | None
 Totals = Callable[[Floats], Floats]
 CONFIDENCE = 0.95
 POWER = 0.8
@@ -56,20 +58,27 @@ def post_numbers(posts: Sequence[str]) -> NDArray[np.int64]:
     return np.array([numbers[post] for post in posts], dtype=np.int64)
 
 
-def mean_of_posts(
-    sums: Floats, limits: tuple[float, float], sizes: Floats | None = None
-) -> Interval:
-    """The mean of values within `limits`, one a post, with a bootstrap over posts.
+def totals_of(values: Floats, posts: Posts) -> tuple[Floats, Floats]:
+    """The sum and the number of each post's values, both [posts].
 
-    With `sizes`, posts have so many values, of which `sums` has the sum. Of fewer than
-    `SMALL_SAMPLE` posts, or where fewer than `FEW_POSTS` have another mean than most, a bootstrap
-    is too narrow: `clustered_share`'s interval takes its place. Raises UserError without a post.
+    `posts`: which post each value is about, as a number; None: each is about one of its own.
     """
-    if not len(sums):
+    codes = np.arange(len(values)) if posts is None else np.unique(posts, return_inverse=True)[1]
+    return np.bincount(codes, values).astype(float), np.bincount(codes).astype(float)
+
+
+def mean_of_posts(values: Floats, limits: tuple[float, float], posts: Posts = None) -> Interval:
+    """The mean of values within `limits` with a bootstrap over the posts that they are about.
+
+    Of fewer than `SMALL_SAMPLE` posts, or where fewer than `FEW_POSTS` have another mean than most,
+    a bootstrap is too narrow: `clustered_share`'s interval takes its place. Raises UserError
+    without a post.
+    """
+    if not len(values):
         raise UserError(
             "no post is judged, so there is no rate: see the replies in judgements.jsonl"
         )
-    sizes = np.ones(len(sums)) if sizes is None else sizes
+    sums, sizes = totals_of(values, posts)
     few = len(sums) - np.unique_counts(sums / sizes).counts.max() < FEW_POSTS
     if few or len(sums) < SMALL_SAMPLE:
         low, high = _share_bounds(sums, sizes, limits)
@@ -111,11 +120,22 @@ def _error_of_ratio(sums: Floats, sizes: Floats) -> float:
     return float(np.sqrt(posts / (posts - 1) * (residuals**2).sum()) / sizes.sum())
 
 
-def mean_with_error(values: Floats) -> Interval:
-    """The mean of one unbounded value per post, with its t interval; no width for one post."""
-    mean = float(values.mean())
-    low, high = mean_of_seeds(values.tolist()) or (mean, mean)
-    return Interval(estimate=mean, low=low, high=high, posts=len(values))
+def mean_with_error(values: Floats, posts: Posts = None) -> Interval:
+    """The mean of unbounded values with its t interval over the posts that they are about.
+
+    Of several values a post the error is that of a ratio of means. No width for one post.
+    """
+    from scipy.stats import t
+
+    sums, sizes = totals_of(values, posts)
+    mean, count = float(values.mean()), len(sums)
+    low, high = mean, mean
+    if count == len(values):
+        low, high = mean_of_seeds(values.tolist()) or (mean, mean)
+    elif count > 1:
+        half = float(t.ppf(TAILS[1], count - 1)) * _error_of_ratio(sums, sizes)
+        low, high = mean - half, mean + half
+    return Interval(estimate=mean, low=low, high=high, posts=count)
 
 
 def bootstrap(rows: Floats, statistic: Totals) -> tuple[float, float]:
@@ -143,8 +163,7 @@ def clustered_share(values: Floats, posts: NDArray[np.int64]) -> Interval | None
     """
     if not len(values):
         return None
-    codes = np.unique(posts, return_inverse=True)[1]
-    sums, sizes = np.bincount(codes, values).astype(float), np.bincount(codes).astype(float)
+    sums, sizes = totals_of(values, posts)
     low, high = _share_bounds(sums, sizes, (0.0, 1.0))
     return Interval(estimate=float(values.mean()), low=low, high=high, posts=len(sums))
 

@@ -8,7 +8,7 @@ shown. Length is counted in words.
 """
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from math import hypot
 from typing import Any
 
@@ -36,7 +36,7 @@ class VerdictTable:
     """One row a judgement of a policy's summary against another one: columns of equal length."""
 
     posts: NDArray[np.int64]
-    """Which post, as a number: rows of one post are one cluster."""
+    """Which post, as a number: rows of one post, under whatever ids, are one cluster."""
     outcomes: Floats
     """1 where the policy is preferred, 1/2 for a tie, 0 otherwise; nan where unjudged."""
     shown_first: NDArray[np.bool_]
@@ -45,6 +45,12 @@ class VerdictTable:
     """Natural logarithm of the policy's length over the other's."""
     differ: NDArray[np.bool_]
     """False where the two texts are identical: a tie by protocol, which says nothing of a judge."""
+    ids: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, dtype=np.int64))
+    """Which id of a post, as a number: its two orders belong together. Empty: one id a post."""
+
+    def __post_init__(self) -> None:
+        if len(self.ids) < len(self.posts):
+            object.__setattr__(self, "ids", self.posts)
 
     def judged(self) -> "VerdictTable":
         """The rows that have a verdict."""
@@ -120,7 +126,7 @@ def _with_identical(
     independent: their distances from the estimate are added as squares.
     """
     posts = len(np.unique(judged.posts))
-    same = 1 - len(np.unique(rows.posts)) / posts
+    same = 1 - len(np.unique(rows.ids)) / len(np.unique(judged.ids))
     rate = fitted["estimate"]
     of_share = abs(rate - 0.5) * Z * float(np.sqrt(same * (1 - same) / posts))
     estimate = same / 2 + (1 - same) * rate
@@ -181,7 +187,7 @@ def _averaged_first(rows: VerdictTable) -> dict[str, Any] | None:
     both = _in_both_orders(rows)
     if len(both.outcomes) <= len(rows.outcomes) / 2:
         return None
-    _, pairs = np.unique(both.posts, return_inverse=True)
+    _, pairs = np.unique(both.ids, return_inverse=True)
     if np.ptp(np.bincount(pairs, both.outcomes)) < 1e-9:  # an interval would have no width
         return None
     fitted = clustered_logit(both.outcomes, _curve(both), both.posts)
@@ -195,7 +201,7 @@ def _averaged_first(rows: VerdictTable) -> dict[str, Any] | None:
 
 def _in_both_orders(rows: VerdictTable) -> VerdictTable:
     """The verdicts on the posts that were judged once in each order."""
-    _, codes = np.unique(rows.posts, return_inverse=True)
+    _, codes = np.unique(rows.ids, return_inverse=True)
     kinds = int(codes.max(initial=-1)) + 1
     firsts, seconds = (
         np.bincount(codes[side], minlength=kinds) for side in (rows.shown_first, ~rows.shown_first)
@@ -209,11 +215,11 @@ def _read_off(rows: VerdictTable) -> dict[str, Any] | None:
     None where they are few, or alike, so that an interval would have no width.
     """
     equal = _in_both_orders(rows.only(np.abs(rows.log_ratios) < 1e-9))
-    _, codes = np.unique(equal.posts, return_inverse=True)
-    means = np.bincount(codes, equal.outcomes) / 2
-    if len(means) < LEAST_NEAR or np.ptp(means) < 1e-9:
+    _, firsts, codes = np.unique(equal.ids, return_index=True, return_inverse=True)
+    means, posts = np.bincount(codes, equal.outcomes) / 2, equal.posts[firsts]
+    if len(np.unique(posts)) < LEAST_NEAR or np.ptp(means) < 1e-9:
         return None
-    rate = asdict(mean_of_posts(means, (0.0, 1.0)))
+    rate = asdict(mean_of_posts(means, (0.0, 1.0), posts))
     equal_posts = rate.pop("posts")
     return rate | {"order_logits": None, "doubled_length_logits": None, "equal_posts": equal_posts}
 

@@ -1,8 +1,8 @@
 """Statistics of a scorer on held-out comparisons: intervals, groups, calibration, length.
 
 Stages `rm` and `dpo` write one row a pair: `gap`, the score of the chosen summary minus that of the
-rejected one; `chosen_tokens` and `rejected_tokens`, with EOS; the post's `id`; the pair's groups.
-No torch.
+rejected one; `chosen_tokens` and `rejected_tokens`, with EOS; the post's `id`, and as `post` the
+first id with its text if that is another one; the pair's groups. No torch.
 
 Labellers prefer longer summaries, so a part of every accuracy can be had without reading: what the
 longer one gets on the same pairs, what the scorer gets where lengths are nearly equal, and what a
@@ -54,7 +54,7 @@ def held_out_accuracy(folder: Path) -> dict[str, float]:
     if not path.exists():
         return {}
     rows = read_lines(path)
-    return accuracy_of([row["gap"] > 0 for row in rows], [row["id"] for row in rows])
+    return accuracy_of([row["gap"] > 0 for row in rows], _posts(rows))
 
 
 def accuracy_of(right: Sequence[float], posts: Sequence[str]) -> dict[str, float]:
@@ -76,7 +76,7 @@ def pair_statistics(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     `beside_length`, with the accuracy of "the longer one" in groups. Several pairs are about one
     post, and labels and scores of them go together, so all intervals are over posts.
     """
-    gaps, posts = ([row[key] for row in rows] for key in ("gap", "id"))
+    gaps, posts = [row["gap"] for row in rows], _posts(rows)
     chosen, rejected = ([row[f"{name}_tokens"] for row in rows] for name in ("chosen", "rejected"))
     right = [float(gap > 0) for gap in gaps]
     beside = beside_length(gaps, chosen, rejected, posts)
@@ -90,8 +90,12 @@ def pair_statistics(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _by_groups(rows: Sequence[dict[str, Any]], right: Sequence[float]) -> dict[str, Any]:
-    posts = [row["id"] for row in rows]
+    posts = _posts(rows)
     return {f"by_{key}": accuracy_by([row[key] for row in rows], right, posts) for key in GROUPS}
+
+
+def _posts(rows: Sequence[dict[str, Any]]) -> list[str]:
+    return [row.get("post") or row["id"] for row in rows]
 
 
 def accuracy_by(

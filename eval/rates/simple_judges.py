@@ -120,9 +120,7 @@ def agreements(labels: NDArray[np.bool_], answers: Floats) -> Floats:
 
 def paired_difference(differences: Floats, posts: NDArray[np.int64]) -> Interval:
     """The mean of one difference in [-1, 1] a pair, with the pairs of a post drawn together."""
-    codes = np.unique(posts, return_inverse=True)[1]
-    sums, sizes = np.bincount(codes, differences).astype(float), np.bincount(codes).astype(float)
-    return mean_of_posts(sums, (-1.0, 1.0), sizes)
+    return mean_of_posts(differences, (-1.0, 1.0), posts)
 
 
 def kappa_interval(

@@ -106,16 +106,18 @@ def order_balanced(table: VerdictTable) -> Interval | None:
     two orders. None where an order has no judgement.
     """
     rows = table.judged()
-    sums, questions = _by_post(rows), _by_post(table)
+    sums, questions = _by(rows.ids, rows), _by(table.ids, table)
     if np.all((questions[:, 1] > 0) & (questions[:, 3] > 0)):
-        kept = sums[(sums[:, 1] > 0) & (sums[:, 3] > 0)]
-        if 2 * len(kept) > len(sums):
+        both = (sums[:, 1] > 0) & (sums[:, 3] > 0)
+        if 2 * both.sum() > len(sums):
+            kept, posts = sums[both], rows.posts[_first_rows(rows)][both]
             means = (kept[:, 0] / kept[:, 1] + kept[:, 2] / kept[:, 3]) / 2
-            return mean_of_posts(means, (0.0, 1.0))
+            return mean_of_posts(means, (0.0, 1.0), posts)
     parts = [rows.only(rows.shown_first), rows.only(~rows.shown_first)]
     rates = [clustered_share(part.outcomes, part.posts) for part in parts]
     if rates[0] is None or rates[1] is None:
         return None
+    sums = _by(rows.posts, rows)
     _, counts = np.unique(rows.outcomes, return_counts=True)
     if len(rows.outcomes) - counts.max() < FEW_POSTS:
         low, high = mean_of_two(rates[0], rates[1])
@@ -132,16 +134,21 @@ def swap_consistency(rows: VerdictTable, clusters: NDArray[np.int64]) -> Interva
     Identical texts are left out: the judge was not asked about them. Shapes: clusters [rows].
     """
     asked_about = rows.only(rows.differ)
-    sums = _by_post(asked_about)
+    sums = _by(asked_about.ids, asked_about)
     both = (sums[:, 1] > 0) & (sums[:, 3] > 0)
     same = sums[both, 0] / sums[both, 1] == sums[both, 2] / sums[both, 3]
-    firsts = np.unique(asked_about.posts, return_index=True)[1]
+    firsts = _first_rows(asked_about)
     return clustered_share(same.astype(float), clusters[rows.differ][firsts][both])
 
 
-def _by_post(rows: VerdictTable) -> Floats:
-    """[posts, 4]: sum and number of the outcomes when shown first, then when shown second."""
-    _, codes = np.unique(rows.posts, return_inverse=True)
+def _first_rows(rows: VerdictTable) -> NDArray[np.int64]:
+    """The first row of each id, [ids]."""
+    return np.unique(rows.ids, return_index=True)[1]
+
+
+def _by(kinds: NDArray[np.int64], rows: VerdictTable) -> Floats:
+    """[kinds, 4]: sum and number of the outcomes when shown first, then when shown second."""
+    _, codes = np.unique(kinds, return_inverse=True)
     size = int(codes.max()) + 1 if len(codes) else 0
     columns = []
     for mask in (rows.shown_first, ~rows.shown_first):
@@ -151,20 +158,23 @@ def _by_post(rows: VerdictTable) -> Floats:
 
 
 def verdict_table(
-    judgements: Iterable[dict[str, Any]], texts: Mapping[str, tuple[str, str]]
+    judgements: Iterable[dict[str, Any]],
+    texts: Mapping[str, tuple[str, str]],
+    post_of: Mapping[str, str] | None = None,
 ) -> VerdictTable:
     """The table of one policy's rows of `judgements.jsonl`.
 
     `texts`: post id -> the policy's summary and the one that it was compared with; their words are
-    counted.
+    counted. `post_of`: id -> the first id with the same post; None: each is the first.
     """
     rows = list(judgements)
     pairs = [texts[row["id"]] for row in rows]
     ratios = [log(word_count(ours) / word_count(theirs)) for ours, theirs in pairs]
     return VerdictTable(
-        posts=post_numbers([row["id"] for row in rows]),
+        posts=post_numbers([(post_of or {}).get(row["id"], row["id"]) for row in rows]),
         outcomes=np.array([POINTS.get(row["verdict"], np.nan) for row in rows], dtype=float),
         shown_first=np.array([row["order"] == "policy_first" for row in rows], dtype=bool),
         log_ratios=np.array(ratios, dtype=float),
         differ=np.array([ours.split() != theirs.split() for ours, theirs in pairs], dtype=bool),
+        ids=post_numbers([row["id"] for row in rows]),
     )

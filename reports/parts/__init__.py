@@ -7,6 +7,7 @@ gained        what training changed of the proxy and the gold score, by seed
 verdicts      whether a switch matters
 reached       what training spends until its gain in reward is there
 words         numbers, names and settings in plain words
+doubts        what in a run's data and texts could deceive
 sentences     what a page says of a run, and what to hold against its numbers
 style         how copied, compressed and repetitive summaries are
 paper         the paper's numbers

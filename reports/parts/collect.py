@@ -12,7 +12,7 @@ from pathlib import Path
 from statistics import fmean
 
 from eval.rates.reward_pairs import with_statistics
-from eval.win_rate import agreement, by_name, gain, names_of_pair, pair_name
+from eval.win_rate import agreement, by_name, gain, names_of_pair, pair_name, posts_by_text
 from reports.parts.words import Row, shown
 from stages.finished import no_such_run, read_manifest, refusal, stage_folder, why_not_shown
 from stages.running.files import read_lines, read_record
@@ -21,6 +21,7 @@ from stages.settings.checks import unknown
 from stages.settings.command_line import recorded_config
 from stages.settings.config import RANDOM, TOY, Config, UserError
 from stages.settings.judge import MOST_UNJUDGED
+from stages.settings.sections import COMPARISONS
 from stages.settings.stages import POLICY_GRADIENT_STAGES, POLICY_STAGES, is_part, row_of
 from stages.settings.stages import STAGES as TABLE
 
@@ -189,12 +190,19 @@ def judged_row(record: Record) -> Row:
     return _judge_row(record) | {
         "pretrained": record.settings.get("base", {}).get("checkpoint") != RANDOM,
         "real_posts": record.has_real_texts,
+        "data": _data(record),
         **{
             f"{policy}/{key}": value
             for policy in policies_of(record)
             for key, value in _policy_row(record, policy).items()
         },
     }
+
+
+def _data(record: Record) -> Row:
+    """What the base stage counted of held-out rows and labels; empty where nothing was trained."""
+    base = record.results("base") if record.policy else {}
+    return base and {**base["learned"], "labels": {x: base["rows"][x] for x in COMPARISONS}}
 
 
 def _judge_row(record: Record) -> Row:
@@ -208,6 +216,7 @@ def _judge_row(record: Record) -> Row:
         differences.setdefault(pair_name(later, earlier), NO_DIFFERENCE)
     main = differences.get(pair_name(record.policy, "sft"), NO_DIFFERENCE)
     last = summaries["policies"][policies_of(record)[-1]]
+    written = {x: record.rows("summaries", f"{x}.jsonl") for x in policies_of(record)}
     return {
         "policies": policies_of(record),
         "policy": record.policy,
@@ -218,16 +227,13 @@ def _judge_row(record: Record) -> Row:
         "judge_flags": judge_flags(record),
         "judge_undecided": judge_undecided(record),
         "released_policy": record.settings.get(RELEASED, {}).get("policy", ""),
-        "posts": wins["posts"],
+        **{key: wins[key] for key in ("posts", "texts")},
         "judgements": judge["judgements"],
         "judge_models": judge["models"],
         "share_first": judge["share_first"],
         "differences": differences,
         **{key: main[name] if main["headline"] else None for key, name in DIFFERENCE.items()},
-        "score_gain": gain(
-            by_name({x: record.rows("summaries", f"{x}.jsonl") for x in policies_of(record)}),
-            record.policy,
-        ),
+        "score_gain": gain(by_name(written), record.policy, posts_by_text(written)),
         "reference/tokens": summaries["reference_tokens"],
         "reference/score": last["reference_score"],
     }
@@ -264,7 +270,7 @@ def _policy_row(record: Record, policy: str) -> Row:
     given = _is_headline(record.results("win_rate"), policy)
     return {
         **{key: wins[key] if given else None for key in ("win_rate", "low", "high")},
-        **{key: wins[key] for key in ("wins", "ties", "losses", "statistics")},
+        **{key: wins[key] for key in ("wins", "ties", "losses", "statistics", "identical")},
         "controlled": wins["statistics"]["length_controlled"]["estimate"] if given else None,
         "unjudged": wins["unjudged"],
         **dict(zip(("worst_low", "worst_high"), wins["worst_case"], strict=True)),
@@ -319,7 +325,8 @@ def _rm_agrees(record: Record, policy: str) -> dict[str, float | None]:
     """How often the reward model prefers what the judge does; None where it is the judge."""
     scores = record.rows("win_rate", "post_scores.jsonl")
     judged = {row["id"]: row["score"] for row in scores if row["policy"] == policy}
-    agreeing = agreement(record.rows("summaries", f"{policy}.jsonl"), judged) or {}
+    written = record.rows("summaries", f"{policy}.jsonl")
+    agreeing = agreement(written, judged, posts_by_text({policy: written})) or {}
     if record.results("win_rate")["judge"]["kind"] == "reward_model":
         agreeing = {}
     return {end: agreeing.get(name) for end, name in RM_AGREES.items()}

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from matplotlib.axes import Axes
 
-from eval.win_rate import START, mean_gain, rows_by_policy
+from eval.win_rate import START, mean_gain, posts_by_text, rows_by_policy
 from reports.parts import plots
 from reports.parts.collect import Record, judged_row, policies_of
 from reports.parts.page import Figure, Table
@@ -195,24 +195,28 @@ def by_kind(record: Record, key: str) -> dict[str, tuple[Gains, Gains]]:
     """The gains of each policy on the two kinds of posts; without posts of the first it is left
     out.
     """
-    texts = {name: by_id(record.rows("summaries", f"{name}.jsonl")) for name in policies_of(record)}
+    written = {name: record.rows("summaries", f"{name}.jsonl") for name in policies_of(record)}
+    texts, post_of = {name: by_id(rows) for name, rows in written.items()}, posts_by_text(written)
     scored = {
         name: by_id(rows)
         for name, rows in rows_by_policy(record.rows("judge", "gold_scores.jsonl")).items()
     }
-    is_first, gains = KINDS[key][2], {}
+    is_first, both, gains = KINDS[key][2], (texts, scored), {}
     for name in [name for name in texts if name != START and name in scored and START in scored]:
         first = [post for post, row in texts[name].items() if is_first(row, texts[START][post])]
         rest = [post for post in texts[name] if post not in {*first}]
         if first:
             gains[name] = (
-                Gains(len(first), *(_gain(x[name], x[START], first) for x in (texts, scored))),
-                Gains(len(rest), *(_gain(x[name], x[START], rest) for x in (texts, scored))),
+                Gains(len(first), *(_gain(x[name], x[START], first, post_of) for x in both)),
+                Gains(len(rest), *(_gain(x[name], x[START], rest, post_of) for x in both)),
             )
     return gains
 
 
-def _gain(ours: dict[str, Row], start: dict[str, Row], posts: Sequence[str]) -> Row | None:
+def _gain(
+    ours: dict[str, Row], start: dict[str, Row], posts: Sequence[str], post_of: Mapping[str, str]
+) -> Row | None:
     """The mean difference of two policies' scores on some posts; None on fewer than two."""
-    pairs = [(ours[post]["score"], start[post]["score"]) for post in posts if post in start]
-    return mean_gain([score - before for score, before in pairs if None not in (score, before)])
+    pairs = {post: (ours[post]["score"], start[post]["score"]) for post in posts if post in start}
+    known = {post: pair for post, pair in pairs.items() if None not in pair}
+    return mean_gain({post: score - before for post, (score, before) in known.items()}, post_of)

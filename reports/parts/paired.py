@@ -75,6 +75,12 @@ class Entry:
         return [by_id(run.rows("summaries", f"{self.policy}.jsonl")) for run in self.runs]
 
     @cached_property
+    def post_of(self) -> dict[str, str]:
+        """Id -> the first id with the same text."""
+        rows = [row for run in self.runs for row in run.rows("win_rate", SCORES)]
+        return {row["id"]: row.get("post") or row["id"] for row in rows}
+
+    @cached_property
     def scores(self) -> list[Scores]:
         """The score of each post, of each run; None if it is unjudged."""
         return [
@@ -100,7 +106,9 @@ class Entry:
     @property
     def rate(self) -> Interval | None:
         """The win rate over the posts, as a mean over seeds; None if too much is unjudged."""
-        return None if self.unjudged > MOST_UNJUDGED else win_rate(mean_scores(self.scores))
+        if self.unjudged > MOST_UNJUDGED:
+            return None
+        return win_rate(mean_scores(self.scores), self.post_of)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -268,7 +276,7 @@ def beside(entry: Entry, first: Entry) -> Paired:
         entry=entry,
         first=first,
         pairs=pairs,
-        together=paired_difference(own_scores, first_scores) if judged else None,
+        together=paired_difference(own_scores, first_scores, entry.post_of) if judged else None,
         each=[paired_difference(*sides).estimate for sides in scores] if judged else [],
         changes=Counter(
             change(verdict_of(others[post]), verdict_of(posts[post]))

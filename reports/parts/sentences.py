@@ -7,12 +7,11 @@ as good news. `row["policy"]` is the policy that learned by policy gradient.
 from collections.abc import Iterable, Mapping, Sequence
 
 from eval.rates.table import leaning
-from reports.parts import paper
+from reports.parts import doubts, paper
 from reports.parts.blocks import Block, Heading, Note, Text
 from reports.parts.words import (
     Row,
     above_sft,
-    accuracy,
     at_equal_length,
     briefly,
     direction,
@@ -48,7 +47,7 @@ def against(notes: Iterable[str]) -> list[Block]:
 
 def distrust(rows: Sequence[Row], *reasons: str) -> str:
     """What to distrust, in a few words: who judged some runs, then the page's own reasons."""
-    first = [*_of_judges(rows), *filter(None, reasons)]
+    first = [*_of_judges(rows), *doubts.briefly(rows), *filter(None, reasons)]
     if any(not row.get("real_posts", True) for row in rows):
         first.append("toy world")
     if any(not row.get("pretrained", True) for row in rows):
@@ -102,9 +101,9 @@ def _at_length(row: Row, policy: str) -> str:
 
 
 def _caveat(row: Row) -> str:
-    chance = row["accuracy_low"] <= NO_GUESS
-    right = percent(row["accuracy"])
-    guess = f"reward model not shown to be better than chance ({right})" if chance else ""
+    right, chance = percent(row["accuracy"]), "not shown to be better than"
+    chance = "WORSE than" if row["accuracy_high"] < NO_GUESS else chance
+    guess = f"reward model {chance} chance ({right})" if row["accuracy_low"] <= NO_GUESS else ""
     return distrust([row], guess, "one seed")
 
 
@@ -140,7 +139,7 @@ def what_was_trained(row: Row) -> str:
 
 def caveats(row: Row) -> list[str]:
     """What to hold against the numbers, most important first."""
-    notes = [judge_flags(row), judge_note(row), _pretraining_note(row)]
+    notes = [judge_flags(row), *doubts.notes(row), judge_note(row), _pretraining_note(row)]
     ended = {
         named(policy, row["policies"]): row.get(f"{policy}/eos_rate") for policy in row["policies"]
     }
@@ -152,7 +151,7 @@ def caveats(row: Row) -> list[str]:
 
 def judged_caveats(row: Row) -> list[str]:
     """Those of them that are about the judge and its verdicts, not about training."""
-    notes = [judge_flags(row), judge_note(row), *unjudged(row), *unshown(row)]
+    notes = [judge_flags(row), *doubts.notes(row), judge_note(row), *unjudged(row), *unshown(row)]
     return [note for note in [*notes, *notes_of_systems(_systems(row))] if note]
 
 
@@ -226,7 +225,8 @@ def notes_of_runs(rows: list[Row], critics: Sequence[Row] | None = None) -> list
     unlike = ["The runs were not judged alike: judge or number of posts differ."]
     alike = len({(row["judge"], row["posts"]) for row in rows}) < 2
     critic = critic_notes(rows if critics is None else critics)
-    return [*notes_of_judges(rows), *([] if alike else unlike), *critic]
+    data = dict.fromkeys(note for row in rows for note in doubts.notes(row))
+    return [*notes_of_judges(rows), *data, *([] if alike else unlike), *critic]
 
 
 def critic_notes(rows: Sequence[Row]) -> list[str]:
@@ -361,10 +361,7 @@ def _signs(row: Row) -> list[str]:
     """Known signs of trouble, if the numbers show them."""
     policy, signs = row["policy"], []
     if row["accuracy_low"] <= NO_GUESS:
-        signs.append(
-            f"The reward model is not shown to be better than chance ({accuracy(row)}):"
-            f" {named(policy)} may have had nothing to learn."
-        )
+        signs.append(doubts.chance(row))
     fell = row["difference"] is not None and row["difference_high"] < 0
     if fell and direction(row["score_gain"]) == "rose":
         signs.append(

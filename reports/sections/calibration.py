@@ -39,20 +39,21 @@ def corrected_rates(record: Record) -> dict[str, Row | None]:
     """
     rates: dict[str, Row | None] = {}
     for policy, scores in _given_scores(record).items():
-        rate = correct(list(scores.values()), record.calibration_pairs) if scores else None
+        rate = correct(scores, record.calibration_pairs) if scores else None
         rates[policy] = vars(rate) if rate else None
     return rates
 
 
-def _given_scores(record: Record) -> dict[str, dict[str, float]]:
-    """For each policy its judged posts' scores; none where too much is unjudged for any rate."""
-    scores: dict[str, dict[str, float]] = {}
+def _given_scores(record: Record) -> dict[str, list[tuple[str, float]]]:
+    """For each policy its scores and their posts; none where too much is unjudged for any rate."""
+    scores: dict[str, list[tuple[str, float]]] = {}
     for row in record.rows("win_rate", "post_scores.jsonl"):
         if row["score"] is not None:
-            scores.setdefault(row["policy"], {})[row["id"]] = row["score"]
+            about = row.get("post") or row["id"], row["score"]
+            scores.setdefault(row["policy"], []).append(about)
     judged = record.results("win_rate")["policies"]
     return {
-        policy: scores[policy] if judged[policy]["unjudged"] <= MOST_UNJUDGED else {}
+        policy: scores[policy] if judged[policy]["unjudged"] <= MOST_UNJUDGED else []
         for policy in policies_of(record)
         if policy in scores
     }
@@ -64,6 +65,9 @@ def calibration(results: Row, corrected: dict[str, Row | None]) -> list[Block]:
     statistics = results["statistics"]
     longer = results["prefers_longer"] or {"judge": None, "labels": None}
     flagged = [Note(f"This judge is FLAGGED: {flag}.") for flag in results["flags"]]
+    majority = results["simple"].get("majority")
+    if majority and majority["agreement"]["estimate"] == 1:
+        flagged.append(Note("All labels are alike: who always says the same agrees with them all."))
     if results.get("undecided"):
         flagged.append(Note(f"Neither passed nor failed: {results['undecided']}."))
     cells = [

@@ -150,7 +150,7 @@ def ablation_cells(
                 base,
                 name=f"{config.name}-{name}",
                 upstream=request.upstream or config.name,
-                overrides=(*own, *switch),
+                overrides=overridden(own, switch),
             )
             made = config_of(turn, None if request.upstream else config)
             turned.append(Cell(request=turn, config=made, goals=("eval",)))
@@ -159,6 +159,12 @@ def ablation_cells(
 
 def _not_shared(overrides: Sequence[str]) -> list[str]:
     return [text for text in overrides if text.split(".")[0] not in SHARED_SECTIONS]
+
+
+def overridden(own: Sequence[str], others: Sequence[str]) -> tuple[str, ...]:
+    """Overrides with others after them, which stand for those of the same key."""
+    keys = {text.partition("=")[0] for text in others}
+    return (*(text for text in own if text.partition("=")[0] not in keys), *others)
 
 
 def distinct_ablations(
@@ -234,7 +240,7 @@ def rival_cells(
                 base,
                 name=f"{config.name}-kl{coef}",
                 upstream=request.upstream or config.name,
-                overrides=(*own, *(f"{rival}.kl_coef={coef}" for rival in RIVALS), hot, *beside),
+                overrides=overridden(own, [*(f"{x}.kl_coef={coef}" for x in RIVALS), hot, *beside]),
             )
             goals = (*RIVALS, *(["dpo"] if beside else []), "eval")
             made = config_of(turn, None if request.upstream else config)

@@ -30,6 +30,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.rendezvous import rendezvous
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
@@ -119,9 +120,9 @@ def meet(on_cpu: bool) -> None:
     """
     if distributed.is_initialized():
         return
-    device = "cpu" if on_cpu else torch.accelerator.current_accelerator()
+    device = "cpu" if on_cpu else torch.accelerator.current_accelerator() or "cpu"
     try:
-        store, rank, processes = next(iter(distributed.rendezvous("env://", timeout=MEETING_WAIT)))
+        store, rank, processes = next(iter(rendezvous("env://", timeout=MEETING_WAIT)))
     except distributed.DistError:
         where = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
         raise UserError(

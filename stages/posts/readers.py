@@ -18,6 +18,7 @@ from typing import Any
 
 from stages.posts.bad_rows import BadRowError, BadRows
 from stages.posts.tables import parse_line, raw_rows
+from stages.posts.text_metrics import labels_of, pair_of
 from stages.running.hub import ABOUT_THE_DISK, Fetched, Source, dataset_source, fetch
 from stages.settings.checks import UserError, first_line
 from stages.settings.sections import COMPARISONS, HUB, POSTS, PPO_TRAIN, Data
@@ -328,8 +329,13 @@ def kept_odd_rows(rows: Sequence[dict[str, Any]]) -> dict[str, int]:
     `empty_summaries`: a policy wrote nothing. `equal_summaries`: both are the same text.
     `without_confidence`: in no group by strength. `against_choice`: the labeller's confidence is on
     the side that was not chosen; never so in the 3,294 published rows that we could read.
+    `chose_first`: the first summary was chosen. `contradicted`: the same pair stands there with the
+    other label, too; so do 5% of those published rows, which several people labelled.
     """
     odd = Counter(empty_summaries=0, equal_summaries=0, without_confidence=0, against_choice=0)
+    labels = labels_of(rows)
+    odd["chose_first"] = sum(row["choice"] == 0 for row in rows)
+    odd["contradicted"] = sum(len(labels[pair_of(row)]) > 1 for row in rows)
     for row in rows:
         first, second = (summary["text"].strip() for summary in row["summaries"])
         confidence = (row.get("extra") or {}).get("confidence")

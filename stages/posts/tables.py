@@ -29,8 +29,17 @@ def raw_rows(path: Path) -> Iterator[tuple[str, Any]]:
 
 def parse_line(where: str, line: bytes) -> dict[str, Any]:
     """The row in a line of JSONL. Raises BadRowError where it holds none."""
+
+    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        """An object, of which each key stands once: of two values, one would count unseen."""
+        values = dict(pairs)
+        if len(values) < len(pairs):
+            key, _ = Counter(key for key, _ in pairs).most_common(1)[0]
+            raise BadRowError(where, f"key {key!r} is there twice: leave one of the two out")
+        return values
+
     try:
-        row = json.loads(line)
+        row = json.loads(line, object_pairs_hook=once)
     except ValueError as error:
         raise BadRowError(where, f"not JSON ({error})") from None
     except RecursionError:

@@ -1,8 +1,12 @@
-"""Measures of generated text that need no model."""
+"""Measures of generated text, and of the data's rows by their texts, that need no model."""
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
+
+from stages.settings.prompt import parse_post
+from stages.settings.sections import COMPARISONS, POSTS, PPO_TRAIN
 
 ROUGE_TYPES = ("rouge1", "rouge2", "rougeL")
 TITLE = re.compile(r"^TITLE:(.*)$", re.MULTILINE)
@@ -16,6 +20,34 @@ def text_measures(rows: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
     measures: dict[str, float | None] = {"copied_title_words": copied}
     measures |= {"distinct_1": distinct(texts, 1), "distinct_2": distinct(texts, 2)}
     return measures | rouge(texts, [row["reference"] for row in rows])
+
+
+def first_ids(posts: Iterable[tuple[str, str]]) -> list[str]:
+    """For each id and text of a post the first id with this text, whatever its white space."""
+    first: dict[str, str] = {}
+    return [first.setdefault(squeezed(text), name) for name, text in posts]
+
+
+def identical(rows: Sequence[Mapping[str, Any]], prompt: str) -> dict[str, float]:
+    """The shares of a policy's summaries that are, but for white space, another text.
+
+    `reference`, `post`: those of the same row. `summary`: the policy's own most frequent summary of
+    different posts; 0 where there is one post.
+    """
+    own, posts = [], {}
+    for row in rows:
+        about = (parse_post(row["query"], prompt) or {}).get("post", row["query"])
+        text, reference, post = map(squeezed, (row["summary"], row["reference"], about))
+        own.append((text == reference, text == post))
+        posts[squeezed(row["query"])] = text
+    most = max(Counter(posts.values()).values()) if len(posts) > 1 else 0
+    references, copies = (sum(column) / len(own) for column in zip(*own, strict=True))
+    return {"reference": references, "post": copies, "summary": most / len(posts)}
+
+
+def squeezed(text: str) -> str:
+    """A text with one space for each stretch of white space, and none at its ends."""
+    return " ".join(text.split())
 
 
 def rouge(texts: Sequence[str], references: Sequence[str]) -> dict[str, float]:
@@ -77,3 +109,54 @@ def words_of(text: str) -> list[str]:
 def ngrams(words: Sequence[str], n: int) -> list[tuple[str, ...]]:
     """All n-grams, in their order."""
     return list(zip(*(words[start:] for start in range(n)), strict=False))
+
+
+# -- rows of the data, by what they say ------------------------------------------------------------
+
+
+def post_text(row: dict[str, Any]) -> str:
+    """What a post or an article says, with its title; ids and subreddits are not part of it."""
+    about = row.get("info", row)
+    return squeezed(" ".join(about.get(key) or "" for key in ("title", "post", "article")))
+
+
+def labels_of(rows: Sequence[dict[str, Any]]) -> dict[int, set[str]]:
+    """Pair, by its texts -> the summaries of it that were chosen."""
+    labels: dict[int, set[str]] = {}
+    for row in rows:
+        labels.setdefault(pair_of(row), set()).add(_chosen(row))
+    return labels
+
+
+def pair_of(row: dict[str, Any]) -> int:
+    """A hash of the post and of both summaries, in any order."""
+    return hash((post_text(row), frozenset(squeezed(text["text"]) for text in row["summaries"])))
+
+
+def _chosen(row: dict[str, Any]) -> str:
+    return squeezed(row["summaries"][row["choice"]]["text"])
+
+
+def learned(rows: Mapping[str, Sequence[dict[str, Any]]]) -> dict[str, Any]:
+    """Held-out posts and pairs that stand in the training data too, by text, whatever their ids.
+
+    `in`: training split -> how many held-out posts it has; `posts`: those of the `of_posts` that
+    any has. `pairs`: those of the `of_pairs` held-out comparisons whose two summaries of the post
+    are compared in training; `against`: those of them whose label all training pairs contradict.
+    """
+    held_out = [post_text(row) for row in rows[POSTS[1]]]
+    texts = {
+        split: {*held_out}.intersection(map(post_text, rows[split]))
+        for split in (POSTS[0], PPO_TRAIN, COMPARISONS[0])
+        if split in rows
+    }
+    labels = labels_of(rows[COMPARISONS[0]])
+    pairs = [row for row in rows[COMPARISONS[1]] if pair_of(row) in labels]
+    return {
+        "in": {split: sum(text in own for text in held_out) for split, own in texts.items()},
+        "posts": sum(any(text in own for own in texts.values()) for text in held_out),
+        "of_posts": len(held_out),
+        "pairs": len(pairs),
+        "of_pairs": len(rows[COMPARISONS[1]]),
+        "against": sum(_chosen(row) not in labels[pair_of(row)] for row in pairs),
+    }

@@ -16,6 +16,7 @@ from transformers import PreTrainedTokenizerBase
 from stages.posts.bad_rows import BadRowError, BadRows
 from stages.posts.ragged import TokenizedSplit, make_ragged
 from stages.posts.readers import Located, is_cnndm, label_strength
+from stages.posts.text_metrics import first_ids, post_text
 from stages.running.progress import progress
 from stages.settings.checks import UserError
 from stages.settings.prompt import FIELDS, PROMPT
@@ -154,7 +155,8 @@ def tokenize_comparisons(
 ) -> TokenizedSplit:
     """Queries and both summaries (chosen, rejected) of one split.
 
-    Rows keep the groups by which accuracy is reported. Raises UserError as `tokenize_posts` does.
+    Rows keep the groups by which accuracy is reported, and as `post` the first id with their post
+    if that is another one than theirs. Raises UserError as `tokenize_posts` does.
     """
     bad = bad or BadRows("stop")
     encode = plain_encoder(tokenizer)
@@ -165,7 +167,10 @@ def tokenize_comparisons(
         texts = [_with_leading_space(text) for text in texts]
         columns[name] = [[*tokens, tokenizer.eos_token_id] for tokens in encode(texts)]
     kept = _fitting(located, columns, limits, label, bad)
-    return _split_of(columns, kept, [_comparison_facts(located[index][1]) for index in kept])
+    rows = [located[index][1] for index in kept]
+    posts = first_ids((row["info"]["id"], post_text(row)) for row in rows)
+    about = [_comparison_facts(row, post) for row, post in zip(rows, posts, strict=True)]
+    return _split_of(columns, kept, about)
 
 
 def _split_of(
@@ -191,10 +196,11 @@ def _post_facts(row: dict[str, Any], query: str) -> dict[str, Any]:
     return facts | ({"reference": row["summary"].strip()} if row.get("summary") else {})
 
 
-def _comparison_facts(row: dict[str, Any]) -> dict[str, Any]:
+def _comparison_facts(row: dict[str, Any], post: str) -> dict[str, Any]:
     policies = sorted(summary["policy"] for summary in row["summaries"])
     return {
         "id": row["info"]["id"],
+        **({} if row["info"]["id"] == post else {"post": post}),
         "split": row["split"],
         "batch": row["batch"],
         "strength": label_strength(row),

@@ -123,6 +123,7 @@ def config_of(request: Request, upstream: Config | None = None, whole: bool = Tr
     config = _without_training(with_changes(config, changes), request, changes)
     for field in changes.get("ppo", {}).keys() & config.ppo.quirks:
         raise UserError(f"ppo.{field} has no effect: ppo.compat={config.ppo.compat} sets it")
+    config.judge.check_read(changes.get("judge", {}))
     _check_name(replace(request, name=_name(request, config)), texts)
     if request.upstream:
         config = _shared(config, request, changes, upstream)
@@ -234,10 +235,14 @@ def recorded_sections(request: Request) -> dict[str, Any]:
         path = folder / stage / "config.json"
         try:
             saved = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+            preset = str(saved.get("preset", request.preset))
             for name in set(STAGES[stage].sections) & set(SHARED_SECTIONS) & saved.keys():
                 sections[name] = section_from(name, saved[name])
         except (UserError, ValueError, TypeError, AttributeError):
             raise UserError(f"{path} is no config of ours: {RESTORE}") from None
+        if preset in PRESETS and PRESETS[preset]().base != PRESETS[request.preset]().base:
+            of_another = f"upstream {request.upstream} is of preset {preset}, whose base model is"
+            raise UserError(f"{of_another} not that of {request.preset}: add PRESET={preset}")
     return sections
 
 
@@ -286,20 +291,15 @@ def _check_given(config: Config) -> None:
             f"preset {config.preset} needs a tokenizer folder: add --tokenizer (make: TOKENIZER=)"
         )
     if config.data.source not in (TOY, HUB) and not Path(config.data.source).is_dir():
-        raise UserError(
-            f"data.source: no folder {config.data.source}: correct --data (make: DATA=)"
-        )
+        raise UserError(f"data.source: no folder {config.data.source}: correct DATA= (--data)")
 
 
 class SplitOverrides(argparse.Action):
     """Takes words that hold several overrides apart."""
 
-    def __call__(
-        self, parser: Any, namespace: argparse.Namespace, values: Any, option_string: Any = None
-    ) -> None:
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: Any = None) -> None:
         """Called by argparse with the words of one option."""
-        texts: Sequence[str] = values
-        parts = [part for text in texts for part in NEXT.split(text.strip())]
+        parts = [part for text in values for part in NEXT.split(text.strip())]
         setattr(namespace, self.dest, parts)
 
 

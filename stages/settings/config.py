@@ -150,11 +150,17 @@ def is_recorded(name: str) -> bool:
 
 
 def changes_of(texts: Iterable[str]) -> dict[str, dict[str, Any]]:
-    """The values of some overrides, by section and field. Raises UserError as `override_of`."""
+    """The values of some overrides, by section and field.
+
+    Raises UserError as `override_of` does, and for a key that is there twice.
+    """
     changes: dict[str, dict[str, Any]] = {}
     for text in texts:
         section, field, value = override_of(text)
-        changes.setdefault(section, {})[field] = value
+        of_section = changes.setdefault(section, {})
+        if field in of_section:
+            raise UserError(f"{section}.{field} is set twice: leave one of the two out")
+        of_section[field] = value
     return changes
 
 

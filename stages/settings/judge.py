@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -151,6 +152,17 @@ class JudgeSettings:
         if self.repeats == 1:
             read.pop("repeats", None)
         return {"kind": self.kind, **read, **({"wording": WORDING} if read else {})}
+
+    def check_read(self, names: Iterable[str]) -> None:
+        """Raise UserError for a setting that verdicts of another kind depend on, and not of this.
+
+        Who names a model would else believe that it judged.
+        """
+        own = ("model",) if self.kind == "reward_model" else READ_BY[self.kind]
+        of_others = {name for read in READ_BY.values() for name in read}.difference(own)
+        for name in sorted(of_others.intersection(names)):
+            reads_not = f"judge.kind={self.kind} judges and does not read it"
+            raise UserError(f"judge.{name}: {reads_not}: choose another kind, or leave it out")
 
     @property
     def label(self) -> str:
