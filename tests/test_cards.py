@@ -119,7 +119,9 @@ def test_a_card_that_cannot_be_written_leaves_the_stage_finished(runs, monkeypat
 
 
 def test_of_several_processes_the_main_one_writes_the_card(runs, monkeypatch):
-    monkeypatch.setenv("RANK", "1")
+    launch = {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost"}
+    for name, value in (launch | {"MASTER_PORT": "1"}).items():
+        monkeypatch.setenv(name, value)
     folder = finish("sft")
     assert not (folder / "model" / CARD).exists()
     monkeypatch.setenv("RANK", "0")

@@ -205,13 +205,17 @@ def test_results_that_are_texts_stay_here(runs):
 
 
 def test_servers_addresses_and_folders_are_hidden_and_other_settings_are_not():
-    overrides = (f"judge.base_url={SECRET}", "ppo.kl_coef=0.1")
+    overrides = ("judge.kind=openai", f"judge.base_url={SECRET}", "ppo.kl_coef=0.1")
     config = make_config("tiny", name="mine", overrides=overrides)
     config = replace(config, data=replace(config.data, source="/home/anna/posts"))
     config = replace(config, judge=replace(config.judge, model="https://key@host/model"))
     shown = public_settings(config)
     assert shown["judge"]["base_url"] == shown["judge"]["model"] == "set (not shown)"
-    assert shown["overrides"] == ["judge.base_url=set (not shown)", "ppo.kl_coef=0.1"]
+    assert shown["overrides"] == [
+        "judge.kind=openai",
+        "judge.base_url=set (not shown)",
+        "ppo.kl_coef=0.1",
+    ]
     assert shown["data"]["source"] == "folder posts"
     assert (shown["ppo"]["kl_coef"], shown["seed"]) == (0.1, 44413)
     assert not any(one in json.dumps(shown) for one in ("pa55word", "example.org", "anna", "host"))

@@ -27,8 +27,8 @@ from stages.settings.checks import UserError, is_on
 LIBRARIES = ("torch", "transformers", "accelerate", "datasets", "tokenizers", "numpy", "peft")
 # Variables that choose how torch and what lies below it compute: most change the rounding of sums.
 OF_ARITHMETIC = re.compile(
-    "(ACCELERATE|ATEN|BLIS|CUBLAS|CUBLASLT|CUDA|CUDNN|DNNL|FBGEMM|FLASH_ATTENTION|FSDP|GLOO|GOMP|HIP"
-    "|KMP|MKL|MKLDNN|NCCL|NPY|NVIDIA_TF32|OMP|ONEDNN|OPENBLAS|PYTORCH|ROCBLAS|TORCH|TORCHINDUCTOR"
+    "(ACCELERATE|ATEN|BLIS|CUBLAS|CUBLASLT|CUDA|CUDNN|DNNL|FBGEMM|FLASH_ATTENTION|FSDP|GLOO|GOMP"
+    "|HIP|KMP|MKL|MKLDNN|NCCL|NPY|NVIDIA_TF32|OMP|ONEDNN|OPENBLAS|PYTORCH|ROCBLAS|TORCH|TORCHINDUCTOR"
     "|TRANSFORMERS|USE_HUB|XLA)_"
 )
 MMAP_THRESHOLD, TRIM_THRESHOLD = -3, -1  # what glibc's mallopt calls them

@@ -299,7 +299,11 @@ class SplitOverrides(argparse.Action):
 
     def __call__(self, parser: Any, namespace: Any, values: Any, option_string: Any = None) -> None:
         """Called by argparse with the words of one option."""
-        parts = [part for text in values for part in NEXT.split(text.strip())]
+        texts = [NEXT.split(text.strip()) for text in values]
+        for names in ([part.split("=")[0] for part in parts] for parts in texts):
+            if twice := next((name for name in names if names.count(name) > 1), ""):
+                raise UserError(f"{twice} is set twice: leave one of the two out")
+        parts = [part for each in texts for part in each]
         setattr(namespace, self.dest, parts)
 
 

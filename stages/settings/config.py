@@ -158,8 +158,6 @@ def changes_of(texts: Iterable[str]) -> dict[str, dict[str, Any]]:
     for text in texts:
         section, field, value = override_of(text)
         of_section = changes.setdefault(section, {})
-        if field in of_section:
-            raise UserError(f"{section}.{field} is set twice: leave one of the two out")
         of_section[field] = value
     return changes
 
