@@ -91,7 +91,7 @@ $(call for,PAGES,publish)
 $(call for,SHAPES CHECK,bench)
 $(call for,MFU,plan)
 $(call for,PRICE_PER_HOUR,plan rehearse)
-$(call for,POST FILE ID TEMPERATURE INTERACTIVE,summarize)
+$(call for,POST ID,summarize)
 $(call not_for,SEED,study ablations rivals,give SEEDS)
 $(call not_for,PRESET,study,give PRESETS)
 $(if $(call given,SEEDS),$(call not_for,SEED,plan,give SEED or SEEDS alone))
@@ -102,7 +102,7 @@ $(call no_use,GPUS NODES ENGINE,$(filter-out pipeline plan rehearse,$(OWN)),it i
 # Of goals that make no run, what they read.
 reads.scaling := NAMES JUDGE
 reads.compare := RUNS JUDGE
-reads.summarize := NAME PRESET SEED POLICY POST FILE ID TEMPERATURE INTERACTIVE
+reads.summarize := NAME PRESET SEED POST ID
 reads.publish := PAGES JUDGE
 reads.bench := SHAPES RUNS SET CHECK
 reads.status := NAME
@@ -200,16 +200,11 @@ compare: $(INSTALLED)
 		$(if $(filter-out file,$(origin RUNS)),$(call options,runs,$(RUNS)))
 # One post, typed. It may hold line breaks, so it goes through the environment, where nothing reads it.
 POST ?=
-FILE ?=
 ID ?=
-TEMPERATURE ?=
-INTERACTIVE ?=
 summarize: override export POST := $(value POST)
 summarize: $(INSTALLED)
 	@$(PY) -m stages.driving.start eval.summarize $(call option,preset,$(PRESET)) \
-		$(call option,seed,$(SEED)) $(call option,name,$(NAME)) \
-		$(call option,policy,$(POLICY)) $(call option,file,$(FILE)) $(call option,id,$(ID)) \
-		$(call option,temperature,$(TEMPERATURE)) $(if $(INTERACTIVE),--interactive)
+		$(call option,seed,$(SEED)) $(call option,name,$(NAME)) $(call option,id,$(ID))
 publish: $(INSTALLED)
 	@$(PY) -m reports.sharing.publish $(call options,pages,$(PAGES)) $(call option,judge,$(JUDGE))
 
