@@ -35,7 +35,7 @@ READ = {
     "run": RUN,
     "runs": RUN.replace("SEED", "SEEDS"),
     "sizes": RUN.replace("PRESET SEED", "PRESETS SEEDS"),
-    "of_post": "NAME PRESET SEED POLICY POST FILE ID TEMPERATURE INTERACTIVE",
+    "of_post": "NAME PRESET SEED POST ID",
 }
 """What several goals read."""
 PIPELINE = "stages.pipeline"
@@ -53,7 +53,7 @@ judge
 eval | | run | summaries, verdicts, win rates and the page of the run
 judge | | run | the same for summaries that exist: INPUT=outputs.jsonl
 judge-calibration | | run | the judge beside labelled comparisons
-summarize | eval.summarize | of_post | one post by a run's policies: POST, FILE, ID or typed
+summarize | eval.summarize | of_post | one post by a run's policies: POST='...' or ID=
 compare
 compare | reports.compare_page | RUNS JUDGE | policies of runs: RUNS='tiny:ppo tiny:sft'
 scaling | reports.scaling_page | NAMES JUDGE | runs on one page: NAMES='tiny-s tiny'
@@ -117,10 +117,7 @@ POLICY | policy | | a released checkpoint for eval: folder or hub id[@revision]
 REWARD_MODEL | reward-model | | what scores its summaries; without it there are no scores
 INPUT | input | | summaries to judge: JSONL, CSV, Parquet, folder, run
 POST | post | | for summarize: the text of a post
-FILE | file | | for summarize: a file with a post
 ID | id | | for summarize: a post of the run's data
-TEMPERATURE | temperature | | for summarize, in place of eval.temperature
-INTERACTIVE | interactive! | | 1: summarize asks for one post after another
 MAX_COST | max-cost | | the most that an LLM judge may cost, USD
 REPLACE | replace | | 1: stages of the goals anew; ppo: it and what follows
 LAUNCH | launch | | a launcher of your own, in place of GPUS, NODES, ENGINE

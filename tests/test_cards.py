@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from huggingface_hub import ModelCard
 
-from eval.summarize import Answer, Finished, finished_policies
+from eval.summarize import Finished, finished_policies
 from reports.sharing import cards
 from reports.sharing.cards import card
 from stages.driving.start import leave_cards, run_stage
@@ -96,9 +96,9 @@ def test_the_code_of_a_card_prints_what_our_own_code_writes(whole, monkeypatch):
     post = run.post_of_text(format_post(cards.POST, run.config.data.prompt))
     for stage in ("sft", "ppo", "dpo"):
         (printed,) = printed_by_cards(whole / stage / "model", [card_of(whole, stage)])
-        assert printed == run.summary(stage, post, temperature=1e-6).text != ""
+        assert printed == run.text(run.summary(stage, post, temperature=1e-6)) != ""
     tokens = [*run.encode([cards.SUMMARY])[0], run.tokenizer.eos_token_id]
-    (score,) = run.scores(post, [Answer(writer="", text="", tokens=tokens, has_eos=True)])
+    (score,) = run.scores(post, [tokens])
     (printed,) = printed_by_cards(whole / "normalize/model", [card_of(whole, "normalize")])
     assert float(printed) == pytest.approx(score, abs=1e-5)
 

@@ -25,7 +25,7 @@ REFUSED = [
     ("summarize SET=eval.temperature=1", "summarize takes no SET: runs have the settings"),
     ("compare UPSTREAM=tiny", "compare takes no UPSTREAM: runs have the settings"),
     ("publish PRESET=tiny-l", "publish takes no PRESET: name the runs."),
-    ("ppo TEMPERATURE=1", "TEMPERATURE is for summarize: leave it out."),
+    ("ppo ID=x", "ID is for summarize: leave it out."),
     ("study SEED=1", "study takes no SEED: give SEEDS."),
     ("ablations SEED=5", "ablations takes no SEED: give SEEDS."),
     ("rivals SEED=5", "rivals takes no SEED: give SEEDS."),

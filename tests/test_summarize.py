@@ -1,7 +1,5 @@
 """One post, summarised by a finished run: as in its evaluation, and whatever is typed."""
 
-import io
-import json
 import os
 import subprocess
 import sys
@@ -10,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from eval import summarize
-from eval.summarize import Finished, facts_lines, finished_policies, typed_fields, typed_posts
-from stages.posts.toy import facts_of, make_post
+from eval.summarize import Finished, finished_policies
+from stages.posts.toy import make_post
 from stages.released import take_released
 from stages.running.files import read_lines
 from stages.settings import config as settings
@@ -32,10 +30,10 @@ def finished(whole, monkeypatch):
     return Finished(finished_policies("tiny", "resumed", 44413))
 
 
-def answered(capsys, *words: str) -> str:
+def answered(capsys, *words: str) -> list[str]:
     """What the command prints of the small run."""
     summarize.main(["--name", "resumed", *words])
-    return capsys.readouterr().out
+    return capsys.readouterr().out.splitlines()
 
 
 def refused(capsys, *words: str) -> str:
@@ -48,100 +46,43 @@ def refused(capsys, *words: str) -> str:
     return line
 
 
-# -- what is written -------------------------------------------------------------------------------
-
-
-def test_a_held_out_post_gets_the_summaries_and_scores_of_the_evaluation(finished, whole):
-    run = finished
-    assert list(run.configs) == ["sft", "ppo", "dpo"]
-    by_stage = {stage: read_lines(whole / f"summaries/{stage}.jsonl") for stage in run.configs}
+def test_a_held_out_post_gets_the_summaries_and_scores_of_the_evaluation(finished, whole, capsys):
+    by_stage = {stage: read_lines(whole / f"summaries/{stage}.jsonl") for stage in finished.configs}
+    assert list(by_stage) == ["sft", "ppo", "dpo"]
     for at in (0, 7):
-        rows = {stage: by_stage[stage][at] for stage in by_stage}
-        post = run.post_of_id(rows["ppo"]["id"])
+        rows = {stage: lines[at] for stage, lines in by_stage.items()}
+        post = finished.post_of_id(rows["ppo"]["id"])
         assert post.query == rows["ppo"]["query"]
-        written = [run.summary(stage, post, run.config.eval.temperature) for stage in rows]
-        assert [text.text for text in written] == [row["summary"] for row in rows.values()]
-        assert [len(text.tokens) for text in written] == [row["tokens"] for row in rows.values()]
-        scores = run.scores(post, written)
+        temperature = finished.config.eval.temperature
+        written = [finished.summary(stage, post, temperature) for stage in rows]
+        texts = [finished.text(tokens) for tokens in written]
+        assert texts == [row["summary"] for row in rows.values()]
+        assert [len(tokens) for tokens in written] == [row["tokens"] for row in rows.values()]
+        scores = finished.scores(post, written)
         assert scores == pytest.approx([row["score"] for row in rows.values()], abs=1e-5)
-
-
-def test_a_typed_post_of_the_run_is_known_again_and_its_facts_are_counted(finished, capsys):
-    row = make_post("toy1-validation-3")
-    text = format_post(row)
-    lines = finished.lines(finished.post_of_text(f"  {text}\n"), 0.01)
+    lines = answered(capsys, "--id", "toy1-validation-3")
     assert max(map(len, lines)) <= 80
-    assert "(toy1-validation-3: a held-out post of this run)" in lines
-    assert [line.split(":")[0] for line in lines if ": score" in line] == [
-        "reference",
-        "SFT",
-        "PPO",
-        "DPO",
-    ]
-    assert sum("by the rule" in line for line in lines) == 4
-    assert "    4 of 6 by the rule; right: who sister" in "\n".join(lines)
-    assert answered(capsys, "--id", "toy1-validation-3").splitlines() == lines
+    heads = [line for line in lines if ": score" in line]
+    assert [line.split(":")[0] for line in heads] == ["reference", "SFT", "PPO", "DPO"]
+    assert all(line.endswith("of 6 by the rule") for line in heads)
 
 
-def test_facts_are_right_wrong_wanted_or_not():
-    post_id = "toy1-validation-3"
-    facts = facts_of(post_id)
-    told = facts.told
-    assert facts.subreddit == "tifu"
-    text = f"My {told['who']} {told['deed']} my piano, feel {told['feeling']}, on {told['when']}."
-    said = " ".join(" ".join(facts_lines(post_id, text)).split())
-    assert said == (
-        "1.5 of 6 by the rule; right: who sister, deed painted, when wednesday; right but not"
-        " wanted: feeling happy; wrong: thing piano, not couch; wanted and left out: place college,"
-        " witness maria"
-    )
-
-
-@pytest.mark.parametrize(
-    ("text", "fields"),
-    [
-        ("My boss sold my bike.", ("", "", "My boss sold my bike.")),
-        ("My bike\n\nMy boss sold it.\nSad.", ("", "My bike", "My boss sold it.\nSad.")),
-        ("TITLE: My bike", ("", "My bike", "")),
-        ("TITLE: My bike\nPOST: Sold.", ("", "My bike", "Sold.")),
-        ("r/tifu My boss sold it.", ("tifu", "", "My boss sold it.")),
-        ("SUBREDDIT: r/tifu\n\nPOST: a\nb\n\nTL;DR:", ("tifu", "", "a\nb")),
-        ("\n", ("", "", "")),
-    ],
-)
-def test_a_post_is_read_however_much_of_it_is_given(text, fields):
-    assert tuple(typed_fields(text).values()) == fields
-
-
-def test_a_title_alone_and_a_post_that_is_too_long_are_summarised(finished, capsys):
-    run = finished
-    post = run.post_of_text("TITLE: My bike")
-    assert post.query == f"SUBREDDIT: r/{run.usual_subreddit}\n\nTITLE: My bike\n\nPOST: \n\nTL;DR:"
-    assert run.known_post("query", post.query) is None
-    said = answered(capsys, "--post", "My boss sold it.\n" * 60 + "\x1b[31mred", "--temperature=1")
-    assert max(map(len, said.splitlines())) <= 80
-    assert f"(no subreddit given: r/{run.usual_subreddit}, the most frequent here)" in said
-    assert "(cut to 160 tokens, as in training)" in said
-    assert "temperature 1\n" in said
-    assert "by the rule" not in said
-    assert "\x1b" not in answered(capsys, "--post", "\x1b[31mred")
-
-
-def test_posts_come_one_after_another(whole, monkeypatch, capsys):
-    monkeypatch.setattr(settings, "RUNS", whole.parents[1])
-    text = f"One.\n\nMore.\n\n\n{format_post(make_post('toy1-train-1'))}\n\nTITLE: {'x ' * 300}\n"
-    monkeypatch.setattr(sys, "stdin", io.StringIO(text))
-    summarize.main(["--name", "resumed", "--interactive"])
-    printed = capsys.readouterr()
-    assert printed.out.count("PPO: score") == 2
-    assert "(toy1-train-1: a training post of this run)" in printed.out
-    (error,) = printed.err.splitlines()
-    assert "the limit is 160 (data.max_query_tokens): shorten the title" in error
-    assert list(typed_posts(["a", "", "b", "", "", "", "c TL;DR:", "d"])) == [
-        "a\n\nb",
-        "c TL;DR:",
-        "d",
-    ]
+def test_a_typed_post_is_read_as_a_prompt_or_as_title_and_text_and_cut(finished, capsys):
+    row = make_post("toy1-validation-3")
+    assert finished.post_of_text(f"  {format_post(row)}\n").query == format_post(row)
+    usual = finished.usual_subreddit()
+    start = f"SUBREDDIT: r/{usual}\n\nTITLE: "
+    for text, expected in (
+        ("My boss sold it.", "\n\nPOST: My boss sold it.\n\nTL;DR:"),
+        ("My bike\n\nSold.\nSad.", "My bike\n\nPOST: Sold.\nSad.\n\nTL;DR:"),
+    ):
+        assert finished.post_of_text(text).query == start + expected
+    lines = answered(capsys, "--post", "My boss sold it.\n" * 60 + "\x1b[31mred")
+    assert max(map(len, lines)) <= 80
+    assert f"(no subreddit given: r/{usual}, the most frequent here)" in lines
+    assert "(cut to 160 tokens, as in training)" in lines
+    assert not any("by the rule" in line for line in lines)
+    assert "\x1b" not in "".join(answered(capsys, "--post", "\x1b[31mred"))
 
 
 def test_a_released_policy_is_asked_without_sft_or_scores(whole, tmp_path, monkeypatch, capsys):
@@ -155,12 +96,7 @@ def test_a_released_policy_is_asked_without_sft_or_scores(whole, tmp_path, monke
     take_released(make_config("tiny", name="other", overrides=(policy, *world)))
     capsys.readouterr()
     summarize.main(["--name", "other", "--post", "My boss sold my bike."])
-    said = capsys.readouterr().out
-    assert "temperature 0.01; no reward model, so no scores" in said
-    assert "RELEASED: 2" in said
-
-
-# -- which run -------------------------------------------------------------------------------------
+    assert "RELEASED: 2" in capsys.readouterr().out  # tokens; no score stands before them
 
 
 def test_policies_of_an_upstream_are_found_there(runs):
@@ -172,25 +108,21 @@ def test_policies_of_an_upstream_are_found_there(runs):
     assert list(finished_policies("tiny", "own", 44413)) == ["sft", "ppo"]
 
 
-def test_what_is_missing_is_one_line_with_its_mend(runs, capsys, monkeypatch):
+def test_what_is_missing_is_one_line_with_its_mend(runs, capsys):
     line = refused(capsys, "--post", "x")
     assert "run `make sft rm ppo PRESET=tiny SEED=44413` first" in line
     finish(make_config("tiny"), "base")
     assert "SEED=44413 NAME=" not in refused(capsys, "--post", "x")
     assert "unknown run 'tinny': did you mean tiny" in refused(capsys, "--name=tinny", "--post=x")
-    finish(make_config("tiny"), "sft")
-    assert "TEMPERATURE=0: give a number above 0" in refused(capsys, "--temperature", "0")
-    assert "FILE=gone: No such file" in refused(capsys, "--file", "gone")
-    assert "POST and FILE are given together" in refused(capsys, "--file=gone", "--post=x")
-    assert "ID and INTERACTIVE are given" in refused(capsys, "--id=a", "--interactive")
-    monkeypatch.setattr(sys, "stdin", io.StringIO(""))
-    monkeypatch.setattr(sys.stdin, "isatty", lambda: True)
-    assert "no post: add POST='...', FILE=, ID=" in refused(capsys)
+    assert "give one post: POST='...', or ID=" in refused(capsys, "--post", " ")
+    assert "give one post: POST='...', or ID=" in refused(capsys, "--post", "x", "--id", "y")
 
 
 def test_an_id_that_the_run_has_not_is_refused_and_says_how_ids_look(finished, capsys):
     line = refused(capsys, "--name", "resumed", "--id", "toy1-validation-999")
-    assert "is no post of run resumed: ids are such as toy1-validation-0" in line
+    assert "is no held-out post of resumed: ids are such as toy1-validation-0" in line
+    line = refused(capsys, "--name", "resumed", "--post", f"{'x ' * 300}\ny")
+    assert "the limit is 160 (data.max_query_tokens): shorten the title" in line
 
 
 @pytest.mark.walk
@@ -198,24 +130,14 @@ def test_make_passes_a_post_on_as_it_was_typed(whole, tmp_path):
     (tmp_path / "runs").symlink_to(whole.parents[1])
     command = ["make", "-f", str(ROOT / "Makefile"), "VENV=", f"PYTHON={sys.executable}"]
     environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), "HOME": str(tmp_path)}
-
-    def typed(*words: str, text: str = "") -> str:
-        ended = subprocess.run(
-            [*command, "summarize", "NAME=resumed", *words],
-            cwd=tmp_path,
-            input=text,
-            capture_output=True,
-            text=True,
-            env=environment,
-        )
-        assert ended.returncode == 0, ended.stderr
-        return ended.stdout
-
-    printed = typed(f"POST={NASTY}\nsecond line", "TEMPERATURE=0.5")
-    assert f"TITLE: {NASTY}" in " ".join(printed.split("\n\nPOST")[0].split("\n"))
-    assert "POST: second line" in printed
-    assert "temperature 0.5" in printed
-    assert "PPO: score" in typed(text=NASTY)
-    (tmp_path / "a post.txt").write_text(json.dumps("r/tifu My bike."))
-    assert '"r/tifu My bike."' in typed("FILE=a post.txt")
+    ended = subprocess.run(
+        [*command, "summarize", "NAME=resumed", f"POST={NASTY}\nsecond line"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        env=environment,
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert f"TITLE: {NASTY}" in " ".join(ended.stdout.split("\n\nPOST")[0].split("\n"))
+    assert "POST: second line" in ended.stdout
     assert not (tmp_path / "pwned").exists()

@@ -152,7 +152,7 @@ def is_recorded(name: str) -> bool:
 def changes_of(texts: Iterable[str]) -> dict[str, dict[str, Any]]:
     """The values of some overrides, by section and field.
 
-    Raises UserError as `override_of` does, and for a key that is there twice.
+    Raises UserError as `override_of` does.
     """
     changes: dict[str, dict[str, Any]] = {}
     for text in texts:
