@@ -28,8 +28,8 @@ LIBRARIES = ("torch", "transformers", "accelerate", "datasets", "tokenizers", "n
 # Variables that choose how torch and what lies below it compute: most change the rounding of sums.
 OF_ARITHMETIC = re.compile(
     "(ACCELERATE|ATEN|BLIS|CUBLAS|CUBLASLT|CUDA|CUDNN|DNNL|FBGEMM|FLASH_ATTENTION|FSDP|GLOO|GOMP"
-    "|HIP|KMP|MKL|MKLDNN|NCCL|NPY|NVIDIA_TF32|OMP|ONEDNN|OPENBLAS|PYTORCH|ROCBLAS|TORCH|TORCHINDUCTOR"
-    "|TRANSFORMERS|USE_HUB|XLA)_"
+    "|HIP|KMP|MKL|MKLDNN|NCCL|NPY|NVIDIA_TF32|OMP|ONEDNN|OPENBLAS|PYTORCH|ROCBLAS|TORCH"
+    "|TORCHINDUCTOR|TRANSFORMERS|USE_HUB|XLA)_"
 )
 MMAP_THRESHOLD, TRIM_THRESHOLD = -3, -1  # what glibc's mallopt calls them
 KEPT_BLOCK = 2**28  # bytes
