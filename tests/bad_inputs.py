@@ -132,7 +132,7 @@ MAKE: list[tuple[str, str]] = [
     ("sft|LAUNCH=a 'b", "LAUNCH=a 'b: No closing quotation"),
     ("sft|study", "study stands alone"),
     ("status|NAME=gone", "unknown run 'gone'"),
-    ("sft|NAME=x|SET=ppo.lam=1 ppo.kl_coef=1 ppo.lam=0.9", "ppo.lam is set twice"),
+    ("sft|NAME=x|SET=ppo.lam=1 ppo.kl_coef=1 ppo.lam=0.9", "ppo.lam is set twice: leave one out"),
     ("eval|JUDGE=foo", "JUDGE is for compare scaling"),
     ("publish", "name the pages"),
     ("sft|eval|NAME=x|SET=judge.kind=openai", "without a server: SET=judge.kind=reward_model"),

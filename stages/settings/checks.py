@@ -143,8 +143,7 @@ def card_memory() -> str:
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_available():
         return ""
-    free, total = torch.cuda.mem_get_info()
-    own = torch.cuda.memory_reserved()
+    (free, total), own = torch.cuda.mem_get_info(), torch.cuda.memory_reserved()
     sizes = (f"{size / 2**30:.1f}" for size in (own, total - free - own, total))
     return "of the card this process holds {} GiB, others {} of {}".format(*sizes)
 

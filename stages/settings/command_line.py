@@ -42,12 +42,9 @@ from stages.settings.stages import (
     row_of,
 )
 
-# An override of these sections needs no name of its own: another judge is another opinion of the
-# same run. Threads and precision do change numbers, so finished stages with others are refused.
+# An override of these needs no name of its own: another judge is another opinion of the same run.
 SAME_RUN = ("judge", "checks", "memory")
-# What gives the summaries, or the policy, of a run that trains nothing.
 GIVEN_BY = {RELEASED: "POLICY=", OUTPUTS: "INPUT="}
-# Settings that have a variable of their own in the Makefile.
 MAKE_VARIABLES = {
     "released.policy": "POLICY",
     "released.reward_model": "REWARD_MODEL",
@@ -301,10 +298,9 @@ class SplitOverrides(argparse.Action):
         """Called by argparse with the words of one option."""
         texts = [NEXT.split(text.strip()) for text in values]
         for names in ([part.split("=")[0] for part in parts] for parts in texts):
-            if twice := next((name for name in names if names.count(name) > 1), ""):
-                raise UserError(f"{twice} is set twice: leave one of the two out")
-        parts = [part for each in texts for part in each]
-        setattr(namespace, self.dest, parts)
+            if len({*names}) < len(names):
+                raise UserError(f"{max(names, key=names.count)} is set twice: leave one out")
+        setattr(namespace, self.dest, [part for parts in texts for part in parts])
 
 
 def add_overrides(parser: argparse.ArgumentParser) -> None:
