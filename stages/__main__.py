@@ -15,6 +15,7 @@ from importlib import import_module
 
 from stages.goals import AS_SETTINGS, COMMANDS, DEFAULTS, GOALS, PIPELINE, VARIABLES, Goal
 from stages.settings.checks import UserError, in_one_line, unknown
+from stages.settings.stages import STAGES
 
 LOOKING = ("help", "settings", "status", "plan")  # they need no packages
 FEW = 4  # a variable that so many goals read is refused by naming them
@@ -64,7 +65,10 @@ def of_environment(given: Values) -> dict[str, str]:
 
 
 def check(goals: Sequence[str], given: Values) -> None:
-    """Raise UserError for a variable that does not exist, holds a line break, or is not read."""
+    """Raise UserError for a goal or variable that does not exist, and for one that is not read."""
+    for goal in goals:
+        if goal not in GOALS and goal not in STAGES:
+            raise unknown("goal", goal, [*GOALS, *STAGES], "see make help")
     for name, value in given.items():
         if name in OF_MAKE:
             continue

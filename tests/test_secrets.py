@@ -24,6 +24,7 @@ from eval.judges.openai.cache import ReplyCache
 from eval.judges.openai.replies import hider
 from reports import outputs_page
 from stages import sft
+from stages.settings.checks import UserError
 from stages.settings.command_line import make_config
 from tests.chat_server import GOOD, chat, serving
 from tests.test_trackers import OFFLINE, needs_wandb, process
@@ -244,6 +245,41 @@ def test_a_password_in_the_servers_address_is_refused_before_anything_is_written
     assert "holds a user or a password" in run_and_search(words(url), capfd, tmp_path)
     monkeypatch.setenv("OPENAI_BASE_URL", url)
     assert "holds a user or a password" in run_and_search(words(""), capfd, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("setting", "line"),
+    [
+        ("base_url=http://h/v1?api_key=abcdefgh", "holds a query or a key"),
+        ("base_url=http://h/v1/sk-0123456789abcdefgh", "holds a query or a key"),
+        ("base_url=http://h/token-of-my-own-server/v1", "holds a query or a key"),
+        ("base_url=http://localhost:port/v1", "is no address"),
+        ("base_url=http://[::1/v1", "is no address"),
+        ("base_url=localhost:8000/v1", "is no address"),
+        ("model=sk-proj-0123456789abcdef", "looks like a key"),
+        ("model=aB3aB3aB3aB3aB3aB3aB3aB3aB3aB3aB3", "looks like a key"),
+    ],
+)
+def test_an_address_or_a_model_that_tells_a_key_is_refused_without_repeating_it(
+    monkeypatch, setting, line
+):
+    monkeypatch.setenv("OPENAI_API_KEY", "token-of-my-own-server")
+    with pytest.raises(UserError, match=line) as refused:
+        make_config("tiny", name="x", overrides=("judge.kind=openai", f"judge.{setting}"))
+    assert setting.partition("=")[2] not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "https://gateway.ai.cloudflare.com/v1/0123456789abcdef0123456789abcdef/g/openai",
+        "http://[::1]:8000/v1",
+    ],
+)
+def test_other_addresses_and_models_are_taken(url):
+    model = "judge.model=meta-llama/Llama-3.3-70B-Instruct-Turbo-Free"
+    judged = ("judge.kind=openai", f"judge.base_url={url}", model)
+    assert make_config("tiny", name="x", overrides=judged).judge.base_url == url
 
 
 def test_a_word_that_stands_for_a_key_is_no_secret_and_stays_in_replies():

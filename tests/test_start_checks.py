@@ -61,7 +61,7 @@ def ratio(networks, start):
     policy, reward_model, _, pad_id = networks
     trained = PolicyAndCritic(policy, reward_model)
     with torch.no_grad():
-        start_checks.check_ratio(trained, start, Ppo().temperature, pad_id, BOUNDS)
+        start_checks.check_ratio(trained, [start], Ppo().temperature, pad_id, BOUNDS)
 
 
 def test_nothing_is_refused_where_everything_holds(networks, start):
@@ -80,7 +80,11 @@ def test_models_read_eight_episodes_again_at_most(before_ppo, start, monkeypatch
     read = []
     monkeypatch.setattr(start_checks, "check_padding", lambda _, few, *rest: read.append(len(few)))
     for check in ("check_ratio", "check_draws"):
-        monkeypatch.setattr(start_checks, check, lambda _, few, *rest: read.append(len(few.scores)))
+        monkeypatch.setattr(
+            start_checks,
+            check,
+            lambda _, parts, *rest: read.append(sum(len(p.scores) for p in parts)),
+        )
     config, many = make_config("tiny"), start.rows(torch.arange(2).repeat(6))
     origins: Any = SimpleNamespace(reward_model=tmp_path / "model", score_shift=0.0)
     learner, ppo = learner_of(before_ppo, config), Ppo(critic_init="zero")
@@ -234,8 +238,8 @@ def test_tokens_that_are_not_drawn_from_the_whole_distribution_are_caught(
     def check(temperature=0.7):
         sampled = sample_responses(learner, queries, noise, settings)
         mask = sampled.responses != before_ppo.pad_id
-        rollout: Any = SimpleNamespace(passes=sampled.passes, response_mask=mask)
-        start_checks.check_draws(learner.trained, rollout, temperature, before_ppo.pad_id, BOUNDS)
+        rollout: Any = SimpleNamespace(**vars(sampled), response_mask=mask)
+        start_checks.check_draws(learner.trained, [rollout], temperature, before_ppo.pad_id, BOUNDS)
 
     check()
     with pytest.raises(UserError, match="not drawn from the policy's whole distribution"):

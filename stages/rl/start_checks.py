@@ -66,8 +66,6 @@ KNOWN_ANSWERS = "known_answers.json"
 EXTRA_PADS = (1, 7)
 CHECKED = 8
 """Episodes that a model reads again, at most. Padding or dropout that is wrong is wrong in each."""
-Scoring = Callable[[PolicyLearner, Measured, PolicyGradient], Episodes]
-"""Step 3 of an update."""
 KNOWN = 20
 """Texts whose scores are saved with a reward model."""
 NOTHING_ENDS = "more sft.epochs, or a larger data.max_summary_tokens"
@@ -87,7 +85,7 @@ def check_start(
     origins: Origins,
     settings: PolicyGradient,
     memory: Memory,
-    score: Scoring,
+    score: Callable[..., Episodes],
 ) -> None:
     """All checks, on the first episodes of the first rollout and before anything is learned.
 
@@ -105,40 +103,41 @@ def check_start(
     few = next(some.passes(CHECKED, pad_id))
     known = origins.reward_model.parent / KNOWN_ANSWERS
 
-    def in_memory(rows: int, check: Callable[[int], None]) -> None:
-        size = Size(rows=rows, together=learner.accelerator.num_processes > 1)
+    def in_memory(check: Callable[[int], None]) -> None:
+        size = Size(rows=CHECKED, together=learner.accelerator.num_processes > 1)
         fitting(learner.accelerator, size, check)
+
+    def of_policy(check: Callable[..., None], within: Bounds) -> None:
+        given = settings.temperature, pad_id, within
+        in_memory(lambda size: check(learner.trained, [*few.passes(size, pad_id)], *given))
 
     if known.exists():  # a reward model from elsewhere has none
         replay_known_answers(learner, score, known, origins.score_shift, settings, known_bounds)
     with learner.accelerator.autocast():
         texts = few.queries, few.responses, pad_id, bounds
-        in_memory(CHECKED, partial(check_padding, networks.reward_model, *texts))
+        in_memory(partial(check_padding, networks.reward_model, *texts))
         check_scores_at_eos(some, eos_id)
         check_kl(some, bounds)
         # If the settings have dropout, the ratio is 1 only without it.
         learner.trained.train(mode=not settings.dropout)
-        read = learner.trained, few, settings.temperature, pad_id, bounds
-        in_memory(CHECKED, partial(check_ratio, *read))
-        in_memory(CHECKED, partial(check_draws, *read[:-1], of_draws))
+        of_policy(check_ratio, bounds)
+        of_policy(check_draws, of_draws)
         if isinstance(settings, Ppo) and settings.critic_init == "reward_model":
             before_eos = token_read_before(networks.reward_model) is not None
             check_critic(some, eos_id, known_bounds if frozen_in_bf16 else bounds, before_eos)
 
 
 def check_ratio(
-    trained: nn.Module,
-    rollout: Rollout,
-    temperature: float,
-    pad_id: int,
-    bounds: Bounds,
-    size: int = CHECKED,
+    trained: nn.Module, parts: Sequence[Rollout], temperature: float, pad_id: int, bounds: Bounds
 ) -> None:
     """The training pass must give the rollout's log-probabilities: every ratio is 1."""
     statistics = LogitStatistics(temperature=temperature)
-    parts = [_read(trained, part, statistics, pad_id) for part in rollout.passes(size, pad_id)]
+    differences = [
+        (_read(trained, part, statistics, pad_id) - part.logprobs)[part.response_mask]
+        for part in parts
+    ]
     _require_small(
-        (torch.cat(parts) - rollout.logprobs)[rollout.response_mask],
+        torch.cat(differences),
         bounds,
         "the first ratio is not 1",
         "ppo: sampling and learning see different models (dropout left on, or padding)",
@@ -146,12 +145,7 @@ def check_ratio(
 
 
 def check_draws(
-    trained: nn.Module,
-    rollout: Rollout,
-    temperature: float,
-    pad_id: int,
-    bounds: Bounds,
-    size: int = CHECKED,
+    trained: nn.Module, parts: Sequence[Rollout], temperature: float, pad_id: int, bounds: Bounds
 ) -> None:
     """Each token must stand where the cumulative distribution over all tokens passes its uniform
     number, up to `bounds` of probability. So none is drawn more or less often than the policy says.
@@ -166,15 +160,15 @@ def check_draws(
             rows.append(torch.maximum(lower - number, number - upper).clamp(min=0))
         return torch.stack(rows)
 
-    parts = []
-    for part in rollout.passes(size, pad_id):
+    far = []
+    for part in parts:
         if part.uniforms is None:
             raise ValueError("these episodes were not sampled")
         formula = partial(distances, part.uniforms)
         statistics = LogitStatistics(temperature=temperature, formula=formula)
-        parts.append(_read(trained, part, statistics, pad_id))
+        far.append(_read(trained, part, statistics, pad_id)[part.response_mask])
     _require_small(
-        torch.cat(parts)[rollout.response_mask],
+        torch.cat(far),
         bounds,
         "tokens are not drawn from the policy's whole distribution",
         "sampling: some tokens are left out, or its temperature, text or weights are others",
@@ -330,7 +324,7 @@ def save_known_answers(
 @torch.no_grad()
 def replay_known_answers(
     learner: PolicyLearner,
-    score: Scoring,
+    score: Callable[..., Episodes],
     known: Path,
     shift: float,
     settings: PolicyGradient,

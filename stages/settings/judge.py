@@ -8,7 +8,15 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from stages.settings.checks import UserError, at_least_0, in_range, one_of, positive, require
+from stages.settings.checks import (
+    UserError,
+    address_fault,
+    at_least_0,
+    in_range,
+    one_of,
+    positive,
+    require,
+)
 
 KINDS = ("openai", "facts", "reward_model")
 # What the summaries are compared on: as a whole, or on one axis of Stiennon et al. 2020 alone.
@@ -31,13 +39,28 @@ READ_BY = {
 }
 
 
-def check_address(url: str) -> None:
-    """Raise UserError, which does not repeat it, for an address with a user or a password."""
+def check_address(url: str, model: str) -> None:
+    """Raise UserError, which repeats neither, for what is no address, or for one that tells a key.
+
+    Both reach configs, manifests, the cache and pages.
+    """
+    whose, mend = "judge.base_url (or OPENAI_BASE_URL)", "give the key as OPENAI_API_KEY"
     if "@" in url:
-        raise UserError(
-            "judge.base_url (or OPENAI_BASE_URL) holds a user or a password, which would reach"
-            " files and pages: leave it out, and give the key as OPENAI_API_KEY"
-        )
+        raise UserError(f"{whose} holds a user or a password: leave it out, and {mend}")
+    if url and address_fault(url):
+        raise UserError(f"{whose} is no address: give one such as http://127.0.0.1:8000/v1")
+    if "?" in url or "#" in url or any(map(looks_like_a_key, url.split("/"))):
+        raise UserError(f"{whose} holds a query or a key: leave it out, and {mend}")
+    if looks_like_a_key(model):
+        raise UserError(f"judge.model looks like a key: give a model's name, and {mend}")
+
+
+def looks_like_a_key(word: str) -> bool:
+    """Whether a word is OPENAI_API_KEY, begins as keys do, or is as long and mixed as they are."""
+    own, long = os.environ.get("OPENAI_API_KEY", "").strip(), re.fullmatch(r"\w{32,}", word)
+    mixed = long and all(re.search(kind, word) for kind in ("[a-z]", "[A-Z]", "[0-9]"))
+    begins = re.match(r"(sk-|rk-|gsk_|xai-|hf_|pplx-|AIza)[\w-]{16,}$", word)
+    return bool(mixed or begins or (word == own and len(own) >= 16))
 
 
 def key_of_environment() -> str:
@@ -121,7 +144,7 @@ class JudgeSettings:
     interrupted tries have paid for count too."""
 
     def __post_init__(self) -> None:
-        check_address(self.base_url)
+        check_address(self.base_url, self.model)
         one_of(self, "judge", "kind", KINDS)
         one_of(self, "judge", "structured", ("auto", "on", "off"))
         one_of(self, "judge", "reasoning_effort", EFFORTS)
