@@ -68,19 +68,17 @@ def test_the_card_of_a_reward_model_reads_it_where_it_was_trained():
 
 RUN_ALL = """
 import sys
-for path in sys.argv[1:]:
-    exec(compile(open(path).read(), path, "exec"), {"__name__": "__main__"})
+for code in sys.argv[1:]:
+    exec(compile(code, "card", "exec"), {"__name__": "__main__"})
 """
 
 
 def printed_by_cards(folder: Path, cards: Sequence[str]) -> list[str]:
     """What the code of some cards prints in a folder, without this project and without network."""
-    for number, text in enumerate(cards):
-        (code,) = re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
-        (folder / f"{number}.py").write_text(code)
-    names = [f"{number}.py" for number in range(len(cards))]
-    ended = subprocess.run(
-        [sys.executable, "-I", "-c", RUN_ALL, *names],
+    code = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+    codes = [block for text in cards for block in code.findall(text)]
+    ended = subprocess.run(  # the folder is shared by tests: nothing is written there
+        [sys.executable, "-I", "-c", RUN_ALL, *codes],
         cwd=folder,
         capture_output=True,
         text=True,
