@@ -88,7 +88,7 @@ class Chat:
             max_retries=0,
         )
         self.url = str(self.client.base_url)
-        check_address(self.url)
+        check_address(self.url, judge.model)
         self.hide = hider(self.client.api_key)
         self.pace = Pace(judge.requests_per_minute)
         self.stopped: UserError | None = None
