@@ -283,7 +283,7 @@ def test_a_judges_folder_names_its_model_and_all_that_its_verdicts_depend_on():
     assert re.fullmatch(r"gpt-4o-mini-[0-9a-f]{6}", plain)
     same = {"concurrency": 3, "max_cost": 2.0, "input_price": 1.0}
     assert all(folder(model="org/gpt-4o mini", **{k: v}) == plain for k, v in same.items())
-    other = {"temperature": 1.0, "max_tokens": 9, "asks": 1, "base_url": "x"}
+    other = {"temperature": 1.0, "max_tokens": 9, "asks": 1, "base_url": "http://x"}
     found = {folder(**{"model": "org/gpt-4o mini", key: value}) for key, value in other.items()}
     assert len(found | {plain}) == 5
 
