@@ -80,10 +80,6 @@ def check(goals: Sequence[str], given: Values) -> None:
     read = {name for goal in goals for name in row_of(goal).reads} | {"PYTHON", "VENV"}
     for name in (name for name, value in given.items() if value and name not in (*read, *OF_MAKE)):
         raise UserError(refusal(name, goals))
-    for single, several in (("SEED", "SEEDS"), ("PRESET", "PRESETS")):
-        if given.get(single) and given.get(several):
-            line = f"takes no {single}: give {single} or {several} alone"
-            raise UserError(f"{' '.join(goals)} {line}")
 
 
 def row_of(goal: str) -> Goal:

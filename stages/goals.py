@@ -66,7 +66,7 @@ look
 help | | request | this
 status | | NAME | what is done, stale, running, half done, missing, failed
 settings | | request | every setting of PRESET with its value
-plan | reports.needs.plan | request devices GPU SEEDS PRESETS MFU PRICE_PER_HOUR | what a run needs
+plan | reports.needs.plan | request devices GPU MFU PRICE_PER_HOUR | what a run needs
 rehearse | reports.needs.rehearse | request devices LAUNCH PRICE_PER_HOUR | the same, measured here
 develop
 install | - | | the environment alone
@@ -91,7 +91,7 @@ COMMANDS = {
 OF_VARIABLES = """
 PRESET | preset | name the runs | which kind of run; see below
 SEED | seed | | of one run (44413)
-SEEDS | seeds* | one run takes SEED | for study, ablations, rivals, plan: '1 2'
+SEEDS | seeds* | one run takes SEED | for study, ablations, rivals: '1 2'
 NAME | name | | the run's folder below runs/; SET needs one of its own
 SET | set | recorded | settings: SET='ppo.kl_coef=0.1 sft.epochs=2'
 UPSTREAM | upstream | recorded | run whose SFT and reward model this run starts from
@@ -107,7 +107,7 @@ NODES | nodes | it is one process | machines of a Slurm job, each with GPUS card
 ENGINE | engine | it is one process | ddp: each process holds all networks; fsdp2: a part
 JOB | job* | name the goals themselves | what each run of a study makes: JOB='ppo eval'
 GPU | gpu | the number of cards is GPUS | for plan: the kind of card, such as h100-80gb
-PRESETS | presets* | one run takes PRESET | for study, plan: a grid, with SEEDS
+PRESETS | presets* | one run takes PRESET | for study: a grid, with SEEDS
 MFU | mfu | | for plan: the share of a card's peak that is assumed
 SHAPES | shapes* | | for bench: SHAPES='pythia-14m:32:8'
 RUNS | runs* | one run takes NAME | for compare: name[/seed][:policy]; for bench: how many

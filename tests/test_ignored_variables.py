@@ -13,9 +13,9 @@ from tests.test_readme import COMMANDS
 
 # What is typed, and what the line says.
 REFUSED = [
-    ("ppo eval SEEDS=1", "SEEDS is for study ablations rivals plan: one run takes SEED."),
+    ("ppo eval SEEDS=1", "SEEDS is for study ablations rivals: one run takes SEED."),
     ("compare SEEDS=1", "one run takes SEED."),
-    ("ppo PRESETS=tiny", "PRESETS is for study plan: one run takes PRESET."),
+    ("ppo PRESETS=tiny", "PRESETS is for study: one run takes PRESET."),
     ("sft JOB=ppo", "JOB is for study: name the goals themselves."),
     ("rivals ABLATIONS=dropout", "ABLATIONS is for ablations: leave it out."),
     ("ablations PENALTIES=0.1", "PENALTIES is for rivals: leave it out."),
@@ -30,8 +30,7 @@ REFUSED = [
     ("ablations SEED=5", "ablations takes no SEED: give SEEDS."),
     ("rivals SEED=5", "rivals takes no SEED: give SEEDS."),
     ("study PRESET=tiny", "study takes no PRESET: give PRESETS."),
-    ("plan SEED=1 SEEDS=2", "plan takes no SEED: give SEED or SEEDS alone."),
-    ("plan PRESET=tiny PRESETS=tiny", "plan takes no PRESET: give PRESET or PRESETS alone."),
+    ("plan PRESET=tiny SEEDS=2", "SEEDS is for study ablations rivals: one run takes SEED."),
     ("compare NODES=2", "compare takes no NODES: it is one process."),
     ("GPUS=2", "help takes no GPUS: it is one process."),
     ("scaling NAME=foo", "scaling takes no NAME: it reads NAMES JUDGE."),
@@ -82,7 +81,7 @@ def test_so_is_an_option_of_the_pipeline(words, line):
     [
         "sft SEED=1 SEEDS=",
         "study SEEDS=1 PRESETS=tiny JOB=sft",
-        "plan PRESETS=tiny SEED=1",
+        "plan PRESET=tiny SEED=1",
         "status SEED=",
         "help NAME=x",
     ],
@@ -120,6 +119,6 @@ def test_no_command_of_the_documents_gives_what_its_goal_does_not_read(tmp_path)
 
 def test_help_promises_no_seeds_to_one_run():
     assert "SEEDS" not in VARIABLES["SEED"].what
-    for goal in ("study", "ablations", "rivals", "plan"):
+    for goal in ("study", "ablations", "rivals"):
         assert goal in VARIABLES["SEEDS"].what
     assert max(map(len, help_lines())) <= COLUMNS

@@ -1,28 +1,13 @@
-"""What is paid for: GPUs, disk, and the judge. Standard library only."""
+"""GPUs and disk. Standard library only."""
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
-from eval.judges.openai.budget import (
-    CHARACTERS_PER_TOKEN,
-    TEMPLATE_TOKENS,
-    is_to_reason,
-    price_of,
-    usual_reply,
-)
-from eval.judges.prompt import LINES, make_question
-from eval.judges.protocol import VERDICTS
 from reports.needs.memory import FULL, MOMENTS, Setting
-from reports.needs.shapes import CHARACTERS_PER_TOKEN as CHARACTERS_OF_A_POST
 from reports.needs.shapes import adapter_parameters, parameters
 from stages.settings.checks import UserError, unknown
 from stages.settings.config import HUB, RANDOM
-from stages.settings.judge import REPEATED
 
 GIB = 2**30
-CONTROL_TEXTS = 9  # of eval/controls.py, without the reference itself, which is not asked about
-POLICIES = 2  # sft and ppo; dpo's summaries are as many questions more
-ON_A_SERVER = ("openai",)
 # Two good checkpoints are kept while a third is written.
 CHECKPOINTS = 3
 HUB_BYTES = 2  # a weight in the hub's files
@@ -101,68 +86,20 @@ def gpu_of_device(device: str) -> Gpu | None:
     return next((gpu for model, gpu in models.items() if model in words), None)
 
 
-# -- disk and judge --------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, kw_only=True)
-class Questions:
-    """What one seed of a run asks its judge."""
-
-    calls: int
-    read: float
-    """Tokens of all questions."""
-    written: float
-    """Tokens of all replies."""
-    dollars: float | None
-    """USD; None if the price is not known."""
-
-
-def questions_of(setting: Setting) -> Questions | None:
-    """What a judge behind a server is asked for one seed; None if the judge needs no server.
-
-    Every summary is compared with its reference in both orders, and so are the controls. Lengths
-    are means of real posts, so the sum is an estimate; the judge itself says it again before it
-    asks.
-    """
-    config, lengths = setting.config, setting.lengths
-    if config.judge.kind not in ON_A_SERVER:
-        return None
-    posts = config.eval.posts or lengths.rows["sft_validation"]
-    controls = min(config.checks.control_posts, posts) * CONTROL_TEXTS
-    again = min(REPEATED, POLICIES * posts) * (config.judge.repeats - 1)
-    calls = len(VERDICTS) * (POLICIES * posts + controls + again)
-    post, summary = (
-        "x" * round(tokens * CHARACTERS_OF_A_POST) for tokens in (lengths.query, lengths.summary)
-    )
-    prompt = make_question(post, summary, summary, LINES).prompt
-    read = calls * (len(prompt) / CHARACTERS_PER_TOKEN + TEMPLATE_TOKENS)
-    written = float(calls * usual_reply(config.judge, is_to_reason(config.judge)))
-    price = price_of(config.judge)
-    dollars = None if price is None else price.of(read, written)
-    return Questions(calls=calls, read=read, written=written, dollars=dollars)
-
-
 def disk_of(setting: Setting) -> dict[str, float]:
     """Bytes on disk of one seed: the models that stay (base, sft, ppo, rm, normalize and critic, in
     float32), the checkpoints of the stage with the largest, and what comes from the hub.
     """
     policy, scorer = parameters(setting.shape), parameters(setting.shape, scalar=True)
+    largest = 0
+    for stage, networks in {"sft": [policy], "ppo": [policy, scorer]}.items():
+        # All weights of the networks that learn, and Adam's moments of what learns.
+        adapters = len(networks) * adapter_parameters(setting.shape, setting.rank(stage))
+        learned = adapters or sum(networks)
+        largest = max(largest, FULL * (sum(networks) + adapters) + MOMENTS * learned)
     base, source = setting.config.base.checkpoint, setting.config.data.source
     return {
         "models": float(FULL * 3 * (policy + scorer)),
-        "checkpoints": float(
-            CHECKPOINTS * max(checkpoint_bytes(setting, stage) for stage in ("sft", "ppo"))
-        ),
+        "checkpoints": float(CHECKPOINTS * largest),
         "downloads": HUB_BYTES * policy * (base != RANDOM) + TOKEN_FILES * (source == HUB),
     }
-
-
-def checkpoint_bytes(setting: Setting, stage: str) -> int:
-    """Bytes of one checkpoint: all weights of the networks that learn, and Adam's moments."""
-    shape, rank = setting.shape, setting.rank(stage)
-    networks = [
-        parameters(shape, scalar) for scalar in ([False, True] if stage == "ppo" else [False])
-    ]
-    adapter = adapter_parameters(shape, rank)
-    learned = len(networks) * adapter if rank else sum(networks)
-    return FULL * (sum(networks) + len(networks) * adapter) + MOMENTS * learned

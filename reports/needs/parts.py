@@ -41,7 +41,7 @@ STAGE_OF_PART = {
 def part_bytes(setting: Setting) -> dict[str, Bytes]:
     """The worst moment of every part, by the part's name."""
     config, data = setting.config, setting.data
-    small, large = shares(setting)
+    small, large = config.memory.microbatch_size, config.memory.forward_batch_size
     alone = replace(setting, sharded=False)  # what learns nothing is loaded whole by every process
     policy, scorer = (Network(shape=setting.shape, scalar=scalar) for scalar in (False, True))
     sft, rm, dpo = ([_learner(setting, stage, stage == "rm")] for stage in ("sft", "rm", "dpo"))
@@ -64,12 +64,6 @@ def part_bytes(setting: Setting) -> dict[str, Bytes]:
         "dpo step": training(setting, dpo, _pair_rows(setting, dpo_size)),
         "summaries": sampling(alone, [policy, scorer], summaries),
     }
-
-
-def shares(setting: Setting) -> tuple[int, int]:
-    """Sequences of a pass with gradients, and of one without."""
-    memory = setting.config.memory
-    return memory.microbatch_size, memory.forward_batch_size
 
 
 def share_of(batch: int, setting: Setting) -> int:
@@ -119,7 +113,8 @@ def ppo_networks(setting: Setting) -> list[Network]:
 def _rollout(setting: Setting) -> Bytes:
     """One autocast spans what measures: the copies of policy and critic stay until its end."""
     data, networks = setting.data, ppo_networks(setting)
-    size = min(shares(setting)[1], share_of(setting.config.ppo.batch_size, setting))
+    large = setting.config.memory.forward_batch_size
+    size = min(large, share_of(setting.config.ppo.batch_size, setting))
     sampled = sampling(setting, networks, (size, data.max_query_tokens, data.max_summary_tokens))
     batch = _episode_rows(setting, size)
     per_logit = PLAIN_FORWARD if setting.half else LOSS_FORWARD
@@ -132,7 +127,7 @@ def _rollout(setting: Setting) -> Bytes:
 def _ppo_learn(setting: Setting) -> Bytes:
     ppo = setting.config.ppo
     minibatch = max(1, share_of(ppo.batch_size, setting) // ppo.num_minibatches)
-    batch = _episode_rows(setting, min(shares(setting)[0], minibatch))
+    batch = _episode_rows(setting, min(setting.config.memory.microbatch_size, minibatch))
     return training(setting, ppo_networks(setting), batch, per_logit=ENTROPY)
 
 
@@ -144,7 +139,7 @@ def update_floor(setting: Setting, query: int, response: int, stage: str) -> flo
     networks = [policy, *([critic] if stage == "ppo" else []), *frozen]
     least = held(setting, networks, gradients=True)
     section = getattr(setting.config, stage)
-    size = min(shares(setting)[0], share_of(section.batch_size, setting))
+    size = min(setting.config.memory.microbatch_size, share_of(section.batch_size, setting))
     group = section.samples_per_query
     return least.total + saved_activations(setting, size // group, query + group * response)
 

@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 
 from reports.needs.gpus import Gpu
 from reports.needs.memory import HALF, Network, Setting
-from reports.needs.parts import shares
 from reports.needs.shapes import ARTICLE_TOKENS, block_weights
 from stages.settings.command_line import with_changes
 from stages.settings.families import CHECKED_ROWS, SHARING
@@ -157,7 +156,8 @@ def _pass(
     label begins with `learn`.
     """
     learns = label.startswith("learn")
-    factor, size = training_factor(setting, stage) if learns else 1, shares(setting)[not learns]
+    factor, memory = training_factor(setting, stage) if learns else 1, setting.config.memory
+    size = memory.microbatch_size if learns else memory.forward_batch_size
     return Work(
         stage=stage,
         label=label,
@@ -177,7 +177,7 @@ def _sample(
     """
     prompt = _pass(setting, stage, label, rows, query, 0)
     each = 4 * HALF if setting.rank(stage) and stage == "ppo" else HALF
-    size = min(shares(setting)[1], max(1.0, rows / setting.devices))
+    size = min(setting.config.memory.forward_batch_size, max(1.0, rows / setting.devices))
     return replace(
         prompt,
         tokens=prompt.tokens + rows * response,
@@ -238,18 +238,4 @@ def hours_by_stage(setting: Setting, rate: Rate) -> dict[str, float]:
     layers, devices = setting.shape.layers, setting.devices
     return totals(
         (work.stage, rate.seconds(work, layers, devices) / 3600) for work in work_of(setting)
-    )
-
-
-def loop_seconds(setting: Setting, rate: Rate) -> dict[str, float]:
-    """Seconds of sampling, scoring and learning in one update of PPO."""
-    layers, devices = setting.shape.layers, setting.devices
-    names = {"measure": "score", "learn policy": "learn", "learn critic": "learn"}
-    return totals(
-        (
-            names.get(work.label, work.label),
-            rate.seconds(work, layers, devices) / setting.config.ppo.num_updates,
-        )
-        for work in work_of(setting)
-        if work.stage == "ppo"
     )
