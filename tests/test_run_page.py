@@ -315,7 +315,7 @@ def test_shares_of_facts_told_right_are_those_counted_by_hand(places):
     posts = [f"toy1-validation-{number}" for number in range(40)]
     wanting = [post for post in posts if "age" in facts_of(post).wanted][:2]
     (other,) = [post for post in posts if "when" in facts_of(post).wanted][:1]
-    first, second, third = (facts_of(post).told for post in (*wanting, other))
+    first, second, third = (facts_of(post).words for post in (*wanting, other))
     wrong = "twelve" if second["age"] != "twelve" else "nineteen"
     texts = (f"aged {first['age']}", f"aged {wrong}, on {second['when']}", f"aged {third['age']}")
     rows = [{"id": post, "summary": t} for post, t in zip((*wanting, other), texts, strict=True)]
