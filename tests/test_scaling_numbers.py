@@ -233,7 +233,7 @@ def test_every_policy_is_a_line_over_parameters_dpo_too_and_a_seed_without_a_rat
 
 
 def test_the_legend_beside_the_plot_of_win_rates_lies_inside_the_picture():
-    svg = plots.alone(win_rates(of_two_sizes(), []), "sizes", 1.6, 1.2)
+    svg = plots.drawn([win_rates(of_two_sizes(), [])], 1.6, 1.2, "")
     (width,) = re.findall(r'viewBox="0 0 ([\d.]+) ', svg)
     places = {
         said: float(x) for x, said in re.findall(r'<text[^>]* x="([\d.]+)"[^>]*>([^<]+)', svg)
