@@ -287,7 +287,7 @@ class Tags(HTMLParser):
 
 
 MARKDOWN = MarkdownIt("commonmark").enable("table")
-OURS = re.compile(r"</?(details|summary)>")
+OURS = re.compile(r"</?(details( open)?|summary)>")
 
 
 @remembered
