@@ -12,9 +12,10 @@ from pathlib import Path
 from eval.rates.formulas import holm
 from eval.win_rate import names_of_pair
 from reports.parts import plots, run_report, sentences
+from reports.parts.cells import Number
 from reports.parts.collect import Record, judged_row
 from reports.parts.page import Block, Table, Text
-from reports.parts.run_report import Report, hashes
+from reports.parts.run_report import Report, hashes, text_table
 from reports.parts.words import (
     Row,
     at_equal_length,
@@ -84,14 +85,14 @@ def in_order(wins: Row) -> dict[str, Row]:
     return {name: wins["policies"][name] for name in sorted(worth, key=worth.__getitem__)[::-1]}
 
 
-def rate(system: Row) -> str:
+def rate(system: Row) -> Number:
     """A system's raw win rate with its interval; a dash if too many posts are unjudged."""
     if not has_rate(system):
         return unjudged_share(system["unjudged"])
     return share(system["win_rate"], system["low"], system["high"])
 
 
-def _at_equal_length(system: Row) -> str:
+def _at_equal_length(system: Row) -> Number:
     return at_equal_length(system["statistics"]["length_controlled"] if has_rate(system) else None)
 
 
@@ -196,9 +197,12 @@ def answer(numbers: Row, wins: Row) -> str:
 def headline(numbers: Row, wins: Row, path: Path) -> str:
     """The result for a terminal of 80 columns; ends with the page's path."""
     systems = in_order(wins)
-    lines = [f"  {'':22} {'win rate [95%]':22} at equal length"]
-    for name, system in zip(shortened([*systems], 22), systems.values(), strict=True):
-        lines.append(f"  {name:22} {rate(system):22} {_at_equal_length(system)}"[:80].rstrip())
+    names = shortened([*systems], 22)
+    rows = [
+        [name, rate(system), _at_equal_length(system)]
+        for name, system in zip(names, systems.values(), strict=True)
+    ]
+    lines = text_table(["", "win rate [95%]", "at equal length"], rows)
     title = f"{numbers['name']}: {posts_of(wins['posts'])}, judged by {judge(numbers)}"
     return run_report.headline(title, [lines], leads(wins), caveats(numbers), path)
 

@@ -6,28 +6,19 @@ A new kind of block is a dataclass below `Block` in a module of its own. It name
 `templates`, which sees it as `block`, and says itself what Markdown shows. It may bring a script
 and a style from the same folder; a page holds each of them once.
 
-For programs all blocks are written as one JSON. A cell such as `63.0% [60.0, 66.0]` becomes three
-cells: the number, `low` and `high`. A dash, which is a number that is not there, becomes null.
-Numbers are as exact as the page shows them.
+For programs all tables are written as one JSON: numbers in full precision (`reports.parts.cells`).
 """
 
+import base64
 import html
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-from reports.parts.words import MISSING
+from reports.parts.cells import columns_of, is_numeric
 
-NUMERIC = re.compile(r"\[?[-+]?[\d.]|[-–]$")
-NUMBER = r"[-+]?[\d,]*\.?\d+(?:e[-+]?\d+)?"
-CELL = re.compile(
-    rf"(?P<middle>{NUMBER})?(?P<unit>%| points)?"
-    rf"(?: ?[\[(](?P<low>{NUMBER})%?(?:,| to) (?P<high>{NUMBER})%?[\])])?"
-)
-INTERVAL = " [95%]"
-Cell = str | float | None
 NOT_OURS = "The post and its reference are others' words: they stand on the run's own page alone."
 
 
@@ -50,10 +41,6 @@ class Block(ABC):
         """The blocks that it holds."""
         return ()
 
-    def holding(self, blocks: Sequence["Block"]) -> "Block":
-        """The same with other blocks inside, as many as `inside` has."""
-        return self
-
     def without_the_data(self) -> "Block":
         """The block as it may be published: without posts and references, which others wrote."""
         return self
@@ -65,8 +52,11 @@ class Heading(Block):
 
     template = "heading.html"
     text: str
-    anchor: str = ""
-    """What a link to it names; the page finds one if there is none."""
+
+    @property
+    def anchor(self) -> str:
+        """What a link to it names: the anchor that GitHub gives it in Markdown."""
+        return slug(self.text)
 
     def markdown(self, stem: str) -> str:
         """A heading of the second level."""
@@ -113,7 +103,8 @@ class Table(Block):
 
     template = "table.html"
     header: Sequence[str]
-    rows: Sequence[Sequence[str]]
+    rows: Sequence[Sequence[object]]
+    """Each cell is a `Number` of `reports.parts.cells`, or a text."""
     caption: str = ""
     strong: bool = False
     """Whether it is the page's main table."""
@@ -121,13 +112,15 @@ class Table(Block):
     """What the page's JSON calls it; the page finds one if there is none."""
 
     @property
+    def texts(self) -> list[list[str]]:
+        """The cells as the page shows them."""
+        return [[str(cell) for cell in row] for row in self.rows]
+
+    @property
     def numeric(self) -> list[bool]:
-        """Which columns hold numbers only (a dash is a number that is not there)."""
+        """Which columns hold numbers only; the first names the rows."""
         columns = list(zip(*self.rows, strict=True)) or [()] * len(self.header)
-        return [
-            index > 0 and bool(cells) and all(NUMERIC.match(cell) for cell in cells)
-            for index, cells in enumerate(columns)
-        ]
+        return [index > 0 and is_numeric(cells) for index, cells in enumerate(columns)]
 
     def markdown(self, stem: str) -> str:
         """The caption and the table."""
@@ -137,13 +130,19 @@ class Table(Block):
 
 @dataclass(frozen=True)
 class Figure(Block):
-    """Plots: one drawing for the Markdown page, one per panel for HTML, where they flow."""
+    """Plots: a file beside the Markdown page, and a part of the HTML."""
 
     template = "figure.html"
     name: str
     caption: str
-    whole: str
-    parts: Sequence[str]
+    svg: str
+    about: str = ""
+    """What it shows, for who cannot see it."""
+
+    @property
+    def source(self) -> str:
+        """The drawing as an address that holds it."""
+        return f"data:image/svg+xml;base64,{base64.b64encode(self.svg.encode()).decode()}"
 
     def markdown(self, stem: str) -> str:
         """The picture beside the page, and its caption."""
@@ -203,10 +202,6 @@ class Details(Block):
         """The blocks that are unfolded."""
         return self.blocks
 
-    def holding(self, blocks: Sequence[Block]) -> "Details":
-        """The same with other blocks to unfold."""
-        return replace(self, blocks=blocks)
-
     def without_the_data(self) -> "Details":
         """All of it, each block as it may be published."""
         return replace(self, blocks=[block.without_the_data() for block in self.blocks])
@@ -234,86 +229,25 @@ def link(label: str, target: str) -> str:
     return f"[{inside}]({target})"
 
 
-def table(header: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[bool]) -> str:
+def table(header: Sequence[str], rows: Sequence[Sequence[object]], right: Sequence[bool]) -> str:
     """A table; `right` says which columns are set flush right."""
 
-    def line(cells: Sequence[str]) -> str:
-        flat = (escape(" ".join(cell.split())) for cell in cells)
+    def line(cells: Sequence[object]) -> str:
+        flat = (escape(" ".join(str(cell).split())) for cell in cells)
         return f"| {' | '.join(flat)} |"
 
     rule = "|".join("---:" if flush else "---" for flush in right)
     return "\n".join((line(header), f"|{rule}|", *map(line, rows)))
 
 
-# -- for programs ----------------------------------------------------------------------------------
+def slug(text: str) -> str:
+    """A text as an anchor, by GitHub's rule."""
+    return re.sub(r"[^\w\- ]", "", text.lower()).replace(" ", "-")
 
 
-def columns_of(table: Table) -> tuple[list[str], list[list[Cell]]]:
-    """Header and rows of the table with a column for each number, as programs read it."""
-    parts = [
-        _column(title, [row[index] for row in table.rows])
-        for index, title in enumerate(table.header)
-    ]
-    header = [title for titles, _ in parts for title in titles]
-    rows = [
-        [cell for _, cells in parts for cell in cells[number]] for number in range(len(table.rows))
-    ]
-    return header, rows
-
-
-def as_record(table: Table, section: str) -> dict[str, Any]:
+def as_record(table: Table, name: str, section: str) -> dict[str, Any]:
     """The table as JSON holds it; `section` is the heading that it stands under."""
-    header, rows = columns_of(table)
-    about = {"name": table.name, "section": section, "caption": table.caption}
-    return about | {"columns": header, "rows": rows}
-
-
-def _column(title: str, cells: Sequence[str]) -> tuple[list[str], list[list[Cell]]]:
-    """The titles and the cells, row by row, that a column becomes."""
-    matches = [CELL.fullmatch(cell) if cell else None for cell in cells]
-    blank = [cell == "" or cell.startswith(MISSING) for cell in cells]
-    known = [match for match, missing in zip(matches, blank, strict=True) if match and not missing]
-    if not known or len(known) + sum(blank) < len(cells):
-        return [title], [[cell] for cell in cells]
-    bounds = any(match["low"] for match in known)
-    unit = next((match["unit"].strip() for match in known if match["unit"]), "")
-    title = title.replace(INTERVAL, "") if bounds else title
-    titles = [f"{title}, {unit}".removeprefix(", ") if unit else title]
-    keys = ["middle", *(("low", "high") if bounds else ())]
-    titles += [f"{title} {key}".strip() for key in keys[1:]]
-    rows: list[list[Cell]] = [
-        [None if match is None or missing else _number(match[key]) for key in keys]
-        for match, missing in zip(matches, blank, strict=True)
-    ]
-    return titles, rows
-
-
-def _number(text: str | None) -> float | None:
-    if text is None:
-        return None
-    plain = text.replace(",", "").removeprefix("+")
-    return int(plain) if plain.lstrip("-").isdigit() else float(plain)
-
-
-KINDS: dict[str, type[Block]] = {
-    kind.__name__: kind for kind in (Heading, Text, Note, Table, Figure, Quoted, Sample, Details)
-}
-NOT_KEPT = {"whole", "parts"}  # the drawings of a plot
-
-
-def to_json(blocks: Sequence[Block]) -> list[dict[str, Any]]:
-    """The blocks as JSON holds them."""
-    kept: list[dict[str, Any]] = []
-    for block in blocks:
-        if isinstance(block, Details):
-            kept.append(_named(block, {"summary": block.summary, "blocks": to_json(block.blocks)}))
-        elif type(block).__name__ in KINDS:
-            kept.append(_named(block, asdict(block)))
-        else:
-            kept += to_json(block.inside())
-    return kept
-
-
-def _named(block: Block, row: Mapping[str, Any]) -> dict[str, Any]:
-    kept = {key: value for key, value in row.items() if key not in NOT_KEPT}
-    return {"kind": type(block).__name__, **kept}
+    columns = columns_of(table.header, table.rows)
+    rows = [list(row) for row in zip(*(values for _, values in columns), strict=True)]
+    about = {"name": name, "section": section, "caption": table.caption}
+    return about | {"columns": [title for title, _ in columns], "rows": rows}
