@@ -12,11 +12,10 @@ from typing import Any
 import pytest
 
 from stages import pipeline
-from stages.driving.grid import Cell, Execution
-from stages.driving.maker import Maker
-from stages.driving.status import LABEL, help_lines, status
+from stages.driving.maker import Cell, Execution, Maker
+from stages.driving.status import LABEL, status
 from stages.finished import check_stage, lock_of, partial_of, stage_folder, wanted_stages, why_not
-from stages.goals import GOALS, VARIABLES
+from stages.goals import GOALS, VARIABLES, help_lines
 from stages.running.files import write_json
 from stages.runs import open_stage
 from stages.settings import config as settings

@@ -12,7 +12,7 @@ import pytest
 
 from reports.sections import made_with
 from stages import runs as runs_module
-from stages.driving.grid import Cell, Execution
+from stages.driving.maker import Cell, Execution
 from stages.driving.status import status
 from stages.finished import changed_code, lock_of, partial_of, stage_folder, wanted_stages, why_not
 from stages.running import machine as code
@@ -289,18 +289,6 @@ def test_an_interrupted_replace_keeps_nothing_that_other_code_made_since(runs, e
     assert {"sft", "rm"} <= set(make(TINY, *ALL_GOALS, replace="1"))
     assert (runs / "tiny/seed44413/aside/ppo.partial-1").is_dir()
     assert changed_code(TINY, "ppo") == []
-
-
-def test_two_judges_of_one_replace_make_their_summaries_once(runs):
-    make(TINY, *ALL_GOALS)
-    other = replaced(TINY, judge=replaced(TINY.judge, kind="reward_model"))
-    overrides = ("judge.kind=reward_model",)
-    maker = Recorder(Execution(replace="1"))
-    first = Cell(request=Request(), config=TINY, goals=("eval",))
-    second = Cell(request=Request(overrides=overrides), config=other, goals=("eval",))
-    assert maker.make_all([first, second]) == [0, 0]
-    assert [stage for _, stage in maker.made].count("summaries") == 1
-    assert [stage for _, stage in maker.made].count("judge") == 2
 
 
 def test_looking_says_what_replace_would_make_and_moves_nothing(runs, capsys):

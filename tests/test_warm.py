@@ -12,8 +12,7 @@ import pytest
 
 from stages import pipeline
 from stages.driving import maker, warm
-from stages.driving.grid import Execution
-from stages.driving.maker import START, Maker
+from stages.driving.maker import START, Execution, Maker
 from tests.resuming import ARGUMENTS
 
 ROOT = Path(__file__).parents[1]
@@ -51,8 +50,7 @@ def run(arguments):
 """
 CALLER = """
 import sys
-from stages.driving.grid import Execution
-from stages.driving.maker import START, Maker
+from stages.driving.maker import START, Execution, Maker
 with Maker(Execution()) as maker:
     codes = [maker.call([*START, "stage_here", *one.split()]) for one in sys.argv[1:]]
     print("codes", codes, maker.stopped, flush=True)
