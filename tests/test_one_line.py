@@ -139,7 +139,7 @@ def test_more_threads_than_cores_are_refused():
         check_threads(9999)
 
 
-CALLED_BY_OURS = ("warm.py", "peer_trl.py")
+CALLED_BY_OURS = ("peer_trl.py",)
 
 
 def test_every_command_ends_in_one_line():

@@ -73,7 +73,7 @@ def process(folder, code, *words, **environment):
 @pytest.mark.walk
 @needs_wandb
 def test_a_stage_that_goes_on_goes_on_in_its_run_and_nothing_of_this_machine_is_sent(tmp_path):
-    words = (f"judge.base_url={SECRET}",)
+    words = ("judge.kind=openai", f"judge.base_url={SECRET}")
     environment = OFFLINE | {"TENSORBOARD_LOGGING_DIR": "board"}
     codes = [
         process(tmp_path, LIVE, *steps, *words, **environment).code

@@ -9,16 +9,17 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
 from stages.driving.beforehand import check_rows, check_settings
 from stages.driving.replacing import Replacement
 from stages.driving.status import kept
-from stages.driving.warm import Warm, can_be_forked
+from stages.driving.warm import can_be_forked, fork, loaded
 from stages.finished import (
     MISSING,
     changed_code,
@@ -97,14 +98,15 @@ class Maker:
         self.execution = execution
         self.stopped = 0
         self.running: set[subprocess.Popen[bytes]] = set()
-        self.warm: Warm | None = None
+        # Where torch has worked already, a fork would lack its threads.
+        self.forks = can_be_forked() and "torch" not in sys.modules
+        self.forked: BaseProcess | None = None
 
     def __enter__(self) -> "Maker":
         self.handlers = {number: signal.signal(number, self._stop) for number in handled_signals()}
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._cool()
         for number, handler in self.handlers.items():
             signal.signal(number, handler)
 
@@ -114,6 +116,8 @@ class Maker:
         if number != signal.SIGINT:  # a Ctrl-C reaches the stages from the terminal itself
             for process in list(self.running):
                 launch.hand_on(process, number)
+            if self.forked is not None and self.forked.pid is not None:
+                os.kill(self.forked.pid, number)
 
     # -- one run -----------------------------------------------------------------------------------
 
@@ -219,8 +223,8 @@ class Maker:
         path = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", "")))
         how = " ".join(self.execution.started_by)
         environment = {**os.environ, "PATH": path, GOES_ON_WITH: how}
-        if not label and tuple(words[:3]) == START and can_be_forked():
-            return _shell_code(self._warmed(environment).run(words[3:]))
+        if not label and tuple(words[:3]) == START and self.forks:
+            return self._call_forked(words[3], words[4:], environment)
         if label:  # there are runs beside: threads that wait must not spin
             environment["COLUMNS"] = str(COLUMNS - len(f"{label}| "))
             environment.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -233,19 +237,17 @@ class Maker:
         self.running.discard(process)
         return _shell_code(code)
 
-    def _warmed(self, environment: dict[str, str]) -> Warm:
-        """The interpreter that has loaded the libraries for the stages before; else a new one."""
-        if self.warm is None or self.warm.ended:
-            self._cool()
-            self.warm = Warm(environment)
-            self.running.add(self.warm.process)
-        return self.warm
-
-    def _cool(self) -> None:
-        if self.warm is not None:
-            self.running.discard(self.warm.process)
-            self.warm.close()
-            self.warm = None
+    def _call_forked(
+        self, name: str, arguments: Sequence[str], environment: Mapping[str, str]
+    ) -> int:
+        """`call` of a stage in a fork of this process, which has loaded what the stage imports."""
+        module = loaded(name)
+        if self.stopped:
+            return self.stopped
+        self.forked = fork(module, arguments, environment)
+        self.forked.join()
+        code, self.forked = self.forked.exitcode, None
+        return _shell_code(code or 0)
 
     # -- several runs ------------------------------------------------------------------------------
 
@@ -265,8 +267,9 @@ class Maker:
                 return 2
 
         codes: list[int] = []
-        with ThreadPoolExecutor(self.execution.jobs) as pool:
-            for cell, code in zip(cells, pool.map(make_cell, cells), strict=True):
+        with ThreadPoolExecutor(self.execution.jobs) as pool:  # a fork is the main thread's
+            several = pool.map if self.execution.jobs > 1 else map
+            for cell, code in zip(cells, several(make_cell, cells), strict=True):
                 codes.append(code)
                 if not (self.stopped or self.execution.dry_run):
                     outcome = f"FAILED with status {code}" if code else "is done"
