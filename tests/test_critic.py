@@ -6,14 +6,8 @@ from itertools import pairwise
 import pytest
 import torch
 
-from reports import ablations_page, compare_page, run_page, scaling_page
-from reports.parts import ablated, collect, sentences
-from reports.parts.paired import Entry
-from reports.parts.plots import COLORS
-from reports.scaling.measures import frame_of
-from reports.sections import critic
+from reports.parts import collect, sentences
 from stages import base, normalize, ppo, reward, rloo, sft
-from stages.finished import stage_folder
 from stages.functional import adapt_kl_coef
 from stages.learning.heads import zero_head
 from stages.learning.models import load_reward_model
@@ -248,87 +242,14 @@ def run_with(explained, name="tiny", seed=1, alone=()):
     return collect.load_run(config)
 
 
-@pytest.fixture
-def drawn(runs, no_drawing):
-    """A folder for runs, and empty plots."""
-
-
-def test_a_runs_page_tells_in_how_many_updates_the_critic_was_worse_than_a_constant(drawn):
+def test_a_runs_page_tells_in_how_many_updates_the_critic_was_worse_than_a_constant(runs):
     numbers = collect.numbers_of(run_with([-5.12, -0.7, 0.0, 0.2]))
-    note = "The critic explained less than a constant in 2 of 4 updates (explained variance -5.1"
-    assert f"{note} to -0.7)." in sentences.caveats(numbers)
-    config = make_config("tiny", seed=1)
-    run_page.main(["--preset", "tiny", "--seed", "1"])
-    folder = stage_folder(config, "report")
-    text = (folder / "tiny-seed1.md").read_text()
-    assert text.index("## What to hold against it") < text.index(note)
-    assert note[:40] in (folder / "headline.txt").read_text()
+    assert any("in 2 of 4 updates" in note for note in sentences.caveats(numbers))
 
 
-def test_updates_in_which_the_critic_learned_alone_do_not_count(drawn):
+def test_updates_in_which_the_critic_learned_alone_do_not_count(runs):
     record = run_with([0.1, -0.2], name="alone", alone=(-5.0, -3.0))
-    found = collect.explained_by_critic(record.folders["ppo"])
-    ends = {"first": 0.1, "last": -0.2}
-    assert found is not None
-    told = {"updates": 2, "below": 1, "low": -0.2, "high": -0.2} | ends
-    assert {key: found[key] for key in told} == told
-    row = {"name": "x", "explained_by_critic": found}
-    expected = "The critic explained less than a constant in 1 of 2 updates (explained variance"
-    assert sentences.critic_notes([row]) == [f"{expected} -0.2)."]
-
-
-def notes_of(entries):
-    """The notes of every page that shows several runs, by page."""
-    records = [run for entry in entries for run in entry.runs]
-    ppo_rows = [ablated.numbers(record) for record in records]
-    return {
-        "compare": compare_page.caveats(entries),
-        "scaling": scaling_page.caveats(frame_of(records)),
-        "ablations": ablations_page.caveats(ppo_rows, []),
-    }
-
-
-def test_ablations_draw_what_each_critic_does_as_means_over_seeds(runs):
-    """By hand: -20 and -40 are -30 on average, 0 and 1 are 0.5; before, -9 in each seed."""
-    waits = make_config("tiny").ppo.critic_updates
-    bad = [run_with([-20.0, 0.0], seed=1), run_with([-40.0, 1.0], seed=2)]
-    groups = {"default": bad, "sft": [run_with([0.1, 0.2], name="good")], "none": []}
-    (figure,) = critic.curves(groups)
-    steps = f"over steps 1 to {waits + 2}; lowest"
-    assert f"default: from -9 to 0.5 {steps} -30, highest 0.5." in figure.whole
-    assert f"sft: from -9 to 0.2 {steps} -9, highest 0.2." in figure.whole
-    assert "Length, tokens: default: from" in figure.whole
-    assert "none: no points" not in figure.whole
-    many = {str(number): bad for number in range(len(COLORS) + 1)}
-    assert critic.curves(many) == []
-    assert critic.curves({"none": []}) == []
-
-
-def test_pages_of_several_runs_tell_the_critics_of_each(drawn):
-    bad = [run_with([-2.0, -1.0, 0.5], seed=1), run_with([-3.0, 0.1, 0.5], seed=2)]
-    good = [run_with([0.0, 0.1, 0.5], name="good", seed=1)]
-    entries = [
-        Entry(name="tiny", policy="ppo", runs=bad),
-        Entry(name="good", policy="ppo", runs=good),
-    ]
-    said = "The critic explained less than a constant in"
-    own = f"{said} 3 of 6 updates of {{}} (explained variance -3 to -1)."
-    expected = {
-        "compare": own.format("tiny:ppo"),
-        "scaling": own.format("tiny"),
-        "ablations": own.format("tiny"),
-    }
-    for page, notes in notes_of(entries).items():
-        assert [note for note in notes if "critic" in note] == [expected[page]], page
-    unconcerned = [Entry(name="tiny", policy="sft", runs=bad), entries[1]]
-    assert "critic" not in " ".join(compare_page.caveats(unconcerned))
-
-
-def test_a_critic_that_is_never_worse_than_a_constant_is_not_mentioned(drawn):
-    record = run_with([0.0, 0.0, 0.4])
-    assert "critic" not in " ".join(sentences.caveats(collect.numbers_of(record)))
-    for notes in notes_of([Entry(name="tiny", policy="ppo", runs=[record])]).values():
-        assert "critic" not in " ".join(notes)
-    (record.folders["ppo"] / "metrics.jsonl").unlink()
-    assert collect.explained_by_critic(record.folders["ppo"]) is None
-    assert collect.explained_by_critic(None) is None
+    explained = collect.explained_by_critic(record.folders["ppo"])
+    expected = {"updates": 2, "below": 1, "low": -0.2, "high": -0.2, "first": 0.1, "last": -0.2}
+    assert explained is not None
+    assert {key: explained[key] for key in expected} == expected

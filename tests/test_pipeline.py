@@ -162,12 +162,6 @@ def test_dpo_joins_the_summaries_once_it_is_made(runs):
     assert "dpo" in wanted_stages(TINY, ["eval"])
 
 
-def test_a_page_that_was_deleted_is_made_again(runs):
-    make()
-    (stage_folder(TINY, "report") / "out.txt").unlink()
-    assert make() == ["report"]
-
-
 def test_two_judges_of_one_run_stand_side_by_side(runs):
     make()
     other = replace(TINY, judge=replace(TINY.judge, kind="reward_model"))

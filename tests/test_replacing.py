@@ -1,22 +1,18 @@
 """Other code makes nothing stale and is said in one line; REPLACE makes anew, and goes on."""
 
-import ast
 import json
 import time
 from contextlib import suppress
 from dataclasses import replace as replaced
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from reports.sections import made_with
 from stages import runs as runs_module
 from stages.driving.maker import Cell, Execution
 from stages.driving.status import status
 from stages.finished import changed_code, lock_of, partial_of, stage_folder, wanted_stages, why_not
 from stages.running import machine as code
-from stages.running.files import read_json
 from stages.running.machine import code_of
 from stages.runs import open_stage
 from stages.settings.command_line import Request, make_config
@@ -90,15 +86,6 @@ def test_comments_docstrings_and_layout_change_no_hash_and_a_formula_does(tmp_pa
     assert list(hashes[0]) == [GAE]
 
 
-def test_a_field_that_is_empty_in_one_version_of_python_and_absent_in_another_counts_nothing():
-    tree = ast.parse("def f(x): return x")
-    function: Any = tree.body[0]
-    before = code._plain(tree)
-    function.type_params = []  # as of Python 3.12
-    function._fields = (*function._fields, "type_params")
-    assert code._plain(tree) == before
-
-
 # -- what is said ----------------------------------------------------------------------------------
 
 
@@ -129,17 +116,6 @@ def test_a_few_files_are_named_and_the_others_counted():
     several = code.other_code({"sft": files[:1], "rm": [], "ppo": files[:2]})
     assert several == "sft, ppo were made with other code (stages/a.py, stages/b.py)"
     assert code.other_code({"sft": []}) == ""
-
-
-def test_a_page_says_which_stage_was_made_with_other_code(runs, edit):
-    make(TINY, "sft")
-    manifests = {"sft": read_json(stage_folder(TINY, "sft") / "manifest.json")}
-    assert made_with.code_note(manifests) == []
-    edit(GAE, "broken")
-    (note,) = made_with.code_note(manifests)
-    assert note.markdown("") == (
-        f"Caveat: sft was made with other code ({GAE}) than the code that made this page."
-    )
 
 
 def test_a_stage_that_goes_on_with_other_code_says_so_then_and_when_it_has_finished(
@@ -183,13 +159,6 @@ def test_replace_makes_all_anew_that_was_made_with_other_code(runs, edit, capsys
     capsys.readouterr()
     assert make(TINY, *ALL_GOALS) == []
     assert "other code" not in capsys.readouterr().out
-
-
-def test_replace_of_a_stage_makes_it_and_what_follows_anew(runs):
-    make(TINY, *ALL_GOALS)
-    assert make(TINY, *ALL_GOALS, replace="ppo") == AFTER_PPO
-    assert make(TINY, "ppo", replace="ppo") == ["ppo"]
-    assert make(TINY, "eval", replace="win_rate") == ["win_rate", "report"]
 
 
 def test_replace_takes_several_stages_and_what_follows_from_any(runs):
