@@ -207,13 +207,6 @@ def test_training_is_started_by_the_launcher_and_only_judges_get_the_cap(runs):
         assert STAGES[stage].module in words
 
 
-def test_a_launcher_that_is_not_there_is_refused_before_anything_is_made(tmp_path):
-    found = typed(tmp_path, "sft", "LAUNCH=acelerate launch")
-    assert found.returncode == 2
-    assert "LAUNCH=acelerate launch: there is no program acelerate" in found.stderr
-    assert not list(tmp_path.iterdir())
-
-
 # -- what is refused -------------------------------------------------------------------------------
 
 
@@ -233,23 +226,6 @@ def test_what_the_last_stages_would_refuse_is_refused_before_the_first(
         make(named(*overrides), processes=processes)
     assert not runs.exists()
     make(named(*overrides), "sft", processes=processes)
-
-
-@pytest.mark.parametrize(
-    ("override", "complaint"),
-    [
-        ("rm.batch_size=256", "rm.batch_size is 256 but there are only 200 rows"),
-        ("eval.posts=300", "eval.posts is 300 but the validation split has 200 posts"),
-    ],
-)
-def test_too_few_rows_are_told_when_they_are_counted(runs, monkeypatch, override, complaint):
-    splits = ("sft_train", "comparisons_train", "sft_validation")
-    counted = {"rows": {split: {"rows": 200} for split in splits}}
-    monkeypatch.setitem(RESULTS, "base", counted)
-    maker = Recorder()
-    with pytest.raises(UserError, match=complaint):
-        make(named(override), maker=maker)
-    assert [stage for _, stage in maker.made] == ["base"]
 
 
 def test_a_finished_run_with_other_settings_is_refused_with_the_difference_and_the_ways_out(runs):
