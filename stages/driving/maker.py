@@ -2,28 +2,31 @@
 
 Content decides everything (`stages.finished.why_not`), the age of a file decides nothing. If the
 outputs of a stage's inputs have changed, the stage is made again and the old one moves aside. Other
-code makes nothing stale: one line says which stages were made with it. Standard library only.
+code makes nothing stale: one line says which stages were made with it.
+
+A run takes hours, and its last stages are asked for in the same command. So the settings of all of
+them are checked first, and the rows as soon as the base stage has counted them.
+Standard library only.
 """
 
-import os
-import signal
-import subprocess
-import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from multiprocessing.process import BaseProcess
-from pathlib import Path
 from typing import Any
 
-from stages.driving.beforehand import check_rows, check_settings
 from stages.driving.replacing import Replacement
 from stages.driving.status import kept
-from stages.driving.warm import can_be_forked, fork, loaded
+from stages.driving.warm import START, Caller
 from stages.finished import (
+    GOLD,
     MISSING,
     changed_code,
+    gold_inputs,
+    identity,
+    is_gold_of,
     lock_of,
+    no_gold,
+    own_gold,
     partial_of,
     read_manifest,
     refusal,
@@ -31,22 +34,25 @@ from stages.finished import (
     wanted_stages,
     why_not,
 )
-from stages.running import launch
 from stages.running.machine import other_code
-from stages.running.progress import COLUMNS, folded
-from stages.running.signals import (
-    GOES_ON_WITH,
-    handled_signals,
-    leave_closed_terminal,
-    say_if_killed,
-)
+from stages.running.progress import folded
+from stages.running.signals import say_if_killed
 from stages.runs import halvings, held, put_in_place
-from stages.settings.checks import say_error, what_to_mend
+from stages.settings.checks import (
+    UserError,
+    check_dealt,
+    check_filled,
+    check_room,
+    say_error,
+    what_to_mend,
+)
 from stages.settings.command_line import Request
 from stages.settings.config import Config
-from stages.settings.stages import row_of
+from stages.settings.judge_models import check_asking
+from stages.settings.sections import COMPARISONS, POSTS
+from stages.settings.stages import STAGES, row_of
 
-START = (sys.executable, "-m", "stages.driving.start")
+LEARNED = {"sft": POSTS[0], "rm": COMPARISONS[0], "dpo": COMPARISONS[0]}  # stage -> its split
 Ended = Callable[[Config, str], None]
 
 
@@ -91,33 +97,12 @@ class Execution:
     """Called with the config and the name of each stage that has finished."""
 
 
-class Maker:
-    """Runs the stages of cells, stops when told to, and hands a signal on to what is running."""
+class Maker(Caller):
+    """Runs the stages of cells."""
 
     def __init__(self, execution: Execution) -> None:
+        super().__init__(execution.started_by)
         self.execution = execution
-        self.stopped = 0
-        self.running: set[subprocess.Popen[bytes]] = set()
-        # Where torch has worked already, a fork would lack its threads.
-        self.forks = can_be_forked() and "torch" not in sys.modules
-        self.forked: BaseProcess | None = None
-
-    def __enter__(self) -> "Maker":
-        self.handlers = {number: signal.signal(number, self._stop) for number in handled_signals()}
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self.handlers.items():
-            signal.signal(number, handler)
-
-    def _stop(self, number: int, _: Any) -> None:
-        leave_closed_terminal()
-        self.stopped = 128 + number
-        if number != signal.SIGINT:  # a Ctrl-C reaches the stages from the terminal itself
-            for process in list(self.running):
-                launch.hand_on(process, number)
-            if self.forked is not None and self.forked.pid is not None:
-                os.kill(self.forked.pid, number)
 
     # -- one run -----------------------------------------------------------------------------------
 
@@ -189,7 +174,7 @@ class Maker:
                 steps[stage] = str(problem)
             elif before:
                 steps[stage] = f"if {before[-1]} puts out something else than before"
-        check_settings(config, list(steps), self.execution.processes, self.execution.max_cost != "")
+        check_settings(config, list(steps), self.execution)
         return replacement, list(steps.items())
 
     def command(self, cell: Cell, stage: str) -> list[str]:
@@ -211,43 +196,6 @@ class Maker:
             if not code or self.stopped or alone or halvings(folder) == before:
                 return code
             print(f"{stage} starts again with smaller passes", flush=True)
-
-    # -- processes ---------------------------------------------------------------------------------
-
-    def call(self, words: Sequence[str], label: str = "") -> int:
-        """Run a command to its end; return its exit status, as a shell gives it.
-
-        With a label each line that it prints begins with it, because others print beside it.
-        """
-        # Tools beside this interpreter, such as `accelerate`, are found by their names.
-        path = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", "")))
-        how = " ".join(self.execution.started_by)
-        environment = {**os.environ, "PATH": path, GOES_ON_WITH: how}
-        if not label and tuple(words[:3]) == START and self.forks:
-            return self._call_forked(words[3], words[4:], environment)
-        if label:  # there are runs beside: threads that wait must not spin
-            environment["COLUMNS"] = str(COLUMNS - len(f"{label}| "))
-            environment.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-        out, err = (subprocess.PIPE, subprocess.STDOUT) if label else (None, None)
-        process = subprocess.Popen(words, env=environment, stdout=out, stderr=err)
-        self.running.add(process)
-        for line in process.stdout or ():
-            print(f"{label}| {line.decode(errors='replace').rstrip()}", flush=True)
-        code = process.wait()
-        self.running.discard(process)
-        return _shell_code(code)
-
-    def _call_forked(
-        self, name: str, arguments: Sequence[str], environment: Mapping[str, str]
-    ) -> int:
-        """`call` of a stage in a fork of this process, which has loaded what the stage imports."""
-        module = loaded(name)
-        if self.stopped:
-            return self.stopped
-        self.forked = fork(module, arguments, environment)
-        self.forked.join()
-        code, self.forked = self.forked.exitcode, None
-        return _shell_code(code or 0)
 
     # -- several runs ------------------------------------------------------------------------------
 
@@ -278,10 +226,6 @@ class Maker:
         return codes
 
 
-def _shell_code(code: int) -> int:
-    return code if code >= 0 else 128 - code
-
-
 def _settle(config: Config, stages: Sequence[str]) -> None:
     """Rename stages that had finished when their process was killed, just before the rename."""
     for stage in stages:
@@ -299,3 +243,47 @@ def _say_what_stays(cell: Cell, own: Sequence[str], renewed: Sequence[str]) -> N
     parts += [f"{code}: REPLACE=1 makes them anew"] if code else []
     if parts:
         print(f"{cell.label}: {'; '.join(parts)}")
+
+
+# -- what would be refused hours later -------------------------------------------------------------
+
+
+def check_settings(config: Config, stages: Sequence[str], execution: Execution) -> None:
+    """Raise UserError where one of some stages cannot be made, or not in so many processes."""
+    if any("judge" in STAGES[stage].sections for stage in stages):
+        check_asking(config, capped=execution.max_cost != "")
+        gold = gold_inputs(config, "judge").get(GOLD, "")
+        if gold is None:
+            raise no_gold(config)
+        own = gold == identity(config, "normalize", "judge")
+        if gold and (own or is_gold_of(config, config)):
+            raise own_gold(config)
+    for stage in stages:
+        section: Any = getattr(config, stage, None)
+        if hasattr(section, "batch_size"):
+            minibatches = getattr(section, "num_minibatches", 1)
+            samples = getattr(section, "samples_per_query", 1)
+            check_dealt(stage, section.batch_size, execution.processes, minibatches, samples)
+
+
+def check_rows(config: Config, stages: Sequence[str]) -> None:
+    """Raise UserError where the base stage has too few rows for one of some stages, or its model
+    too few positions for DPO's summaries.
+    """
+    manifest = read_manifest(stage_folder(config, "base"))
+    results = manifest["results"] if manifest else {}
+    rows = {split: counts["rows"] for split, counts in results.get("rows", {}).items()}
+    half = results.get("halves", {}).get(config.rm.pairs)
+    for stage in stages:
+        split = LEARNED.get(stage, "")
+        size = getattr(getattr(config, stage, None), "batch_size", 0)
+        if split == COMPARISONS[0] and half is not None:
+            check_filled(stage, size, half, f" of rm.pairs={config.rm.pairs}")
+        elif split in rows:
+            check_filled(stage, size, rows[split])
+    if "summaries" in stages and config.eval.posts > rows.get(POSTS[1], config.eval.posts):
+        check = f"eval.posts is {config.eval.posts} but the validation split has {rows[POSTS[1]]}"
+        raise UserError(f"{check} posts: lower it, or 0 for all")
+    if "dpo" in stages and "positions" in results:
+        query, longest = results["tokens"][POSTS[1]]["longest_query"], "eval.dpo_summary_tokens"
+        check_room(results["positions"], query, config.eval.dpo_summary_tokens, longest)
