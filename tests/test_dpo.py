@@ -144,17 +144,6 @@ def test_eos_counts_in_a_summarys_log_probability(policy, pairs):
     assert (whole < cut).all()
 
 
-@pytest.mark.parametrize("forward", [1, 3, 100])
-def test_a_splits_log_probabilities_stand_in_its_order_for_any_batch(policy, pairs, forward):
-    config = settings()
-    config = replace(config, memory=replace(config.memory, forward_batch_size=forward))
-    found = dpo.split_logprobs(Accelerator(cpu=True), policy, pairs, config, "test")
-    assert found.shape == (11, 2)
-    with torch.no_grad():
-        expected = dpo.pair_logprobs(policy, pairs, list(range(11)), torch.device("cpu"))
-    assert (found - torch.stack(expected, dim=1)).abs().max() < 1e-4
-
-
 # -- updates ---------------------------------------------------------------------------------------
 
 
@@ -208,14 +197,6 @@ def test_two_updates_are_those_of_the_definition_for_any_microbatch(
     start = torch.cat([one.flatten() for one in load_policy(policy_folder).parameters()])
     assert (found - start).abs().max() > 1e-3
     assert stats[1]["rewards/chosen"] != 0
-
-
-def test_before_the_first_step_the_loss_is_ln_2_and_every_reward_0(policy_folder, pairs):
-    _, (first, _) = two_updates(policy_folder, pairs, 4)
-    assert first["loss/train"] == pytest.approx(math.log(2), abs=1e-6)
-    for key in ("rewards/chosen", "rewards/rejected", "rewards/margins"):
-        assert first[key] == pytest.approx(0, abs=1e-6)
-    assert first["logps/chosen"] < -1
 
 
 # -- what stops the stage --------------------------------------------------------------------------

@@ -60,11 +60,6 @@ def test_the_code_of_a_stage_is_its_import_closure_and_nothing_above_it():
     assert "eval/judge.py" not in code_of("stages.base")
 
 
-def test_where_git_is_not_installed_the_commit_is_unknown(tmp_path, monkeypatch):
-    monkeypatch.setenv("PATH", str(tmp_path))
-    assert code.code_version() == "unknown"
-
-
 def test_comments_docstrings_and_layout_change_no_hash_and_a_formula_does(tmp_path, monkeypatch):
     formula = "delta + gamma * lam * running"
     hashes = []
@@ -108,14 +103,6 @@ def test_a_broken_formula_makes_nothing_stale_and_one_line_says_who_was_made_wit
     assert "ok*" in lines[1]
     text = " ".join(line.strip() for line in lines)
     assert f"ppo was made with other code ({GAE})" in text.replace("ppo: was", "ppo was")
-
-
-def test_a_few_files_are_named_and_the_others_counted():
-    files = [f"stages/{name}.py" for name in "abcde"]
-    assert code.first_of(files) == "stages/a.py, stages/b.py, stages/c.py and 2 more"
-    several = code.other_code({"sft": files[:1], "rm": [], "ppo": files[:2]})
-    assert several == "sft, ppo were made with other code (stages/a.py, stages/b.py)"
-    assert code.other_code({"sft": []}) == ""
 
 
 def test_a_stage_that_goes_on_with_other_code_says_so_then_and_when_it_has_finished(
