@@ -161,9 +161,8 @@ def test_ctrl_c_ends_a_study_with_one_line_that_goes_on(tmp_path):
     os.killpg(process.pid, signal.SIGINT)
     _, err = process.communicate(timeout=300)
     assert process.returncode == 130
-    lines = err.splitlines()[-2:]
-    assert lines[0].startswith("stopped by SIGINT: `make sft PRESET=tiny-xs SEED=1 NAME=tiny-xs-x ")
-    assert lines[1] == "stopped by SIGINT: the same command goes on"
+    (line,) = [line for line in err.splitlines() if "goes on" in line or "topped" in line]
+    assert line == "stopped by SIGINT: the same command goes on"
     assert (tmp_path / "runs/tiny-xs-x/seed1/sft.partial/resume").is_dir()
 
 

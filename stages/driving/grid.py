@@ -31,6 +31,7 @@ def make_grid(maker: Maker, start: Sequence[Cell], others: Sequence[Cell], page:
     A seed whose own run fails has no others; the other seeds go on. The end names what failed.
     `page` gives a page's module and arguments of the runs that are there; no words: no page.
     """
+    maker.says_stop = True
     codes = maker.make_all(start)
     there = {cell.config.seed for cell, code in zip(start, codes, strict=True) if not code}
     if maker.execution.dry_run:

@@ -22,7 +22,13 @@ from typing import Any
 from stages.driving.start import load
 from stages.running import launch
 from stages.running.progress import COLUMNS
-from stages.running.signals import GOES_ON_WITH, handled_signals, leave_closed_terminal
+from stages.running.signals import (
+    CALLER_SAYS_STOP,
+    GOES_ON_WITH,
+    answer_at_once,
+    handled_signals,
+    leave_closed_terminal,
+)
 from stages.settings.checks import in_one_line
 
 START = (sys.executable, "-m", "stages.driving.start")
@@ -43,6 +49,8 @@ class Caller:
         """`started_by`: make variables that belong to the command with which a stage goes on."""
         self.started_by = started_by
         self.stopped = 0
+        self.says_stop = False
+        """Whether who calls this says how its whole work goes on, so that stages need not."""
         self.running: set[subprocess.Popen[bytes]] = set()
         self.forked: BaseProcess | None = None
         # Where torch has worked already, a fork would lack its threads.
@@ -57,6 +65,8 @@ class Caller:
             signal.signal(number, handler)
 
     def _stop(self, number: int, _: Any) -> None:
+        if self.says_stop and not self.stopped:
+            answer_at_once(number)
         leave_closed_terminal()
         self.stopped = 128 + number
         if number != signal.SIGINT:  # a Ctrl-C reaches the stages from the terminal itself
@@ -73,6 +83,7 @@ class Caller:
         # Tools beside this interpreter, such as `accelerate`, are found by their names.
         path = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", "")))
         environment = {**os.environ, "PATH": path, GOES_ON_WITH: " ".join(self.started_by)}
+        environment |= {CALLER_SAYS_STOP: "1"} if self.says_stop else {}
         if not label and tuple(words[:3]) == START and self.forks:
             code = self._call_forked(words[3], words[4:], environment)
             return code if code >= 0 else 128 - code
