@@ -12,7 +12,6 @@ expected to do better.
 
 import random
 import time
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, TypeVar
@@ -21,7 +20,6 @@ import numpy as np
 
 from eval.judge import ask_again, config_with_cap, judge_both_orders, make_judge, read_policies
 from eval.judges.protocol import Row
-from eval.outputs import REFERENCE
 from eval.questions import OWN_TEXTS_ONLY, knows_own_texts_only
 from eval.rates.correction import (
     Corrected,
@@ -32,7 +30,7 @@ from eval.rates.correction import (
     shift_of,
 )
 from eval.rates.formulas import clustered_share, needed_to_show, post_numbers
-from eval.rates.simple_judges import NAMES, agreements, beside_simple_judges, measured, not_beaten
+from eval.rates.simple_judges import agreements, beside_simple_judges, measured
 from eval.rates.table import analyse, leaning, leanings, verdict_table
 from eval.win_rate import post_scores
 from stages.driving.start import run_stage
@@ -50,6 +48,7 @@ from stages.settings.stages import OUTPUTS
 
 Pair = TypeVar("Pair")
 HUMAN_CEILING = (0.72, 0.77)
+REFERENCE = "ref"  # the reference's policy in published comparisons
 LABELS = "comparisons_validation"
 # With fewer pairs with a reference than this, the judge's errors are counted on all pairs.
 FEWEST_WITH_REFERENCE = 100
@@ -57,6 +56,11 @@ LEAST_AGREEMENT = 0.6  # a judge whose interval reaches below it is flagged
 # Posts with which a judge that agrees as often as people do is shown to, in 4 of 5 cases.
 NEEDED = needed_to_show(HUMAN_CEILING[0], LEAST_AGREEMENT)
 LEAST_CONSISTENCY = 0.6
+NAMES = {  # of the judges that need no judgement
+    "majority": "the label that most pairs have",
+    "longest": "the longest text",
+    "overlap": "the text that repeats most of the post",
+}
 
 
 def calibrate(config: Config) -> dict[str, Any]:
@@ -83,18 +87,13 @@ def calibrate(config: Config) -> dict[str, Any]:
         asking = {"seconds": time.monotonic() - started, "questions": len(judgements) - kept}
         again = ask_again(run, judge, {"labelled": pairs}, judgements)
         answered = with_answers(pairs, judgements)
-        shown = [{key: pair[key] for key in PAIR_KEYS} for pair in answered]
-        write_rows(run, "pairs.jsonl", shown)
-        results = (
-            describe(answered, judgements)
-            | again
-            | {
-                "judge": asdict(judge.about),
-                "asking": asking,
-                "source": "built-in world" if config.data.source == TOY else "labelled comparisons",
-                "of_pairs": of_pairs,
-            }
-        )
+        write_rows(run, "pairs.jsonl", [{key: pair[key] for key in PAIR_KEYS} for pair in answered])
+        results = describe(answered, judgements) | again
+        results["judge"] = asdict(judge.about)
+        results["asking"] = asking
+        is_toy = config.data.source == TOY
+        results["source"] = "built-in world" if is_toy else "labelled comparisons"
+        results["of_pairs"] = of_pairs
         run.finish(results)
     return results
 
@@ -219,7 +218,10 @@ def describe(pairs: Sequence[Row], judgements: Sequence[Row]) -> dict[str, Any]:
         "with_reference": all(pair["with_reference"] for pair in errors),
         "error_pairs": len(errors),
         "by_family": errors_by_family(known_errors(pairs)),
-        "by_strength": _by_strength(judged),
+        "by_strength": {
+            str(strength): _agreement([pair for pair in judged if pair["strength"] == strength])
+            for strength in sorted({pair["strength"] for pair in judged} - {None})
+        },
         "statistics": analyse(table) | leanings(table, posts),
         **beside_simple_judges(judged),
     }
@@ -236,14 +238,6 @@ def _agreement(pairs: Sequence[Row]) -> dict[str, Any] | None:
     return None if share is None else asdict(share) | {"pairs": len(pairs)}
 
 
-def _by_strength(pairs: Sequence[Row]) -> dict[str, Any]:
-    groups = defaultdict(list)
-    for pair in pairs:
-        if pair["strength"] is not None:
-            groups[pair["strength"]].append(pair)
-    return {str(strength): _agreement(groups[strength]) for strength in sorted(groups)}
-
-
 def error_pairs(judged: Sequence[Row]) -> list[Row]:
     """The pairs on which errors are counted: those with a reference, or all where these are few."""
     pairs = [pair for pair in judged if pair["with_reference"]]
@@ -257,29 +251,49 @@ def flags(results: dict[str, Any]) -> tuple[list[str], str]:
     to be better, where the pairs are about `NEEDED` posts. Both are empty where there is nothing to
     say.
     """
-    agreement, statistics, posts = results["agreement"], results["statistics"], results["posts"]
-    reasons, doubts = [], []
-    if agreement is None:
-        reasons.append("no pair has a verdict in both orders")
-    elif agreement["low"] <= LEAST_AGREEMENT:
-        worse = agreement["high"] < LEAST_AGREEMENT
-        what = "less than" if worse else "not shown to be more than"
-        share = f"it agrees with the labels on {_percent(agreement)} of {results['judged']} pairs"
-        doubts.append((f"{share}, {what} {LEAST_AGREEMENT:.0%}", worse))
-    same = statistics["swap_consistency"]
-    if same and same["estimate"] < LEAST_CONSISTENCY:
-        worse = same["high"] < LEAST_CONSISTENCY
-        doubts.append((f"its verdict survives a swap of the order in only {_percent(same)}", worse))
-    few = posts < NEEDED
-    doubts = [*doubts[:1], *not_beaten(results), *doubts[1:]]
+    statistics, posts = results["statistics"], results["posts"]
+    few, doubts = posts < NEEDED, doubts_of(results)
+    reasons = [] if results["agreement"] else ["no pair has a verdict in both orders"]
     reasons += [reason for reason, worse in doubts if worse or not few]
     first = statistics["share_first"]
     if leaning({"": first}):
         reasons.append(f"it prefers the text shown first in {_percent(first)} of its choices")
     if statistics["unjudged"] > MOST_UNJUDGED:
         reasons.append(f"{statistics['unjudged']:.1%} of its replies say nothing usable")
-    open_ = few and not all(worse for _, worse in doubts)
-    return reasons, f"its calibration, too few posts ({posts} of {NEEDED} needed)" if open_ else ""
+    is_open = few and not all(worse for _, worse in doubts)
+    undecided = f"its calibration, too few posts ({posts} of {NEEDED} needed)" if is_open else ""
+    return reasons, undecided
+
+
+def doubts_of(results: dict[str, Any]) -> list[tuple[str, bool]]:
+    """What the judge does not clearly do as it must, each as a sentence, and whether its whole
+    interval lies on the wrong side.
+    """
+    doubts = []
+    agreement, kappa = results["agreement"], results["kappa_interval"]
+    if agreement and agreement["low"] <= LEAST_AGREEMENT:
+        worse = agreement["high"] < LEAST_AGREEMENT
+        what = "less than" if worse else "not shown to be more than"
+        share = f"it agrees with the labels on {_percent(agreement)} of {results['judged']} pairs"
+        doubts.append((f"{share}, {what} {LEAST_AGREEMENT:.0%}", worse))
+    for name, simple in results["simple"].items():
+        more = simple["difference"]
+        if more["low"] <= 0:
+            worse = more["high"] < 0
+            what = "agrees less often" if worse else "is not shown to agree more often"
+            estimate, low, high = (100 * more[key] for key in ("estimate", "low", "high"))
+            gap = f"{estimate:+.1f} points [{low:+.1f}, {high:+.1f}] on {more['posts']} posts"
+            doubts.append((f"it {what} than {NAMES[name]} ({gap})", worse))
+    if kappa and kappa["low"] <= 0:
+        worse = kappa["high"] < 0
+        bounds = f"{kappa['estimate']:.2f} [{kappa['low']:.2f}, {kappa['high']:.2f}]"
+        what = "is below 0: it says the opposite of the labels" if worse else "may be 0"
+        doubts.append((f"its Cohen's kappa, {bounds}, {what}", worse))
+    same = results["statistics"]["swap_consistency"]
+    if same and same["estimate"] < LEAST_CONSISTENCY:
+        worse = same["high"] < LEAST_CONSISTENCY
+        doubts.append((f"its verdict survives a swap of the order in only {_percent(same)}", worse))
+    return doubts
 
 
 def _percent(share: dict[str, Any]) -> str:

@@ -12,7 +12,6 @@ Source: Stiennon et al. 2020, section 3.4 and appendix on length.
 
 from collections.abc import Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -29,8 +28,6 @@ from eval.rates.formulas import (
     sigmoid,
 )
 from eval.rates.simple_judges import paired_difference
-from stages.running.files import read_lines
-from stages.runs import HELD_OUT_CNNDM, HELD_OUT_PAIRS
 
 GROUPS = ("split", "batch", "strength", "policies")
 CALIBRATION_BIN = 0.5  # reward units, as in the figure of Huang et al. 2024
@@ -38,22 +35,8 @@ NEAR = 0.1  # lengths are nearly equal if they differ by at most this share of t
 LEAST_PAIRS = 30
 
 
-def with_statistics(results: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """A stage's results with `pair_statistics` of the rows in its folder, if it wrote such rows."""
-    if not (folder / HELD_OUT_PAIRS).exists():
-        return results
-    articles = results["cnndm"]
-    if articles is not None:
-        articles = articles | pair_statistics(read_lines(folder / HELD_OUT_CNNDM))
-    return results | pair_statistics(read_lines(folder / HELD_OUT_PAIRS)) | {"cnndm": articles}
-
-
-def held_out_accuracy(folder: Path) -> dict[str, float]:
-    """`accuracy_of` the held-out pairs of a stage's folder; empty if it wrote no such rows."""
-    path = folder / HELD_OUT_PAIRS
-    if not path.exists():
-        return {}
-    rows = read_lines(path)
+def pair_accuracy(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
+    """`accuracy_of` the rows of some held-out pairs."""
     return accuracy_of([row["gap"] > 0 for row in rows], _posts(rows))
 
 
@@ -79,13 +62,12 @@ def pair_statistics(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     gaps, posts = [row["gap"] for row in rows], _posts(rows)
     chosen, rejected = ([row[f"{name}_tokens"] for row in rows] for name in ("chosen", "rejected"))
     right = [float(gap > 0) for gap in gaps]
-    beside = beside_length(gaps, chosen, rejected, posts)
     longer = [0.5 + 0.5 * ((a > b) - (a < b)) for a, b in zip(chosen, rejected, strict=True)]
     return {
         **accuracy_of(right, posts),
         **_by_groups(rows, right),
         "calibration": calibration(gaps),
-        "length": beside | _by_groups(rows, longer),
+        "length": beside_length(gaps, chosen, rejected, posts) | _by_groups(rows, longer),
     }
 
 
@@ -141,15 +123,15 @@ def beside_length(
     posts.
     """
     right = _points(np.array(gaps, dtype=float))
-    ours, theirs = np.array(chosen, dtype=float), np.array(rejected, dtype=float)
-    longer, numbers = _points(ours - theirs), post_numbers(posts)
-    near = np.abs(ours - theirs) <= NEAR * np.maximum(ours, theirs)
+    lengths, others = np.array(chosen, dtype=float), np.array(rejected, dtype=float)
+    longer, numbers = _points(lengths - others), post_numbers(posts)
+    near = np.abs(lengths - others) <= NEAR * np.maximum(lengths, others)
     return {
         "longer": _share(longer, numbers),
         "above_longer": _mean(right - longer, numbers),
         "near_equal": _share(right[near], numbers[near]),
         "longer_near_equal": _share(longer[near], numbers[near]),
-        "at_equal_length": accuracy_at_equal_length(right, np.log(ours / theirs), numbers),
+        "at_equal_length": accuracy_at_equal_length(right, np.log(lengths / others), numbers),
     }
 
 

@@ -1,8 +1,7 @@
 """A judge's calibration on a page: its agreement with labels, and the rates that they correct."""
 
-from eval.calibration import HUMAN_CEILING, correct
+from eval.calibration import HUMAN_CEILING, NAMES, correct
 from eval.rates.correction import SHIFT
-from eval.rates.simple_judges import NAMES
 from reports.parts.collect import Record, policies_of
 from reports.parts.page import Block, Heading, Note, Table, Text
 from reports.parts.sentences import asked_again
