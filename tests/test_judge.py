@@ -11,7 +11,7 @@ from eval.judges.offline import FactsJudge, RewardModelJudge
 from eval.judges.protocol import Choice, Comparison, Judge, Reply, judge_pair
 from eval.questions import comparison_of
 from stages.finished import read_manifest, stage_folder
-from stages.posts.toy import OPTIONAL, facts_of, make_post
+from stages.posts.toy import OPTIONAL, facts_of
 from stages.running.files import read_lines
 from stages.runs import open_stage
 from stages.settings.command_line import make_config
@@ -88,24 +88,6 @@ def test_the_facts_judge_prefers_what_is_wanted_to_what_is_not_wrong_or_too_long
     assert judge.reply(Comparison(POST, "", event, event + " Well.")).choice == "tie"
     reply = judge.reply(Comparison(POST, "", COMPLETE, lie))  # 6 right; 5 right, 1 wrong
     assert reply.text == "[facts judge, not an LLM] A 6.0, B 4.0"
-
-
-def test_swapping_the_texts_swaps_the_facts_judges_verdict_on_real_posts():
-    mirror: dict[Choice | None, Choice] = {"A": "B", "B": "A", "tie": "tie"}
-    posts = [make_post(f"toy1-validation-{k}") for k in range(40)]
-    choices = set()
-    for post, other in zip(posts, posts[1:] + posts[:1], strict=True):
-        for text in (other["summary"], post["title"], post["post"]):
-            there = FactsJudge().reply(Comparison(post["id"], "", post["summary"], text))
-            back = FactsJudge().reply(Comparison(post["id"], "", text, post["summary"]))
-            assert back.choice == mirror[there.choice]
-            choices.add(there.choice)
-    assert "A" in choices
-
-
-def test_the_facts_judge_refuses_a_post_that_it_does_not_know():
-    with pytest.raises(UserError, match="t3_abc"):
-        FactsJudge().reply(Comparison("t3_abc", "", "one", "two"))
 
 
 def test_the_reward_model_judge_follows_the_recorded_scores():

@@ -16,7 +16,6 @@ import pytest
 
 from eval.judge import make_judge
 from eval.judges.openai.cache import ReplyCache, is_alive, me
-from eval.judges.openai.server_judge import OpenAIJudge
 from eval.judges.protocol import Comparison, judge_all
 from eval.questions import RunQuestions
 from stages.finished import read_manifest
@@ -53,10 +52,6 @@ def test_a_reply_is_found_again_when_the_server_takes_more_than_it_did():
     with serving(refusing) as server:
         ask(server)
         paid = len(server.requests)
-        # What was learned is forgotten, as by another machine with the same replies.
-        judge = make_judge(llm_config(server), {})
-        assert isinstance(judge, OpenAIJudge)
-        judge.cache.set_note(judge.chat.note, "{}")
         ask(server)
         assert len(server.requests) == paid
 

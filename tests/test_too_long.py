@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 
 from eval.judge import judge_summaries, make_judge
-from eval.judges.openai.replies import Dialect, about_a_post, refusal_of
+from eval.judges.openai.replies import about_a_post
+from eval.judges.openai.request import Dialect
 from eval.judges.protocol import Comparison, judge_all
 from stages.runs import open_stage
 from tests.chat_server import GOOD, chat, llm_config, serving
@@ -112,14 +113,6 @@ def results_of(server, asked, **changes):
     return judge_summaries(config)
 
 
-def test_the_evaluation_goes_on_and_its_manifest_names_the_posts():
-    with serving(answer_of(REFUSALS["vllm"])) as server:
-        results = results_of(server, questions(1))
-    assert results["too_long"] == ["p1"]
-    assert "filtered" not in results
-    assert results["unjudged"] == pytest.approx(1 / 6)
-
-
 def test_what_is_too_long_only_with_room_for_reasoning_is_asked_without():
     def answer(number: int, body: dict[str, Any]) -> Any:
         small = body["max_tokens"] <= 400
@@ -191,11 +184,11 @@ FULL = Dialect(structured=True)
     ],
 )
 def test_what_a_refusal_blames_is_left_out(text, left_out):
-    assert FULL.after(refusal_of(text)) == FULL.without(left_out)
+    assert FULL.after(text) == FULL.without(left_out)
 
 
 def test_a_refusal_that_blames_nothing_leaves_out_one_thing_after_another():
-    second = FULL.without("effort").after(refusal_of("no"))
+    second = FULL.without("effort").after("no")
     assert second == FULL.without("effort").without("structured")
-    assert second.after(refusal_of("no")) is None
-    assert FULL.after(refusal_of("no"), keep=("effort", "structured")) is None
+    assert second.after("no") is None
+    assert FULL.after("no", keep=("effort", "structured")) is None

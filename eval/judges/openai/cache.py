@@ -38,7 +38,6 @@ CREATE TABLE IF NOT EXISTS tries (
 );
 CREATE INDEX IF NOT EXISTS tries_by_key ON tries (key);
 CREATE TABLE IF NOT EXISTS unused (try INTEGER PRIMARY KEY, raw TEXT NOT NULL);
-CREATE TABLE IF NOT EXISTS notes (name TEXT PRIMARY KEY, value TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS claims (
     name TEXT PRIMARY KEY, owner TEXT NOT NULL, since REAL NOT NULL
 );
@@ -50,13 +49,10 @@ COLUMNS = (
 READ = ("key", "max_tokens", "prompt_hash", "requested_model", "raw")
 """What is read again. The other columns are for people: `raw` says the same, and decides."""
 UNDER_WAY = "under way"
-# Another process may be writing.
-SECONDS_TO_WAIT = 60.0
-CHUNK = 500
-LOOK_AGAIN = 0.1
-"""Seconds between two looks at a claim of somebody else."""
-LONGEST_CLAIM = 3600.0
-"""Seconds after which a claim is void: its owner hangs, or is on a machine that is gone."""
+SECONDS_TO_WAIT = 60.0  # where another process is writing
+CHUNK = 500  # keys of one query
+LOOK_AGAIN = 0.1  # seconds between two looks at a claim of somebody else
+LONGEST_CLAIM = 3600.0  # seconds; then its owner hangs, or is on a machine that is gone
 
 
 class ReplyCache:
@@ -80,14 +76,13 @@ class ReplyCache:
     def replies(self, *keys: str) -> list[Row]:
         """All replies under these keys, by the order of the keys and then the smallest budget."""
         query = f"SELECT {', '.join(READ)} FROM replies WHERE key = ? ORDER BY max_tokens"
-        return [self._checked(dict(row)) for key in keys for row in self._read(query, (key,))]
-
-    def _checked(self, row: Row) -> Row:
-        for name in READ:
-            if type(row[name]) is not (int if name == "max_tokens" else str):
-                raise self._damaged(f"a reply's {name} is of type {type(row[name]).__name__}")
+        rows = [dict(row) for key in keys for row in self._read(query, (key,))]
+        for row in rows:
+            for name in READ:
+                if type(row[name]) is not (int if name == "max_tokens" else str):
+                    raise self._damaged(f"a reply's {name} is of type {type(row[name]).__name__}")
         try:
-            return row | read_reply(row["raw"])
+            return [row | read_reply(row["raw"]) for row in rows]
         except PassingError:
             raise self._damaged("a reply's raw is no chat completion") from None
 
@@ -167,16 +162,6 @@ class ReplyCache:
                 raise self._damaged("what a try has cost is no sum of money")
             total += usd or 0.0
         return total
-
-    def note(self, name: str) -> str | None:
-        """What was noted under a name, or None."""
-        notes = self._read("SELECT value FROM notes WHERE name = ?", (name,))
-        return notes[0][0] if notes else None
-
-    def set_note(self, name: str, value: str) -> None:
-        """Note a value under a name."""
-        with self._transaction(durable=True):
-            self.connection.execute("INSERT OR REPLACE INTO notes VALUES (?, ?)", (name, value))
 
     def _patiently(self, statement: str) -> None:
         """Wait for another process here too: SQLite itself does not while it changes the mode."""
