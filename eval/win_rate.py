@@ -14,7 +14,6 @@ by post.
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import combinations
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -67,12 +66,13 @@ def measure_win_rates(config: Config) -> dict[str, Any]:
     """
     with open_stage(config, "win_rate") as run:
         summaries = run.require("summaries")
-        written = {path.stem: read_lines(path) for path in written_by_policy(summaries)}
-        texts, post_of = summary_texts(summaries), posts_by_text(written)
+        paths = sorted(summaries.glob("*.jsonl"))
+        written = {path.stem: read_lines(path) for path in paths}
+        post_of = posts_by_text(written)
         folder = run.require("judge")
         judgements = read_lines(folder / "judgements.jsonl")
         scores = post_scores(judgements)
-        if not any(has_verdict(of_posts) for of_posts in scores.values()):
+        if not any(judged_for_both(of_posts, of_posts) for of_posts in scores.values()):
             raise UserError(
                 f"{folder}: no post has a verdict in both orders: see the replies in"
                 " judgements.jsonl, correct the judge's settings and judge again"
@@ -84,32 +84,52 @@ def measure_win_rates(config: Config) -> dict[str, Any]:
             for post_id, score in of_posts.items()
         ]
         write_rows(run, "post_scores.jsonl", rows)
+        gold = folder / "gold_scores.jsonl"
+        gold_rows = rows_by_policy(read_lines(gold)) if gold.exists() else {}
         manifest = read_manifest(folder) or {}
         results = {
             "judge": manifest["results"]["judge"],
             "posts": len({row["id"] for row in judgements}),
             "texts": len({post_of[row["id"]] for row in judgements}),
-            "policies": {
-                name: describe(scores[name], post_of)
-                | {"identical": identical(written[name], config.data.prompt)}
-                | {"statistics": statistics_of(name, judgements, texts[name], post_of)}
-                for name in scores
-            },
-            "differences": {
-                pair_name(later, earlier): asdict(
-                    paired_difference(scores[later], scores[earlier], post_of)
-                )
-                | {"alike": alike(texts[later], texts[earlier])}
-                for earlier, later in combinations(scores, 2)
-                if judged_for_both(scores[later], scores[earlier])
-            },
+            **rates_of(written, judgements, scores, post_of),
+            **({"scores": proxy_and_gold(written, gold_rows, post_of)} if gold_rows else {}),
         }
-        gold = folder / "gold_scores.jsonl"
-        if gold.exists():
-            gold_rows = rows_by_policy(read_lines(gold))
-            results["scores"] = proxy_and_gold(written, gold_rows, post_of)
+        for name, row in results["policies"].items():
+            row["identical"] = identical(written[name], config.data.prompt)
         run.finish(results)
     return results
+
+
+def rates_of(
+    written: ScoredRows,
+    judgements: Sequence[dict[str, Any]],
+    scores: Mapping[str, Scores],
+    post_of: Mapping[str, str],
+) -> dict[str, Any]:
+    """`policies`: a row each of `describe`, with its `statistics` of `analyse` and `rm_agrees`, how
+    often the scores in `written` prefer what the judge does; `differences` of all pairs.
+    """
+    texts = {
+        name: {row["id"]: (row["summary"], row["reference"]) for row in rows}
+        for name, rows in written.items()
+    }
+    policies = {
+        name: describe(scores[name], post_of)
+        | {
+            "statistics": statistics_of(name, judgements, texts[name], post_of),
+            "rm_agrees": agreement(written[name], scores[name], post_of),
+        }
+        for name in scores
+    }
+    differences = {
+        pair_name(later, earlier): asdict(
+            paired_difference(scores[later], scores[earlier], post_of)
+        )
+        | {"alike": alike(texts[later], texts[earlier])}
+        for earlier, later in combinations(scores, 2)
+        if judged_for_both(scores[later], scores[earlier])
+    }
+    return {"policies": policies, "differences": differences}
 
 
 def pair_name(first: str, second: str) -> str:
@@ -129,19 +149,6 @@ def rows_by_policy(rows: Iterable[dict[str, Any]]) -> dict[str, list[dict[str, A
     for row in rows:
         policies.setdefault(row["policy"], []).append(row)
     return policies
-
-
-def written_by_policy(folder: Path) -> list[Path]:
-    """The files of the stage `summaries`, one a policy."""
-    return sorted(folder.glob("*.jsonl"))
-
-
-def summary_texts(folder: Path) -> dict[str, dict[str, tuple[str, str]]]:
-    """For each policy and post id its summary and the reference, as the judge saw them."""
-    return {
-        path.stem: {row["id"]: (row["summary"], row["reference"]) for row in read_lines(path)}
-        for path in written_by_policy(folder)
-    }
 
 
 def posts_by_text(policies: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, str]:
@@ -192,11 +199,6 @@ def post_scores(judgements: Iterable[dict[str, Any]]) -> dict[str, dict[str, flo
         score = sum(points) / len(points) if len(points) == len(orders) else None
         scores.setdefault(policy, {})[post_id] = score
     return scores
-
-
-def has_verdict(scores: Scores) -> bool:
-    """Whether any post has a verdict in both orders."""
-    return any(score is not None for score in scores.values())
 
 
 def judged_for_both(a: Scores, b: Scores) -> bool:
@@ -295,10 +297,11 @@ def agreement(
     """
     right: dict[str, float] = {}
     for row in written:
-        ours, theirs, points = row["score"], row["reference_score"], judged.get(row["id"])
-        if ours is None or theirs is None or points is None or points == 0.5 or ours == theirs:
+        own, reference = row.get("score"), row.get("reference_score")
+        points = judged.get(row["id"])
+        if own is None or reference is None or points is None or points == 0.5 or own == reference:
             continue
-        right[row["id"]] = (ours > theirs) == (points > 0.5)
+        right[row["id"]] = (own > reference) == (points > 0.5)
     values = np.array([*right.values()], dtype=float)
     return as_plain(clustered_share(values, _numbers(right, post_of)))
 
@@ -316,8 +319,10 @@ def by_name(rows: ScoredRows) -> Scored:
 
 def gain(scores: Scored, policy: str, post_of: PostOf = None) -> dict[str, Any] | None:
     """The mean of a policy's score minus SFT's, over the posts on which both have one."""
-    ours, start = scores.get(policy, {}), scores.get(START, {})
-    return mean_gain({post: ours[post] - start[post] for post in ours if post in start}, post_of)
+    trained, start = scores.get(policy, {}), scores.get(START, {})
+    return mean_gain(
+        {post: trained[post] - start[post] for post in trained if post in start}, post_of
+    )
 
 
 def mean_gain(differences: Mapping[str, float], post_of: PostOf = None) -> dict[str, Any] | None:
@@ -338,22 +343,19 @@ def print_summary(results: dict[str, Any]) -> None:
     """A line for the judge, one for each policy and one for each difference, 80 columns."""
     lines = folded(f"win rate against the reference, judged by {results['judge']['name']}")
     for name, row in results["policies"].items():
-        lines += row_of(f"  {name}", f" {_rate_of(row)}", 18)
+        lines += _row(f"  {name}", f" {_rate_of(row)}", 18)
     for name, row in results["differences"].items():
         pair = names_of_pair(name)
         if any(results["policies"][policy]["unjudged"] > MOST_UNJUDGED for policy in pair):
             continue
         estimate, low, high = (f"{100 * row[key]:+.1f}" for key in ("estimate", "low", "high"))
-        points = f"{estimate:>6} [{low:>6}, {high:>6}]  points on the same posts"
-        lines += row_of(f"  {' - '.join(pair)}", f" {points}", 30)
+        points = f" {estimate:>6} [{low:>6}, {high:>6}]  points on the same posts"
+        lines += _row(f"  {' - '.join(pair)}", points, 30)
     print("\n".join(lines))
 
 
-def row_of(name: str, cells: str, width: int) -> list[str]:
-    """A row of a table: a name in a column of this width, then the cells.
-
-    A longer name stands whole, above the cells: names that differ must not read alike.
-    """
+def _row(name: str, cells: str, width: int) -> list[str]:
+    """A name in a column of this width, then the cells; a longer name stands whole above them."""
     if len(name) <= width:
         return [f"{name:{width}}{cells}"]
     return [*folded(name), f"{'':{width}}{cells}"]
