@@ -11,7 +11,6 @@ expected to do better.
 """
 
 import random
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, TypeVar
@@ -32,13 +31,12 @@ from eval.rates.correction import (
 from eval.rates.formulas import clustered_share, needed_to_show, post_numbers
 from eval.rates.simple_judges import agreements, beside_simple_judges, measured
 from eval.rates.table import analyse, leaning, leanings, verdict_table
-from eval.win_rate import post_scores
+from eval.win_rate import in_words, post_scores
 from stages.driving.start import run_stage
 from stages.posts.bad_rows import BadRows
 from stages.posts.readers import Located, is_cnndm, label_strength, read_split
 from stages.posts.text_metrics import first_ids
 from stages.posts.toy import world_folder
-from stages.running.files import whole_lines
 from stages.running.progress import folded
 from stages.runs import Run, open_stage, write_rows
 from stages.settings.config import TOY, Config, UserError
@@ -80,17 +78,12 @@ def calibrate(config: Config) -> dict[str, Any]:
         names = first_ids((pair["post"], pair["query"]) for pair in pairs)
         pairs = [pair | {"post": name} for pair, name in zip(pairs, names, strict=True)]
         judge = make_judge(config, {})
-        kept = len(whole_lines(run.partial / "judgements.jsonl")[0])
-        started = time.monotonic()
         judgements = judge_both_orders(run, judge, {"labelled": pairs}, "calibrate")
-        kept += judge.remembered
-        asking = {"seconds": time.monotonic() - started, "questions": len(judgements) - kept}
         again = ask_again(run, judge, {"labelled": pairs}, judgements)
         answered = with_answers(pairs, judgements)
         write_rows(run, "pairs.jsonl", [{key: pair[key] for key in PAIR_KEYS} for pair in answered])
         results = describe(answered, judgements) | again
         results["judge"] = asdict(judge.about)
-        results["asking"] = asking
         is_toy = config.data.source == TOY
         results["source"] = "built-in world" if is_toy else "labelled comparisons"
         results["of_pairs"] = of_pairs
@@ -130,9 +123,7 @@ def labelled_rows(systems: Mapping[str, Sequence[Row]]) -> list[Row]:
             "post": row["id"],
             **{key: row[key] for key in ("query", "summary", "reference", "label")},
             **measured(row["query"], row["summary"], row["reference"]),
-            "with_reference": True,
-            "family": name,
-            "strength": None,
+            **{"with_reference": True, "family": name, "strength": None},
         }
         for name, rows in systems.items()
         for row in rows
@@ -222,7 +213,7 @@ def describe(pairs: Sequence[Row], judgements: Sequence[Row]) -> dict[str, Any]:
             str(strength): _agreement([pair for pair in judged if pair["strength"] == strength])
             for strength in sorted({pair["strength"] for pair in judged} - {None})
         },
-        "statistics": analyse(table) | leanings(table, posts),
+        "statistics": in_words(analyse(table)) | leanings(table, posts),
         **beside_simple_judges(judged),
     }
     reasons, undecided = flags(results)
@@ -327,16 +318,17 @@ def print_summary(results: dict[str, Any]) -> None:
     low, high = HUMAN_CEILING
     kappa = results["kappa_interval"]
     value = f"{kappa['estimate']:.2f}" if kappa else "none"
-    print(f"judge {results['judge']['name']} on {results['pairs']} labelled pairs"[:80])
     agreement = _percent(results["agreement"]) if results["agreement"] else "none"
-    print(f"  agreement {agreement}, people {low:.0%} to {high:.0%}")
-    print(f"  Cohen's kappa {value}, {results['ties']} ties, {results['judged']} judged")
+    lines = [
+        f"judge {results['judge']['name']} on {results['pairs']} labelled pairs",
+        f"  agreement {agreement}, people {low:.0%} to {high:.0%}",
+        f"  Cohen's kappa {value}, {results['ties']} ties, {results['judged']} judged",
+    ]
     for name, simple in results["simple"].items():
-        print(f"  beside {NAMES[name]}, {_percent(simple['agreement'])}"[:80])
-    for flag in results["flags"]:
-        print("\n".join(folded(f"  FLAGGED: {flag}")))
-    if results["undecided"]:
-        print("\n".join(folded(f"  NOT DECIDED: {results['undecided']}")))
+        lines.append(f"  beside {NAMES[name]}, {_percent(simple['agreement'])}")
+    lines += [f"  FLAGGED: {flag}" for flag in results["flags"]]
+    lines += [f"  NOT DECIDED: {results['undecided']}"] if results["undecided"] else []
+    print("\n".join(part for line in lines for part in folded(line)))
 
 
 def main(argv: list[str] | None = None) -> None:

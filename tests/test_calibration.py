@@ -48,15 +48,6 @@ def test_a_pair_puts_the_reference_in_its_place_and_keeps_the_label():
     assert pairs[0]["query"] == "SUBREDDIT: r/x\n\nTITLE: t\n\nPOST: p.\n\nTL;DR:"
 
 
-def test_the_sample_is_drawn_by_seed_without_news_articles():
-    located = [labelled(k, batch="cnndm0" if k % 2 else "b1") for k in range(40)]
-    one, again, other = (sample_pairs(located, 10, seed) for seed in (1, 1, 2))
-    assert one == again != other
-    assert {int(pair["post"][1:]) % 2 for pair in one} == {0}
-    assert len({pair["id"] for pair in one}) == len(one) == 10
-    assert len(sample_pairs(located, 99, 1)) == 20
-
-
 def judgements_of(pairs, verdicts):
     """Both orders of each pair: verdicts like `policy`, or two of them."""
     return [

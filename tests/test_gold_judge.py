@@ -16,7 +16,8 @@ from eval import calibration, controls
 from eval.judge import judge_summaries, make_judge
 from eval.judges.gold import GoldJudge, find_gold, trained_posts
 from eval.judges.protocol import Comparison, judge_all
-from eval.win_rate import measure_win_rates, proxy_and_gold
+from eval.scores import proxy_and_gold
+from eval.win_rate import measure_win_rates
 from stages import base, normalize, reward, sft
 from stages.finished import read_manifest, seal_of, stage_folder, why_not
 from stages.learning.passes import summary_scores

@@ -101,19 +101,6 @@ def test_the_reward_model_judge_follows_the_recorded_scores():
     assert judge.reply(Comparison("q", "", "ours", "theirs")).choice is None
 
 
-def test_judges_that_are_no_llm_say_so_in_every_row():
-    one = {**row(POST, COMPLETE, "Nothing."), "score": 1.0, "reference_score": 0.0}
-    for judge in (FactsJudge(), RewardModelJudge([one])):
-        assert not judge.about.is_llm
-        for summary in (COMPLETE, "Nothing."):
-            judged = judge_one(judge, "ppo", {**one, "summary": summary}, "policy_first")
-            assert "not an LLM" in judged["judge"]
-            assert "not an LLM" in judged["reply"]
-            assert judged["model"] == ""
-        assert "not an LLM" in judge.about.note
-    assert "optimistic proxy" in RewardModelJudge.about.note
-
-
 def test_the_stage_judges_every_policy_post_and_order_and_says_who_judged(runs, capsys):
     config = make_config("tiny")
     finish_summaries(
@@ -175,3 +162,10 @@ def test_a_stopped_evaluation_goes_on_where_it_stopped(runs):
         credit = 1000
         assert judge_summaries(config)["unjudged"] == 0
         assert len(server.requests) - stopped == 40 - 7
+
+
+@pytest.mark.parametrize("cap", ["0", "-1", "nan", "inf"])
+def test_a_cap_on_the_cost_is_above_0(runs, capsys, cap):
+    with pytest.raises(SystemExit):
+        main(["--max-cost", cap])
+    assert "must be above 0" in capsys.readouterr().err

@@ -1,6 +1,5 @@
 """Given summaries that cannot be judged: each is refused when read, in one line with the mend."""
 
-import json
 from typing import Any
 
 import pandas as pd
@@ -54,25 +53,6 @@ def test_labels_are_read_as_pandas_writes_a_column_with_an_empty_cell(tmp_path, 
 
 
 # -- files -----------------------------------------------------------------------------------------
-
-
-def test_a_parquet_file_with_a_good_footer_and_damaged_rows_is_one_line(tmp_path):
-    path = tmp_path / "x.parquet"
-    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(WIDE * 200), path)
-    content = bytearray(path.read_bytes())
-    content[4:200] = b"\xff" * 196
-    path.write_bytes(content)
-    assert f"{path}: not a Parquet file, or a damaged one (" in refusal(path)
-    path.unlink()
-    assert "no file of summaries" in refusal(path)
-
-
-def test_blank_lines_are_passed_over_and_lines_are_still_counted(tmp_path):
-    path = tmp_path / "x.jsonl"
-    path.write_text(f"\n{json.dumps(GOOD)}\n \t\n\n")
-    assert [row["id"] for row in systems_of(Outputs(file=str(path)))["x"]] == ["1"]
-    path.write_text(path.read_text() + "[1]\n")
-    assert "x.jsonl:5: not a JSON object" in refusal(path)
 
 
 def test_two_columns_of_one_name_are_named(tmp_path):

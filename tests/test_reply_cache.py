@@ -1,7 +1,6 @@
 """What was paid for: it is never paid for again, and the cap on it holds."""
 
 import json
-import re
 import shutil
 import sqlite3
 import subprocess
@@ -13,9 +12,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from eval import calibration, controls
 from eval.controls import judge_controls
-from eval.judge import judge_summaries, main, make_judge
+from eval.judge import judge_summaries, make_judge
 from eval.judges.openai.cache import ReplyCache
 from eval.judges.openai.server_judge import OpenAIJudge
 from eval.judges.protocol import Comparison, judge_all
@@ -261,32 +259,3 @@ def test_summaries_and_controls_may_spend_what_the_other_has_left():
         with pytest.raises(UserError, match=r"judge.max_cost="):
             judge_summaries(llm_config(server, max_cost=0.2 * asked + 0.3, **PRICES))
     assert len(server.requests) == asked + 1
-
-
-def test_each_round_of_repeats_has_its_bill_and_what_was_thrown_away_is_told(capsys):
-    """Three rounds of 2 pairs in both orders, 0.20 USD a reply; the first of all is another's."""
-    other = chat(GOOD, model="other")
-    with serving(lambda number, body: other if number == 1 else chat(GOOD)) as server:
-        config = llm_config(server, repeats=3, **PRICES)
-        summarise(config, "ppo")
-        judge_summaries(config)
-    assert len(server.requests) == 13
-    out = capsys.readouterr().out
-    bills = re.findall(r"([\d,]+) replies cost \$([\d.]+), estimated \$([\d.]+)", out)
-    assert [bill[:2] for bill in bills] == [("4", "0.8000")] * 3
-    assert len({estimate for _, _, estimate in bills}) == 1
-    spent = re.findall(r"\$([\d.]+) spent in all, with earlier and discarded replies", out)
-    assert spent == ["1.0000", "1.8000", "2.6000"]
-
-
-@pytest.mark.parametrize(
-    ("command", "cap", "said"),
-    [
-        *((command, "much", "invalid float") for command in (controls.main, calibration.main)),
-        *((main, cap, "must be above 0") for cap in ("0", "-1", "nan", "inf")),
-    ],
-)
-def test_every_command_that_asks_a_judge_takes_a_cap_that_is_one(runs, capsys, command, cap, said):
-    with pytest.raises(SystemExit):
-        command(["--max-cost", cap])
-    assert said in capsys.readouterr().err

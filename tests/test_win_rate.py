@@ -9,15 +9,8 @@ import pytest
 
 from eval.judge import main as judge_main
 from eval.rates.formulas import wilson
-from eval.win_rate import (
-    agreement,
-    describe,
-    main,
-    paired_difference,
-    post_scores,
-    print_summary,
-    win_rate,
-)
+from eval.scores import agreement
+from eval.win_rate import describe, main, paired_difference, post_scores, print_summary, win_rate
 from stages.finished import read_manifest, stage_folder
 from stages.running.files import read_lines
 from stages.runs import open_stage

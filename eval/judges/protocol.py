@@ -79,9 +79,6 @@ class Judge:
     that it needs.
     """
 
-    remembered = 0
-    """Questions that kept replies answered when `prepare` was called."""
-
     @property
     def about(self) -> About:
         """Who this is."""

@@ -36,7 +36,6 @@ def cohen_over_posts(
     kinds, codes = np.unique([*a, *b], return_inverse=True)
     k = len(kinds)
     cells = np.eye(k * k)[codes[: len(a)] * k + codes[len(a) :]]
-
     return _over_posts(estimate, cells, posts, kappas)
 
 

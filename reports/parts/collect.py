@@ -12,7 +12,8 @@ from pathlib import Path
 from statistics import fmean
 
 from eval.held_out import with_statistics
-from eval.win_rate import agreement, by_name, gain, names_of_pair, pair_name, posts_by_text
+from eval.scores import agreement, by_name, gain
+from eval.win_rate import names_of_pair, pair_name, posts_by_text
 from reports.parts.words import Row, shown
 from stages.finished import no_such_run, read_manifest, refusal, stage_folder, why_not_shown
 from stages.running.files import read_lines, read_record

@@ -85,7 +85,6 @@ class OpenAIJudge(Judge):
         self.chat.budget.spent = self.cache.spent(keys)
         budgets = [(request, self.next_budget(request)) for request in requests.values()]
         todo = [(request, tokens) for request, tokens in budgets if tokens is not None]
-        self.remembered = len(requests) - len(todo)
         print(self._estimate(len(requests), todo), flush=True)
         if todo and self.chat.confirmed is None:
             self._ask_shortest(comparisons)
