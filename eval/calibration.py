@@ -220,12 +220,20 @@ def describe(pairs: Sequence[Row], judgements: Sequence[Row]) -> dict[str, Any]:
     return results | {"flags": reasons, "undecided": undecided}
 
 
+def columns_of(pairs: Sequence[Row]) -> Labelled:
+    """Judged pairs as columns."""
+    return Labelled(
+        labels=np.array([pair["label"] for pair in pairs], dtype=bool),
+        answers=np.array([pair["answer"] for pair in pairs], dtype=float),
+        posts=post_numbers([pair["post"] for pair in pairs]),
+        families=np.array([pair["family"] for pair in pairs], dtype=str),
+    )
+
+
 def _agreement(pairs: Sequence[Row]) -> dict[str, Any] | None:
     """How far the judge agrees with the labels, in [0, 1]; a tie is 1/2."""
-    labels = np.array([pair["label"] for pair in pairs], dtype=bool)
-    answers = np.array([pair["answer"] for pair in pairs], dtype=float)
-    posts = post_numbers([pair["post"] for pair in pairs])
-    share = clustered_share(agreements(labels, answers), posts)
+    known = columns_of(pairs)
+    share = clustered_share(agreements(known.labels, known.answers), known.posts)
     return None if share is None else asdict(share) | {"pairs": len(pairs)}
 
 
@@ -294,13 +302,7 @@ def _percent(share: dict[str, Any]) -> str:
 
 def known_errors(pairs: Sequence[Row]) -> Labelled:
     """The labelled pairs on which the judge's errors are counted, as columns."""
-    known = error_pairs([pair for pair in pairs if pair["answer"] is not None])
-    return Labelled(
-        labels=np.array([pair["label"] for pair in known], dtype=bool),
-        answers=np.array([pair["answer"] for pair in known], dtype=float),
-        posts=post_numbers([pair["post"] for pair in known]),
-        families=np.array([pair["family"] for pair in known], dtype=str),
-    )
+    return columns_of(error_pairs([pair for pair in pairs if pair["answer"] is not None]))
 
 
 def correct(scores: Sequence[tuple[str, float]], pairs: Sequence[Row]) -> Corrected | None:

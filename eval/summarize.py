@@ -86,21 +86,20 @@ class Finished:
         self.tokenizer = load_tokenizer(self._folder(next(iter(configs))) / "model")
         self.encode = plain_encoder(self.tokenizer)
         data = self._folder("base") / "data"
-        is_there = (data / f"{HELD_OUT}.safetensors").exists()
-        self.held_out = load_split(data, HELD_OUT) if is_there else None
+        self.held_out = load_split(data, HELD_OUT)
 
     def _folder(self, stage: str) -> Path:
         return stage_folder(self.configs.get(stage, self.config), stage)
 
     def post_of_id(self, post_id: str) -> Post:
         """The held-out post with an id. Raises UserError if the run's data hold none."""
-        split = self.held_out
-        ids = [row["id"] for row in split.rows] if split else []
-        if split is None or post_id not in ids:
-            such = f": ids are such as {ids[0]}" if ids else ""
-            raise UserError(f"ID={post_id} is no held-out post of {self.config.name}{such}")
-        at, columns = ids.index(post_id), split.columns
-        return Post(split.rows[at]["query"], columns["queries"][at], columns["summaries"][at], at)
+        rows, columns = self.held_out.rows, self.held_out.columns
+        ids = [row["id"] for row in rows]
+        if post_id not in ids:
+            such = f"ids are such as {ids[0]}"
+            raise UserError(f"ID={post_id} is no held-out post of {self.config.name}: {such}")
+        at = ids.index(post_id)
+        return Post(rows[at]["query"], columns["queries"][at], columns["summaries"][at], at)
 
     def post_of_text(self, text: str) -> Post:
         """A typed post, filled into the run's prompt and cut as in training.
@@ -127,7 +126,7 @@ class Finished:
 
     def usual_subreddit(self) -> str:
         """The most frequent one of the held-out posts."""
-        rows = self.held_out.rows if self.held_out else []
+        rows = self.held_out.rows
         posts = [parse_post(row["query"], self.config.data.prompt) for row in rows]
         counts = Counter(post["subreddit"] for post in posts if post)
         return max(counts, key=counts.__getitem__, default="tifu")
@@ -141,7 +140,7 @@ class Finished:
         policy = load_policy(self._folder(stage) / "model").to(device).eval()
         (length, setting), pad_id = longest(config, stage), self.tokenizer.pad_token_id
         require_room(policy, len(post.tokens), length, setting)
-        rows = config.eval.posts or (len(self.held_out) if self.held_out else 1)
+        rows = config.eval.posts or len(self.held_out)
         at = post.place if post.place < rows else 0
         noise = sampling_noise(config.seed, f"{stage} summaries", 0, rows, length)[at : at + 1]
         eos_id, query = self.tokenizer.eos_token_id, post.tokens[None].to(device)

@@ -18,6 +18,7 @@ from eval.judges.gold import GoldJudge, find_gold, trained_posts
 from eval.judges.protocol import Comparison, judge_all
 from eval.scores import proxy_and_gold
 from eval.win_rate import measure_win_rates
+from reports.sections.scores import _reading
 from stages import base, normalize, reward, sft
 from stages.finished import read_manifest, seal_of, stage_folder, why_not
 from stages.learning.passes import summary_scores
@@ -254,3 +255,19 @@ def test_gains_are_paired_by_post_and_a_text_without_a_score_is_left_out():
     assert found["gold"]["sft"]["estimate"] == 2.0
     assert found["gold"]["reference"]["low"] == found["gold"]["reference"]["high"] == 0.5
     assert found["proxy"] == {"reference": None}
+
+
+@pytest.mark.parametrize(
+    ("proxy", "gold", "said"),
+    [
+        ((0.2, 0.4), (-0.4, -0.2), "the proxy rose, the gold score fell. This is OVER-OPTIM"),
+        ((0.2, 0.4), (0.1, 0.2), "the proxy rose, the gold score rose."),
+        ((0.2, 0.4), (-0.1, 0.2), "the proxy rose, the gold score did not reliably move."),
+    ],
+)
+def test_over_optimisation_is_said_only_where_the_proxy_rose_and_the_gold_fell(proxy, gold, said):
+    gains = {"proxy": dict(zip(("low", "high"), proxy, strict=True))}
+    gains |= {"gold": dict(zip(("low", "high"), gold, strict=True))}
+    text = _reading("ppo", gains)
+    assert text.startswith(f"PPO against SFT: {said}")
+    assert ("OVER-OPTIMISATION" in text) == (gold[1] < 0)

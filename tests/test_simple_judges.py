@@ -9,7 +9,12 @@ from statsmodels.stats.inter_rater import cohens_kappa as reference_kappa
 from eval.calibration import describe, doubts_of, sample_pairs, with_answers
 from eval.judges.protocol import VERDICTS
 from eval.rates.agreement import kappas
-from eval.rates.simple_judges import SIMPLE, beside_simple_judges, measured, paired_difference
+from eval.rates.simple_judges import (
+    beside_simple_judges,
+    measured,
+    paired_difference,
+    simple_answers,
+)
 from stages.running.files import read_lines
 
 
@@ -36,7 +41,7 @@ def test_each_simple_judge_answers_as_its_name_says():
         pair(True, 1.0, (3, 3), (4, 2)),
         pair(False, 1.0, (2, 3), (2, 2)),
     ]
-    found = {name: answers(pairs).tolist() for name, answers in SIMPLE.items()}
+    found = {name: answers.tolist() for name, answers in simple_answers(pairs).items()}
     assert found == {
         "majority": [1.0, 1.0, 1.0],
         "longest": [1.0, 0.5, 0.0],

@@ -115,21 +115,17 @@ def find_gold(config: Config) -> Gold:
     folder = gold_folder(config)
     if is_gold_of(config, config):
         raise own_gold(config)
-    if read_manifest(folder) is not None:
-        return _of_run(config, folder)
-    if not (folder / "config.json").exists():
-        raise no_gold(config)
-    limit = config.data.max_query_tokens
-    return Gold(
-        folder=folder,
-        label=f"in folder {folder.name}",
-        max_query_tokens=limit,
-        prompt=config.data.prompt,
-        trained=config.kind == TRAINED,
-    )
-
-
-def _of_run(config: Config, folder: Path) -> Gold:
+    trained = config.kind == TRAINED
+    if read_manifest(folder) is None:
+        if not (folder / "config.json").exists():
+            raise no_gold(config)
+        return Gold(
+            folder=folder,
+            label=f"in folder {folder.name}",
+            max_query_tokens=config.data.max_query_tokens,
+            prompt=config.data.prompt,
+            trained=trained,
+        )
     maker = recorded_config(folder)
     assert maker is not None  # a finished stage has its settings
     check_stage(maker, "normalize")
@@ -140,7 +136,7 @@ def _of_run(config: Config, folder: Path) -> Gold:
         label=f"{maker.name} seed {maker.seed}",
         max_query_tokens=maker.data.max_query_tokens,
         prompt=maker.data.prompt,
-        trained=config.kind == TRAINED,
+        trained=trained,
         shared_posts=len(own & gold) if own is not None and gold is not None else None,
         own_posts=len(own) if own is not None else None,
         held_out=pair_accuracy(read_lines(pairs)) if pairs.exists() else None,

@@ -5,7 +5,7 @@ words, `overlap` the one that repeats more of the post's words. A judge that doe
 with the labels more often than each of them may be no more than one of them.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,6 @@ from stages.posts.text_metrics import words_of
 
 Pair = Mapping[str, Any]
 """A labelled pair: `post`, `label`, `answer` in [0, 1], and what `measured` says of its texts."""
-Answers = Callable[[Sequence[Pair]], Floats]
 
 
 def measured(query: str, first: str, second: str) -> dict[str, list[int]]:
@@ -34,27 +33,14 @@ def measured(query: str, first: str, second: str) -> dict[str, list[int]]:
     }
 
 
-def majority_answers(pairs: Sequence[Pair]) -> Floats:
-    """[pairs]: 1 everywhere if most labels prefer the first text, else 0."""
+def simple_answers(pairs: Sequence[Pair]) -> dict[str, Floats]:
+    """The answers [pairs] of each simple judge; 1/2 where its two numbers are alike."""
     labels = np.array([pair["label"] for pair in pairs], dtype=float)
-    return np.full(len(pairs), float(labels.mean() > 0.5))
-
-
-def answers_by(key: str) -> Answers:
-    """The judge that prefers the text with the larger number under `key`; 1/2 if they are alike."""
-
-    def answers(pairs: Sequence[Pair]) -> Floats:
+    answers = {"majority": np.full(len(pairs), float(labels.mean() > 0.5))}
+    for name, key in (("longest", "words"), ("overlap", "overlap")):
         numbers = np.array([pair[key] for pair in pairs], dtype=float)
-        return (1 + np.sign(numbers[:, 0] - numbers[:, 1])) / 2
-
+        answers[name] = (1 + np.sign(numbers[:, 0] - numbers[:, 1])) / 2
     return answers
-
-
-SIMPLE: dict[str, Answers] = {
-    "majority": majority_answers,
-    "longest": answers_by("words"),
-    "overlap": answers_by("overlap"),
-}
 
 
 def beside_simple_judges(pairs: Sequence[Pair]) -> dict[str, Any]:
@@ -71,16 +57,15 @@ def beside_simple_judges(pairs: Sequence[Pair]) -> dict[str, Any]:
     answers = np.array([pair["answer"] for pair in pairs], dtype=float)
     labels = np.array([pair["label"] for pair in pairs], dtype=bool)
     posts = np.unique([pair["post"] for pair in pairs], return_inverse=True)[1]
-    right, simple = agreements(labels, answers), {}
-    for name, simple_judge in SIMPLE.items():
-        simple_answers = simple_judge(pairs)
-        simply_right = agreements(labels, simple_answers)
+    right, simple, others = agreements(labels, answers), {}, simple_answers(pairs)
+    for name, of_simple in others.items():
+        simply_right = agreements(labels, of_simple)
         simple[name] = {
             "agreement": as_plain(clustered_share(simply_right, posts)),
-            "kappa": as_plain(kappa_interval(labels, simple_answers, posts)),
+            "kappa": as_plain(kappa_interval(labels, of_simple, posts)),
             "difference": as_plain(paired_difference(right - simply_right, posts)),
         }
-    longer = SIMPLE["longest"](pairs)
+    longer = others["longest"]
     return {
         "kappa_interval": as_plain(kappa_interval(labels, answers, posts)),
         "prefers_longer": {

@@ -1,8 +1,7 @@
 """The judge behind any server that speaks the OpenAI chat protocol.
 
 Every reply is in the cache beside the runs before it is used, so an evaluation that was
-interrupted, or is run again, asks only for what is missing. Two evaluations that ask the same
-question at once share its reply.
+interrupted, or is run again, asks only for what is missing.
 """
 
 from collections import defaultdict
@@ -117,14 +116,11 @@ class OpenAIJudge(Judge):
     def _see_through(self, request: ChatRequest) -> None:
         """Ask until a reply is usable or all asks are spent, while nobody else asks the same."""
         with self.locks[request.key]:
-            if self.next_budget(request) is None:
-                return
-            with self.cache.claimed(request.key, lambda: self.chat.stopped is not None):
-                while (max_tokens := self.next_budget(request)) is not None:
-                    try:
-                        self.chat.ask(request, max_tokens)
-                    except PostError as error:
-                        self.chat.refuse_post(request, str(error))
+            while (max_tokens := self.next_budget(request)) is not None:
+                try:
+                    self.chat.ask(request, max_tokens)
+                except PostError as error:
+                    self.chat.refuse_post(request, str(error))
 
     def stop(self) -> None:
         """Send nothing more; replies under way are still kept."""
