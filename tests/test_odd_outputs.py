@@ -3,8 +3,6 @@
 from typing import Any
 
 import pandas as pd
-import pyarrow
-import pyarrow.parquet
 import pytest
 
 from eval.outputs import take_outputs
@@ -53,16 +51,6 @@ def test_labels_are_read_as_pandas_writes_a_column_with_an_empty_cell(tmp_path, 
 
 
 # -- files -----------------------------------------------------------------------------------------
-
-
-def test_two_columns_of_one_name_are_named(tmp_path):
-    (tmp_path / "x.csv").write_text("id,post,summary,summary,reference\n1,p,s,t,r\n")
-    said = "two columns are called summary: rename or drop one of them"
-    assert refusal(tmp_path / "x.csv") == f"{tmp_path / 'x.csv'}: {said}"
-    names = ["id", "post", "summary", "summary", "reference"]
-    table = pyarrow.Table.from_arrays([pyarrow.array(["x"])] * 5, names=names)
-    pyarrow.parquet.write_table(table, tmp_path / "x.parquet")
-    assert refusal(tmp_path / "x.parquet") == f"{tmp_path / 'x.parquet'}: {said}"
 
 
 # -- names -----------------------------------------------------------------------------------------
@@ -121,16 +109,6 @@ def test_a_title_that_is_null_is_empty_as_in_csv(tmp_path, write):
     write_csv(tmp_path / "c.csv", [row | {"title": row["title"] or ""} for row in rows])
     (same, _) = systems_of(Outputs(file=str(tmp_path / "c.csv")))["c"]
     assert first["query"] == same["query"]
-
-
-def test_empty_summaries_are_counted_in_lines_of_80_columns(runs, tmp_path, capsys):
-    names = ["a system with quite a long name indeed", "another system with a long name"]
-    rows = [row | {"system": name, "summary": ""} for row in WIDE for name in names]
-    take_outputs(config_of_file(write_jsonl(tmp_path / "x.jsonl", rows)))
-    said = capsys.readouterr().out
-    assert max(map(len, said.splitlines())) <= 80
-    one_line = " ".join(said.split())
-    assert "empty summaries, judged as they are: 4 of 4 of a-system-with" in one_line
 
 
 def test_the_given_name_of_a_system_named_by_a_hash_is_kept(runs, tmp_path):

@@ -100,14 +100,6 @@ def test_a_folder_is_a_system_a_file_and_a_post_without_id_is_named_by_its_text(
     assert len(set(ids[0])) == 2
 
 
-def test_a_system_takes_the_place_of_the_reference(tmp_path):
-    rows = [{"id": k, "post": "p", "system": s, "summary": f"{s}{k}"} for k in (1, 2) for s in "ab"]
-    path = write_jsonl(tmp_path / "two.jsonl", rows)
-    found = systems_of(Outputs(file=str(path), reference="b"))
-    pairs = {name: [(r["summary"], r["reference"]) for r in rows] for name, rows in found.items()}
-    assert pairs == {"a": [("a1", "b1"), ("a2", "b2")]}
-
-
 GOOD = {"id": 1, "post": "p", "summary": "s", "reference": "r"}
 
 
