@@ -11,7 +11,8 @@ from functools import cached_property
 from statistics import fmean
 
 from eval.rates.formulas import CONFIDENCE, Interval, holm, mean_of_seeds, p_of_seeds
-from eval.win_rate import PairedInterval, Scores, paired_difference, win_rate
+from eval.scores import Scores
+from eval.win_rate import PairedInterval, paired_difference, win_rate
 from reports.parts import plots
 from reports.parts.blocks import Block
 from reports.parts.cells import MISSING

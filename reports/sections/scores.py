@@ -7,7 +7,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
-from eval.win_rate import REFERENCE
+from eval.scores import REFERENCE
 from reports.parts import plots
 from reports.parts.collect import Record, policies_of
 from reports.parts.gained import CHOSEN, KINDS, by_kind, part_rows
