@@ -16,6 +16,7 @@ from typing import Any
 from eval.rates.formulas import holm, mean_of_seeds, p_of_seeds
 from reports.parts import gained, page, words
 from reports.parts.ablated import POLICY, AblatedRun, SeedsOfRun, collect, taken_stages, there
+from reports.parts.cells import MISSING
 from reports.parts.collect import Record
 from reports.parts.page import Block, Heading, Table, Text
 from reports.parts.paired import Entry, picture
@@ -23,7 +24,7 @@ from reports.parts.reached import GAIN, SMOOTHED, update_of_gain
 from reports.parts.run_report import write_about_runs
 from reports.parts.sentences import against, distrust, lead, notes_of_runs, unjudged
 from reports.parts.verdicts import FEWEST, SURE, WITHIN, in_brief, remaining, sentence, summary
-from reports.parts.words import MISSING, Row, bounds_in_points, number, percent
+from reports.parts.words import Row, bounds_in_points, number, percent
 from reports.sections import critic
 from stages.settings.presets import ABLATIONS, GROUPS, ablations_named
 from stages.settings.stages import SHARED_STAGES

@@ -14,6 +14,7 @@ from itertools import cycle, islice
 from pathlib import Path
 
 from reports.parts import gained, page, paired, plots, sentences, words
+from reports.parts.cells import MISSING, Number
 from reports.parts.collect import judged_row
 from reports.parts.page import Block, Heading, Table, Text
 from reports.parts.paired import Entry, Paired, beside, mean_curve, read_entries, settings_apart
@@ -29,7 +30,7 @@ from reports.parts.sample_views import (
     fitting,
     post_rows,
 )
-from reports.parts.words import MISSING, Row, in_points, number, p_value, percent, whole
+from reports.parts.words import Row, in_points, number, p_value, percent, whole
 from reports.sections.samples import sample
 from stages.settings.stages import POLICY_GRADIENT_STAGES
 
@@ -138,7 +139,7 @@ def answer(entries: Sequence[Entry], pairs: Sequence[Paired]) -> str:
         return " ".join(conclusion(pair) for pair in pairs)
     best, *others = by_rate(entries)
     lengths = f"at equal length {at_length(best)} against {at_length(others[0])}"
-    lengths = lengths.replace(MISSING, "not known")
+    lengths = lengths.replace(str(MISSING), "not known")
     if len(pairs) > 1:
         above = paired.above_first(pairs)
         several = [len(pair.each) > 1 for pair in pairs]
@@ -155,7 +156,7 @@ def answer(entries: Sequence[Entry], pairs: Sequence[Paired]) -> str:
         return conclusion(pair)
     sign = -1 if best is pair.first else 1
     middle, low, high = (sign * end + 0.0 for end in astuple(pair.together)[:3])  # never -0.0
-    gap = in_points({"estimate": middle, "low": min(low, high), "high": max(low, high)})
+    gap = str(in_points({"estimate": middle, "low": min(low, high), "high": max(low, high)}))
     if pair.over_seeds:
         ends = sorted(sign * end for end in pair.over_seeds)
         gap += f" over posts, {words.bounds_in_points((ends[0], ends[1]))} over seeds"
@@ -164,7 +165,7 @@ def answer(entries: Sequence[Entry], pairs: Sequence[Paired]) -> str:
     return f"Against the references {best.label} {verb} {others[0].label}: {gap}; {lengths}."
 
 
-def at_length(entry: Entry) -> str:
+def at_length(entry: Entry) -> Number:
     """The win rate at equal length, of several seeds their mean; a dash if too much is unjudged."""
     lengths = [
         judged_row(run)[f"{entry.policy}/statistics"]["length_controlled"] for run in entry.runs
@@ -175,7 +176,8 @@ def at_length(entry: Entry) -> str:
     if len(lengths) == 1:
         return words.at_equal_length(lengths[0])
     extrapolated = any(length["extrapolated"] for length in lengths)
-    return percent(sum(known) / len(known)) + " EXTRAPOLATED" * extrapolated
+    mean = percent(sum(known) / len(known))
+    return replace(mean, note="EXTRAPOLATED") if extrapolated else mean
 
 
 def colors_of(entries: Sequence[Entry]) -> list[str]:
@@ -257,13 +259,13 @@ def results(entries: Sequence[Entry], pairs: Sequence[Paired]) -> Table:
     return Table([*header, "over seeds [95%]"], rows, caption, strong=True, name="results")
 
 
-def rate(entry: Entry) -> str:
+def rate(entry: Entry) -> Number:
     """The win rate with its interval over posts; a dash if too much is unjudged."""
     interval = entry.rate
     return words.estimate(interval) if interval else words.unjudged_share(entry.unjudged)
 
 
-def measured(entry: Entry) -> list[str]:
+def measured(entry: Entry) -> list[Number]:
     """Score, KL, length, ROUGE-L and EOS as means over the runs."""
     cells = [number(entry.mean("score")), number(entry.mean("kl"), 1)]
     cells += [number(entry.mean("tokens"), 1), number(entry.mean("rougeL"), 3)]
@@ -273,7 +275,7 @@ def measured(entry: Entry) -> list[str]:
 def summaries(entries: Sequence[Entry], pairs: Sequence[Paired]) -> Table:
     """A row an entry: what its summaries are like, and how many verdicts changed."""
     first, header = entries[0].label, ["RM score", "KL, nats", "tokens", "ROUGE-L", "EOS"]
-    rows = [[first, *measured(entries[0]), *[MISSING] * (len(CHANGES) + 1)]]
+    rows: list[list[object]] = [[first, *measured(entries[0]), *[MISSING] * (len(CHANGES) + 1)]]
     for pair in pairs:
         counts = [whole(pair.changes[name]) for name in CHANGES]
         alike = percent(pair.alike / pair.written)

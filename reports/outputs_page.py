@@ -12,6 +12,7 @@ from pathlib import Path
 from eval.rates.formulas import holm
 from eval.win_rate import names_of_pair
 from reports.parts import plots, run_report, sentences
+from reports.parts.cells import Number
 from reports.parts.collect import Record, judged_row
 from reports.parts.page import Block, Table, Text
 from reports.parts.run_report import Report, hashes
@@ -84,14 +85,14 @@ def in_order(wins: Row) -> dict[str, Row]:
     return {name: wins["policies"][name] for name in sorted(worth, key=worth.__getitem__)[::-1]}
 
 
-def rate(system: Row) -> str:
+def rate(system: Row) -> Number:
     """A system's raw win rate with its interval; a dash if too many posts are unjudged."""
     if not has_rate(system):
         return unjudged_share(system["unjudged"])
     return share(system["win_rate"], system["low"], system["high"])
 
 
-def _at_equal_length(system: Row) -> str:
+def _at_equal_length(system: Row) -> Number:
     return at_equal_length(system["statistics"]["length_controlled"] if has_rate(system) else None)
 
 

@@ -19,13 +19,14 @@ from matplotlib.axes import Axes
 
 from eval.rates.formulas import mean_of_seeds, p_of_seeds
 from reports.parts import page, plots
+from reports.parts.cells import MISSING, Number
 from reports.parts.collect import Record, find_runs, numbers_of, policies_of
 from reports.parts.page import Block, Heading, Table, Text
 from reports.parts.reached import spent_table
 from reports.parts.run_report import write_about_runs
 from reports.parts.sentences import against, distrust, lead, notes_of_runs
 from reports.parts.verdicts import after_holm
-from reports.parts.words import MISSING, named, number, seeds_mean, seeds_of
+from reports.parts.words import named, number, seeds_mean, seeds_of
 from stages.settings.checks import UserError
 from stages.settings.ppo import Ppo
 from stages.settings.sections import BEST_OF
@@ -243,10 +244,10 @@ def _title(measure: str) -> str:
     return MEASURES[measure][0].partition(",")[0]
 
 
-def told(pair: Matched, measure: str) -> str:
+def told(pair: Matched, measure: str) -> Number:
     """A mean difference with its interval over seeds."""
     _, digits, factor = MEASURES[measure]
-    return seeds_mean(pair.each, lambda value: f"{factor * value:+.{digits}f}")
+    return seeds_mean(pair.each, lambda value: Number(factor * value, digits, signed=True))
 
 
 # -- the page --------------------------------------------------------------------------------------
@@ -337,10 +338,10 @@ def points_table(points: Sequence[Point]) -> Table:
     return Table([*header, "tokens", "seeds"], rows, caption)
 
 
-def _mean(values: Sequence[float | None], measure: str) -> str:
+def _mean(values: Sequence[float | None], measure: str) -> Number:
     known = [value for value in values if value is not None]
     _, digits, factor = MEASURES[measure]
-    return seeds_mean(known, lambda value: f"{factor * value:.{digits}f}")
+    return seeds_mean(known, lambda value: Number(factor * value, digits))
 
 
 def figure(points: Sequence[Point]) -> Block:

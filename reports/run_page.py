@@ -11,11 +11,11 @@ from functools import partial
 from pathlib import Path
 
 from reports.parts import paper, plots, run_report, sentences
+from reports.parts.cells import MISSING
 from reports.parts.collect import Record, judged_row, numbers_of
 from reports.parts.page import Block, Details, Heading, Table, Text
 from reports.parts.run_report import Report, hashes, text_table
 from reports.parts.words import (
-    MISSING,
     Row,
     accuracy,
     at_equal_length,
@@ -108,11 +108,11 @@ def headline(numbers: Row, path: Path) -> str:
     return run_report.headline(title, tables, told, caveats, path)
 
 
-def result_rows(numbers: Row) -> tuple[list[str], list[list[str]]]:
+def result_rows(numbers: Row) -> tuple[list[str], list[list[object]]]:
     """Header and rows of the result table, for the page and for the terminal."""
     header = ["", "win rate [95%]", "ROUGE-L", "tokens", "EOS", "RM score", "KL"]
     reference = ["reference", MISSING, MISSING, number(numbers["reference/tokens"], 1), MISSING]
-    rows = [[*reference, number(numbers["reference/score"]), MISSING]]
+    rows: list[list[object]] = [[*reference, number(numbers["reference/score"]), MISSING]]
     for policy in numbers["policies"]:
         rows.append(
             [

@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 import pytest
 
 from reports.parts import page
-from reports.parts.blocks import Block, columns_of
+from reports.parts.blocks import Block
+from reports.parts.cells import MISSING, Number, PValue, columns_of
 from reports.parts.page import Details, Figure, Heading, Sample, Table, Text, files_of, write
 
 SEVEN = [Heading(name) for name in ("Result", "Judge: who?", "Result", "A b", "C", "D", "E")]
@@ -93,26 +94,51 @@ def test_a_page_that_is_written_again_leaves_no_file_of_the_earlier_one(tmp_path
     assert {one.name for one in tmp_path.iterdir()} == {*listed, "p.html", "p-two.svg"}
 
 
+SHARE = Number(63.05, 1, "%", 60.04, 66.0)
+GAP = Number(1.5, 1, "points", -0.54, 3.5, signed=True)
+
+
 @pytest.mark.parametrize(
-    ("cells", "header", "expected"),
+    ("cell", "text"),
     [
-        (["63.0% [60.0, 66.0]", "–"], ["rate, %", "rate low", "rate high"], [63, 60, 66]),
-        (["+1.5 points [-0.5, +3.5]"], ["rate, points", "rate low", "rate high"], [1.5, -0.5, 3.5]),
-        (["1,234", "-7"], ["rate [95%]"], [1234]),
-        (["[59.0, 61.5]"], ["rate", "rate low", "rate high"], [None, 59, 61.5]),
-        (["14.0% (12.0% to 16.0%)"], ["rate, %", "rate low", "rate high"], [14, 12, 16]),
-        (["1.5e-07"], ["rate [95%]"], [1.5e-7]),
-        (["0 (by definition)", "2"], ["rate [95%]"], ["0 (by definition)"]),
-        (["p < 0.001"], ["rate [95%]"], ["p < 0.001"]),
-        (["–", ""], ["rate [95%]"], ["–"]),
+        (SHARE, "63.0% [60.0, 66.0]"),
+        (GAP, "+1.5 points [-0.5, +3.5]"),
+        (Number(1234, 0), "1,234"),
+        (Number(-0.001), "0.00"),
+        (Number(None, 1, "%", 59.0, 61.5), "[59.0, 61.5]"),
+        (Number(14, 1, "%", 12, 16, is_range=True), "14.0% (12.0 to 16.0)"),
+        (Number(1.51e-7, 1, form="e"), "1.5e-07"),
+        (Number(note="(2.0% unjudged)"), "– (2.0% unjudged)"),
+        (PValue(0.0004), "p < 0.001"),
+        (PValue(0.0321), "p = 0.032"),
+        (MISSING, "–"),
+        (Number(float("nan")), "–"),
     ],
 )
-def test_a_cell_becomes_its_numbers(cells, header, expected):
-    titles, rows = columns_of(Table(("", "rate [95%]"), [["x", cell] for cell in cells]))
-    assert titles == ["", *header]
-    assert rows[0][1:] == expected
-    if cells == ["63.0% [60.0, 66.0]", "–"]:
-        assert rows[1][1:] == [None, None, None]
+def test_a_number_prints_as_pages_show_it(cell, text):
+    assert str(cell) == f"{cell}" == text
+    assert f"| {text.replace('<', '&lt;')} |" in Table(("a",), [[cell]]).markdown("p")
+
+
+@pytest.mark.parametrize(
+    ("cells", "columns"),
+    [
+        ([SHARE, MISSING], {"rate, %": [63.05, None], "rate low": [60.04, None]}),
+        ([GAP], {"rate, points": [1.5], "rate low": [-0.54], "rate high": [3.5]}),
+        ([Number(1234, 0)], {"rate [95%]": [1234]}),
+        ([SHARE, GAP], {"rate": [63.05, 1.5], "rate unit": ["%", "points"]}),
+        (
+            [Number(3.25), "too few"],
+            {"rate [95%]": [3.25, None], "rate [95%] note": [None, "too few"]},
+        ),
+        (["none", MISSING], {"rate [95%]": ["none", None]}),
+    ],
+)
+def test_programs_read_every_number_in_full_precision(cells, columns):
+    named = dict(columns_of(("", "rate [95%]"), [["x", cell] for cell in cells]))
+    assert named[""] == ["x"] * len(cells)
+    assert columns.items() <= named.items()
+    json.dumps(named, allow_nan=False)
 
 
 BAD = '</title><script>alert(1)</script>"><img src=x onerror=alert(1)>'

@@ -13,6 +13,7 @@ style         how copied, compressed and repetitive summaries are
 paper         the paper's numbers
 run_report    the stage that writes a run's page, and the manifests behind a page
 plots         plots as SVG
+cells         numbers and texts of tables
 blocks        what pages are made of, as HTML, Markdown and JSON
 sample_views  posts and episodes as rows, and the blocks that search them
 page          blocks, written as Markdown and HTML

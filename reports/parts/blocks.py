@@ -6,9 +6,7 @@ A new kind of block is a dataclass below `Block` in a module of its own. It name
 `templates`, which sees it as `block`, and says itself what Markdown shows. It may bring a script
 and a style from the same folder; a page holds each of them once.
 
-For programs all blocks are written as one JSON. A cell such as `63.0% [60.0, 66.0]` becomes three
-cells: the number, `low` and `high`. A dash, which is a number that is not there, becomes null.
-Numbers are as exact as the page shows them.
+For programs all tables are written as one JSON: numbers in full precision (`reports.parts.cells`).
 """
 
 import html
@@ -18,16 +16,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, ClassVar
 
-from reports.parts.words import MISSING
+from reports.parts.cells import columns_of, is_numeric
 
-NUMERIC = re.compile(r"\[?[-+]?[\d.]|[-–]$")
-NUMBER = r"[-+]?[\d,]*\.?\d+(?:e[-+]?\d+)?"
-CELL = re.compile(
-    rf"(?P<middle>{NUMBER})?(?P<unit>%| points)?"
-    rf"(?: ?[\[(](?P<low>{NUMBER})%?(?:,| to) (?P<high>{NUMBER})%?[\])])?"
-)
-INTERVAL = " [95%]"
-Cell = str | float | None
 NOT_OURS = "The post and its reference are others' words: they stand on the run's own page alone."
 
 
@@ -113,7 +103,8 @@ class Table(Block):
 
     template = "table.html"
     header: Sequence[str]
-    rows: Sequence[Sequence[str]]
+    rows: Sequence[Sequence[object]]
+    """Each cell is a `Number` of `reports.parts.cells`, or a text."""
     caption: str = ""
     strong: bool = False
     """Whether it is the page's main table."""
@@ -121,13 +112,15 @@ class Table(Block):
     """What the page's JSON calls it; the page finds one if there is none."""
 
     @property
+    def texts(self) -> list[list[str]]:
+        """The cells as the page shows them."""
+        return [[str(cell) for cell in row] for row in self.rows]
+
+    @property
     def numeric(self) -> list[bool]:
-        """Which columns hold numbers only (a dash is a number that is not there)."""
+        """Which columns hold numbers only; the first names the rows."""
         columns = list(zip(*self.rows, strict=True)) or [()] * len(self.header)
-        return [
-            index > 0 and bool(cells) and all(NUMERIC.match(cell) for cell in cells)
-            for index, cells in enumerate(columns)
-        ]
+        return [index > 0 and is_numeric(cells) for index, cells in enumerate(columns)]
 
     def markdown(self, stem: str) -> str:
         """The caption and the table."""
@@ -234,11 +227,11 @@ def link(label: str, target: str) -> str:
     return f"[{inside}]({target})"
 
 
-def table(header: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[bool]) -> str:
+def table(header: Sequence[str], rows: Sequence[Sequence[object]], right: Sequence[bool]) -> str:
     """A table; `right` says which columns are set flush right."""
 
-    def line(cells: Sequence[str]) -> str:
-        flat = (escape(" ".join(cell.split())) for cell in cells)
+    def line(cells: Sequence[object]) -> str:
+        flat = (escape(" ".join(str(cell).split())) for cell in cells)
         return f"| {' | '.join(flat)} |"
 
     rule = "|".join("---:" if flush else "---" for flush in right)
@@ -248,51 +241,12 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[
 # -- for programs ----------------------------------------------------------------------------------
 
 
-def columns_of(table: Table) -> tuple[list[str], list[list[Cell]]]:
-    """Header and rows of the table with a column for each number, as programs read it."""
-    parts = [
-        _column(title, [row[index] for row in table.rows])
-        for index, title in enumerate(table.header)
-    ]
-    header = [title for titles, _ in parts for title in titles]
-    rows = [
-        [cell for _, cells in parts for cell in cells[number]] for number in range(len(table.rows))
-    ]
-    return header, rows
-
-
 def as_record(table: Table, section: str) -> dict[str, Any]:
     """The table as JSON holds it; `section` is the heading that it stands under."""
-    header, rows = columns_of(table)
+    columns = columns_of(table.header, table.rows)
+    rows = [list(row) for row in zip(*(values for _, values in columns), strict=True)]
     about = {"name": table.name, "section": section, "caption": table.caption}
-    return about | {"columns": header, "rows": rows}
-
-
-def _column(title: str, cells: Sequence[str]) -> tuple[list[str], list[list[Cell]]]:
-    """The titles and the cells, row by row, that a column becomes."""
-    matches = [CELL.fullmatch(cell) if cell else None for cell in cells]
-    blank = [cell == "" or cell.startswith(MISSING) for cell in cells]
-    known = [match for match, missing in zip(matches, blank, strict=True) if match and not missing]
-    if not known or len(known) + sum(blank) < len(cells):
-        return [title], [[cell] for cell in cells]
-    bounds = any(match["low"] for match in known)
-    unit = next((match["unit"].strip() for match in known if match["unit"]), "")
-    title = title.replace(INTERVAL, "") if bounds else title
-    titles = [f"{title}, {unit}".removeprefix(", ") if unit else title]
-    keys = ["middle", *(("low", "high") if bounds else ())]
-    titles += [f"{title} {key}".strip() for key in keys[1:]]
-    rows: list[list[Cell]] = [
-        [None if match is None or missing else _number(match[key]) for key in keys]
-        for match, missing in zip(matches, blank, strict=True)
-    ]
-    return titles, rows
-
-
-def _number(text: str | None) -> float | None:
-    if text is None:
-        return None
-    plain = text.replace(",", "").removeprefix("+")
-    return int(plain) if plain.lstrip("-").isdigit() else float(plain)
+    return about | {"columns": [title for title, _ in columns], "rows": rows}
 
 
 KINDS: dict[str, type[Block]] = {
@@ -307,6 +261,8 @@ def to_json(blocks: Sequence[Block]) -> list[dict[str, Any]]:
     for block in blocks:
         if isinstance(block, Details):
             kept.append(_named(block, {"summary": block.summary, "blocks": to_json(block.blocks)}))
+        elif isinstance(block, Table):
+            kept.append(_named(block, asdict(replace(block, rows=block.texts))))
         elif type(block).__name__ in KINDS:
             kept.append(_named(block, asdict(block)))
         else:

@@ -5,18 +5,20 @@ score falls, the policy learned the proxy's mistakes (Gao et al. 2022, 2210.1076
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from matplotlib.axes import Axes
 
 from eval.win_rate import START, mean_gain, posts_by_text, rows_by_policy
 from reports.parts import plots
+from reports.parts.cells import MISSING, Number
 from reports.parts.collect import Record, judged_row, policies_of
 from reports.parts.page import Figure, Table
 from reports.parts.paired import Entry
 from reports.parts.sample_views import by_id
 from reports.parts.style import asks
-from reports.parts.words import MISSING, Row, direction, seeds_mean
+from reports.parts.words import Row, direction, seeds_mean
 
 SCORERS = {"proxy": "proxy", "gold": "gold score"}
 MOST_SEEDS = 6  # that are listed one by one
@@ -86,15 +88,15 @@ def over_kl(entries: Sequence[Entry], colors: Sequence[str]) -> list[Figure]:
     return [plots.figure("gold-over-kl", caption, [panel], wide=1.4)] if points else []
 
 
-def _cells(each: Sequence[Row]) -> list[str]:
+def _cells(each: Sequence[Row]) -> list[object]:
     """The mean with its interval, and the difference of every seed."""
     if not each:
         return [MISSING] * 2
     middles = [gain["estimate"] for gain in each]
-    (first, *others), form = each, "{:+.2f}".format
-    mean = seeds_mean(middles, form)
+    first, *others = each
+    mean = seeds_mean(middles, lambda value: Number(value, signed=True))
     if not others:
-        mean += f" [{form(first['low'])}, {form(first['high'])}]"
+        mean = replace(mean, low=first["low"], high=first["high"])
     if len(each) > MOST_SEEDS:
         counts = (f"{sum(_sign(gain) == sign for gain in each)}{sign}" for sign in (" (+)", " (-)"))
         return [mean, f"{min(middles):.2f} to {max(middles):.2f}: {', '.join(counts)}"]
@@ -188,7 +190,7 @@ def _by_seed(parts: Sequence[tuple[Gains, Gains] | None]) -> list[list[str]] | N
 
 
 def _signed(gain: Row | None) -> str:
-    return MISSING if gain is None else f"{gain['estimate']:.2f}{_sign(gain)}"
+    return str(MISSING) if gain is None else f"{gain['estimate']:.2f}{_sign(gain)}"
 
 
 def by_kind(record: Record, key: str) -> dict[str, tuple[Gains, Gains]]:

@@ -14,9 +14,10 @@ from eval.rates.formulas import CONFIDENCE, Interval, holm, mean_of_seeds, p_of_
 from eval.win_rate import PairedInterval, Scores, paired_difference, win_rate
 from reports.parts import plots
 from reports.parts.blocks import Block
+from reports.parts.cells import MISSING
 from reports.parts.collect import Record, explained_by_critic, find_runs, judged_row, policies_of
 from reports.parts.sample_views import SCORES, by_id, change, verdict_of
-from reports.parts.words import MISSING, Row, named, shown
+from reports.parts.words import Row, named, shown
 from stages.settings.checks import UserError
 from stages.settings.judge import MOST_UNJUDGED
 

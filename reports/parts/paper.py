@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from reports.parts.cells import Number
 from reports.parts.words import number, percent
 
 PAPER = Path(__file__).with_name("paper.json")
@@ -36,7 +37,7 @@ def source(entry: dict[str, Any]) -> str:
 
 
 # Number of the paper -> the key in a run's row, and how it is written.
-COMPARED: tuple[tuple[str, str, Callable[[float | None], str]], ...] = (
+COMPARED: tuple[tuple[str, str, Callable[[float | None], Number]], ...] = (
     ("sft_rougeL", "sft/rougeL", partial(number, digits=4)),
     ("rm_accuracy", "accuracy", percent),
     ("sft_win_rate", "sft/win_rate", percent),
@@ -49,11 +50,11 @@ COMPARED: tuple[tuple[str, str, Callable[[float | None], str]], ...] = (
 )
 
 
-def beside(columns: dict[str, dict[str, Any]]) -> tuple[list[str], list[list[str]]]:
+def beside(columns: dict[str, dict[str, Any]]) -> tuple[list[str], list[list[object]]]:
     """Header and rows of a table: our numbers, a column a run, beside the paper's three sizes."""
     numbers = load()["sizes"]
     header = ["", *columns, *(f"paper {size.upper()}" for size in SIZES), "source"]
-    rows = []
+    rows: list[list[object]] = []
     for name, key, form in COMPARED:
         entry = numbers[name]
         ours = [form(row[key]) for row in columns.values()]

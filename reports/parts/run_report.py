@@ -78,9 +78,9 @@ def headline(
     return "\n".join([*lines, "", "report:", f"{path}\n"])
 
 
-def text_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+def text_table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> list[str]:
     """The lines of a table in a terminal: the first column flush left, the others right."""
-    lines = (header, *rows)
+    lines = [[str(cell) for cell in row] for row in (header, *rows)]
     widths = [max(len(line[index]) for line in lines) for index in range(len(header))]
     return [_columns(line, widths) for line in lines]
 

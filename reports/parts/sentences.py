@@ -74,7 +74,7 @@ def opening(row: Row) -> list[str]:
     if too_many_unjudged(row):
         return ["Too many comparisons had no verdict for a conclusion; see below.", _caveat(row)]
     won, tied, lost = (whole(row[f"{policy}/{key}"]) for key in COUNTS)
-    theirs = ", ".join(whole(row[f"sft/{key}"]) for key in COUNTS)
+    theirs = ", ".join(str(whole(row[f"sft/{key}"])) for key in COUNTS)
     counts = (
         f"Of {whole(row['posts'])} held-out posts {named(policy)}'s summary won {won}, tied {tied},"
         f" lost {lost} against the reference, SFT's {theirs}."
@@ -97,7 +97,7 @@ def _stands(row: Row) -> str:
 def _at_length(row: Row, policy: str) -> str:
     """A policy's win rate at equal length."""
     rate = row[f"{policy}/statistics"]["length_controlled"]
-    return at_equal_length(rate) if rate["estimate"] is not None else "not known"
+    return str(at_equal_length(rate)) if rate["estimate"] is not None else "not known"
 
 
 def _caveat(row: Row) -> str:

@@ -2,33 +2,32 @@
 
 import json
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from math import isnan
 from statistics import fmean
 from typing import Any
 
 from eval.rates.formulas import Interval, mean_of_seeds
+from reports.parts.cells import MISSING, Number, PValue
 from stages.settings.config import public_value
 from stages.settings.stages import POLICY_STAGES
 
 Row = dict[str, Any]
 """One JSON object: the numbers of a run, the results of a stage, or a line of a file."""
-MISSING = "–"
 STRENGTH = "strength of the label"  # 1 slightly better, 4 far better
 
 
-def percent(share: float | None) -> str:
+def percent(share: float | None) -> Number:
     """A fraction as a percentage with one digit."""
-    return MISSING if share is None or isnan(share) else f"{100 * share:.1f}%"
+    return MISSING if share is None or isnan(share) else Number(100 * share, 1, "%")
 
 
-def number(value: float | None, digits: int = 2) -> str:
+def number(value: float | None, digits: int = 2) -> Number:
     """A number with so many digits after the point."""
-    if value is None or isnan(value):
-        return MISSING
-    return f"{round(value, digits) + 0.0:,.{digits}f}"  # never -0.0
+    return MISSING if value is None or isnan(value) else Number(value, digits)
 
 
-def whole(value: float | None) -> str:
+def whole(value: float | None) -> Number:
     """A count."""
     return number(value, 0)
 
@@ -49,17 +48,17 @@ def named(policy: str, others: Iterable[str] = ()) -> str:
     return capitals if policy in POLICY_STAGES and capitals not in others else policy
 
 
-def interval(low: float, high: float) -> str:
+def interval(low: float, high: float) -> Number:
     """A 95% interval of fractions, in percent."""
-    return f"[{100 * low:.1f}, {100 * high:.1f}]"
+    return Number(None, 1, "%", 100 * low, 100 * high)
 
 
-def share(estimate: float, low: float, high: float) -> str:
+def share(estimate: float, low: float, high: float) -> Number:
     """A fraction with its 95% interval, in percent."""
-    return f"{percent(estimate)} {interval(low, high)}"
+    return Number(100 * estimate, 1, "%", 100 * low, 100 * high)
 
 
-def estimate(rate: Row | Interval | None) -> str:
+def estimate(rate: Row | Interval | None) -> Number:
     """A rate with its interval, from its `estimate`, `low` and `high`; a dash for None."""
     row = vars(rate) if isinstance(rate, Interval) else rate
     if row is None or row["estimate"] is None:
@@ -67,12 +66,12 @@ def estimate(rate: Row | Interval | None) -> str:
     return share(row["estimate"], row["low"], row["high"])
 
 
-def accuracy(results: Row) -> str:
+def accuracy(results: Row) -> Number:
     """The accuracy of a scorer of pairs with its interval."""
     return share(*(results[key] for key in ("accuracy", "accuracy_low", "accuracy_high")))
 
 
-def rate(row: Row, policy: str) -> str:
+def rate(row: Row, policy: str) -> Number:
     """A policy's win rate with its interval; a dash if too many posts are unjudged."""
     win_rate, low, high = (row[f"{policy}/{key}"] for key in ("win_rate", "low", "high"))
     if win_rate is None or isnan(win_rate):  # nan: from a table of runs
@@ -80,41 +79,46 @@ def rate(row: Row, policy: str) -> str:
     return share(win_rate, low, high)
 
 
-def unjudged_share(value: float) -> str:
+def unjudged_share(value: float) -> Number:
     """What stands in the place of a rate where too many posts are unjudged."""
-    return f"{MISSING} ({percent(value)} unjudged)"
+    return Number(note=f"({percent(value)} unjudged)")
 
 
-def at_equal_length(rate_: Row | None) -> str:
+def at_equal_length(rate_: Row | None) -> Number:
     """`estimate` of a rate at equal length, marked where the model answers and not the data."""
-    text = estimate(rate_)
-    marked = rate_ is not None and text != MISSING and rate_["extrapolated"]
-    return f"{text} EXTRAPOLATED" if marked else text
+    cell = estimate(rate_)
+    marked = rate_ is not None and cell != MISSING and rate_["extrapolated"]
+    return replace(cell, note="EXTRAPOLATED") if marked else cell
 
 
-def bounds_in_points(bounds: tuple[float, float] | None) -> str:
+def points(middle: float | None, low: float | None = None, high: float | None = None) -> Number:
+    """A difference of two shares in points, with its bounds."""
+    middle, low, high = (None if x is None else 100 * x for x in (middle, low, high))
+    return Number(middle, 1, "points", low, high, signed=True)
+
+
+def bounds_in_points(bounds: tuple[float, float] | None) -> Number:
     """An interval of a difference of two shares, in points; a dash for None."""
-    return f"[{100 * bounds[0]:+.1f}, {100 * bounds[1]:+.1f}]" if bounds else MISSING
+    return points(None, *bounds) if bounds else MISSING
 
 
-def in_points(difference: Row | Interval) -> str:
+def in_points(difference: Row | Interval) -> Number:
     """A difference of two shares with its interval, in points."""
     row = vars(difference) if isinstance(difference, Interval) else difference
-    bounds = bounds_in_points((row["low"], row["high"]))
-    return f"{100 * row['estimate']:+.1f} points {bounds}"
+    return points(row["estimate"], row["low"], row["high"])
 
 
-def difference(gap: Row) -> str:
+def difference(gap: Row) -> Number:
     """A paired difference of two win rates, in points; a dash if too much is unjudged."""
-    return in_points(gap) if gap["headline"] else f"{MISSING} (too many unjudged)"
+    return in_points(gap) if gap["headline"] else Number(note="(too many unjudged)")
 
 
-def above_sft(row: Row) -> str:
+def above_sft(row: Row) -> Number:
     """By how many points the learned policy's win rate lies above SFT's, with the interval."""
     return difference(row["differences"][f"{row['policy']}-sft"])
 
 
-def plain(value: Row | None) -> str:
+def plain(value: Row | None) -> Number:
     """A number that is no share, such as a mean score, with its interval; a dash for None.
 
     An interval without width is none: that of one post, and of a kappa that is 0 by construction,
@@ -124,24 +128,23 @@ def plain(value: Row | None) -> str:
         return MISSING
     if value["low"] == value["high"]:
         return number(value["estimate"])
-    return "{} [{}, {}]".format(*(number(value[key]) for key in ("estimate", "low", "high")))
+    return Number(value["estimate"], low=value["low"], high=value["high"])
 
 
-def seeds_mean(values: Sequence[float], form: Callable[[float], str]) -> str:
+def seeds_mean(values: Sequence[float], form: Callable[[float], Number]) -> Number:
     """A mean over seeds with its 95% t interval, as `form` writes numbers; one seed has none, and
     no seed is a dash.
     """
     if not values:
         return MISSING
     bounds, mean = mean_of_seeds(values), form(fmean(values))
-    return f"{mean} [{', '.join(map(form, bounds))}]" if bounds else mean
+    low, high = (form(end).value for end in bounds) if bounds else (None, None)
+    return replace(mean, low=low, high=high)
 
 
-def p_value(value: float | None) -> str:
+def p_value(value: float | None) -> Number:
     """A p-value as papers write it."""
-    if value is None:
-        return MISSING
-    return "p < 0.001" if value < 0.001 else f"p = {value:.3f}"
+    return MISSING if value is None else PValue(value, 3)
 
 
 def shown(name: str, value: Any) -> str:

@@ -8,10 +8,11 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import NullLocator
 
 from reports.parts import plots
+from reports.parts.cells import MISSING, Number
 from reports.parts.collect import Record
 from reports.parts.page import Block, Figure, Note, Table, Text
 from reports.parts.plots import GRID, INK, Panel
-from reports.parts.words import MISSING, estimate, named, number, seeds_of
+from reports.parts.words import estimate, named, number, seeds_of
 from reports.scaling import measures
 from reports.scaling.beside_paper import NOT_COMPARABLE, PaperNumber
 from reports.scaling.measures import (
@@ -94,14 +95,14 @@ def answers_table(verdicts: Sequence[SizeVerdict]) -> Table:
     return Table(header, rows, caption, strong=True, name="sizes")
 
 
-def pooled(mean: Pooled | None) -> str:
+def pooled(mean: Pooled | None) -> Number:
     """A share with its interval, in percent; a dash for None."""
     return estimate(vars(mean)) if mean else MISSING
 
 
-def at_length(size: SizeVerdict) -> str:
+def at_length(size: SizeVerdict) -> Number:
     """The win rate at equal length, marked where the model answers and not the data."""
-    return pooled(size.controlled) + " EXTRAPOLATED" * size.extrapolated
+    return replace(pooled(size.controlled), note="EXTRAPOLATED" * size.extrapolated)
 
 
 def _of_fewer_seeds(verdicts: Sequence[SizeVerdict]) -> str:

@@ -1,6 +1,7 @@
 """The blocks below the first screen: growth, fits, the paper, all numbers, reward models."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 
@@ -8,23 +9,22 @@ import pandas as pd
 
 from eval.rates.formulas import mean_of_seeds
 from reports.parts import paper, plots, words
+from reports.parts.cells import MISSING, Number
 from reports.parts.collect import Record
 from reports.parts.page import Block, Details, Heading, Table, Text
-from reports.parts.words import MISSING, STRENGTH, number, percent
+from reports.parts.words import STRENGTH, number, percent
 from reports.scaling import beside_paper
 from reports.scaling.answers import series, shares
 from reports.scaling.beside_paper import NOT_COMPARABLE, PaperNumber
 from reports.scaling.measures import Fit, fit, given, parameters_of, policies, rows_of, sizes
 
-Form = Callable[[float], str]
+Form = Callable[[float | None], Number]
 one_digit, three_digits = partial(number, digits=1), partial(number, digits=3)
 
 
-def in_points(value: float | None) -> str:
+def in_points(value: float | None) -> Number:
     """A difference of two shares, in points."""
-    if value is None or value != value:
-        return MISSING
-    return f"{100 * value:+.1f} points"
+    return MISSING if value is None or value != value else words.points(value)
 
 
 # What should rise with size, most important first -> its name, its interval's columns, its form.
@@ -79,7 +79,7 @@ def conclusion(frame: pd.DataFrame, key: str) -> str:
         return f"{what} is not compared: a seed of {names} has too many posts without a verdict."
     values = [seeds[key].mean() for _, seeds in sizes(frame)]
     ranges = [(seeds[low].min(), seeds[high].max()) for _, seeds in sizes(frame)]
-    path = " to ".join(form(value) for value in values)
+    path = " to ".join(str(form(value)) for value in values)
     shown = [round(value, 3) for value in values]
     apart = ranges[-1][0] > ranges[0][1] or ranges[-1][1] < ranges[0][0]
     doubt = "do not overlap" if apart else "overlap, which establishes no rise by itself"
@@ -118,7 +118,7 @@ def measured_table(frame: pd.DataFrame) -> Table:
     return Table(header, rows, caption, name="measured")
 
 
-def _of_seeds(seeds: pd.DataFrame, key: str, form: Form) -> str:
+def _of_seeds(seeds: pd.DataFrame, key: str, form: Form) -> Number:
     """The spread over the seeds that have the number, and their count where some lack it.
 
     Seeds without the policy are counted in the row's title.
@@ -127,7 +127,8 @@ def _of_seeds(seeds: pd.DataFrame, key: str, form: Form) -> str:
     policy = key.partition("/")[0]
     count = sum(policy in judged for judged in seeds["policies"]) if "/" in key else len(seeds)
     lacking = 0 < len(values) < count
-    return _spread(values, form) + (f", {len(values)} of {count} seeds" if lacking else "")
+    spread = _spread(values, form)
+    return replace(spread, note=f"{len(values)} of {count} seeds") if lacking else spread
 
 
 def _of_how_many(frame: pd.DataFrame, policy: str) -> str:
@@ -136,12 +137,13 @@ def _of_how_many(frame: pd.DataFrame, policy: str) -> str:
     return f" ({count} of {len(frame)} runs)" if count < len(frame) else ""
 
 
-def _spread(values: Sequence[float], form: Form) -> str:
+def _spread(values: Sequence[float], form: Form) -> Number:
     if not values:
         return MISSING
     mean, low, high = map(form, (sum(values) / len(values), min(values), max(values)))
-    ends = f"{low} to {high}".replace(" points", "")
-    return mean if len(values) < 2 else f"{mean} ({ends})"
+    if len(values) < 2:
+        return mean
+    return replace(mean, low=low.value, high=high.value, is_range=True)
 
 
 def spreads_table(frame: pd.DataFrame) -> Table:
@@ -263,7 +265,7 @@ def not_comparable(beside: Sequence[PaperNumber]) -> list[str]:
 
 def _values(key: str, values: Sequence[float]) -> str:
     forms = {name: form for name, _, form in paper.COMPARED}
-    return ", ".join(forms[key](value) for value in values) or MISSING
+    return ", ".join(str(forms[key](value)) for value in values) or str(MISSING)
 
 
 # -- reward models ---------------------------------------------------------------------------------

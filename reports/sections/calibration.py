@@ -1,22 +1,15 @@
 """A judge's calibration on a page: its agreement with labels, and the rates that they correct."""
 
+from dataclasses import replace
+
 from eval.calibration import HUMAN_CEILING, correct
 from eval.rates.correction import SHIFT
 from eval.rates.simple_judges import NAMES
+from reports.parts.cells import MISSING
 from reports.parts.collect import Record, policies_of
 from reports.parts.page import Block, Heading, Note, Table, Text
 from reports.parts.sentences import asked_again
-from reports.parts.words import (
-    MISSING,
-    STRENGTH,
-    Row,
-    estimate,
-    in_points,
-    named,
-    percent,
-    plain,
-    whole,
-)
+from reports.parts.words import STRENGTH, Row, estimate, in_points, named, percent, plain, whole
 from stages.settings.judge import MOST_UNJUDGED
 
 
@@ -156,7 +149,7 @@ def _corrected(results: Row, corrected: dict[str, Row | None]) -> list[Block]:
         return []
     shift = max([SHIFT, *(rate["shift"] for rate in corrected.values() if rate)])
     rows = [
-        [named(policy, corrected), estimate(rate) + " CLIPPED" * is_clipped(rate)]
+        [named(policy, corrected), replace(estimate(rate), note="CLIPPED" * is_clipped(rate))]
         for policy, rate in corrected.items()
     ]
     which = "pairs with a reference" if results["with_reference"] else "pairs, in the file's order,"

@@ -4,11 +4,12 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 
 from reports.parts import plots
+from reports.parts.cells import MISSING, Number
 from reports.parts.collect import Record, explained_by_critic
 from reports.parts.page import Block, Figure, Table
 from reports.parts.paired import mean_curve
 from reports.parts.plots import COLORS, Panel
-from reports.parts.words import MISSING, Row, number
+from reports.parts.words import Row, number
 
 Groups = Mapping[str, Sequence[Record]]
 """Name of a group -> its runs; a group may be empty."""
@@ -80,6 +81,6 @@ def critics_of(runs: Sequence[Record]) -> list[Row]:
     return [critic for critic in told if critic]
 
 
-def _mean_of(critics: Sequence[Row], key: str) -> str:
+def _mean_of(critics: Sequence[Row], key: str) -> Number:
     values = [critic[key] for critic in critics if key in critic]
     return number(fmean(values)) if values else MISSING

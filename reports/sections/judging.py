@@ -4,11 +4,11 @@ from eval.control_texts import CONTROLS
 from eval.judges.protocol import VERDICTS
 from eval.win_rate import names_of_pair
 from reports.parts import style
+from reports.parts.cells import MISSING, Number
 from reports.parts.collect import RM_AGREES, Record
 from reports.parts.page import Block, Details, Heading, Note, Table, Text
 from reports.parts.sentences import NO_GUESS, asked_again
 from reports.parts.words import (
-    MISSING,
     Row,
     at_equal_length,
     difference,
@@ -45,7 +45,7 @@ RATES_CAPTION = (
 )
 
 
-def short_rows(numbers: Row) -> tuple[list[str], list[list[str]]]:
+def short_rows(numbers: Row) -> tuple[list[str], list[list[object]]]:
     """Header and rows of the terminal's second table."""
     header = ["", "at equal length [95%]", "picks first", "same if swapped"]
     rows = []
@@ -62,7 +62,7 @@ def _given(numbers: Row, policy: str) -> Row:
     return numbers[f"{policy}/statistics"] if given else {}
 
 
-def _leanings(numbers: Row, policy: str) -> list[str]:
+def _leanings(numbers: Row, policy: str) -> list[Number]:
     statistics = numbers[f"{policy}/statistics"]
     shares = (statistics["share_first"], statistics["swap_consistency"])
     return [percent(share["estimate"]) if share else MISSING for share in shares]
@@ -153,7 +153,7 @@ def rates(statistics: dict[str, Row]) -> list[Block]:
     return [*made, Details("Win rate by length", [Table(columns, bins, caption)])]
 
 
-def _rate(statistics: Row, key: str) -> str:
+def _rate(statistics: Row, key: str) -> Number:
     """One of the rates; a dash where too much is unjudged for any."""
     return (at_equal_length if key == AT_LENGTH else estimate)(statistics.get(key))
 
@@ -198,7 +198,7 @@ def _about_the_model(model: Row) -> str:
     return text
 
 
-def _logits(triple: list[float]) -> str:
+def _logits(triple: list[float]) -> Number:
     return plain(dict(zip(("estimate", "low", "high"), triple, strict=True)))
 
 

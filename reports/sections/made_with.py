@@ -3,11 +3,12 @@
 from collections.abc import Sequence
 
 from eval.judges.openai.budget import cost
+from reports.parts.cells import MISSING
 from reports.parts.collect import GIVEN, RELEASED, Record
 from reports.parts.page import Block, Details, Heading, Table, Text
 from reports.parts.run_report import where
 from reports.parts.sentences import distrust, lead, too_many_unjudged
-from reports.parts.words import MISSING, Row, rate, shown, whole
+from reports.parts.words import Row, rate, shown, whole
 from stages.running.machine import changed_files, other_code
 from stages.running.progress import duration
 from stages.settings.config import POLICY_NUMERICS, TOY, Config
@@ -100,7 +101,7 @@ def splits(results: Row, limits: Row) -> Table:
     return Table(header, rows, caption, name="splits")
 
 
-def _length(measured: dict[str, int], name: str, limit: int | None) -> str:
+def _length(measured: dict[str, int], name: str, limit: int | None) -> object:
     both = [
         measured.get(name.replace("summary", kind)) for kind in ("summary", "chosen", "rejected")
     ]

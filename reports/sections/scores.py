@@ -221,7 +221,7 @@ def _notes(scorers: dict[str, Row]) -> list[Block]:
         if model["estimate"] is None:
             notes.append(Note(f"{name}: no accuracy at equal length: {model['why']}."))
         if above["low"] <= 0:
-            bounds = ", ".join(number(100 * above[key], 1) for key in ("low", "high"))
+            bounds = ", ".join(str(number(100 * above[key], 1)) for key in ("low", "high"))
             notes.append(
                 Note(
                     f"{name} is NOT reliably better than taking the longer summary:"

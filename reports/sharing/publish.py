@@ -15,7 +15,6 @@ from typing import Any
 
 from reports.parts.blocks import escape, link
 from reports.parts.page import PUBLIC, beside_the_runs, files_of, record_of, wrapped
-from reports.parts.words import MISSING
 from stages.running.files import file_hash, write_text
 from stages.settings import config as settings
 from stages.settings.checks import Parser, in_one_line, unknown
@@ -108,7 +107,7 @@ def index(folder: Path) -> str:
         record = records[stem]
         texts = [block["text"] for block in record["blocks"] if block["kind"] == "Text"]
         sentence = SENTENCE.match(texts[0]) if texts else None
-        says = " ".join(sentence[0].split()) if sentence else MISSING
+        says = " ".join(sentence[0].split()) if sentence else "–"
         cells = (link(record["title"], f"{stem}.md"), escape(says), escape(in_words(record)))
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
