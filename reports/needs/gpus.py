@@ -79,13 +79,6 @@ def gpus_for(preset: str, gpu: str = "", gpus: int = 0) -> tuple[str, int]:
     return gpu or name, gpus or number
 
 
-def gpu_of_device(device: str) -> Gpu | None:
-    """The GPU that a device's name means; None for others."""
-    words = device.lower().replace("-", " ").split()
-    models = {name.split("-")[0].replace("rtx", ""): gpu for name, gpu in reversed(GPUS.items())}
-    return next((gpu for model, gpu in models.items() if model in words), None)
-
-
 def disk_of(setting: Setting) -> dict[str, float]:
     """Bytes on disk of one seed: the models that stay (base, sft, ppo, rm, normalize and critic, in
     float32), the checkpoints of the stage with the largest, and what comes from the hub.

@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from reports.needs.shapes import (
-    GPT2,
     Lengths,
     Shape,
     adapter_parameters,
@@ -192,7 +191,7 @@ def saved_per_token(shape: Shape, half: bool) -> float:
     the kernel and as the next layer lays it out), and the MLP before and after its activation.
     Llama: the inputs of both norms, and these normed, in float32; one cast a linear layer; queries,
     keys and values for all heads; attention's output; four tensors of the MLP.
-    Both are tested against autograd. GPT-2 and Gemma are taken for the one that they resemble.
+    Both are tested against autograd. Other families are taken for Llama.
     """
     hidden, heads, wide = shape.hidden, shape.attention, shape.intermediate
     statistics = 16 + FULL * shape.heads
@@ -250,11 +249,9 @@ def cache_per_token(shape: Shape, half: bool) -> int:
     """Bytes of one token's keys and values in all layers.
 
     Under autocast the keys are float32, because rotating them multiplies by float32 numbers, and
-    the values are bf16. GPT-2 does not rotate.
+    the values are bf16.
     """
-    values = HALF if half else FULL
-    keys = values if shape.family == GPT2 else FULL
-    return shape.layers * shape.key_value * (keys + values)
+    return shape.layers * shape.key_value * (FULL + (HALF if half else FULL))
 
 
 # -- moments ---------------------------------------------------------------------------------------

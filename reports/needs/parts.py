@@ -1,7 +1,6 @@
 """The parts of every stage: what each holds on a device at its worst moment, and what fits.
 
-The names of the parts are those of a rehearsal, which measures what is planned here. Standard
-library only.
+A rehearsal measures what is planned here. Standard library only.
 """
 
 from dataclasses import replace
@@ -17,23 +16,30 @@ from reports.needs.memory import (
     Bytes,
     Network,
     Setting,
-    held,
     passing,
     sampling,
-    saved_activations,
     training,
 )
 from stages.settings.command_line import with_changes
 from stages.settings.config import changes_of
 from stages.settings.families import SHARING
 
+# Memory knobs, from the one that changes least: smaller batches, frozen networks in bf16,
+# activations computed again, and at last adapters in place of all weights, which is another way of
+# learning.
+KNOBS = (
+    "memory.microbatch_size=2",
+    "memory.forward_batch_size=16",
+    "memory.frozen_dtype=bf16",
+    "memory.gradient_checkpointing=true",
+    "lora.rank=16 lora.stages=sft,rm,ppo",
+)
 # Part -> its stage.
 STAGE_OF_PART = {
     **dict.fromkeys(("sft step", "sft validation"), "sft"),
     **dict.fromkeys(("rm step", "rm validation"), "rm"),
     "references": "normalize",
     **dict.fromkeys(("ppo rollout", "ppo learn"), "ppo"),
-    "dpo step": "dpo",
     "summaries": "summaries",
 }
 
@@ -44,24 +50,22 @@ def part_bytes(setting: Setting) -> dict[str, Bytes]:
     small, large = config.memory.microbatch_size, config.memory.forward_batch_size
     alone = replace(setting, sharded=False)  # what learns nothing is loaded whole by every process
     policy, scorer = (Network(shape=setting.shape, scalar=scalar) for scalar in (False, True))
-    sft, rm, dpo = ([_learner(setting, stage, stage == "rm")] for stage in ("sft", "rm", "dpo"))
+    sft, rm = [_learner(setting, "sft", scalar=False)], [_learner(setting, "rm", scalar=True)]
     longest = data.max_query_summary_tokens
     positions = longest if config.sft.loss_on_query else data.max_summary_tokens
     sft_size = min(small, share_of(config.sft.batch_size, setting))
-    rm_size = min(_pairs(small), 2 * share_of(config.rm.batch_size, setting))
-    dpo_size = min(_pairs(small), 2 * share_of(config.dpo.batch_size, setting))
+    pairs = min(max(1, small // 2), share_of(config.rm.batch_size, setting))
     references = config.normalize.posts or setting.lengths.rows["sft_train"] or large
     scored = (min(large, references), longest, 0)
     summaries = (large, data.max_query_tokens, data.max_summary_tokens)
     return {
         "sft step": training(setting, sft, (sft_size, longest, positions)),
         "sft validation": passing(setting, sft, (small, longest, positions)),
-        "rm step": training(setting, rm, (*_pair_rows(setting, rm_size)[:2], 0)),
-        "rm validation": passing(setting, rm, (*_pair_rows(setting, _pairs(large))[:2], 0)),
+        "rm step": training(setting, rm, _pair_rows(setting, pairs)),
+        "rm validation": passing(setting, rm, _pair_rows(setting, max(1, large // 2))),
         "references": passing(alone, [scorer], scored),
         "ppo rollout": _rollout(setting),
         "ppo learn": _ppo_learn(setting),
-        "dpo step": training(setting, dpo, _pair_rows(setting, dpo_size)),
         "summaries": sampling(alone, [policy, scorer], summaries),
     }
 
@@ -76,17 +80,12 @@ def _learner(setting: Setting, stage: str, scalar: bool) -> Network:
     return Network(shape=setting.shape, scalar=scalar, adapter=rank, trained=True)
 
 
-def _pairs(size: int) -> int:
-    """Sequences of a pass over pairs that may hold `size`: always an even number."""
-    return 2 * max(1, size // 2)
-
-
-def _pair_rows(setting: Setting, sequences: int) -> Batch:
-    """Rows of a pass over pairs, their tokens, and the positions of compared summaries."""
+def _pair_rows(setting: Setting, pairs: int) -> Batch:
+    """Rows of the reward model's pass over so many pairs, and their tokens; it has no logits."""
     longest, compared = setting.data.max_query_comparison_tokens, setting.data.max_comparison_tokens
     if setting.shape.family in SHARING:
-        return sequences // 2, longest + compared, 2 * compared
-    return sequences, longest, compared
+        return pairs, longest + compared, 0
+    return 2 * pairs, longest, 0
 
 
 def _episode_rows(setting: Setting, size: int) -> Batch:
@@ -101,7 +100,7 @@ def _episode_rows(setting: Setting, size: int) -> Batch:
     return max(1, size // group), query + group * response, group * response
 
 
-def ppo_networks(setting: Setting) -> list[Network]:
+def _ppo_networks(setting: Setting) -> list[Network]:
     """Policy and critic, which learn; the reward model and, without LoRA, the reference policy."""
     shape, each = setting.shape, HALF if setting.config.memory.frozen_dtype == "bf16" else FULL
     policy, critic = (_learner(setting, "ppo", scalar=scalar) for scalar in (False, True))
@@ -112,7 +111,7 @@ def ppo_networks(setting: Setting) -> list[Network]:
 
 def _rollout(setting: Setting) -> Bytes:
     """One autocast spans what measures: the copies of policy and critic stay until its end."""
-    data, networks = setting.data, ppo_networks(setting)
+    data, networks = setting.data, _ppo_networks(setting)
     large = setting.config.memory.forward_batch_size
     size = min(large, share_of(setting.config.ppo.batch_size, setting))
     sampled = sampling(setting, networks, (size, data.max_query_tokens, data.max_summary_tokens))
@@ -128,20 +127,7 @@ def _ppo_learn(setting: Setting) -> Bytes:
     ppo = setting.config.ppo
     minibatch = max(1, share_of(ppo.batch_size, setting) // ppo.num_minibatches)
     batch = _episode_rows(setting, min(setting.config.memory.microbatch_size, minibatch))
-    return training(setting, ppo_networks(setting), batch, per_logit=ENTROPY)
-
-
-def update_floor(setting: Setting, query: int, response: int, stage: str) -> float:
-    """The least bytes with which a policy-gradient stage learns a microbatch of its longest rows:
-    weights, gradients, the optimizer's moments, and one network's activations without logits.
-    """
-    policy, critic, *frozen = ppo_networks(setting)
-    networks = [policy, *([critic] if stage == "ppo" else []), *frozen]
-    least = held(setting, networks, gradients=True)
-    section = getattr(setting.config, stage)
-    size = min(setting.config.memory.microbatch_size, share_of(section.batch_size, setting))
-    group = section.samples_per_query
-    return least.total + saved_activations(setting, size // group, query + group * response)
+    return training(setting, _ppo_networks(setting), batch, per_logit=ENTROPY)
 
 
 # -- does it fit -----------------------------------------------------------------------------------
@@ -153,29 +139,17 @@ def too_large(parts: dict[str, Bytes], gpu: Gpu) -> list[str]:
 
 
 def mends(setting: Setting, gpu: Gpu) -> list[str]:
-    """The fewest memory knobs, as SET takes them, with which everything fits; none if nothing does.
-
-    Knobs are tried from the one that changes least to the one that changes most: smaller batches,
-    frozen networks in bf16, activations computed again, and at last adapters in place of all
-    weights, which is another way of learning.
-    """
-    small = max(1, setting.config.memory.microbatch_size // 4)
-    knobs = [f"memory.microbatch_size={small}", "memory.microbatch_size=2"]
-    knobs += ["memory.forward_batch_size=16", "memory.frozen_dtype=bf16"]
-    knobs += ["memory.gradient_checkpointing=true", "memory.microbatch_size=1"]
-    knobs += ["lora.rank=16 lora.stages=ppo", "lora.rank=16 lora.stages=sft,rm,ppo,dpo"]
-    tried: list[str] = []
-    for knob in knobs:
-        tried = [*(other for other in tried if other.split("=")[0] != knob.split("=")[0]), knob]
-        if _fits(setting, gpu, tried):
-            for cheapest in list(tried):  # the knobs that are not needed, the cheapest first
-                rest = [other for other in tried if other != cheapest]
-                tried = rest if _fits(setting, gpu, rest) else tried
-            return tried
+    """The fewest of `KNOBS`, as SET takes them, with which everything fits; none if all fail."""
+    for count in range(1, len(KNOBS) + 1):
+        knobs = [*KNOBS[:count]]
+        if _fits(setting, gpu, knobs):
+            for cheapest in KNOBS[:count]:
+                rest = [knob for knob in knobs if knob != cheapest]
+                knobs = rest if _fits(setting, gpu, rest) else knobs
+            return knobs
     return []
 
 
 def _fits(setting: Setting, gpu: Gpu, knobs: list[str]) -> bool:
-    """Whether everything fits with these knobs."""
     config = with_changes(setting.config, changes_of(" ".join(knobs).split()))
     return not too_large(part_bytes(replace(setting, config=config)), gpu)

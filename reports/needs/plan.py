@@ -81,15 +81,14 @@ def work_lines(setting: Setting, rate: work.Rate, price: float) -> list[str]:
     lines = [f"{'stage':12}{'updates':>10}{'million tokens':>16}{'hours':>10}"]
     for stage, spent in hours.items():
         count = f"{updates[stage]:,}" if stage in updates else "-"
-        mark = "  (optional)" if stage == work.OPTIONAL else ""
-        lines.append(f"{stage:12}{count:>10}{tokens[stage] / 1e6:>16,.0f}{spent:>10.2f}{mark}")
-    needed = sum(spent for stage, spent in hours.items() if stage != work.OPTIONAL)
+        lines.append(f"{stage:12}{count:>10}{tokens[stage] / 1e6:>16,.0f}{spent:>10.2f}")
+    needed = sum(hours.values())
     cards, disk = needed * setting.devices, gpus.disk_of(setting)
     paid = f", ${cards * price:,.0f} at ${price:g} an hour" if price else ""
     sizes = ", ".join(f"{name} {size / GIGA:,.1f}" for name, size in disk.items())
     return [
         *lines,
-        f"{'without dpo':38}{needed:>10.2f}",
+        f"{'together':38}{needed:>10.2f}",
         f"at {rate.mfu:.0%} of {rate.gpu.teraflops:g} Tflop/s: ASSUMED, not measured. "
         "`make rehearse` measures it.",
         "",

@@ -26,8 +26,6 @@ LAUNCH_SECONDS = 0.6e-3
 MORE_EVALUATIONS = 2
 STEPS = ("sample", "measure", "score", "learn")
 """The steps of an update that compute."""
-OPTIONAL = "dpo"
-"""A stage that a run may leave out: sums are without it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,17 +88,15 @@ def training_factor(setting: Setting, stage: str) -> int:
 def updates_of(setting: Setting) -> dict[str, int]:
     """Updates of each training stage, as the stages count them."""
     config, rows = setting.config, setting.lengths.rows
-    pairs = rows["comparisons_train"]
     return {
         "sft": config.sft.epochs * rows["sft_train"] // config.sft.batch_size,
-        "rm": config.rm.epochs * pairs // config.rm.batch_size,
+        "rm": config.rm.epochs * rows["comparisons_train"] // config.rm.batch_size,
         "ppo": config.ppo.num_updates,
-        "dpo": config.dpo.epochs * pairs // config.dpo.batch_size,
     }
 
 
 def work_of(setting: Setting) -> list[Work]:
-    """Everything that a run does, in the order of its stages; DPO is the optional one.
+    """Everything that a run does, in the order of its stages.
 
     Sampling stops when every row has its EOS; planned are all tokens, as at the start of PPO.
     """
@@ -114,9 +110,9 @@ def work_of(setting: Setting) -> list[Work]:
     learned = whole if config.sft.loss_on_query else lengths.summary
     held_out, pairs = rows["sft_validation"], 2 * rows["comparisons_validation"]
     looks = held_out * (config.sft.evaluations + MORE_EVALUATIONS)
-    sft, rm, dpo = (
+    sft, rm = (
         float(updates_of(setting)[stage] * getattr(config, stage).batch_size)
-        for stage in ("sft", "rm", "dpo")
+        for stage in ("sft", "rm")
     )
     scored = min(rows["sft_train"], config.normalize.posts or rows["sft_train"])
     scored += min(scored, CHECKED_ROWS)  # again, on the saved model
@@ -138,9 +134,6 @@ def work_of(setting: Setting) -> list[Work]:
         ("ppo", "score", 2 * episodes, episode, 0),
         ("ppo", "learn policy", epochs * of_policy, episode, response),
         ("ppo", "learn critic", epochs * episodes, episode, 0),
-        ("dpo", "learn", 2 * dpo, compared, lengths.compared),
-        # The reference of every pair, and the held-out pairs once more after training.
-        ("dpo", "reference", 2 * (rows["comparisons_train"] + pairs), compared, lengths.compared),
         ("summaries", "sample", 2 * posts, query, response),
         ("summaries", "score", 3 * posts, whole, 0),
         # PPO's summaries by PPO and by SFT, for their KL.
@@ -187,42 +180,21 @@ def _sample(
     )
 
 
-def update_flops(setting: Setting, queries: Sequence[int], stage: str = "ppo") -> dict[str, float]:
-    """Operations of one update of a policy-gradient stage that must be done, by its steps, for
-    queries of so many tokens each: counted row by row, so no padding is in it, all tokens are
-    sampled, and samples of one query compute it once. All networks learn.
+def update_flops(setting: Setting, queries: Sequence[int]) -> dict[str, float]:
+    """Operations of one update of PPO that must be done, by its steps, for queries of so many
+    tokens each: counted row by row, so no padding is in it, and all tokens are sampled.
     """
-    small = dict.fromkeys(("total_episodes", "batch_size", "num_minibatches"), 1)
-    small |= {"samples_per_query": 1, "critic_updates": 0}
-    single = with_changes(setting.config, {"ppo": small})
-    flops: list[tuple[str, float]] = []
-    for tokens in queries:
-        lengths = replace(setting.lengths, query=float(tokens))
-        asking = replace(setting, lengths=lengths, config=single)
-        if stage == "ppo":
-            works = (work for work in work_of(asking) if work.stage == "ppo")
-            flops += [(work.label.split()[0], work.flops) for work in works]
-        else:
-            flops += _grouped_flops(asking, stage).items()
-    return totals(flops)
-
-
-def _grouped_flops(setting: Setting, stage: str) -> dict[str, float]:
-    """Of one query and all its samples, without a critic."""
-    section, query = getattr(setting.config, stage), setting.lengths.query
-    response = float(setting.data.max_summary_tokens)
-    sampled = section.samples_per_query * response
-    length = query + response  # that a token attends to
-    policy, scorer = (
-        forward_flops(setting, query + sampled, length, logits) for logits in (sampled, 0.0)
+    counts = dict.fromkeys(("total_episodes", "batch_size", "num_minibatches"), 1)
+    counts |= {"samples_per_query": 1, "critic_updates": 0}
+    single = with_changes(setting.config, {"ppo": counts})
+    lengths = (replace(setting.lengths, query=float(tokens)) for tokens in queries)
+    rows = (replace(setting, lengths=each, config=single) for each in lengths)
+    return totals(
+        (work.label.split()[0], work.flops)
+        for row in rows
+        for work in work_of(row)
+        if work.stage == "ppo"
     )
-    prompt = forward_flops(setting, query, query, section.samples_per_query)
-    return {
-        "sample": prompt + forward_flops(setting, sampled, query, sampled),
-        "measure": 2 * policy,
-        "score": scorer,
-        "learn": section.num_ppo_epochs * training_factor(setting, stage) * policy,
-    }
 
 
 def totals(parts: Iterable[tuple[str, float]]) -> dict[str, float]:
