@@ -11,7 +11,7 @@ from reports.needs.gpus import Gpu
 from reports.needs.memory import HALF, Network, Setting
 from reports.needs.shapes import ARTICLE_TOKENS, block_weights
 from stages.settings.command_line import with_changes
-from stages.settings.families import CHECKED_ROWS, SHARING
+from stages.settings.families import CHECKED_ROWS
 from stages.settings.sections import CNNDM
 
 # Share of the peak of dense bf16 products that large passes reach. ASSUMED, not measured by us:
@@ -24,8 +24,6 @@ BANDWIDTH_SHARE = 0.6
 LAUNCH_SECONDS = 0.6e-3
 # Validation passes of SFT beside those of `sft.evaluations`: before the first update, at the end.
 MORE_EVALUATIONS = 2
-STEPS = ("sample", "measure", "score", "learn")
-"""The steps of an update that compute."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,11 +100,11 @@ def work_of(setting: Setting) -> list[Work]:
     """
     config, lengths, rows = setting.config, setting.lengths, setting.lengths.rows
     query, response, ppo = lengths.query, float(config.data.max_summary_tokens), config.ppo
-    whole, shares_query = query + lengths.summary, setting.shape.family in SHARING
+    whole = query + lengths.summary
     # Mean tokens that a pass computes for one of the two summaries of a comparison, and for one of
     # the samples of a query.
-    compared = query / (2 if shares_query else 1) + lengths.compared
-    episode = query / (ppo.samples_per_query if shares_query else 1) + response
+    compared = query / 2 + lengths.compared
+    episode = query / ppo.samples_per_query + response
     learned = whole if config.sft.loss_on_query else lengths.summary
     held_out, pairs = rows["sft_validation"], 2 * rows["comparisons_validation"]
     looks = held_out * (config.sft.evaluations + MORE_EVALUATIONS)
