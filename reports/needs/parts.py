@@ -7,11 +7,8 @@ from dataclasses import replace
 
 from reports.needs.gpus import Gpu
 from reports.needs.memory import (
-    ENTROPY,
     FULL,
     HALF,
-    LOSS_FORWARD,
-    PLAIN_FORWARD,
     Batch,
     Bytes,
     Network,
@@ -20,20 +17,7 @@ from reports.needs.memory import (
     sampling,
     training,
 )
-from stages.settings.command_line import with_changes
-from stages.settings.config import changes_of
-from stages.settings.families import SHARING
 
-# Memory knobs, from the one that changes least: smaller batches, frozen networks in bf16,
-# activations computed again, and at last adapters in place of all weights, which is another way of
-# learning.
-KNOBS = (
-    "memory.microbatch_size=2",
-    "memory.forward_batch_size=16",
-    "memory.frozen_dtype=bf16",
-    "memory.gradient_checkpointing=true",
-    "lora.rank=16 lora.stages=sft,rm,ppo",
-)
 # Part -> its stage.
 STAGE_OF_PART = {
     **dict.fromkeys(("sft step", "sft validation"), "sft"),
@@ -82,10 +66,8 @@ def _learner(setting: Setting, stage: str, scalar: bool) -> Network:
 
 def _pair_rows(setting: Setting, pairs: int) -> Batch:
     """Rows of the reward model's pass over so many pairs, and their tokens; it has no logits."""
-    longest, compared = setting.data.max_query_comparison_tokens, setting.data.max_comparison_tokens
-    if setting.shape.family in SHARING:
-        return pairs, longest + compared, 0
-    return 2 * pairs, longest, 0
+    data = setting.data
+    return pairs, data.max_query_comparison_tokens + data.max_comparison_tokens, 0
 
 
 def _episode_rows(setting: Setting, size: int) -> Batch:
@@ -94,8 +76,6 @@ def _episode_rows(setting: Setting, size: int) -> Batch:
     A query stands once before its samples, which no pass parts.
     """
     query, response = setting.data.max_query_tokens, setting.data.max_summary_tokens
-    if setting.shape.family not in SHARING:
-        return size, query + response, response
     group = setting.config.ppo.samples_per_query
     return max(1, size // group), query + group * response, group * response
 
@@ -116,8 +96,7 @@ def _rollout(setting: Setting) -> Bytes:
     size = min(large, share_of(setting.config.ppo.batch_size, setting))
     sampled = sampling(setting, networks, (size, data.max_query_tokens, data.max_summary_tokens))
     batch = _episode_rows(setting, size)
-    per_logit = PLAIN_FORWARD if setting.half else LOSS_FORWARD
-    measured = passing(setting, networks, batch, per_logit, together=True)
+    measured = passing(setting, networks, batch, together=True)
     critic = setting.half * networks[1].cast_bytes(recomputed=True)
     measured = replace(measured, copies=measured.copies + critic)
     return max(sampled, measured, key=lambda moment: moment.total)
@@ -127,7 +106,7 @@ def _ppo_learn(setting: Setting) -> Bytes:
     ppo = setting.config.ppo
     minibatch = max(1, share_of(ppo.batch_size, setting) // ppo.num_minibatches)
     batch = _episode_rows(setting, min(setting.config.memory.microbatch_size, minibatch))
-    return training(setting, _ppo_networks(setting), batch, per_logit=ENTROPY)
+    return training(setting, _ppo_networks(setting), batch)
 
 
 # -- does it fit -----------------------------------------------------------------------------------
@@ -136,20 +115,3 @@ def _ppo_learn(setting: Setting) -> Bytes:
 def too_large(parts: dict[str, Bytes], gpu: Gpu) -> list[str]:
     """The parts that need more than a GPU has for tensors."""
     return [name for name, held in parts.items() if held.total > gpu.usable]
-
-
-def mends(setting: Setting, gpu: Gpu) -> list[str]:
-    """The fewest of `KNOBS`, as SET takes them, with which everything fits; none if all fail."""
-    for count in range(1, len(KNOBS) + 1):
-        knobs = [*KNOBS[:count]]
-        if _fits(setting, gpu, knobs):
-            for cheapest in KNOBS[:count]:
-                rest = [knob for knob in knobs if knob != cheapest]
-                knobs = rest if _fits(setting, gpu, rest) else knobs
-            return knobs
-    return []
-
-
-def _fits(setting: Setting, gpu: Gpu, knobs: list[str]) -> bool:
-    config = with_changes(setting.config, changes_of(" ".join(knobs).split()))
-    return not too_large(part_bytes(replace(setting, config=config)), gpu)

@@ -9,11 +9,10 @@ and hours at an assumed share of the GPU's peak; disk.
 import argparse
 import textwrap
 from collections.abc import Sequence
-from dataclasses import replace
 
 from reports.needs import gpus, work
 from reports.needs.memory import Setting, setting_of
-from reports.needs.parts import mends, part_bytes, too_large
+from reports.needs.parts import part_bytes, too_large
 from reports.needs.shapes import parameters
 from stages.running.launch import check_numbers
 from stages.settings.checks import Parser, in_one_line, require, show
@@ -22,6 +21,7 @@ from stages.settings.command_line import add_arguments, config_of, request_of
 COLUMNS = ("weights", "gradients", "optimizer", "copies", "activations", "logits", "cache", "other")
 HEADS = ("weight", "grad", "optim", "copy", "activ", "logit", "cache", "other", "total")
 GIGA = 1e9
+SMALLER = "smaller memory.* settings need less, and lora.rank=16"
 
 
 def gib(count: float) -> str:
@@ -47,7 +47,7 @@ def title_lines(setting: Setting, gpu_name: str) -> list[str]:
 
 
 def memory_lines(setting: Setting, gpu: gpus.Gpu) -> list[str]:
-    """A row for every part of every stage; whether all fit, or the knobs with which they do."""
+    """A row for every part of every stage; whether all fit, or what would need less."""
 
     def row(name: str, cells: Sequence[str], end: str) -> str:
         return f"{name:14}" + "".join(f"{cell:>6} " for cell in cells) + end
@@ -58,20 +58,11 @@ def memory_lines(setting: Setting, gpu: gpus.Gpu) -> list[str]:
     for name, held in parts.items():
         cells = [gib(getattr(held, column)) for column in COLUMNS] + [gib(held.total)]
         lines.append(row(name, cells, "NO" if name in large else "ok"))
+    worst = max(parts, key=lambda name: parts[name].total)
     if not large:
-        worst = max(parts, key=lambda name: parts[name].total)
         return [*lines, f"everything fits; the most is {worst}, {gib(parts[worst].total)} GiB"]
-    lines += textwrap.wrap(f"does not fit: {', '.join(large)}", 80)
-    shared = replace(setting, sharded=True)
-    if setting.devices > setting.shards and not too_large(part_bytes(shared), gpu):
-        return [*lines, "it would fit with ENGINE=fsdp2: the cards share the weights"]
-    knobs = " ".join(mends(setting, gpu))
-    if not knobs:
-        return [*lines, "no memory knob makes it fit: take a larger card, or a smaller model"]
-    quoted = "\n".join(textwrap.wrap(knobs, 70, break_on_hyphens=False))
-    lines += ["it would fit with SET='", *textwrap.indent(f"{quoted}'", "  ").splitlines()]
-    adapters = "  (LoRA learns adapters in place of all weights: not the paper's way)"
-    return [*lines, *([adapters] if "lora" in knobs else [])]
+    shared = "" if setting.sharded or setting.devices == 1 else "ENGINE=fsdp2 shares the weights; "
+    return [*lines, *textwrap.wrap(f"does not fit: {', '.join(large)}", 80), f"{shared}{SMALLER}"]
 
 
 def work_lines(setting: Setting, rate: work.Rate, price: float) -> list[str]:

@@ -13,9 +13,10 @@ from typing import Any
 from stages.settings.config import HUB, RANDOM, TOY, TRAIN_TOKENIZER, Base, Config, UserError
 from stages.settings.sections import ALL_PAIRS, CNNDM, EMBEDDING_MULTIPLE
 
-# Families by `model_type`, and those whose blocks are built as Llama's.
-NEOX, LLAMA = "gpt_neox", "llama"
-LLAMA_LIKE = ("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2")
+# Families by `model_type`, and those whose blocks are built as Llama's. Logits of all are read in
+# chunks, and samples of a query share a row (stages/settings/families.py).
+NEOX, LLAMA, QWEN2, GEMMA = "gpt_neox", "llama", "qwen2", "gemma"
+LLAMA_LIKE = (LLAMA, QWEN2, GEMMA)
 GPT_NEOX_TOKENS = 50_278  # the tokenizer that Pythia uses, with our [PAD]
 
 
@@ -86,12 +87,8 @@ def block_parameters(shape: Shape) -> int:
     if not shape.gated:
         # Every matrix has a bias, and both layer norms have one too.
         return weights + sum(outputs for _, outputs in linear_layers(shape)) + 4 * hidden
-    extra = {
-        "qwen2": shape.attention + 2 * shape.key_value,  # biases of queries, keys and values
-        "qwen3": 2 * shape.head,  # norms of queries and keys
-        "gemma2": 2 * hidden,  # a norm after each part, too
-    }
-    return weights + 2 * hidden + extra.get(shape.family, 0)
+    biases = (shape.attention + 2 * shape.key_value) * (shape.family == QWEN2)
+    return weights + 2 * hidden + biases
 
 
 def parameters(shape: Shape, scalar: bool = False) -> int:
@@ -178,7 +175,7 @@ def read_shape(path: Path) -> Shape:
             head_width=saved.get("head_dim") or 0,
             intermediate=saved["intermediate_size"],
             vocabulary=saved["vocab_size"],
-            tied=saved.get("tie_word_embeddings", family.startswith("gemma")),
+            tied=saved.get("tie_word_embeddings", family == GEMMA),
         )
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(f"{path}: not the configuration of a model ({error})") from None
