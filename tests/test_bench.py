@@ -12,6 +12,7 @@ from reports.needs import memory
 from reports.needs.shapes import QUERY_TOKENS, shape_of
 from reports.needs.work import update_flops
 from reports.parts import page
+from reports.parts.words import number, whole
 from reports.sharing import publish
 from reports.sharing.publish import GENERATED
 from reports.speed import bench_page, measure, speed
@@ -62,14 +63,13 @@ def passed(tokens, attended, logits):
 
 
 def test_the_work_of_an_update_is_what_a_hand_count_gives_row_by_row():
-    sampled, expected = RESPONSE, dict.fromkeys(STEPS, 0.0)
+    sampled, expected = RESPONSE, 0.0
     for query in (10, 100):
         whole = query + sampled
         with_logits, without = (passed(whole, whole**2, logits) for logits in (sampled, 0))
-        expected["sample"] += passed(query, query**2, 0) + passed(sampled, sampled * query, sampled)
-        expected["measure"] += 2 * with_logits
-        expected["score"] += 2 * without
-        expected["learn"] += 4 * 3 * (with_logits + without)  # epochs; forward and backward
+        sample = passed(query, query**2, 0) + passed(sampled, sampled * query, sampled)
+        learn = 4 * 3 * (with_logits + without)  # epochs; forward and backward
+        expected += sample + 2 * with_logits + 2 * without + learn
     setting = memory.setting_of(CONFIG, on_gpu=False)
     assert update_flops(setting, (10, 100)) == pytest.approx(expected)
 
@@ -253,7 +253,7 @@ def test_figures_are_the_fastest_run_its_spread_and_its_distance_from_the_bound_
 def test_without_trl_ours_stands_alone_and_the_reason_is_said():
     alone = bench_of(trl=[{"failed": "no memory"}])
     assert bench_page.failures(alone) == [f"TRL 1.9.2 at {NAME}: no memory"]
-    assert bench_page.figures(alone).loc[NAME, "speedup"].isna().all()
+    assert bench_page.figures(alone)["speedup"].isna().all()
     assert "nothing stands beside it" in bench_page.answer(alone)
 
 
@@ -264,8 +264,8 @@ def test_the_page_has_a_row_for_everybody_and_is_published_from_a_commit_alone(p
     assert "not committed" in capsys.readouterr().err
     assert not GENERATED.exists()
     ours, peer = bench_page.updates_table(bench_of()).rows
-    assert [cell.value for cell in ours[2:7]] == [20.0, 40.0, 2.0, 0.5, 2.0]
-    assert [cell.value for cell in peer[2:7]] == [40.0, 20.0, 1.0, 1.0, 4.0]
+    assert ours[2:7] == [number(20.0), whole(40.0), *map(number, (2.0, 0.5, 2.0))]
+    assert peer[2:7] == [number(40.0), whole(20.0), *map(number, (1.0, 1.0, 4.0))]
     bench_page.write(bench_of(), settings.RUNS / "bench")
     publish.main(["--pages", "bench"])
     assert page.record_of(GENERATED, "bench")["made_from"]["measured"] == bench_of()

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from reports.needs.gpus import SHARDED, disk_of, gpu_of, gpus_for
+from reports.needs.gpus import GPUS, SHARDED, disk_of, gpus_for
 from reports.needs.inputs import model_config
 from reports.needs.memory import Setting, saved_activations, saved_per_token, setting_of
 from reports.needs.parts import STAGE_OF_PART, part_bytes, too_large
@@ -212,7 +212,7 @@ def test_several_cards_hold_every_gradient_twice_and_share_nothing_else():
 def test_every_preset_fits_the_cards_it_is_made_for(preset):
     gpu, devices = gpus_for(preset)
     given = replace(setting(preset, devices), sharded=preset in SHARDED)
-    assert not too_large(part_bytes(given), gpu_of(gpu))
+    assert not too_large(part_bytes(given), GPUS[gpu])
 
 
 # -- work and costs --------------------------------------------------------------------------------

@@ -60,22 +60,16 @@ USUAL = ("h100-80gb", 1)
 SHARDED = ("pythia-6.9b",)
 
 
-def gpu_of(name: str) -> Gpu:
-    """The GPU of that name. Raises UserError with the nearest name if there is none."""
-    if name not in GPUS:
-        raise unknown("GPU", name, GPUS)
-    return GPUS[name]
-
-
 def gpus_for(preset: str, gpu: str = "", gpus: int = 0) -> tuple[str, int]:
     """Name and number of the GPUs to plan for: as asked, or else those of the preset.
 
-    Raises UserError for an unknown GPU or a negative number.
+    Raises UserError for an unknown GPU, with the nearest name, or a negative number.
     """
     name, number = MADE_FOR.get(preset, USUAL)
+    if gpu and gpu not in GPUS:
+        raise unknown("GPU", gpu, GPUS)
     if gpus < 0:
         raise UserError(f"GPUS={gpus}: give the number of cards, at least 1")
-    gpu_of(gpu or name)
     return gpu or name, gpus or number
 
 

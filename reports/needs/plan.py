@@ -32,7 +32,7 @@ def gib(count: float) -> str:
 
 def title_lines(setting: Setting, gpu_name: str) -> list[str]:
     """Which run, which model, which GPUs."""
-    config, gpu = setting.config, gpus.gpu_of(gpu_name)
+    config, gpu = setting.config, gpus.GPUS[gpu_name]
     policy, scorer = parameters(setting.shape), parameters(setting.shape, scalar=True)
     shared = ", ENGINE=fsdp2" if setting.sharded else ""
     precision = "bf16 autocast, float32 weights" if setting.half else "float32"
@@ -65,9 +65,9 @@ def memory_lines(setting: Setting, gpu: gpus.Gpu) -> list[str]:
     return [*lines, *textwrap.wrap(f"does not fit: {', '.join(large)}", 80), f"{shared}{SMALLER}"]
 
 
-def work_lines(setting: Setting, rate: work.Rate, price: float) -> list[str]:
+def work_lines(setting: Setting, gpu: gpus.Gpu, mfu: float, price: float) -> list[str]:
     """Updates, tokens and hours of every stage and of the whole run; cards and disk."""
-    updates, hours = work.updates_of(setting), work.hours_by_stage(setting, rate)
+    updates, hours = work.updates_of(setting), work.hours_by_stage(setting, gpu, mfu)
     tokens = work.totals((each.stage, each.tokens) for each in work.work_of(setting))
     lines = [f"{'stage':12}{'updates':>10}{'million tokens':>16}{'hours':>10}"]
     for stage, spent in hours.items():
@@ -80,8 +80,8 @@ def work_lines(setting: Setting, rate: work.Rate, price: float) -> list[str]:
     return [
         *lines,
         f"{'together':38}{needed:>10.2f}",
-        f"at {rate.mfu:.0%} of {rate.gpu.teraflops:g} Tflop/s: ASSUMED, not measured. "
-        "`make rehearse` measures it.",
+        f"at {mfu:.0%} of {gpu.teraflops:g} Tflop/s: ASSUMED, not measured. "
+        "`make rehearse` measures.",
         "",
         f"disk: {sum(disk.values()) / GIGA:,.0f} GB ({sizes})",
         f"cards: {cards:,.1f} hours of one card{paid}",
@@ -113,13 +113,13 @@ def lines_of(args: argparse.Namespace) -> list[str]:
     check_numbers(cards, args.nodes, engine)
     devices, sharded = cards * args.nodes, engine == "fsdp2"
     setting = setting_of(config_of(request), devices=devices, sharded=sharded)
-    rate = work.Rate(gpu=gpus.gpu_of(name), mfu=args.mfu)
+    gpu = gpus.GPUS[name]
     return [
         *title_lines(setting, name),
         "",
-        *memory_lines(setting, rate.gpu),
+        *memory_lines(setting, gpu),
         "",
-        *work_lines(setting, rate, args.price_per_hour),
+        *work_lines(setting, gpu, args.mfu, args.price_per_hour),
     ]
 
 

@@ -4,9 +4,9 @@
 
 It is a run like any other, through the pipeline and in as many processes, with fewer rows and
 smaller batches, on random weights of the shape and rows as long as the limits allow (`inputs.py`).
-What the stages recorded of memory and time stands beside the plan, and from their speed follow the
-hours of the whole run. The table stays, as JSON and Markdown, in `runs/<name>/rehearsal/`; the run
-itself is removed.
+What the stages recorded of memory and time stands beside the plan, and from the seconds of an
+update follow the hours of the whole run, at most: its rows are shorter. The table stays, as JSON
+and Markdown, in `runs/<name>/rehearsal/`; the run itself is removed.
 """
 
 import argparse
@@ -23,7 +23,7 @@ from reports.needs.inputs import draw_weights, write_rows, write_tokenizer
 from reports.needs.memory import Setting, setting_of
 from reports.needs.parts import STAGE_OF_PART, part_bytes
 from reports.needs.shapes import parameters, shape_of
-from reports.needs.work import Work, totals, updates_of, work_of
+from reports.needs.work import updates_of
 from stages import pipeline
 from stages.finished import read_manifest, stage_folder
 from stages.running.files import read_lines, write_json, write_text
@@ -38,6 +38,7 @@ from stages.settings.stages import TRAINED
 
 GOALS = ("ppo", "summaries")  # with all that they are made from
 REHEARSED = ("sft", "rm", "normalize", "ppo", "summaries")
+LEARNED = ("sft", "rm", "ppo")
 UPDATES = 2  # the second has the optimizer's moments, and libraries are loaded
 PASSES = 2  # of an optimizer step, and of a rollout
 ROOT = Path(__file__).parents[2]
@@ -145,63 +146,36 @@ def record_of(config: Config, short: Config, processes: int, sharded: bool) -> d
         "device": device,
         "half": setting.half,
         "memory": vars(config.memory),
-        "batches": {stage: getattr(short, stage).batch_size for stage in ("sft", "rm", "ppo")},
+        "batches": {stage: getattr(short, stage).batch_size for stage in LEARNED},
         "stages": rows,
-        "hours": hours_of(setting_of(config, **how), rows) if len(rows) == len(REHEARSED) else {},
+        "hours": {
+            stage: hours_of(config, short, stage, rows[stage]["update"])
+            for stage in LEARNED
+            if stage in rows
+        },
     }
 
 
 def row_of(setting: Setting, stage: str, manifest: dict[str, Any]) -> Row:
     """What a stage of the rehearsal recorded: peak and plan in GiB (on a CPU the peak of the whole
-    process); seconds of the stage, of its last optimizer steps and of PPO's last rollout;
-    operations per second of both.
+    process); seconds of the stage, of its last update and of sampling and scoring in it.
     """
-    metrics = stage_folder(setting.config, stage) / "metrics.jsonl"
-    last = read_lines(metrics)[-1] if metrics.exists() else {}
     peak = manifest["peak_gpu_gib" if setting.on_gpu else "peak_memory_gib"]
     parts = part_bytes(setting).items()
     plan = max(held.total for part, held in parts if STAGE_OF_PART[part] == stage) / GIB
     row = {"plan": plan, "peak": peak, "seconds": manifest["seconds"]}
-    if "seconds/update" not in last:
-        return row
-    works = [work for work in work_of(at_limits(setting, stage)) if work.stage == stage]
-    updates, rollout = updates_of(setting)[stage], last.get("seconds/rollout", 0.0)
-    steps = last["seconds/update"] - rollout
-    learned = sum(work.flops for work in works if work.learns) / updates
-    row |= {"steps": steps, "rollout": rollout, "steps_speed": learned / steps}
-    if rollout:
-        flops = sum(work.flops for work in works) / updates
-        row["rollout_speed"] = (flops - learned) / rollout
+    if stage in LEARNED:
+        last = read_lines(stage_folder(setting.config, stage) / "metrics.jsonl")[-1]
+        row |= {"update": last["seconds/update"], "rollout": last.get("seconds/rollout", 0.0)}
     return row
 
 
-def at_limits(setting: Setting, stage: str) -> Setting:
-    """The setting with the lengths of the rehearsal's rows in place of mean ones."""
-    data = setting.data
-    query = data.max_query_summary_tokens - data.max_summary_tokens
-    if stage == "rm":
-        query = data.max_query_comparison_tokens - data.max_comparison_tokens
-    lengths = replace(
-        setting.lengths,
-        query=min(query, data.max_query_tokens),
-        summary=data.max_summary_tokens,
-        compared=data.max_comparison_tokens,
-    )
-    return replace(setting, lengths=lengths)
-
-
-def hours_of(setting: Setting, rows: dict[str, Row]) -> dict[str, float]:
-    """Hours of each stage of a whole run at the speed of its own optimizer steps; sampling, and
-    what PPO and summaries do without learning, at that of PPO's rollout.
+def hours_of(config: Config, short: Config, stage: str, update: float) -> float:
+    """Hours of all updates of a stage, from the seconds of an update of the short run, whose rows
+    are the longest.
     """
-
-    def speed(work: Work) -> float:
-        of_ppo = work.stage == "ppo" and not work.learns
-        if of_ppo or work.label == "sample" or work.stage == "summaries":
-            return rows["ppo"]["rollout_speed"]
-        return rows["rm" if work.stage == "normalize" else work.stage]["steps_speed"]
-
-    return totals((work.stage, work.flops / speed(work) / 3600) for work in work_of(setting))
+    larger = getattr(config, stage).batch_size / getattr(short, stage).batch_size
+    return updates_of(setting_of(config))[stage] * update * larger / 3600
 
 
 # -- what is printed -------------------------------------------------------------------------------
@@ -218,31 +192,24 @@ def table_lines(record: dict[str, Any], price: float) -> list[str]:
         f"{memory['forward_batch_size']}; batches: {batches}",
         "",
         "GiB on one device (of a CPU's peak: with libraries); seconds of a stage, of its",
-        "last update; Gflop/s of its optimizer steps",
-        f"{'stage':12}{'plan':>7}{'peak':>7}{'seconds':>9}{'an update':>11}{'Gflop/s':>10}",
+        "last update, and in it of sampling and scoring",
+        f"{'stage':12}{'plan':>8}{'peak':>8}{'seconds':>10}{'an update':>11}{'rollout':>10}",
     ]
     for stage, row in record["stages"].items():
-        line = f"{stage:12}{row['plan']:>7.2f}{row['peak']:>7.2f}{row['seconds']:>9.1f}"
-        if "steps" in row:
-            line += f"{row['steps'] + row['rollout']:>11.2f}{row['steps_speed'] / 1e9:>10,.0f}"
+        line = f"{stage:12}{row['plan']:>8.2f}{row['peak']:>8.2f}{row['seconds']:>10.1f}"
+        if "update" in row:
+            line += f"{row['update']:>11.2f}{row['rollout']:>10.2f}"
         lines.append(line)
-    return [line[:80] for line in [*lines, "", *hours_lines(record, price)]]
-
-
-def hours_lines(record: dict[str, Any], price: float) -> list[str]:
-    """The hours of the whole run, and its price."""
     hours = record["hours"]
-    if not hours:
-        return ["hours of the whole run: not known, because a stage has not finished"]
-    needed, ppo = sum(hours.values()), record["stages"]["ppo"]
+    needed = sum(hours.values())
     paid = f", ${needed * price:,.0f} at ${price:g} an hour" if price else ""
-    rollout = ppo["rollout"] / (ppo["rollout"] + ppo["steps"])
-    return [
-        f"an update of PPO: {rollout:.0%} sample, measure, score; {1 - rollout:.0%} learn",
-        "hours of the whole run at these speeds, by counting",
+    lines += [
+        "",
+        "hours of all updates at this speed, at most: real rows are shorter",
         *(f"  {stage:12}{spent:>12,.2f}" for stage, spent in hours.items()),
         f"  {'together':12}{needed:>12,.2f}{paid}",
     ]
+    return [line[:80] for line in lines]
 
 
 @in_one_line()

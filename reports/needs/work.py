@@ -43,26 +43,6 @@ class Work:
     read: float = 0
     """Bytes that such a pass moves."""
 
-    @property
-    def learns(self) -> bool:
-        """Whether its passes are training passes."""
-        return self.label.startswith("learn")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Rate:
-    """How fast a GPU is assumed to be."""
-
-    gpu: Gpu
-    mfu: float = MFU
-
-    def seconds(self, work: Work, layers: int, devices: int) -> float:
-        """Time of one part of a stage, all devices at work."""
-        computing = work.flops / devices / (self.gpu.teraflops * 1e12 * self.mfu)
-        launching = layers * LAUNCH_SECONDS
-        step = max(work.read / (self.gpu.bandwidth * 1e9 * BANDWIDTH_SHARE), launching)
-        return max(computing, work.passes * launching) + work.steps * step
-
 
 def forward_flops(setting: Setting, tokens: float, length: float, logits: float) -> float:
     """Operations of a forward pass: two for each weight and token, attention over whole rows of
@@ -178,21 +158,16 @@ def _sample(
     )
 
 
-def update_flops(setting: Setting, queries: Sequence[int]) -> dict[str, float]:
-    """Operations of one update of PPO that must be done, by its steps, for queries of so many
-    tokens each: counted row by row, so no padding is in it, and all tokens are sampled.
+def update_flops(setting: Setting, queries: Sequence[int]) -> float:
+    """Operations of one update of PPO that must be done, for queries of so many tokens each:
+    counted row by row, so no padding is in it, and all tokens are sampled.
     """
     counts = dict.fromkeys(("total_episodes", "batch_size", "num_minibatches"), 1)
     counts |= {"samples_per_query": 1, "critic_updates": 0}
-    single = with_changes(setting.config, {"ppo": counts})
+    single = replace(setting, config=with_changes(setting.config, {"ppo": counts}))
     lengths = (replace(setting.lengths, query=float(tokens)) for tokens in queries)
-    rows = (replace(setting, lengths=each, config=single) for each in lengths)
-    return totals(
-        (work.label.split()[0], work.flops)
-        for row in rows
-        for work in work_of(row)
-        if work.stage == "ppo"
-    )
+    works = (work for each in lengths for work in work_of(replace(single, lengths=each)))
+    return sum(work.flops for work in works if work.stage == "ppo")
 
 
 def totals(parts: Iterable[tuple[str, float]]) -> dict[str, float]:
@@ -203,9 +178,13 @@ def totals(parts: Iterable[tuple[str, float]]) -> dict[str, float]:
     return sums
 
 
-def hours_by_stage(setting: Setting, rate: Rate) -> dict[str, float]:
-    """Hours of every stage."""
-    layers, devices = setting.shape.layers, setting.devices
-    return totals(
-        (work.stage, rate.seconds(work, layers, devices) / 3600) for work in work_of(setting)
-    )
+def hours_by_stage(setting: Setting, gpu: Gpu, mfu: float) -> dict[str, float]:
+    """Hours of every stage, all devices at work, at this share of a GPU's peak."""
+    launching = setting.shape.layers * LAUNCH_SECONDS
+
+    def seconds(work: Work) -> float:
+        computing = work.flops / setting.devices / (gpu.teraflops * 1e12 * mfu)
+        step = max(work.read / (gpu.bandwidth * 1e9 * BANDWIDTH_SHARE), launching)
+        return max(computing, work.passes * launching) + work.steps * step
+
+    return totals((work.stage, seconds(work) / 3600) for work in work_of(setting))

@@ -12,7 +12,6 @@ padding, at the rate of a large matrix product in the same call.
 import argparse
 import shutil
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 import pandas as pd
@@ -135,15 +134,13 @@ def failures(bench: Record) -> list[str]:
 
 def answer(bench: Record) -> str:
     """How ours did at all shapes together."""
-    table = figures(bench).xs(OURS, level="who")
-    bound = _range(table["bound"])
-    counted = f"takes {bound} times the seconds of the matrix products that it needs"
-    beside = table.dropna(subset="speedup")
-    if beside.empty:
+    table = figures(bench).loc[(slice(None), [OURS]), :]
+    counted = f"takes {_range(table.bound)} times the seconds of the matrix products that it needs"
+    if table.speedup.isna().all():
         return f"An update of ours {counted}; nothing stands beside it."
     return (
-        f"An update of ours is {_range(beside['speedup'])} times as fast as that of {TRL}, in"
-        f" {_range(beside['memory'])} of its memory. It {counted}. Measured on:"
+        f"An update of ours is {_range(table.speedup)} times as fast as that of {TRL}, in"
+        f" {_range(table.memory)} of its memory. It {counted}. Measured on:"
         f" {first_run(bench)['device']}."
     )
 
@@ -154,8 +151,8 @@ def first_run(bench: Record) -> Record:
     return run
 
 
-def _range(values: Sequence[float]) -> str:
-    low, high = number(min(values)), number(max(values))
+def _range(values: pd.Series) -> str:
+    low, high = number(values.min()), number(values.max())
     return str(low) if str(low) == str(high) else f"{low} to {high}"
 
 

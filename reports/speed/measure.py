@@ -99,7 +99,7 @@ def measure_update(config: Config, folder: Path) -> dict[str, Any]:
     return {
         **measured,
         "tokens": sum(lengths) + sampled,
-        "flops": sum(update_flops(setting, lengths).values()),
+        "flops": update_flops(setting, lengths),
         "matrix_rate": max(rate, matrix_rate(meter, setting.half)),
         "device": device_name(),
         "threads": torch.get_num_threads(),
