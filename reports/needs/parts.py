@@ -38,6 +38,8 @@ def part_bytes(setting: Setting) -> dict[str, Bytes]:
     longest = data.max_query_summary_tokens
     positions = longest if config.sft.loss_on_query else data.max_summary_tokens
     sft_size = min(small, share_of(config.sft.batch_size, setting))
+    # Rows of the reward model hold a query with both summaries, and have no logits.
+    pair = data.max_query_comparison_tokens + data.max_comparison_tokens
     pairs = min(max(1, small // 2), share_of(config.rm.batch_size, setting))
     references = config.normalize.posts or setting.lengths.rows["sft_train"] or large
     scored = (min(large, references), longest, 0)
@@ -45,8 +47,8 @@ def part_bytes(setting: Setting) -> dict[str, Bytes]:
     return {
         "sft step": training(setting, sft, (sft_size, longest, positions)),
         "sft validation": passing(setting, sft, (small, longest, positions)),
-        "rm step": training(setting, rm, _pair_rows(setting, pairs)),
-        "rm validation": passing(setting, rm, _pair_rows(setting, max(1, large // 2))),
+        "rm step": training(setting, rm, (pairs, pair, 0)),
+        "rm validation": passing(setting, rm, (max(1, large // 2), pair, 0)),
         "references": passing(alone, [scorer], scored),
         "ppo rollout": _rollout(setting),
         "ppo learn": _ppo_learn(setting),
@@ -62,12 +64,6 @@ def share_of(batch: int, setting: Setting) -> int:
 def _learner(setting: Setting, stage: str, scalar: bool) -> Network:
     rank = setting.rank(stage)
     return Network(shape=setting.shape, scalar=scalar, adapter=rank, trained=True)
-
-
-def _pair_rows(setting: Setting, pairs: int) -> Batch:
-    """Rows of the reward model's pass over so many pairs, and their tokens; it has no logits."""
-    data = setting.data
-    return pairs, data.max_query_comparison_tokens + data.max_comparison_tokens, 0
 
 
 def _episode_rows(setting: Setting, size: int) -> Batch:

@@ -3,7 +3,7 @@
     python -m reports.needs.plan --preset pythia-6.9b --gpus 8
 
 Parameters; bytes on each GPU, stage by stage, and which knob would make them fit; updates, tokens
-and hours at an assumed share of the GPU's peak; disk.
+and hours at an assumed share of the GPU's peak.
 """
 
 import argparse
@@ -20,8 +20,6 @@ from stages.settings.command_line import add_arguments, config_of, request_of
 
 COLUMNS = ("weights", "gradients", "optimizer", "copies", "activations", "logits", "cache", "other")
 HEADS = ("weight", "grad", "optim", "copy", "activ", "logit", "cache", "other", "total")
-GIGA = 1e9
-SMALLER = "smaller memory.* settings need less, and lora.rank=16"
 
 
 def gib(count: float) -> str:
@@ -61,12 +59,14 @@ def memory_lines(setting: Setting, gpu: gpus.Gpu) -> list[str]:
     worst = max(parts, key=lambda name: parts[name].total)
     if not large:
         return [*lines, f"everything fits; the most is {worst}, {gib(parts[worst].total)} GiB"]
-    shared = "" if setting.sharded or setting.devices == 1 else "ENGINE=fsdp2 shares the weights; "
-    return [*lines, *textwrap.wrap(f"does not fit: {', '.join(large)}", 80), f"{shared}{SMALLER}"]
+    lines += textwrap.wrap(f"does not fit: {', '.join(large)}", 80)
+    if setting.devices > setting.shards:
+        lines.append("ENGINE=fsdp2 shares the weights")
+    return [*lines, "smaller memory.* settings need less, and lora.rank=16"]
 
 
 def work_lines(setting: Setting, gpu: gpus.Gpu, mfu: float, price: float) -> list[str]:
-    """Updates, tokens and hours of every stage and of the whole run; cards and disk."""
+    """Updates, tokens and hours of every stage and of the whole run, and its price."""
     updates, hours = work.updates_of(setting), work.hours_by_stage(setting, gpu, mfu)
     tokens = work.totals((each.stage, each.tokens) for each in work.work_of(setting))
     lines = [f"{'stage':12}{'updates':>10}{'million tokens':>16}{'hours':>10}"]
@@ -74,16 +74,13 @@ def work_lines(setting: Setting, gpu: gpus.Gpu, mfu: float, price: float) -> lis
         count = f"{updates[stage]:,}" if stage in updates else "-"
         lines.append(f"{stage:12}{count:>10}{tokens[stage] / 1e6:>16,.0f}{spent:>10.2f}")
     needed = sum(hours.values())
-    cards, disk = needed * setting.devices, gpus.disk_of(setting)
+    cards = needed * setting.devices
     paid = f", ${cards * price:,.0f} at ${price:g} an hour" if price else ""
-    sizes = ", ".join(f"{name} {size / GIGA:,.1f}" for name, size in disk.items())
     return [
         *lines,
         f"{'together':38}{needed:>10.2f}",
         f"at {mfu:.0%} of {gpu.teraflops:g} Tflop/s: ASSUMED, not measured. "
         "`make rehearse` measures.",
-        "",
-        f"disk: {sum(disk.values()) / GIGA:,.0f} GB ({sizes})",
         f"cards: {cards:,.1f} hours of one card{paid}",
     ]
 

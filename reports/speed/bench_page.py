@@ -81,8 +81,8 @@ def write(bench: Record, folder: Path) -> Path:
         "stages": {},
         "measured": bench,
     }
-    beside = f", beside {TRL}" if about["peers"] else ""
-    return page.write(folder, STEM, f"Speed and memory{beside}", blocks(bench), made_from)
+    title = f"Speed and memory, beside {TRL}" if about["peers"] else "Speed and memory"
+    return page.write(folder, STEM, title, blocks(bench), made_from)
 
 
 # -- figures ---------------------------------------------------------------------------------------
