@@ -1,6 +1,7 @@
 """The bench: an update measured whole, the same tokens for TRL, what is kept, and the page."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -174,52 +175,6 @@ def test_a_shape_that_fails_is_left_out_and_the_others_are_kept(tmp_path, monkey
         [*speed.measured([bad], 1, tmp_path / "work")]
 
 
-STOPPED = """
-import json, sys, time
-from pathlib import Path
-from reports.speed import bench_page, speed
-run = json.loads(sys.argv[1])
-counted = []
-def run_process(words, result):
-    if "prepare" in words:
-        return {"parameters": 1}
-    counted.append(words)
-    if len(counted) == 2:
-        print("measuring", flush=True)
-        time.sleep(60)
-    return run
-speed.run_process, speed.task_of = run_process, lambda *_: {}
-speed.peer_interpreter = lambda: Path("python")
-bench_page.main(["--shapes", "tiny-s:4:2"])
-"""
-
-
-def test_a_bench_that_is_stopped_keeps_what_it_measured(tmp_path):
-    words = [sys.executable, "-c", STOPPED, json.dumps(run_of(20.0, 12.0, 3e6))]
-    process = subprocess.Popen(
-        words,
-        cwd=tmp_path,
-        env={"PYTHONPATH": str(ROOT), "HOME": str(tmp_path)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stdout is not None
-    while process.stdout.readline() != "measuring\n":
-        assert process.poll() is None
-    process.send_signal(signal.SIGTERM)
-    errors = process.communicate(timeout=60)[1]
-    assert errors.startswith("stopped: runs/bench/bench.json holds what was measured; the same")
-    assert process.returncode == 128 + signal.SIGTERM
-    record = page.record_of(tmp_path / "runs/bench", "bench")["made_from"]["measured"]
-    runs = record["shapes"]["tiny-s:4:2"]["measured"]["ours"]
-    assert [run["seconds"] for run in runs] == [20.0]
-    assert {path.suffix for path in (tmp_path / "runs/bench").iterdir() if path.is_file()} == {
-        *(".json", ".md", ".html")
-    }
-    assert not (tmp_path / "runs/bench/work").exists()
-
-
 # -- the page --------------------------------------------------------------------------------------
 
 NAME = "tiny-s:4:2"
@@ -269,3 +224,18 @@ def test_the_page_has_a_row_for_everybody_and_is_published_from_a_commit_alone(p
     bench_page.write(bench_of(), settings.RUNS / "bench")
     publish.main(["--pages", "bench"])
     assert page.record_of(GENERATED, "bench")["made_from"]["measured"] == bench_of()
+
+
+def test_a_bench_that_is_stopped_keeps_what_it_measured(place, monkeypatch, capsys):
+    def stopped_after_one(cases, runs, work):
+        work.mkdir(parents=True)
+        yield bench_of()
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(speed, "measured", stopped_after_one)
+    with pytest.raises(SystemExit) as ended:
+        bench_page.main(["--shapes", NAME])
+    assert ended.value.code == 128 + signal.SIGTERM
+    assert capsys.readouterr().err.startswith("stopped: runs/bench/bench.json holds what was")
+    assert page.record_of(Path("runs/bench"), "bench")["made_from"]["measured"] == bench_of()
+    assert not Path("runs/bench/work").exists()

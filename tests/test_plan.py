@@ -200,9 +200,9 @@ def test_the_rollout_of_pythia_1b_by_hand():
 
 
 def test_several_cards_hold_every_gradient_twice_and_share_nothing_else():
-    one, eight = (part_bytes(setting(devices=count))["sft step"] for count in (1, 8))
-    assert eight.gradients == 2 * one.gradients
-    assert (eight.weights, eight.optimizer) == (one.weights, one.optimizer)
+    alone, eight = (part_bytes(setting(devices=count))["sft step"] for count in (1, 8))
+    assert eight.gradients == 2 * alone.gradients
+    assert (eight.weights, eight.optimizer) == (alone.weights, alone.optimizer)
 
 
 # -- does it fit -----------------------------------------------------------------------------------
