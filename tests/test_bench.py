@@ -20,6 +20,7 @@ from reports.speed import bench_page, measure, speed
 from reports.speed.bench_page import STEPS
 from reports.speed.speed import PEER, TRL, peer_interpreter, run_peer, task_of
 from stages.running.files import write_json
+from stages.running.signals import forget_signals
 from stages.settings import config as settings
 from stages.settings.command_line import config_of, make_config
 from stages.settings.config import UserError
@@ -235,6 +236,7 @@ def test_a_bench_that_is_stopped_keeps_what_it_measured(place, monkeypatch, caps
     monkeypatch.setattr(speed, "measured", stopped_after_one)
     with pytest.raises(SystemExit) as ended:
         bench_page.main(["--shapes", NAME])
+    forget_signals()
     assert ended.value.code == 128 + signal.SIGTERM
     assert capsys.readouterr().err.startswith("stopped: runs/bench/bench.json holds what was")
     assert page.record_of(Path("runs/bench"), "bench")["made_from"]["measured"] == bench_of()
