@@ -27,7 +27,7 @@ NEEDED := $(if $(filter $(DEVELOP),$(GOALS)),$(DEVELOPED),$(if $(filter-out $(LO
 # One call does all goals that were named. `+`: under `make -n` it looks, and says what it found.
 $(GOALS): door
 	@:
-door: asked $(if $(DRY),,$(NEEDED))
+door: $(if $(DRY),,asked $(NEEDED))
 	+@$(if $(DRY)$(if $(NEEDED),,1),$(PYTHON) -B,$(PY)) -m stages $(foreach goal,$(GOALS),$(call quoted,$(goal)))
 # What is refused is refused before anything is installed.
 asked:

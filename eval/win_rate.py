@@ -84,15 +84,16 @@ def measure_win_rates(config: Config) -> dict[str, Any]:
             for post_id, score in of_posts.items()
         ]
         write_rows(run, "post_scores.jsonl", rows)
-        manifest = read_manifest(folder) or {}
+        judge = (read_manifest(folder) or {})["results"]["judge"]
         results = {
-            "judge": manifest["results"]["judge"],
+            "judge": judge,
             "posts": len({row["id"] for row in judgements}),
             "texts": len({post_of[row["id"]] for row in judgements}),
             "policies": {
                 name: describe(scores[name], post_of)
                 | {"identical": identical(written[name], config.data.prompt)}
                 | {"statistics": statistics_of(name, judgements, texts[name], post_of)}
+                | of_reward_model(name, written, scores[name], post_of, judge["kind"])
                 for name in scores
             },
             "differences": {
@@ -110,6 +111,21 @@ def measure_win_rates(config: Config) -> dict[str, Any]:
             results["scores"] = proxy_and_gold(written, gold_rows, post_of)
         run.finish(results)
     return results
+
+
+def of_reward_model(
+    policy: str, written: ScoredRows, judged: Scores, post_of: PostOf, judge_kind: str
+) -> dict[str, Any]:
+    """What the run's reward model says of a policy's summaries.
+
+    `rm_agrees`: its `agreement` with the judge, None where it is the judge; `score_gain`: the
+    `gain` of its score, None for SFT itself.
+    """
+    is_judge, is_start = judge_kind == "reward_model", policy == START
+    return {
+        "rm_agrees": None if is_judge else agreement(written[policy], judged, post_of),
+        "score_gain": None if is_start else gain(by_name(written), policy, post_of),
+    }
 
 
 def pair_name(first: str, second: str) -> str:

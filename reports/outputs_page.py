@@ -15,7 +15,7 @@ from reports.parts import plots, run_report, sentences
 from reports.parts.cells import Number
 from reports.parts.collect import Record, judged_row
 from reports.parts.page import Block, Table, Text
-from reports.parts.run_report import Report, hashes
+from reports.parts.run_report import Report, hashes, text_table
 from reports.parts.words import (
     Row,
     at_equal_length,
@@ -197,9 +197,12 @@ def answer(numbers: Row, wins: Row) -> str:
 def headline(numbers: Row, wins: Row, path: Path) -> str:
     """The result for a terminal of 80 columns; ends with the page's path."""
     systems = in_order(wins)
-    lines = [f"  {'':22} {'win rate [95%]':22} at equal length"]
-    for name, system in zip(shortened([*systems], 22), systems.values(), strict=True):
-        lines.append(f"  {name:22} {rate(system):22} {_at_equal_length(system)}"[:80].rstrip())
+    names = shortened([*systems], 22)
+    rows = [
+        [name, rate(system), _at_equal_length(system)]
+        for name, system in zip(names, systems.values(), strict=True)
+    ]
+    lines = text_table(["", "win rate [95%]", "at equal length"], rows)
     title = f"{numbers['name']}: {posts_of(wins['posts'])}, judged by {judge(numbers)}"
     return run_report.headline(title, [lines], leads(wins), caveats(numbers), path)
 

@@ -13,14 +13,25 @@ import sys
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 
-from stages.goals import AS_SETTINGS, COMMANDS, DEFAULTS, GOALS, PIPELINE, VARIABLES, Goal
-from stages.settings.checks import UserError, in_one_line, unknown
+from stages.goals import (
+    AS_SETTINGS,
+    COMMANDS,
+    DEFAULTS,
+    GOALS,
+    PIPELINE,
+    VARIABLES,
+    Goal,
+    help_lines,
+)
+from stages.settings.checks import UserError, in_one_line, show, unknown
+from stages.settings.config import Config
 from stages.settings.stages import STAGES
 
 LOOKING = ("help", "settings", "status", "plan")  # they need no packages
 FEW = 4  # a variable that so many goals read is refused by naming them
 OUTPUTS = "outputs"  # the preset of summaries that exist already
 OF_MAKE = ("MAKEFILES", "MAKEFLAGS", "SHELL")
+CARDS = "reports.sharing.cards"
 Values = Mapping[str, str]
 
 
@@ -31,16 +42,19 @@ def main(argv: list[str] | None = None) -> None:
     look_only = "--check" in words
     words = ["help" if word in ("-h", "--help") else word for word in words if word != "--check"]
     flags = os.environ.get("MAKEFLAGS", "")
-    given = of_make(flags) | dict(word.split("=", 1) for word in words if "=" in word)
+    typed = of_make(flags) | dict(word.split("=", 1) for word in words if "=" in word)
     goals = [word for word in words if "=" not in word] or ["help"]
-    check(goals, given)
+    check(goals, typed)
     if look_only:
         return
-    values = given | of_environment(given)
+    values = typed | of_environment(typed)
     dry = "n" in flags.split(" ")[0]
     jobs = re.search(r"(?<= )-j(\d*)", f" {flags.partition(' -- ')[0]}")
     extra = ["--dry-run"] * dry + (["--jobs", *filter(None, [jobs[1]])] if jobs else [])
-    for group in together(goals):
+    groups: dict[str, list[str]] = {}  # what the pipeline makes is made by one call
+    for goal in goals:
+        groups.setdefault(PIPELINE if is_staged(goal) else goal, []).append(goal)
+    for group in groups.values():
         code = run(group, values, extra, dry)
         if code:
             raise SystemExit(code)
@@ -56,20 +70,21 @@ def of_make(flags: str) -> dict[str, str]:
     return values
 
 
-def of_environment(given: Values) -> dict[str, str]:
+def of_environment(typed: Values) -> dict[str, str]:
     """The variables that the environment holds and nobody has typed."""
-    names = [name for name in VARIABLES if name not in given and os.environ.get(name)]
+    names = [name for name in VARIABLES if name not in typed and os.environ.get(name)]
     if "WSL_DISTRO_NAME" in os.environ:  # there NAME is the machine's
         names = [name for name in names if name != "NAME"]
     return {name: os.environ[name] for name in names}
 
 
-def check(goals: Sequence[str], given: Values) -> None:
+def check(goals: Sequence[str], typed: Values) -> None:
     """Raise UserError for a goal or variable that does not exist, and for one that is not read."""
     for goal in goals:
         if goal not in GOALS and goal not in STAGES:
             raise unknown("goal", goal, [*GOALS, *STAGES], "see make help")
-    for name, value in given.items():
+    read = {name for goal in goals for name in row_of(goal).reads} | {"PYTHON", "VENV"}
+    for name, value in typed.items():
         if name in OF_MAKE:
             continue
         if name not in VARIABLES:
@@ -77,9 +92,8 @@ def check(goals: Sequence[str], given: Values) -> None:
             raise unknown("make variable", name, VARIABLES, mend)
         if "\n" in value and name != "POST":
             raise UserError(f"{name} holds a line break: leave it out")
-    read = {name for goal in goals for name in row_of(goal).reads} | {"PYTHON", "VENV"}
-    for name in (name for name, value in given.items() if value and name not in (*read, *OF_MAKE)):
-        raise UserError(refusal(name, goals))
+        if value and name not in read:
+            raise UserError(refusal(name, goals))
 
 
 def row_of(goal: str) -> Goal:
@@ -101,18 +115,6 @@ def refusal(name: str, goals: Sequence[str]) -> str:
     return f"{typed} takes no {name}: {hint}"
 
 
-def together(goals: Sequence[str]) -> list[list[str]]:
-    """The goals in the order given; those that the pipeline makes are made by one call."""
-    groups: list[list[str]] = []
-    for goal in goals:
-        staged = next((group for group in groups if is_staged(group[0])), None)
-        if staged is None or not is_staged(goal):
-            groups.append([goal])
-        else:
-            staged.append(goal)
-    return groups
-
-
 def is_staged(goal: str) -> bool:
     """Whether the pipeline makes it."""
     return row_of(goal).module == PIPELINE
@@ -120,21 +122,35 @@ def is_staged(goal: str) -> bool:
 
 def run(goals: Sequence[str], values: Values, extra: Sequence[str], dry: bool) -> int:
     """Do what belongs together; its exit status."""
-    module = row_of(goals[0]).module
-    if goals[0] in COMMANDS:
+    module, arguments = row_of(goals[0]).module, options(goals, values)
+    if goals[0] == "help":
+        show(help_lines())
+    elif goals[0] in COMMANDS:
         return next(filter(None, (call(command, dry) for command in COMMANDS[goals[0]])), 0)
-    arguments = options(goals, values)
-    if is_staged(goals[0]):
+    elif is_staged(goals[0]):
         judged = ["eval" if goal == "judge" else goal for goal in goals]
-        arguments = [*judged, *arguments, *([] if goals[0] in LOOKING else extra)]
-    elif module == "-" or (dry and goals[0] not in LOOKING):
-        print(f"would run {module} {' '.join(arguments)}".rstrip() + "\n" if dry else "", end="")
-        return 0
-    if module == "eval.summarize":  # a Ctrl-C while libraries load ends in one line, too
-        module, arguments = "stages.driving.start", [module, *arguments]
-    sys.argv = [module, *arguments]
-    import_module(module).main(arguments)
+        words = [*judged, *arguments, *([] if goals[0] in LOOKING else extra)]
+        import_module(module).main(words, write_cards)
+    elif dry and goals[0] not in LOOKING:
+        print(f"would run {module} {' '.join(arguments)}".rstrip())
+    elif module != "-":
+        sys.argv = [module, *arguments]
+        import_module(module).main(arguments)
     return 0
+
+
+def write_cards(config: Config, stage: str) -> None:
+    """Write the cards of the models that a finished stage has saved, as pages stand above stages.
+
+    The stage stays finished if that fails: a card is nobody's input.
+    """
+    if not STAGES[stage].models:
+        return
+    try:
+        import_module(CARDS).write_cards(config, stage)
+    except Exception as error:
+        reason = (str(error).splitlines() or [""])[0] or type(error).__name__
+        print(f"no model card of stage {stage}: {reason}", file=sys.stderr, flush=True)
 
 
 def call(command: str, dry: bool) -> int:

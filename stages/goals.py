@@ -4,7 +4,10 @@ A new goal is one row of GROUPS. `python -m stages` checks and runs what is type
 and `make help` prints them.
 """
 
+import textwrap
 from typing import NamedTuple
+
+from stages.settings.presets import PRESETS
 
 
 class Goal(NamedTuple):
@@ -161,3 +164,25 @@ def read_variables(table: str) -> dict[str, Variable]:
 GROUPS = read_goals(TABLE)
 GOALS = {name: goal for group in GROUPS.values() for name, goal in group.items()}
 VARIABLES = read_variables(OF_VARIABLES)
+PRESET_LINES = {
+    "tiny": "0.07 to 3 M parameters on the built-in world: minutes on 2 cores",
+    "posts": "14 M parameters, new weights, on posts of your own (DATA, TOKENIZER)",
+    "smollm2": "a pretrained 135 M model, people's labels (make smollm, DATA): 1 to 4 h",
+    "outputs": "summaries in your own files (INPUT): nothing is trained",
+    "pythia": "the paper's study on the hub's TL;DR data: a GPU, an LLM judge",
+}
+
+
+def help_lines() -> list[str]:
+    """Goals, variables and presets, at most 80 columns wide."""
+    lines = ["make sft rm ppo eval        one run, from data to page: minutes on 2 cores"]
+    for group, goals in GROUPS.items():
+        lines += ["", group, *(f"  {name:18} {goal.what}" for name, goal in goals.items())]
+    lines += ["", "variables"]
+    lines += [f"  {name:18} {variable.what}" for name, variable in VARIABLES.items()]
+    lines += ["", "presets (PRESET=...)"]
+    for family, what in PRESET_LINES.items():
+        members = " ".join(name for name in PRESETS if name.split("-")[0] == family)
+        lines += [*textwrap.wrap(members, 78, initial_indent="  ", subsequent_indent="  ")]
+        lines.append(f"      {what}")
+    return lines

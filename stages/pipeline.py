@@ -1,59 +1,56 @@
-"""Finds what is done, stale, half done or missing; makes what is asked for. Standard library only.
+"""Makes what is asked for, or looks at what there is. Standard library only.
 
     python -m stages.pipeline sft rm ppo eval --preset tiny      what `make sft rm ppo eval` calls
     python -m stages.pipeline ablations --preset tiny --seeds 1 2         or rivals
     python -m stages.pipeline study --presets tiny-s tiny --seeds 1 2
-    python -m stages.pipeline status | help | settings
+    python -m stages.pipeline status | settings
 
-Content decides everything (`stages.finished.why_not`), the age of a file decides nothing. Looking
-(`--dry-run`, status) writes nothing. If a finished stage has other settings than those asked for,
-it is refused with the difference; `--replace` moves it aside. If the outputs of a stage's inputs
-have changed, the stage is made again and the old one moves aside. Other code makes nothing stale:
-one line says which stages were made with it.
+Looking (`--dry-run`, status) writes nothing. If a finished stage has other settings than those
+asked for, it is refused with the difference; `--replace` moves it aside.
 """
 
 import argparse
 import os
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable
+from dataclasses import fields
 
 from stages.driving.grid import (
     KL_COEFS,
     LADDER,
     SEEDS,
     STUDY_GOALS,
-    Cell,
-    Execution,
     make_ablations,
     make_rivals,
     make_study,
     study_cells,
 )
-from stages.driving.maker import Maker
-from stages.driving.status import help_lines, settings_lines, status
-from stages.finished import GOALS, no_part
+from stages.driving.maker import Cell, Ended, Execution, Maker
+from stages.driving.status import status
+from stages.finished import GOALS
 from stages.running import launch
-from stages.settings.checks import Parser, in_one_line, require_packages, show
+from stages.settings.checks import Parser, in_one_line, is_above_0, require_packages, show
 from stages.settings.command_line import Request, add_arguments, config_of, request_of
-from stages.settings.config import UserError
+from stages.settings.config import LINE_BREAK, SECTIONS, Config, UserError
 from stages.settings.presets import ABLATIONS, ablations_named
-from stages.settings.stages import TRAINED
+
+
+def settings_lines(config: Config) -> list[str]:
+    """Every setting with its value, as `--set` takes it."""
+    lines = []
+    for section, kind in SECTIONS.items():
+        for setting in fields(kind):
+            value = getattr(getattr(config, section), setting.name)
+            shown = str(value).lower() if isinstance(value, bool) else str(value)
+            lines.append(f"{section}.{setting.name}={shown}".replace("\n", LINE_BREAK).rstrip())
+    return lines
+
 
 # Goals that only look -> the lines that they print.
 LOOKS: dict[str, Callable[[Request], list[str]]] = {
     "status": lambda request: status(request.name),
-    "help": lambda _: help_lines(),
     "settings": lambda request: settings_lines(config_of(request, whole=False)),
 }
-# Goals that make several runs -> the options that they alone read, with the defaults.
-GRIDS: dict[str, dict[str, Sequence[Any]]] = {
-    "study": {"seeds": SEEDS, "presets": LADDER, "job": STUDY_GOALS},
-    "ablations": {"seeds": SEEDS, "ablations": tuple(ABLATIONS)},
-    "rivals": {"seeds": SEEDS, "kl_coefs": KL_COEFS},
-}
-
-
-# -- command line ----------------------------------------------------------------------------------
+GRIDS = ("study", "ablations", "rivals")
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
@@ -67,34 +64,20 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--replace", default="", help="1, or stages: what is made anew")
     parser.add_argument("--dry-run", action="store_true", help="say what would be made")
     parser.add_argument("--jobs", type=int, nargs="?", default=1, const=os.cpu_count())
-    parser.add_argument("--seeds", type=int, nargs="+")
-    parser.add_argument("--presets", nargs="+", help="sizes of a study")
-    parser.add_argument("--job", nargs="+", help="goals of its cells")
-    parser.add_argument("--ablations", nargs="+")
-    parser.add_argument("--kl-coefs", nargs="+", help="of the rivals")
-    parser.set_defaults(seed=None)
-    return _filled(parser.parse_args(argv))
-
-
-def _filled(args: argparse.Namespace) -> argparse.Namespace:
-    """With the defaults of what the goals read. Raises UserError for what they do not read."""
-    goals = " ".join(args.goals)
-    read = {name: value for goal in args.goals for name, value in GRIDS.get(goal, {}).items()}
-    for option in ("seeds", "presets", "job", "ablations", "kl_coefs"):
-        if getattr(args, option) is None:
-            setattr(args, option, list(read.get(option, ())))
-        elif option not in read:
-            raise UserError(f"{goals} takes no --{option.replace('_', '-')}: leave it out")
-    for option, several in (("seed", "seeds"), ("preset", "presets")):
-        if several in read and getattr(args, option) not in (None, ""):
-            raise UserError(f"{goals} takes no --{option}: give --{several}")
-    args.seed = Request.seed if args.seed is None else args.seed
-    return args
+    parser.add_argument("--seeds", type=int, nargs="+", default=SEEDS, help="of a grid")
+    parser.add_argument("--presets", nargs="+", default=LADDER, help="sizes of a study")
+    parser.add_argument("--job", nargs="+", default=STUDY_GOALS, help="goals of its cells")
+    parser.add_argument("--ablations", nargs="+", default=list(ABLATIONS))
+    parser.add_argument("--kl-coefs", nargs="+", default=KL_COEFS, help="of the rivals")
+    return parser.parse_args(argv)
 
 
 @in_one_line()
-def main(argv: list[str] | None = None) -> None:
-    """Make what is asked for; exits with the status of the stage that failed."""
+def main(argv: list[str] | None = None, ended: Ended | None = None) -> None:
+    """Make what is asked for; exits with the status of the stage that failed.
+
+    `ended` is called with the config and the name of each stage that has finished.
+    """
     args = parse(argv)
     request = request_of(args)
     alone = next((goal for goal in args.goals if goal in (*LOOKS, *GRIDS)), None)
@@ -103,13 +86,17 @@ def main(argv: list[str] | None = None) -> None:
     if alone in LOOKS:
         show(LOOKS[alone](request))
         return
-    raise SystemExit(make_goals(request, args))
+    raise SystemExit(make_goals(request, args, ended))
 
 
-def make_goals(request: Request, args: argparse.Namespace) -> int:
+def make_goals(request: Request, args: argparse.Namespace, ended: Ended | None = None) -> int:
     """Make what a command line asks for; return the exit status."""
     if not args.dry_run and not args.launch:
         require_packages()
+    if args.max_cost and not is_above_0(args.max_cost):
+        raise UserError(f"MAX_COST={args.max_cost}: give dollars above 0, such as MAX_COST=20")
+    if args.jobs < 1:
+        raise UserError(f"--jobs {args.jobs}: give the number of runs to make at once")
     execution = Execution(
         launch=launch.launch_words(args.gpus, args.nodes, args.engine, args.launch),
         started_by=tuple(launch.launch_variables(args)),
@@ -118,16 +105,14 @@ def make_goals(request: Request, args: argparse.Namespace) -> int:
         replace=args.replace,
         jobs=args.jobs,
         dry_run=args.dry_run,
+        ended=ended,
     )
     if execution.jobs > 1 and execution.launch and {*GRIDS} & {*args.goals}:
         raise UserError("-j and GPUS: every run takes all cards: leave out -j")
-    with Maker(execution, says_stop="study" in args.goals) as maker:
+    with Maker(execution) as maker:
         if "study" in args.goals:
-            cells = study_cells(request, args.presets, args.seeds, args.job)
-            return make_study(maker, request, cells)
+            return make_study(maker, study_cells(request, args.presets, args.seeds, args.job))
         if "ablations" in args.goals:
-            if (kind := config_of(request).kind) != TRAINED:
-                raise UserError(no_part("ablations", kind))
             return make_ablations(maker, request, args.seeds, ablations_named(args.ablations))
         if "rivals" in args.goals:
             return make_rivals(maker, request, args.seeds, args.kl_coefs)

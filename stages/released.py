@@ -86,13 +86,13 @@ def load_released_reward_model(folder: Path) -> tuple[PreTrainedModel, float | N
         raise UserError(f"{folder}/config.json: bias must be the mean of the scores, not {mean!r}")
     model = AutoModelForTokenClassification.from_config(_base_config(folder, saved)).float()
     head = head_name(model)
-    ours = {
+    renamed = {
         name.replace(BACKBONE, f"{model.base_model_prefix}.").replace(HEAD, f"{head}."): x.float()
         for name, x in weights.items()
         if not name.endswith(OLD_BUFFERS)
     }
     try:
-        loaded = model.load_state_dict(ours, strict=False)
+        loaded = model.load_state_dict(renamed, strict=False)
     except RuntimeError:  # it lists every weight of another shape
         why = "its weights have other shapes than its base_config"
         raise UserError(f"{folder} does not load: {why}") from None
@@ -105,10 +105,10 @@ def load_released_reward_model(folder: Path) -> tuple[PreTrainedModel, float | N
 
 def _base_config(folder: Path, saved: dict[str, Any]) -> Any:
     """The configuration of the backbone, as the folder holds it, with one label and no dropout."""
-    given: dict[str, Any] = saved.get("base_config") or {}
+    backbone: dict[str, Any] = saved.get("base_config") or {}
     others = "model_type architectures torch_dtype dtype id2label label2id num_labels".split()
-    kind = given.get("model_type")
-    fields = {name: value for name, value in given.items() if name not in others}
+    kind = backbone.get("model_type")
+    fields = {name: value for name, value in backbone.items() if name not in others}
     if kind is None:
         raise UserError(f"{folder}: base_config in config.json names no model_type")
     try:

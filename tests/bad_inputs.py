@@ -325,7 +325,7 @@ STATE: list[tuple[Change, str, str]] = [
             ("overrides", [1], "overrides must be texts"),
         )
     ),
-    (with_value("rm/config.json", "rm.batch_size", "8"), "upstream", "rm/config.json is no config"),
+    (with_value("rm/config.json", "rm.batch_size", "8"), "upstream", "must be of type int"),
     (with_value("rm/config.json", "rm", [8]), "upstream", "rm/config.json is no config of ours"),
     (written("replacing.json", "{}"), "replace", "replacing.json lacks 'request'"),
     (written("replacing.json", "["), "replace", "replacing.json is no JSON"),

@@ -56,12 +56,12 @@ SHARES = {
     "judge": (1, 0),
     "report": (1, 0),
 }
-KILL, HANG_UP, FULL_DISK, WARM = "kill", "hang-up", "full disk", "warm killed"
+KILL, HANG_UP, FULL_DISK, STAGE = "kill", "hang-up", "full disk", "stage killed"
 # The other faults, the stages in which each comes, the status and the line in which each ends.
 OTHERS = {
     HANG_UP: (("sft", "rm", "ppo"), 128 + signal.SIGHUP, "stopped by SIGHUP: `make "),
     FULL_DISK: (("sft", "rm", "ppo"), 2, "File too large: raise the limit on the size of files"),
-    WARM: (("sft", "rm", "ppo"), 128 + signal.SIGKILL, "was killed (SIGKILL)"),
+    STAGE: (("sft", "rm", "ppo"), 128 + signal.SIGKILL, "was killed (SIGKILL)"),
 }
 MORE_BYTES = 2**14  # that a file may have, beyond the log's, where the disk is full
 POLL_SECONDS = 0.002
@@ -195,8 +195,8 @@ def strike(process: "subprocess.Popen[bytes]", folder: Path, fault: str, pid: in
     if fault == FULL_DISK:
         most = (folder / "log.txt").stat().st_size + MORE_BYTES
         resource.prlimit(pid, resource.RLIMIT_FSIZE, (most, most))
-    if fault == WARM:
-        os.kill(int(stat_of(pid)[1]), signal.SIGKILL)
+    if fault == STAGE:
+        os.kill(pid, signal.SIGKILL)
     status = process.wait(STUCK_SECONDS)
     while is_running(pid):  # the next pipeline must not meet it
         time.sleep(POLL_SECONDS)

@@ -90,8 +90,7 @@ def place(tmp_path, monkeypatch):
 @pytest.fixture
 def no_drawing(monkeypatch):
     """Empty plots: what is drawn is test_reports' to look at."""
-    for drawing in ("together", "alone"):
-        monkeypatch.setattr(f"reports.parts.plots.{drawing}", lambda *_, **__: "<svg></svg>")
+    monkeypatch.setattr("reports.parts.plots.drawn", lambda *_, **__: "<svg></svg>")
 
 
 @pytest.fixture

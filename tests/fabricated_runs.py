@@ -152,6 +152,7 @@ def rate(value, unjudged, **leanings):
     judged = value * (1 - unjudged)
     bounds = {"low": value - 0.03, "high": value + 0.03, "worst_case": [judged, judged + unjudged]}
     found = {"win_rate": value, "unjudged": unjudged, "p_value": 0.0001, "identical": OWN_TEXTS}
+    found |= {"rm_agrees": None, "score_gain": None}
     return found | counts | bounds | {"statistics": statistics(value, unjudged, **leanings)}
 
 
@@ -161,7 +162,10 @@ def make_results(judge, sft, ppo, accuracy, unjudged, size, controls_pass, **lea
         "judge": judge,
         "posts": 600,
         "texts": 600,
-        "policies": {"sft": rate(sft, 0.0), "ppo": rate(ppo, unjudged, **leanings)},
+        "policies": {
+            "sft": rate(sft, 0.0),
+            "ppo": rate(ppo, unjudged, **leanings) | {"score_gain": interval(1.64)},
+        },
         "differences": {"ppo-sft": gap},
     }
     spread = {"accuracy_low": accuracy - 0.02, "accuracy_high": accuracy + 0.02}

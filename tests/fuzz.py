@@ -37,7 +37,6 @@ from eval.judges.openai.server_judge import choice_of
 from eval.judges.protocol import Comparison
 from eval.outputs import describe
 from reports.parts import page
-from reports.parts.blocks import to_json
 from stages.finished import stage_folder
 from stages.posts.bad_rows import BadRows
 from stages.posts.readers import kept_odd_rows, read_split
@@ -288,7 +287,7 @@ class Tags(HTMLParser):
 
 
 MARKDOWN = MarkdownIt("commonmark").enable("table")
-OURS = re.compile(r"</?(details|summary)>")
+OURS = re.compile(r"</?(details( open)?|summary)>")
 
 
 @remembered
@@ -307,7 +306,7 @@ def check_page(drawn: tuple[str, tuple[str, str, str, str]]) -> str:
     written = visible(page.to_markdown("p", texts[0], blocks))
     assert not HIDDEN.search(shown + written)
     _check_markdown(written, fuzzed.KINDS[kind])
-    json.dumps(to_json(blocks), allow_nan=False)
+    json.dumps(page.tables_of(blocks), allow_nan=False)
     return f"{kind}, as it was built"
 
 

@@ -392,7 +392,7 @@ def blocks_of(kind: str, texts: tuple[str, str, str, str]) -> list[Block]:
     blocks: dict[str, list[Block]] = {
         "text": [Text(a, lead=True), Text(b)],
         "note": [Note(a)],
-        "heading": [Heading(text, anchor=f"h{number}") for number, text in enumerate(texts * 2)],
+        "heading": [Heading(text) for text in texts * 2],
         "table": [Table([a, "n", b], [[c, "1", d]], c, name="t")],
         "sample": [Sample(a, b, [(c, d, a)])],
         "details": [Details(a, [Text(b), Table([c, "n"], [[d, "-1"]] * 2, name="t")])],

@@ -14,11 +14,12 @@ from huggingface_hub import ModelCard
 from eval.summarize import Finished, finished_policies
 from reports.sharing import cards
 from reports.sharing.cards import card
-from stages.driving.start import leave_cards, run_stage
+from stages.__main__ import write_cards
+from stages.driving.start import run_stage
 from stages.finished import damage, read_manifest, stage_folder, why_not
 from stages.runs import open_stage
 from stages.settings import config as settings
-from stages.settings.command_line import make_config
+from stages.settings.command_line import make_config, recorded_config
 from stages.settings.prompt import format_post
 from stages.settings.stages import CARD, STAGES, TRAINING_STAGES
 
@@ -27,7 +28,7 @@ MADE = {"results": {"loss/validation": 1.25, "rougeL": 0.4321, "other": 7}, "inp
 
 
 def finish(stage, results=MADE["results"], config=TINY):
-    """A finished stage that saved its models, as its command leaves it."""
+    """A finished stage that saved its models, as the door leaves it."""
 
     def work(config):
         with open_stage(config, stage) as run:
@@ -37,7 +38,9 @@ def finish(stage, results=MADE["results"], config=TINY):
             run.finish(results)
         return run.folder
 
-    return run_stage(stage, work, [], "a stage", lambda *_: config)
+    folder = run_stage(stage, work, [], "a stage", lambda *_: config)
+    write_cards(config, stage)
+    return folder
 
 
 def head_of(config, stage="ppo"):
@@ -102,7 +105,9 @@ def test_the_code_of_a_card_prints_what_our_own_code_writes(whole, monkeypatch):
 
 
 def card_of(run_folder, stage):
-    return (run_folder / stage / "model" / CARD).read_text()
+    config = recorded_config(run_folder / stage)
+    assert config is not None
+    return card(config, stage, "model", read_manifest(run_folder / stage) or {})
 
 
 def test_a_card_that_cannot_be_written_leaves_the_stage_finished(runs, monkeypatch, capsys):
@@ -114,17 +119,6 @@ def test_a_card_that_cannot_be_written_leaves_the_stage_finished(runs, monkeypat
     assert read_manifest(folder) is not None
     assert not (folder / "model" / CARD).exists()
     assert "no model card of stage sft: [Errno 28] No space left" in capsys.readouterr().err
-
-
-def test_of_several_processes_the_main_one_writes_the_card(runs, monkeypatch):
-    launch = {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost"}
-    for name, value in (launch | {"MASTER_PORT": "1"}).items():
-        monkeypatch.setenv(name, value)
-    folder = finish("sft")
-    assert not (folder / "model" / CARD).exists()
-    monkeypatch.setenv("RANK", "0")
-    leave_cards(TINY, "sft")
-    assert (folder / "model" / CARD).exists()
 
 
 def test_a_card_makes_nothing_stale(runs):

@@ -16,7 +16,7 @@ KILLS = (
     Kill(stage="ppo", during_save=True),
     Kill(stage="ppo", during_save=False),
     Kill(stage="ppo", fault="hang-up"),
-    Kill(stage="ppo", fault="warm killed"),
+    Kill(stage="ppo", fault="stage killed"),
     Kill(stage="ppo", fault="full disk"),
 )
 
@@ -71,7 +71,7 @@ def test_a_difference_in_weights_metrics_or_results_is_found(killed, tmp_path):
 def test_thirty_kills_reach_every_stage_that_takes_its_time_and_a_third_of_them_a_save():
     faults = plan(30, random.Random(1), list(SHARES))
     assert Counter(fault.fault for fault in faults) == {
-        **{"kill": 30, "hang-up": 3, "full disk": 3, "warm killed": 3}
+        **{"kill": 30, "hang-up": 3, "full disk": 3, "stage killed": 3}
     }
     kills = [fault for fault in faults if fault.fault == "kill"]
     assert {one.stage for one in kills} == set(SHARES)

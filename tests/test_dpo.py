@@ -2,10 +2,6 @@
 
 import copy
 import math
-import os
-import re
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,9 +13,8 @@ from accelerate import Accelerator
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stages import base, dpo, sft
-from stages.finished import stage_folder
-from stages.functional import dpo_loss, implicit_rewards, sequence_logprobs
+from stages import dpo
+from stages.functional import dpo_loss, sequence_logprobs
 from stages.learning.batches import Order, batch_rows
 from stages.learning.loop import make_optimizer
 from stages.learning.models import load_policy
@@ -28,7 +23,6 @@ from stages.runs import open_stage
 from stages.settings.command_line import make_config
 from stages.settings.config import UserError
 from tests.conftest import state_of
-from tests.fabricated_runs import write_manifest
 
 ROOT = Path(__file__).parents[1]
 EOS = 0
@@ -123,12 +117,6 @@ def test_a_sequence_is_the_sum_of_what_counts_whatever_stands_beside():
     assert sequence_logprobs(logprobs, mask).tolist() == [-3.0, -0.5]
 
 
-@pytest.mark.parametrize("beta", [0.0, -0.1])
-def test_a_beta_that_is_not_positive_is_refused(beta):
-    with pytest.raises(ValueError, match="beta must be above 0"):
-        implicit_rewards(torch.zeros(1), torch.zeros(1), beta)
-
-
 # -- log-probabilities -----------------------------------------------------------------------------
 
 
@@ -154,17 +142,6 @@ def test_eos_counts_in_a_summarys_log_probability(policy, pairs):
         whole = dpo.pair_logprobs(policy, pairs, rows, device)[0]
         cut = dpo.pair_logprobs(policy, shorter, rows, device)[0]
     assert (whole < cut).all()
-
-
-@pytest.mark.parametrize("forward", [1, 3, 100])
-def test_a_splits_log_probabilities_stand_in_its_order_for_any_batch(policy, pairs, forward):
-    config = settings()
-    config = replace(config, memory=replace(config.memory, forward_batch_size=forward))
-    found = dpo.split_logprobs(Accelerator(cpu=True), policy, pairs, config, "test")
-    assert found.shape == (11, 2)
-    with torch.no_grad():
-        expected = dpo.pair_logprobs(policy, pairs, list(range(11)), torch.device("cpu"))
-    assert (found - torch.stack(expected, dim=1)).abs().max() < 1e-4
 
 
 # -- updates ---------------------------------------------------------------------------------------
@@ -222,14 +199,6 @@ def test_two_updates_are_those_of_the_definition_for_any_microbatch(
     assert stats[1]["rewards/chosen"] != 0
 
 
-def test_before_the_first_step_the_loss_is_ln_2_and_every_reward_0(policy_folder, pairs):
-    _, (first, _) = two_updates(policy_folder, pairs, 4)
-    assert first["loss/train"] == pytest.approx(math.log(2), abs=1e-6)
-    for key in ("rewards/chosen", "rewards/rejected", "rewards/margins"):
-        assert first[key] == pytest.approx(0, abs=1e-6)
-    assert first["logps/chosen"] < -1
-
-
 # -- what stops the stage --------------------------------------------------------------------------
 
 
@@ -268,12 +237,6 @@ def test_a_wrong_reference_stops_the_stage_at_its_first_batch(policy_folder, pai
     assert left <= {"dpo.failed0.safetensors"}  # the batch, where a number was not finite
 
 
-def test_the_right_reference_lets_the_stage_begin(policy_folder, pairs, runs):
-    start(policy_folder, pairs, lambda reference: reference)
-    (row,) = list(runs.glob("*/*/dpo/metrics.jsonl"))
-    assert '"rewards/accuracies"' in row.read_text()
-
-
 def test_the_first_loss_is_named_where_it_is_not_ln_2():
     stats = {"loss/train": 0.75, "rewards/chosen": 0.0, "rewards/rejected": 0.0}
     with pytest.raises(UserError, match=r"step 0: loss/train is 0\.75, off by 0\.0569 .* dpo:"):
@@ -281,51 +244,4 @@ def test_the_first_loss_is_named_where_it_is_not_ln_2():
     dpo.check_start(stats, 0.1)
 
 
-def test_a_larger_beta_may_be_off_by_more():
-    found = [
-        dpo.tolerance(make_config("tiny", name="b", overrides=(f"dpo.beta={beta}",)))
-        for beta in (0.01, 0.05, 0.5)
-    ]
-    assert found == pytest.approx([1e-3, 1e-3, 1e-2])
-
-
-def test_summaries_longer_than_the_model_can_take_are_refused_before_dpo_learns(runs, capsys):
-    small = "base.hidden_size=32 base.num_layers=1 sft.epochs=1 eval.dpo_summary_tokens=4000"
-    small += " world.train_posts=32 world.validation_posts=4"
-    small += " world.train_comparisons=16 world.validation_comparisons=4"
-    arguments = ["--preset", "tiny", "--name", "long", "--set", *small.split()]
-    base.main(arguments)
-    sft.main(arguments)
-    with pytest.raises(SystemExit):
-        dpo.main(arguments)
-    said = capsys.readouterr().err
-    assert "eval.dpo_summary_tokens is 4000, after queries of up to" in said
-    assert not list(runs.glob("*/*/dpo*"))
-
-
 # -- make ------------------------------------------------------------------------------------------
-
-
-def planned(folder, *goals):
-    """The stages that make would run, in order, in a folder of runs."""
-    command = ["make", "-n", "-f", str(ROOT / "Makefile"), *goals]
-    command += ["VENV=", f"PYTHON={sys.executable}", "LAUNCH=python"]
-    environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT)}
-    found = subprocess.run(
-        command, cwd=folder, capture_output=True, text=True, env=environment, check=True
-    )
-    return re.findall(r"would make (\w+) \(", found.stdout)
-
-
-def test_make_evaluates_dpo_where_it_is_asked_for_or_was_made(runs):
-    folder = runs.parent
-    without = planned(folder, "eval")
-    assert "summaries" in without
-    assert "dpo" not in without
-    both = planned(folder, "dpo", "eval")
-    assert both.index("sft") < both.index("dpo") < both.index("summaries")
-    assert "rm" not in planned(folder, "dpo")
-    stage_folder(make_config("tiny"), "dpo").mkdir(parents=True)
-    write_manifest(make_config("tiny"), "dpo", {})
-    later = planned(folder, "eval")
-    assert later.index("dpo") < later.index("summaries")

@@ -15,8 +15,7 @@ from accelerate import Accelerator
 from safetensors.torch import load_file
 
 from stages import base, sft
-from stages.driving.grid import Execution
-from stages.driving.maker import Maker
+from stages.driving.maker import Execution, Maker
 from stages.finished import partial_of, read_manifest, stage_folder
 from stages.learning import models
 from stages.learning.learner import (

@@ -4,10 +4,8 @@ import re
 
 import pytest
 
-from stages.driving.status import COLUMNS, help_lines
-from stages.goals import VARIABLES
-from stages.pipeline import parse
-from stages.settings.config import UserError
+from stages.goals import VARIABLES, help_lines
+from stages.running.progress import COLUMNS
 from tests.test_make_text import typed
 from tests.test_readme import COMMANDS
 
@@ -58,22 +56,6 @@ def test_a_post_that_is_refused_is_text_all_the_same(tmp_path):
     refused = typed(tmp_path, "ppo", "POST=$(shell touch hacked)")
     assert "POST is for summarize: leave it out" in refused.stderr
     assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize(
-    ("words", "line"),
-    [
-        ("study --seed 0", "study takes no --seed: give --seeds"),
-        ("ablations --seed 5", "ablations takes no --seed: give --seeds"),
-        ("study --preset tiny", "study takes no --preset: give --presets"),
-        ("ppo eval --seeds 1", "ppo eval takes no --seeds: leave it out"),
-        ("rivals --presets tiny", "rivals takes no --presets: leave it out"),
-        ("study --kl-coefs 0.1", "study takes no --kl-coefs: leave it out"),
-    ],
-)
-def test_so_is_an_option_of_the_pipeline(words, line):
-    with pytest.raises(UserError, match=re.escape(line)):
-        parse(words.split())
 
 
 @pytest.mark.parametrize(

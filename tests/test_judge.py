@@ -78,7 +78,7 @@ def test_identical_texts_tie_without_a_question():
 
 def test_the_facts_judge_prefers_what_is_wanted_to_what_is_not_wrong_or_too_long():
     judge, facts = FactsJudge(), facts_of(POST)
-    liar = "uncle" if facts.told["who"] != "uncle" else "aunt"
+    liar = "uncle" if facts.words["who"] != "uncle" else "aunt"
     event, lie = told(POST, "event"), told(POST, "event", *NTH, who=liar)
     unwanted = told(POST, "event", next(slot for slot in OPTIONAL if slot not in facts.wanted))
     better_to_worse = [COMPLETE, lie, event, unwanted, "Nothing happened.", "word " * 30]

@@ -15,8 +15,7 @@ import pytest
 import torch
 
 from eval.judge import capped
-from stages.driving.grid import Execution, study_cells, study_command
-from stages.driving.maker import Maker
+from stages.driving.maker import Execution, Maker
 from stages.driving.start import is_about_another_process, run_stage
 from stages.learning import sharding
 from stages.learning.loop import make_accelerator
@@ -180,17 +179,6 @@ def test_a_judge_that_has_a_cap_goes_on_with_it_and_training_has_none():
     config = replace(config, judge=capped(config.judge, 12.5))
     assert make_command(config, "judge") == "make eval PRESET=tiny SEED=44413 MAX_COST=12.5"
     assert make_command(config, "ppo") == "make ppo PRESET=tiny SEED=44413"
-
-
-def test_a_study_goes_on_with_its_cap_what_it_replaces_and_its_cards():
-    request = Request()
-    cells = study_cells(request, ["tiny"], [1])
-    cards = ("GPUS=8", "ENGINE=fsdp2")
-    how = Execution(max_cost="20", replace="ppo rloo", started_by=cards)
-    start = 'make study PRESETS="tiny" SEEDS="1"'
-    assert study_command(request, cells, Execution()) == start
-    whole = f"{start} MAX_COST=20 REPLACE='ppo rloo' GPUS=8 ENGINE=fsdp2"
-    assert study_command(request, cells, how) == whole
 
 
 def test_make_hands_the_numbers_on(tmp_path):

@@ -5,14 +5,8 @@ import re
 import pytest
 
 from reports.parts import ablated
-from stages.driving.grid import (
-    Cell,
-    Execution,
-    ablation_cells,
-    distinct_ablations,
-    make_ablations,
-    overridden,
-)
+from stages.driving.grid import ablation_cells, distinct_ablations, make_ablations, overridden
+from stages.driving.maker import Cell, Execution
 from stages.driving.status import LABEL, status
 from stages.finished import stage_folder, why_not
 from stages.settings import config as settings

@@ -109,7 +109,7 @@ def test_a_ctrl_c_is_one_line(capsys):
 def test_a_reader_that_leaves_early_is_no_error(tmp_path, goal, status):
     reading, writing = os.pipe()
     os.close(reading)
-    command = [sys.executable, "-B", "-m", "stages.pipeline", goal]
+    command = [sys.executable, "-B", "-m", "stages", goal]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     ended = subprocess.run(
         command, cwd=tmp_path, env=environment, stdout=writing, stderr=subprocess.PIPE
@@ -139,7 +139,7 @@ def test_more_threads_than_cores_are_refused():
         check_threads(9999)
 
 
-CALLED_BY_OURS = ("warm.py", "peer_trl.py")
+CALLED_BY_OURS = ("peer_trl.py",)
 
 
 def test_every_command_ends_in_one_line():

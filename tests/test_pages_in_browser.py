@@ -22,7 +22,7 @@ AXE = find_spec("axe_core_python")
 WIDTHS = (360, 768, 1400)
 KINDS = ("run", "scaling", "ablations", "compare")
 PLANTED = "<script>document.title = 'planted'</script><img src=x onerror=document.title='planted'>"
-RULES = ["color-contrast", "svg-img-alt", "duplicate-id-aria", "link-name", "document-title"]
+RULES = ["color-contrast", "image-alt", "duplicate-id-aria", "link-name", "document-title"]
 RULES += ["scrollable-region-focusable", "html-has-lang", "list", "aria-allowed-attr", "region"]
 
 
@@ -153,7 +153,7 @@ def test_a_script_planted_in_a_post_or_a_summary_does_not_run(browser, pages):
     assert "planted" in text
     look(browser, pages["run"], 1400)
     assert browser.value("document.title") == "Run tiny, seed 1"
-    assert browser.value("document.querySelectorAll('img').length") == 0
+    assert browser.value("document.querySelectorAll('img[src=x]').length") == 0
 
 
 def test_the_policy_of_a_page_stops_a_script_even_where_markup_came_through(
@@ -213,6 +213,6 @@ def test_axe_finds_no_fault_of_contrast_names_or_regions(browser, pages, kind, s
 def test_axe_finds_a_fault_that_is_there(browser, pages):
     look(browser, pages["scaling"], 768)
     faint = "document.querySelector('p').style.color = 'rgb(200, 200, 200)'"
-    nameless = "Object.assign(document.createElement('a'), {href: '#nothing'})"
-    found = faults(browser, f"{faint}; document.querySelector('p').after({nameless}); 0")
-    assert sorted(name for name, _ in found) == ["color-contrast", "link-name"]
+    silent = "document.querySelector('img').removeAttribute('alt')"
+    found = faults(browser, f"{faint}; {silent}; 0")
+    assert sorted(name for name, _ in found) == ["color-contrast", "image-alt"]

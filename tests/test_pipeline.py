@@ -12,11 +12,10 @@ from typing import Any
 import pytest
 
 from stages import pipeline
-from stages.driving.grid import Cell, Execution
-from stages.driving.maker import Maker
-from stages.driving.status import LABEL, help_lines, status
-from stages.finished import check_stage, lock_of, partial_of, stage_folder, wanted_stages, why_not
-from stages.goals import GOALS, VARIABLES
+from stages.driving.maker import Cell, Execution, Maker
+from stages.driving.status import LABEL, status
+from stages.finished import partial_of, stage_folder, wanted_stages, why_not
+from stages.goals import GOALS, VARIABLES, help_lines
 from stages.running.files import write_json
 from stages.runs import open_stage
 from stages.settings import config as settings
@@ -163,12 +162,6 @@ def test_dpo_joins_the_summaries_once_it_is_made(runs):
     assert "dpo" in wanted_stages(TINY, ["eval"])
 
 
-def test_a_page_that_was_deleted_is_made_again(runs):
-    make()
-    (stage_folder(TINY, "report") / "out.txt").unlink()
-    assert make() == ["report"]
-
-
 def test_two_judges_of_one_run_stand_side_by_side(runs):
     make()
     other = replace(TINY, judge=replace(TINY.judge, kind="reward_model"))
@@ -214,13 +207,6 @@ def test_training_is_started_by_the_launcher_and_only_judges_get_the_cap(runs):
         assert STAGES[stage].module in words
 
 
-def test_a_launcher_that_is_not_there_is_refused_before_anything_is_made(tmp_path):
-    found = typed(tmp_path, "sft", "LAUNCH=acelerate launch")
-    assert found.returncode == 2
-    assert "LAUNCH=acelerate launch: there is no program acelerate" in found.stderr
-    assert not list(tmp_path.iterdir())
-
-
 # -- what is refused -------------------------------------------------------------------------------
 
 
@@ -240,23 +226,6 @@ def test_what_the_last_stages_would_refuse_is_refused_before_the_first(
         make(named(*overrides), processes=processes)
     assert not runs.exists()
     make(named(*overrides), "sft", processes=processes)
-
-
-@pytest.mark.parametrize(
-    ("override", "complaint"),
-    [
-        ("rm.batch_size=256", "rm.batch_size is 256 but there are only 200 rows"),
-        ("eval.posts=300", "eval.posts is 300 but the validation split has 200 posts"),
-    ],
-)
-def test_too_few_rows_are_told_when_they_are_counted(runs, monkeypatch, override, complaint):
-    splits = ("sft_train", "comparisons_train", "sft_validation")
-    counted = {"rows": {split: {"rows": 200} for split in splits}}
-    monkeypatch.setitem(RESULTS, "base", counted)
-    maker = Recorder()
-    with pytest.raises(UserError, match=complaint):
-        make(named(override), maker=maker)
-    assert [stage for _, stage in maker.made] == ["base"]
 
 
 def test_a_finished_run_with_other_settings_is_refused_with_the_difference_and_the_ways_out(runs):
@@ -281,16 +250,6 @@ def test_a_finished_stage_that_lost_a_file_is_refused_and_not_made_again_unasked
     with pytest.raises(UserError, match=r"sft has changed on disk \(out.txt\).*REPLACE=1"):
         make()
     assert make(TINY, replace="1")[0] == "sft"
-
-
-def test_replace_makes_a_file_anew_whose_bytes_changed_while_its_size_did_not(runs):
-    make()
-    path = stage_folder(TINY, "sft") / "out.txt"
-    path.write_text(path.read_text().swapcase())
-    with pytest.raises(UserError, match=r"sft has changed on disk \(out.txt\).*REPLACE=1"):
-        check_stage(TINY, "sft")
-    assert make(TINY, replace="1")[0] == "sft"
-    check_stage(TINY, "sft")
 
 
 def test_an_upstream_without_a_stage_is_refused_with_its_command(runs):
@@ -364,12 +323,6 @@ def test_status_shows_done_stale_running_half_done_failed_and_missing(runs):
     assert "sft: running, sft 3 of 9, 40 s left" in text
     with pytest.raises(UserError, match="unknown run 'tinny': did you mean tiny"):
         status("tinny")
-
-
-def test_a_lock_whose_process_is_dead_is_not_shown_as_running(runs):
-    finish(TINY, "base")
-    write_json(lock_of(stage_folder(TINY, "base")), {"pid": 2**22 + 1, "host": os.uname().nodename})
-    assert status()[1].split()[2] == "ok"
 
 
 def test_help_names_every_goal_variable_and_preset_in_80_columns():

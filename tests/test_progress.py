@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from stages.driving.grid import Cell, Execution
-from stages.driving.maker import Maker
+from stages.driving.maker import Cell, Execution, Maker
 from stages.running import progress as progress_module
 from stages.running.progress import ENDED_WITH, WATCHED, parts_of, progress, say_result
 from stages.runs import open_stage

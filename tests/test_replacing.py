@@ -1,22 +1,18 @@
 """Other code makes nothing stale and is said in one line; REPLACE makes anew, and goes on."""
 
-import ast
 import json
 import time
 from contextlib import suppress
 from dataclasses import replace as replaced
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from reports.sections import made_with
 from stages import runs as runs_module
-from stages.driving.grid import Cell, Execution
+from stages.driving.maker import Cell, Execution
 from stages.driving.status import status
 from stages.finished import changed_code, lock_of, partial_of, stage_folder, wanted_stages, why_not
 from stages.running import machine as code
-from stages.running.files import read_json
 from stages.running.machine import code_of
 from stages.runs import open_stage
 from stages.settings.command_line import Request, make_config
@@ -64,11 +60,6 @@ def test_the_code_of_a_stage_is_its_import_closure_and_nothing_above_it():
     assert "eval/judge.py" not in code_of("stages.base")
 
 
-def test_where_git_is_not_installed_the_commit_is_unknown(tmp_path, monkeypatch):
-    monkeypatch.setenv("PATH", str(tmp_path))
-    assert code.code_version() == "unknown"
-
-
 def test_comments_docstrings_and_layout_change_no_hash_and_a_formula_does(tmp_path, monkeypatch):
     formula = "delta + gamma * lam * running"
     hashes = []
@@ -88,15 +79,6 @@ def test_comments_docstrings_and_layout_change_no_hash_and_a_formula_does(tmp_pa
         hashes.append(code_of("stages.functional"))
     assert hashes[0] == hashes[1] == hashes[2] == hashes[3] != hashes[4]
     assert list(hashes[0]) == [GAE]
-
-
-def test_a_field_that_is_empty_in_one_version_of_python_and_absent_in_another_counts_nothing():
-    tree = ast.parse("def f(x): return x")
-    function: Any = tree.body[0]
-    before = code._plain(tree)
-    function.type_params = []  # as of Python 3.12
-    function._fields = (*function._fields, "type_params")
-    assert code._plain(tree) == before
 
 
 # -- what is said ----------------------------------------------------------------------------------
@@ -121,25 +103,6 @@ def test_a_broken_formula_makes_nothing_stale_and_one_line_says_who_was_made_wit
     assert "ok*" in lines[1]
     text = " ".join(line.strip() for line in lines)
     assert f"ppo was made with other code ({GAE})" in text.replace("ppo: was", "ppo was")
-
-
-def test_a_few_files_are_named_and_the_others_counted():
-    files = [f"stages/{name}.py" for name in "abcde"]
-    assert code.first_of(files) == "stages/a.py, stages/b.py, stages/c.py and 2 more"
-    several = code.other_code({"sft": files[:1], "rm": [], "ppo": files[:2]})
-    assert several == "sft, ppo were made with other code (stages/a.py, stages/b.py)"
-    assert code.other_code({"sft": []}) == ""
-
-
-def test_a_page_says_which_stage_was_made_with_other_code(runs, edit):
-    make(TINY, "sft")
-    manifests = {"sft": read_json(stage_folder(TINY, "sft") / "manifest.json")}
-    assert made_with.code_note(manifests) == []
-    edit(GAE, "broken")
-    (note,) = made_with.code_note(manifests)
-    assert note.markdown("") == (
-        f"Caveat: sft was made with other code ({GAE}) than the code that made this page."
-    )
 
 
 def test_a_stage_that_goes_on_with_other_code_says_so_then_and_when_it_has_finished(
@@ -183,13 +146,6 @@ def test_replace_makes_all_anew_that_was_made_with_other_code(runs, edit, capsys
     capsys.readouterr()
     assert make(TINY, *ALL_GOALS) == []
     assert "other code" not in capsys.readouterr().out
-
-
-def test_replace_of_a_stage_makes_it_and_what_follows_anew(runs):
-    make(TINY, *ALL_GOALS)
-    assert make(TINY, *ALL_GOALS, replace="ppo") == AFTER_PPO
-    assert make(TINY, "ppo", replace="ppo") == ["ppo"]
-    assert make(TINY, "eval", replace="win_rate") == ["win_rate", "report"]
 
 
 def test_replace_takes_several_stages_and_what_follows_from_any(runs):
@@ -289,18 +245,6 @@ def test_an_interrupted_replace_keeps_nothing_that_other_code_made_since(runs, e
     assert {"sft", "rm"} <= set(make(TINY, *ALL_GOALS, replace="1"))
     assert (runs / "tiny/seed44413/aside/ppo.partial-1").is_dir()
     assert changed_code(TINY, "ppo") == []
-
-
-def test_two_judges_of_one_replace_make_their_summaries_once(runs):
-    make(TINY, *ALL_GOALS)
-    other = replaced(TINY, judge=replaced(TINY.judge, kind="reward_model"))
-    overrides = ("judge.kind=reward_model",)
-    maker = Recorder(Execution(replace="1"))
-    first = Cell(request=Request(), config=TINY, goals=("eval",))
-    second = Cell(request=Request(overrides=overrides), config=other, goals=("eval",))
-    assert maker.make_all([first, second]) == [0, 0]
-    assert [stage for _, stage in maker.made].count("summaries") == 1
-    assert [stage for _, stage in maker.made].count("judge") == 2
 
 
 def test_looking_says_what_replace_would_make_and_moves_nothing(runs, capsys):

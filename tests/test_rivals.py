@@ -9,7 +9,8 @@ import pytest
 from reports import rivals_page
 from reports.parts.collect import find_runs
 from reports.rivals_page import Point, answer, matched, points_of
-from stages.driving.grid import KL_COEFS, RIVALS, Execution, make_rivals, rival_cells
+from stages.driving.grid import KL_COEFS, RIVALS, make_rivals, rival_cells
+from stages.driving.maker import Execution
 from stages.pipeline import main
 from stages.settings.command_line import Request
 from stages.settings.config import UserError
@@ -152,7 +153,7 @@ def test_each_coefficient_is_a_run_with_all_rivals_and_the_first_has_best_of_n_t
         assert coefs == {float(KL_COEFS[place])}
         assert config.eval.temperature == config.ppo.temperature
         assert bool(config.eval.numbers) == ("dpo" in cell.goals) == (place == 0)
-    with pytest.raises(UserError, match="rivals are trained"):
+    with pytest.raises(UserError, match="rivals trains, and"):
         rival_cells(Request(preset="outputs", overrides=("outputs.file=x",)), [1], KL_COEFS)
 
 

@@ -11,9 +11,7 @@ import pytest
 
 from reports import compare_page, run_page
 from reports.parts import collect, page, sentences, words
-from reports.parts.page import Text
-from reports.parts.sample_views import TokenView
-from reports.sections import curves, samples
+from reports.sections import curves
 from stages.settings import stages
 from stages.settings.command_line import make_config
 from tests.fabricated_runs import fabricate, write_rows
@@ -104,18 +102,6 @@ def test_a_rival_stands_beside_ppo_with_its_own_curves():
         assert f"x-{name}.svg" in text
     assert "x-rloo-critic.svg" not in text
     assert "| RLOO | 63.0%" in text
-
-
-def test_tokens_of_a_stage_without_a_critic_are_coloured_by_what_it_logged():
-    _, about, view = samples.training_blocks(rival())
-    assert isinstance(about, Text)
-    assert "What RLOO sampled while it learned" in about.text
-    assert "the advantage that the update learned from and its reward" in about.text
-    assert "critic" not in about.text
-    assert isinstance(view, TokenView)
-    (episode,) = view.data["episodes"]
-    assert episode["advantages"] == [1.5]
-    assert "values" not in episode
 
 
 def test_notes_name_the_rival():

@@ -26,7 +26,6 @@ from stages.rl.grouped import credit
 from stages.rl.rollout import measure, sample_responses, score, share_of_batch
 from stages.rl.update import optimize
 from stages.running.files import read_json, read_lines
-from stages.settings.checks import UserError
 from stages.settings.command_line import make_config
 from stages.settings.ppo import Ppo, Rloo
 from tests.conftest import close, learner_of
@@ -206,19 +205,6 @@ def test_four_samples_of_a_query_take_its_tokens_once(before_ppo, monkeypatch):
     assert seen == [8 * 36, 2 * (30 + 4 * 6)]
 
 
-@pytest.mark.parametrize(
-    ("change", "complaint"),
-    [
-        ("rloo.samples_per_query=1", "rloo.samples_per_query must be at least 2"),
-        ("rloo.batch_size=30", "rloo.batch_size must be divisible by rloo.samples_per_query"),
-        ("rloo.cliprange=-1", "rloo.cliprange must be at least 0"),
-    ],
-)
-def test_settings_out_of_range_are_refused_by_their_own_names(change, complaint):
-    with pytest.raises(UserError, match=complaint):
-        make_config("tiny", name="x", overrides=(change,))
-
-
 def test_a_run_with_rloo_goes_from_sft_to_the_page_with_its_curves(runs):
     arguments = ["--preset", "tiny", "--name", "r", "--set", *SMALL]
     for module in (base, sft, reward, normalize, ppo, rloo, summaries, judge, controls, win_rate):
@@ -231,9 +217,7 @@ def test_a_run_with_rloo_goes_from_sft_to_the_page_with_its_curves(runs):
     assert not {"val/explained_variance", "loss/value_avg"} & rows[0].keys()
     assert not (folder / "rloo" / "critic").exists()
     rates = read_json(folder / "win_rate" / "facts" / "manifest.json")["results"]
-    assert "rloo" in str(rates)
+    assert rates["policies"]["rloo"]["posts"] == 8
     run_page.main(arguments)
-    page = (folder / "report" / "facts" / "r-seed44413.md").read_text()
-    assert "RLOO" in page
     plots = [path.name for path in (folder / "report" / "facts").glob("*rloo*.svg")]
     assert plots, "the page shows no curves of rloo"

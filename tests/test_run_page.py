@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from eval.win_rate import of_reward_model
 from reports import run_page
 from reports.parts import collect, page, plots, sentences
 from reports.parts.page import Details
@@ -18,15 +19,7 @@ from stages.finished import stage_folder
 from stages.posts.toy import facts_of
 from stages.settings.command_line import make_config
 from stages.settings.judge import JudgeSettings
-from tests.fabricated_runs import (
-    OFFLINE,
-    ONLINE,
-    calibrated,
-    fabricate,
-    interval,
-    statistics,
-    write_rows,
-)
+from tests.fabricated_runs import ONLINE, calibrated, fabricate, interval, statistics, write_rows
 
 
 @pytest.fixture
@@ -130,19 +123,17 @@ def test_other_seeds_with_the_same_settings_lie_beneath_and_others_do_not(places
 def test_an_axis_of_shares_ends_at_100_percent():
     ones = [{"step": step, "eos": 1.0 - 0.02 * (step == 3)} for step in range(9)]
     panel = plots.lines("EOS", [plots.curve(ones, "eos", "eos", plots.PPO)], share=True)
-    svg = plots.alone(panel, "x")
+    svg = plots.drawn([panel], 1, 1, "")
     shown = {float(one) for one in re.findall(r">(\d+(?:\.\d+)?)%</text>", svg)}
     assert 100.0 in shown
     assert max(shown) == 100.0
-    assert "eos: from 100.0% to 100.0% over steps 0 to 8; lowest 98.0%" in svg
 
 
-def test_the_frontier_says_where_training_went():
+def test_the_frontier_names_its_start_and_its_end():
     kl, score = [0.0, 1.0, 2.0, 4.0], [0.1, 0.9, 1.4, 1.2]
     line = plots.Curve("seed 1", plots.PPO, kl, score)
     panel = curves.frontier("Score against distance", [line], "KL")
-    assert panel.about == "seed 1: from 0.1 at 0 to 1.2 at 4; the highest, 1.4, at 2."
-    svg = plots.alone(panel, "x")
+    svg = plots.drawn([panel], 1, 1, "")
     assert ">start</text>" in svg
     assert ">end</text>" in svg
 
@@ -241,17 +232,15 @@ def test_policies_stand_in_one_order_everywhere(places):
 def test_a_picture_for_markdown_has_colours_for_the_dark_and_words_for_who_cannot_see():
     rows = [{"step": step, "a": step} for step in range(4)]
     panel = plots.lines("A & B", [plots.curve(rows, "a", "a", plots.PPO)])
-    svg = plots.together([panel, replace(panel, title="Other")])
+    figure = plots.figure("x", "c", [panel, replace(panel, title="Other")])
+    svg = figure.svg
     assert "prefers-color-scheme: dark" in svg
     style = Path(plots.__file__).with_name("style.css").read_text()
     dark = style.split("prefers-color-scheme: dark")[1]
     for color in plots.DARK_COLORS.values():
         assert color in dark
     assert "<title>A &amp; B; Other</title>" in svg
-    assert "from 0 to 3 over steps 0 to 3" in svg
-    ids = re.findall(r'\bid="([^"]+)"', svg)
-    assert len(ids) == len(set(ids)) > 10
-    assert set(re.findall(r'(?:href="#|url\(#)([^")]+)', svg)) <= set(ids)
+    assert figure.about == "A & B; Other"
 
 
 def test_accuracy_by_strength_stands_beside_the_papers_points_6_to_9(places):
@@ -315,7 +304,7 @@ def test_shares_of_facts_told_right_are_those_counted_by_hand(places):
     posts = [f"toy1-validation-{number}" for number in range(40)]
     wanting = [post for post in posts if "age" in facts_of(post).wanted][:2]
     (other,) = [post for post in posts if "when" in facts_of(post).wanted][:1]
-    first, second, third = (facts_of(post).told for post in (*wanting, other))
+    first, second, third = (facts_of(post).words for post in (*wanting, other))
     wrong = "twelve" if second["age"] != "twelve" else "nineteen"
     texts = (f"aged {first['age']}", f"aged {wrong}, on {second['when']}", f"aged {third['age']}")
     rows = [{"id": post, "summary": t} for post, t in zip((*wanting, other), texts, strict=True)]
@@ -348,11 +337,11 @@ def test_what_lies_below_the_penalty_is_that_of_the_first_update(runs):
     assert collect.below_penalty(record, "sft") is None
 
 
-@pytest.mark.parametrize(("kind", "given"), [("facts", True), ("reward_model", False)])
-def test_a_reward_model_that_judges_is_not_said_to_agree_with_the_judge(runs, kind, given):
-    fabricate(make_config("tiny"), judge=OFFLINE | {"kind": kind})
-    row = collect.judged_row(collect.load_run(make_config("tiny")))
-    assert (row["ppo/rm_agrees"] is not None) is given
+@pytest.mark.parametrize(("kind", "share"), [("facts", 1.0), ("reward_model", None)])
+def test_a_reward_model_that_judges_is_not_said_to_agree_with_the_judge(kind, share):
+    written = {"ppo": [{"id": "a", "score": 2.0, "reference_score": 1.0}]}
+    agrees = of_reward_model("ppo", written, {"a": 1.0}, None, kind)["rm_agrees"]
+    assert (agrees and agrees["estimate"]) == share
 
 
 def test_scores_that_padding_moves_in_bf16_are_called_rounding(places):

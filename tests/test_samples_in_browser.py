@@ -1,4 +1,4 @@
-"""Samples of a page in a real browser: search, filter, sort, tokens by keyboard, scripts."""
+"""Samples of a page in a real browser: search, filter, sort, scripts."""
 
 import json
 import random
@@ -6,16 +6,8 @@ import random
 import pytest
 
 from reports.parts import page
-from reports.parts.page import Table
-from reports.parts.sample_views import (
-    SampleBrowser,
-    TokenView,
-    change,
-    fitting,
-    some_updates,
-    verdict_of,
-)
-from reports.sections.samples import sample, table
+from reports.parts.sample_views import SampleBrowser, change, fitting, verdict_of
+from reports.sections.samples import sample, some_updates, table
 from tests.browser import PLANTED
 
 NAMES = ["SFT", "PPO"]
@@ -59,17 +51,6 @@ def posts(count=30):
 def browser_of(rows, **others):
     few = [sample(at, row, NAMES) for at, row in enumerate(rows[:6], start=1)]
     return SampleBrowser("samples", NAMES, rows, few, **others)
-
-
-def episode(step, number):
-    row = {"step": step, "query": f"post {step} {number}", "response": " My dog<eos>"}
-    row |= {"score": 1.5, "kl": 0.7, "tokens": [" My", " dog", "<eos>"]}
-    row |= {"log_ratios": [0.25, -0.5, 0.01], "values": [0.1, 0.2, 0.3, 0.4]}
-    return row | {"advantages": [1.0, -2.0, 0.5], "rewards": [-0.0125, 0.025, -0.0005, 1.5]}
-
-
-def token_view(rows):
-    return TokenView("episodes", rows, table(rows))
 
 
 @pytest.fixture
@@ -194,12 +175,11 @@ def planted(rows):
 
 def test_a_script_planted_in_posts_and_replies_is_shown_and_does_not_run(browser, show):
     rows = planted(posts(7))
-    episodes = [episode(1, 1) | {"query": PLANTED, "response": PLANTED, "tokens": [PLANTED] * 3}]
-    show(browser_of(rows), token_view(episodes))
+    episode = {"step": 1, "response": PLANTED, "score": 1.5, "kl": 0.7}
+    show(browser_of(rows), table([episode]))
     assert browser.value("document.querySelector('.found .post').textContent") == PLANTED
     assert browser.value("document.querySelector('.found .ppo p').textContent") == PLANTED
-    assert browser.value("document.querySelector('.token').textContent") == PLANTED
-    assert browser.value("document.querySelector('.token-view .post').textContent") == PLANTED
+    assert browser.value("document.querySelector('tbody td').textContent") == PLANTED
     choose(browser, "Search", "<script> onerror")
     assert browser.value("document.querySelectorAll('.found mark').length") > 0
     assert (
@@ -219,51 +199,6 @@ def test_without_escape_and_policy_the_planted_script_would_run(browser, tmp_pat
     assert browser.value("window.planted") in (1, 2, 3)
 
 
-# -- tokens ----------------------------------------------------------------------------------------
-
-
-def reading(browser):
-    return browser.value(
-        "document.activeElement.closest('article').querySelector('.reading').textContent"
-    )
-
-
-def test_tokens_are_read_by_keyboard_and_coloured_by_the_chosen_number(browser, show):
-    show(token_view([episode(step, number) for step in (1, 21) for number in range(2)]))
-    browser.value("document.querySelector('.token').focus()")
-    assert reading(browser) == (
-        "\u201c My\u201d: log-ratio +0.250, advantage +1.00, value +0.100, reward \u22120.013"
-    )
-    browser.press("ArrowRight")
-    assert reading(browser).startswith("\u201c dog\u201d: log-ratio \u22120.500, advantage \u22122")
-    name = "document.activeElement.getAttribute('aria-label')"
-    assert browser.value(name) == "dog: log-ratio \u22120.500"
-    assert browser.value("document.activeElement.className") == "token down"
-    browser.press("End")
-    assert reading(browser) == "\u201c\u25a0 end\u201d: value +0.400, reward +1.50"
-    browser.press("ArrowRight", "Home")
-    assert reading(browser).startswith("\u201c My\u201d")
-    reached = "document.querySelectorAll('.tokens [tabindex=\"0\"]').length"
-    assert browser.value(reached) == 2  # one stop an episode
-    browser.value("document.querySelector('input[value=advantages]').click()")
-    labels = "[...document.querySelectorAll('.tokens')[0].children].map((x) => x.ariaLabel)"
-    assert browser.value(labels)[:2] == ["My: advantage +1.00", "dog: advantage \u22122.00"]
-    heat = "[...document.querySelectorAll('.token')].map((x) => x.style.getPropertyValue('--heat'))"
-    assert [float(one) for one in browser.value(heat)[:2]] == [0.5, 1.0]
-
-
-def test_the_slider_goes_through_training(browser, show):
-    show(token_view([episode(step, 0) for step in (1, 11, 30)]))
-    title = "document.querySelector('.token-view h3').textContent"
-    assert browser.value(title) == "Episode 1 of update 30"
-    browser.value("document.querySelector('input[type=range]').focus()")
-    browser.press("ArrowLeft")
-    assert browser.value(title) == "Episode 1 of update 11"
-    assert browser.value("document.activeElement.getAttribute('aria-valuetext')") == "update 11"
-    browser.press("Home")
-    assert browser.value(title) == "Episode 1 of update 1"
-
-
 def test_on_a_phone_nothing_scrolls_sideways(browser, show):
     browser.call(
         "Emulation.setDeviceMetricsOverride",
@@ -271,7 +206,7 @@ def test_on_a_phone_nothing_scrolls_sideways(browser, show):
     )
     rows = posts()
     rows[0]["sides"][1]["text"] = "x" * 300
-    show(browser_of(rows), token_view([episode(1, 0) | {"tokens": ["x" * 200, "y", "z"]}]))
+    show(browser_of(rows))
     assert browser.value("document.documentElement.scrollWidth") <= 360
     browser.call("Emulation.clearDeviceMetricsOverride")
 
@@ -279,27 +214,22 @@ def test_on_a_phone_nothing_scrolls_sideways(browser, show):
 # -- without a browser -----------------------------------------------------------------------------
 
 
-def test_where_no_script_runs_six_samples_and_a_table_stand_there():
-    blocks = [browser_of(posts()), token_view([episode(1, 0), episode(1, 1), episode(9, 0)])]
-    text = page.to_markdown("x", "A page", blocks)
+def test_where_no_script_runs_six_samples_stand_there():
+    text = page.to_markdown("x", "A page", [browser_of(posts())])
     assert [f"### Post {at}" in text for at in range(1, 8)] == [True] * 6 + [False]
-    assert text.count("My dog") == 2
-    bare = page.to_html("A page", blocks).split('class="few"')
+    bare = page.to_html("A page", [browser_of(posts())]).split('class="few"')
     assert bare[1].count("<article") == 6
-    assert "My dog" in bare[2]
 
 
 def test_a_page_to_be_published_holds_no_post_reference_or_word_of_the_judge(tmp_path):
-    rows = posts()
-    blocks = [browser_of(rows), token_view([episode(1, 0)])]
+    blocks = [browser_of(posts())]
     public = [block.without_the_data() for block in blocks]
     path = page.write(tmp_path, "x", "A page", public, {})
-    files = [one.read_text("utf-8") for one in path.parent.rglob("*") if one.is_file()]
-    for secret in ("A long post", "reference 3", "words on", "post 1 0"):
+    files = [file.read_text("utf-8") for file in path.parent.rglob("*") if file.is_file()]
+    for secret in ("A long post", "reference 3", "words on"):
         assert not any(secret in text for text in files), secret
         assert secret in page.to_html("A page", blocks)  # or the test shows nothing
-    assert "PPO of 3" in files[0] + files[1]
-    assert "My dog" in "".join(files)
+    assert any("PPO of 3" in text for text in files)
 
 
 def test_the_samples_of_a_page_are_the_first_that_fit():
@@ -311,18 +241,15 @@ def test_the_samples_of_a_page_are_the_first_that_fit():
 
 
 def test_the_updates_shown_are_spread_from_the_first_to_the_last():
-    rows = [{"step": step} for step in range(1, 101) for _ in range(8)]
-    steps = sorted({row["step"] for row in some_updates(rows, most=4)})
-    assert steps == [1, 34, 67, 100]
-    assert some_updates(rows[:16], most=4) == rows[:16]
+    rows = [{"step": step, "place": place} for step in range(1, 101) for place in range(8)]
+    shown = some_updates(rows)
+    assert [row["step"] for row in shown][:3] == [1, 10, 19]
+    assert (shown[-1]["step"], len(shown)) == (100, 12)
+    assert {row["place"] for row in shown} == {0}
+    assert some_updates(rows[:16]) == [rows[0], rows[8]]
 
 
 def test_numbers_that_are_none_do_no_harm():
     rows = posts(1)
     rows[0]["sides"][0] |= {"score": None, "kl": None, "tokens": None}
     assert "NaN" not in json.dumps(browser_of(rows).data)
-    broken = episode(1, 0) | {"values": [float("nan")] * 4, "score": float("inf")}
-    data = json.dumps(token_view([broken]).data)
-    assert "NaN" not in data
-    assert "Infinity" not in data
-    assert isinstance(token_view([broken]).table, Table)

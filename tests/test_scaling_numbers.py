@@ -14,7 +14,7 @@ from reports.scaling.answers import win_rates
 from reports.scaling.beside_paper import HIGHER, LOWER, REPRODUCED, UNKNOWN, verdict_of, welch
 from reports.scaling.measures import Fit, called_out, fit, over_optimised, pool
 from stages.settings.command_line import make_config
-from tests.fabricated_runs import RESULTS, fabricate, interval
+from tests.fabricated_runs import fabricate, interval
 
 # -- pooled intervals ------------------------------------------------------------------------------
 
@@ -131,14 +131,10 @@ def test_over_optimisation_takes_a_rising_proxy_and_a_falling_win_rate_or_gold_s
 
 
 def test_a_score_that_may_not_have_risen_is_no_over_optimisation(runs):
-    """The mean is above SFT's by 0.05, but over nine posts it varies by 0.27 (0.05 +- 0.21)."""
-    written = RESULTS["summaries"]["policies"]
-    policies = written | {"ppo": written["ppo"] | {"score": written["sft"]["score"] + 0.05}}
-    fabricate(make_config("tiny"), sft=0.6, ppo=0.4, found={"summaries": {"policies": policies}})
+    fabricate(make_config("tiny"), sft=0.6, ppo=0.4)
     row = numbers_of(find_runs("tiny")[0][0])
-    half = 2.306 * 0.2739 / 3  # of -0.4, -0.3, ..., 0.4: t(8) and the standard deviation
-    ends = [row["score_gain"][end] for end in ("low", "high")]
-    assert ends == pytest.approx([0.05 - half, 0.05 + half], abs=1e-3)
+    assert any("over-optimised" in note for note in sentences.caveats(row))
+    row["score_gain"] = interval(0.05, 0.21)
     assert not any("over-optimised" in note for note in sentences.caveats(row))
 
 
@@ -233,7 +229,7 @@ def test_every_policy_is_a_line_over_parameters_dpo_too_and_a_seed_without_a_rat
 
 
 def test_the_legend_beside_the_plot_of_win_rates_lies_inside_the_picture():
-    svg = plots.alone(win_rates(of_two_sizes(), []), "sizes", 1.6, 1.2)
+    svg = plots.drawn([win_rates(of_two_sizes(), [])], 1.6, 1.2, "")
     (width,) = re.findall(r'viewBox="0 0 ([\d.]+) ', svg)
     places = {
         said: float(x) for x, said in re.findall(r'<text[^>]* x="([\d.]+)"[^>]*>([^<]+)', svg)

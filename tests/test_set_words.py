@@ -5,7 +5,7 @@ import shlex
 
 import pytest
 
-from stages.driving.status import settings_lines
+from stages.pipeline import settings_lines
 from stages.settings.checks import Parser
 from stages.settings.command_line import (
     Request,

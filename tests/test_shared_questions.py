@@ -6,10 +6,8 @@ import subprocess
 import sys
 import threading
 import time
-import tracemalloc
 from collections import Counter
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,7 +16,6 @@ from eval.judge import make_judge
 from eval.judges.openai.cache import ReplyCache, is_alive, me
 from eval.judges.openai.server_judge import OpenAIJudge
 from eval.judges.protocol import Comparison, judge_all
-from eval.questions import RunQuestions
 from stages.finished import read_manifest
 from stages.runs import open_stage
 from stages.settings.command_line import make_config
@@ -191,24 +188,3 @@ def test_a_signal_ends_it_within_5_seconds_with_one_line_and_nothing_is_paid_for
     assert len(paid) == paid.total() == 40
     (folder,) = (tmp_path / "runs" / "tiny" / "seed44413" / "judge").iterdir()
     assert (read_manifest(folder) or {})["results"]["unjudged"] == 0
-
-
-def test_questions_about_many_systems_are_never_all_in_memory():
-    """They were, with their prompts: 12 MB here, gigabytes for 50 systems and 805 posts."""
-    post = {"query": "x" * 10_000, "reference": "r", "score": None}
-    policies = {
-        f"s{system}": [post | {"id": f"p{k}", "summary": f"s{system} p{k}"} for k in range(4)]
-        for system in range(15)
-    }
-    config = llm_config(SimpleNamespace(url="http://127.0.0.1:9"))
-    beside = RunQuestions(config, policies)
-    judge = make_judge(config, {})
-    tracemalloc.start()
-    try:
-        judge.prepare([], beside)
-        _, peak = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-    assert peak < 3e6
-    pairs = {(a.first, a.second) for a in beside}  # a second reading finds them again
-    assert {("s0 p0", "r"), ("r", "s14 p3")} <= pairs

@@ -12,7 +12,7 @@ import pytest
 import torch
 from accelerate import Accelerator
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, AutoModelForTokenClassification, AutoTokenizer
+from transformers import AutoModelForTokenClassification, AutoTokenizer
 
 from eval import controls, judge, summaries, win_rate
 from eval.rates.reward_pairs import with_statistics
@@ -176,52 +176,6 @@ def test_samples_tell_query_response_score_kl_and_what_they_come_from_by_token(s
         assert row["rewards"] == pytest.approx(expected, rel=0.002, abs=1e-4)
         assert len(row["values"]) == len(row["rewards"])
         assert len(row["advantages"]) == len(row["tokens"])
-
-
-def test_saved_models_open_with_plain_transformers_and_score_alike(study):
-    folder = study / "normalize" / "model"
-    ours = load_reward_model(folder).eval()
-    plain = AutoModelForTokenClassification.from_pretrained(folder).eval()
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    tokens = tokenizer("POST: My boss sold my car.\n\nTL;DR: My boss sold my car.<|endoftext|>")
-    inputs = {"input_ids": torch.tensor([tokens["input_ids"]])}
-    assert inputs["input_ids"][0, -1] == tokenizer.eos_token_id
-    assert torch.equal(ours(**inputs).logits, plain(**inputs).logits)
-    assert plain.config.num_labels == 1
-    policy = AutoModelForCausalLM.from_pretrained(study / "ppo" / "model")
-    assert torch.isfinite(policy(**inputs).logits).all()
-
-
-def test_the_critic_that_ppo_saves_has_moved_from_the_reward_model(study):
-    start = load_reward_model(study / "normalize" / "model").state_dict()
-    trained = load_reward_model(study / "ppo" / "critic").state_dict()
-    assert start.keys() == trained.keys()
-    assert any(not torch.equal(start[name], trained[name]) for name in start)
-
-
-def test_all_held_out_posts_are_summarised_and_judged_in_both_orders(study):
-    for policy in ("sft", "ppo", "dpo"):
-        assert len(read_lines(study / "summaries" / f"{policy}.jsonl")) == 40
-    judgements = read_lines(study / "judge" / "facts" / "judgements.jsonl")
-    assert len(judgements) == 3 * 2 * 40
-    assert all("not an LLM" in row["judge"] for row in judgements)
-
-
-def test_the_headline_fits_a_terminal_and_names_the_report(study):
-    lines = (study / "report" / "facts" / "headline.txt").read_text().splitlines()
-    assert all(len(line) <= 80 for line in lines)
-    assert (study.parents[2] / lines[-1]).exists()
-    assert "not an LLM" in " ".join(lines)
-    assert Path(lines[-1]).parent == Path("runs/mini/seed44413/report/facts")
-
-
-def test_the_report_sets_dpos_accuracy_beside_the_reward_models(study):
-    lines = (study / "report" / "facts" / "headline.txt").read_text().splitlines()
-    page_text = (study.parents[2] / lines[-1]).with_suffix(".md").read_text()
-    for label, stage in (("reward model", "rm"), ("DPO's implicit reward", "dpo")):
-        rows = [line for line in page_text.splitlines() if line.startswith(f"| {label} |")]
-        expected = f" {100 * results(study, stage)['accuracy']:.1f}% ["
-        assert any(expected in row for row in rows), (label, rows)
 
 
 # -- equivalences ----------------------------------------------------------------------------------

@@ -5,7 +5,8 @@ import shutil
 import pytest
 
 from reports import run_page
-from stages.driving.status import COLUMNS, kept, status
+from stages.driving.status import kept, status
+from stages.running.progress import COLUMNS
 from stages.settings.checks import UserError
 from stages.settings.command_line import make_config
 from tests.fabricated_runs import fabricate, two_judges

@@ -47,7 +47,7 @@ TOLD = {
     **{"who": "boss", "deed": "sold", "thing": "bike", "when": "easter", "place": "camp"},
     **{"age": "twelve", "witness": "anna", "feeling": "sad", "ask": "wait"},
 }  # of a post that nobody wrote
-FACTS = Facts(subreddit="tifu", told=TOLD)
+FACTS = Facts(subreddit="tifu", words=TOLD)
 EVENT_TOLD = "My boss sold my bike"
 COMPLETE = f"{EVENT_TOLD}, on easter, at camp, told anna."
 ALL_WRONG = "My uncle lost my ring, on monday, at work, told tom."
@@ -105,7 +105,7 @@ TEXTS = {policy: texts_of(policy) for policy in WRITERS}
 def test_a_post_states_every_fact_once_in_its_role():
     deeds = "|".join(WORDS["deed"])
     for row in POSTS:
-        told, text = facts_of(row["id"]).told, row["post"]
+        told, text = facts_of(row["id"]).words, row["post"]
         events = re.findall(rf"\b[Mm]y (\w+) ({deeds}) my (\w+)\.", text)
         assert events == [tuple(told[slot] for slot in EVENT)]
         for slot, statement in STATEMENTS.items():
@@ -119,7 +119,7 @@ def test_a_post_holds_the_same_words_in_other_roles():
     for row in POSTS:
         counts.append(sum(word in words for word in re.findall(r"\w+", row["post"])))
         elsewhere = re.findall(r"(?:never|are \w+ and) (\w+)", row["post"])
-        copied += [word == facts_of(row["id"]).told["feeling"] for word in elsewhere]
+        copied += [word == facts_of(row["id"]).words["feeling"] for word in elsewhere]
     assert min(counts) > len(WORDS), "some post has no distractor"
     assert len(copied) > 100
     assert mean(copied) < 0.3, "whoever copies a distractor has to be wrong"
@@ -143,9 +143,9 @@ def test_no_word_has_two_roles():
 def test_facts_vary_and_belong_to_the_id():
     assert facts_of("toy1-train-3") == facts_of("toy1-train-3")
     found = [facts_of(row["id"]) for row in POSTS]
-    assert len({tuple(facts.told.values()) for facts in found}) > 390
+    assert len({tuple(facts.words.values()) for facts in found}) > 390
     for slot, words in WORDS.items():
-        assert {facts.told[slot] for facts in found} == set(words)
+        assert {facts.words[slot] for facts in found} == set(words)
     assert {facts.subreddit for facts in found} == set(HABITS)
     assert [facts.subreddit for facts in found] == [row["subreddit"] for row in POSTS]
 
@@ -218,7 +218,7 @@ def test_facts_of_a_foreign_post_are_refused(post_id):
 def test_references_are_good_but_leave_room_above_them():
     scores = [score_summary(*one) for one in TEXTS["ref"]]
     best = len(EVENT) + len(FACTS.wanted)
-    event = mean(score_summary(CLAUSES["event"].format(**f.told), f) for _, f in TEXTS["ref"])
+    event = mean(score_summary(CLAUSES["event"].format(**f.words), f) for _, f in TEXTS["ref"])
     assert event == 3
     assert event < mean(scores) < best - 1.5
     assert max(scores) <= best

@@ -19,7 +19,7 @@ import pytest
 
 from reports.sharing import cards
 from stages.driving import trackers
-from stages.driving.trackers import SETTINGS, open_trackers, results_of
+from stages.driving.trackers import SETTINGS, open_trackers
 from stages.running.files import read_lines
 from stages.runs import mirrored_by, open_stage
 from stages.settings.checks import UserError
@@ -191,14 +191,6 @@ def test_what_fails_there_is_one_line_and_the_stage_goes_on(runs, monkeypatch, c
     lines = [line for line in capsys.readouterr().err.splitlines() if "wandb" in line]
     reason = "first line second line"
     assert lines == [f"wandb: {what} failed ({reason}): the stage goes on without it"]
-
-
-def test_results_that_are_texts_stay_here(runs):
-    with open_stage(TINY, "base") as run:
-        run.finish({"source": "/home/anna/posts", "parameters": 7, "rows": {"sft": {"rows": 3}}})
-    shown = results_of(TINY, "base")
-    assert (shown["results/base/parameters"], shown["results/base/rows/sft/rows"]) == (7, 3)
-    assert all(isinstance(value, int | float) for value in shown.values())
 
 
 # -- what others may see of settings ---------------------------------------------------------------

@@ -69,10 +69,3 @@ def test_an_upstream_of_another_base_model_is_refused_and_its_own_preset_is_name
     with pytest.raises(UserError, match=r"upstream small is of preset tiny-xs, .*PRESET=tiny-xs$"):
         make_config("tiny-s", name="mine", upstream="small")
     assert make_config("tiny-xs", name="mine", upstream="small").base.hidden_size == 32
-
-
-def test_an_upstream_that_is_not_there_is_refused_with_the_nearest_and_the_command(runs):
-    recorded(runs, make_config("tiny"))
-    text = refused(upstream="tinny")
-    assert "did you mean tiny" in text
-    assert "`make rm PRESET=tiny SEED=44413 NAME=tinny`" in text

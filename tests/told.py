@@ -14,4 +14,4 @@ def told(post: str, *clauses: str, **wrong: str) -> str:
     facts = facts_of(post)
     nth = dict(zip(NTH, WANTED[facts.subreddit], strict=True))
     texts = [CLAUSES[nth.get(name, name)] for name in clauses]
-    return ", ".join(texts).format(**{**facts.told, **wrong})
+    return ", ".join(texts).format(**{**facts.words, **wrong})

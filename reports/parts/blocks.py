@@ -9,11 +9,12 @@ and a style from the same folder; a page holds each of them once.
 For programs all tables are written as one JSON: numbers in full precision (`reports.parts.cells`).
 """
 
+import base64
 import html
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from reports.parts.cells import columns_of, is_numeric
@@ -40,10 +41,6 @@ class Block(ABC):
         """The blocks that it holds."""
         return ()
 
-    def holding(self, blocks: Sequence["Block"]) -> "Block":
-        """The same with other blocks inside, as many as `inside` has."""
-        return self
-
     def without_the_data(self) -> "Block":
         """The block as it may be published: without posts and references, which others wrote."""
         return self
@@ -55,8 +52,11 @@ class Heading(Block):
 
     template = "heading.html"
     text: str
-    anchor: str = ""
-    """What a link to it names; the page finds one if there is none."""
+
+    @property
+    def anchor(self) -> str:
+        """What a link to it names: the anchor that GitHub gives it in Markdown."""
+        return slug(self.text)
 
     def markdown(self, stem: str) -> str:
         """A heading of the second level."""
@@ -130,13 +130,19 @@ class Table(Block):
 
 @dataclass(frozen=True)
 class Figure(Block):
-    """Plots: one drawing for the Markdown page, one per panel for HTML, where they flow."""
+    """Plots: a file beside the Markdown page, and a part of the HTML."""
 
     template = "figure.html"
     name: str
     caption: str
-    whole: str
-    parts: Sequence[str]
+    svg: str
+    about: str = ""
+    """What it shows, for who cannot see it."""
+
+    @property
+    def source(self) -> str:
+        """The drawing as an address that holds it."""
+        return f"data:image/svg+xml;base64,{base64.b64encode(self.svg.encode()).decode()}"
 
     def markdown(self, stem: str) -> str:
         """The picture beside the page, and its caption."""
@@ -196,10 +202,6 @@ class Details(Block):
         """The blocks that are unfolded."""
         return self.blocks
 
-    def holding(self, blocks: Sequence[Block]) -> "Details":
-        """The same with other blocks to unfold."""
-        return replace(self, blocks=blocks)
-
     def without_the_data(self) -> "Details":
         """All of it, each block as it may be published."""
         return replace(self, blocks=[block.without_the_data() for block in self.blocks])
@@ -238,38 +240,14 @@ def table(header: Sequence[str], rows: Sequence[Sequence[object]], right: Sequen
     return "\n".join((line(header), f"|{rule}|", *map(line, rows)))
 
 
-# -- for programs ----------------------------------------------------------------------------------
+def slug(text: str) -> str:
+    """A text as an anchor, by GitHub's rule."""
+    return re.sub(r"[^\w\- ]", "", text.lower()).replace(" ", "-")
 
 
-def as_record(table: Table, section: str) -> dict[str, Any]:
+def as_record(table: Table, name: str, section: str) -> dict[str, Any]:
     """The table as JSON holds it; `section` is the heading that it stands under."""
     columns = columns_of(table.header, table.rows)
     rows = [list(row) for row in zip(*(values for _, values in columns), strict=True)]
-    about = {"name": table.name, "section": section, "caption": table.caption}
+    about = {"name": name, "section": section, "caption": table.caption}
     return about | {"columns": [title for title, _ in columns], "rows": rows}
-
-
-KINDS: dict[str, type[Block]] = {
-    kind.__name__: kind for kind in (Heading, Text, Note, Table, Figure, Quoted, Sample, Details)
-}
-NOT_KEPT = {"whole", "parts"}  # the drawings of a plot
-
-
-def to_json(blocks: Sequence[Block]) -> list[dict[str, Any]]:
-    """The blocks as JSON holds them."""
-    kept: list[dict[str, Any]] = []
-    for block in blocks:
-        if isinstance(block, Details):
-            kept.append(_named(block, {"summary": block.summary, "blocks": to_json(block.blocks)}))
-        elif isinstance(block, Table):
-            kept.append(_named(block, asdict(replace(block, rows=block.texts))))
-        elif type(block).__name__ in KINDS:
-            kept.append(_named(block, asdict(block)))
-        else:
-            kept += to_json(block.inside())
-    return kept
-
-
-def _named(block: Block, row: Mapping[str, Any]) -> dict[str, Any]:
-    kept = {key: value for key, value in row.items() if key not in NOT_KEPT}
-    return {"kind": type(block).__name__, **kept}

@@ -1,8 +1,8 @@
 """Manifests, metrics and win rates of finished runs -> one row of numbers a run.
 
-Everything a report says is read here, from what the stages left on disk; nothing is computed twice.
-A row is a flat dict, so that many of them are a table: keys of one policy start with its name
-(`ppo/win_rate`), shares are fractions, a number that a run does not have is None.
+Everything that a page says is read here, from what the stages left on disk. A row is a flat dict,
+so that many of them are a table: keys of one policy start with its name (`ppo/win_rate`), shares
+are fractions, a number that a run does not have is None.
 """
 
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ from pathlib import Path
 from statistics import fmean
 
 from eval.rates.reward_pairs import with_statistics
-from eval.win_rate import agreement, by_name, gain, names_of_pair, pair_name, posts_by_text
+from eval.win_rate import names_of_pair, pair_name
 from reports.parts.words import Row, shown
 from stages.finished import no_such_run, read_manifest, refusal, stage_folder, why_not_shown
 from stages.running.files import read_lines, read_record
@@ -34,7 +34,7 @@ EXPLAINED = "val/explained_variance"
 ADVANTAGES = {"follows": "val/advantage_score_correlation", "at_eos": "policy/advantage_at_eos"}
 WRITTEN = ("rouge1", "rouge2", "rougeL", "tokens", "eos_rate", "score")
 RM_AGREES = {"": "estimate", "_low": "low", "_high": "high"}
-DIFFERENCE = {"difference": "estimate", "difference_low": "low", "difference_high": "high"}
+WINS = ("wins", "ties", "losses", "unjudged", "statistics", "identical")
 NO_DIFFERENCE = {"headline": False, **dict.fromkeys(("estimate", "low", "high", "p_value"))}
 
 
@@ -187,38 +187,14 @@ def numbers_of(record: Record) -> Row:
 
 def judged_row(record: Record) -> Row:
     """The numbers of the evaluation alone, of whatever policies were judged on whatever posts."""
-    return _judge_row(record) | {
-        "pretrained": record.settings.get("base", {}).get("checkpoint") != RANDOM,
-        "real_posts": record.has_real_texts,
-        "data": _data(record),
-        **{
-            f"{policy}/{key}": value
-            for policy in policies_of(record)
-            for key, value in _policy_row(record, policy).items()
-        },
-    }
-
-
-def _data(record: Record) -> Row:
-    """What the base stage counted of held-out rows and labels; empty where nothing was trained."""
-    base = record.results("base") if record.policy else {}
-    return base and {**base["learned"], "labels": {x: base["rows"][x] for x in COMPARISONS}}
-
-
-def _judge_row(record: Record) -> Row:
     wins, judge, summaries = (record.results(stage) for stage in ("win_rate", "judge", "summaries"))
-    differences = {
-        pair: difference
-        | {"headline": all(_is_headline(wins, policy) for policy in names_of_pair(pair))}
-        for pair, difference in wins["differences"].items()
-    }
-    for earlier, later in combinations(wins["policies"], 2):  # no post has a verdict for both
-        differences.setdefault(pair_name(later, earlier), NO_DIFFERENCE)
+    policies = policies_of(record)
+    differences = _differences(wins)
     main = differences.get(pair_name(record.policy, "sft"), NO_DIFFERENCE)
-    last = summaries["policies"][policies_of(record)[-1]]
-    written = {x: record.rows("summaries", f"{x}.jsonl") for x in policies_of(record)}
+    learned = record.results("base") if record.policy else {}  # empty: nothing was trained
+    labels = {split: learned["rows"][split] for split in COMPARISONS} if learned else {}
     return {
-        "policies": policies_of(record),
+        "policies": policies,
         "policy": record.policy,
         "judge": wins["judge"]["name"],
         "judge_kind": wins["judge"]["kind"],
@@ -227,15 +203,36 @@ def _judge_row(record: Record) -> Row:
         "judge_flags": judge_flags(record),
         "judge_undecided": judge_undecided(record),
         "released_policy": record.settings.get(RELEASED, {}).get("policy", ""),
-        **{key: wins[key] for key in ("posts", "texts")},
+        "posts": wins["posts"],
+        "texts": wins["texts"],
         "judgements": judge["judgements"],
         "judge_models": judge["models"],
         "share_first": judge["share_first"],
         "differences": differences,
-        **{key: main[name] if main["headline"] else None for key, name in DIFFERENCE.items()},
-        "score_gain": gain(by_name(written), record.policy, posts_by_text(written)),
+        "difference": main["estimate"] if main["headline"] else None,
+        "difference_low": main["low"] if main["headline"] else None,
+        "difference_high": main["high"] if main["headline"] else None,
+        "score_gain": wins["policies"].get(record.policy, {}).get("score_gain"),
         "reference/tokens": summaries["reference_tokens"],
-        "reference/score": last["reference_score"],
+        "reference/score": summaries["policies"][policies[-1]]["reference_score"],
+        "pretrained": record.settings.get("base", {}).get("checkpoint") != RANDOM,
+        "real_posts": record.has_real_texts,
+        "data": learned and learned["learned"] | {"labels": labels},
+        **{
+            f"{policy}/{key}": value
+            for policy in policies
+            for key, value in _policy_row(record, policy).items()
+        },
+    }
+
+
+def _differences(wins: Row) -> Row:
+    """Each difference, and whether it may be given; empty ones for pairs without a post of both."""
+    none = {pair_name(b, a): NO_DIFFERENCE for a, b in combinations(wins["policies"], 2)}
+    return none | {
+        pair: difference
+        | {"headline": all(_is_headline(wins, policy) for policy in names_of_pair(pair))}
+        for pair, difference in wins["differences"].items()
     }
 
 
@@ -251,34 +248,38 @@ def judge_flags(record: Record) -> list[str]:
 
 def judge_undecided(record: Record) -> list[str]:
     """The checks of the judge that posts or pairs are too few for."""
-    results = (record.results("controls"), record.calibration or {})
-    return [of["undecided"] for of in results if of.get("undecided")]
+    undecided = [record.results("controls").get("undecided")]
+    undecided += [record.calibration.get("undecided")] if record.calibration else []
+    return [check for check in undecided if check]
 
 
-def flags_of(controls: Row | None, *calibrations: Row | None) -> list[str]:
-    """Reasons not to trust a judge, from what its controls and calibrations found."""
+def flags_of(controls: Row | None, calibration: Row | None) -> list[str]:
+    """Reasons not to trust a judge, from what its controls and its calibration found."""
     tried = controls["controls"].values() if controls else []
     failed = [control["what"] for control in tried if control["passed"] is False]
-    failing = f"it does not reliably prefer the reference to {', to '.join(failed)}"
-    flags = [flag for calibration in calibrations if calibration for flag in calibration["flags"]]
-    return [*([failing] if failed else []), *flags]
+    flags = [f"it does not reliably prefer the reference to {', to '.join(failed)}"]
+    return [*(flags if failed else []), *(calibration["flags"] if calibration else [])]
 
 
 def _policy_row(record: Record, policy: str) -> Row:
-    wins = record.results("win_rate")["policies"][policy]
-    written = record.results("summaries")["policies"][policy]
-    given = _is_headline(record.results("win_rate"), policy)
+    wins = record.results("win_rate")
+    judged, written = (
+        results["policies"][policy] for results in (wins, record.results("summaries"))
+    )
+    agrees = judged["rm_agrees"] or {}
+    row = {key: judged[key] for key in ("win_rate", "low", "high")}
+    row["controlled"] = judged["statistics"]["length_controlled"]["estimate"]
+    if not _is_headline(wins, policy):
+        row = dict.fromkeys(row)
     return {
-        **{key: wins[key] if given else None for key in ("win_rate", "low", "high")},
-        **{key: wins[key] for key in ("wins", "ties", "losses", "statistics", "identical")},
-        "controlled": wins["statistics"]["length_controlled"]["estimate"] if given else None,
-        "unjudged": wins["unjudged"],
-        **dict(zip(("worst_low", "worst_high"), wins["worst_case"], strict=True)),
+        **row,
+        **{key: judged[key] for key in WINS},
+        **dict(zip(("worst_low", "worst_high"), judged["worst_case"], strict=True)),
         **{key: written[key] for key in WRITTEN},
         "kl": distance(record, policy),
         "below_penalty": below_penalty(record, policy),
         "special_tokens": written.get("special_tokens"),
-        **{f"rm_agrees{end}": value for end, value in _rm_agrees(record, policy).items()},
+        **{f"rm_agrees{end}": agrees.get(name) for end, name in RM_AGREES.items()},
     }
 
 
@@ -319,17 +320,6 @@ def explained_by_critic(ppo: Path | None) -> Row | None:
     logged = {name: [row[key] for row in rows if key in row] for name, key in ADVANTAGES.items()}
     means = {name: fmean(each) for name, each in logged.items() if each}
     return {"updates": len(values), "below": len(below)} | ends | means
-
-
-def _rm_agrees(record: Record, policy: str) -> dict[str, float | None]:
-    """How often the reward model prefers what the judge does; None where it is the judge."""
-    scores = record.rows("win_rate", "post_scores.jsonl")
-    judged = {row["id"]: row["score"] for row in scores if row["policy"] == policy}
-    written = record.rows("summaries", f"{policy}.jsonl")
-    agreeing = agreement(written, judged, posts_by_text({policy: written})) or {}
-    if record.results("win_rate")["judge"]["kind"] == "reward_model":
-        agreeing = {}
-    return {end: agreeing.get(name) for end, name in RM_AGREES.items()}
 
 
 def differing_settings(records: list[Record], free: tuple[str, ...]) -> dict[str, list[str]]:

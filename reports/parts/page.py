@@ -3,8 +3,8 @@
 The HTML holds its style, its plots and the scripts of its blocks; it loads nothing, and its own
 policy lets no other script run. What stands before the first heading is in sight; each heading's
 section is folded, by an element that needs no script. The Markdown's plots are files beside it.
-`<page>.json` holds the numbers of all tables, what the Markdown says, the hashes of both, and what
-the page was made from. A page's bytes depend on these only.
+`<page>.json` holds the page's first paragraph, the numbers of all tables, the hashes of the other
+files, and what the page was made from. A page's bytes depend on these only.
 """
 
 import argparse
@@ -13,8 +13,9 @@ import hashlib
 import json
 import re
 import textwrap
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from itertools import groupby
 from pathlib import Path
@@ -34,7 +35,7 @@ from reports.parts.blocks import (
     Text,
     as_record,
     escape,
-    to_json,
+    slug,
 )
 from stages.running.files import file_hash, read_record, write_json, write_text
 from stages.settings import config as settings
@@ -69,16 +70,15 @@ def write(
     folder.mkdir(parents=True, exist_ok=True)
     for old in files_of(folder, stem):
         old.unlink()
-    blocks = placed(blocks)
     for figure in (block for block in _all(blocks) if isinstance(block, Figure)):
-        write_text(folder / f"{stem}-{figure.name}.svg", figure.whole)
+        write_text(folder / f"{stem}-{figure.name}.svg", figure.svg)
     write_text(folder / f"{stem}.md", to_markdown(stem, title, blocks))
     path = folder / f"{stem}.html"
     write_text(path, to_html(title, blocks))
     record = {
         "title": title,
-        "tables": [as_record(table, section) for table, section in _tables(blocks)],
-        "blocks": to_json(blocks),
+        "lead": next((block.text for block in _all(blocks) if isinstance(block, Text)), ""),
+        "tables": tables_of(blocks),
         "files": {file.name: file_hash(file) for file in files_of(folder, stem)},
         "made_from": made_from,
     }
@@ -100,7 +100,7 @@ def record_of(folder: Path, stem: str) -> dict[str, Any]:
     """A page's JSON. Raises UserError where it is none, or lacks what pages write."""
     path = folder / f"{stem}.json"
     record = read_record(path) or {}
-    if not {"title", "blocks", "files", "made_from"} <= record.keys():
+    if not {"title", "lead", "files", "made_from"} <= record.keys():
         raise UserError(f"{path} is no record of a page: make the page again")
     return record
 
@@ -141,49 +141,7 @@ def beside_the_runs() -> Path:
     return settings.RUNS / "reports"
 
 
-# -- names and anchors -----------------------------------------------------------------------------
-
-
-def placed(blocks: Sequence[Block]) -> list[Block]:
-    """The blocks with an anchor for each heading and a name for each table, all different.
-
-    An anchor is the one that GitHub gives the heading in Markdown. A table without a name gets that
-    of its section and of its first column.
-    """
-    return _placed(blocks, "page", set(), set())
-
-
-def _placed(
-    blocks: Sequence[Block], section: str, anchors: set[str], names: set[str]
-) -> list[Block]:
-    made: list[Block] = []
-    for block in blocks:
-        match block:
-            case Heading(text, anchor):
-                section = _different(anchor or slug(text), anchors)
-                made.append(replace(block, anchor=section))
-            case Table(header, name=name):
-                wanted = name or "-".join(filter(None, (section, slug(header[0]))))
-                made.append(replace(block, name=_different(wanted, names)))
-            case _:
-                under = slug(block.summary) if isinstance(block, Details) else section
-                made.append(block.holding(_placed(block.inside(), under, anchors, names)))
-    return made
-
-
-def slug(text: str) -> str:
-    """A text as an anchor, by GitHub's rule."""
-    return re.sub(r"[^\w\- ]", "", text.lower()).replace(" ", "-")
-
-
-def _different(wanted: str, taken: set[str]) -> str:
-    """A name that nothing has yet; GitHub counts from 1."""
-    name, count = wanted, 0
-    while name in taken:
-        count += 1
-        name = f"{wanted}-{count}"
-    taken.add(name)
-    return name
+# -- the parts of a page ---------------------------------------------------------------------------
 
 
 def _all(blocks: Sequence[Block]) -> Iterator[Block]:
@@ -193,14 +151,22 @@ def _all(blocks: Sequence[Block]) -> Iterator[Block]:
         yield from _all(block.inside())
 
 
-def _tables(blocks: Sequence[Block]) -> Iterator[tuple[Table, str]]:
-    """Every table of the page, with the heading that it stands under."""
-    section = ""
+def tables_of(blocks: Sequence[Block]) -> list[dict[str, Any]]:
+    """Every table as JSON holds it, each under another name.
+
+    One without a name gets that of its section and of its first column.
+    """
+    records, section, uses = [], "", Counter[str]()
     for block in _all(blocks):
         if isinstance(block, Heading):
             section = block.text
         if isinstance(block, Table):
-            yield block, section
+            named = "-".join(filter(None, (slug(section) or "page", slug(block.header[0]))))
+            name = block.name or named
+            again = f"-{uses[name]}" if uses[name] else ""
+            uses[name] += 1
+            records.append(as_record(block, f"{name}{again}", section))
+    return records
 
 
 @dataclass(frozen=True)
@@ -209,51 +175,26 @@ class Section:
 
     heading: Heading
     blocks: Sequence[Block]
+    is_open: bool
+    """Whether it is unfolded at first."""
 
 
 def sections_of(blocks: Sequence[Block]) -> tuple[list[Block], list[Section]]:
-    """What a reader sees first, and the sections that are folded below it.
+    """What stands before the first heading, and the sections.
 
-    The first screen ends at the first heading. Without a table there, it goes on with the page's
-    main table, or its first one, and the picture after it; the rest of that section stays folded.
+    The first section is open where no table stands before it.
     """
-    starts = [at for at, block in enumerate(blocks) if isinstance(block, Heading)]
-    sections = []
-    for start, end in zip(starts, [*starts[1:], len(blocks)], strict=False):
-        heading = blocks[start]
-        assert isinstance(heading, Heading)
-        sections.append(Section(heading, blocks[start + 1 : end]))
-    opening = list(blocks[: starts[0]] if starts else blocks)
-    if any(map(_is_table, opening)):
-        return opening, sections
-    has_main = [section for section in sections if any(map(_is_main, section.blocks))]
-    has_any = [section for section in sections if any(map(_is_table, section.blocks))]
-    for section in [*has_main, *has_any][:1]:
-        place, heading = sections.index(section), section.heading
-        first, rest = _to_the_picture(section.blocks)
-        more = replace(heading, text=f"More: {heading.text}", anchor=f"{heading.anchor}-more")
-        opening += [heading, *first]
-        sections[place : place + 1] = [Section(more, rest)] if rest else []
+    opening: list[Block] = []
+    sections: list[Section] = []
+    under: list[Block] = opening
+    for block in blocks:
+        if isinstance(block, Heading):
+            under = []
+            is_open = not sections and not any(isinstance(block, Table) for block in opening)
+            sections.append(Section(block, under, is_open))
+        else:
+            under.append(block)
     return opening, sections
-
-
-def _to_the_picture(blocks: Sequence[Block]) -> tuple[Sequence[Block], Sequence[Block]]:
-    """A section up to its main table, or its first, with the picture after it; and the rest."""
-    wanted = _is_main if any(map(_is_main, blocks)) else _is_table
-    end = next(at for at, block in enumerate(blocks) if wanted(block)) + 1
-    end += end < len(blocks) and isinstance(blocks[end], Figure)
-    return blocks[:end], blocks[end:]
-
-
-def _is_table(block: Block) -> bool:
-    """Whether a block is a table, or shows one where no script runs, as Markdown does."""
-    if isinstance(block, Table):
-        return True
-    return not isinstance(block, Details) and any(map(_is_table, block.inside()))
-
-
-def _is_main(block: Block) -> bool:
-    return isinstance(block, Table) and block.strong
 
 
 # -- HTML ------------------------------------------------------------------------------------------
@@ -261,7 +202,6 @@ def _is_main(block: Block) -> bool:
 
 def to_html(title: str, blocks: Sequence[Block]) -> str:
     """The page as one HTML file that needs nothing else."""
-    blocks = placed(blocks)
     kinds = {type(block): None for block in _all(blocks)}  # a set would lose the order
     styles = dict.fromkeys(kind.style for kind in kinds if kind.style)
     opening, sections = sections_of(blocks)
@@ -343,10 +283,10 @@ def _environment() -> Environment:
 
 def to_markdown(stem: str, title: str, blocks: Sequence[Block]) -> str:
     """The page as Markdown; its plots are the files `<stem>-<figure>.svg` beside it."""
-    opening, sections = sections_of(placed(blocks))
+    opening, sections = sections_of(blocks)
     parts = [f"# {escape(title)}", *(block.markdown(stem) for block in opening)]
     for section in sections:
         heading = section.heading.markdown(stem)
-        parts += ["<details><summary>", heading, "</summary>"]
+        parts += [f"<details{' open' * section.is_open}><summary>", heading, "</summary>"]
         parts += [*(block.markdown(stem) for block in section.blocks), "</details>"]
     return "\n\n".join(filter(None, parts)) + "\n"

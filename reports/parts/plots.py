@@ -1,8 +1,4 @@
-"""Plots as SVG text: small panels that share one look and come out byte for byte the same.
-
-A panel is drawn twice: alone, to flow on the HTML page in the page's own colours and type, and
-together with its neighbours, as a picture file for the Markdown page.
-"""
+"""Plots as SVG text: small panels that share one look and come out byte for byte the same."""
 
 import html
 import io
@@ -10,7 +6,6 @@ import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 import matplotlib
@@ -24,13 +19,11 @@ SFT, PPO, RM, PAPER = "#2f7fc1", "#e0702b", "#2c9a6b", "#9a6bc1"
 OTHER = "#8a8f3c"
 COLORS = (SFT, PPO, RM, PAPER, OTHER)  # of what has no colour of its own
 POLICY_COLORS = {"sft": SFT, "ppo": PPO, "dpo": PAPER, "rloo": RM}
-# Stand-ins for ink, grid and ground: the HTML page puts its own (light or dark) in their place.
 INK, GRID, GROUND = "#48515b", "#dfe3e8", "#fefefe"
-PAGE_COLORS = {INK: "var(--soft)", GRID: "var(--line)", GROUND: "var(--card)"}
 DARK_COLORS = {INK: "#a5afb9", GRID: "#353b42", GROUND: "#1d2125"}  # style.css has the same
 WIDTH, HEIGHT = 3.5, 2.35  # inches
 POINTS = 72  # in an inch
-ROOT = re.compile(r'<svg [^>]*?(viewBox="[^"]*")[^>]*>')
+COLUMNS = 3  # of panels
 MOST_POINTS = 120
 BAND = "The line is the mean of neighbouring updates, the band their range."
 LETTER, LINE = 4.4, 13.0  # of a legend, points: width of a letter, height of a line
@@ -65,6 +58,8 @@ LOOK: dict[Any, Any] = {
     "legend.frameon": False,
     "legend.fontsize": 8.5,
     "lines.linewidth": 1.7,
+    "figure.constrained_layout.w_pad": 0.1,
+    "figure.constrained_layout.h_pad": 0.08,
     "lines.solid_capstyle": "round",
 }
 
@@ -121,9 +116,9 @@ def lines(title: str, curves: Sequence[Curve], share: bool = False) -> Panel:
             axes.set_ylim(max(low, -EDGE), min(high, 1 + EDGE))  # no share lies beyond
         legend(axes)
 
-    about = " ".join(_course(curve, share) for curve in curves if curve.label)
     plain = [curve for curve in curves if not (curve.faint or curve.dots)]
-    return Panel(title, draw, about, any(len(curve.steps) > MOST_POINTS for curve in plain))
+    has_band = any(len(curve.steps) > MOST_POINTS for curve in plain)
+    return Panel(title, draw, has_band=has_band)
 
 
 def legend(axes: Axes) -> None:
@@ -131,31 +126,16 @@ def legend(axes: Axes) -> None:
     handles, labels = axes.get_legend_handles_labels()
     if len(labels) < 2:
         return
-    columns = _columns(axes, labels)
+    spec = axes.get_subplotspec()
+    assert spec is not None
+    assert isinstance(axes.figure, Figure)
+    width = POINTS * axes.figure.get_figwidth() / spec.get_gridspec().ncols - 40
+    columns = max(1, int(width // (LETTER * max(map(len, labels)) + 30)))
     shape: dict[str, Any] = {"handlelength": 1.3, "columnspacing": 1.2, "borderpad": 0.1}
     shape |= {"bbox_to_anchor": (0.0, 1.0), "borderaxespad": 0.2}
     axes.legend(handles, labels, ncols=min(columns, len(labels)), loc="lower left", **shape)
     rows = math.ceil(len(labels) / columns)
     axes.set_title(axes.get_title(loc="left"), pad=6 + LINE * rows)
-
-
-def _course(line: Curve, share: bool) -> str:
-    """A curve in words: from where to where, and between which bounds."""
-    form = "{:.1%}" if share else "{:.4g}"
-    if not line.values:
-        return f"{line.label}: no points."
-    first, last, low, high = (
-        form.format(value)
-        for value in (line.values[0], line.values[-1], min(line.values), max(line.values))
-    )
-    steps = f"steps {line.steps[0]:g} to {line.steps[-1]:g}"
-    return f"{line.label}: from {first} to {last} over {steps}; lowest {low}, highest {high}."
-
-
-def _columns(axes: Axes, labels: Sequence[str]) -> int:
-    """How many names of a legend fit beside each other."""
-    width = POINTS * axes.figure.get_figwidth() - 40  # type: ignore[union-attr]  # no SubFigure
-    return max(1, int(width // (LETTER * max(map(len, labels), default=0) + 30)))
 
 
 def calibration(
@@ -182,23 +162,18 @@ def calibration(
         axes.yaxis.set_major_formatter(PERCENT)
         legend(axes)
 
-    about = " ".join(f"Gap {gap:.3g}: {share:.1%} right." for gap, share, *_ in points)
-    return Panel("Right by score gap", draw, about)
+    return Panel("Right by score gap", draw)
 
 
 def win_rates(rates: Sequence[tuple[str, str, float, float, float]]) -> Panel:
     """Rates with their intervals, one below the other: name, colour, rate, low, high."""
-    about = " ".join(
-        f"{name}: {rate:.1%}, interval {low:.1%} to {high:.1%}."
-        for name, _, rate, low, high in rates
-    )
 
     def draw(axes: Axes) -> None:
         _intervals(axes, rates, "{:.1%}", 0.5)
         axes.set_xlim(0, 1)
         axes.xaxis.set_major_formatter(PERCENT)
 
-    return Panel("Win rate against the reference", draw, about)
+    return Panel("Win rate against the reference", draw)
 
 
 def win_rate_figure(
@@ -212,14 +187,13 @@ def win_rate_figure(
 def differences(title: str, rows: Sequence[tuple[str, float, float | None, float | None]]) -> Panel:
     """Differences in points with their intervals, one below the other; one may have no interval."""
     drawn = [(name, PPO, middle, low, high) for name, middle, low, high in rows]
-    about = " ".join(f"{name}: {middle:+.1f} points." for name, _, middle, *_ in drawn)
 
     def draw(axes: Axes) -> None:
         _intervals(axes, drawn, "{:+.1f}", 0.0)
         axes.margins(x=0.1)
         axes.set_xlabel("points of win rate")
 
-    return Panel(title, draw, about)
+    return Panel(title, draw)
 
 
 def _intervals(axes: Axes, rows: Sequence[tuple[Any, ...]], form: str, even: float) -> None:
@@ -260,65 +234,35 @@ def count(number: float) -> str:
 def figure(
     name: str, caption: str, panels: Sequence[Panel], wide: float = 1.0, high: float = 1.0
 ) -> blocks.Figure:
-    """Panels as a block of a page; `wide` and `high` stretch each of them."""
+    """Panels as a block of a page, three in a row; `wide` and `high` stretch each of them."""
     if any(panel.has_band for panel in panels):
         caption = f"{caption} {BAND}"
-    parts = [alone(panel, f"{name}{index}", wide, high) for index, panel in enumerate(panels)]
-    return blocks.Figure(name, caption, together(panels, wide, high), parts)
+    about = "; ".join(" - ".join(filter(None, (x.title, x.about))) for x in panels)
+    return blocks.Figure(name, caption, drawn(panels, wide, high, about), about)
 
 
-def alone(panel: Panel, name: str, wide: float = 1.0, high: float = 1.0) -> str:
-    """A panel as SVG to stand inside the HTML page, whose colours and type it takes."""
-    svg = _with_ids(_drawn(panel, wide, high), f"{name}-")
-    svg = re.sub(r' xmlns(:\w+)?="[^"]*"', "", svg).replace("xlink:href", "href")
-    svg = re.sub(r"font: ([^;\"]*?)([\d.]+)px [^;\"]*", r"font: \1\2px var(--type)", svg)
-    svg = ROOT.sub(rf"<svg \1>{_said(panel, name)}", svg, count=1)
-    svg = svg.replace("<svg ", f'<svg role="img" aria-labelledby="{name}-title {name}-desc" ', 1)
-    for stand_in, color in PAGE_COLORS.items():
-        svg = svg.replace(stand_in, color)
-    return svg.strip()
+def drawn(panels: Sequence[Panel], wide: float, high: float, about: str) -> str:
+    """The panels as the text of an SVG file, for light and dark."""
+    columns = min(len(panels), COLUMNS)
+    rows = math.ceil(len(panels) / columns)
+    with matplotlib.rc_context():
+        matplotlib.rcdefaults()  # a user's own style would change the page's bytes
+        matplotlib.rcParams.update(LOOK)
+        size = WIDTH * wide * columns, HEIGHT * high * rows
+        figure = Figure(figsize=size, layout="constrained")
+        for place, panel in enumerate(panels, start=1):
+            axes = figure.add_subplot(rows, columns, place)
+            axes.set_title(panel.title)
+            axes.tick_params(length=0)
+            panel.draw(axes)
+        text = io.StringIO()
+        figure.savefig(text, format="svg", metadata={"Date": None, "Creator": None})
+    svg = _tidy(re.sub(r"^.*?(?=<svg)", "", text.getvalue(), flags=re.DOTALL))
+    head = f"<title>{html.escape(about)}</title>{_dark_style()}"
+    return re.sub(r"<svg [^>]*>", lambda root: root[0] + head, svg, count=1)
 
 
-def _with_ids(svg: str, prefix: str) -> str:
-    """A drawing whose ids are those of no other drawing."""
-    svg = re.sub(r'\bid="', f'id="{prefix}', svg)
-    return re.sub(r'(href="#|url\(#)', rf"\1{prefix}", svg)
-
-
-def _said(panel: Panel, name: str) -> str:
-    """What a panel is, for who cannot see it."""
-    about = html.escape(panel.about or "A plot.")
-    title = html.escape(panel.title)
-    return f'<title id="{name}-title">{title}</title><desc id="{name}-desc">{about}</desc>'
-
-
-def together(panels: Sequence[Panel], wide: float = 1.0, high: float = 1.0) -> str:
-    """Panels side by side, three in a row, as the text of an SVG file, for light and dark."""
-    columns = min(len(panels), 3)
-    across, down = POINTS * WIDTH * wide, POINTS * HEIGHT * high
-    size = f"{across * columns:g} {down * math.ceil(len(panels) / columns):g}"
-    width, height = size.split()
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink"'
-        f' width="{width}pt" height="{height}pt" viewBox="0 0 {size}" role="img">'
-        f'{_heard(panels)}{dark_style()}<path d="M0 0H{width}V{height}H0z" style="fill: {GROUND}"/>'
-    ]
-    for place, panel in enumerate(panels):
-        x, y = across * (place % columns), down * (place // columns)
-        where = f'x="{x:g}" y="{y:g}" width="{across:g}" height="{down:g}"'
-        svg = _with_ids(_drawn(panel, wide, high), f"p{place}-")
-        parts.append(ROOT.sub(rf"<svg {where} \1>", svg, count=1).strip())
-    return "\n".join([*parts, "</svg>\n"])
-
-
-def _heard(panels: Sequence[Panel]) -> str:
-    """Titles and words of all panels, for who cannot see them."""
-    titles = html.escape("; ".join(panel.title for panel in panels))
-    about = html.escape(" ".join(f"{panel.title}: {panel.about}" for panel in panels))
-    return f"<title>{titles}</title><desc>{about}</desc>"
-
-
-def dark_style() -> str:
+def _dark_style() -> str:
     """Style of a file that a page in the dark shows as a picture: ink, grid and ground change."""
     rules = "".join(
         f'[style*="{kind}: {stand_in}"]{{{kind}:{color} !important}}'
@@ -326,38 +270,6 @@ def dark_style() -> str:
         for kind in ("fill", "stroke")
     )
     return f"<style>@media (prefers-color-scheme: dark){{{rules}}}</style>"
-
-
-@lru_cache(maxsize=128)
-def _drawn(panel: Panel, wide: float, high: float) -> str:
-    """The SVG of one panel: both pages show the same drawing."""
-    with matplotlib.rc_context():
-        matplotlib.rcdefaults()  # a user's own style would change the page's bytes
-        matplotlib.rcParams.update(LOOK)
-        figure = Figure(figsize=(WIDTH * wide, HEIGHT * high))
-        axes = figure.add_axes((0.0, 0.0, 1.0, 1.0))
-        axes.set_title(panel.title)
-        axes.tick_params(length=0)
-        panel.draw(axes)
-        _make_room(axes, POINTS * WIDTH * wide, POINTS * HEIGHT * high)
-        text = io.StringIO()
-        figure.savefig(text, format="svg", metadata={"Date": None, "Creator": None})
-    return _tidy(re.sub(r"^.*?(?=<svg)", "", text.getvalue(), flags=re.DOTALL))
-
-
-def _make_room(axes: Axes, width: float, height: float) -> None:
-    """Leave room for title, labels, the ticks' texts and a legend that stands above the plot.
-
-    Much quicker than to draw twice.
-    """
-    axis = axes.yaxis
-    texts = axis.get_major_formatter().format_ticks(list(axis.get_major_locator()()))
-    left = 9 + 5.8 * max(map(len, texts), default=0) + (13 if axes.get_ylabel() else 0)
-    bottom = 19 + (13 if axes.get_xlabel() else 0)
-    names = axes.get_legend_handles_labels()[1] if axes.get_legend() else []
-    right, top = 13, 21 + LINE * math.ceil(len(names) / _columns(axes, names))
-    sides = (left / width, bottom / height, 1 - (left + right) / width, 1 - (bottom + top) / height)
-    axes.set_position(sides)
 
 
 def _tidy(svg: str) -> str:

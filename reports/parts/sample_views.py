@@ -1,4 +1,4 @@
-"""Summaries and episodes on a page: plain rows, and the two blocks that let a reader search them.
+"""Summaries on a page: plain rows, and the block that lets a reader search them.
 
 A row is a held-out post with what each policy wrote about it and what was said of it: `id`, `post`,
 `reference` and `sides`, one a policy in the order of `policies_of`. A side:
@@ -10,15 +10,14 @@ points           mean verdict of both orders against the reference in [0, 1], No
 verdict          won, even, lost or unjudged
 said             the judge's own words: `shown` as A or B, whom it `prefers`, the `text`
 
-The data of a block lie in the page. Without JavaScript, and in Markdown, the first few rows stand
-there, or a table.
+The data lie in the page. Without JavaScript, and in Markdown, the first few rows stand there.
 """
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from math import isfinite
 
-from reports.parts.blocks import Block, Sample, Table
+from reports.parts.blocks import Block, Sample
 from reports.parts.collect import Record, policies_of
 from reports.parts.page import as_data
 from reports.parts.words import Row
@@ -31,8 +30,6 @@ HEIGHTS = {LOST: 0, EVEN: 1, WON: 2}
 MOST_SAMPLES = 200
 MOST_BYTES = 2_500_000  # of all samples; a page stays below 5 MB
 REFERENCE = "the reference"
-MOST_UPDATES = 12
-NUMBERS = ("log_ratios", "values", "advantages", "rewards")  # what an episode may have by token
 
 
 def post_rows(record: Record, policies: Sequence[str] = ()) -> list[Row]:
@@ -184,61 +181,3 @@ def fitting(rows: Iterable[Row], most: int = MOST_SAMPLES, size: int = MOST_BYTE
             break
         rows_that_fit.append(row)
     return rows_that_fit
-
-
-# -- episodes of training --------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class TokenView(Block):
-    """Episodes of some updates of training, each token coloured by a number of it."""
-
-    template = "token_view.html"
-    style = "token_view.css"
-    script = "token_view.js"
-    name: str
-    """Of the element on the page."""
-    episodes: Sequence[Row]
-    """Rows of samples.jsonl."""
-    table: Table
-    """What stands there where no script runs."""
-
-    @property
-    def data(self) -> Row:
-        """What the script reads."""
-        return {"episodes": [as_shown(episode) for episode in self.episodes]}
-
-    def markdown(self, stem: str) -> str:
-        """The table."""
-        return self.table.markdown(stem)
-
-    def inside(self) -> Sequence[Block]:
-        """The table."""
-        return (self.table,)
-
-    def holding(self, blocks: Sequence[Block]) -> "TokenView":
-        """The same with another table."""
-        (table,) = blocks
-        assert isinstance(table, Table)
-        return replace(self, table=table)
-
-    def without_the_data(self) -> "TokenView":
-        """The policy's own words, without the posts that it was asked about."""
-        return replace(self, episodes=[episode | {"query": None} for episode in self.episodes])
-
-
-def some_updates(rows: Sequence[Row], most: int = MOST_UPDATES) -> list[Row]:
-    """The episodes of at most so many updates, evenly spread, the first and the last among them."""
-    steps = sorted({row["step"] for row in rows})
-    last = len(steps) - 1
-    if last >= most:
-        steps = [steps[round(place * last / (most - 1))] for place in range(most)]
-    return [row for row in rows if row["step"] in steps]
-
-
-def as_shown(row: Row) -> Row:
-    """An episode as the page holds it, with numbers that JSON can hold."""
-    kept = {key: row[key] for key in ("step", "query", "response")}
-    kept |= {key: finite(row[key]) for key in ("score", "kl")}
-    columns = {key: [finite(value) for value in row[key]] for key in NUMBERS if row.get(key)}
-    return kept | {"tokens": row["tokens"]} | columns

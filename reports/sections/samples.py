@@ -5,14 +5,7 @@ from collections.abc import Sequence
 from eval.rates.length_control import word_count
 from reports.parts.collect import GIVEN, Record, policies_of
 from reports.parts.page import Block, Heading, Sample, Table, Text
-from reports.parts.sample_views import (
-    REFERENCE,
-    SampleBrowser,
-    TokenView,
-    fitting,
-    post_rows,
-    some_updates,
-)
+from reports.parts.sample_views import REFERENCE, SampleBrowser, fitting, post_rows
 from reports.parts.words import Row, named, number, whole
 
 SAMPLES = 6
@@ -66,45 +59,36 @@ def scored(text: Row) -> str:
     return f"RM score {number(text['score'])}, {text['tokens']} tokens"
 
 
-CAPTION = "The first logged response of each update, to another post each time."
-ABOUT = (
-    "What {} sampled while it learned: of some updates the episodes that were logged, spread over"
-    " the lengths of the posts. Each token can be coloured by {}. Tab reaches an episode, the arrow"
-    " keys its tokens."
-)
-BY_TOKEN = {
-    "log_ratios": "its log-ratio to the reference policy",
-    "advantages": "the advantage that the update learned from",
-    "values": "the critic's value of the text before it",
-    "rewards": "its reward: the penalty for KL, and after the end the score",
-}
+MOST_UPDATES = 12
 
 
 def training_blocks(record: Record) -> list[Block]:
     """A section for each policy-gradient stage; none for a stage that logged no episodes."""
-    made: list[Block] = []
+    blocks: list[Block] = []
     for stage in record.gradient_stages:
         rows = some_updates(record.rows(stage, "samples.jsonl"))
-        if not rows:
-            continue
-        logged = [text for key, text in BY_TOKEN.items() if any(row.get(key) for row in rows)]
-        colours = " and ".join(filter(None, (", ".join(logged[:-1]), logged[-1])))
         more = f": {named(stage)}" if stage != record.policy else ""
-        made += [
-            Heading(f"Samples through training{more}"),
-            Text(ABOUT.format(named(stage), colours)),
-            TokenView(f"episodes-of-{stage}", rows, table(rows)),
-        ]
-    return made
+        blocks += [Heading(f"Samples through training{more}"), table(rows)] if rows else []
+    return blocks
+
+
+def some_updates(rows: Sequence[Row]) -> list[Row]:
+    """One episode of each of a few updates, evenly spread, the first and the last among them."""
+    firsts = list({row["step"]: row for row in reversed(rows)}.values())[::-1]
+    if len(firsts) <= MOST_UPDATES:
+        return firsts
+    last = len(firsts) - 1
+    return [firsts[round(place * last / (MOST_UPDATES - 1))] for place in range(MOST_UPDATES)]
 
 
 def table(rows: Sequence[Row]) -> Table:
-    """One episode of each update."""
-    firsts: dict[int, Row] = {}
-    for row in rows:
-        firsts.setdefault(row["step"], row)
+    """Some episodes as they were sampled."""
     cells = [
-        [str(step), row["response"].strip(), number(row["score"]), number(row["kl"], 1)]
-        for step, row in firsts.items()
+        [str(row["step"]), row["response"].strip(), number(row["score"]), number(row["kl"], 1)]
+        for row in rows
     ]
-    return Table(["update", "response", "score", "KL, nats"], cells, CAPTION)
+    caption = (
+        "What the policy sampled while it learned: the first logged response of some updates, to"
+        " another post each time. samples.jsonl has all of them, with numbers by token."
+    )
+    return Table(["update", "response", "score", "KL, nats"], cells, caption)

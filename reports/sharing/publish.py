@@ -105,8 +105,7 @@ def index(folder: Path) -> str:
     ]
     for stem in sorted(records, key=lambda stem: (kinds[stem], stem)):
         record = records[stem]
-        texts = [block["text"] for block in record["blocks"] if block["kind"] == "Text"]
-        sentence = SENTENCE.match(texts[0]) if texts else None
+        sentence = SENTENCE.match(record["lead"])
         says = " ".join(sentence[0].split()) if sentence else "–"
         cells = (link(record["title"], f"{stem}.md"), escape(says), escape(in_words(record)))
         lines.append(f"| {' | '.join(cells)} |")

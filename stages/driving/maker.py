@@ -2,124 +2,125 @@
 
 Content decides everything (`stages.finished.why_not`), the age of a file decides nothing. If the
 outputs of a stage's inputs have changed, the stage is made again and the old one moves aside. Other
-code makes nothing stale: one line says which stages were made with it. Standard library only.
+code makes nothing stale: one line says which stages were made with it.
+
+A run takes hours, and its last stages are asked for in the same command. So the settings of all of
+them are checked first, and the rows as soon as the base stage has counted them.
+Standard library only.
 """
 
-import os
-import signal
-import subprocess
-import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
-from stages.driving.beforehand import check_rows, check_settings
-from stages.driving.grid import Cell, Ended, Execution
-from stages.driving.replacing import Replacement, forget_if_done
+from stages.driving.replacing import Replacement
 from stages.driving.status import kept
-from stages.driving.warm import Warm, can_be_forked
+from stages.driving.warm import START, Caller
 from stages.finished import (
+    GOLD,
     MISSING,
     changed_code,
+    gold_inputs,
+    identity,
+    is_gold_of,
     lock_of,
+    no_gold,
+    own_gold,
     partial_of,
     read_manifest,
+    refusal,
     stage_folder,
-    stages_of,
     wanted_stages,
     why_not,
 )
-from stages.running import launch
 from stages.running.machine import other_code
-from stages.running.progress import COLUMNS, folded
-from stages.running.signals import (
-    CALLER_SAYS_STOP,
-    GOES_ON_WITH,
-    answer_at_once,
-    handled_signals,
-    leave_closed_terminal,
-    say_if_killed,
-)
+from stages.running.progress import folded
+from stages.running.signals import say_if_killed
 from stages.runs import halvings, held, put_in_place
-from stages.settings.checks import say_error, what_to_mend
+from stages.settings.checks import (
+    UserError,
+    check_dealt,
+    check_filled,
+    check_room,
+    say_error,
+    what_to_mend,
+)
+from stages.settings.command_line import Request
 from stages.settings.config import Config
-from stages.settings.stages import row_of
+from stages.settings.judge_models import check_asking
+from stages.settings.sections import COMPARISONS, POSTS
+from stages.settings.stages import STAGES, row_of
 
-START = (sys.executable, "-m", "stages.driving.start")
-
-
-# -- what a run needs ------------------------------------------------------------------------------
-
-
-def plan(config: Config, stages: Sequence[str], replaced: Sequence[str]) -> list[tuple[str, str]]:
-    """The stages that would be made, and why; some depend on the outcome of an earlier one."""
-    steps: list[tuple[str, str]] = []
-    for stage in stages:
-        row = row_of(stage, config.kind)
-        read = (*row.inputs, *row.joined_by)
-        before = [name for name, _ in steps if name in read]
-        problem, partial = why_not(config, stage), partial_of(stage_folder(config, stage))
-        if stage in replaced:
-            steps.append((stage, "anew, as REPLACE asks"))
-        elif problem == MISSING and partial.is_dir():
-            steps.append((stage, f"half done, {kept(partial)}"))
-        elif problem is not None:
-            steps.append((stage, str(problem)))
-        elif before:
-            steps.append((stage, f"if {before[-1]} puts out something else than before"))
-    return steps
+LEARNED = {"sft": POSTS[0], "rm": COMPARISONS[0], "dpo": COMPARISONS[0]}  # stage -> its split
+Ended = Callable[[Config, str], None]
 
 
-# -- making it -------------------------------------------------------------------------------------
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """One run to be made: what was asked, its config, and its goals."""
+
+    request: Request
+    config: Config
+    goals: tuple[str, ...]
+
+    @property
+    def label(self) -> str:
+        """Its name in messages."""
+        return f"{self.config.name} seed {self.config.seed}"
+
+    def stages(self) -> list[str]:
+        """The stages that it makes itself, in their order."""
+        stages = wanted_stages(self.config, self.goals)
+        return [name for name in stages if not self.config.is_upstreams(name)]
 
 
-class Maker:
-    """Runs the stages of cells, stops when told to, and hands a signal on to what is running."""
+@dataclass(frozen=True, kw_only=True)
+class Execution:
+    """How stages are made: no result depends on it."""
 
-    def __init__(self, execution: Execution, says_stop: bool = False) -> None:
-        """`says_stop`: what calls it says how to go on after a signal, so the stages need not."""
-        self.execution, self.says_stop = execution, says_stop
-        self.stopped = 0
-        self.running: set[subprocess.Popen[bytes]] = set()
-        self.warm: Warm | None = None
-        self.renewed: set[Path] = set()
+    launch: tuple[str, ...] = ()
+    """Command that starts the stages that run models; empty: this interpreter."""
+    started_by: tuple[str, ...] = ()
+    """The make variables that say the same as `launch`, for commands that are printed."""
+    processes: int = 1
+    """Of a stage that runs models."""
+    max_cost: str = ""
+    """The most that a judge may cost, USD, for the stages that ask one."""
+    replace: str = ""
+    """What is made anew: `1` or stages (`stages.driving.replacing`); empty: nothing."""
+    jobs: int = 1
+    """Runs that are made at once."""
+    dry_run: bool = False
+    """Whether to print only what would be made."""
+    ended: Ended | None = None
+    """Called with the config and the name of each stage that has finished."""
 
-    def __enter__(self) -> "Maker":
-        self.handlers = {number: signal.signal(number, self._stop) for number in handled_signals()}
-        return self
 
-    def __exit__(self, *_: object) -> None:
-        self._cool()
-        for number, handler in self.handlers.items():
-            signal.signal(number, handler)
+class Maker(Caller):
+    """Runs the stages of cells."""
 
-    def _stop(self, number: int, _: Any) -> None:
-        if self.says_stop and not self.stopped:
-            answer_at_once(number)
-        leave_closed_terminal()
-        self.stopped = 128 + number
-        if number != signal.SIGINT:  # a Ctrl-C reaches the stages from the terminal itself
-            for process in list(self.running):
-                launch.hand_on(process, number)
+    def __init__(self, execution: Execution) -> None:
+        super().__init__(execution.started_by)
+        self.execution = execution
+
+    # -- one run -----------------------------------------------------------------------------------
 
     def make(self, cell: Cell) -> int:
         """Make what is missing or stale of one run; return the status of the first that fails.
 
         Raises UserError if the run has finished stages that are not as asked.
         """
-        config = cell.config
-        stages, own = _stages_of(cell)
+        config, own = cell.config, cell.stages()
         if not self.execution.dry_run:
             _settle(config, own)
-        replacement = self._replacement(cell, stages, own)
-        steps = self._planned(replacement)
+        replacement, steps = self._planned(cell)
         if self.execution.dry_run:
             lines = [f"would make {stage} ({why})" for stage, why in steps] or ["nothing to do"]
             print("\n".join(f"{cell.label}: {line}" for line in lines))
             return 0
         replacement.move_aside()
-        made = []
+        renewed = []
         for number, stage in enumerate(own, start=1):
             why = why_not(config, stage)
             if why is None:
@@ -128,7 +129,7 @@ class Maker:
                 return self.stopped
             if stage != "base":
                 check_rows(config, own)
-            made.append(stage)
+            renewed.append(stage)
             what = row_of(stage, config.kind).what
             start = "\n".join(folded(f"[{number}/{len(own)}] {stage}: {what} ({why})"))
             print(f"\n{start}", flush=True)
@@ -136,30 +137,45 @@ class Maker:
             if code:
                 say_if_killed(stage, code)
                 return code
-        forget_if_done(config)
-        _say_what_stays(cell, own, made)
-        if "report" in own and "report" not in made:  # a new page has printed it already
+            if self.execution.ended:
+                self.execution.ended(config, stage)
+        replacement.forget_if_done()
+        _say_what_stays(cell, own, renewed)
+        if "report" in own and "report" not in renewed:  # a new page has printed it already
             print((stage_folder(config, "report") / "headline.txt").read_text(), end="")
         return self.stopped
 
     def missing(self, cell: Cell) -> list[tuple[str, str]]:
         """The stages that a cell lacks, and why. Raises UserError for what `make` would refuse."""
-        stages, own = _stages_of(cell)
-        return self._planned(self._replacement(cell, stages, own))
+        return self._planned(cell)[1]
 
-    def _planned(self, replacement: Replacement) -> list[tuple[str, str]]:
-        """The stages to make, and why. Raises UserError for settings that one would refuse."""
-        steps = plan(replacement.config, replacement.own, replacement.stages)
-        processes, capped = self.execution.processes, bool(self.execution.max_cost)
-        check_settings(replacement.config, [stage for stage, _ in steps], processes, capped)
-        return steps
+    def _planned(self, cell: Cell) -> tuple[Replacement, list[tuple[str, str]]]:
+        """What is replaced, and the stages that would be made, with the reason.
 
-    def _replacement(self, cell: Cell, stages: list[str], own: list[str]) -> Replacement:
-        """What the command replaces. Raises UserError for other stages that are not as asked."""
-        of_goals = stages_of(cell.config, cell.goals)
-        replacement = Replacement(cell.config, self.execution.replace, own, of_goals, self.renewed)
-        replacement.refuse_others(stages)
-        return replacement
+        Some depend on the outcome of an earlier one. Raises UserError for settings that a stage
+        would refuse, for a stage that only REPLACE may touch, and for one that an upstream lacks.
+        """
+        config, own = cell.config, cell.stages()
+        replacement = Replacement(config, self.execution.replace, cell.goals, own)
+        for stage in wanted_stages(config, cell.goals):
+            problem = None if stage in replacement.stages else why_not(config, stage)
+            if problem and (problem.needs_replace or stage not in own):
+                raise refusal(config, stage, problem)
+        steps: dict[str, str] = {}
+        for stage in own:
+            row = row_of(stage, config.kind)
+            before = [name for name in steps if name in (*row.inputs, *row.joined_by)]
+            problem, partial = why_not(config, stage), partial_of(stage_folder(config, stage))
+            if stage in replacement.stages:
+                steps[stage] = "anew, as REPLACE asks"
+            elif problem == MISSING and partial.is_dir():
+                steps[stage] = f"half done, {kept(partial)}"
+            elif problem is not None:
+                steps[stage] = str(problem)
+            elif before:
+                steps[stage] = f"if {before[-1]} puts out something else than before"
+        check_settings(config, list(steps), self.execution)
+        return replacement, list(steps.items())
 
     def command(self, cell: Cell, stage: str) -> list[str]:
         """The command line that makes one stage."""
@@ -181,76 +197,33 @@ class Maker:
                 return code
             print(f"{stage} starts again with smaller passes", flush=True)
 
-    def call(self, words: Sequence[str], label: str = "") -> int:
-        """Run a command to its end; return its exit status, as a shell gives it.
+    # -- several runs ------------------------------------------------------------------------------
 
-        With a label each line that it prints begins with it, because others print beside it.
-        """
-        # Tools beside this interpreter, such as `accelerate`, are found by their names.
-        path = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", "")))
-        how = " ".join(self.execution.started_by)
-        environment = {**os.environ, "PATH": path, GOES_ON_WITH: how}
-        environment |= {CALLER_SAYS_STOP: "1"} if self.says_stop else {}
-        if not label and tuple(words[:3]) == START and can_be_forked():
-            return _shell_code(self._warmed(environment).run(words[3:]))
-        if label:  # there are runs beside: threads that wait must not spin
-            environment["COLUMNS"] = str(COLUMNS - len(f"{label}| "))
-            environment.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-        out, err = (subprocess.PIPE, subprocess.STDOUT) if label else (None, None)
-        process = subprocess.Popen(words, env=environment, stdout=out, stderr=err)
-        self.running.add(process)
-        for line in process.stdout or ():
-            print(f"{label}| {line.decode(errors='replace').rstrip()}", flush=True)
-        code = process.wait()
-        self.running.discard(process)
-        return _shell_code(code)
-
-    def _warmed(self, environment: Mapping[str, str]) -> Warm:
-        """The interpreter that has loaded the libraries for the stages before; else a new one."""
-        if self.warm is None or self.warm.ended:
-            self._cool()
-            self.warm = Warm(environment)
-            self.running.add(self.warm.process)
-        return self.warm
-
-    def _cool(self) -> None:
-        if self.warm is not None:
-            self.running.discard(self.warm.process)
-            self.warm.close()
-            self.warm = None
-
-    def make_all(self, cells: Sequence[Cell], ended: Ended | None = None) -> list[int]:
-        """Make several runs, `jobs` at once; each one's status. A failed run stops no other, and
-        `ended` is told of each run that has ended by itself.
-        """
+    def make_all(self, cells: Sequence[Cell]) -> list[int]:
+        """Make several runs, `jobs` at once; each one's status. A failed run stops no other."""
 
         def make_cell(cell: Cell) -> int:
             if self.stopped:
                 return self.stopped
             try:
-                code = self.make(cell)
+                return self.make(cell)
             except Exception as error:
                 line = what_to_mend(error)
                 if line is None:
                     raise
                 say_error(f"error: {cell.label}: {line}")
-                code = 2
-            if ended and not self.stopped:
-                ended(cell, code)
-            return code
+                return 2
 
-        with ThreadPoolExecutor(self.execution.jobs) as pool:
-            return list(pool.map(make_cell, cells))
-
-
-def _shell_code(code: int) -> int:
-    return code if code >= 0 else 128 - code
-
-
-def _stages_of(cell: Cell) -> tuple[list[str], list[str]]:
-    """The stages that a cell needs, and those of them that it makes itself."""
-    stages = wanted_stages(cell.config, cell.goals)
-    return stages, [name for name in stages if not cell.config.is_upstreams(name)]
+        codes: list[int] = []
+        with ThreadPoolExecutor(self.execution.jobs) as pool:  # a fork is the main thread's
+            several = pool.map if self.execution.jobs > 1 else map
+            for cell, code in zip(cells, several(make_cell, cells), strict=True):
+                codes.append(code)
+                if not (self.stopped or self.execution.dry_run):
+                    outcome = f"FAILED with status {code}" if code else "is done"
+                    news = f"{cell.label} {outcome}; {len(codes)} of {len(cells)} runs are through"
+                    print(f"\n{news}", flush=True)
+        return codes
 
 
 def _settle(config: Config, stages: Sequence[str]) -> None:
@@ -262,10 +235,55 @@ def _settle(config: Config, stages: Sequence[str]) -> None:
                 put_in_place(config, stage)
 
 
-def _say_what_stays(cell: Cell, own: Sequence[str], made: Sequence[str]) -> None:
+def _say_what_stays(cell: Cell, own: Sequence[str], renewed: Sequence[str]) -> None:
     """One line: that nothing was to do, and which stages were made with other code, if any were."""
-    code = other_code({name: changed_code(cell.config, name) for name in own if name not in made})
-    parts = [f"nothing to do, {len(own)} stages are done"] if not made else []
+    kept_stages = [name for name in own if name not in renewed]
+    code = other_code({name: changed_code(cell.config, name) for name in kept_stages})
+    parts = [] if renewed else [f"nothing to do, {len(own)} stages are done"]
     parts += [f"{code}: REPLACE=1 makes them anew"] if code else []
     if parts:
         print(f"{cell.label}: {'; '.join(parts)}")
+
+
+# -- what would be refused hours later -------------------------------------------------------------
+
+
+def check_settings(config: Config, stages: Sequence[str], execution: Execution) -> None:
+    """Raise UserError where one of some stages cannot be made, or not in so many processes."""
+    if any("judge" in STAGES[stage].sections for stage in stages):
+        check_asking(config, capped=execution.max_cost != "")
+        gold = gold_inputs(config, "judge").get(GOLD, "")
+        if gold is None:
+            raise no_gold(config)
+        own = gold == identity(config, "normalize", "judge")
+        if gold and (own or is_gold_of(config, config)):
+            raise own_gold(config)
+    for stage in stages:
+        section: Any = getattr(config, stage, None)
+        if hasattr(section, "batch_size"):
+            minibatches = getattr(section, "num_minibatches", 1)
+            samples = getattr(section, "samples_per_query", 1)
+            check_dealt(stage, section.batch_size, execution.processes, minibatches, samples)
+
+
+def check_rows(config: Config, stages: Sequence[str]) -> None:
+    """Raise UserError where the base stage has too few rows for one of some stages, or its model
+    too few positions for DPO's summaries.
+    """
+    manifest = read_manifest(stage_folder(config, "base"))
+    results = manifest["results"] if manifest else {}
+    rows = {split: counts["rows"] for split, counts in results.get("rows", {}).items()}
+    half = results.get("halves", {}).get(config.rm.pairs)
+    for stage in stages:
+        split = LEARNED.get(stage, "")
+        size = getattr(getattr(config, stage, None), "batch_size", 0)
+        if split == COMPARISONS[0] and half is not None:
+            check_filled(stage, size, half, f" of rm.pairs={config.rm.pairs}")
+        elif split in rows:
+            check_filled(stage, size, rows[split])
+    if "summaries" in stages and config.eval.posts > rows.get(POSTS[1], config.eval.posts):
+        check = f"eval.posts is {config.eval.posts} but the validation split has {rows[POSTS[1]]}"
+        raise UserError(f"{check} posts: lower it, or 0 for all")
+    if "dpo" in stages and "positions" in results:
+        query, longest = results["tokens"][POSTS[1]]["longest_query"], "eval.dpo_summary_tokens"
+        check_room(results["positions"], query, config.eval.dpo_summary_tokens, longest)

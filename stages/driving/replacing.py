@@ -1,17 +1,16 @@
-"""What REPLACE makes anew, and what is refused without it. Standard library only.
+"""What REPLACE makes anew. Standard library only.
 
 REPLACE=1 makes anew the stages of the goals that were asked for, and of the stages that they need
 those made with other settings or other code. REPLACE=ppo makes that stage anew and what follows
 from it; REPLACE="ppo rloo" does so for both. What an upstream supplies stays as it is.
 
 The old stages move to `aside/` first. Then `replacing.json`, beside the stages, names them. As long
-as one of them is not made again, the same REPLACE goes on: it keeps what has been made since then,
+as one of them is not made again, the same command goes on: it keeps what has been made since then,
 unless that was made with other settings or other code than those of now.
 """
 
 from collections.abc import Sequence
 from contextlib import ExitStack
-from pathlib import Path
 
 from stages.finished import (
     changed_code,
@@ -19,8 +18,8 @@ from stages.finished import (
     lock_of,
     partial_of,
     read_manifest,
-    refusal,
     stage_folder,
+    stages_of,
     why_not,
 )
 from stages.running.files import read_record, write_json
@@ -37,99 +36,63 @@ class Replacement:
     """What a command replaces of one run; nothing where it asks for no REPLACE."""
 
     def __init__(
-        self,
-        config: Config,
-        replace: str,
-        own: Sequence[str],
-        of_goals: set[str],
-        renewed: set[Path],
+        self, config: Config, replace: str, goals: Sequence[str], own: Sequence[str]
     ) -> None:
-        """`own`: the stages that the run makes itself. `of_goals`: those that the goals name.
-
-        `renewed`: the folders that this command has replaced already, for another judge.
-        Raises UserError if `replace` names no stage that the run makes.
-        """
-        self.config, self.own, self.renewed = config, own, renewed
-        self.note = settings.RUNS / config.name / f"seed{config.seed}" / "replacing.json"
+        """`own`: the stages that the run makes itself. Raises UserError for any other one."""
+        self.config, self.request = config, {"replace": replace, "goals": [*goals]}
+        self.seed = settings.RUNS / config.name / f"seed{config.seed}"
+        self.note = self.seed / "replacing.json"
         candidates = own if replace in ("", ALL) else _following(config, replace.split(), own)
-        always = of_goals.intersection(own) if replace == ALL else {*candidates}
-        self.request = {"replace": replace, "stages": sorted(always)}
+        always = stages_of(config, goals) if replace == ALL else {*candidates}
+        before = read_record(self.note) or {"request": None, "folders": []}
+        goes_on = before["request"] == self.request and not self._is_done(before["folders"])
+        self.moved: list[str] = before["folders"] if goes_on else []
+        """What an interrupted command moved aside, as folders below the seed: `judge/facts`."""
         self.stages = [
             stage
             for stage in candidates
             if replace
-            and ((stage in always and self._is_first_time(stage)) or self._is_unlike(stage))
+            and ((stage in always and self._name(stage) not in self.moved) or self._differs(stage))
         ]
 
-    def _moved_before(self) -> list[str]:
-        """The folders that an interrupted command with the same REPLACE has moved aside."""
-        before = read_record(self.note)
-        if before is None or before["request"] != self.request or _is_done(self.note):
-            return []
-        return list(before["folders"])
+    def _name(self, stage: str) -> str:
+        return str(stage_folder(self.config, stage).relative_to(self.seed))
 
-    def _is_first_time(self, stage: str) -> bool:
-        folder = stage_folder(self.config, stage)
-        return folder not in self.renewed and _name(folder) not in self._moved_before()
+    def _is_done(self, folders: Sequence[str]) -> bool:
+        return all(read_manifest(self.seed / folder) is not None for folder in folders)
 
-    def _is_unlike(self, stage: str) -> bool:
+    def _differs(self, stage: str) -> bool:
         """Whether a stage was made, or begun, with other settings or other code, or is damaged."""
         problem = why_not(self.config, stage) or damage(self.config, stage)
         needs_replace = problem is not None and problem.needs_replace
         return needs_replace or bool(changed_code(self.config, stage))
-
-    def refuse_others(self, stages: Sequence[str]) -> None:
-        """Raise UserError for a stage that only REPLACE may touch, and that is not replaced here.
-
-        It names the difference and the two ways out. Raises it also if an upstream has not finished
-        a stage that this run takes from it.
-        """
-        for stage in stages:
-            problem = None if stage in self.stages else why_not(self.config, stage)
-            if problem and (problem.needs_replace or stage not in self.own):
-                raise refusal(self.config, stage, problem)
 
     def move_aside(self) -> None:
         """Move what is replaced aside, finished or half done; then write down that it was.
 
         Raises UserError, and moves nothing, if one of the stages is under way elsewhere.
         """
-        moved = self._moved_before()
+        folders = {stage: stage_folder(self.config, stage) for stage in self.stages}
+        there = [
+            (stage, path)
+            for stage, folder in folders.items()
+            for path in (folder, partial_of(folder))
+            if path.is_dir()
+        ]
         with ExitStack() as locks:
-            for stage in self.stages:
-                if _on_disk(stage_folder(self.config, stage)):
-                    locks.enter_context(held(lock_of(stage_folder(self.config, stage)), stage))
-            for stage in self.stages:
-                folder = stage_folder(self.config, stage)
-                for old in _on_disk(folder):
-                    print(f"{stage}: moved to {move_aside(old)}", flush=True)
-                self.renewed.add(folder)
-                moved.append(_name(folder))
-            if self.stages and self.note.parent.is_dir():
-                write_json(self.note, {"request": self.request, "folders": moved})
+            for stage in dict(there):
+                locks.enter_context(held(lock_of(folders[stage]), stage))
+            for stage, path in there:
+                print(f"{stage}: moved to {move_aside(path)}", flush=True)
+            if self.stages and self.seed.is_dir():
+                folders_moved = [*self.moved, *map(self._name, self.stages)]
+                write_json(self.note, {"request": self.request, "folders": folders_moved})
 
-
-def forget_if_done(config: Config) -> None:
-    """Remove the note of a REPLACE whose stages are all made again."""
-    note = settings.RUNS / config.name / f"seed{config.seed}" / "replacing.json"
-    if note.exists() and _is_done(note):
-        note.unlink()
-
-
-def _is_done(note: Path) -> bool:
-    folders = (read_record(note) or {"folders": ()})["folders"]
-    return all(read_manifest(note.parent / folder) is not None for folder in folders)
-
-
-def _on_disk(folder: Path) -> list[Path]:
-    """What lies there of a stage, finished or half done."""
-    return [path for path in (folder, partial_of(folder)) if path.is_dir()]
-
-
-def _name(folder: Path) -> str:
-    """A stage's folder below its seed: `judge/facts`."""
-    seed = next(parent for parent in folder.parents if parent.name.startswith("seed"))
-    return str(folder.relative_to(seed))
+    def forget_if_done(self) -> None:
+        """Remove the note if all stages that it names are made again."""
+        note = read_record(self.note)
+        if note is not None and self._is_done(note["folders"]):
+            self.note.unlink()
 
 
 def _following(config: Config, named: Sequence[str], own: Sequence[str]) -> list[str]:
@@ -138,9 +101,8 @@ def _following(config: Config, named: Sequence[str], own: Sequence[str]) -> list
         if stage not in STAGES:
             raise unknown("stage", stage, STAGES)
         if config.is_upstreams(stage):
-            raise UserError(
-                f"REPLACE={stage}: it belongs to {config.upstream}: leave out UPSTREAM="
-            )
+            where = f"it belongs to {config.upstream}"
+            raise UserError(f"REPLACE={stage}: {where}: leave out UPSTREAM=")
         if stage not in own:
             raise UserError(f"REPLACE={stage}: no goal here needs it: add {STAGES[stage].goal}")
     following: list[str] = []

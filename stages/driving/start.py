@@ -39,11 +39,9 @@ from stages.settings.checks import (
 )
 from stages.settings.command_line import config_from_arguments, make_command
 from stages.settings.config import Config
-from stages.settings.stages import STAGES
 
 T = TypeVar("T")
 Read = Callable[[list[str] | None, str], Config]
-CARDS = "reports.sharing.cards"  # loaded by name: pages and cards stand above the stages
 OTHER_DIED = (
     *("Connection closed by peer", "Connection reset by peer", "Broken pipe"),
     *("ncclRemoteError", "remote process exited"),  # NCCL's other errors are one's own
@@ -66,11 +64,9 @@ def run_stage(
         config = read(argv, description)
     command = f"{make_command(config, stage)} {os.environ.get(GOES_ON_WITH, '')}".rstrip()
     try:
-        with ended_by_signal(command), redirect_stdout(VisibleStream(sys.stdout)):
-            with mirrored_by(open_trackers):
-                made = function(config)
-            leave_cards(config, stage)
-            return made
+        visible = redirect_stdout(VisibleStream(sys.stdout))
+        with ended_by_signal(command), visible, mirrored_by(open_trackers):
+            return function(config)
     except UserError as error:
         leave(f"error: {error}")
     except Exception as error:
@@ -84,20 +80,6 @@ def run_stage(
         if not has_others():
             raise
         leave(traceback.format_exc(), 1)
-
-
-def leave_cards(config: Config, stage: str) -> None:
-    """Write the cards of the models that a finished stage has saved, in the main process alone.
-
-    The stage stays finished if that fails: a card is nobody's input.
-    """
-    if not STAGES[stage].models or os.environ.get("RANK", "0") != "0":
-        return
-    try:
-        load(CARDS).write_cards(config, stage)
-    except Exception as error:
-        reason = (str(error).splitlines() or [""])[0] or type(error).__name__
-        print(f"no model card of stage {stage}: {reason}", file=sys.stderr, flush=True)
 
 
 def leave(text: str, status: int = 2) -> NoReturn:

@@ -1,65 +1,58 @@
-"""What there is and what can be asked for: `make status`, `make help`, `make settings`.
+"""What there is: `make status`. It only reads: it writes, locks and makes nothing.
 
-Looking only reads: it writes, locks and makes nothing. Standard library only.
+Standard library only.
 """
 
 import textwrap
-from collections.abc import Iterator, Sequence
-from dataclasses import fields
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from stages.finished import changed_code, lock_of, no_such_run, partial_of, read_manifest, why_not
-from stages.goals import GROUPS, VARIABLES
 from stages.running.files import read_record
 from stages.running.machine import first_of
+from stages.running.progress import COLUMNS
 from stages.runs import RESUME, holder_of
 from stages.settings import config as settings
 from stages.settings.checks import UserError, unknown, what_to_mend
 from stages.settings.command_line import recorded_config
-from stages.settings.config import LINE_BREAK, SECTIONS, Config
-from stages.settings.presets import PRESETS
 from stages.settings.stages import STAGES
 
-COLUMNS = 80
 SHOWN = {name: stage.head for name, stage in STAGES.items() if stage.head}
 LABEL = COLUMNS - 5 * len(SHOWN)  # characters of a run's name and seed
 MARKS = (
     "ok done, ok* done with other code, old stale, run running, half interrupted,",
     "fail failed, - missing",
 )
-PRESET_LINES = {
-    "tiny": "0.07 to 3 M parameters on the built-in world: minutes on 2 cores",
-    "posts": "14 M parameters, new weights, on posts of your own (DATA, TOKENIZER)",
-    "smollm2": "a pretrained 135 M model, people's labels (make smollm, DATA): 1 to 4 h",
-    "outputs": "summaries in your own files (INPUT): nothing is trained",
-    "pythia": "the paper's study on the hub's TL;DR data: a GPU, an LLM judge",
-}
 
 
 class Seen(NamedTuple):
-    """One stage as it lies on disk."""
+    """One stage as it lies on disk: its mark in the grid, and why."""
 
     mark: str
     why: str = ""
 
 
-def look(config: Config, stage: str, folder: Path) -> Seen:
+def look(folder: Path, stage: str) -> Seen:
     """Whether a stage is done, stale, running, half done, failed or missing, and why."""
-    partial = partial_of(folder)
+    partial, finished = partial_of(folder), read_manifest(folder) is not None
+    config = recorded_config(folder if folder.is_dir() else partial)
+    if config is None:
+        return Seen("-")
     if holder_of(lock_of(folder)) is not None:
-        return Seen("run", f"running, {_how_far(partial)}")
-    finished = read_manifest(folder) is not None
+        noted = read_record(partial / "progress.json")
+        if noted is None:
+            return Seen("run", "running, just begun")
+        left = f"{noted['total']}, {noted['seconds_left']} s left"
+        return Seen("run", f"running, {noted['label']} {noted['done']} of {left}")
     if not finished and partial.is_dir():
         failure = read_record(partial / "failed.json")
         if failure is not None:
             return Seen("fail", f"failed: {failure['error']}")
         return Seen("half", f"half done, {kept(partial)}")
-    if not finished:
-        return Seen("-")
     problem = why_not(config, stage)
     if problem:
-        return Seen("old", str(problem))
+        return Seen("old", str(problem)) if finished else Seen("-")
     files = changed_code(config, stage)
     return Seen("ok*", f"was made with other code ({first_of(files)})") if files else Seen("ok")
 
@@ -73,60 +66,38 @@ def kept(partial: Path) -> str:
     return "its finished part is kept" if measured else "without a checkpoint"
 
 
-def _how_far(partial: Path) -> str:
-    noted = read_record(partial / "progress.json")
-    if noted is None:
-        return "just begun"
-    left = f"{noted['seconds_left']} s left"
-    return f"{noted['label']} {noted['done']} of {noted['total']}, {left}"
-
-
-def _folders(seed: Path, stage: str) -> Iterator[Path]:
-    """The folders of one stage of a seed, one for each judge; a stage under way has one too."""
-    folders = [seed / stage]
-    if STAGES[stage].per_judge:
-        folders = [folder for folder in (seed / stage).glob("*") if folder.is_dir()]
-    names = {folder.name.removesuffix(".partial"): folder for folder in folders}
-    yield from (folder.with_name(name) for name, folder in sorted(names.items()))
-
-
-def seed_lines(seed: Path) -> tuple[list[str], list[str]]:
-    """A seed's row of the grid, one more for each judge if there are several, and what to say."""
-    rows: dict[str, dict[str, Seen]] = {}
+def seed_lines(seed: Path) -> list[str]:
+    """A seed's row of the grid, one more for each judge if there are several, and the reasons."""
+    rows: dict[str, dict[str, Seen]] = {"": {}}  # by judge, first what all share
+    reasons = []
     for stage in SHOWN:
-        for folder in _folders(seed, stage):
-            there = folder if folder.is_dir() else partial_of(folder)
-            judge = folder.name if STAGES[stage].per_judge else ""
+        parent = seed / stage if STAGES[stage].per_judge else seed
+        names = {path.name.removesuffix(".partial") for path in parent.glob("*") if path.is_dir()}
+        for name in sorted(names) if parent != seed else [stage]:
+            judge = name if parent != seed else ""
             try:
-                config = recorded_config(there)
-                seen = look(config, stage, folder) if config else Seen("-")
+                seen = look(parent / name, stage)
             except (UserError, OSError) as error:  # of a record that a person has changed
                 seen = Seen("fail", what_to_mend(error) or "")
             rows.setdefault(judge, {})[stage] = seen
-    shared, number = rows.pop("", {}), seed.name.removeprefix("seed")
+            if seen.why:
+                reasons.append(f"{stage}{f', judge {judge}' if judge else ''}: {seen.why}")
+    number = seed.name.removeprefix("seed")
     label = f"{seed.parent.name[: LABEL - 1 - len(number)]} {number}"
-    if len(rows) > 1:  # what all judges share first, then each judge
-        lines = [
-            _line(label, shared, ""),
-            *(_line(f"  {judge}", rows[judge], "") for judge in sorted(rows)),
-        ]
+    shared, *judged = rows.pop(""), *(row for _, row in sorted(rows.items()))
+    if len(judged) > 1:
+        lines = [_line(label, shared, "")]
+        lines += [_line(f"  {judge}", rows[judge], "") for judge in sorted(rows)]
     else:
-        lines = [_line(label, shared | next(iter(rows.values()), {}), "-")]
-    reasons = [f"{stage}: {seen.why}" for stage, seen in shared.items() if seen.why]
-    for judge, own in sorted(rows.items()):
-        reasons += [
-            f"{stage}, judge {judge}: {seen.why}" for stage, seen in own.items() if seen.why
-        ]
-    return lines, reasons
+        lines = [_line(label, shared | (judged[0] if judged else {}), "-")]
+    for reason in reasons:
+        lines += textwrap.wrap(reason, COLUMNS, initial_indent="  ", subsequent_indent="      ")
+    return lines
 
 
-def _line(label: str, row: dict[str, Seen], missing: str) -> str:
+def _line(label: str, row: Mapping[str, Seen], missing: str) -> str:
     marks = [row[stage].mark if stage in row else missing for stage in SHOWN]
-    return _columns(label, marks)
-
-
-def _columns(label: str, cells: Sequence[str]) -> str:
-    return f"{label[:LABEL]:{LABEL}} " + "".join(f"{cell:5}" for cell in cells).rstrip()
+    return f"{label[:LABEL]:{LABEL}} " + "".join(f"{mark:5}" for mark in marks).rstrip()
 
 
 def status(name: str = "") -> list[str]:
@@ -134,53 +105,13 @@ def status(name: str = "") -> list[str]:
 
     Raises UserError if `name` is given and there is no such run.
     """
-    root = settings.RUNS
-    seeds = sorted(
-        root.glob("*/seed*"), key=lambda seed: (seed.parent.name, len(seed.name), seed.name)
-    )
+    folders = settings.RUNS.glob("*/seed*")
+    seeds = sorted(folders, key=lambda seed: (seed.parent.name, len(seed.name), seed.name))
     names = [seed.parent.name for seed in seeds]
     if name and name not in names:
         raise no_such_run(name) if names else unknown("run", name, (), "there is no run yet")
     if not seeds:
         return ["no runs yet: make sft rm ppo eval"]
-    lines = [_columns("run and seed", list(SHOWN.values()))]
-    for seed in seeds:
-        if name in ("", seed.parent.name):
-            rows, reasons = seed_lines(seed)
-            lines += rows
-            lines += [part for reason in reasons for part in _wrapped(reason)]
-    return [*lines, "", *MARKS]
-
-
-def _wrapped(text: str) -> list[str]:
-    return textwrap.wrap(text, COLUMNS, initial_indent="  ", subsequent_indent="      ")
-
-
-def help_lines() -> list[str]:
-    """Goals, variables and presets, one line each, at most 80 columns wide."""
-    lines = ["make sft rm ppo eval        one run, from data to page: minutes on 2 cores"]
-    for group, goals in GROUPS.items():
-        lines += ["", group, *(f"  {name:18} {goal.what}" for name, goal in goals.items())]
-    lines += ["", "variables"]
-    lines += [f"  {name:18} {variable.what}" for name, variable in VARIABLES.items()]
-    lines += ["", "presets (PRESET=...)"]
-    for family, what in PRESET_LINES.items():
-        members = " ".join(name for name in PRESETS if name.split("-")[0] == family)
-        lines += textwrap.wrap(f"{members}", COLUMNS, initial_indent="  ", subsequent_indent="  ")
-        lines.append(f"      {what}")
-    return lines
-
-
-def settings_lines(config: Config) -> list[str]:
-    """Every setting with its value, as `--set` takes it."""
-    lines = [
-        f"{section}.{setting.name}={_shown(getattr(getattr(config, section), setting.name))}"
-        for section, kind in SECTIONS.items()
-        for setting in fields(kind)
-    ]
-    return [line.rstrip() for line in lines]
-
-
-def _shown(value: Any) -> str:
-    text = str(value).lower() if isinstance(value, bool) else str(value)
-    return text.replace("\n", LINE_BREAK)
+    shown = [seed for seed in seeds if name in ("", seed.parent.name)]
+    head = _line("run and seed", {stage: Seen(head) for stage, head in SHOWN.items()}, "")
+    return [head, *(line for seed in shown for line in seed_lines(seed)), "", *MARKS]

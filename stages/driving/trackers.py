@@ -8,7 +8,6 @@ printed in one line, and the stage goes on. Standard library at the top.
 import os
 import secrets
 import sys
-from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
@@ -33,8 +32,6 @@ QUIET: dict[str, Any] = {
     "init_timeout": 30.0,
 }
 REFUSED = ("UsageError", "AuthenticationError")  # as wandb calls a setting that it refuses
-FINISH_SECONDS = 3600.0  # then what was not sent stays on this disk, and the pipeline goes on
-DEEPEST = 3
 GROUPED = ("by_", "calibration", "statistics")  # results of many small groups
 
 
@@ -46,12 +43,6 @@ def open_trackers(config: Config, stage: str) -> list[Mirror]:
     wanted = {library for library, setting in SETTINGS.items() if os.environ.get(setting)}
     wanted -= {WANDB} if os.environ.get("WANDB_MODE") == "disabled" else set()
     wanted -= set() if stage in TRAINING_STAGES else {BOARD}
-    for library in sorted(wanted):
-        try:
-            import_module(library)
-        except ImportError:
-            mend = f"{library} is missing: run `pip install {library}`, or unset it"
-            raise UserError(f"{SETTINGS[library]} is set but {mend}") from None
     return [Tracker(config, stage, library) for library in sorted(wanted)]
 
 
@@ -59,50 +50,47 @@ class Tracker(Mirror):
     """One stage in one library."""
 
     def __init__(self, config: Config, stage: str, library: str) -> None:
-        """Raises UserError if the library refuses a setting."""
+        """Raises UserError if the library is missing, or refuses a setting."""
         self.config, self.stage, self.library = config, stage, library
         self.tracker: Any = None
-        """accelerate's; None after it has failed or ended."""
-        self._try("the beginning", self._begin)
-
-    def _begin(self) -> None:
+        """accelerate's; None after it has failed."""
+        setting = SETTINGS[library]
         try:
-            tracker = make_tracker(self.config, self.stage, self.library)
-            tracker.start()
+            import_module(library)
+            self.tracker = make_tracker(config, stage, library)
+            self.tracker.start()
+        except ImportError:
+            mend = f"{library} is missing: run `pip install {library}`, or unset it"
+            raise UserError(f"{setting} is set but {mend}") from None
         except Exception as error:
             if isinstance(error, ValueError) or type(error).__name__ in REFUSED:
-                mend = f"{one_line(error)} Correct it, or unset {SETTINGS[self.library]}"
-                raise UserError(f"{self.library}: {mend}") from None
-            raise
-        self.tracker = tracker
+                mend = f"{one_line(error)} Correct it, or unset {setting}"
+                raise UserError(f"{library}: {mend}") from None
+            self._give_up("the beginning", error)
 
     def log(self, step: int, metrics: dict[str, float]) -> None:
         """The metrics of one step."""
-        if self.tracker is not None:
-            self._try("logging", lambda: self.tracker.log(metrics, step=step))
+        self._call("logging", "log", metrics, step=step)
 
     def finish(self) -> None:
         """Show the stage's results."""
-        if self.tracker is not None:
-            results = results_of(self.config, self.stage)
-            self._try("the results", lambda: self.tracker.log(results))
+        self._call("the results", "log", results_of(self.config, self.stage))
 
     def close(self, failed: bool) -> None:
         """End the connection."""
-        if self.tracker is not None:
-            self._try("the end", self.tracker.finish)
-        self.tracker = None
+        self._call("the end", "finish")
 
-    def _try(self, what: str, show: Callable[[], None]) -> None:
-        """Show something; what goes wrong is printed once, and then this stage shows no more."""
-        try:
-            show()
-        except UserError:
-            raise
-        except Exception as error:
-            self.tracker = None
-            text = f"{what} failed ({one_line(error)}): the stage goes on without it"
-            print(f"{self.library}: {text}", file=sys.stderr, flush=True)
+    def _call(self, what: str, method: str, *values: Any, **more: Any) -> None:
+        if self.tracker is not None:
+            try:
+                getattr(self.tracker, method)(*values, **more)
+            except Exception as error:
+                self._give_up(what, error)
+
+    def _give_up(self, what: str, error: Exception) -> None:
+        self.tracker = None
+        text = f"{what} failed ({one_line(error)}): the stage goes on without it"
+        print(f"{self.library}: {text}", file=sys.stderr, flush=True)
 
 
 def make_tracker(config: Config, stage: str, library: str) -> Any:
@@ -123,7 +111,8 @@ def make_tracker(config: Config, stage: str, library: str) -> Any:
         return tracking.TrackioTracker(place, name=number, **request, **local)
     import wandb
 
-    wait = {} if "WANDB_FINISH_TIMEOUT" in os.environ else {"finish_timeout": FINISH_SECONDS}
+    # After an hour what was not sent stays on this disk, and the pipeline goes on.
+    wait = {} if "WANDB_FINISH_TIMEOUT" in os.environ else {"finish_timeout": 3600.0}
     quiet = wandb.Settings(**QUIET | wait, allow_val_change=True)
     more = {"id": number, "name": run, "job_type": stage, "settings": quiet}
     return tracking.WandBTracker(place, **request, **more)
@@ -143,14 +132,12 @@ def results_of(config: Config, stage: str) -> dict[str, Any]:
     manifest = read_manifest(stage_folder(config, stage)) or {}
     cost = {key: manifest[key] for key in ("seconds", "peak_memory_gib")}
     key = f"{stage}/{config.judge.folder}" if STAGES[stage].per_judge else stage
-    return _numbers(f"results/{key}", manifest["results"] | cost, 1)
+    return _numbers(f"results/{key}", manifest["results"] | cost)
 
 
-def _numbers(start: str, values: dict[str, Any], depth: int) -> dict[str, Any]:
-    flat: dict[str, Any] = {}
+def _numbers(start: str, values: dict[str, Any]) -> dict[str, Any]:
+    flat = {f"{start}/{key}": x for key, x in values.items() if isinstance(x, int | float)}
     for key, value in values.items():
-        if isinstance(value, int | float):
-            flat[f"{start}/{key}"] = value
-        elif isinstance(value, dict) and depth < DEEPEST and not key.startswith(GROUPED):
-            flat |= _numbers(f"{start}/{key}", value, depth + 1)
+        if isinstance(value, dict) and not key.startswith(GROUPED):
+            flat |= _numbers(f"{start}/{key}", value)
     return flat

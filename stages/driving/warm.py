@@ -1,30 +1,37 @@
-"""One interpreter that loads the libraries once, and forks each stage of a run from itself.
+"""Runs commands to their end, each in a process of its own, and hands signals on to them.
 
 To load torch and transformers takes a core some ten seconds, and the run on the built-in world has
-six stages that do; the others load numpy and scipy. Nothing but imports happens before the fork,
-so a stage finds what a new interpreter would give it. Where there is an accelerator each stage has
-an interpreter of its own: a driver that some import has woken does not survive a fork.
-
-The pipeline writes a line of JSON with a stage's module and arguments; the answer is a line with
-its exit status.
+six stages that do; the others load numpy and scipy. So this process loads them once, and forks each
+stage. It does no work with them, so a stage finds what a new interpreter would give it. Where there
+is an accelerator each stage has an interpreter of its own: a driver that some import has woken does
+not survive a fork. Standard library only, until a stage is forked.
 """
 
 import ctypes
-import json
+import multiprocessing
 import os
 import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import ModuleType
-from typing import IO, Any
+from typing import Any
 
 from stages.driving.start import load
-from stages.running.signals import handled_signals
-from stages.settings.checks import UserError, fail, in_one_line, what_to_mend
+from stages.running import launch
+from stages.running.progress import COLUMNS
+from stages.running.signals import (
+    CALLER_SAYS_STOP,
+    GOES_ON_WITH,
+    answer_at_once,
+    handled_signals,
+    leave_closed_terminal,
+)
+from stages.settings.checks import in_one_line
 
+START = (sys.executable, "-m", "stages.driving.start")
 PR_SET_PDEATHSIG = 1  # of Linux, where alone stages are forked
 DRIVERS = ("nvidia*", "nvmap", "dxg", "kfd", "accel*")
 
@@ -35,120 +42,97 @@ def can_be_forked() -> bool:
     return sys.platform == "linux" and not has_driver
 
 
-# -- the pipeline's side ---------------------------------------------------------------------------
+class Caller:
+    """Calls one command after the other, and stops when told to."""
 
+    def __init__(self, started_by: Sequence[str] = ()) -> None:
+        """`started_by`: make variables that belong to the command with which a stage goes on."""
+        self.started_by = started_by
+        self.stopped = 0
+        self.says_stop = False
+        """Whether who calls this says how its whole work goes on, so that stages need not."""
+        self.running: set[subprocess.Popen[bytes]] = set()
+        self.forked: BaseProcess | None = None
+        # Where torch has worked already, a fork would lack its threads.
+        self.forks = can_be_forked() and "torch" not in sys.modules
 
-class Warm:
-    """The interpreter, as the pipeline sees it."""
+    def __enter__(self) -> Any:
+        self.handlers = {number: signal.signal(number, self._stop) for number in handled_signals()}
+        return self
 
-    def __init__(self, environment: Mapping[str, str]) -> None:
-        """It starts at once, and loads what the first stage imports when that is asked for."""
-        answers, answer = os.pipe()
-        words = [sys.executable, "-m", "stages.driving.warm", str(answer)]
-        self.process = subprocess.Popen(
-            words, env=environment, stdin=subprocess.PIPE, pass_fds=[answer]
-        )
-        os.close(answer)
-        self.answers = os.fdopen(answers)
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self.handlers.items():
+            signal.signal(number, handler)
 
-    def run(self, words: Sequence[str]) -> int:
-        """Run a stage, given as its module and arguments, to its end; its return code."""
-        pipe: Any = self.process.stdin
-        with suppress(BrokenPipeError):
-            pipe.write(json.dumps(list(words)).encode() + b"\n")
-            pipe.flush()
-        answer = self.answers.readline()
-        return int(answer) if answer else self.process.wait() or 1
+    def _stop(self, number: int, _: Any) -> None:
+        if self.says_stop and not self.stopped:
+            answer_at_once(number)
+        leave_closed_terminal()
+        self.stopped = 128 + number
+        if number != signal.SIGINT:  # a Ctrl-C reaches the stages from the terminal itself
+            for process in list(self.running):
+                launch.hand_on(process, number)
+            if self.forked is not None and self.forked.pid is not None:
+                os.kill(self.forked.pid, number)
 
-    @property
-    def ended(self) -> bool:
-        """Whether it has ended, so that the next stage needs another one."""
-        return self.process.poll() is not None
+    def call(self, words: Sequence[str], label: str = "") -> int:
+        """Run a command to its end; return its exit status, as a shell gives it.
 
-    def close(self) -> None:
-        """End it."""
-        with suppress(BrokenPipeError):
-            self.process.communicate()
-        self.answers.close()
+        With a label each line that it prints begins with it, because others print beside it.
+        """
+        # Tools beside this interpreter, such as `accelerate`, are found by their names.
+        path = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", "")))
+        environment = {**os.environ, "PATH": path, GOES_ON_WITH: " ".join(self.started_by)}
+        environment |= {CALLER_SAYS_STOP: "1"} if self.says_stop else {}
+        if not label and tuple(words[:3]) == START and self.forks:
+            code = self._call_forked(words[3], words[4:], environment)
+            return code if code >= 0 else 128 - code
+        if label:  # there are runs beside: threads that wait must not spin
+            environment["COLUMNS"] = str(COLUMNS - len(f"{label}| "))
+            environment.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+        out, err = (subprocess.PIPE, subprocess.STDOUT) if label else (None, None)
+        process = subprocess.Popen(words, env=environment, stdout=out, stderr=err)
+        self.running.add(process)
+        for line in process.stdout or ():
+            print(f"{label}| {line.decode(errors='replace').rstrip()}", flush=True)
+        code = process.wait()
+        self.running.discard(process)
+        return code if code >= 0 else 128 - code
 
-
-# -- the interpreter's side ------------------------------------------------------------------------
-
-
-def main(argv: list[str] | None = None) -> None:
-    """Fork the stages that stdin asks for; the end of each goes to the pipe in the argument."""
-    (pipe,) = sys.argv[1:] if argv is None else argv
-    try:
-        with os.fdopen(int(pipe), "w", buffering=1) as answers:
-            stage = serve(answers)
-    except KeyboardInterrupt:  # no stage is under way: there is nothing to say
-        raise SystemExit(128 + signal.SIGINT) from None
-    except BrokenPipeError:  # the pipeline was killed
-        return
-    if stage is not None:
-        module, arguments = stage
-        with in_one_line():
-            module.main(arguments)
-
-
-def serve(answers: IO[str]) -> tuple[ModuleType, list[str]] | None:
-    """Fork stage after stage; returns in each child what it is to run, and at the end None.
-
-    Ends the process with one line where a package is missing that the stage loads.
-    """
-    for line in sys.stdin:
-        name, *arguments = json.loads(line)
+    def _call_forked(
+        self, name: str, arguments: Sequence[str], environment: Mapping[str, str]
+    ) -> int:
+        """Run a stage in a fork of this process, which loads what it imports."""
+        # A Ctrl-C while libraries load ends this process with one line.
+        handler = signal.signal(signal.SIGINT, signal.default_int_handler)
         try:
             module = load(name)
-        except Exception as error:
-            line = what_to_mend(error)
-            if line is None:
-                raise
-            fail(UserError(line))
+        finally:
+            signal.signal(signal.SIGINT, handler)
+        if self.stopped:
+            return self.stopped
+        stage = (module, arguments, environment, os.getpid())
+        self.forked = multiprocessing.get_context("fork").Process(target=_run, args=stage)
         sys.stdout.flush()
-        # Until it is known who handles them.
-        signal.pthread_sigmask(signal.SIG_BLOCK, handled_signals())
-        parent, child = os.getpid(), os.fork()
-        if not child:
-            become_stage(parent)
-            return module, arguments
-        answers.write(f"{status_of(child)}\n")
-    return None
+        signal.pthread_sigmask(signal.SIG_BLOCK, handled_signals())  # until the stage handles them
+        self.forked.start()
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, handled_signals())
+        self.forked.join()
+        code, self.forked = self.forked.exitcode, None
+        return code or 0
 
 
-def become_stage(parent: int) -> None:
-    """Leave the pipeline's requests to the parent: a stage reads nothing from stdin.
-
-    It dies with its parent, because the pipeline would take it for dead.
-    """
+def _run(
+    module: ModuleType, arguments: Sequence[str], environment: Mapping[str, str], parent: int
+) -> None:
+    """A stage, in its process. It dies with its parent."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(128 + signal.SIGKILL)
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(nothing, sys.stdin.fileno())
-    os.close(nothing)
+    os.environ.update(environment)
+    for number in handled_signals():
+        is_ctrl_c = number == signal.SIGINT
+        signal.signal(number, signal.default_int_handler if is_ctrl_c else signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, handled_signals())
-
-
-def status_of(child: int) -> int:
-    """Wait for a stage's end; its return code as `subprocess` gives it: a signal is negative.
-
-    A Ctrl-C reaches the stage from the terminal; what is sent to this process alone is passed on.
-    """
-
-    def pass_on(number: int, frame: Any) -> None:
-        if number != signal.SIGINT:
-            os.kill(child, number)
-
-    before = {number: signal.signal(number, pass_on) for number in handled_signals()}
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, handled_signals())
-    try:
-        _, status = os.waitpid(child, 0)
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-    return os.waitstatus_to_exitcode(status)
-
-
-if __name__ == "__main__":
-    main()
+    with in_one_line():
+        module.main(arguments)

@@ -171,7 +171,7 @@ def read_weights(folder: Path) -> tuple[dict[str, Tensor], bool]:
     shard lacks what the index gives to it, and for quantised weights.
     """
     shards = _shards(folder)
-    given = {tensor for tensors in shards.values() for tensor in tensors}
+    indexed = {tensor for tensors in shards.values() for tensor in tensors}
     weights: dict[str, Tensor] = {}
     copies = False
     for name, own in shards.items():
@@ -181,7 +181,7 @@ def read_weights(folder: Path) -> tuple[dict[str, Tensor], bool]:
                 f"{folder / name} lacks {lost[0]}, which the index gives to it: fetch it anew"
             )
         weights |= {tensor: x for tensor, x in here.items() if tensor in own or not own}
-        copies |= bool(here.keys() & (given - own))
+        copies |= bool(here.keys() & (indexed - own))
     for tensor, x in weights.items():  # of other integers, old files hold masks and positions
         if tensor.endswith("weight") and x.dtype not in FLOATS:
             kind = str(x.dtype).removeprefix("torch.")

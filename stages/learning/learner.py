@@ -269,8 +269,8 @@ def make_moments(optimizer: Any) -> None:
         if weight.grad is not None and weight not in optimizer.state:
             zeros = partial(torch.zeros_like, weight, memory_format=torch.preserve_format)
             step = torch.zeros((), dtype=torch.float32, device=weight.device)
-            made = {"step": step, "exp_avg": zeros(), "exp_avg_sq": zeros()}
-            optimizer.state[weight] = made  # all, or none
+            first_state = {"step": step, "exp_avg": zeros(), "exp_avg_sq": zeros()}
+            optimizer.state[weight] = first_state  # all, or none
 
 
 def gradient_norm(trained: nn.Module) -> float:

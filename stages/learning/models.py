@@ -172,9 +172,9 @@ def new_reward_model(
     """A reward model on the policy's backbone, with a new head (`reset_head`)."""
     changes = {"num_labels": 1, "token_classification_bias": True}  # some families could omit it
     model, info = _load(AutoModelForTokenClassification, policy_folder, dropout, **changes)
-    ours = {f"{head_name(model)}.{kind}" for kind in ("weight", "bias")}
+    head_weights = {f"{head_name(model)}.{kind}" for kind in ("weight", "bias")}
     unexpected = set(info["unexpected_keys"]) - LM_HEAD
-    refuse_weights(policy_folder, set(info["missing_keys"]) - ours, unexpected)
+    refuse_weights(policy_folder, set(info["missing_keys"]) - head_weights, unexpected)
     reset_head(model, generator)
     in_float32(model)
     return model

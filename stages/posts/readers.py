@@ -172,8 +172,8 @@ def check_post(where: str, row: dict[str, Any], with_summary: bool = True) -> No
 def _check_new(where: str, post_id: str, before: set[str]) -> None:
     """Raise BadRowError for the id of an earlier row: summaries are told apart by it. Notes it."""
     if post_id in before:
-        given = f"field id is {post_id[:60]!r}, as in an earlier row"
-        raise BadRowError(where, f"{given}: give each held-out post its own id")
+        fault = f"field id is {post_id[:60]!r}, as in an earlier row"
+        raise BadRowError(where, f"{fault}: give each held-out post its own id")
     before.add(post_id)
 
 
@@ -238,8 +238,8 @@ def _require_type(where: str, row: dict[str, Any], name: str, kind: type, prefix
     if row.get(name) is None:
         raise BadRowError(where, f"field {prefix}{name} is missing")
     if not isinstance(row[name], kind):
-        given = type(row[name]).__name__
-        raise BadRowError(where, f"field {prefix}{name} is of type {given}, not {kind.__name__}")
+        actual = type(row[name]).__name__
+        raise BadRowError(where, f"field {prefix}{name} is of type {actual}, not {kind.__name__}")
     if isinstance(row[name], str) and not row[name].isascii():
         try:
             row[name].encode()

@@ -120,7 +120,7 @@ class Facts:
 
     subreddit: str
     """Where it was posted."""
-    told: Mapping[str, str]
+    words: Mapping[str, str]
     """Fact -> its word."""
 
     @property
@@ -160,7 +160,7 @@ def facts_of(post_id: str) -> Facts:
     rng = random.Random(f"facts {post_id}")
     return Facts(
         subreddit=rng.choice(list(WANTED)),
-        told={slot: rng.choice(choices) for slot, choices in WORDS.items()},
+        words={slot: rng.choice(choices) for slot, choices in WORDS.items()},
     )
 
 
@@ -183,18 +183,18 @@ def read_summary(summary: str, facts: Facts) -> tuple[set[str], set[tuple[str, s
     text = summary.lower()
     right, wrong = set(), set()
     for slot, reader in READERS.items():
-        told, truth = set(reader.findall(text)), facts.told[slot]
-        if truth in told:
+        found_words, truth = set(reader.findall(text)), facts.words[slot]
+        if truth in found_words:
             right.add(slot)
-        wrong |= {(slot, word) for word in told if word != truth}
+        wrong |= {(slot, word) for word in found_words if word != truth}
     return right, wrong
 
 
 def write_summary(rng: random.Random, facts: Facts, writer: Writer) -> str:
     """A summary in the manner of `writer`: the event always, then other facts in any order."""
-    told = {
+    words = {
         slot: rng.choice(WORDS[slot]) if rng.random() < writer.garble else word
-        for slot, word in facts.told.items()
+        for slot, word in facts.words.items()
     }
     (count,) = rng.choices(list(writer.counts), list(writer.counts.values()))
     # The largest of these are a draw without replacement in which weights count (Efraimidis).
@@ -205,24 +205,24 @@ def write_summary(rng: random.Random, facts: Facts, writer: Writer) -> str:
     }
     keys = {slot: rng.random() ** (1 / weight) for slot, weight in weights.items()}
     chosen = sorted(OPTIONAL, key=lambda slot: -keys[slot])[:count]
-    return ", ".join(CLAUSES[slot].format(**told) for slot in ("event", *chosen)) + "."
+    return ", ".join(CLAUSES[slot].format(**words) for slot in ("event", *chosen)) + "."
 
 
 def make_post(post_id: str) -> dict[str, str]:
     """One row in the schema of `tldr_3_filtered`."""
     facts = facts_of(post_id)
     rng = random.Random(f"post {post_id}")
-    rest = [STATEMENTS[slot].format(**facts.told) for slot in OPTIONAL]
+    rest = [STATEMENTS[slot].format(**facts.words) for slot in OPTIONAL]
     rng.shuffle(rest)
     for text in rng.sample(DISTRACTORS, k=rng.randint(*NUM_DISTRACTORS)):
         other = {slot: rng.choice(choices) for slot, choices in WORDS.items()}
         rest.insert(rng.randint(0, len(rest)), text.format(**other))
-    rest.insert(rng.randint(0, 2), rng.choice(EVENTS).format(**facts.told))
+    rest.insert(rng.randint(0, 2), rng.choice(EVENTS).format(**facts.words))
     half = len(rest) // 2
     return {
         "id": post_id,
         "subreddit": facts.subreddit,
-        "title": rng.choice(TITLES).format(**facts.told),
+        "title": rng.choice(TITLES).format(**facts.words),
         "post": " ".join(rest[:half]) + "\n" + " ".join(rest[half:]),
         "summary": write_summary(rng, facts, WRITERS["ref"]),
     }

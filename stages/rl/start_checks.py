@@ -108,8 +108,8 @@ def check_start(
         fitting(learner.accelerator, size, check)
 
     def of_policy(check: Callable[..., None], within: Bounds) -> None:
-        given = settings.temperature, pad_id, within
-        in_memory(lambda size: check(learner.trained, [*few.passes(size, pad_id)], *given))
+        more = settings.temperature, pad_id, within
+        in_memory(lambda size: check(learner.trained, [*few.passes(size, pad_id)], *more))
 
     if known.exists():  # a reward model from elsewhere has none
         replay_known_answers(learner, score, known, origins.score_shift, settings, known_bounds)
@@ -352,7 +352,7 @@ def replay_known_answers(
     in_float32: Any = copy.copy(learner.accelerator)
     in_float32.autocast = nullcontext  # the answers were saved in float32
     passes: list[Any] = []
-    hook = networks.reward_model.register_forward_pre_hook(lambda *given: passes.append(given))
+    hook = networks.reward_model.register_forward_pre_hook(lambda *inputs: passes.append(inputs))
     scores = score(replace(learner, accelerator=in_float32), texts, settings).scores
     hook.remove()
     expected = torch.tensor([answer["score"] + shift for answer in answers], device=device)

@@ -150,8 +150,8 @@ def check_gradient(
     stand_in: Any = copy.copy(learner)
     stand_in.trained = lambda network, *row: (new, torch.zeros_like(new))
     sums = loss.Divisors(policy=1.0, value=1.0, tokens=1.0, positions=1.0)
-    given = stand_in, rollout, sums, settings, learner.networks.pad_id, kl_coef
-    (learned,) = torch.autograd.grad(next(iter(loss.microbatch_losses(*given)))[0], new)
+    minibatch = stand_in, rollout, sums, settings, learner.networks.pad_id, kl_coef
+    (learned,) = torch.autograd.grad(next(iter(loss.microbatch_losses(*minibatch)))[0], new)
     log_ratio, advantages = new.double() - rollout.logprobs.double(), rollout.advantages.double()
     ratio, clip = log_ratio.exp(), settings.cliprange or math.inf
     clipped = torch.where(advantages > 0, ratio > 1 + clip, ratio < 1 - clip)
@@ -196,8 +196,8 @@ def check_moments(update: str, learner: PolicyLearner, settings: PolicyGradient)
         )
 
 
-def _require_equal(ours: Tensor, again: Tensor, what: str, scale: float = 0.0) -> None:
-    distance = (ours - again).abs()
+def _require_equal(computed: Tensor, again: Tensor, what: str, scale: float = 0.0) -> None:
+    distance = (computed - again).abs()
     if not len(distance):
         return
     worst, scale = distance.max().item(), max(1.0, scale, again.abs().max().item())

@@ -229,17 +229,16 @@ def recorded_sections(request: Request) -> dict[str, Any]:
         )
     sections = {}
     for stage in SHARED_STAGES:
-        path = folder / stage / "config.json"
-        try:
-            saved = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-            preset = str(saved.get("preset", request.preset))
-            for name in set(STAGES[stage].sections) & set(SHARED_SECTIONS) & saved.keys():
-                sections[name] = section_from(name, saved[name])
-        except (UserError, ValueError, TypeError, AttributeError):
-            raise UserError(f"{path} is no config of ours: {RESTORE}") from None
-        if preset in PRESETS and PRESETS[preset]().base != PRESETS[request.preset]().base:
+        config, path = recorded_config(folder / stage), folder / stage / "config.json"
+        if config is None and path.exists():
+            raise UserError(f"{path} is no config of ours: {RESTORE}")
+        if config is None:
+            continue
+        if PRESETS[preset := config.preset]().base != PRESETS[request.preset]().base:
             of_another = f"upstream {request.upstream} is of preset {preset}, whose base model is"
             raise UserError(f"{of_another} not that of {request.preset}: add PRESET={preset}")
+        for name in set(STAGES[stage].sections) & set(SHARED_SECTIONS):
+            sections[name] = getattr(config, name)
     return sections
 
 

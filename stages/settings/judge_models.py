@@ -39,6 +39,7 @@ class Known(NamedTuple):
 
 
 JANUARY, DECEMBER, ENDED = date(2027, 1, 14), date(2026, 12, 11), date(2026, 10, 23)
+NO_MORE = "gpt-3.5-turbo gpt-4 gpt-4-turbo gpt-4o-2024-05-13 gpt-4.1-nano o4-mini"
 # List prices of the makers, and their pages of deprecations. A dated snapshot is what the undated
 # name is, unless it has a line of its own. Batches cost half. Prompts above 100,000 tokens cost
 # more: no question here is so long.
@@ -57,15 +58,8 @@ MODELS = {
     "gpt-5-mini": Known(0.25, 2.00, end=DECEMBER),
     "gpt-5-nano": Known(0.05, 0.40, end=DECEMBER),
     "o3": Known(2.00, 8.00, end=DECEMBER),
-    "gpt-3.5-turbo": Known(end=ENDED),
-    "gpt-4": Known(end=ENDED),
-    "gpt-4-turbo": Known(end=ENDED),
-    "gpt-4o-2024-05-13": Known(end=ENDED),
-    "gpt-4.1-nano": Known(end=ENDED),
-    "o4-mini": Known(end=ENDED),
+    **dict.fromkeys(NO_MORE.split(), Known(end=ENDED)),
 }
-
-
 # Prices that their makers have announced: the first day, and the line from then on.
 ANNOUNCED = {
     "gemini-3.8-flash": (date(2027, 1, 1), Known(1.50, 7.50, cached=0.15, priced=date(2026, 10, 7)))

@@ -247,69 +247,31 @@ class Ablation(NamedTuple):
     what: str
 
 
-# The first six are asked about most. `no-` takes away what follows in the name.
-ABLATIONS = {
-    "read-before-eos": Ablation(
-        "rm.read_at=before_eos",
-        "scores are read at the last token before EOS, and learned there (details 11 and 12)",
-    ),
-    "no-eos-trick": Ablation("ppo.eos_trick=off", "a missing EOS costs nothing (detail 23)"),
-    "no-normalization": Ablation(
-        "ppo.reward_normalization=false", "rewards keep their mean (detail 15)"
-    ),
-    "critic-sft": Ablation(
-        "ppo.critic_init=sft", "critic from the SFT model, new head (detail 22)"
-    ),
-    "no-advantage-whitening": Ablation(
-        "ppo.whiten_advantages=false", "advantages keep their mean and scale (detail 25)"
-    ),
-    "dropout": Ablation("ppo.dropout=0.1", "dropout 0.1 in policy and critic (detail 7)"),
-    "whiten-rewards": Ablation(
-        "ppo.whiten_rewards=true", "rewards scaled to unit variance (detail 24)"
-    ),
-    "critic-zero": Ablation(
-        "ppo.critic_init=zero", "critic from the reward model, head of zeros (detail 22)"
-    ),
-    "critic-reward-model": Ablation(
-        "ppo.critic_init=reward_model", "critic from the reward model, its head too (detail 22)"
-    ),
-    "no-critic-updates": Ablation(
-        "ppo.critic_updates=0",
-        "the critic does not learn before the policy does (beside detail 22)",
-    ),
-    "critic-paper": Ablation(
-        "ppo.critic_init=reward_model ppo.critic_updates=0 ppo.lam=0.95",
-        "critic and lambda as in the paper (details 20 and 22)",
-    ),
-    "critic-updates": Ablation(
-        "ppo.critic_init=reward_model ppo.critic_updates=16",
-        "critic from the reward model, which learns alone in 16 updates before the policy's "
-        "(detail 22)",
-    ),
-    "critic-zero-alone": Ablation(
-        "ppo.critic_init=zero ppo.critic_updates=0",
-        "a head of zeros, and no updates of the critic before the policy's (detail 22)",
-    ),
-    "critic-sft-alone": Ablation(
-        "ppo.critic_init=sft ppo.critic_updates=0",
-        "critic from the SFT model, no updates before the policy's (detail 22)",
-    ),
-    "lambda-0.95": Ablation("ppo.lam=0.95", "advantages with the paper's lambda (GAE, detail 20)"),
-    "lambda-1": Ablation("ppo.lam=1", "advantages are returns - values (GAE, detail 20)"),
-    "no-centering": Ablation(
-        "rm.center=0", "each post's scores keep a constant of their own (beside detail 10)"
-    ),
-    "subtract-eos": Ablation(
-        "ppo.eos_trick=subtract", "a missing EOS costs 1 of the score, as in TRL (detail 23)"
-    ),
-    "score-at-eos": Ablation(
-        "ppo.score_at=eos", "the score stands at EOS, not after it (masking, beside detail 23)"
-    ),
-    "compat-paper": Ablation(
-        "ppo.compat=paper",
-        "whitening, means and logprobs as in the paper's code (details 20 and 25)",
-    ),
-}
+# Switch | settings | what it is, with the paper's detail. The first six are asked about most.
+SWITCHES = """
+read-before-eos | rm.read_at=before_eos | scores are read, and learned, before EOS (details 11, 12)
+no-eos-trick | ppo.eos_trick=off | a missing EOS costs nothing (detail 23)
+no-normalization | ppo.reward_normalization=false | rewards keep their mean (detail 15)
+critic-sft | ppo.critic_init=sft | critic from the SFT model, new head (detail 22)
+no-advantage-whitening | ppo.whiten_advantages=false | advantages as they are (detail 25)
+dropout | ppo.dropout=0.1 | dropout 0.1 in policy and critic (detail 7)
+whiten-rewards | ppo.whiten_rewards=true | rewards scaled to unit variance (detail 24)
+critic-zero | ppo.critic_init=zero | critic from the reward model, head of zeros (detail 22)
+critic-reward-model | ppo.critic_init=reward_model | critic from the reward model (detail 22)
+no-critic-updates | ppo.critic_updates=0 | the critic never learns alone (beside detail 22)
+critic-paper | ppo.critic_init=reward_model ppo.critic_updates=0 ppo.lam=0.95 | details 20 and 22
+critic-updates | ppo.critic_init=reward_model ppo.critic_updates=16 | first alone (detail 22)
+critic-zero-alone | ppo.critic_init=zero ppo.critic_updates=0 | zeros, never alone (detail 22)
+critic-sft-alone | ppo.critic_init=sft ppo.critic_updates=0 | SFT's, never alone (detail 22)
+lambda-0.95 | ppo.lam=0.95 | advantages with the paper's lambda (GAE, detail 20)
+lambda-1 | ppo.lam=1 | advantages are returns - values (GAE, detail 20)
+no-centering | rm.center=0 | each post's scores keep a constant of their own (beside detail 10)
+subtract-eos | ppo.eos_trick=subtract | a missing EOS costs 1 of the score, as in TRL (detail 23)
+score-at-eos | ppo.score_at=eos | the score stands at EOS, not after it (beside detail 23)
+compat-paper | ppo.compat=paper | whitening, means and logprobs as the paper's code (details 20, 25)
+"""
+ROWS = [row.split(" | ") for row in SWITCHES.strip().splitlines()]
+ABLATIONS = {name: Ablation(settings, what) for name, settings, what in ROWS}
 OF_CRITIC = """
     critic-sft critic-zero critic-reward-model no-critic-updates critic-paper critic-sft-alone
     critic-zero-alone critic-updates lambda-0.95 lambda-1
