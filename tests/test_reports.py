@@ -173,7 +173,6 @@ def test_a_stage_from_an_earlier_one_is_refused(places, capsys):
         ({"unjudged": 0.015}, "between 62.1% and 63.6%"),
         ({"sft": 0.6, "ppo": 0.62}, "PPO did not significantly beat SFT: +2.0 points"),
         ({"sft": 0.6, "ppo": 0.4}, "PPO is WORSE than SFT"),
-        ({"sft": 0.6, "ppo": 0.4}, "PPO is WORSE than SFT"),
         ({"sft": 0.6, "ppo": 0.62}, "PPO did not significantly beat SFT"),
         ({"sft": 0.6, "ppo": 0.4}, "PPO over-optimised its reward"),
         ({"at_length": 0.52}, "PPO's lead over the references is not shown at equal length: 52.0%"),
