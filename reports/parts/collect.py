@@ -103,8 +103,8 @@ def load_run(config: Config) -> Record:
     has changed since it was made.
     """
     folders = _part_of_the_run(config)
-    beside = [SIDE] if read_manifest(stage_folder(config, SIDE)) is not None else []
-    for stage in (*folders, *beside):
+    calibrated = [SIDE] if read_manifest(stage_folder(config, SIDE)) is not None else []
+    for stage in (*folders, *calibrated):
         problem = why_not_shown(config, stage)
         if problem:
             raise refusal(config, stage, problem)
