@@ -108,9 +108,8 @@ def rates_of(
     post_of: Mapping[str, str],
     judge_kind: str,
 ) -> dict[str, Any]:
-    """`policies`: a row each of `describe`, with its `statistics` of `analyse`; `rm_agrees`: how
-    often the scores in `written` prefer what the judge does, None where they are the judge's;
-    `score_gain`: the `gain` of its score, None for SFT itself. `differences` of all pairs.
+    """`policies`: a row each of `describe`, with its `statistics` of `analyse` and what
+    `of_reward_model` says; `differences` of all pairs.
     """
     texts = {
         name: {row["id"]: (row["summary"], row["reference"]) for row in rows}
@@ -120,10 +119,7 @@ def rates_of(
         name: describe(scores[name], post_of)
         | {
             "statistics": statistics_of(name, judgements, texts[name], post_of),
-            "rm_agrees": None
-            if judge_kind == "reward_model"
-            else agreement(written[name], scores[name], post_of),
-            "score_gain": None if name == START else gain(by_name(written), name, post_of),
+            **of_reward_model(name, written, scores[name], post_of, judge_kind),
         }
         for name in scores
     }
@@ -136,6 +132,21 @@ def rates_of(
         if judged_for_both(scores[later], scores[earlier])
     }
     return {"policies": policies, "differences": differences}
+
+
+def of_reward_model(
+    policy: str, written: ScoredRows, judged: Scores, post_of: PostOf, judge_kind: str
+) -> dict[str, Any]:
+    """What the run's reward model says of a policy's summaries.
+
+    `rm_agrees`: its `agreement` with the judge, None where it is the judge; `score_gain`: the
+    `gain` of its score, None for SFT itself.
+    """
+    is_judge, is_start = judge_kind == "reward_model", policy == START
+    return {
+        "rm_agrees": None if is_judge else agreement(written[policy], judged, post_of),
+        "score_gain": None if is_start else gain(by_name(written), policy, post_of),
+    }
 
 
 def pair_name(first: str, second: str) -> str:

@@ -185,7 +185,7 @@ def summarise_toy_posts(n: int) -> None:
         for k in range(n):
             post = f"toy1-validation-{k}"
             event = told(post, "event")
-            row = {"id": post, "query": f"POST: {k}", "reference": event}
+            row: dict[str, Any] = {"id": post, "query": f"POST: {k}", "reference": event}
             row |= {"score": None, "reference_score": None}
             run.append("sft.jsonl", {**row, "summary": "Nothing." if k else event})
             run.append("ppo.jsonl", {**row, "summary": told(post, "event", "first")})
