@@ -79,7 +79,7 @@ TOO_MANY_PARAMETERS = {
     "tests.fabricated_runs.fabricate": 12,
     "tests.fabricated_runs.make_results": 8,
 }
-EMPTY_NAMES = {"one", "found", "said", "asked", "mine"}
+EMPTY_NAMES = set("one found said asked mine told made given theirs ours beside".split())
 DRAWERS = ("utils", "helpers", "common", "misc", "util", "helper")
 TOP_LEVEL = {"README.md", "pyproject.toml", "Makefile", "stages", "eval", "reports", "tests"}
 TOP_LEVEL |= {"LICENSE", "constraints.txt", "CITATION.cff", "CHANGELOG.md", "CONTRIBUTING.md"}
