@@ -22,7 +22,7 @@ from transformers import PreTrainedTokenizerBase
 from stages.driving.start import run_stage
 from stages.learning.loop import make_accelerator
 from stages.learning.models import load_tokenizer
-from stages.learning.state import begin, saving_a_broken_batch
+from stages.learning.state import begin
 from stages.posts.ragged import load_split
 from stages.rl.credit import credit, shape
 from stages.rl.metrics import describe, describe_texts, samples, summarize
@@ -83,9 +83,8 @@ def train_ppo(config: Config) -> None:
             ptx, on_query = None, config.sft.loss_on_query
             if references is not None:
                 ptx = make_pretraining(ppo, references, on_query, config.seed, update)
-            with saving_a_broken_batch(state, "sft", rollout.tensors):
-                check_update(learner, rollout, ppo, kl_coef)
-                metrics |= optimize(learner, rollout, ppo, state.minibatch_seed, kl_coef, ptx)  # 6.
+            check_update(learner, rollout, ppo, kl_coef)
+            metrics |= optimize(learner, rollout, ppo, state.minibatch_seed, kl_coef, ptx)  # 6.
             metrics["seconds/update"] = state.seconds
             run.log(update + 1, episode=(update + 1) * ppo.batch_size, **metrics)
             say_if_score_has_not_risen(accelerator, history, ppo, update)

@@ -16,8 +16,8 @@ from accelerate import Accelerator
 
 from stages.learning import loop as learning_loop
 from stages.learning import state
-from stages.learning.batches import Order
 from stages.learning.checkpoints import checkpoints
+from stages.learning.learner import Order
 from stages.learning.loop import make_optimizer
 from stages.running.files import read_lines
 from stages.runs import Run

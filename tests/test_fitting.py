@@ -18,15 +18,7 @@ from stages import base, sft
 from stages.driving.maker import Execution, Maker
 from stages.finished import partial_of, read_manifest, stage_folder
 from stages.learning import models
-from stages.learning.learner import (
-    FORWARD,
-    MICROBATCH,
-    Size,
-    StepTimes,
-    fitting,
-    optimizer_step,
-    room_of,
-)
+from stages.learning.learner import FORWARD, MICROBATCH, Size, fitting, optimizer_step, room_of
 from stages.learning.loop import make_optimizer
 from stages.running.files import read_json, write_json
 from stages.runs import HALVED, RESUME
@@ -230,13 +222,6 @@ def test_moments_that_get_no_memory_are_made_before_the_step(policy, monkeypatch
     for key, moments in states[0].items():
         assert moments.keys() == states[1][key].keys()
         assert all(torch.equal(moments[name], states[1][key][name]) for name in moments)
-
-
-def test_a_step_that_waits_for_memory_says_so_once(capsys):
-    times = StepTimes()
-    for seconds, retries in ((1.0, 0), (1.0, 3), (1.0, 0), (9.0, 0), (4.9, 1), (5.1, 1), (50.0, 9)):
-        times.add(seconds, retries)
-    assert capsys.readouterr().err.startswith("a step took 5.1 s (median 1.0) and waited")
 
 
 @pytest.fixture(scope="module")

@@ -21,12 +21,11 @@ from accelerate.state import AcceleratorState
 
 from stages import base, sft
 from stages.finished import read_manifest, stage_folder
-from stages.learning import batches
-from stages.learning.batches import (
+from stages.learning import loop
+from stages.learning.learner import (
     batch_rows,
     check_batch,
     chunks,
-    gather_rows,
     global_sum,
     local_share,
     stream,
@@ -35,6 +34,7 @@ from stages.learning.batches import (
 )
 from stages.learning.loop import (
     cosine_rate,
+    gather_rows,
     linear_rate,
     make_accelerator,
     make_optimizer,
@@ -119,7 +119,7 @@ def test_what_is_shared_out_is_gathered_in_its_order(monkeypatch, rows, count):
     shares = [local_share(range(rows), process) for process in processes]
     assert sorted(chain(*shares)) == list(range(rows))
     assert max(map(len, shares)) - min(map(len, shares)) <= 1
-    monkeypatch.setattr(batches, "gather_object", lambda mine: list(shares))
+    monkeypatch.setattr(loop, "gather_object", lambda mine: list(shares))
     for process, share in zip(processes, shares, strict=True):
         assert gather_rows(process, share) == list(range(rows))
 

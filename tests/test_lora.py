@@ -10,7 +10,7 @@ import torch
 from accelerate import Accelerator
 
 from stages import base, dpo, normalize, ppo, reward, runs, sft
-from stages.learning.batches import batch_rows
+from stages.learning.learner import batch_rows
 from stages.learning.loop import make_optimizer
 from stages.learning.lora import WithoutAdapter, adapt, adapter_layers, adapter_off, merge
 from stages.learning.models import load_policy, load_reward_model, load_tokenizer, save_model

@@ -26,7 +26,7 @@ from reports.needs.work import update_flops
 from reports.speed.meter import Meter, hold, matrix_rate
 from reports.speed.speed import EOS_ID, LABELS, QUERIES
 from stages.functional import leave_one_out, minus_group_mean
-from stages.learning.batches import stream
+from stages.learning.learner import stream
 from stages.learning.loop import make_accelerator
 from stages.learning.lora import adapt
 from stages.learning.models import new_reward_model

@@ -1,8 +1,7 @@
 """What every stage that learns shares.
 
 loop          accelerator, optimizer, schedules, measuring row by row
-batches       which rows a step learns, and sums over all processes
-learner       networks, optimizer, accelerator, microbatches that fit into memory
+learner       rows of a step, microbatches that fit into memory, optimizer steps
 state         all that a loop must save to go on
 checkpoints   that state on disk, and the weights of others' checkpoints
 sharding      several processes, and networks cut into a part for each

@@ -12,8 +12,17 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import gather_object
 
-from stages.learning.batches import T, gather_rows, local_share, parts_by_length, stream_seed
-from stages.learning.learner import FORWARD, MICROBATCH, Size, in_pieces, room_of
+from stages.learning.learner import (
+    FORWARD,
+    MICROBATCH,
+    Size,
+    T,
+    chunks,
+    in_pieces,
+    local_share,
+    room_of,
+    stream_seed,
+)
 from stages.learning.sharding import new_accelerator
 from stages.running.files import KeptRows
 from stages.running.machine import check_threads, has_bf16_units, keep_freed_memory
@@ -91,6 +100,17 @@ def use_gradient_checkpointing(model: Any, memory: Memory) -> None:
         getattr(model, new if hasattr(model, new) else old)({"use_reentrant": False})
 
 
+def parts_by_length(
+    accelerator: Accelerator, lengths: Sequence[int], size: int
+) -> list[Sequence[int]]:
+    """This process's rows in parts of at most `size` rows of similar length.
+
+    So little of a forward pass is padding. Rows of equal length stay in their order.
+    """
+    share = local_share(range(len(lengths)), accelerator)
+    return chunks(sorted(share, key=lambda row: lengths[row]), size)
+
+
 def over_share(
     accelerator: Accelerator,
     lengths: Sequence[int],
@@ -130,6 +150,15 @@ def over_share(
     if kept is not None and (number := max(gather_object([stop]))):
         raise Stopped(number)
     return [known[row] for row in local_share(range(len(lengths)), accelerator)]
+
+
+def gather_rows(accelerator: Accelerator, share: list[T]) -> list[T]:
+    """The items of all processes, in the order from which `local_share` dealt them."""
+    if accelerator.num_processes == 1:
+        return share
+    gathered = gather_object([share])
+    rows = sum(len(part) for part in gathered)
+    return [gathered[row % len(gathered)][row // len(gathered)] for row in range(rows)]
 
 
 def over_rows(

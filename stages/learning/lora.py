@@ -14,8 +14,8 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from stages.learning.batches import stream_seed
 from stages.learning.heads import head_name, head_of
+from stages.learning.learner import stream_seed
 from stages.settings.checks import UserError, unknown
 from stages.settings.config import Config
 from stages.settings.sections import Lora

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from stages.learning.loop import make_accelerator
 from stages.learning.models import load_tokenizer
-from stages.learning.state import begin, saving_a_broken_batch
+from stages.learning.state import begin
 from stages.rl.credit import shape
 from stages.rl.episodes import Rollout, Shaped
 from stages.rl.metrics import describe, describe_texts, samples, summarize
@@ -63,9 +63,8 @@ def train_grouped(config: Config, settings: Grouped, baseline: Baseline) -> None
                 check_start(learner, rollout, origins, settings, config.memory, score)
                 say_if_not_ending_pays(accelerator, metrics["policy/below_penalty"], settings)
                 say_if_nothing_ends(accelerator, metrics["policy/eos_rate"], settings)
-            with saving_a_broken_batch(state, "sft", rollout.tensors):
-                check_update(learner, rollout, settings, kl_coef)
-                metrics |= optimize(learner, rollout, settings, state.minibatch_seed, kl_coef)
+            check_update(learner, rollout, settings, kl_coef)
+            metrics |= optimize(learner, rollout, settings, state.minibatch_seed, kl_coef)
             metrics["seconds/update"] = state.seconds
             run.log(update + 1, episode=(update + 1) * settings.batch_size, **metrics)
             say_if_score_has_not_risen(accelerator, history, settings, update)
