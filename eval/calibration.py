@@ -11,8 +11,6 @@ expected to do better.
 """
 
 import random
-import time
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, TypeVar
@@ -21,7 +19,6 @@ import numpy as np
 
 from eval.judge import ask_again, config_with_cap, judge_both_orders, make_judge, read_policies
 from eval.judges.protocol import Row
-from eval.outputs import REFERENCE
 from eval.questions import OWN_TEXTS_ONLY, knows_own_texts_only
 from eval.rates.correction import (
     Corrected,
@@ -32,15 +29,14 @@ from eval.rates.correction import (
     shift_of,
 )
 from eval.rates.formulas import clustered_share, needed_to_show, post_numbers
-from eval.rates.simple_judges import NAMES, agreements, beside_simple_judges, measured, not_beaten
+from eval.rates.simple_judges import agreements, beside_simple_judges, measured
 from eval.rates.table import analyse, leaning, leanings, verdict_table
-from eval.win_rate import post_scores
+from eval.win_rate import in_words, post_scores
 from stages.driving.start import run_stage
 from stages.posts.bad_rows import BadRows
 from stages.posts.readers import Located, is_cnndm, label_strength, read_split
 from stages.posts.text_metrics import first_ids
 from stages.posts.toy import world_folder
-from stages.running.files import whole_lines
 from stages.running.progress import folded
 from stages.runs import Run, open_stage, write_rows
 from stages.settings.config import TOY, Config, UserError
@@ -50,6 +46,7 @@ from stages.settings.stages import OUTPUTS
 
 Pair = TypeVar("Pair")
 HUMAN_CEILING = (0.72, 0.77)
+REFERENCE = "ref"  # the reference's policy in published comparisons
 LABELS = "comparisons_validation"
 # With fewer pairs with a reference than this, the judge's errors are counted on all pairs.
 FEWEST_WITH_REFERENCE = 100
@@ -57,6 +54,11 @@ LEAST_AGREEMENT = 0.6  # a judge whose interval reaches below it is flagged
 # Posts with which a judge that agrees as often as people do is shown to, in 4 of 5 cases.
 NEEDED = needed_to_show(HUMAN_CEILING[0], LEAST_AGREEMENT)
 LEAST_CONSISTENCY = 0.6
+NAMES = {  # of the judges that need no judgement
+    "majority": "the label that most pairs have",
+    "longest": "the longest text",
+    "overlap": "the text that repeats most of the post",
+}
 
 
 def calibrate(config: Config) -> dict[str, Any]:
@@ -76,25 +78,15 @@ def calibrate(config: Config) -> dict[str, Any]:
         names = first_ids((pair["post"], pair["query"]) for pair in pairs)
         pairs = [pair | {"post": name} for pair, name in zip(pairs, names, strict=True)]
         judge = make_judge(config, {})
-        kept = len(whole_lines(run.partial / "judgements.jsonl")[0])
-        started = time.monotonic()
         judgements = judge_both_orders(run, judge, {"labelled": pairs}, "calibrate")
-        kept += judge.remembered
-        asking = {"seconds": time.monotonic() - started, "questions": len(judgements) - kept}
         again = ask_again(run, judge, {"labelled": pairs}, judgements)
         answered = with_answers(pairs, judgements)
-        shown = [{key: pair[key] for key in PAIR_KEYS} for pair in answered]
-        write_rows(run, "pairs.jsonl", shown)
-        results = (
-            describe(answered, judgements)
-            | again
-            | {
-                "judge": asdict(judge.about),
-                "asking": asking,
-                "source": "built-in world" if config.data.source == TOY else "labelled comparisons",
-                "of_pairs": of_pairs,
-            }
-        )
+        write_rows(run, "pairs.jsonl", [{key: pair[key] for key in PAIR_KEYS} for pair in answered])
+        results = describe(answered, judgements) | again
+        results["judge"] = asdict(judge.about)
+        is_toy = config.data.source == TOY
+        results["source"] = "built-in world" if is_toy else "labelled comparisons"
+        results["of_pairs"] = of_pairs
         run.finish(results)
     return results
 
@@ -131,9 +123,7 @@ def labelled_rows(systems: Mapping[str, Sequence[Row]]) -> list[Row]:
             "post": row["id"],
             **{key: row[key] for key in ("query", "summary", "reference", "label")},
             **measured(row["query"], row["summary"], row["reference"]),
-            "with_reference": True,
-            "family": name,
-            "strength": None,
+            **{"with_reference": True, "family": name, "strength": None},
         }
         for name, rows in systems.items()
         for row in rows
@@ -219,29 +209,32 @@ def describe(pairs: Sequence[Row], judgements: Sequence[Row]) -> dict[str, Any]:
         "with_reference": all(pair["with_reference"] for pair in errors),
         "error_pairs": len(errors),
         "by_family": errors_by_family(known_errors(pairs)),
-        "by_strength": _by_strength(judged),
-        "statistics": analyse(table) | leanings(table, posts),
+        "by_strength": {
+            str(strength): _agreement([pair for pair in judged if pair["strength"] == strength])
+            for strength in sorted({pair["strength"] for pair in judged} - {None})
+        },
+        "statistics": in_words(analyse(table)) | leanings(table, posts),
         **beside_simple_judges(judged),
     }
     reasons, undecided = flags(results)
     return results | {"flags": reasons, "undecided": undecided}
 
 
+def columns_of(pairs: Sequence[Row]) -> Labelled:
+    """Judged pairs as columns."""
+    return Labelled(
+        labels=np.array([pair["label"] for pair in pairs], dtype=bool),
+        answers=np.array([pair["answer"] for pair in pairs], dtype=float),
+        posts=post_numbers([pair["post"] for pair in pairs]),
+        families=np.array([pair["family"] for pair in pairs], dtype=str),
+    )
+
+
 def _agreement(pairs: Sequence[Row]) -> dict[str, Any] | None:
     """How far the judge agrees with the labels, in [0, 1]; a tie is 1/2."""
-    labels = np.array([pair["label"] for pair in pairs], dtype=bool)
-    answers = np.array([pair["answer"] for pair in pairs], dtype=float)
-    posts = post_numbers([pair["post"] for pair in pairs])
-    share = clustered_share(agreements(labels, answers), posts)
+    known = columns_of(pairs)
+    share = clustered_share(agreements(known.labels, known.answers), known.posts)
     return None if share is None else asdict(share) | {"pairs": len(pairs)}
-
-
-def _by_strength(pairs: Sequence[Row]) -> dict[str, Any]:
-    groups = defaultdict(list)
-    for pair in pairs:
-        if pair["strength"] is not None:
-            groups[pair["strength"]].append(pair)
-    return {str(strength): _agreement(groups[strength]) for strength in sorted(groups)}
 
 
 def error_pairs(judged: Sequence[Row]) -> list[Row]:
@@ -257,29 +250,49 @@ def flags(results: dict[str, Any]) -> tuple[list[str], str]:
     to be better, where the pairs are about `NEEDED` posts. Both are empty where there is nothing to
     say.
     """
-    agreement, statistics, posts = results["agreement"], results["statistics"], results["posts"]
-    reasons, doubts = [], []
-    if agreement is None:
-        reasons.append("no pair has a verdict in both orders")
-    elif agreement["low"] <= LEAST_AGREEMENT:
-        worse = agreement["high"] < LEAST_AGREEMENT
-        what = "less than" if worse else "not shown to be more than"
-        share = f"it agrees with the labels on {_percent(agreement)} of {results['judged']} pairs"
-        doubts.append((f"{share}, {what} {LEAST_AGREEMENT:.0%}", worse))
-    same = statistics["swap_consistency"]
-    if same and same["estimate"] < LEAST_CONSISTENCY:
-        worse = same["high"] < LEAST_CONSISTENCY
-        doubts.append((f"its verdict survives a swap of the order in only {_percent(same)}", worse))
-    few = posts < NEEDED
-    doubts = [*doubts[:1], *not_beaten(results), *doubts[1:]]
+    statistics, posts = results["statistics"], results["posts"]
+    few, doubts = posts < NEEDED, doubts_of(results)
+    reasons = [] if results["agreement"] else ["no pair has a verdict in both orders"]
     reasons += [reason for reason, worse in doubts if worse or not few]
     first = statistics["share_first"]
     if leaning({"": first}):
         reasons.append(f"it prefers the text shown first in {_percent(first)} of its choices")
     if statistics["unjudged"] > MOST_UNJUDGED:
         reasons.append(f"{statistics['unjudged']:.1%} of its replies say nothing usable")
-    open_ = few and not all(worse for _, worse in doubts)
-    return reasons, f"its calibration, too few posts ({posts} of {NEEDED} needed)" if open_ else ""
+    is_open = few and not all(worse for _, worse in doubts)
+    undecided = f"its calibration, too few posts ({posts} of {NEEDED} needed)" if is_open else ""
+    return reasons, undecided
+
+
+def doubts_of(results: dict[str, Any]) -> list[tuple[str, bool]]:
+    """What the judge does not clearly do as it must, each as a sentence, and whether its whole
+    interval lies on the wrong side.
+    """
+    doubts = []
+    agreement, kappa = results["agreement"], results["kappa_interval"]
+    if agreement and agreement["low"] <= LEAST_AGREEMENT:
+        worse = agreement["high"] < LEAST_AGREEMENT
+        what = "less than" if worse else "not shown to be more than"
+        share = f"it agrees with the labels on {_percent(agreement)} of {results['judged']} pairs"
+        doubts.append((f"{share}, {what} {LEAST_AGREEMENT:.0%}", worse))
+    for name, simple in results["simple"].items():
+        more = simple["difference"]
+        if more["low"] <= 0:
+            worse = more["high"] < 0
+            what = "agrees less often" if worse else "is not shown to agree more often"
+            estimate, low, high = (100 * more[key] for key in ("estimate", "low", "high"))
+            gap = f"{estimate:+.1f} points [{low:+.1f}, {high:+.1f}] on {more['posts']} posts"
+            doubts.append((f"it {what} than {NAMES[name]} ({gap})", worse))
+    if kappa and kappa["low"] <= 0:
+        worse = kappa["high"] < 0
+        bounds = f"{kappa['estimate']:.2f} [{kappa['low']:.2f}, {kappa['high']:.2f}]"
+        what = "is below 0: it says the opposite of the labels" if worse else "may be 0"
+        doubts.append((f"its Cohen's kappa, {bounds}, {what}", worse))
+    same = results["statistics"]["swap_consistency"]
+    if same and same["estimate"] < LEAST_CONSISTENCY:
+        worse = same["high"] < LEAST_CONSISTENCY
+        doubts.append((f"its verdict survives a swap of the order in only {_percent(same)}", worse))
+    return doubts
 
 
 def _percent(share: dict[str, Any]) -> str:
@@ -289,13 +302,7 @@ def _percent(share: dict[str, Any]) -> str:
 
 def known_errors(pairs: Sequence[Row]) -> Labelled:
     """The labelled pairs on which the judge's errors are counted, as columns."""
-    known = error_pairs([pair for pair in pairs if pair["answer"] is not None])
-    return Labelled(
-        labels=np.array([pair["label"] for pair in known], dtype=bool),
-        answers=np.array([pair["answer"] for pair in known], dtype=float),
-        posts=post_numbers([pair["post"] for pair in known]),
-        families=np.array([pair["family"] for pair in known], dtype=str),
-    )
+    return columns_of(error_pairs([pair for pair in pairs if pair["answer"] is not None]))
 
 
 def correct(scores: Sequence[tuple[str, float]], pairs: Sequence[Row]) -> Corrected | None:
@@ -313,16 +320,17 @@ def print_summary(results: dict[str, Any]) -> None:
     low, high = HUMAN_CEILING
     kappa = results["kappa_interval"]
     value = f"{kappa['estimate']:.2f}" if kappa else "none"
-    print(f"judge {results['judge']['name']} on {results['pairs']} labelled pairs"[:80])
     agreement = _percent(results["agreement"]) if results["agreement"] else "none"
-    print(f"  agreement {agreement}, people {low:.0%} to {high:.0%}")
-    print(f"  Cohen's kappa {value}, {results['ties']} ties, {results['judged']} judged")
+    lines = [
+        f"judge {results['judge']['name']} on {results['pairs']} labelled pairs",
+        f"  agreement {agreement}, people {low:.0%} to {high:.0%}",
+        f"  Cohen's kappa {value}, {results['ties']} ties, {results['judged']} judged",
+    ]
     for name, simple in results["simple"].items():
-        print(f"  beside {NAMES[name]}, {_percent(simple['agreement'])}"[:80])
-    for flag in results["flags"]:
-        print("\n".join(folded(f"  FLAGGED: {flag}")))
-    if results["undecided"]:
-        print("\n".join(folded(f"  NOT DECIDED: {results['undecided']}")))
+        lines.append(f"  beside {NAMES[name]}, {_percent(simple['agreement'])}")
+    lines += [f"  FLAGGED: {flag}" for flag in results["flags"]]
+    lines += [f"  NOT DECIDED: {results['undecided']}"] if results["undecided"] else []
+    print("\n".join(part for line in lines for part in folded(line)))
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -237,7 +237,7 @@ def wrong_emphasis(reference: str, title: str, body: str) -> str:
     They are at least `LONGER` times as long as the reference and tell at most `MOST_COVERED` of
     its content words; empty where the post has no such sentences.
     """
-    main, told = content(f"{reference} {title}"), content(reference)
+    main, covered = content(f"{reference} {title}"), content(reference)
     sentences = list(enumerate(sentences_of(body)))
 
     def rank(numbered: tuple[int, str]) -> tuple[float, int]:
@@ -249,8 +249,8 @@ def wrong_emphasis(reference: str, title: str, body: str) -> str:
         chosen.append(numbered)
         text = " ".join(_ended(sentence) for _, sentence in sorted(chosen))
         if len(text.split()) >= LONGER * len(reference.split()):
-            covered = len(content(text) & told) / max(1, len(told))
-            return text if told and covered <= MOST_COVERED else ""
+            share = len(content(text) & covered) / max(1, len(covered))
+            return text if covered and share <= MOST_COVERED else ""
     return ""
 
 

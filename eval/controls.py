@@ -22,7 +22,7 @@ from eval.judge import config_with_cap, judge_both_orders, make_judge, read_poli
 from eval.judges.protocol import Row
 from eval.questions import RunQuestions, rows_for
 from eval.rates.formulas import clustered_share, needed_to_show
-from eval.rates.table import analyse, verdict_table
+from eval.rates.table import verdict_table
 from eval.win_rate import posts_by_text
 from stages.driving.start import run_stage
 from stages.runs import open_stage
@@ -44,8 +44,8 @@ def judge_controls(config: Config) -> dict[str, Any]:
         judge = make_judge(config, policies)
         rows = rows_for(config, next(iter(policies.values())))
         # All questions of a run share one cap: the controls may spend what the others left.
-        beside = RunQuestions(config, policies)
-        judgements = judge_both_orders(run, judge, rows, "controls", beside)
+        same_cap = RunQuestions(config, policies)
+        judgements = judge_both_orders(run, judge, rows, "controls", same_cap)
         results = {"judge": asdict(judge.about), **outcome(judgements, rows)}
         run.finish(results)
     return results
@@ -57,23 +57,20 @@ def outcome(judgements: list[Row], rows: dict[str, list[Row]]) -> dict[str, Any]
     `undecided`: what posts are too few for, in a sentence; empty where they decide.
     """
     controls = {name: describe(name, judgements, rows) for name in CONTROLS}
-    few = [control for control in controls.values() if control.get("why", "").startswith(TOO_FEW)]
-    judged = sum(control["judgements"] > 0 for control in controls.values())
-    most = max((control["posts"] for control in few), default=0)
+    judged = [control for control in controls.values() if control["judgements"]]
+    few = [control["posts"] for control in judged if control["passed"] is None]
+    undecided = f"{len(few)} of {len(judged)} controls, {too_few(max(few))}" if few else ""
     return {
         "posts": len(rows[SELF]),
         "controls": controls,
         "failed": [name for name, control in controls.items() if control["passed"] is False],
-        "undecided": f"{len(few)} of {judged} controls, {too_few(most)}" if few else "",
+        "undecided": undecided,
     }
-
-
-TOO_FEW = "too few posts"
 
 
 def too_few(posts: int) -> str:
     """Why a control is neither passed nor failed."""
-    return f"{TOO_FEW} ({posts} of {NEEDED} needed)"
+    return f"too few posts ({posts} of {NEEDED} needed)"
 
 
 def describe(name: str, judgements: list[Row], rows: dict[str, list[Row]]) -> dict[str, Any]:
@@ -94,20 +91,22 @@ def describe(name: str, judgements: list[Row], rows: dict[str, list[Row]]) -> di
         return result | {"why": why}
     texts = {row["id"]: (row["summary"], row["reference"]) for row in rows[name]}
     table = verdict_table(verdicts, texts, post_of)
-    statistics = analyse(table)
-    rate = statistics["raw"]
-    result |= {"unjudged": statistics["unjudged"], "preferred": None, "low": None, "high": None}
+    judged = table.judged()
+    unjudged = float(np.isnan(table.outcomes).mean())
+    rate = clustered_share(judged.outcomes, judged.posts)
+    result |= {"unjudged": unjudged, "preferred": None, "low": None, "high": None}
     if rate is None:  # not one usable verdict
         return result | {"passed": False}
-    tied = all(row["verdict"] == "tie" for row in verdicts)
-    high = rate["high"]
-    if statistics["unjudged"] > MOST_UNJUDGED:
+    result |= {"preferred": rate.estimate, "low": rate.low, "high": rate.high}
+    high = rate.high
+    if unjudged > MOST_UNJUDGED:
         worst = clustered_share(np.nan_to_num(table.outcomes, nan=1.0), table.posts)
         high = max(high, worst.high) if worst else high
-    result |= {"preferred": rate["estimate"], "low": rate["low"], "high": rate["high"]}
-    if name != SELF and rate["low"] <= EVEN <= high and result["posts"] < NEEDED:
+    if name == SELF:
+        return result | {"passed": all(row["verdict"] == "tie" for row in verdicts)}
+    if rate.low <= EVEN <= high and result["posts"] < NEEDED:
         return result | {"why": too_few(result["posts"])}
-    return result | {"passed": tied if name == SELF else high < EVEN}
+    return result | {"passed": high < EVEN}
 
 
 def print_summary(results: dict[str, Any]) -> None:
@@ -115,8 +114,8 @@ def print_summary(results: dict[str, Any]) -> None:
     for name, control in results["controls"].items():
         verdict = control.get("why") or ("passed" if control["passed"] else "FAILED")
         missing = control.get("unjudged") or 0.0
-        given = control.get("preferred") is not None and missing <= MOST_UNJUDGED
-        rate = f"{control['preferred']:6.1%} preferred, " if given else ""
+        has_rate = control.get("preferred") is not None and missing <= MOST_UNJUDGED
+        rate = f"{control['preferred']:6.1%} preferred, " if has_rate else ""
         unjudged = f"{missing:.1%} unjudged, " if missing else ""
         print(f"  {name:16} {rate}{unjudged}{verdict}"[:80])
 

@@ -40,7 +40,7 @@ from stages.runs import Run, open_stage, write_rows
 from stages.settings import config as settings
 from stages.settings.checks import Parser
 from stages.settings.command_line import config_from_arguments
-from stages.settings.config import Config, JudgeSettings, UserError
+from stages.settings.config import Config, UserError
 from stages.settings.judge_models import check_asking
 
 Task = tuple[str, Row, str]
@@ -56,9 +56,9 @@ def judge_summaries(config: Config) -> dict[str, Any]:
         policies = read_policies(run.require("summaries"))
         judge = make_judge(config, policies)
         # Controls that an earlier try has asked about have spent of the same money.
-        beside = RunQuestions(config, policies)
-        judgements = judge_both_orders(run, judge, policies, f"judge {judge.about.kind}", beside)
-        again = ask_again(run, judge, policies, judgements, beside)
+        same_cap = RunQuestions(config, policies)
+        judgements = judge_both_orders(run, judge, policies, f"judge {judge.about.kind}", same_cap)
+        again = ask_again(run, judge, policies, judgements, same_cap)
         results = summarize(judge.about, judgements) | again
         if scores := judge.scores_of(policies):
             write_rows(run, "gold_scores.jsonl", scores)
@@ -81,33 +81,29 @@ def ask_again(
     judge: Judge,
     rows: Mapping[str, Sequence[Row]],
     judgements: Sequence[Row],
-    beside: Iterable[Comparison] = (),
+    same_cap: Iterable[Comparison] = (),
 ) -> dict[str, Any]:
     """`repeats`: how often the same question gets the same verdict, of a sample asked anew.
 
     `times` and `questions`; `same`, the share of the questions whose verdicts are all alike, and
     Fleiss' `kappa` of the tries, with 95% intervals over posts. Empty where `judge.repeats` is 1.
-    `beside` falls under the same cap on the cost.
+    `same_cap` falls under the same cap on the cost.
     """
     config, times = run.config, run.config.judge.repeats
     if times == 1:
         return {}
     sample = to_repeat(config, rows)
-    verdicts: dict[tuple[str, str, str], list[str]] = {
-        (name, row["id"], order): []
-        for name in sample
-        for row in sample[name]
-        for order in VERDICTS
-    }
     tries = [list(judgements)]
     for repeat in range(1, times):
-        before = chain(beside, questions_about(config, rows, repeat))
+        before = chain(same_cap, questions_about(config, rows, repeat))
         tries.append(judge_both_orders(run, judge, sample, "ask again", before, repeat))
-    for row in (row for judged in tries for row in judged):
+    drawn = [(name, row, order) for name in sample for row in sample[name] for order in VERDICTS]
+    verdicts: dict[tuple[str, str, str], list[str]] = {
+        (name, row["id"], order): [] for name, row, order in drawn
+    }
+    for row in chain.from_iterable(tries):
         verdicts.get((row["policy"], row["id"], row["order"]), []).append(row["verdict"])
-    drawn = [row for name in sample for row in sample[name]]
-    post_of = {row["id"]: str(row.get("post", row["id"])) for row in drawn}
-    posts = [post_of[name] for _, name, _ in verdicts]
+    posts = [str(row.get("post", row["id"])) for _, row, _ in drawn]
     same = np.array([float(len(set(answers)) == 1) for answers in verdicts.values()])
     kappa = fleiss_over_posts(list(verdicts.values()), posts)
     counts = {"times": times, "questions": len(verdicts), "kappa": as_plain(kappa)}
@@ -138,23 +134,17 @@ def summarize(about: About, judgements: list[Row]) -> dict[str, Any]:
     unjudged = [row for row in judgements if row["verdict"] == "unjudged"]
     decided = [row for row in judgements if row["verdict"] in ("policy", "reference")]
     first = [row for row in decided if row["verdict"] == VERDICTS[row["order"]]["A"]]
-    refused = {
-        "too_long": posts_ended_by(unjudged, TOO_LONG),
-        "filtered": posts_ended_by(unjudged, FILTERED, CONTENT_FILTER),
-    }
-    return {
+    results = {
         "judge": asdict(about),
         "models": sorted({row["model"] for row in judgements} - {""}),
         "judgements": len(judgements),
         "unjudged": len(unjudged) / len(judgements),
         "share_first": len(first) / len(decided) if decided else None,
-        **{name: posts for name, posts in refused.items() if posts},
     }
-
-
-def posts_ended_by(judgements: Sequence[Row], *reasons: str) -> list[str]:
-    """The posts of the judgements that ended for one of these reasons, each once, sorted."""
-    return sorted({row["id"] for row in judgements if row["finish_reason"] in reasons})
+    for name, ends in (("too_long", {TOO_LONG}), ("filtered", {FILTERED, CONTENT_FILTER})):
+        if posts := sorted({row["id"] for row in unjudged if row["finish_reason"] in ends}):
+            results[name] = posts
+    return results
 
 
 # -- both orders, and kept -------------------------------------------------------------------------
@@ -165,14 +155,14 @@ def judge_both_orders(
     judge: Judge,
     rows: Mapping[str, Sequence[Row]],
     label: str,
-    beside: Iterable[Comparison] = (),
+    same_cap: Iterable[Comparison] = (),
     repeat: int = 0,
 ) -> list[Row]:
     """Judge each row's `summary` against its `reference` and append to `judgements.jsonl`.
 
     `rows`: name -> rows; the judgements get the name as their `policy`. A row is named by its `id`;
     `post` is the id of its post where the two differ. The judge is told of all questions at once.
-    What stands in that file already is kept. `beside` are questions that were asked before; they
+    What stands in that file already is kept. `same_cap` are questions that were asked before; they
     count, as those of an interrupted stage do, under the same cap on the cost. `repeat`: how often
     the same was asked before, on purpose; the answers then go to `repeat<number>.jsonl`.
     """
@@ -186,7 +176,7 @@ def judge_both_orders(
         comparison_of({**row, "id": row.get("post", row["id"])}, order)._replace(repeat=repeat)
         for _, row, order in tasks
     ]
-    before = chain(beside, questions[:done])
+    before = chain(same_cap, questions[:done])
     judge.keep_in(run.resume)
     replies = judge_all(judge, questions[done:], run.config.judge.concurrency, before)
     with closing(replies):
@@ -234,25 +224,20 @@ def judgement(about: About, policy: str, row: Row, order: str, reply: Reply) -> 
 # -- command line ----------------------------------------------------------------------------------
 
 
-def capped(judge: JudgeSettings, max_cost: float | None) -> JudgeSettings:
-    """The settings with a command line's cap on the cost, if it gives one.
+def config_with_cap(argv: list[str] | None, description: str) -> Config:
+    """The config of a command line that also takes `--max-cost`.
 
     Raises UserError for a cap of 0, because in the settings 0 means no cap.
     """
-    if max_cost is None:
-        return judge
-    if not 0 < max_cost < inf:
-        raise UserError(f"--max-cost must be above 0, not {max_cost:g}: leave it out for no cap")
-    return replace(judge, max_cost=max_cost)
-
-
-def config_with_cap(argv: list[str] | None, description: str) -> Config:
-    """The config of a command line that also takes `--max-cost`."""
     own = Parser(add_help=False)
     own.add_argument("--max-cost", type=float)
-    given, others = own.parse_known_args(argv)
+    cap, others = own.parse_known_args(argv)
     config = config_from_arguments(others, f"{description}; also takes --max-cost USD")
-    return replace(config, judge=capped(config.judge, given.max_cost))
+    if cap.max_cost is None:
+        return config
+    if not 0 < cap.max_cost < inf:
+        raise UserError(f"--max-cost must be above 0, not {cap.max_cost:g}: leave it out for none")
+    return replace(config, judge=replace(config.judge, max_cost=cap.max_cost))
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -2,9 +2,9 @@
 
     python -m eval.outputs --preset outputs --set outputs.file=outputs.jsonl
 
-reads JSONL, CSV or Parquet, a folder of such files, the summaries of a run, or comparisons in their
-published schema, and puts each system's summaries where those of a policy are looked for. So the
-judge, its controls, the win rates and the pages are those of every run.
+reads JSONL, CSV or Parquet, a folder of such files, or the summaries of a run, and puts each
+system's summaries where those of a policy are looked for. So the judge, its controls, the win rates
+and the pages are those of every run.
 
 All kinds of file become one frame, a row a summary. An empty summary is a summary; an empty
 reference or post, and a summary or reference that is null, is refused; a title or subreddit that is
@@ -12,7 +12,6 @@ null is empty. Numbers are no texts.
 """
 
 import hashlib
-from collections import Counter
 from collections.abc import Sequence
 from itertools import combinations
 from pathlib import Path
@@ -23,7 +22,7 @@ from eval.judges.protocol import Row
 from eval.rates.length_control import mean_words
 from stages.driving.start import run_stage
 from stages.posts.bad_rows import BadRowError
-from stages.posts.readers import check_comparison, is_cnndm, text_of
+from stages.posts.readers import text_of
 from stages.posts.tables import parsed_rows
 from stages.posts.text_metrics import text_measures
 from stages.running.inputs import OUTPUT_FILES, output_files
@@ -33,12 +32,10 @@ from stages.settings.config import Config, Outputs, UserError
 from stages.settings.outputs import file_name
 from stages.settings.prompt import format_post
 
-MOST_SYSTEMS = 200
 LONGEST_SUMMARY = 10_000  # characters; ROUGE-L takes time by the product of two lengths
 FILL = "fill it, or drop the row"
 EMPTY = 'write "" where the system wrote nothing, or drop the row'
 QUERY = "query"  # the column of a prompt that is shown as it is
-REFERENCE = "ref"  # the reference's policy in published comparisons
 TAKEN = "reference"  # on every page: no system may be called so
 LABELS: dict[str, bool | None] = {  # numbers also as pandas writes a column with empty cells
     **dict.fromkeys(("1", "1.0", "true", "summary", "policy"), True),
@@ -56,8 +53,8 @@ def take_outputs(config: Config) -> None:
         for name, rows in systems.items():
             write_rows(run, f"{name}.jsonl", rows)
         names = dict(zip(table["name"], table["system"], strict=True))
-        other = {safe: given for safe, given in names.items() if safe != given}
-        taken = config.outputs.reference if is_a_system(table, config.outputs) else ""
+        other = {name: as_typed for name, as_typed in names.items() if name != as_typed}
+        reference = "" if has_references(table) else config.outputs.reference
         run.finish(
             {
                 "posts": len(references),
@@ -65,7 +62,7 @@ def take_outputs(config: Config) -> None:
                 "reference_tokens": None,
                 "reference_words": mean_words(references.values()),
                 **({"given_names": other} if other else {}),
-                **({"reference_system": taken} if taken else {}),
+                **({"reference_system": reference} if reference else {}),
             }
         )
     empty = {name: sum(not row["summary"] for row in rows) for name, rows in systems.items()}
@@ -79,28 +76,26 @@ def take_outputs(config: Config) -> None:
 
 def read_table(settings: Outputs) -> pd.DataFrame:
     """A row for every summary of the files, each once: `where` it stands, `system` as it is called
-    and its `name` as its file will be, post `id`, `query` and its `digest`, `summary`, `reference`
-    (None where the files have none) and `label` (whether people prefer the summary, or None).
+    and its `name` as its file will be, post `id`, `query`, `summary`, `reference` (None where the
+    files have none) and `label` (whether people prefer the summary, or None).
 
-    Prints what was left out or merged. Raises UserError for what cannot be judged.
+    Prints what was merged. Raises UserError for what cannot be judged.
     """
     cells = read_cells(settings)
     check_columns(cells, settings)
     columns, queries = settings.summary_columns, _queries(cells, settings)
-    references: list[str | None] = [None] * len(cells)
+    references: list[str] | list[None] = [None] * len(cells)
     if settings.reference in cells:
-        references[:] = _texts(cells, settings.reference, FILL, longest=LONGEST_SUMMARY)
-        _refuse_empty(cells, settings.reference, references)
-    files = [Path(where.rpartition(":")[0]) for where in cells.index]
-    digests = [hashlib.sha256(query.encode()).hexdigest() for query in queries]
+        references = _texts(cells, settings.reference, LONGEST_SUMMARY)
+    hashes = [hashlib.sha256(query.encode()).hexdigest()[:12] for query in queries]
+    stems = [Path(where.rpartition(":")[0]).stem for where in cells.index]
     table = pd.DataFrame(
         {
             "where": cells.index,
             "query": queries,
-            "digest": digests,
             "reference": references,
-            "id": _named(cells, settings.id, [digest[:12] for digest in digests]),
-            "system": _named(cells, settings.system, [file.stem for file in files]),
+            "id": _named(cells, settings.id, hashes),
+            "system": _named(cells, settings.system, stems),
             "label": _labels(cells, settings),
         },
         index=cells.index,
@@ -108,16 +103,11 @@ def read_table(settings: Outputs) -> pd.DataFrame:
     )
     of_columns = []
     for column in columns:
-        texts = _texts(cells, column, EMPTY, "outputs.summary", LONGEST_SUMMARY)
+        texts = _texts(cells, column, LONGEST_SUMMARY, can_be_empty=True)
         system = table["system"] if len(columns) == 1 else column
         of_columns.append(table.assign(summary=texts, system=system))
-        numbers = pd.to_numeric(pd.Series(texts, dtype=object), errors="coerce").notna()
-        numbers &= pd.Series([file.suffix == ".csv" for file in files])  # which is text alone
-        mend = "name the column of the summaries, SET=outputs.summary=..."
-        alone = f"column {column} holds numbers alone: {mend}"
-        _refuse(cells, numbers.groupby(files).transform("all"), alone)
     whole = pd.concat(of_columns)
-    once = merged(whole)
+    once = whole.drop_duplicates([name for name in whole if name != "where"])
     if len(once) < len(whole):
         print(f"merged: {len(whole) - len(once):,} rows that repeat a summary")
     check_table(once, settings)
@@ -125,52 +115,15 @@ def read_table(settings: Outputs) -> pd.DataFrame:
 
 
 def read_cells(settings: Outputs) -> pd.DataFrame:
-    """The files' rows as they are, by `file:line`; of a published comparison the summary beside the
-    reference. Prints how many comparisons are left out.
-    """
+    """The files' rows as they are, by `file:line`."""
     paths = output_files(settings.file)
     if not paths:
         what = f"no file of summaries ({', '.join(OUTPUT_FILES)})"
         raise UserError(f"{settings.file}: {what} there: correct INPUT=")
-    rows: list[Row] = []
-    places: list[str] = []
-    left_out: Counter[str] = Counter()
-    for path in paths:
-        for where, raw in parsed_rows(path):
-            row = flattened(where, raw, settings)
-            if isinstance(row, str):
-                left_out[row] += 1
-            else:
-                rows.append(row)
-                places.append(where)
-    for why, count in left_out.items():
-        print(f"left out: {count:,} comparisons {why}")
+    rows = {where: row for path in paths for where, row in parsed_rows(path)}
     if not rows:
         raise UserError(f"{settings.file} holds no summaries: give at least one row")
-    return pd.DataFrame(rows, index=places, dtype=object)
-
-
-def flattened(where: str, row: Row, outputs: Outputs) -> Row | str:
-    """A row as it is; a published comparison as the row of the summary beside the reference, whose
-    `choice` says whether the summary was chosen; or why a comparison is left out.
-    """
-    if not {"info", "summaries", "choice"} <= row.keys():
-        return row
-    check_comparison(where, row)
-    if is_cnndm(row):
-        return "about news articles"
-    policies = [summary["policy"] for summary in row["summaries"]]
-    if policies.count(REFERENCE) != 1:
-        return "without exactly one reference"
-    place = policies.index(REFERENCE)
-    return {
-        **row["info"],
-        outputs.id: row["info"]["id"],
-        outputs.system: policies[1 - place],
-        outputs.summary: row["summaries"][1 - place]["text"],
-        outputs.reference: row["summaries"][place]["text"],
-        "choice": row["choice"] != place,
-    }
+    return pd.DataFrame(list(rows.values()), index=list(rows), dtype=object)
 
 
 def check_columns(cells: pd.DataFrame, outputs: Outputs) -> None:
@@ -181,47 +134,43 @@ def check_columns(cells: pd.DataFrame, outputs: Outputs) -> None:
     lacking = {column: setting for column, setting in needed.items() if column not in cells}
     if lacking:
         mends = " ".join(dict.fromkeys(f"{setting}=..." for setting in lacking.values()))
-        mends = f'"{mends}"' if " " in mends else mends
-        problem = f"no column {', '.join(lacking)}: name it, SET={mends}"
+        problem = f"no column {', '.join(lacking)}: name it, SET='{mends}'"
         raise BadRowError(cells.index[0], f"{problem} (it has {', '.join(map(str, cells))})")
 
 
-def _refuse(table: pd.DataFrame, bad: pd.Series, reason: str, **beside: pd.Series) -> None:
-    """Raise BadRowError at the first bad row, with the `where` of the index. With columns `beside`,
+def _refuse(table: pd.DataFrame, bad: pd.Series, reason: str, **columns: pd.Series) -> None:
+    """Raise BadRowError at the first bad row, with the `where` of the index. With more `columns`,
     the reason is a template that names theirs and the row's.
     """
     for at in bad.to_numpy().nonzero()[0][:1]:
-        known = {**table.iloc[at], **{name: column.iloc[at] for name, column in beside.items()}}
+        known = {**table.iloc[at], **{name: column.iloc[at] for name, column in columns.items()}}
         where = str(table.index[at])
-        raise BadRowError(where, reason.format(**known) if beside else reason)
+        raise BadRowError(where, reason.format(**known) if columns else reason)
 
 
 def _texts(
-    cells: pd.DataFrame, column: str, if_null: str, setting: str = "", longest: int = 0
+    cells: pd.DataFrame, column: str, longest: int = 0, can_be_empty: bool = False
 ) -> list[str]:
     """The texts of a column; summaries, which have a `longest`, without outer spaces.
 
-    Raises BadRowError, with the way out, where a cell is null, no text, or too long a summary.
+    Raises BadRowError, with the way out, where a cell is null, no text, empty, or too long.
     """
     values = cells[column]
-    _refuse(cells, values.isna(), f"column {column} is null: {if_null}")
-    for where, value in zip(cells.index, values, strict=True):
+    mend = EMPTY if can_be_empty else FILL
+    _refuse(cells, values.isna(), f"column {column} is null: {mend}")
+    for where, value in zip(map(str, cells.index), values, strict=True):
         if not isinstance(value, str):
-            number = bool(setting) and isinstance(value, int | float)
-            other = f", or name another column, SET={setting}=..." if number else ""
-            kind = type(value).__name__
-            raise BadRowError(where, f"column {column} is of type {kind}: write it as text{other}")
+            mend = "write it as text, or name another column (outputs.summary, .post, .reference)"
+            raise BadRowError(where, f"column {column} is of type {type(value).__name__}: {mend}")
         text_of(where, {column: value}, column)  # refuses half characters
         if longest and len(value) > longest:
             size = f"column {column} has {len(value):,} characters, more than {longest:,}"
             mend = "name the column of the summaries, SET=outputs.summary=..., or shorten it"
             raise BadRowError(where, f"{size}: {mend}")
-    return [value.strip() if longest else value for value in values]
-
-
-def _refuse_empty(cells: pd.DataFrame, column: str, texts: Sequence[str | None]) -> None:
-    empty = pd.Series([not (text or "").strip() for text in texts])
-    _refuse(cells, empty, f"column {column} is empty: {FILL}")
+    texts = values.str.strip()
+    if not can_be_empty:
+        _refuse(cells, texts == "", f"column {column} is empty: {FILL}")
+    return list(texts if longest else values)
 
 
 def _named(cells: pd.DataFrame, column: str, otherwise: Sequence[str]) -> list[str]:
@@ -238,15 +187,15 @@ def _named(cells: pd.DataFrame, column: str, otherwise: Sequence[str]) -> list[s
 def _queries(cells: pd.DataFrame, outputs: Outputs) -> list[str]:
     """The posts as the judge is shown them."""
     if outputs.post not in cells:
-        return _texts(cells, QUERY, FILL)
-    posts = _texts(cells, outputs.post, FILL, "outputs.post")
-    _refuse_empty(cells, outputs.post, posts)
+        return _texts(cells, QUERY)
+    posts = _texts(cells, outputs.post)
     if not {"title", "subreddit"} <= {*cells.columns}:
         return posts
     known = cells.fillna({"title": "", "subreddit": ""})
-    columns = [_texts(known, "subreddit", FILL), _texts(known, "title", FILL), posts]
+    columns = [_texts(known, name, can_be_empty=True) for name in ("subreddit", "title")]
     keys = ("subreddit", "title", "post")
-    return [format_post(dict(zip(keys, row, strict=True))) for row in zip(*columns, strict=True)]
+    rows = zip(*columns, posts, strict=True)
+    return [format_post(dict(zip(keys, row, strict=True))) for row in rows]
 
 
 def _labels(cells: pd.DataFrame, outputs: Outputs) -> list[bool | None]:
@@ -260,32 +209,11 @@ def _labels(cells: pd.DataFrame, outputs: Outputs) -> list[bool | None]:
     return [LABELS[word] for word in words]
 
 
-def merged(table: pd.DataFrame) -> pd.DataFrame:
-    """Each summary once: rows that differ in their label alone become one, the first.
-
-    In published comparisons several people judged the same pair. The label is what most of them
-    prefer; None where as many prefer the other.
-    """
-    keys = ["system", "id", "digest", "summary", "reference"]
-    votes = table["label"].map(lambda label: (label is True) - (label is False))
-    groups = table.groupby(keys, sort=False, dropna=False).ngroup()
-    sums = votes.groupby(groups.to_numpy()).sum()
-    labels = [None if not more else bool(more > 0) for more in sums]
-    once = table.drop_duplicates(keys)
-    return once.assign(label=pd.Series(labels, index=once.index, dtype=object))
-
-
 def check_table(table: pd.DataFrame, outputs: Outputs) -> None:
     """Give every system the `name` of its file. Raise UserError where two systems would share one,
     a post has two summaries of a system, or systems were given different posts.
     """
     table["name"] = table["system"].map(file_name)
-    count = table["name"].nunique()
-    if count > MOST_SYSTEMS:
-        raise UserError(
-            f"{outputs.file} has {count:,} systems, and all pairs of them are compared: give at"
-            f" most {MOST_SYSTEMS} (SET=outputs.system=... names their column)"
-        )
 
     def first(keys: list[str], column: str) -> pd.Series:
         return table.groupby(keys, sort=False)[column].transform("first")
@@ -293,90 +221,79 @@ def check_table(table: pd.DataFrame, outputs: Outputs) -> None:
     other, place = first(["name"], "system"), first(["name", "id"], "where")
     like = "system {system!r} reads like {other!r}: rename it"
     _refuse(table, table["system"] != other, like, other=other)
-    twice = (
-        "post {id} of system {system} stands at {place} too: drop one (SET=outputs.id=,"
-        " outputs.system= name the columns)"
-    )
+    twice = "post {id} of system {system} stands at {place} too: drop one"
     _refuse(table, table.duplicated(["name", "id"]), twice, place=place)
     place = first(["id"], "where")
-    for column, what in (("digest", "post"), ("reference", "reference")):
+    for column, what in (("query", "post"), ("reference", "reference")):
         differs = table[column].notna() & (table[column] != first(["id"], column))
-        given = f"the {what} of id {{id}} differs from that at {{place}}: all systems must have"
-        _refuse(table, differs, f"{given} been given the same", place=place)
+        two = f"the {what} of id {{id}} differs from that at {{place}}: all systems need the same"
+        _refuse(table, differs, two, place=place)
 
 
 # -- systems ---------------------------------------------------------------------------------------
 
 
-def is_a_system(table: pd.DataFrame, outputs: Outputs) -> bool:
-    """Whether a system is the reference: one of several columns, or for want of references."""
-    several = len(outputs.summary_columns) > 1 and outputs.reference in outputs.summary_columns
-    return several or bool(table["reference"].isna().all())
+def has_references(table: pd.DataFrame) -> bool:
+    """Whether the files have references; else one of the systems takes their place."""
+    return not table["reference"].isna().all()
 
 
-def systems_of(table: pd.DataFrame, outputs: Outputs) -> dict[str, list[Row]]:
-    """The rows of each system: against its file's references, or against one of the systems.
+def compared(table: pd.DataFrame, outputs: Outputs) -> pd.DataFrame:
+    """The summaries that are judged, each beside its file's reference or a system's summary.
 
     Raises UserError where there is neither, or none for a post, or a system is called `reference`.
     """
-    place, there = file_name(outputs.reference), list(table["name"].unique())
-    others = table[table["name"] != place] if is_a_system(table, outputs) else table
-    if table["reference"].isna().all():
-        if place not in there:
+    others = table
+    if not has_references(table):
+        place, names = file_name(outputs.reference), list(table["name"].unique())
+        if place not in names:
             raise UserError(
                 f"{outputs.file} has no column {outputs.reference} and no system of that name: name"
                 " what to compare with, a column or a system: SET=outputs.reference=..."
-                f" (systems: {', '.join(there)})"
+                f" (systems: {', '.join(names)})"
             )
-        summaries = table[table["name"] == place].set_index("id")["summary"]
-        others = others.assign(reference=others["id"].map(summaries))
+        references = table[table["name"] == place].set_index("id")["summary"]
+        others = table[table["name"] != place]
+        others = others.assign(reference=others["id"].map(references))
     if others.empty:
         raise UserError(f"{outputs.file} has one system, {outputs.reference}: nothing to compare")
-    _refuse(
-        others,
-        others["name"] == TAKEN,
-        f"a system is called {TAKEN}, as what it is compared with: rename it, or compare with it"
-        f" (SET=outputs.reference={TAKEN}, in files without such a column)",
-    )
+    taken = f"a system is called {TAKEN}, as what it is compared with: rename it"
+    _refuse(others, others["name"] == TAKEN, taken)
     lacking = others["reference"].isna() | (others["reference"] == "")
     missing = "post {post} has no reference: add it, or drop the row"
     _refuse(others, lacking, missing, post=others["id"])
-    unknown = dict.fromkeys(("tokens", "reference_tokens", "has_eos", "score", "reference_score"))
-    systems: dict[str, list[Row]] = {str(name): [] for name in others["name"]}
-    for row in others.to_dict("records"):
-        known = {key: row[key] for key in ("id", "query", "reference", "summary")}
-        label = {} if row["label"] is None else {"label": row["label"]}
-        systems[row["name"]].append(known | unknown | label)
-    return systems
+    return others
 
 
 def read_systems(table: pd.DataFrame, outputs: Outputs, count: int) -> dict[str, list[Row]]:
     """The rows of each system about the first `count` posts, in the order of the files; all of them
     if it is 0. Systems are compared on the posts that all of them have.
 
-    Raises UserError where there is none, where a system loses all, and where no label is left.
+    Raises UserError where there is no such post, and where no label is left.
     """
     posts = list(dict.fromkeys(table["id"]))
     if count > len(posts):
         raise UserError(f"eval.posts is {count} but there are {len(posts)} posts")
-    kept = systems_of(table[table["id"].isin(posts[: count or len(posts)])], outputs)
-    lacking = [name for name in systems_of(table, outputs) if name not in kept]
-    if lacking:
-        raise UserError(f"eval.posts={count} leaves no post of {', '.join(lacking)}: raise it")
-    ids = {name: {row["id"] for row in rows} for name, rows in kept.items()}
+    others, kept = compared(table, outputs), posts[: count or len(posts)]
+    unknown = dict.fromkeys(("tokens", "reference_tokens", "has_eos", "score", "reference_score"))
+    systems: dict[str, list[Row]] = {str(name): [] for name in others["name"]}
+    for row in others[others["id"].isin(kept)].to_dict("records"):
+        known = {key: row[key] for key in ("id", "query", "reference", "summary")}
+        label = {} if row["label"] is None else {"label": row["label"]}
+        systems[row["name"]].append(known | unknown | label)
+    ids = {name: {row["id"] for row in rows} for name, rows in systems.items()}
     if not set.intersection(*ids.values()):
         pairs = (
             f" ({a} and {b} share none)" for a, b in combinations(ids, 2) if not ids[a] & ids[b]
         )
         raise UserError(
             f"{outputs.file}: no post has a summary of every system{next(pairs, '')}: give all"
-            " systems the same posts (SET=outputs.id=... names the column), or judge each by an"
-            " INPUT= of its own"
+            " systems the same posts (SET=outputs.id=... names the column), or raise eval.posts"
         )
-    if outputs.label and not any("label" in row for rows in kept.values() for row in rows):
-        problem = f"{outputs.file}: column {outputs.label} has no label beside ties and empty cells"
+    if outputs.label and not any("label" in row for rows in systems.values() for row in rows):
+        problem = f"{outputs.file}: column {outputs.label} has no label"
         raise UserError(f"{problem}: fill it, raise eval.posts, or leave out outputs.label")
-    return kept
+    return systems
 
 
 def describe(rows: Sequence[Row]) -> dict[str, float | None]:

@@ -51,17 +51,17 @@ def write_summaries(config: Config) -> None:
         # A killed attempt may have scored other texts: then its scores have another name.
         label = f"score {', '.join(texts)}"
         scores = score_all(run, accelerator, reward_model, posts, texts, label)
-        made = dict(kept)
+        written = dict(kept)
         for name in [name for name in texts if name != "reference"]:
             rows = make_rows(posts, texts, scores, name, tokenizer)
             distances = kl_from_sft(run, accelerator, name, posts, texts[name])
-            made[name] = [row | {"kl": kl} for row, kl in zip(rows, distances, strict=True)]
+            written[name] = [row | {"kl": kl} for row, kl in zip(rows, distances, strict=True)]
         results: dict[str, Any] = {"posts": len(posts), "policies": {}}
         results["reference_tokens"] = sum(map(len, references)) / len(references)
         best = [f"{BEST_OF}{n}" for n in config.eval.numbers]
         for name in (*policies_of(config), *best):
-            write_rows(run, f"{name}.jsonl", made[name])
-            results["policies"][name] = describe(made[name])
+            write_rows(run, f"{name}.jsonl", written[name])
+            results["policies"][name] = describe(written[name])
         run.finish(results)
 
 
@@ -79,8 +79,8 @@ def kept_rows(run: Run) -> dict[str, list[dict[str, Any]]]:
     if not config.upstream:
         return {}
     upstream = replace(config, name=config.upstream, upstream="", own_from="")
-    made = read_record(stage_folder(upstream, run.stage) / "config.json")
-    if made is None or made["ppo"]["temperature"] != config.ppo.temperature:
+    recorded = read_record(stage_folder(upstream, run.stage) / "config.json")
+    if recorded is None or recorded["ppo"]["temperature"] != config.ppo.temperature:
         return {}
     rows = rows_still_right(config, upstream, ("base", "sft", "normalize"))
     return {name: of for name, of in rows.items() if name == "sft" or name.startswith(BEST_OF)}
@@ -105,8 +105,8 @@ def rows_still_right(
     same = {name for name, content in now.items() if manifest["inputs"].get(name) == content}
     if not same.issuperset(needed) or damage(maker, stage):
         return {}
-    made = manifest["results"]["policies"]
-    names = [name for name in made if name in same or name.startswith(BEST_OF)]
+    policies = manifest["results"]["policies"]
+    names = [name for name in policies if name in same or name.startswith(BEST_OF)]
     return {name: read_lines(folder / f"{name}.jsonl") for name in names}
 
 
@@ -121,6 +121,8 @@ def sample_summaries(
     config = run.config
     length, setting = longest(config, name)
     policy = load_policy(run.require(name) / "model").to(accelerator.device).eval()
+    queries = posts.columns["queries"]
+    require_room(policy, int(queries.lengths().max()), length, setting)
     sampling = Sampling(
         seed=config.seed,
         purpose=f"{name} summaries",
@@ -128,8 +130,6 @@ def sample_summaries(
         temperature=config.eval.temperature,
         forward_batch_size=config.memory.forward_batch_size,
     )
-    queries = posts.columns["queries"]
-    require_room(policy, int(queries.lengths().max()), length, setting)
     share = respond(accelerator, policy, queries, tokenizer, sampling, run.resume)
     return gather_rows(accelerator, share)
 
@@ -156,9 +156,8 @@ def sample_best(
         forward_batch_size=config.memory.forward_batch_size,
         samples=most,
     )
-    share = respond_often(
-        accelerator, policy, posts.columns["queries"], tokenizer, sampling, run.resume
-    )
+    queries = posts.columns["queries"]
+    share = respond_often(accelerator, policy, queries, tokenizer, sampling, run.resume)
     samples = gather_rows(accelerator, share)
     columns = {str(place): [of[place] for of in samples] for place in range(most)}
     scored = score_all(run, accelerator, reward_model, posts, columns, f"score {most} samples")
@@ -199,8 +198,8 @@ def policies_of(config: Config) -> list[str]:
     """The stages whose policies are compared: an optional one joins the others once it was made."""
     row = row_of("summaries", config.kind)
     joined = {stage for stage in row.joined_by if is_part(stage, config.kind)}
-    made = {stage for stage in joined if read_manifest(stage_folder(config, stage)) is not None}
-    return [stage for stage in POLICY_STAGES if stage in {*row.inputs, *made}]
+    ready = {stage for stage in joined if read_manifest(stage_folder(config, stage)) is not None}
+    return [stage for stage in POLICY_STAGES if stage in {*row.inputs, *ready}]
 
 
 def longest(config: Config, name: str) -> tuple[int, str]:

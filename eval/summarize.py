@@ -8,12 +8,11 @@ is cut as in training; all policies read the same tokens. The run's reward model
 summary. A held-out post of the run gets the summaries of its evaluation.
 """
 
-import argparse
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -27,31 +26,25 @@ from stages.learning.passes import summary_scores
 from stages.learning.sampling import sample, sampling_noise
 from stages.posts.ragged import load_split
 from stages.posts.tokens import fit_query, plain_encoder
-from stages.posts.toy import facts_of, score_summary
 from stages.running.progress import folded
 from stages.settings import config as settings
 from stages.settings.checks import Parser, in_one_line, show
 from stages.settings.command_line import recorded_config
-from stages.settings.config import TOY, Config, UserError
-from stages.settings.prompt import format_post, parse_post
+from stages.settings.config import Config, UserError
+from stages.settings.prompt import parse_post
 from stages.settings.stages import POLICY_STAGES
 
 HELD_OUT = "sft_validation"
-MOST_WORTH = 6  # of a summary in the built-in world
 
 
-@dataclass(frozen=True, kw_only=True)
-class Post:
-    """A post as the policies read it, and what the run knows of it."""
+class Post(NamedTuple):
+    """A post as the policies read it."""
 
     query: str
     tokens: Tensor
     """[Q]"""
-    notes: tuple[str, ...] = ()
-    """What was added, and whether it was cut."""
-    id: str = ""
-    """Of a held-out post."""
     reference: Tensor | None = None
+    """Of a held-out post."""
     place: int = 0
     """Among the held-out posts."""
 
@@ -67,18 +60,18 @@ def finished_policies(preset: str, name: str, seed: int) -> dict[str, Config]:
     recorded = {stage: config for stage, config in read.items() if config is not None}
     last = next(iter(recorded.values()), None)  # which also tells what an upstream supplies
     every = {stage: recorded.get(stage, last) for stage in POLICY_STAGES}
-    there = {
+    policies = {
         stage: config
         for stage, config in every.items()
         if config is not None and read_manifest(stage_folder(config, stage)) is not None
     }
-    if there:
-        return there
-    if name != preset:
-        check_run(name)
-    named = f" NAME={name}" if name != preset else ""
-    command = f"make sft rm ppo PRESET={preset} SEED={seed}{named}"
-    raise UserError(f"{folder} holds no finished policy: run `{command}` first")
+    if not policies:
+        if name != preset:
+            check_run(name)
+        named = f" NAME={name}" if name != preset else ""
+        command = f"make sft rm ppo PRESET={preset} SEED={seed}{named}"
+        raise UserError(f"{folder} holds no finished policy: run `{command}` first")
+    return policies
 
 
 class Finished:
@@ -93,54 +86,47 @@ class Finished:
         self.tokenizer = load_tokenizer(self._folder(next(iter(configs))) / "model")
         self.encode = plain_encoder(self.tokenizer)
         data = self._folder("base") / "data"
-        is_there = (data / f"{HELD_OUT}.safetensors").exists()
-        self.held_out = load_split(data, HELD_OUT) if is_there else None
+        self.held_out = load_split(data, HELD_OUT)
 
     def _folder(self, stage: str) -> Path:
         return stage_folder(self.configs.get(stage, self.config), stage)
 
     def post_of_id(self, post_id: str) -> Post:
         """The held-out post with an id. Raises UserError if the run's data hold none."""
-        ids = [row["id"] for row in self.held_out.rows] if self.held_out else []
+        rows, columns = self.held_out.rows, self.held_out.columns
+        ids = [row["id"] for row in rows]
         if post_id not in ids:
-            such = f": ids are such as {ids[0]}" if ids else ""
-            raise UserError(f"ID={post_id} is no held-out post of {self.config.name}{such}")
-        at, split = ids.index(post_id), self.held_out
-        assert split is not None
-        return Post(
-            query=split.rows[at]["query"],
-            tokens=split.columns["queries"][at],
-            id=post_id,
-            reference=split.columns["summaries"][at],
-            place=at,
-        )
+            such = f"ids are such as {ids[0]}"
+            raise UserError(f"ID={post_id} is no held-out post of {self.config.name}: {such}")
+        at = ids.index(post_id)
+        return Post(rows[at]["query"], columns["queries"][at], columns["summaries"][at], at)
 
     def post_of_text(self, text: str) -> Post:
         """A typed post, filled into the run's prompt and cut as in training.
 
         Raises UserError where title and subreddit alone are too long.
         """
-        data, notes = self.config.data, []
+        data = self.config.data
         fields = parse_post(text.strip(), data.prompt)
         if fields is None:
             first, _, rest = text.strip().partition("\n")
             title, post = (first, rest.strip()) if rest else ("", first)
             fields = {"subreddit": self.usual_subreddit(), "title": title, "post": post}
-            notes.append(f"no subreddit given: r/{fields['subreddit']}, the most frequent here")
-        limit = data.max_query_tokens
         try:
             query, tokens = fit_query(
-                lambda filled: self.encode([filled])[0], data.prompt, fields, "post", limit
+                lambda filled: self.encode([filled])[0],
+                data.prompt,
+                fields,
+                "post",
+                data.max_query_tokens,
             )
         except ValueError as error:
             raise UserError(f"{error} (data.max_query_tokens): shorten the title") from None
-        if query != format_post(fields, data.prompt):
-            notes.append(f"cut to {limit} tokens, as in training")
-        return Post(query=query, tokens=torch.tensor(tokens), notes=tuple(notes))
+        return Post(query, torch.tensor(tokens))
 
     def usual_subreddit(self) -> str:
         """The most frequent one of the held-out posts."""
-        rows = self.held_out.rows if self.held_out else []
+        rows = self.held_out.rows
         posts = [parse_post(row["query"], self.config.data.prompt) for row in rows]
         counts = Counter(post["subreddit"] for post in posts if post)
         return max(counts, key=counts.__getitem__, default="tifu")
@@ -154,7 +140,7 @@ class Finished:
         policy = load_policy(self._folder(stage) / "model").to(device).eval()
         (length, setting), pad_id = longest(config, stage), self.tokenizer.pad_token_id
         require_room(policy, len(post.tokens), length, setting)
-        rows = config.eval.posts or (len(self.held_out) if self.held_out else 1)
+        rows = config.eval.posts or len(self.held_out)
         at = post.place if post.place < rows else 0
         noise = sampling_noise(config.seed, f"{stage} summaries", 0, rows, length)[at : at + 1]
         eos_id, query = self.tokenizer.eos_token_id, post.tokens[None].to(device)
@@ -190,23 +176,21 @@ class Finished:
         if post.reference is not None:
             written = {"reference": post.reference.tolist(), **written}
         lines = [part for line in post.query.split("\n") for part in folded(line, "") or [""]]
-        lines += [part for note in post.notes for part in folded(f"({note})")]
         scores = self.scores(post, list(written.values()))
         for (writer, tokens), score in zip(written.items(), scores, strict=True):
-            text = self.text(tokens)
-            parts = [] if score is None else [f"score {score:+.2f}"]
-            parts += [f"{len(tokens)} tokens"]
+            parts = [f"{len(tokens)} tokens"]
+            parts += [] if score is None else [f"score {score:+.2f}"]
             parts += [] if self.tokenizer.eos_token_id in tokens else ["does not end"]
-            if post.id and self.config.data.source == TOY:
-                worth = score_summary(text, facts_of(post.id))
-                parts.append(f"{worth:g} of {MOST_WORTH} by the rule")
-            name = writer.upper() if writer in POLICY_STAGES else writer
-            lines += ["", *folded(f"{name}: {', '.join(parts)}"), *folded(f"  {text}", "  ")]
+            lines += ["", *folded(f"{writer}: {', '.join(parts)}")]
+            lines += folded(f"  {self.text(tokens)}", "  ")
         return lines
 
 
-def parse(argv: list[str] | None) -> argparse.Namespace:
-    """The command line; `make` leaves a post in the environment: it may hold line breaks."""
+@in_one_line()
+def main(argv: list[str] | None = None) -> None:
+    """Print a post and its summaries; `make` leaves a post in the environment: it may hold line
+    breaks.
+    """
     parser = Parser(description="summaries of one post by a finished run")
     parser.add_argument("--preset", default="tiny")
     parser.add_argument("--name", default="", help="the run's folder below runs/")
@@ -214,18 +198,11 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     post = os.environ.get("POST", "")
     parser.add_argument("--post", default=post, help="text, or a filled prompt (also as POST)")
     parser.add_argument("--id", default="", help="of a held-out post of the run")
-    return parser.parse_args(argv)
-
-
-@in_one_line()
-def main(argv: list[str] | None = None) -> None:
-    """Print a post and its summaries."""
-    args = parse(argv)
+    args = parser.parse_args(argv)
     if bool(args.id) == bool(args.post.strip()):
         raise UserError("give one post: POST='...', or ID= of a held-out post")
     run = Finished(finished_policies(args.preset, args.name or args.preset, args.seed))
-    post = run.post_of_id(args.id) if args.id else run.post_of_text(args.post)
-    show(run.lines(post))
+    show(run.lines(run.post_of_id(args.id) if args.id else run.post_of_text(args.post)))
 
 
 if __name__ == "__main__":

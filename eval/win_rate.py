@@ -14,24 +14,23 @@ by post.
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import combinations
-from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from eval.judges.protocol import VERDICTS
-from eval.rates.formulas import (
-    Interval,
-    as_plain,
-    clustered_share,
-    mean_of_posts,
-    mean_with_error,
-    post_numbers,
-    sign_flip_p_value,
-    totals_of,
-)
+from eval.rates.formulas import Interval, mean_of_posts, sign_flip_p_value, totals_of
+from eval.rates.length_control import LEAST_JUDGEMENTS
 from eval.rates.table import POINTS, analyse, verdict_table
+from eval.scores import (
+    START,
+    PostOf,
+    ScoredRows,
+    Scores,
+    agreement,
+    by_name,
+    gain,
+    judged_posts,
+    proxy_and_gold,
+)
 from stages.driving.start import run_stage
 from stages.finished import read_manifest
 from stages.posts.text_metrics import first_ids, identical
@@ -41,15 +40,16 @@ from stages.runs import open_stage, write_rows
 from stages.settings.config import Config, UserError
 from stages.settings.judge import MOST_UNJUDGED
 
-Scores = Mapping[str, float | None]
-"""Post id to score in [0, 1], None where unjudged."""
-ScoredRows = Mapping[str, Sequence[Mapping[str, Any]]]
-"""Policy -> rows with `id`, `score` and `reference_score`, None where there is no score."""
-Scored = dict[str, dict[str, float]]
-PostOf = Mapping[str, str] | None
-"""Id -> the first id with the same text (`posts_by_text`); None: every id has its own."""
-REFERENCE = "reference"
-START = "sft"  # the policy that the others started from
+# Why there is no rate at equal length, by what `length_controlled` says.
+NO_RATE = {
+    "few judgements": f"fewer than {LEAST_JUDGEMENTS} judgements of texts that differ",
+    "few posts": f"fewer than {LEAST_JUDGEMENTS // 2} posts whose texts differ",
+    "one place": "every summary was shown in the same place",
+    "one ratio": "all length ratios are alike",
+    "few ratios": "too few different length ratios for a curve",
+    "one verdict": "all verdicts are alike",
+    "no fit": "length or order alone decides nearly every verdict, so the model has no answer",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,12 +67,13 @@ def measure_win_rates(config: Config) -> dict[str, Any]:
     """
     with open_stage(config, "win_rate") as run:
         summaries = run.require("summaries")
-        written = {path.stem: read_lines(path) for path in written_by_policy(summaries)}
-        texts, post_of = summary_texts(summaries), posts_by_text(written)
+        paths = sorted(summaries.glob("*.jsonl"))
+        written = {path.stem: read_lines(path) for path in paths}
+        post_of = posts_by_text(written)
         folder = run.require("judge")
         judgements = read_lines(folder / "judgements.jsonl")
         scores = post_scores(judgements)
-        if not any(has_verdict(of_posts) for of_posts in scores.values()):
+        if not any(judged_for_both(of_posts, of_posts) for of_posts in scores.values()):
             raise UserError(
                 f"{folder}: no post has a verdict in both orders: see the replies in"
                 " judgements.jsonl, correct the judge's settings and judge again"
@@ -84,33 +85,53 @@ def measure_win_rates(config: Config) -> dict[str, Any]:
             for post_id, score in of_posts.items()
         ]
         write_rows(run, "post_scores.jsonl", rows)
+        gold = folder / "gold_scores.jsonl"
+        gold_rows = rows_by_policy(read_lines(gold)) if gold.exists() else {}
         judge = (read_manifest(folder) or {})["results"]["judge"]
         results = {
             "judge": judge,
             "posts": len({row["id"] for row in judgements}),
             "texts": len({post_of[row["id"]] for row in judgements}),
-            "policies": {
-                name: describe(scores[name], post_of)
-                | {"identical": identical(written[name], config.data.prompt)}
-                | {"statistics": statistics_of(name, judgements, texts[name], post_of)}
-                | of_reward_model(name, written, scores[name], post_of, judge["kind"])
-                for name in scores
-            },
-            "differences": {
-                pair_name(later, earlier): asdict(
-                    paired_difference(scores[later], scores[earlier], post_of)
-                )
-                | {"alike": alike(texts[later], texts[earlier])}
-                for earlier, later in combinations(scores, 2)
-                if judged_for_both(scores[later], scores[earlier])
-            },
+            **rates_of(written, judgements, scores, post_of, judge["kind"]),
+            **({"scores": proxy_and_gold(written, gold_rows, post_of)} if gold_rows else {}),
         }
-        gold = folder / "gold_scores.jsonl"
-        if gold.exists():
-            gold_rows = rows_by_policy(read_lines(gold))
-            results["scores"] = proxy_and_gold(written, gold_rows, post_of)
+        for name, row in results["policies"].items():
+            row["identical"] = identical(written[name], config.data.prompt)
         run.finish(results)
     return results
+
+
+def rates_of(
+    written: ScoredRows,
+    judgements: Sequence[dict[str, Any]],
+    scores: Mapping[str, Scores],
+    post_of: Mapping[str, str],
+    judge_kind: str,
+) -> dict[str, Any]:
+    """`policies`: a row each of `describe`, with its `statistics` of `analyse` and what
+    `of_reward_model` says; `differences` of all pairs.
+    """
+    texts = {
+        name: {row["id"]: (row["summary"], row["reference"]) for row in rows}
+        for name, rows in written.items()
+    }
+    policies = {
+        name: describe(scores[name], post_of)
+        | {
+            "statistics": statistics_of(name, judgements, texts[name], post_of),
+            **of_reward_model(name, written, scores[name], post_of, judge_kind),
+        }
+        for name in scores
+    }
+    differences = {
+        pair_name(later, earlier): asdict(
+            paired_difference(scores[later], scores[earlier], post_of)
+        )
+        | {"alike": alike(texts[later], texts[earlier])}
+        for earlier, later in combinations(scores, 2)
+        if judged_for_both(scores[later], scores[earlier])
+    }
+    return {"policies": policies, "differences": differences}
 
 
 def of_reward_model(
@@ -147,27 +168,10 @@ def rows_by_policy(rows: Iterable[dict[str, Any]]) -> dict[str, list[dict[str, A
     return policies
 
 
-def written_by_policy(folder: Path) -> list[Path]:
-    """The files of the stage `summaries`, one a policy."""
-    return sorted(folder.glob("*.jsonl"))
-
-
-def summary_texts(folder: Path) -> dict[str, dict[str, tuple[str, str]]]:
-    """For each policy and post id its summary and the reference, as the judge saw them."""
-    return {
-        path.stem: {row["id"]: (row["summary"], row["reference"]) for row in read_lines(path)}
-        for path in written_by_policy(folder)
-    }
-
-
 def posts_by_text(policies: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, str]:
     """Id -> the first id with the same `query`, of the summaries of some policies."""
     posts = [(row["id"], row["query"]) for rows in policies.values() for row in rows]
     return dict(zip((name for name, _ in posts), first_ids(posts), strict=True))
-
-
-def _numbers(ids: Iterable[str], post_of: PostOf) -> NDArray[np.int64]:
-    return post_numbers([(post_of or {}).get(name, name) for name in ids])
 
 
 def statistics_of(
@@ -176,9 +180,17 @@ def statistics_of(
     texts: Mapping[str, tuple[str, str]],
     post_of: PostOf = None,
 ) -> dict[str, Any]:
-    """What `analyse` finds in one policy's judgements."""
+    """What `analyse` finds in one policy's judgements, with its reason in words."""
     rows = [row for row in judgements if row["policy"] == policy]
-    return analyse(verdict_table(rows, texts, post_of))
+    return in_words(analyse(verdict_table(rows, texts, post_of)))
+
+
+def in_words(statistics: dict[str, Any]) -> dict[str, Any]:
+    """The results of `analyse` with a sentence where there is no rate at equal length."""
+    controlled = statistics["length_controlled"]
+    if "why" in controlled:
+        controlled = controlled | {"why": NO_RATE[controlled["why"]]}
+    return statistics | {"length_controlled": controlled}
 
 
 def alike(a: Mapping[str, tuple[str, str]], b: Mapping[str, tuple[str, str]]) -> float:
@@ -210,11 +222,6 @@ def post_scores(judgements: Iterable[dict[str, Any]]) -> dict[str, dict[str, flo
     return scores
 
 
-def has_verdict(scores: Scores) -> bool:
-    """Whether any post has a verdict in both orders."""
-    return any(score is not None for score in scores.values())
-
-
 def judged_for_both(a: Scores, b: Scores) -> bool:
     """Whether any post has a verdict in both orders for both policies."""
     return any(score is not None and b.get(post) is not None for post, score in a.items())
@@ -228,24 +235,23 @@ def describe(scores: Scores, post_of: PostOf = None) -> dict[str, Any]:
     and with every one won; `p_value` is that of a rate of 1/2 (paired randomisation test).
     Where no post was judged, rate, interval and p-value are None.
     """
-    judged = {post_id: score for post_id, score in scores.items() if score is not None}
-    if not judged:
+    values, posts = judged_posts(scores, post_of)
+    if not len(values):
         return {
             **dict.fromkeys(("win_rate", "low", "high", "p_value")),
             **dict.fromkeys(("posts", "wins", "ties", "losses"), 0),
             **{"unjudged": 1.0, "worst_case": [0.0, 1.0]},
         }
-    rate = win_rate(scores, post_of)
-    total, unjudged = sum(judged.values()), len(scores) - len(judged)
-    beyond, _ = totals_of(np.array(list(judged.values())) - 0.5, _numbers(judged, post_of))
+    rate, unjudged = win_rate(scores, post_of), len(scores) - len(values)
+    total, beyond = float(values.sum()), totals_of(values - 0.5, posts)[0]
     return {
         "win_rate": rate.estimate,
         "low": rate.low,
         "high": rate.high,
-        "posts": len(judged),
-        "wins": sum(score > 0.5 for score in judged.values()),
-        "ties": sum(score == 0.5 for score in judged.values()),
-        "losses": sum(score < 0.5 for score in judged.values()),
+        "posts": len(values),
+        "wins": int((values > 0.5).sum()),
+        "ties": int((values == 0.5).sum()),
+        "losses": int((values < 0.5).sum()),
         "unjudged": unjudged / len(scores),
         "worst_case": [total / len(scores), (total + unjudged) / len(scores)],
         "p_value": sign_flip_p_value(beyond),
@@ -257,8 +263,8 @@ def win_rate(scores: Scores, post_of: PostOf = None) -> Interval:
 
     Raises UserError where no post is judged.
     """
-    judged = {post_id: score for post_id, score in scores.items() if score is not None}
-    return mean_of_posts(np.array([*judged.values()]), (0.0, 1.0), _numbers(judged, post_of))
+    values, posts = judged_posts(scores, post_of)
+    return mean_of_posts(values, (0.0, 1.0), posts)
 
 
 def paired_difference(a: Scores, b: Scores, post_of: PostOf = None) -> PairedInterval:
@@ -267,109 +273,33 @@ def paired_difference(a: Scores, b: Scores, post_of: PostOf = None) -> PairedInt
     The interval is a bootstrap over posts, the p-value a paired randomisation test (each post's
     difference keeps or changes its sign). Raises UserError where there is no such post.
     """
-    pairs = {post_id: (a[post_id], b[post_id]) for post_id in a if post_id in b}
-    gaps = {name: x - y for name, (x, y) in pairs.items() if x is not None and y is not None}
-    differences, posts = np.array([*gaps.values()]), _numbers(gaps, post_of)
+    gaps: dict[str, float | None] = {}
+    for name, score in a.items():
+        other = b.get(name)
+        gaps[name] = None if score is None or other is None else score - other
+    differences, posts = judged_posts(gaps, post_of)
     interval = mean_of_posts(differences, (-1.0, 1.0), posts)
     p_value = sign_flip_p_value(totals_of(differences, posts)[0])
     return PairedInterval(**asdict(interval), p_value=p_value)
-
-
-def proxy_and_gold(proxy: ScoredRows, gold: ScoredRows, post_of: PostOf = None) -> dict[str, Any]:
-    """Means of PPO's own reward model, the proxy, and a gold one, with 95% intervals over posts.
-
-    If the proxy rises and the gold one falls, the policy is over-optimised (Gao et al. 2022,
-    2210.10760). Each has its own unit, and of a reward model references of training posts average
-    0; the rule of the built-in world has another zero.
-
-    `proxy` and `gold`: name -> interval of the mean, the reference first. `gains`: policy ->
-    `proxy` and `gold`, the mean difference from SFT on the same posts. A text without a score is
-    left out; a mean without any score is None, and so is a gain on fewer than two posts.
-    """
-    scorers = {"proxy": by_name(proxy), "gold": by_name(gold)}
-    gains = {
-        name: {scorer: gain(scores, name, post_of) for scorer, scores in scorers.items()}
-        for name in gold
-        if name != START and START in gold
-    }
-    means = {
-        scorer: {name: interval(of_posts, post_of) for name, of_posts in scores.items()}
-        for scorer, scores in scorers.items()
-    }
-    return {**means, "gains": gains}
-
-
-def agreement(
-    written: Sequence[Mapping[str, Any]], judged: Scores, post_of: PostOf = None
-) -> dict[str, Any] | None:
-    """How often a scorer prefers what the judge prefers, summary or reference, with 95% interval.
-
-    `written`: rows of one policy with `id`, `score` and `reference_score`; `judged`: post to score
-    in [0, 1]. Posts count that the judge decided and on which the two scores differ; None where
-    there is none. Wilson's interval.
-    Source: Huang et al. 2024, detail 17 (agreement of the reward model with its judge).
-    """
-    right: dict[str, float] = {}
-    for row in written:
-        ours, theirs, points = row["score"], row["reference_score"], judged.get(row["id"])
-        if ours is None or theirs is None or points is None or points == 0.5 or ours == theirs:
-            continue
-        right[row["id"]] = (ours > theirs) == (points > 0.5)
-    values = np.array([*right.values()], dtype=float)
-    return as_plain(clustered_share(values, _numbers(right, post_of)))
-
-
-def by_name(rows: ScoredRows) -> Scored:
-    """Name -> post -> score; the references of all policies are one more name."""
-    scores: Scored = {name: {} for name in (REFERENCE, *rows)}
-    for policy, of_policy in rows.items():
-        for row in of_policy:
-            for name, key in ((policy, "score"), (REFERENCE, "reference_score")):
-                if row.get(key) is not None:
-                    scores[name][row["id"]] = row[key]
-    return scores
-
-
-def gain(scores: Scored, policy: str, post_of: PostOf = None) -> dict[str, Any] | None:
-    """The mean of a policy's score minus SFT's, over the posts on which both have one."""
-    ours, start = scores.get(policy, {}), scores.get(START, {})
-    return mean_gain({post: ours[post] - start[post] for post in ours if post in start}, post_of)
-
-
-def mean_gain(differences: Mapping[str, float], post_of: PostOf = None) -> dict[str, Any] | None:
-    """The mean of a difference an id, as plain data; None for one post, which has no spread."""
-    mean = interval(differences, post_of)
-    return mean if mean and mean["posts"] > 1 else None
-
-
-def interval(values: Mapping[str, float], post_of: PostOf = None) -> dict[str, Any] | None:
-    """The mean of a value an id with its interval over posts; None where there is no value."""
-    if not values:
-        return None
-    numbers = _numbers(values, post_of)
-    return asdict(mean_with_error(np.array([*values.values()], dtype=float), numbers))
 
 
 def print_summary(results: dict[str, Any]) -> None:
     """A line for the judge, one for each policy and one for each difference, 80 columns."""
     lines = folded(f"win rate against the reference, judged by {results['judge']['name']}")
     for name, row in results["policies"].items():
-        lines += row_of(f"  {name}", f" {_rate_of(row)}", 18)
+        lines += _row(f"  {name}", f" {_rate_of(row)}", 18)
     for name, row in results["differences"].items():
         pair = names_of_pair(name)
         if any(results["policies"][policy]["unjudged"] > MOST_UNJUDGED for policy in pair):
             continue
         estimate, low, high = (f"{100 * row[key]:+.1f}" for key in ("estimate", "low", "high"))
-        points = f"{estimate:>6} [{low:>6}, {high:>6}]  points on the same posts"
-        lines += row_of(f"  {' - '.join(pair)}", f" {points}", 30)
+        points = f" {estimate:>6} [{low:>6}, {high:>6}]  points on the same posts"
+        lines += _row(f"  {' - '.join(pair)}", points, 30)
     print("\n".join(lines))
 
 
-def row_of(name: str, cells: str, width: int) -> list[str]:
-    """A row of a table: a name in a column of this width, then the cells.
-
-    A longer name stands whole, above the cells: names that differ must not read alike.
-    """
+def _row(name: str, cells: str, width: int) -> list[str]:
+    """A name in a column of this width, then the cells; a longer name stands whole above them."""
     if len(name) <= width:
         return [f"{name:{width}}{cells}"]
     return [*folded(name), f"{'':{width}}{cells}"]

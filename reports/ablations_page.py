@@ -9,6 +9,7 @@ from the same SFT model. Each switch gets one verdict (`reports.parts.verdicts`)
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from statistics import fmean
 from typing import Any
@@ -16,7 +17,7 @@ from typing import Any
 from eval.rates.formulas import holm, mean_of_seeds, p_of_seeds
 from reports.parts import gained, page, words
 from reports.parts.ablated import POLICY, AblatedRun, SeedsOfRun, collect, taken_stages, there
-from reports.parts.cells import MISSING
+from reports.parts.cells import MISSING, Number
 from reports.parts.collect import Record
 from reports.parts.page import Block, Heading, Table, Text
 from reports.parts.paired import Entry, picture
@@ -24,12 +25,12 @@ from reports.parts.reached import GAIN, SMOOTHED, update_of_gain
 from reports.parts.run_report import write_about_runs
 from reports.parts.sentences import against, distrust, lead, notes_of_runs, unjudged
 from reports.parts.verdicts import FEWEST, SURE, WITHIN, in_brief, remaining, sentence, summary
-from reports.parts.words import Row, bounds_in_points, number, percent
+from reports.parts.words import Row, bounds_in_points, number, percent, seeds_mean
 from reports.sections import critic
 from stages.settings.presets import ABLATIONS, GROUPS, ablations_named
 from stages.settings.stages import SHARED_STAGES
 
-MEASURED: tuple[tuple[str, str, Callable[[float], str]], ...] = (
+MEASURED: tuple[tuple[str, str, Callable[[float], Number]], ...] = (
     ("ppo/win_rate", "win rate", percent),
     ("kl", "KL, nats", partial(number, digits=2)),
     ("ppo/tokens", "tokens", partial(number, digits=1)),
@@ -132,7 +133,7 @@ def means_table(default: SeedsOfRun, others: list[AblatedRun]) -> Table:
         pair, cells, changed = ablation.pair, [MISSING] * 3, "none" if ablation.pair else MISSING
         if pair and ablation.changed and pair.together:
             cells = [
-                f"{100 * fmean(pair.each):+.1f}",
+                Number(100 * fmean(pair.each), 1, signed=True),
                 bounds_in_points(pair.over_seeds),
                 bounds_in_points((pair.together.low, pair.together.high)),
             ]
@@ -160,7 +161,7 @@ def columns(others: Sequence[AblatedRun]) -> str:
     )
 
 
-def _failed(seeds: SeedsOfRun) -> str:
+def _failed(seeds: SeedsOfRun) -> object:
     return f"{seeds.failed} of {seeds.tried}" if seeds.tried else MISSING
 
 
@@ -170,11 +171,11 @@ def pace_table(
     """A row a switch: at which update a run's gain in reward is there, and how much later."""
     form = partial(number, digits=1)
 
-    def row(name: str, runs: Sequence[Record], later: Sequence[float]) -> list[str]:
+    def row(name: str, runs: Sequence[Record], later: Sequence[float]) -> list[object]:
         own = paces(runs)
-        told = [f"{fmean(later):+.1f}", _bounds(later)] if later else [MISSING] * 2
+        mean = Number(fmean(later), 1, signed=True) if later else MISSING
         counted = f"{len(own)} of {len(runs)}"
-        return [name, counted, words.seeds_mean([*own.values()], form), *told]
+        return [name, counted, seeds_mean([*own.values()], form), mean, _bounds(later)]
 
     pairs = {x.name: x.pair.runs if x.pair else [] for x in others}
     rows = [row(DEFAULT, default.runs, [])]
@@ -229,26 +230,23 @@ def pace_told(late: Mapping[str, list[float]]) -> str:
         for how, names in (("slower", slower), ("faster", faster))
         if names
     }
-    told = [f"{how} with {names}" for how, names in few.items()]
+    paced = [f"{how} with {names}" for how, names in few.items()]
     corrected_for = " (after Holm's correction)" if len(tested) > 1 else ""
-    return f"PPO learns {'; '.join(told)}{corrected_for}." if told else ""
+    return f"PPO learns {'; '.join(paced)}{corrected_for}." if paced else ""
 
 
-def _bounds(values: Sequence[float]) -> str:
-    bounds = mean_of_seeds(values)
-    return f"[{bounds[0]:+.1f}, {bounds[1]:+.1f}]" if bounds else MISSING
+def _bounds(values: Sequence[float]) -> Number:
+    low, high = mean_of_seeds(values) or (None, None)
+    return Number(None, 1, low=low, high=high, signed=True)
 
 
-def _means(rows: list[Row]) -> list[str]:
-    if not rows:
-        return [MISSING] * len(MEASURED)
+def _means(rows: list[Row]) -> list[Number]:
     cells = []
     for key, _, form in MEASURED:
-        values = [row[key] for row in rows]
-        seeds, mean = mean_of_seeds(values), form(fmean(values))
-        if seeds and form is percent:  # a share
-            seeds = max(0.0, seeds[0]), min(1.0, seeds[1])
-        cells.append(f"{mean} [{form(seeds[0])}, {form(seeds[1])}]" if seeds else mean)
+        cell = seeds_mean([row[key] for row in rows], form)
+        if cell.unit == "%" and cell.low is not None and cell.high is not None:  # a share
+            cell = replace(cell, low=max(0.0, cell.low), high=min(100.0, cell.high))
+        cells.append(cell)
     return cells
 
 

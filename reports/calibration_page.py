@@ -30,11 +30,11 @@ def main(argv: list[str] | None = None) -> None:
     stem = f"{config.name}-seed{config.seed}-judge-calibration"
     with mirrored_by(open_trackers), open_stage(config, "calibration_report") as run:
         run.inputs = inputs_now(config, "calibration_report")
-        made = blocks(config, results)
+        page_blocks = blocks(config, results)
         folders = [stage_folder(config, stage) for stage in run.inputs]
         origin = made_from("calibration", [config.name], folders)
         title = f"Calibration of the judge, {config.name}"
-        path = page.write(run.partial, stem, title, made, origin)
+        path = page.write(run.partial, stem, title, page_blocks, origin)
         run.finish({})
     print(f"report: {run.folder / path.name}")
 
@@ -77,11 +77,11 @@ def beside_the_longer(results: Row) -> str:
     if results["agreement"] is None or "longest" not in results["simple"]:
         return ""
     gap = results["simple"]["longest"]["difference"]
-    told = "reliably more often" if gap["low"] > 0 else "NOT reliably more often"
-    told = "LESS often" if gap["high"] < 0 else told
+    how_often = "reliably more often" if gap["low"] > 0 else "NOT reliably more often"
+    how_often = "LESS often" if gap["high"] < 0 else how_often
     return (
-        f"It agrees with the labels on {estimate(results['agreement'])} of the pairs, {told} than"
-        f" the longer text does ({in_points(gap)})."
+        f"It agrees with the labels on {estimate(results['agreement'])} of the pairs, {how_often}"
+        f" than the longer text does ({in_points(gap)})."
     )
 
 

@@ -129,23 +129,23 @@ def leads(wins: Row) -> str:
     Of one system: whether it beats the reference, loses to it, or is inconclusive against it.
     """
     systems = in_order(wins)
-    given = [name for name in systems if has_rate(systems[name])]
-    if not given:
+    rated = [name for name in systems if has_rate(systems[name])]
+    if not rated:
         return "No system has a rate: too many comparisons had no verdict."
-    best, first = systems[given[0]], given[0]
-    p_values = [systems[name]["p_value"] for name in given]
+    best, first = systems[rated[0]], rated[0]
+    p_values = [systems[name]["p_value"] for name in rated]
     stands = beside_reference(best, holm(p_values)[0])
     if len(systems) == 1:
         return f"{first} {stands}: {rate(best)}."
-    if len(given) == 1:
+    if len(rated) == 1:
         return f"{first} leads with {rate(best)}, the only one with a rate. It {stands}."
     pairs = {names_of_pair(name): gap for name, gap in wins["differences"].items()}
-    pairs = {names: gap for names, gap in pairs.items() if set(names) <= {*given}}
+    pairs = {names: gap for names, gap in pairs.items() if set(names) <= {*rated}}
     corrected = holm([gap["p_value"] for gap in pairs.values()])
     apart = {frozenset(names): p < LEVEL for names, p in zip(pairs, corrected, strict=True)}
-    same = [name for name in given[1:] if not apart.get(frozenset((first, name)), False)]
-    if given[1] not in same:
-        lead = f"{first} leads with {rate(best)} and is reliably better than the next, {given[1]}"
+    same = [name for name in rated[1:] if not apart.get(frozenset((first, name)), False)]
+    if rated[1] not in same:
+        lead = f"{first} leads with {rate(best)} and is reliably better than the next, {rated[1]}"
     else:
         lead = f"{first} leads with {rate(best)}, but its lead over {', '.join(same)} is"
         lead += " inconclusive"
@@ -177,7 +177,7 @@ def caveats(numbers: Row) -> list[str]:
 def _given_names(numbers: Row) -> list[Block]:
     """What a file calls the systems whose names no file of ours can have."""
     names = numbers.get("given_names") or {}
-    names_given = ", ".join(f"{ours} is {given}" for ours, given in names.items())
+    names_given = ", ".join(f"{safe_name} is {name}" for safe_name, name in names.items())
     return [Text(f"Names that no file can have are replaced: {names_given}.")] if names else []
 
 

@@ -99,13 +99,13 @@ def headline(numbers: Row, path: Path) -> str:
     who, trained = numbers["name"], "preset" in numbers
     title = f"{who}, seed {numbers['seed']}" if trained else f"{who}"
     title += f": {whole(numbers['posts'])} held-out posts, judged by {judge(numbers)}"
-    told, caveats = "", sentences.judged_caveats(numbers)
+    sentence, caveats = "", sentences.judged_caveats(numbers)
     if trained:
         caveats = sentences.caveats(numbers)
         pairs = f"{percent(numbers['accuracy'])} of {whole(numbers['pairs'])} held-out pairs right"
-        told = f"{sentences.beats_sft(numbers)}. Reward model: {pairs}."
+        sentence = f"{sentences.beats_sft(numbers)}. Reward model: {pairs}."
     tables = [text_table(*result_rows(numbers)), text_table(*judging.short_rows(numbers))]
-    return run_report.headline(title, tables, told, caveats, path)
+    return run_report.headline(title, tables, sentence, caveats, path)
 
 
 def result_rows(numbers: Row) -> tuple[list[str], list[list[object]]]:
@@ -131,12 +131,12 @@ def result_rows(numbers: Row) -> tuple[list[str], list[list[object]]]:
 def _result(numbers: Row) -> list[Block]:
     """The first screen's table and picture."""
     policies = numbers["policies"]
-    given = [policy for policy in policies if numbers[f"{policy}/win_rate"] is not None]
+    rated = [policy for policy in policies if numbers[f"{policy}/win_rate"] is not None]
     rows = []
     for policy in policies:
         counts = [whole(numbers[f"{policy}/{key}"]) for key in ("wins", "ties", "losses")]
         at_length = numbers[f"{policy}/statistics"]["length_controlled"]
-        length = at_equal_length(at_length) if policy in given else MISSING
+        length = at_equal_length(at_length) if policy in rated else MISSING
         tokens = number(numbers[f"{policy}/tokens"], 1)
         rows.append([named(policy), *counts, rate(numbers, policy), length, tokens])
     caption = (
@@ -151,27 +151,26 @@ def _result(numbers: Row) -> list[Block]:
             plots.color_of(policy),
             *(numbers[f"{policy}/{key}"] for key in ("win_rate", "low", "high")),
         )
-        for policy in given
+        for policy in rated
     ]
-    if len(given) < len(policies):
+    if len(rated) < len(policies):
         caption += " A policy with too many posts unjudged has no rate, so it is not drawn."
     return [Table(header, rows, caption, strong=True, name="result"), *plots.win_rate_figure(drawn)]
 
 
 def _summaries(record: Record, numbers: Row) -> list[Block]:
-    """What the summaries are like: the measures, how they are spread, and proxy beside gold."""
+    """What the summaries are like: the measures, and proxy beside gold."""
     header, rows = result_rows(numbers)
     caption = (
         "Means over the held-out posts. EOS: share of the summaries that end by themselves. RM"
         " score: the reward model's, where references of the training posts average 0. KL: nats per"
         " summary from SFT, over the last 5% of the updates, at least one."
     )
-    without_rate = [[*row[:1], *row[2:]] for row in (header, *rows)]
+    without_rate = [header[0], *header[2:]]
     return [
         Heading("The summaries"),
-        Table(without_rate[0], without_rate[1:], caption, name="summaries"),
+        Table(without_rate, [[row[0], *row[2:]] for row in rows], caption, name="summaries"),
         *scores.told_blocks(record),
-        *scores.spread_blocks(record),
         *scores.blocks(record),
     ]
 
@@ -181,11 +180,11 @@ def _beside_the_paper(numbers: Row) -> list[Block]:
     if not paper.is_comparable(numbers["preset"]):
         return []
     header, rows = paper.beside({"this run": numbers})
-    made: list[Block] = [Heading("Beside the paper"), Table(header, rows, paper.caption())]
+    section: list[Block] = [Heading("Beside the paper"), Table(header, rows, paper.caption())]
     if paper.size_of(numbers["preset"]) is None:
-        made.append(Text(f"The paper has no run of the size of {numbers['preset']}."))
+        section.append(Text(f"The paper has no run of the size of {numbers['preset']}."))
     labels = Table(("label", "meaning"), paper.labels())
-    return [*made, Details("How far to trust the paper's numbers", [labels])]
+    return [*section, Details("How far to trust the paper's numbers", [labels])]
 
 
 def _reward_model(record: Record) -> list[Block]:
@@ -203,12 +202,12 @@ def _reward_model(record: Record) -> list[Block]:
     size = paper.size_of(record.preset)
     shares = entry["share"].get(size, ())
     start, width = entry["first_center"], entry["bin_width"]
-    theirs = [(start + width * index, share) for index, share in enumerate(shares)]
+    of_paper = [(start + width * index, share) for index, share in enumerate(shares)]
     caption = (
         "Calibration: share of pairs ranked right by the gap between their scores (dots grow with"
         " the number of pairs), beside what the sigmoid of the gap promises."
     )
-    drawn = plots.calibration(results["calibration"], theirs)
+    drawn = plots.calibration(results["calibration"], of_paper)
     return [
         Heading("Reward model"),
         Text(text),
@@ -222,7 +221,7 @@ def _reward_model(record: Record) -> list[Block]:
 def _groups(record: Record) -> Table:
     """Accuracy by group of pairs, beside the paper's by strength where it has this size."""
     results, size = record.results("rm"), paper.size_of(record.preset)
-    theirs = paper.load()["rm_accuracy_by_confidence"]["mean"] if size else {}
+    of_paper = paper.load()["rm_accuracy_by_confidence"]["mean"] if size else {}
     rows = []
     for key, what in RM_GROUPS:
         groups = results[key]
@@ -230,7 +229,7 @@ def _groups(record: Record) -> Table:
         if len(names) > MOST_GROUPS:
             names = sorted(names, key=lambda name: (-groups[name]["pairs"], name))[:MOST_GROUPS]
         for name in names:
-            point = theirs.get(str(5 + int(name)), {}) if key == "by_strength" and size else {}
+            point = of_paper.get(str(5 + int(name)), {}) if key == "by_strength" and size else {}
             cells = [what, name, accuracy(groups[name]), whole(groups[name]["pairs"])]
             rows.append([*cells, percent(point.get(size))])
     if results["cnndm"]:
@@ -253,7 +252,8 @@ def _natural(name: str) -> tuple[str, int, str]:
 def _normalization(record: Record) -> Table:
     results = record.results("normalize")
     share = percent(results["padding_difference_over_0.01"])
-    bf16 = record.settings["memory"]["mixed_precision"] == "bf16"
+    is_bf16 = record.settings["memory"]["mixed_precision"] == "bf16"
+    coarse = ", which is coarse in bf16" if is_bf16 else ""
     keys = ("mean_before", "std", "minimum", "maximum", "standard_error")
     header = (
         "references|mean before|spread|lowest|highest|standard error|mean after"
@@ -264,7 +264,7 @@ def _normalization(record: Record) -> Table:
     caption = (
         "Normalization subtracts the mean score of the reference summaries: a summary as good as a"
         " person's scores about 0. Padding on the other side changes a score by rounding alone"
-        f"{', which is coarse in bf16' * bf16}."
+        f"{coarse}."
     )
     return Table(header.split("|"), [[what, *cells, share]], caption)
 

@@ -119,10 +119,8 @@ def fetch_all(config: Config) -> list[Fetched]:
         started = time.monotonic()
         print(f"fetch {source.label}", flush=True)
         fetched.append(fetch(source))
-        took = time.monotonic() - started
-        print(f"  {fetched[-1].size}, {took:.0f} s", flush=True)
-        news = moved(fetched[-1])
-        if news:
+        print(f"  {fetched[-1].size}, {time.monotonic() - started:.0f} s", flush=True)
+        if news := moved(fetched[-1]):
             print(news, flush=True)
     return fetched
 

@@ -82,7 +82,9 @@ def learn(state: State, train: TokenizedSplit, reference: Tensor) -> None:
         rate, rows = state.set_rate(dpo.learning_rate), state.order.batch(update)
         stats = take_step(state, train, reference, rows)
         if update == 0:
-            check_start(stats, tolerance(config))
+            # Rewards grow with beta, and rounding with them.
+            larger = max(1.0, dpo.beta / MEASURED_AT)
+            check_start(stats, TOLERANCES[config.memory.mixed_precision] * larger)
         stats |= {"lr": rate, "seconds/update": state.seconds}
         run.log(update + 1, **stats)
 
@@ -117,11 +119,6 @@ def take_step(
         yield loss * len(part) / len(rows), sums
 
     return preferences.pair_step(learner, train, rows, losses)
-
-
-def tolerance(config: Config) -> float:
-    """How far the first batch may be off: rewards grow with beta, and rounding with them."""
-    return TOLERANCES[config.memory.mixed_precision] * max(1.0, config.dpo.beta / MEASURED_AT)
 
 
 def check_start(stats: dict[str, float], tolerance: float) -> None:

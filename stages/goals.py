@@ -77,7 +77,7 @@ smollm | eval.judges.smollm | | a real chat model of 135M parameters, for smollm
 check | - | | lint and types
 test | - | | the tests, in minutes
 walks | - | | tests with servers, browsers, processes and kills
-bench | reports.speed.bench_page | SHAPES RUNS SET CHECK | speed, memory beside TRL
+bench | reports.speed.bench_page | SHAPES RUNS SET | speed, memory beside TRL
 chaos | tests.chaos | | the pipeline, killed at random moments, beside a calm run
 fuzz | tests.fuzz | | 100,000 odd inputs for each place that reads others' texts
 simulations | tests.simulations | | how often 95% intervals hold the true rate
@@ -114,7 +114,6 @@ PRESETS | presets* | one run takes PRESET | for study: a grid, with SEEDS
 MFU | mfu | | for plan: the share of a card's peak that is assumed
 SHAPES | shapes* | | for bench: SHAPES='pythia-14m:32:8'
 RUNS | runs* | one run takes NAME | for compare: name[/seed][:policy]; for bench: how many
-CHECK | check! | | 1: bench compares with what is published
 PRICE_PER_HOUR | price-per-hour | | for plan, rehearse: of one card, USD
 POLICY | policy | | a released checkpoint for eval: folder or hub id[@revision]
 REWARD_MODEL | reward-model | | what scores its summaries; without it there are no scores

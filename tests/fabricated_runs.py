@@ -158,13 +158,14 @@ def rate(value, unjudged, **leanings):
 
 def make_results(judge, sft, ppo, accuracy, unjudged, size, controls_pass, **leanings):
     gap = interval(ppo - sft, 0.04) | {"p_value": 0.0001, "alike": 0.1}
+    agrees = None if judge["kind"] == "reward_model" else interval(0.7)
     win_rate = {
         "judge": judge,
         "posts": 600,
         "texts": 600,
         "policies": {
             "sft": rate(sft, 0.0),
-            "ppo": rate(ppo, unjudged, **leanings) | {"score_gain": interval(1.64)},
+            "ppo": rate(ppo, unjudged, **leanings) | {"rm_agrees": agrees},
         },
         "differences": {"ppo-sft": gap},
     }
@@ -230,6 +231,9 @@ def fabricate(
     changes = {"ppo": {}} | (found or {})
     changes["ppo"] |= {key: changes.pop(key) for key in [*changes] if key not in STAGES}
     results |= {stage: results[stage] | changed for stage, changed in changes.items()}
+    written = {policy: row["score"] for policy, row in results["summaries"]["policies"].items()}
+    gain = interval(written["ppo"] - written["sft"])
+    results["win_rate"]["policies"]["ppo"]["score_gain"] = gain
     for stage in STAGES:
         folder = stage_folder(config, stage)
         judged_before = not TABLE[stage].per_judge and folder.exists()

@@ -217,8 +217,6 @@ class Cache:
         judge.chat.ask = _would_ask  # type: ignore[method-assign, assignment]
         self.key = judge.chat.request(self.comparison).key
         cache.settle(cache.begin(self.key, 1.0), 0.5, "reply", fuzzed.a_kept_reply(self.key))
-        cache.set_note(judge.chat.note, fuzzed.A_NOTE)
-        self.note = judge.chat.note
         cache.connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         cache.close()
         self.good = self.path.read_bytes()

@@ -303,12 +303,7 @@ OUTPUTS = st.one_of(
 
 # -- the cache of replies --------------------------------------------------------------------------
 
-A_NOTE = '{"structured": false, "temperature": true, "tokens": "max_tokens", "effort": true}'
-TABLES = {
-    "replies": (*COLUMNS, "time"),
-    "tries": ("key", "usd", "outcome", "time"),
-    "notes": ("name", "value"),
-}
+TABLES = {"replies": (*COLUMNS, "time"), "tries": ("key", "usd", "outcome", "time")}
 STORED = st.one_of(
     st.sampled_from([0, 1, -1, 100, 2**62, -(2**63), 0.5, 1e300, -1e300, float("inf")]),
     st.sampled_from([b"", b"x", b"\x80", b"{}", b"\x00" * 9, GOOD.encode()]),
@@ -360,8 +355,7 @@ def a_judge(cache: ReplyCache) -> OpenAIJudge:
 def with_cache(judge: OpenAIJudge, cache: ReplyCache) -> OpenAIJudge:
     """The judge as a new process would make it from another cache."""
     judge.cache = judge.chat.cache = cache
-    judge.chat.__dict__ |= {"unanswerable": {}, "narrow": set(), "stopped": None}
-    judge.chat._recall()
+    judge.chat.__dict__ |= {"unanswerable": {}, "narrow": set(), "stopped": None, "reasons": False}
     return judge
 
 

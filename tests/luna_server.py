@@ -1,4 +1,4 @@
-"""A server that imitates gpt-6-luna and keeps the bill, for tests; and refusals of other servers.
+"""What gpt-6-luna would answer, and its bill, for a server of the tests.
 
 It reasons unless the effort is `none`, hides its reasoning, and refuses a temperature while it
 reasons. Reasoning comes out of the budget of the reply: one that is too small leaves no word.
@@ -7,7 +7,6 @@ reasons. Reasoning comes out of the budget of the reply: one that is too small l
 import json
 import random
 from collections import Counter
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from tests.fault_server import verdict
@@ -71,34 +70,3 @@ class Luna:
         choice = {"index": 0, "message": message, "finish_reason": "stop" if said else "length"}
         whole = {"id": "1", "object": "chat.completion", "created": 0, "model": self.model}
         return {**whole, "choices": [choice], "usage": usage}
-
-
-class Handler(BaseHTTPRequestHandler):
-    """Answers by `luna`, which a subclass sets; keeps connections open, as real servers do."""
-
-    luna: Luna
-    protocol_version = "HTTP/1.1"
-    wbufsize = -1  # one packet for a whole answer
-
-    def do_POST(self):
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        status, reply = self.luna.answer(body)
-        content = json.dumps(reply).encode()
-        self.send_response(status)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(content)))
-        self.end_headers()
-        self.wfile.write(content)
-
-    def log_message(self, *args):
-        pass
-
-
-class Server(ThreadingHTTPServer):
-    """Dies with the test."""
-
-    daemon_threads = True
-    request_queue_size = 64
-
-    def handle_error(self, request, client_address):
-        pass

@@ -3,25 +3,20 @@
     python -m tests.simulations                  what `make simulations` calls: 200 data sets each
     python -m tests.simulations --data-sets 20
 
-`tests/test_simulations.py` runs the same scenarios on fewer data sets. The column "order at 0" is a
-logistic model that takes place off on the logit scale and gives length an unbounded term. Below:
-equal systems by a judge that answers at random, and shares with many ties.
+`tests/test_simulations.py` runs the same scenarios on fewer data sets: the rate at equal length,
+the corrected rate under a shift, and shares with many ties.
 """
 
 import argparse
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from itertools import combinations
 from typing import Any
 
 import numpy as np
 
 from eval.rates.correction import Labelled, corrected_rate
-from eval.rates.formulas import Z, as_plain, clustered_logit, clustered_share, wilson
+from eval.rates.formulas import clustered_share
 from eval.rates.length_control import VerdictTable, length_controlled
-from eval.rates.table import FAR_FROM_EVEN, leaning
-from eval.win_rate import Scores, describe, pair_name, paired_difference
-from reports.outputs_page import leads
 
 Floats = Any
 Effect = Callable[[Floats], Floats]
@@ -148,17 +143,6 @@ def verdicts_of(scenario: Scenario, rng: np.random.Generator) -> VerdictTable:
     )
 
 
-def order_at_0(table: VerdictTable) -> dict[str, Any]:
-    """For comparison: sigmoid(b0) of `b0 + b1 * order + b2 * log ratio`."""
-    order = np.where(table.shown_first, 0.5, -0.5)
-    design = np.column_stack([np.ones(len(order)), order, table.log_ratios])
-    fitted = clustered_logit(table.outcomes, design, table.posts)
-    assert fitted is not None
-    middle, half = fitted[0][0], Z * np.sqrt(fitted[1][0, 0])
-    rates = (sigmoid(middle + k * half) for k in (0, -1, 1))
-    return dict(zip(("estimate", "low", "high"), rates, strict=True))
-
-
 # -- errors of a judge that are not those on labelled pairs ----------------------------------------
 
 
@@ -204,79 +188,6 @@ def judged(shift: Shift, rng: np.random.Generator) -> Floats:
     return (rng.random(shift.posts) < np.where(won, sensitivity, 1 - specificity)).astype(float)
 
 
-# -- equal systems ------------------------------------------------------------------------------
-
-
-EQUAL = ((12, 100), (3, 500))  # systems, posts
-
-
-def false_claims(systems: int, posts: int, data_sets: int) -> dict[str, float]:
-    """Shares of data sets in which a page would claim what chance alone made.
-
-    The judge answers A or B at random. `interval` and `any place`: what the leader's interval and
-    each system's own share of first choices said, without a correction; `beats`, `next` and
-    `place`: what pages say.
-    """
-    rng = np.random.default_rng(19)
-    counts = dict.fromkeys(("interval", "beats", "next", "any place", "place"), 0.0)
-    for _ in range(data_sets):
-        claims = claims_of(systems, posts, rng)
-        counts = {name: count + claims[name] / data_sets for name, count in counts.items()}
-    return counts
-
-
-def claims_of(systems: int, posts: int, rng: np.random.Generator) -> dict[str, bool]:
-    """What would be claimed of one data set."""
-    names = [f"s{number}" for number in range(systems)]
-    first, second = (rng.integers(0, 2, size=(systems, posts)) for _ in range(2))
-    scores: dict[str, Scores] = {
-        name: {str(post): float(score) for post, score in enumerate(of_posts)}
-        for name, of_posts in zip(names, (first + second) / 2, strict=True)
-    }
-    shares = {
-        name: as_plain(clustered_share(np.append(a, 1.0 - b), np.tile(np.arange(posts), 2)))
-        for name, a, b in zip(names, first, second, strict=True)
-    }
-    wins = {
-        "policies": {name: describe(of) for name, of in scores.items()},
-        "differences": {
-            pair_name(a, b): vars(paired_difference(scores[a], scores[b]))
-            for a, b in combinations(names, 2)
-        },
-    }
-    far = [
-        share for share in shares.values() if share and abs(share["estimate"] - 0.5) > FAR_FROM_EVEN
-    ]
-    best = max(wins["policies"].values(), key=lambda row: row["win_rate"])
-    return {
-        "interval": best["low"] > 0.5,
-        "beats": "beats" in leads(wins),
-        "next": "reliably better" in leads(wins),
-        "any place": any(not share["low"] <= 0.5 <= share["high"] for share in far),
-        "place": bool(leaning(shares)),
-    }
-
-
-# -- shares with many ties -------------------------------------------------------------------------
-
-
-def of_wins_and_losses(scores: Floats) -> dict[str, float]:
-    """For comparison: Wilson's interval, as if nothing could tie."""
-    low, high = wilson(float(scores.sum()), len(scores))
-    return {"estimate": float(scores.mean()), "low": low, "high": high}
-
-
-def tie_coverage(
-    ties: float, posts: int, data_sets: int, method: Callable[[Floats], Any] | None = None
-) -> "Coverage":
-    """Of a share of posts with so many ties; of the others 70% are won."""
-    rng, truth = np.random.default_rng(20), ties / 2 + 0.7 * (1 - ties)
-    chances = [0.7 * (1 - ties), ties, 0.3 * (1 - ties)]
-    drawn = (rng.choice([1.0, 0.5, 0.0], size=posts, p=chances) for _ in range(data_sets))
-    method = method or (lambda scores: clustered_share(scores, np.arange(len(scores))))
-    return coverage((method(scores) for scores in drawn), truth)
-
-
 # -- counting --------------------------------------------------------------------------------------
 
 
@@ -292,7 +203,7 @@ class Coverage:
     """Share of the data sets that have an estimate which is not called extrapolated."""
 
 
-def coverage(found: Iterator[Any], truth: float) -> Coverage:
+def coverage(found: Iterable[Any], truth: float) -> Coverage:
     """Of estimates with `estimate`, `low` and `high`; None is an estimate withheld."""
     asked = [one if isinstance(one, dict) or one is None else vars(one) for one in found]
     given = [one for one in asked if one is not None and one["estimate"] is not None]
@@ -305,12 +216,19 @@ def coverage(found: Iterator[Any], truth: float) -> Coverage:
     )
 
 
-def length_coverage(
-    scenario: Scenario, data_sets: int, method: Callable[[VerdictTable], Any] = length_controlled
-) -> Coverage:
+def length_coverage(scenario: Scenario, data_sets: int) -> Coverage:
     """Of the rate at equal length."""
     rng = np.random.default_rng(17)
-    return coverage((method(verdicts_of(scenario, rng)) for _ in range(data_sets)), scenario.truth)
+    tables = (verdicts_of(scenario, rng) for _ in range(data_sets))
+    return coverage(map(length_controlled, tables), scenario.truth)
+
+
+def tie_coverage(ties: float, posts: int, data_sets: int) -> Coverage:
+    """Of a share of posts with so many ties; of the others 70% are won."""
+    rng, truth = np.random.default_rng(20), ties / 2 + 0.7 * (1 - ties)
+    chances = [0.7 * (1 - ties), ties, 0.3 * (1 - ties)]
+    drawn = (rng.choice([1.0, 0.5, 0.0], size=posts, p=chances) for _ in range(data_sets))
+    return coverage((clustered_share(scores, np.arange(posts)) for scores in drawn), truth)
 
 
 def shift_coverage(shift: Shift, data_sets: int, allowed: float) -> Coverage:
@@ -326,37 +244,26 @@ def shift_coverage(shift: Shift, data_sets: int, allowed: float) -> Coverage:
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Print both tables."""
+    """Print the tables."""
     parser = argparse.ArgumentParser(description="coverage of intervals, by simulation")
     parser.add_argument("--data-sets", type=int, default=DATA_SETS)
     count = parser.parse_args(argv).data_sets
-    print(f"{count} data sets each\n{'at equal length':29} {'order at 0':>15} {'ours':>15}  half")
+    print(f"{count} data sets each; % of the truth: error, held, half width")
     for name, scenario in (COVERED | EXTRAPOLATED).items():
-        before = length_coverage(scenario, count, order_at_0)
-        now = length_coverage(scenario, count)
-        mark = "" if now.said > 0.5 else " EXTRAPOLATED"
-        print(f"{name:29} {_cell(before)} {_cell(now)} {100 * now.half:5.1f}{mark}", flush=True)
-    print(f"\n{'corrected rate, shift of':29} {'none allowed':>15} {'10 points':>15}  half")
+        _print(f"at equal length: {name}", length_coverage(scenario, count))
     for name, shift in SHIFTS.items():
-        before, now = (shift_coverage(shift, count, allowed) for allowed in (0.0, 0.1))
-        print(f"{name:29} {_cell(before)} {_cell(now)} {100 * now.half:5.1f}", flush=True)
-    print("\nfalse claims about equal systems, % (systems, posts)   corrected")
-    for systems, posts in EQUAL:
-        claims = false_claims(systems, posts, count)
-        cells = ", ".join(f"{name} {100 * share:.1f}" for name, share in claims.items())
-        print(f"{systems:2} {posts:3}: {cells}", flush=True)
-    print(f"\n{'share with ties (posts)':29} {'Wilson':>15} {'half':>5} {'ours':>15}  half")
+        for allowed in (0.0, 0.1):
+            found = shift_coverage(shift, count, allowed)
+            _print(f"corrected, {allowed:.1f} allowed: {name}", found)
     for ties in (0.0, 0.3, 0.6, 0.85, 0.95):
         for posts in (20, 100, 400):
-            old, now = (
-                tie_coverage(ties, posts, 5 * count, way) for way in (of_wins_and_losses, None)
-            )
-            halves = f"{_cell(old)} {100 * old.half:5.1f} {_cell(now)} {100 * now.half:5.1f}"
-            print(f"{f'{ties:.0%} ({posts})':29} {halves}", flush=True)
+            _print(f"{ties:.0%} ties, {posts} posts", tie_coverage(ties, posts, 5 * count))
 
 
-def _cell(one: Coverage) -> str:
-    return f"{100 * one.bias:+6.1f} {100 * one.held:6.1f}%".rjust(15)
+def _print(name: str, of: Coverage) -> None:
+    mark = "" if of.said > 0.5 else " EXTRAPOLATED"
+    numbers = f"{100 * of.bias:+5.1f} {100 * of.held:5.1f} {100 * of.half:4.1f}"
+    print(f"{name:50} {numbers}{mark}", flush=True)
 
 
 if __name__ == "__main__":

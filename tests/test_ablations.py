@@ -81,7 +81,7 @@ def test_means_differences_and_intervals_are_those_computed_by_hand(runs):
         fabricate(config, ppo=rate, scores=wins(count), texts=OWN_TEXTS, found=found)
     text = text_of("dropout")
     less, seeds, posts, failed, changed, rate, kl, tokens, eos = cells(text, FIRST, "dropout")
-    shown = "{:.1f}% [{:.1f}%, {:.1f}%]".format
+    shown = "{:.1f}% [{:.1f}, {:.1f}]".format
     assert rate == shown(*(100 * x for x in by_hand(rates)))
     assert kl == "{:.2f} [{:.2f}, {:.2f}]".format(*by_hand(kls))
     assert (tokens, changed, less) == ("19.8", "100.0%", "+50.0")
@@ -100,7 +100,7 @@ def test_an_interval_of_a_share_ends_at_0_and_at_100_percent(runs):
     for seed, rate in zip(SEEDS, (0.91, 0.8, 0.06), strict=True):
         config = turned("dropout", seed)
         fabricate(config, scores=wins(1), texts=OWN_TEXTS, found={"policy/eos_rate": rate})
-    assert cells(text_of("dropout"), FIRST, "dropout")[8] == "59.0% [0.0%, 100.0%]"
+    assert cells(text_of("dropout"), FIRST, "dropout")[8] == "59.0% [0.0, 100.0]"
 
 
 def test_changed_summaries_are_counted_by_their_text(runs):

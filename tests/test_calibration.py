@@ -7,18 +7,9 @@ from dataclasses import replace
 import pytest
 
 from eval import calibration
-from eval.calibration import (
-    calibrate,
-    correct,
-    describe,
-    main,
-    print_summary,
-    sample_pairs,
-    with_answers,
-)
+from eval.calibration import calibrate, correct, describe, main, sample_pairs, with_answers
 from eval.judges import protocol
 from eval.judges.protocol import About, Reply
-from reports import calibration_page
 from stages.finished import read_manifest
 from stages.running.files import read_lines
 from stages.settings.command_line import make_config
@@ -55,15 +46,6 @@ def test_a_pair_puts_the_reference_in_its_place_and_keeps_the_label():
     ]
     assert [one["with_reference"] for one in pairs] == [True, True, False]
     assert pairs[0]["query"] == "SUBREDDIT: r/x\n\nTITLE: t\n\nPOST: p.\n\nTL;DR:"
-
-
-def test_the_sample_is_drawn_by_seed_without_news_articles():
-    located = [labelled(k, batch="cnndm0" if k % 2 else "b1") for k in range(40)]
-    one, again, other = (sample_pairs(located, 10, seed) for seed in (1, 1, 2))
-    assert one == again != other
-    assert {int(pair["post"][1:]) % 2 for pair in one} == {0}
-    assert len({pair["id"] for pair in one}) == len(one) == 10
-    assert len(sample_pairs(located, 99, 1)) == 20
 
 
 def judgements_of(pairs, verdicts):
@@ -145,21 +127,6 @@ def test_a_server_that_always_says_a_is_flagged_and_silence_is_counted(runs, mon
     assert "survives a swap of the order in only" in said
 
 
-def test_a_judge_who_says_nothing_usable_gets_a_page_that_says_so(runs, monkeypatch, capsys):
-    monkeypatch.setenv("OPENAI_API_KEY", "none")
-    with serving(lambda number, request: chat("A: A: A: A: A:")) as server:
-        said = [f"judge.base_url={server.url}", "judge.model=judge", "judge.kind=openai"]
-        arguments = ["--preset", "tiny", "--name", "mute", *SMALL_WORLD, *said, "judge.asks=1"]
-        main([*arguments, "checks.calibration_pairs=9"])
-        calibration_page.main([*arguments, "checks.calibration_pairs=9"])
-    assert "FLAGGED: no pair has a verdict in both orders" in capsys.readouterr().out
-    (written,) = runs.glob("mute/seed44413/calibration_report/judge-*/*.md")
-    text = written.read_text()
-    assert "FLAGGED: no pair has a verdict in both orders" in text
-    assert "| agreement with the labels, a tie counting half | – |" in text
-    assert "| unjudged | 100.0% |" in text
-
-
 def labelled_pairs_with(answers):
     """As many pairs, half of them with either label: `answers` of a judge in the labels' order."""
     located = [labelled(k, choice=k % 2) for k in range(len(answers))]
@@ -199,25 +166,6 @@ def test_150_pairs_about_3_posts_count_as_3_posts():
     assert same["high"] == pytest.approx(1 - first["low"], abs=1e-4)
     assert found["undecided"] == "its calibration, too few posts (3 of 125 needed)"
     assert not any("shown first" in flag for flag in found["flags"])
-
-
-def test_questions_about_one_post_that_are_asked_again_are_one_cluster(runs, monkeypatch):
-    monkeypatch.setenv("OPENAI_API_KEY", "none")
-    with serving(lambda number, request: chat(GOOD)) as url:
-        judge = JudgeSettings(model="judge", base_url=url.url, repeats=2)
-        found = calibrate(small_config(judge=judge, checks=Checks(calibration_pairs=90)))
-    again = found["repeats"]
-    assert again["same"]["posts"] <= found["posts"] < again["questions"] / 2
-
-
-def test_flags_are_printed_within_80_columns_and_begin_each_with_the_word(capsys):
-    flags = ["it agrees with the labels on 50.0% [40.4, 59.6], not shown to be more than 60%"]
-    flags.append("its verdict survives a swap of the order in only 0.0% [0.0, 9.9]")
-    results = {"judge": {"name": "x"}, "pairs": 9, "judged": 9, "ties": 0, "kappa_interval": None}
-    print_summary(results | {"agreement": None, "simple": {}, "flags": flags, "undecided": ""})
-    lines = capsys.readouterr().out.splitlines()
-    assert max(map(len, lines)) <= 80
-    assert sum(line.startswith("  FLAGGED: ") for line in lines) == 2
 
 
 def test_the_built_in_judge_agrees_with_the_built_in_labels(runs, capsys):

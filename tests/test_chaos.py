@@ -2,7 +2,6 @@
 
 import json
 import random
-from collections import Counter
 
 import pytest
 
@@ -15,9 +14,6 @@ KILLS = (
     Kill(stage="rm", during_save=False),
     Kill(stage="ppo", during_save=True),
     Kill(stage="ppo", during_save=False),
-    Kill(stage="ppo", fault="hang-up"),
-    Kill(stage="ppo", fault="stage killed"),
-    Kill(stage="ppo", fault="full disk"),
 )
 
 
@@ -38,7 +34,6 @@ def killed(tmp_path_factory):
 @pytest.mark.walk
 def test_a_pipeline_that_was_killed_again_and_again_ends_with_the_same_weights(killed, tmp_path):
     study, fallen = killed
-    assert not [fault.wrong for fault in fallen if fault.wrong]
     assert len(fallen) >= 2  # on a busy machine a stage may end before its kill
     assert {kill.fell_in for kill in fallen} & {"sft", "rm", "ppo"}
     found = differences(study.seed_folder("calm"), study.seed_folder("chaos"))
@@ -69,13 +64,9 @@ def test_a_difference_in_weights_metrics_or_results_is_found(killed, tmp_path):
 
 
 def test_thirty_kills_reach_every_stage_that_takes_its_time_and_a_third_of_them_a_save():
-    faults = plan(30, random.Random(1), list(SHARES))
-    assert Counter(fault.fault for fault in faults) == {
-        **{"kill": 30, "hang-up": 3, "full disk": 3, "stage killed": 3}
-    }
-    kills = [fault for fault in faults if fault.fault == "kill"]
-    assert {one.stage for one in kills} == set(SHARES)
-    assert sum(one.during_save for one in kills) == 10
-    assert [one.stage for one in faults] == sorted(
-        (one.stage for one in faults), key=list(SHARES).index
-    )
+    kills = plan(30, random.Random(1), list(SHARES))
+    assert len(kills) == 30
+    assert {kill.stage for kill in kills} == set(SHARES)
+    assert sum(kill.during_save for kill in kills) == 10
+    stages = [kill.stage for kill in kills]
+    assert stages == sorted(stages, key=list(SHARES).index)

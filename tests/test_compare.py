@@ -148,7 +148,7 @@ def test_gains_over_sft_are_means_over_seeds_with_the_seeds_that_rose_and_fell(r
     assert table is not None
     # Three seeds: 0.3 and 0 on average; t(0.975, 2) is 4.303, and the spreads are 0.1 and 0.2646.
     row = ["tiny:ppo", "+0.30 [+0.05, +0.55]", "0.20 (+), 0.40 (+), 0.30 (+)"]
-    assert table.rows == [[*row, "+0.00 [-0.66, +0.66]", "0.10, -0.30 (-), 0.20 (+)"]]
+    assert table.texts == [[*row, "+0.00 [-0.66, +0.66]", "0.10, -0.30 (-), 0.20 (+)"]]
     assert gained.sentence(entries) == (
         "Seeds above SFT by proxy and by gold score: tiny:ppo 3 and 1 (1 below) of 3."
     )
@@ -176,23 +176,23 @@ def test_a_rate_at_equal_length_is_marked_and_not_given_where_too_much_is_unjudg
         finish("tiny", A, seed, texts=TEXTS)
         finish("b", (1.0, None, 0.0), seed)
     entries, _ = read_entries(["tiny", "b"])
-    assert [compare_page.at_length(entry) for entry in entries] == ["59.0%", "–"]
+    assert [str(compare_page.at_length(entry)) for entry in entries] == ["59.0%", "–"]
     policies = entries[0].runs[1].results("win_rate")["policies"]
     policies["ppo"]["statistics"]["length_controlled"]["extrapolated"] = True
-    assert compare_page.at_length(entries[0]) == "59.0% EXTRAPOLATED"
+    assert str(compare_page.at_length(entries[0])) == "59.0% EXTRAPOLATED"
 
 
 def test_one_post_says_neither_that_a_score_rose_nor_that_it_fell():
     post = {"estimate": 1.0, "low": 1.0, "high": 1.0, "posts": 1}
     assert direction(post) == "did not reliably move"
-    assert gained._cells([post])[1] == "1.00"
-    assert plain(post) == "1.00"
+    assert str(gained._cells([post])[1]) == "1.00"
+    assert str(plain(post)) == "1.00"
 
 
 def test_more_than_six_seeds_are_counted_and_not_listed():
     each = [{"estimate": at / 10, "low": at / 10 - 0.25, "high": at / 10 + 0.25} for at in range(7)]
-    assert gained._cells(each)[1] == "0.00 to 0.60: 4 (+), 0 (-)"  # 0.3 to 0.6 leave out 0
-    assert gained._cells(each[:6])[1].count(",") == 5
+    assert str(gained._cells(each)[1]) == "0.00 to 0.60: 4 (+), 0 (-)"  # 0.3 to 0.6 leave out 0
+    assert str(gained._cells(each[:6])[1]).count(",") == 5
 
 
 def test_a_policy_whose_summaries_are_often_cut_off_is_named_among_the_caveats(runs):

@@ -6,12 +6,11 @@ import pytest
 
 from eval import controls
 from eval.control_texts import CONTROLS, LONGER, content, control_texts, negated, swapped
-from eval.controls import describe, judge_controls, outcome, print_summary
+from eval.controls import describe, judge_controls, outcome
 from eval.judge import judgement
 from eval.judges import protocol
 from eval.judges.protocol import VERDICTS, About, Reply, judge_pair
 from eval.questions import comparison_of, control_rows
-from reports.sections import judging as judge_page
 from stages.finished import read_manifest, stage_folder
 from stages.posts.toy import UNWANTED_COST, facts_of, make_post, read_summary, score_summary
 from stages.running.files import read_lines
@@ -69,13 +68,6 @@ def test_a_title_that_is_the_reference_itself_is_no_control():
     assert [row["id"] for row in rows["title"]] == ["b", "c"]
     assert [row["id"] for row in rows["first_sentence"]] == ["a", "c"]
     assert [row["id"] for row in rows["reference"]] == ["a", "b", "c"]
-
-
-def test_a_post_that_is_text_alone_is_read_too():
-    texts = control_texts(post("a", ABOUT, STORY), [])
-    assert texts["title"] == ""
-    assert texts["first_sentence"] == "My wife was angry with me on Monday."
-    assert texts["contradicted"] == f"{ABOUT} My wife was not angry with me on Monday."
 
 
 STORY = (
@@ -191,10 +183,8 @@ class Rule(protocol.Judge):
 
     def __init__(self, rule):
         self.rule = rule
-        self.asked = 0
 
     def reply(self, comparison):
-        self.asked += 1
         return Reply(choice=self.rule(comparison.first, comparison.second), text="")
 
 
@@ -209,12 +199,11 @@ def finish_summaries(config, posts=40):
         run.finish({})
 
 
-def judged_by(monkeypatch, rule, **checks):
-    config = replace(make_config("tiny"), checks=Checks(**{"control_posts": 100} | checks))
+def judged_by(monkeypatch, rule):
+    config = replace(make_config("tiny"), checks=Checks(control_posts=100))
     finish_summaries(config, posts=100)
-    judge = Rule(rule)
-    monkeypatch.setattr(controls, "make_judge", lambda config, policies: judge)
-    return judge, judge_controls(config)
+    monkeypatch.setattr(controls, "make_judge", lambda config, policies: Rule(rule))
+    return judge_controls(config)
 
 
 def test_the_built_in_judge_passes_every_control(runs):
@@ -243,15 +232,9 @@ def test_the_built_in_judge_passes_every_control(runs):
     ],
 )
 def test_a_judge_who_sees_no_quality_fails(runs, monkeypatch, rule, failed):
-    _, found = judged_by(monkeypatch, rule)
+    found = judged_by(monkeypatch, rule)
     assert set(failed) <= set(found["failed"])
     assert "reference" not in found["failed"]  # the protocol ties without asking
-
-
-def test_only_so_many_posts_are_asked_about(runs, monkeypatch):
-    judge, found = judged_by(monkeypatch, lambda first, second: "B", control_posts=5)
-    assert found["posts"] == 5
-    assert judge.asked <= 5 * 2 * len(NOT_THE_REFERENCE)
 
 
 def test_the_reward_model_knows_no_new_texts_and_the_page_says_so(runs):
@@ -290,12 +273,10 @@ def test_posts_that_are_too_few_to_decide_neither_pass_nor_fail_a_control(verdic
     assert found["passed"] is passed
     said = f"too few posts ({posts} of 20 needed)" if passed is None else None
     assert found.get("why") == said
-    cells = judge_page.controls({"posts": posts, "controls": {"title": found}, "failed": []})[-1]
-    assert said is None or said in cells.markdown("")
 
 
 @pytest.mark.parametrize(("silent", "passed"), [(0, True), (2, True), (15, False)])
-def test_a_control_passes_only_if_the_unjudged_could_not_have_failed_it(capsys, silent, passed):
+def test_a_control_passes_only_if_the_unjudged_could_not_have_failed_it(silent, passed):
     """15 of 40 unjudged: by the other 25 it passes, and with these lost it need not."""
     titled = [post(f"p{k}", "one two") | {"query": f"{k}", "summary": "three"} for k in range(20)]
     rows = {"title": titled}
@@ -308,11 +289,3 @@ def test_a_control_passes_only_if_the_unjudged_could_not_have_failed_it(capsys, 
     found = describe("title", judgements, rows)
     assert (found["preferred"], found["unjudged"]) == (0.0, silent / 40)
     assert found["passed"] is passed
-    print_summary({"controls": {"title": found}})
-    said = capsys.readouterr().out
-    assert (f"{silent / 40:.1%} unjudged, " in said) is bool(silent)
-    assert ("preferred" in said) is not bool(silent)
-    shown = judge_page.controls({"posts": 20, "controls": {"title": found}, "failed": []})[-1]
-    cells = [cell.strip() for cell in shown.markdown("").splitlines()[-1].split("|")]
-    assert cells[4] == f"{100 * silent / 40:.1f}%"
-    assert (cells[3] == "–") is bool(silent)

@@ -5,7 +5,6 @@ import random
 import re
 import shutil
 import sqlite3
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -26,7 +25,7 @@ from stages.settings.config import JudgeSettings, UserError
 from stages.settings.judge import OPENAI_MODEL
 from stages.settings.judge_models import AS_OF, MODELS, family_of_model, known_model, warning_of
 from tests.chat_server import GOOD, ask, chat, llm_config, serving
-from tests.luna_server import Handler, Luna, Server
+from tests.luna_server import Luna
 
 pytestmark = pytest.mark.usefixtures("judge_environment")
 PAIRS = 500
@@ -36,12 +35,8 @@ LINE = re.compile(r"replies cost \$([\d.]+), estimated \$([\d.]+)")
 @contextmanager
 def luna_at(luna: Luna) -> Iterator[str]:
     """The URL of a server that answers by `luna`."""
-    with Server(("127.0.0.1", 0), type("Bound", (Handler,), {"luna": luna})) as http:
-        threading.Thread(target=http.serve_forever, args=(0.01,), daemon=True).start()
-        try:
-            yield f"http://127.0.0.1:{http.server_port}/v1"
-        finally:
-            http.shutdown()
+    with serving(lambda number, body: luna.answer(body)) as server:
+        yield server.url
 
 
 def luna_config(url: str, **changes: Any) -> Any:
@@ -83,7 +78,7 @@ def test_500_pairs_cost_what_was_estimated_and_are_asked_with_temperature_and_no
         print(out)
 
 
-def test_a_judge_that_reasons_has_room_for_it_and_the_estimate_is_mended_after_20_replies(capsys):
+def test_a_judge_that_reasons_has_room_for_it_and_an_estimate(capsys):
     luna = Luna()
     with luna_at(luna) as url:
         judge = make_judge(luna_config(url, reasoning_effort="medium"), {})
@@ -122,9 +117,6 @@ def test_a_judge_that_reasons_unasked_is_found_out_by_its_first_reply(capsys, mo
         judge = make_judge(luna_config(url), {})
         assert {reply.choice for reply in judge_all(judge, pairs(60), 4)} == {"A"}
         assert luna.replies.total() == 61
-        out = capsys.readouterr().out
-        assert re.search(r"the first 20 replies took \d+ tokens each\n", out)
-        assert re.search(r"judge gpt-6-luna: \d+ of them reasoning: about \$", out)
         again = make_judge(luna_config(url), {})
         assert isinstance(again, OpenAIJudge)
         again.prepare(pairs(62))
@@ -212,11 +204,12 @@ def test_the_cap_counts_the_room_for_reasoning():
         judge = make_judge(luna_config(url, reasoning_effort="high"), {})
         assert isinstance(judge, OpenAIJudge)
         request = judge.chat.request(pairs(1)[0])
-        assert judge.chat.body(request, 256)["max_tokens"] == 256 + 4096
-        assert judge.chat.body(request, 512)["max_tokens"] == 2 * (256 + 4096)
-        size = len(json.dumps(judge.chat.body(request, 256)).encode())
+        limit = judge.chat.limit(request, 256)
+        assert limit == 256 + 4096
+        assert judge.chat.limit(request, 512) == 2 * (256 + 4096)
+        size = len(json.dumps(request.body(limit)).encode())
         expected = (0.125 * (size + 16) + 0.50 * (256 + 4096)) / 1e6
-        assert judge.chat.worst(request, 256) == pytest.approx(expected)
+        assert judge.chat.worst(request, limit) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(

@@ -1,13 +1,11 @@
 """`make fuzz` in short, that it can fail, and what it has found."""
 
-import json
 import sqlite3
 
 import pytest
 from markdown_it import MarkdownIt
 
-from eval.judges.openai.cache import ReplyCache, is_alive
-from eval.judges.openai.replies import Dialect, noted_dialect
+from eval.judges.openai.cache import ReplyCache
 from reports.parts import page
 from reports.parts.blocks import Details, Text, link
 from stages.settings.checks import UserError, visible
@@ -85,25 +83,3 @@ def test_a_cache_whose_pages_are_no_text_is_one_line(tmp_path):
     assert path.read_bytes() != content
     with pytest.raises(UserError, match="the cache of replies fails"):
         ReplyCache(path).replies("k")
-
-
-DIALECT = {"structured": False, "temperature": True, "tokens": "max_tokens", "effort": True}
-
-
-@pytest.mark.parametrize(
-    "note",
-    [
-        *(None, "", "[]", "{", "null", 5, b"\x80", '{"structured": 1}', '{"x": true}'),
-        json.dumps(DIALECT | {"tokens": 7}),
-    ],
-)
-def test_a_damaged_note_about_a_server_is_found_out_again(note):
-    assert noted_dialect(note) == (None, False)
-    whole = json.dumps(DIALECT | {"reasons": True})
-    assert noted_dialect(whole) == (Dialect(structured=False), True)
-
-
-@pytest.mark.parametrize("owner", ["", "x", "a b c"])
-def test_a_damaged_claim_is_nobodys(owner, monkeypatch):
-    monkeypatch.setattr("eval.judges.openai.cache.me", lambda: f"{owner.split(' ')[0]} 1 2")
-    assert not is_alive(owner)

@@ -36,13 +36,13 @@ def test_a_gain_that_lies_in_closing_questions_is_named(others, note):
         beside = gained.part_table(entries)
     assert beside is not None
     of_others = f"{sum(others) / 2:.2f}"
-    assert beside.rows[0] == [
+    assert beside.texts[0] == [
         "x:ppo: adds a closing question", "2, 2", "2.00 (+), 2.00 (+)", "1.05 (+), 1.05 (+)"
     ]  # fmt: skip
-    assert beside.rows[1][:3] == ["x:ppo: adds none", "2, 2", "4.50, 4.50"]
-    assert beside.rows[1][3].startswith(of_others)
+    assert beside.texts[1][:3] == ["x:ppo: adds none", "2, 2", "4.50, 4.50"]
+    assert beside.texts[1][3].startswith(of_others)
     assert isinstance(table, Table)
-    asking, none, cut, ended = table.rows
+    asking, none, cut, ended = table.texts
     assert asking[:3] == ["PPO: adds a closing question", "2", "2.00 [0.73, 3.27]"]
     assert asking[3] == "1.05 [0.41, 1.69]"  # (1.0 + 1.1) / 2, half t(1) * 0.05
     assert none[1] == "2"
@@ -103,5 +103,5 @@ def test_gold_scores_over_kl_are_drawn_a_point_a_seed(monkeypatch):
     monkeypatch.setattr(gained, "judged_row", lambda run: {"ppo/kl": 4.0, "sft/kl": 0.0})
     entries = [Entry(name="x", policy=name, runs=[run(0.5), run(-1.25)]) for name in ("sft", "ppo")]
     (figure,) = gained.over_kl(entries, ["#111111", "#222222"])
-    assert "x:ppo: 0.50 at 2.00, -1.25 at 2.00." in figure.whole
+    assert "x:ppo: 0.50 at 2.00, -1.25 at 2.00." in figure.about
     assert gained.over_kl(entries[:1], ["#111111"]) == []

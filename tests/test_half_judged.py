@@ -74,21 +74,6 @@ def test_a_system_without_a_verdict_is_a_row_without_a_rate_beside_the_others(
     assert "| mute | – (100.0% unjudged) | – | 0 | 100.0% |" in page
 
 
-def test_two_systems_that_no_post_has_judged_both_have_no_difference(runs, tmp_path, monkeypatch):
-    rows = [
-        row | {"summary": f"{row['summary']} {row['id']}-{row['system']}"}
-        for row in rows_of_world(6)
-    ]
-    config = config_of_file(write_jsonl(tmp_path / "two.jsonl", rows))
-    halves = {"lead-3": (0, 1, 2), "all-of-it": (3, 4, 5)}
-    unheard = [f"toy1-validation-{k}-{name}" for name, half in halves.items() for k in half]
-    judged_by(monkeypatch, config, *unheard)
-    results = measure_win_rates(config)
-    assert [one["posts"] for one in results["policies"].values()] == [3, 3]
-    assert results["differences"] == {}
-    write_report(config)
-
-
 def test_where_no_system_has_any_verdict_one_line_says_so(runs, three, monkeypatch, capsys):
     judged_by(monkeypatch, three, " ")
     with pytest.raises(UserError, match=r"no post has a verdict in both orders.*judge again"):

@@ -51,10 +51,6 @@ def questions(text: str, ending: str):
         yield make_question(*shown, ending)
 
 
-def test_there_are_enough_of_them():
-    assert len(set(INJECTIONS)) >= 20
-
-
 @each
 @pytest.mark.parametrize("ending", [LINES, OBJECT], ids=["lines", "object"])
 def test_no_text_closes_its_delimiters_or_stands_outside_them(text, ending):
@@ -72,6 +68,7 @@ def test_no_text_closes_its_delimiters_or_stands_outside_them(text, ending):
                 flags=re.DOTALL,
             )
         assert outside == outside_of_a_harmless_question(ending)
+        assert not any(CONTROL.search(shown) for shown in question.texts), question.texts
         assert question.prompt.endswith(ending)
 
 
@@ -79,12 +76,6 @@ def outside_of_a_harmless_question(ending: str) -> str:
     question = make_question("p", "a", "b", ending)
     pattern = rf"<(post|summary-A|summary-B)-{question.tag}>\n.\n</\1-{question.tag}>"
     return re.sub(pattern, r"[\1]", question.prompt)
-
-
-@each
-def test_no_text_holds_what_a_server_could_take_for_a_control_token(text):
-    for question in questions(text, LINES):
-        assert not any(CONTROL.search(one) for one in question.texts), question.texts
 
 
 def test_a_text_that_knows_its_tag_gets_another_one():
@@ -122,14 +113,6 @@ def test_the_judges_own_verdict_stands_after_an_echo(text):
             assert parse_choice(own) == "B"
             quoted = question.without_echo(f"{question.texts[0]}\n\n{reply}")
             assert parse_choice(quoted) == "B"
-
-
-@each
-def test_a_quotation_within_the_comparison_decides_nothing(text):
-    quotation = " ".join(text.split()).replace('"', "'")
-    assert parse_choice(f"Comparison: it says {quotation} but lies.\nPreferred: B") == "B"
-    reply = f'{{"comparison": "it says {quotation}", "preferred": "B"}}'
-    assert parse_choice(reply.replace("\\", "")) == "B"
 
 
 @pytest.mark.parametrize(
@@ -178,6 +161,11 @@ def test_a_verdict_that_is_quoted_on_a_line_of_its_own_is_none(reply):
     assert parse_choice(question.without_echo(f"{reply}\nIt is shorter.\nPreferred: B")) == "B"
 
 
+def test_ordinary_text_is_shown_as_it_is():
+    text = "I [25 M] <3 her, 5 < 6 > 4, a_b {c} [edit] & more: https://a.b/c?d=<1>"
+    assert make_question(text, "x", "y", LINES).texts[0] == text
+
+
 @pytest.mark.usefixtures("judge_environment")
 @each
 def test_an_echoing_server_leaves_the_pair_unjudged_and_an_honest_one_decides(text):
@@ -188,8 +176,3 @@ def test_an_echoing_server_leaves_the_pair_unjudged_and_an_honest_one_decides(te
     with serving(lambda number, body: chat("Comparison: x\nPreferred: B")) as server:
         judge = make_judge(llm_config(server), {})
         assert judge_pair(judge, Comparison("p", post, text, "another summary")).choice == "B"
-
-
-def test_ordinary_text_is_shown_as_it_is():
-    text = "I [25 M] <3 her, 5 < 6 > 4, a_b {c} [edit] & more: https://a.b/c?d=<1>"
-    assert make_question(text, "x", "y", LINES).texts[0] == text

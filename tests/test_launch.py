@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 import torch
 
-from eval.judge import capped
 from stages.driving.maker import Execution, Maker
 from stages.driving.start import is_about_another_process, run_stage
 from stages.learning import sharding
@@ -176,7 +175,7 @@ def test_a_stage_that_fails_says_how_it_was_started(monkeypatch, capfd):
 
 def test_a_judge_that_has_a_cap_goes_on_with_it_and_training_has_none():
     config = make_config("tiny")
-    config = replace(config, judge=capped(config.judge, 12.5))
+    config = replace(config, judge=replace(config.judge, max_cost=12.5))
     assert make_command(config, "judge") == "make eval PRESET=tiny SEED=44413 MAX_COST=12.5"
     assert make_command(config, "ppo") == "make ppo PRESET=tiny SEED=44413"
 

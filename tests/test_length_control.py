@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.optimize import approx_fprime, minimize
 
-from eval.rates.length_control import VerdictTable, length_controlled, rates_by_length, word_count
+from eval.rates.length_control import VerdictTable, length_controlled, rates_by_length
 from eval.rates.table import analyse, verdict_table
 from tests.simulations import Scenario, logistic, sigmoid, verdicts_of
 
@@ -18,6 +18,17 @@ PUBLISHED = {  # of all 1,000 verdicts, by another author; 880 of them are in ..
     "share_first": 0.584,
     "length_controlled": 0.536,
 }
+
+
+def table_of(posts, outcomes, shown_first, log_ratios):
+    """Verdicts on texts that differ."""
+    return VerdictTable(
+        posts=posts,
+        outcomes=outcomes,
+        shown_first=shown_first,
+        log_ratios=log_ratios,
+        differ=np.ones(len(posts), dtype=bool),
+    )
 
 
 def simulate(rng, posts, judge, orders=2, ratio=0.2):
@@ -117,23 +128,15 @@ def test_where_place_decides_nearly_all_the_orders_are_averaged_first():
     assert found["high"] - found["low"] == pytest.approx(2 * 1.96 * error, rel=0.05)
 
 
-def test_a_judge_that_always_takes_the_first_gives_no_interval_without_width():
-    table = simulate(np.random.default_rng(7), 200, logistic(0.0, 0.0, lambda x: 0 * x))
-    outcomes = table.shown_first.astype(float)
-    found = length_controlled(VerdictTable(**{**vars(table), "outcomes": outcomes}))
-    assert (found["estimate"], found["extrapolated"]) == (None, True)
-    assert "order alone decides" in found["why"]
-
-
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
-        ({"log_ratios": np.zeros(200)}, "all length ratios are alike"),
-        ({"log_ratios": np.tile([-0.7, 0.0, 0.0, 0.7], 50)}, "too few different length ratios"),
-        ({"outcomes": np.ones(200)}, "all verdicts are alike"),
-        ({"shown_first": np.ones(200, dtype=bool)}, "shown in the same place"),
-        ({"outcomes": np.full(200, np.nan)}, "fewer than 30 judgements"),
-        ({"posts": np.repeat([0, 1], 100)}, "fewer than 15 posts"),
+        ({"log_ratios": np.zeros(200)}, "one ratio"),
+        ({"log_ratios": np.tile([-0.7, 0.0, 0.0, 0.7], 50)}, "few ratios"),
+        ({"outcomes": np.ones(200)}, "one verdict"),
+        ({"shown_first": np.ones(200, dtype=bool)}, "one place"),
+        ({"outcomes": np.full(200, np.nan)}, "few judgements"),
+        ({"posts": np.repeat([0, 1], 100)}, "few posts"),
     ],
 )
 @pytest.mark.filterwarnings("error")
@@ -144,15 +147,6 @@ def test_where_there_is_no_fit_it_says_why(changes, why):
     assert why in found["why"]
 
 
-def test_verdicts_that_length_alone_decides_have_no_finite_fit_and_say_so():
-    table = simulate(np.random.default_rng(4), 100, logistic(0.0, 0.0, lambda x: x))
-    outcomes = (table.log_ratios > 0).astype(float)
-    found = length_controlled(VerdictTable(**{**vars(table), "outcomes": outcomes}))
-    assert found["estimate"] is None
-    assert found["extrapolated"]
-    assert "length or order alone decides" in found["why"]
-
-
 def test_where_every_longer_text_wins_the_rate_is_read_off_the_posts_of_equal_length():
     """No rate was given, as if length said nothing, beside 40 posts of equal length."""
     posts = np.repeat(np.arange(100), 2)
@@ -160,13 +154,7 @@ def test_where_every_longer_text_wins_the_rate_is_read_off_the_posts_of_equal_le
     equal = np.repeat(np.where(np.arange(100) < 10, 1.0, 0.5), 2)  # 10 wins and 30 ties of 40
     outcomes = np.where(ratios == 0, equal, ratios > 0)
     first = np.tile([True, False], 100)
-    table = VerdictTable(
-        posts=posts,
-        outcomes=outcomes,
-        shown_first=first,
-        log_ratios=ratios,
-        differ=np.ones(200, dtype=bool),
-    )
+    table = table_of(posts, outcomes, first, ratios)
     found = length_controlled(table)
     assert (found["estimate"], found["equal_posts"]) == (pytest.approx(25 / 40), 40)
     assert 0.5 < found["low"] < 25 / 40 < found["high"] < 0.75
@@ -198,24 +186,10 @@ def test_a_rate_in_a_gap_between_the_lengths_is_called_extrapolated(near, extrap
     assert (found["near_equal"], found["extrapolated"]) == (near, extrapolated)
 
 
-def test_a_rate_for_a_ratio_that_no_post_has_is_called_extrapolated():
-    """All texts are longer than the references, half of them by less than a quarter."""
-    table = simulate(np.random.default_rng(5), 200, logistic(0.2, 0.3, lambda x: x))
-    longer = np.repeat(np.linspace(0.02, 0.42, 200), 2)
-    found = length_controlled(VerdictTable(**{**vars(table), "log_ratios": longer}))
-    assert (found["near_equal"] > 90, found["extrapolated"]) == (True, True)
-
-
 def test_rates_by_length_are_counted_bin_by_bin():
     ratios = np.log(np.repeat([0.5, 1.0, 2.0, 3.0, 4.0], 20))
     outcomes = np.concatenate([np.repeat([1.0, 0.0], [k, 20 - k]) for k in (4, 10, 12, 16, 20)])
-    table = VerdictTable(
-        posts=np.arange(100),
-        outcomes=outcomes,
-        shown_first=np.tile([True, False], 50),
-        log_ratios=ratios,
-        differ=np.ones(100, dtype=bool),
-    )
+    table = table_of(np.arange(100), outcomes, np.tile([True, False], 50), ratios)
     found = rates_by_length(table)
     assert [one["rate"] for one in found] == pytest.approx([0.2, 0.5, 0.6, 0.8, 1.0])
     assert [one["from"] for one in found] == pytest.approx([0.5, 1, 2, 3, 4])
@@ -255,14 +229,7 @@ def test_the_analysis_counts_as_one_would_by_hand():
     assert found["swap_consistency"]["estimate"] == pytest.approx(1 / 3)
     assert found["median_length_ratio"] == pytest.approx(1.5**0.5)  # of 0 and log 1.5
     assert found["median_other_ratio"] == pytest.approx(1.5)  # without the equally long
-    assert found["length_controlled"]["why"] == "fewer than 30 judgements of texts that differ"
-
-
-def test_a_minority_of_posts_with_both_verdicts_does_not_speak_for_those_asked_about():
-    rows = [*both("a", "policy", "policy")]
-    rows += [*both("b", "reference", "unjudged"), *both("c", "unjudged", "reference")]
-    texts = dict.fromkeys("abc", ("one two three", "one two"))
-    assert analyse(verdict_table(rows, texts))["order_balanced"]["estimate"] == 0.5
+    assert found["length_controlled"]["why"] == "few judgements"
 
 
 def test_identical_texts_say_nothing_of_a_judges_consistency():
@@ -280,51 +247,12 @@ def test_identical_texts_say_nothing_of_a_judges_consistency():
     assert found["raw"]["estimate"] == 0.5
 
 
-def test_with_one_order_a_post_both_orders_weigh_alike():
-    rng = np.random.default_rng(6)
-    first = np.arange(400) < 300  # three times as often first
-    outcomes = (rng.random(400) < np.where(first, 0.8, 0.4)).astype(float)
-    table = VerdictTable(
-        posts=np.arange(400),
-        outcomes=outcomes,
-        shown_first=first,
-        log_ratios=rng.normal(size=400),
-        differ=np.ones(400, dtype=bool),
-    )
-    found = analyse(table)["order_balanced"]
-    means = outcomes[first].mean(), outcomes[~first].mean()
-    assert found["estimate"] == pytest.approx(sum(means) / 2)
-    error = 0.5 * np.sqrt(means[0] * (1 - means[0]) / 300 + means[1] * (1 - means[1]) / 100)
-    assert found["high"] - found["low"] == pytest.approx(2 * 1.96 * error, rel=0.05)
-
-
-def test_a_post_that_was_seen_twice_does_not_speak_for_all():
-    """100 posts in one order each, 60% won, and one more in both orders, lost in both."""
-    outcomes = np.array([1.0, 1.0, 1.0, 0.0, 0.0] * 20 + [0.0, 0.0])
-    table = VerdictTable(
-        posts=np.array([*range(100), 100, 100]),
-        outcomes=outcomes,
-        shown_first=np.array([True] * 50 + [False] * 50 + [True, False]),
-        log_ratios=np.zeros(102),
-        differ=np.ones(102, dtype=bool),
-    )
-    found = analyse(table)["order_balanced"]
-    assert found["estimate"] == pytest.approx(30 / 51)
-    assert found["posts"] == 101
-
-
 def test_posts_seen_once_count_in_the_order_balanced_rate_as_in_those_of_the_orders():
     """11 of 20 posts in both orders, as two people who share a file judge; 9 in one."""
     both = [(k, True, 1.0) for k in range(11)] + [(k, False, 1.0) for k in range(11)]
     alone = [(k, k % 2 == 0, 0.0) for k in range(11, 20)]
     posts, first, outcomes = map(np.array, zip(*both, *alone, strict=True))
-    table = VerdictTable(
-        posts=posts,
-        outcomes=outcomes,
-        shown_first=first,
-        log_ratios=np.zeros(31),
-        differ=np.ones(31, dtype=bool),
-    )
+    table = table_of(posts, outcomes, first, np.zeros(31))
     found = analyse(table)
     rates = [found[key]["estimate"] for key in ("shown_first", "shown_second")]
     assert rates == pytest.approx([11 / 15, 11 / 16])
@@ -332,10 +260,6 @@ def test_posts_seen_once_count_in_the_order_balanced_rate_as_in_those_of_the_ord
     assert balanced["estimate"] == pytest.approx(sum(rates) / 2)
     assert balanced["low"] < balanced["estimate"] < balanced["high"]
     assert balanced["posts"] == 20
-
-
-def test_an_empty_summary_has_one_word():
-    assert [word_count(text) for text in ("", "  ", "one", "a b\nc")] == [1, 1, 1, 3]
 
 
 def published_table(folder):

@@ -41,64 +41,16 @@ def test_a_prompt_that_googles_filter_refuses_is_unjudged_and_named(capsys, reas
     assert judge.chat.budget.spent == pytest.approx((3 * 1100 + 1000) * 10 / 1e6)
 
 
-def error_of(code: Any, message: str) -> tuple[int, Any]:
-    """OpenRouter's way of saying that a provider has failed: an error under the status 200."""
-    return 200, {"error": {"code": code, "message": message}}
-
-
-def test_an_error_under_the_status_200_costs_nothing_and_is_tried_again():
-    """It was a broken reply, booked at the most that it could have cost."""
-    replies = [*(error_of(code, "later") for code in (429, 502, "down", None)), chat(GOOD)]
-    with serving(lambda number, body: replies[number]) as server:
-        judge = make_judge(llm_config(server, input_price=10, output_price=10), {})
-        assert isinstance(judge, OpenAIJudge)
-        assert judge.reply(QUESTIONS[0]).choice == "A"
-        assert len(server.requests) == 5
-    assert judge.chat.budget.spent == pytest.approx(1100 * 10 / 1e6)
-
-
-def test_a_post_that_is_flagged_under_the_status_200_is_unjudged_and_named(capsys):
-    with serving(answer_to(error_of(403, "Your input was flagged"))) as server:
-        replies = list(judge_all(make_judge(llm_config(server), {}), QUESTIONS, 2))
-    assert [one.choice for one in replies] == [*"AA", None, "A"]
-    assert len(server.requests) == 4
-    assert "1 post is unjudged (p2): filtered: " in capsys.readouterr().out
-
-
-PARTS: list[dict[str, Any]] = [
-    {"type": "thinking", "thinking": [{"type": "text", "text": "Preferred: A?"}]},
-    *({"type": "text", "text": text} for text in ("So.\n", "Preferred: B")),
-]
-
-
 @pytest.mark.parametrize(
-    ("content", "text"),
-    [
-        (PARTS, "So.\nPreferred: B"),  # Mistral's list was read as Python spells it
-        ("Is it A?\n</think>\nPreferred: B", None),  # the template has opened it
-        ('[THINK]"preferred": "A"[/THINK]\n**B**', None),
-    ],
+    "content", ["Is it A?\n</think>\nPreferred: B", '[THINK]"preferred": "A"[/THINK]\n**B**']
 )
-def test_a_thought_is_no_verdict_and_shows_that_the_judge_reasons(content, text):
+def test_a_thought_is_no_verdict_and_shows_that_the_judge_reasons(content):
     with serving(lambda number, body: chat(content)) as server:
         judge = make_judge(llm_config(server), {})
         assert isinstance(judge, OpenAIJudge)
         reply = judge.reply(QUESTIONS[0])
-    assert (reply.choice, reply.text) == ("B", text or content)
+    assert (reply.choice, reply.text) == ("B", content)
     assert judge.chat.reasons
-
-
-def test_what_a_server_took_before_is_learned_anew_when_it_refuses_it():
-    """A dialect of an earlier process ended every later one, until the cache was deleted."""
-    refusal = (400, {"error": {"message": "Unsupported parameter: temperature"}})
-
-    def answer(number: int, body: dict[str, Any]) -> Any:
-        return refusal if number and "temperature" in body else chat(GOOD)
-
-    with serving(answer) as server:
-        for question in QUESTIONS[:3]:
-            assert make_judge(llm_config(server), {}).reply(question).choice == "A"
-        assert ["temperature" in body for body in server.requests] == [True, True, False, False]
 
 
 def test_what_a_server_has_taken_in_this_process_is_not_blamed_later():
@@ -111,21 +63,11 @@ def test_what_a_server_has_taken_in_this_process_is_not_blamed_later():
         assert len(server.requests) == 2
 
 
-def test_an_empty_reply_is_asked_for_again_three_times_and_then_with_twice_the_budget():
-    """It was nine tries of each budget."""
-    with serving(answer_to(chat(""))) as server:
-        replies = list(judge_all(make_judge(llm_config(server), {}), QUESTIONS, 1))
-        limits = [body["max_tokens"] for body in server.requests]
-    assert [one.choice for one in replies] == [*"AA", None, "A"]
-    assert limits == [100, 100, *[100] * 4, 200, 100]
-
-
 def test_a_server_that_says_nothing_stops_the_judge_after_three_questions():
-    """Every question was unjudged, after up to 36 tries."""
     with serving(lambda number, body: chat("")) as server:
         judge = make_judge(llm_config(server, input_price=10, output_price=10), {})
         assert isinstance(judge, OpenAIJudge)
         with pytest.raises(UserError, match="replies to the first 3 questions are all empty"):
             list(judge_all(judge, QUESTIONS, 1))
-        assert len(server.requests) == 5 + 5 + 4
-    assert judge.chat.budget.spent == pytest.approx(14 * 1100 * 10 / 1e6)
+        assert len(server.requests) == 2 + 2 + 1
+    assert judge.chat.budget.spent == pytest.approx(5 * 1100 * 10 / 1e6)

@@ -1,7 +1,6 @@
 """The judge behind a server: what it asks, what it refuses, and what it waits for."""
 
 import re
-import threading
 import time
 from datetime import datetime, timedelta, timezone
 from email.utils import format_datetime
@@ -10,12 +9,10 @@ from typing import Any
 import pytest
 
 from eval.judge import make_judge
-from eval.judges.openai.replies import FIRST_WAIT, Pace, retry_after_of
+from eval.judges.openai.replies import retry_after_of
 from eval.judges.prompt import RESPONSE_FORMAT
 from eval.judges.protocol import Comparison, Reply, judge_all
-from stages.settings.command_line import make_config
 from stages.settings.config import UserError
-from stages.settings.judge import JudgeSettings, key_of_environment
 from stages.settings.judge_models import is_model
 from tests.chat_server import GOOD, ask, chat, llm_config, serving
 
@@ -69,7 +66,7 @@ def refusing(number, body):
     return chat(GOOD)
 
 
-def test_what_a_server_refuses_is_left_out_and_remembered():
+def test_what_a_server_refuses_is_left_out():
     with serving(refusing) as server:
         judge = make_judge(llm_config(server), {})
         assert judge.reply(Comparison("p", "the post", "one", "two")).choice == "A"
@@ -77,15 +74,13 @@ def test_what_a_server_refuses_is_left_out_and_remembered():
         assert set(server.requests[-1]) == {"model", "messages", "max_completion_tokens"}
         assert "its own temperature" in judge.about.note
         assert "no reasoning effort said, replies in plain text" in judge.about.note
-        ask(server)
-        assert len(server.requests) == 5  # a new process knows the dialect, and so the reply
         again = make_judge(llm_config(server), {})
-        again.reply(Comparison("p", "another post", "one", "two"))
-        assert len(server.requests) == 6
-        assert again.about == judge.about
+        again.reply(Comparison("p", "the post", "one", "two"))
+        assert len(server.requests) == 5  # a new process finds the reply
+        assert again.about.note.endswith("all replies kept from before")
 
 
-@pytest.mark.parametrize("first", [(GOOD, "length"), ("I cannot say.", "stop")])
+@pytest.mark.parametrize("first", [(GOOD, "length"), ("I cannot say.", "stop"), ("", "stop")])
 def test_a_truncated_or_unusable_reply_is_asked_for_again_with_twice_the_budget(first):
     replies = [chat(*first), chat("Preferred: B")]
     with serving(lambda number, body: replies[number]) as server:
@@ -111,14 +106,9 @@ def google(*spans: str) -> list[Any]:
 
 
 @pytest.mark.parametrize(
-    "passing",
-    [
-        *(chat(text) for text in ("", None, " \n")),
-        *((status, LATER[1]) for status in (408, 429, 500, 503)),
-        (429, google("Minute")),
-    ],
+    "passing", [*((status, LATER[1]) for status in (408, 429, 500, 503)), (429, google("Minute"))]
 )
-def test_empty_replies_rate_limits_and_server_errors_are_tried_again(passing):
+def test_rate_limits_and_server_errors_are_tried_again(passing):
     replies = [passing] * 3 + [chat(GOOD)]
     with serving(lambda number, body: replies[number]) as server:
         assert ask(server).choice == "A"
@@ -136,27 +126,6 @@ def test_retry_after_is_read_in_seconds_and_as_a_date_and_waited_for():
         start = time.monotonic()
         ask(server)
     assert time.monotonic() - start >= 0.7
-
-
-def test_the_waits_of_all_tries_outlast_a_limit_by_the_minute(monkeypatch):
-    """Google's server names no wait. They took 20 to 40 s, and a rate limit ended the judging."""
-    monkeypatch.setattr("eval.judges.openai.replies.FIRST_WAIT", FIRST_WAIT)  # no shorter one
-    pace, waits = Pace(0), list[float]()
-    monkeypatch.setattr(pace.stopped, "wait", waits.append)
-    for failures in range(1, JudgeSettings().max_retries + 1):
-        pace.back_off(failures, None)
-    assert 60 < sum(waits) < 120
-
-
-def test_retry_after_holds_for_every_thread():
-    pace, start = Pace(0), time.monotonic()
-    other = threading.Thread(target=pace.back_off, args=(1, 0.5))
-    other.start()
-    while pace.next < start + 0.5:
-        time.sleep(0.001)
-    pace.wait_for_turn()
-    assert time.monotonic() - start >= 0.5
-    other.join()
 
 
 def test_requests_per_minute_is_a_limit_for_all_threads_and_tries_together():
@@ -178,10 +147,10 @@ ENDS: list[tuple[Any, dict[str, Any], str, int]] = [
         for status, hint in REFUSALS.items()
     ),
     (NO_SCHEMA, PLAIN | {"structured": "on"}, "400", 1),  # it was insisted on
-    ((200, {"error": {"code": 401, "message": "no"}}), {}, "API_KEY", 1),  # as OpenRouter says it
     ((*LATER, {"Retry-After": "7200"}), {}, "7200 s", 1),
     ((500, {"error": {"message": "down"}}), {"max_retries": 2}, "replies are kept.*again", 3),
     ((200, "<html>hello</html>"), {"max_retries": 1}, "base_url", 2),
+    (chat([{"type": "text", "text": "A"}]), {"max_retries": 1}, "no chat completion", 2),
 ]
 
 
@@ -233,19 +202,3 @@ def test_a_refusal_stops_threads_that_wait_for_their_turn():
         list(judge_all(make_judge(llm_config(server), {}), comparisons, 2))
     assert time.monotonic() - start < 30
     assert len(server.requests) <= 2
-
-
-@pytest.mark.parametrize("key", ["sk-one\nsk-two", "sk one", "sk-\u00e9", " "])
-def test_a_key_that_no_header_holds_is_refused_and_not_said(monkeypatch, key):
-    monkeypatch.setenv("OPENAI_API_KEY", key)
-    with pytest.raises(UserError, match="OPENAI_API_KEY is blank or holds") as caught:
-        key_of_environment()
-    assert "sk" not in str(caught.value)
-    monkeypatch.setenv("OPENAI_API_KEY", " sk-one\n")
-    assert key_of_environment() == "sk-one"
-
-
-def test_a_missing_key_is_named_with_the_way_round_it(monkeypatch):
-    monkeypatch.delenv("OPENAI_API_KEY")
-    with pytest.raises(UserError, match=r"OPENAI_API_KEY.*judge.kind=reward_model"):
-        make_judge(make_config("pythia-1b"), {})

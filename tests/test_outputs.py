@@ -16,7 +16,7 @@ from eval.calibration import calibrate
 from eval.controls import judge_controls
 from eval.judge import judge_summaries
 from eval.outputs import take_outputs
-from eval.win_rate import measure_win_rates, names_of_pair, pair_name
+from eval.win_rate import measure_win_rates, names_of_pair
 from reports.outputs_page import write_report
 from stages.finished import read_manifest, stage_folder, wanted_stages, why_not
 from stages.running.files import read_lines
@@ -100,61 +100,6 @@ def test_a_folder_is_a_system_a_file_and_a_post_without_id_is_named_by_its_text(
     assert len(set(ids[0])) == 2
 
 
-def test_a_system_takes_the_place_of_the_reference(tmp_path):
-    rows = [{"id": k, "post": "p", "system": s, "summary": f"{s}{k}"} for k in (1, 2) for s in "ab"]
-    path = write_jsonl(tmp_path / "two.jsonl", rows)
-    found = systems_of(Outputs(file=str(path), reference="b"))
-    pairs = {name: [(r["summary"], r["reference"]) for r in rows] for name, rows in found.items()}
-    assert pairs == {"a": [("a1", "b1"), ("a2", "b2")]}
-
-
-def comparison(number, *policies, choice=0, batch="b"):
-    """A row in the published schema; in a batch of CNN/DM it is about an article."""
-    summaries = [{"text": f" by {policy}", "policy": policy} for policy in policies]
-    about = {"article": "News."} if "cnndm" in batch else POST
-    row = {"info": {"id": f"t{number}", **about}, "summaries": summaries, "choice": choice}
-    return row | {"batch": batch, "split": "s", "extra": {}}
-
-
-def test_published_comparisons_give_the_policy_the_reference_and_the_choice(tmp_path):
-    rows = [comparison(1, "ppo", "ref"), comparison(2, "ref", "ppo"), comparison(3, "sft", "ppo")]
-    path = write_jsonl(tmp_path / "comparisons_validation.jsonl", rows)
-    found = systems_of(Outputs(file=str(path), label="choice"))
-    kept = [(row["id"], row["summary"], row["reference"], row["label"]) for row in found["ppo"]]
-    assert kept == [("t1", "by ppo", "by ref", True), ("t2", "by ppo", "by ref", False)]
-    assert list(found) == ["ppo"]  # a comparison without a reference is left out
-
-
-def test_a_pair_that_several_people_judged_is_one_row_with_what_most_prefer(tmp_path, capsys):
-    """It was refused: the same post of the same system stood twice."""
-    choices = {1: (0, 0, 1), 2: (1, 0, 1), 3: (0, 1)}
-    rows = [
-        comparison(number, "ppo", "ref", choice=choice)
-        for number, given in choices.items()
-        for choice in given
-    ]
-    path = write_jsonl(tmp_path / "x.jsonl", rows)
-    found = systems_of(Outputs(file=str(path), label="choice"))["ppo"]
-    assert [(row["id"], row.get("label")) for row in found] == [
-        ("t1", True),
-        ("t2", False),
-        ("t3", None),
-    ]
-    assert capsys.readouterr().out == "merged: 5 rows that repeat a summary\n"
-
-
-def test_comparisons_about_news_articles_are_left_out_and_counted(tmp_path, capsys):
-    """They were refused: column post is null."""
-    rows = [comparison(1, "ppo", "ref"), comparison(2, "sft", "ppo")]
-    rows += [comparison(number, "ppo", "ref", batch="cnndm0") for number in (3, 4)]
-    path = write_jsonl(tmp_path / "x.jsonl", rows)
-    assert [row["id"] for row in systems_of(Outputs(file=str(path)))["ppo"]] == ["t1"]
-    assert capsys.readouterr().out.splitlines() == [
-        "left out: 1 comparisons without exactly one reference",
-        "left out: 2 comparisons about news articles",
-    ]
-
-
 GOOD = {"id": 1, "post": "p", "summary": "s", "reference": "r"}
 
 
@@ -165,12 +110,12 @@ GOOD = {"id": 1, "post": "p", "summary": "s", "reference": "r"}
         (
             [{"id": 1, "text": "p", "wrote": "s"}],
             {"summary": "a,b"},
-            r'no column a, b, post: name it, SET="outputs.summary=... outputs.post=..." .it has id',
+            r"no column a, b, post: name it, SET='outputs.summary=... outputs.post=...' .it has id",
         ),
         (
             [GOOD | {"summary": 3}],
             {},
-            "column summary is of type int: write it as text, or name another column, SET=outputs.",
+            "column summary is of type int: write it as text, or name another column",
         ),
         ([GOOD | {"reference": None}], {}, "column reference is null: fill it, or drop the row"),
         ([GOOD | {"reference": ""}], {}, "column reference is empty"),
@@ -227,19 +172,6 @@ def test_a_file_becomes_a_run_with_win_rates_controls_calibration_and_a_page(run
     assert "after Holm" in page
     assert "Agreement" in page or "agreement" in page
     assert all(why_not(config, stage) is None for stage in stages)
-
-
-def test_another_file_makes_the_summaries_stale_and_another_column_is_refused(runs, tmp_path):
-    path = write_jsonl(tmp_path / "theirs.jsonl", rows_of_world(3))
-    config = config_of_file(path)
-    take_outputs(config)
-    assert why_not(config, "summaries") is None
-    write_jsonl(path, rows_of_world(4))
-    assert str(why_not(config, "summaries")) == "was made from other data"
-    other = why_not(config_of_file(path, "outputs.reference=people"), "summaries")
-    assert other is not None
-    assert other.needs_replace
-    assert "outputs.reference: made with reference, asked people" in other.text
 
 
 def test_the_first_posts_alone_are_judged_where_that_is_asked(runs, tmp_path):
@@ -303,10 +235,3 @@ def test_make_judge_judges_the_folder_of_a_run_and_goes_on_after_a_stop(tmp_path
     assert "ppo-long leads with" in made.stdout
     assert (tmp_path / "runs/judged-mine-seed1/seed44413/report/facts").is_dir()
     assert "nothing to do" in make().stdout
-
-
-def test_a_pair_of_policies_is_named_and_read_back_whatever_hyphens_their_names_have():
-    assert pair_name("ppo", "sft") == "ppo-sft"  # as finished runs have it
-    for names in (("ppo", "sft"), ("ppo-1.3b", "sft"), ("a", "b-c"), ("a-b", "c-d")):
-        assert names_of_pair(pair_name(*names)) == names
-    assert pair_name("a-b", "c") != pair_name("a", "b-c")

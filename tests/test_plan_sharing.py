@@ -2,15 +2,10 @@
 
 import subprocess
 import sys
-import weakref
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
-import torch
 
 from reports.needs.inputs import draw_weights
 from reports.needs.memory import saved_activations, setting_of
@@ -18,10 +13,7 @@ from reports.needs.parts import part_bytes
 from reports.needs.plan import lines_of, parse
 from reports.needs.shapes import PUBLISHED
 from reports.needs.work import work_of
-from stages import normalize
-from stages.posts.ragged import TokenizedSplit, make_ragged
 from stages.settings.command_line import make_config
-from stages.settings.config import UserError
 from tests.test_plan import setting
 
 ROOT = Path(__file__).parents[1]
@@ -54,71 +46,40 @@ def test_cards_that_share_the_weights_hold_their_part_and_what_is_whole_for_a_mo
 def test_the_samples_of_a_query_are_counted_in_one_row_by_hand():
     """The plan of SmolLM2's PPO was 2.2 times what an H200 held: a query counted with each sample.
 
-    Two queries of 512 tokens with four samples of 53; eight rows of 565 where a family cannot.
+    Two queries of 512 tokens with four samples of 53.
     """
-    one = setting("pythia-1b", microbatch_size=8)
-    config = replace(one.config, ppo=replace(one.config.ppo, samples_per_query=4))
-    four = replace(one, config=config)
-    apart = part_bytes(replace(four, shape=replace(four.shape, family="other")))["ppo learn"]
-    alone, shared = (part_bytes(each)["ppo learn"].activations for each in (one, four))
-    assert alone == saved_activations(one, 8, 565) == apart.activations
+    alone = setting("pythia-1b", microbatch_size=8)
+    config = replace(alone.config, ppo=replace(alone.config.ppo, samples_per_query=4))
+    four = replace(alone, config=config)
+    shared = part_bytes(four)["ppo learn"].activations
     assert shared == saved_activations(four, 2, 512 + 4 * 53)
     tokens = {work.label: work.tokens for work in work_of(four) if work.stage == "ppo"}
-    episodes = four.config.ppo.num_updates * four.config.ppo.batch_size
+    episodes = config.ppo.num_updates * config.ppo.batch_size
     assert tokens["learn critic"] == 4 * episodes * (four.lengths.query / 4 + 53)
 
 
 def test_one_card_shares_with_nobody():
-    one = setting("pythia-1b")
-    assert part_bytes(replace(one, sharded=True)) == part_bytes(one)
+    alone = setting("pythia-1b")
+    assert part_bytes(replace(alone, sharded=True)) == part_bytes(alone)
 
 
-def test_what_fits_when_the_cards_share_the_weights_is_told_the_engine():
+def test_the_cards_of_a_preset_and_the_engine_are_those_it_is_made_for():
     lines = "\n".join(lines_of(parse(["--preset", "pythia-6.9b", "--engine", "ddp"])))
-    assert "it would fit with ENGINE=fsdp2" in lines
+    assert "ENGINE=fsdp2 shares the weights" in lines
     lines = "\n".join(lines_of(parse(["--preset", "pythia-6.9b"])))
     assert "8 x h100-80gb, ENGINE=fsdp2" in lines
     assert "everything fits" in lines
-    with pytest.raises(UserError, match="ENGINE=zero3 is refused"):
-        lines_of(parse(["--preset", "pythia-6.9b", "--engine", "zero3"]))
 
 
 # -- beside what stages hold -----------------------------------------------------------------------
 
 
-def test_normalize_holds_one_network_at_a_time_as_it_is_planned(tmp_path, monkeypatch):
-    """Two stood beside each other: 9.3 GiB at pythia-1b on an H100, where 6.7 were planned."""
-    networks: list[Any] = []
-
-    def load(folder):
-        assert [network() for network in networks] == [None] * len(networks)
-        module = torch.nn.Linear(1, 1)
-        networks.append(weakref.ref(module))
-        return module
-
-    @contextmanager
-    def opened(config, *_):
-        finish = {"require": lambda stage: tmp_path, "resume": None, "finish": lambda results: None}
-        yield SimpleNamespace(config=config, partial=tmp_path, **finish)
-
-    columns = {name: make_ragged([[1]] * 4) for name in ("queries", "summaries")}
-    split = TokenizedSplit(columns=columns, rows=[{"id": str(row)} for row in range(4)])
-    for name, other in {
-        "load_reward_model": load,
-        "open_stage": opened,
-        "load_split": lambda *_: split,
-        "score_rows": lambda *_, **__: torch.zeros(4),
-        **dict.fromkeys(("load_tokenizer", "save_model", "shift_scores"), lambda *_: None),
-        "keep_known_answers": lambda *_: None,
-    }.items():
-        monkeypatch.setattr(normalize, name, other)
-    normalize.normalize(make_config("tiny", name="x", overrides=("memory.cpu_threads=1",)))
-    assert len(networks) == 2
-    given = setting(forward_batch_size=64)
-    held = part_bytes(given)["references"]
+def test_normalize_holds_the_reward_model_alone_and_its_rows():
+    alone = setting(forward_batch_size=64)
+    held = part_bytes(alone)["references"]
     assert (held.weights, held.optimizer) == (4 * 908_761_089, 0)
-    config = replace(given.config, normalize=replace(given.config.normalize, posts=32))
-    assert part_bytes(replace(given, config=config))["references"].activations < held.activations
+    config = replace(alone.config, normalize=replace(alone.config.normalize, posts=32))
+    assert part_bytes(replace(alone, config=config))["references"].activations < held.activations
 
 
 STEP = """

@@ -37,8 +37,8 @@ def test_the_first_screen_says_where_ppo_won_and_which_seeds_collapsed(records):
         " at pythia-1b (1.01B). At equal length the same holds. Caveats: judge gpt-3.5-turbo-0125;"
         " 2 of 12 seeds COLLAPSED."
     )
-    assert [row[1] for row in answers.rows] == [UNKNOWN, BEATS, BEATS]
-    one_b, two_b, _ = answers.rows
+    assert [row[1] for row in answers.texts] == [UNKNOWN, BEATS, BEATS]
+    one_b, two_b, _ = answers.texts
     # Four seeds of 53.9, 22.2, 19.7 and 61.8 %: mean 39.4, s = 21.6, t(3) = 3.18: +- 34 and more.
     assert one_b[2].startswith("39.4% [")
     assert one_b[6] == "COLLAPSED: 44413, 66613 (of 4)"
@@ -137,11 +137,11 @@ def test_code_versions_are_named_in_one_line(records):
 
 def test_the_longer_one_stands_beside_the_reward_model_in_each_group(records):
     (table,) = [one for one in tables(records) if one.name == "reward-model-groups"]
-    assert table.rows[0] == [
+    assert table.texts[0] == [
         "strength of the label",
         "1",
-        "75.0% (75.0% to 75.0%)",
-        *["75.0% (75.0% to 75.0%)"] * 2,
+        "75.0% (75.0 to 75.0)",
+        *["75.0% (75.0 to 75.0)"] * 2,
         "52.0%",
         "1,500",
     ]

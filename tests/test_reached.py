@@ -75,7 +75,7 @@ def test_the_page_tells_with_which_switches_ppo_learns_slower_and_faster():
     assert pace_told(delays(default, [unclear])) == ""
     many = dict.fromkeys("stuv", late["a"])
     assert pace_told(many) == "PPO learns slower with 4 switches (after Holm's correction)."
-    rows = pace_table(default, others, late).rows
+    rows = pace_table(default, others, late).texts
     # All five updates have to have risen, so the ends are 14, 15 and 17; with a 19, 21 and 24.
     assert rows[0] == ["default", "3 of 3", "15.3 [11.5, 19.1]", "–", "–"]
     # Later by 5, 6 and 7: 6 +- 4.303 / sqrt(3).
@@ -87,7 +87,7 @@ def test_the_table_of_paces_says_of_how_many_seeds_it_is():
     default, turned = seeds("tiny", 10, 11, 13), seeds("a", 15, 17, 20)
     fallen = curve([1.0] * 20 + [0.0] * 10)
     default.runs[0].rows = lambda _: fallen
-    rows = pace_table(default, [turned], delays(default, [turned])).rows
+    rows = pace_table(default, [turned], delays(default, [turned])).texts
     # The ends are 15 and 17; those of both seeds are 21 and 24 with the switch.
     assert rows[0] == ["default", "2 of 3", "16.0 [3.3, 28.7]", "–", "–"]
     assert rows[1][:2] == ["a", "3 of 3"]
@@ -106,5 +106,5 @@ def test_updates_of_the_critic_alone_are_no_slowness_of_the_policy():
     default = seeds("tiny", 13, 14, 16, critic_updates=8)
     without = seeds("no-critic-updates", 5, 6, 8)
     assert delays(default, [without]) == {"no-critic-updates": [0.0, 0.0, 0.0]}
-    rows = pace_table(default, [without], delays(default, [without])).rows
+    rows = pace_table(default, [without], delays(default, [without])).texts
     assert [row[2][:4] for row in rows] == ["10.3", "10.3"]  # (9 + 10 + 12) / 3

@@ -3,7 +3,6 @@
 import json
 import re
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -156,38 +155,6 @@ def test_of_proxy_and_gold_only_what_is_known_is_said(policy, kind, note, said):
     assert note in text
     assert "which no policy here was trained on" not in text
     assert ("run's own" in text) == ("trained to raise" in text) == (policy == "ppo")
-
-
-# -- spreads ---------------------------------------------------------------------------------------
-
-
-def test_spreads_are_of_references_and_policies_and_bins_of_tokens_hold_as_many_numbers_each(
-    places, monkeypatch
-):
-    found = {}
-
-    def remember(title, groups, x):
-        found[title] = {name: values for name, _, values in groups}
-        return plots.Panel(title, lambda axes: None)
-
-    monkeypatch.setattr(scores, "spread", remember)
-    record = record_of()
-    ppo = record.rows("summaries", "ppo.jsonl")
-    files = {"ppo.jsonl": [row | {"kl": 2.0} for row in ppo]}
-    files["best-of-4.jsonl"] = [row | {"kl": 0.64} for row in ppo]  # one bound, and no spread
-    files["sft.jsonl"] = record.rows("summaries", "sft.jsonl")
-    monkeypatch.setattr(scores, "policies_of", lambda _: ["sft", "ppo", "best-of-4"])
-    monkeypatch.setattr(type(record), "rows", lambda _, stage, file: files[file])
-    scores.spread_blocks(record)
-    assert found.pop("Log-ratio to SFT, nats per summary") == {"PPO": [2.0] * 9}
-    for groups in found.values():
-        groups.pop("best-of-4")
-    assert found["Length, tokens"] == {"reference": [6.0] * 9, "SFT": [7.0] * 9, "PPO": [7.0] * 9}
-    assert set(found["Reward-model score"]) == {"reference", "SFT", "PPO"}
-    edges = scores._edges([float(one) for one in range(60)])
-    widths = {b - a for a, b in pairwise(edges)}
-    assert widths == {2.0}  # 60 numbers in some 24 bins
-    assert edges[0] == -0.5
 
 
 # -- what was unexplained --------------------------------------------------------------------------

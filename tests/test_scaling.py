@@ -29,27 +29,27 @@ def four_runs(**changes):
 def test_the_mean_over_seeds_is_the_mean(runs):
     records, left_out = four_runs()
     table = details.measured_table(frame_of(records))
-    found = {row[0]: row[1:] for row in table.rows}
+    found = {row[0]: row[1:] for row in table.texts}
     assert (list(table.header), left_out) == (["", "tiny-s, 100K", "tiny, 1M"], [])
-    assert found["PPO: win rate"] == ["35.0% (30.0% to 40.0%)", "62.0% (60.0% to 64.0%)"]
+    assert found["PPO: win rate"] == ["35.0% (30.0 to 40.0)", "62.0% (60.0 to 64.0)"]
     assert found["PPO - SFT"][1] == "+37.0 points (+35.0 to +39.0)"
     text = page.to_markdown("x", "x", scaling_page.blocks(records))
-    assert "| 35.0% (30.0% to 40.0%) |" in text
+    assert "| 35.0% (30.0 to 40.0) |" in text
     assert "64.0% [61.0, 67.0]" in text
 
 
 def test_a_mean_of_fewer_seeds_than_its_column_says_of_how_many(runs):
     frame = frame_of(four_runs()[0])
     frame.loc[frame["name"].eq("tiny") & frame["seed"].eq(1), "ppo/controlled"] = None
-    found = {row[0]: row[1:] for row in details.measured_table(frame).rows}
-    assert found["PPO: at equal length"][1].endswith(", 1 of 2 seeds")
+    found = {row[0]: row[1:] for row in details.measured_table(frame).texts}
+    assert found["PPO: at equal length"][1].endswith(" 1 of 2 seeds")
     assert "seeds" not in found["PPO: at equal length"][0] + "".join(found["PPO: win rate"])
 
 
 def test_seeds_and_posts_spread_apart(runs):
     records, _ = four_runs()
     table = details.spreads_table(frame_of(records))
-    found = {(row[0], row[1]): row[2:] for row in table.rows}
+    found = {(row[0], row[1]): row[2:] for row in table.texts}
     # Seeds of 30 and 40%: mean 35, deviation 7.07, t(1) = 12.706: 35 -+ 63.5, within 0 and 1.
     assert found["tiny-s", "PPO"] == ["2", "35.0%", "[0.0, 98.5]", "7.1", "3.0"]
     assert found["tiny", "PPO"][1:3] == ["62.0%", "[36.6, 87.4]"]

@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections import Counter
 from pathlib import Path
@@ -13,8 +12,6 @@ from typing import Any
 import pytest
 
 from eval.judge import make_judge
-from eval.judges.openai.cache import ReplyCache, is_alive, me
-from eval.judges.openai.server_judge import OpenAIJudge
 from eval.judges.protocol import Comparison, judge_all
 from stages.finished import read_manifest
 from stages.runs import open_stage
@@ -50,84 +47,8 @@ def test_a_reply_is_found_again_when_the_server_takes_more_than_it_did():
     with serving(refusing) as server:
         ask(server)
         paid = len(server.requests)
-        # What was learned is forgotten, as by another machine with the same replies.
-        judge = make_judge(llm_config(server), {})
-        assert isinstance(judge, OpenAIJudge)
-        judge.cache.set_note(judge.chat.note, "{}")
         ask(server)
         assert len(server.requests) == paid
-
-
-ASKER = """
-import sys
-from dataclasses import replace
-from pathlib import Path
-from types import SimpleNamespace
-from eval.judge import make_judge
-from eval.judges.protocol import judge_all
-from stages.settings import config as settings
-from tests.chat_server import llm_config
-from tests.test_shared_questions import many
-settings.RUNS = Path(sys.argv[2])
-judge = make_judge(llm_config(SimpleNamespace(url=sys.argv[1]), concurrency=8), {})
-print("ready", flush=True)
-sys.stdin.readline()
-replies = list(judge_all(judge, many(), 8))
-print(len([one for one in replies if one.choice == "A"]))
-"""
-
-
-def many() -> list[Comparison]:
-    return [Comparison(f"p{k}", f"post {k}.", "one", "two") for k in range(500)]
-
-
-@pytest.mark.walk
-def test_two_runs_that_ask_the_same_at_once_pay_once(runs, monkeypatch):
-    """It was 495 of 500 that were paid for twice."""
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    asked: Counter[str] = Counter()
-
-    def answer(number: int, body: dict[str, Any]) -> Any:
-        asked[body["messages"][0]["content"]] += 1
-        time.sleep(0.02)
-        return chat(GOOD)
-
-    with serving(answer) as server:
-        command = [sys.executable, "-c", ASKER, server.url, str(runs)]
-        pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-        pair = [subprocess.Popen(command, cwd=ROOT, **pipes) for _ in range(2)]
-        for one in pair:
-            assert one.stdout is not None
-            assert one.stdout.readline() == "ready\n"
-        talks = [threading.Thread(target=one.communicate, args=("go\n",)) for one in pair]
-        for talk in talks:
-            talk.start()
-        for talk in talks:
-            talk.join(120)
-    assert [one.returncode for one in pair] == [0, 0]
-    assert asked.total() == len(asked) == 500
-
-
-def test_the_claim_of_a_dead_process_is_taken_over_and_that_of_a_living_one_is_waited_for(tmp_path):
-    cache = ReplyCache(tmp_path / "replies.sqlite")
-    machine, pid, started = me().split(" ")
-    dead = subprocess.Popen([sys.executable, "-c", ""])
-    dead.wait()
-    with cache._transaction(durable=False):
-        row = ("name", f"{machine} {dead.pid} 1 2 3", time.time())
-        cache.connection.execute("INSERT INTO claims VALUES (?, ?, ?)", row)
-    start = time.monotonic()
-    with cache.claimed("name", lambda: False):
-        assert time.monotonic() - start < 5
-        threading.Timer(0.3, lambda: given_up.append(1)).start()
-        given_up: list[int] = []
-        with cache.claimed("name", lambda: bool(given_up)):  # nobody else's: it was told to stop
-            assert given_up
-    with cache.claimed("name", lambda: False):
-        pass
-    assert is_alive(f"{machine} {pid} {started} x")
-    assert not is_alive(f"{machine} {pid} {started}1 x")  # the number was used again
-    assert is_alive("elsewhere 1 1 x")
 
 
 def write_posts(count: int) -> None:

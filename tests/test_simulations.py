@@ -6,11 +6,8 @@ from tests.simulations import (
     COVERED,
     EXTRAPOLATED,
     SHIFTS,
-    false_claims,
     length_coverage,
     main,
-    of_wins_and_losses,
-    order_at_0,
     shift_coverage,
     tie_coverage,
 )
@@ -28,15 +25,6 @@ def test_the_rate_at_equal_length_holds_the_truth_where_its_model_covers_it(name
     assert found.said >= 0.9
 
 
-@pytest.mark.parametrize(
-    ("name", "bias"), [("no length effect, order 4", 0.12), ("saturating, longer summaries", 0.11)]
-)
-def test_the_simulation_tells_a_rate_with_the_order_at_0_and_unbounded_length(name, bias):
-    found = length_coverage(COVERED[name], FEW, order_at_0)
-    assert found.bias == pytest.approx(bias, abs=0.03)
-    assert found.held < 0.5
-
-
 @pytest.mark.parametrize("name", EXTRAPOLATED)
 def test_where_the_data_say_little_the_rate_is_called_extrapolated(name):
     assert length_coverage(EXTRAPOLATED[name], FEW).said < 0.1
@@ -51,17 +39,9 @@ def test_the_corrected_rate_holds_the_truth_through_a_shift_of_10_points(name):
 
 @pytest.mark.parametrize(("ties", "posts", "half"), [(0.6, 100, 6.0), (0.85, 400, 1.9)])
 def test_shares_with_ties_are_held_by_intervals_as_narrow_as_the_ties_allow(ties, posts, half):
-    ours, plain = (tie_coverage(ties, posts, 400, way) for way in (None, of_wins_and_losses))
-    assert ours.held >= 0.92  # three standard errors below 95%
-    assert 100 * ours.half == pytest.approx(half, abs=0.2)
-    assert plain.half > 1.5 * ours.half
-
-
-def test_equal_systems_are_not_boasted_of():
-    """Without a correction one in five to two in five of such data sets would be."""
-    found = false_claims(12, 60, 25)
-    assert max(found[claim] for claim in ("beats", "next", "place")) <= 0.16
-    assert found["interval"] + found["any place"] > 0.3
+    found = tie_coverage(ties, posts, 400)
+    assert found.held >= 0.92  # three standard errors below 95%
+    assert 100 * found.half == pytest.approx(half, abs=0.2)
 
 
 def test_the_table_is_printed(capsys):

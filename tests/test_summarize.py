@@ -62,9 +62,8 @@ def test_a_held_out_post_gets_the_summaries_and_scores_of_the_evaluation(finishe
         assert scores == pytest.approx([row["score"] for row in rows.values()], abs=1e-5)
     lines = answered(capsys, "--id", "toy1-validation-3")
     assert max(map(len, lines)) <= 80
-    heads = [line for line in lines if ": score" in line]
-    assert [line.split(":")[0] for line in heads] == ["reference", "SFT", "PPO", "DPO"]
-    assert all(line.endswith("of 6 by the rule") for line in heads)
+    heads = [line for line in lines if ", score " in line]
+    assert [line.split(":")[0] for line in heads] == ["reference", "sft", "ppo", "dpo"]
 
 
 def test_a_typed_post_is_read_as_a_prompt_or_as_title_and_text_and_cut(finished, capsys):
@@ -79,9 +78,6 @@ def test_a_typed_post_is_read_as_a_prompt_or_as_title_and_text_and_cut(finished,
         assert finished.post_of_text(text).query == start + expected
     lines = answered(capsys, "--post", "My boss sold it.\n" * 60 + "\x1b[31mred")
     assert max(map(len, lines)) <= 80
-    assert f"(no subreddit given: r/{usual}, the most frequent here)" in lines
-    assert "(cut to 160 tokens, as in training)" in lines
-    assert not any("by the rule" in line for line in lines)
     assert "\x1b" not in "".join(answered(capsys, "--post", "\x1b[31mred"))
 
 
@@ -96,7 +92,7 @@ def test_a_released_policy_is_asked_without_sft_or_scores(whole, tmp_path, monke
     take_released(make_config("tiny", name="other", overrides=(policy, *world)))
     capsys.readouterr()
     summarize.main(["--name", "other", "--post", "My boss sold my bike."])
-    assert "RELEASED: 2" in capsys.readouterr().out  # tokens; no score stands before them
+    assert "released: 2" in capsys.readouterr().out  # tokens; no score stands before them
 
 
 def test_policies_of_an_upstream_are_found_there(runs):

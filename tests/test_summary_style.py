@@ -9,7 +9,7 @@ import torch
 from accelerate import Accelerator
 
 from eval.summaries import describe, make_rows
-from reports.parts.sentences import cut_off, unshown
+from reports.parts.sentences import unshown
 from reports.parts.style import MEASURES, fragments, measures, novel, repeated, style_of
 from stages.learning.models import load_tokenizer
 from stages.posts.text_metrics import words_of
@@ -128,12 +128,6 @@ def test_special_tokens_that_no_summary_shows_are_counted(tokenizer_folder):
     share = describe([row | {"kl": 0.0} for row in rows])["special_tokens"]
     (line,) = unshown({"policies": ["sft", "ppo"], "ppo/special_tokens": share})
     assert line.startswith("33.3% of PPO's summaries hold special tokens beside the EOS")
-
-
-def test_a_page_names_each_policy_whose_summaries_are_often_cut_off():
-    assert cut_off({"SFT": 0.95, "PPO": None, "DPO": 0.531}) == [
-        "Only 53.1% of DPO's summaries end by themselves; the others are cut off."
-    ]
 
 
 def of_the_paper(article, summary):

@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 
 from eval.judge import judge_summaries, make_judge
-from eval.judges.openai.replies import Dialect, about_a_post, refusal_of
+from eval.judges.openai.replies import about_a_post
+from eval.judges.openai.request import Dialect
 from eval.judges.protocol import Comparison, judge_all
 from stages.runs import open_stage
 from tests.chat_server import GOOD, chat, llm_config, serving
@@ -17,57 +18,22 @@ def openai_error(message: str, **more: Any) -> dict[str, Any]:
     return {"error": {"message": message, "type": "invalid_request_error", "param": None, **more}}
 
 
+TOKENS = "exceeds the maximum number of tokens allowed (1048576)."
 REFUSALS: dict[str, tuple[int, Any]] = {
-    "openai": (
-        400,
-        openai_error(
-            "Input tokens exceed the configured limit of 272000 tokens. Your messages resulted in"
-            " 300017 tokens. Please reduce the length of the messages.",
-            code="context_length_exceeded",
-        ),
-    ),
+    "openai": (400, openai_error("Input tokens exceed it.", code="context_length_exceeded")),
     "openai, a limit by the minute": (
         429,
-        openai_error(
-            "Request too large for gpt-6-luna on tokens per min (TPM): Limit 30000, Requested"
-            " 40000.",
-            code="rate_limit_exceeded",
-        ),
+        openai_error("Request too large for gpt-6-luna on tokens per min (TPM): Limit 30000."),
     ),
-    "vllm": (
-        400,
-        {
-            "object": "error",
-            "message": "This model's maximum context length is 4096 tokens. However, you requested"
-            " 9256 tokens (9000 in the messages, 256 in the completion).",
-        },
-    ),
+    "vllm": (400, {"message": "This model's maximum context length is 4096 tokens. However, 9256"}),
     "vllm, an older one": (400, openai_error("max_tokens must be at least 1, got -186.")),
     "llama.cpp": (
         400,
-        openai_error(
-            "request (4390 tokens) exceeds the available context size (4096 tokens)",
-            type="exceed_context_size_error",
-        ),
+        openai_error("request (4390 tokens) exceeds the available context size (4096 tokens)"),
     ),
-    "llama.cpp, as a server error": (
-        500,
-        openai_error("Context size has been exceeded.", type="server_error"),
-    ),
+    "llama.cpp, as a server error": (500, openai_error("Context size has been exceeded.")),
     "anthropic": (400, openai_error("prompt is too long: 212345 tokens > 200000 maximum")),
-    "google": (
-        400,
-        [
-            {
-                "error": {
-                    "code": 400,
-                    "message": "The input token count (1200000) exceeds the maximum number of"
-                    " tokens allowed (1048576).",
-                    "status": "INVALID_ARGUMENT",
-                }
-            }
-        ],
-    ),
+    "google": (400, [{"error": {"message": f"The input token count (1200000) {TOKENS}"}}]),
     "a proxy": (413, "Request Entity Too Large"),
 }
 
@@ -110,14 +76,6 @@ def results_of(server, asked, **changes):
             run.append("ppo.jsonl", {"id": one.post_id, **texts})
         run.finish({})
     return judge_summaries(config)
-
-
-def test_the_evaluation_goes_on_and_its_manifest_names_the_posts():
-    with serving(answer_of(REFUSALS["vllm"])) as server:
-        results = results_of(server, questions(1))
-    assert results["too_long"] == ["p1"]
-    assert "filtered" not in results
-    assert results["unjudged"] == pytest.approx(1 / 6)
 
 
 def test_what_is_too_long_only_with_room_for_reasoning_is_asked_without():
@@ -191,11 +149,4 @@ FULL = Dialect(structured=True)
     ],
 )
 def test_what_a_refusal_blames_is_left_out(text, left_out):
-    assert FULL.after(refusal_of(text)) == FULL.without(left_out)
-
-
-def test_a_refusal_that_blames_nothing_leaves_out_one_thing_after_another():
-    second = FULL.without("effort").after(refusal_of("no"))
-    assert second == FULL.without("effort").without("structured")
-    assert second.after(refusal_of("no")) is None
-    assert FULL.after(refusal_of("no"), keep=("effort", "structured")) is None
+    assert FULL.after(text) == FULL.without(left_out)

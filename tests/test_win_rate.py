@@ -9,15 +9,8 @@ import pytest
 
 from eval.judge import main as judge_main
 from eval.rates.formulas import wilson
-from eval.win_rate import (
-    agreement,
-    describe,
-    main,
-    paired_difference,
-    post_scores,
-    print_summary,
-    win_rate,
-)
+from eval.scores import agreement
+from eval.win_rate import describe, main, paired_difference, post_scores, print_summary, win_rate
 from stages.finished import read_manifest, stage_folder
 from stages.running.files import read_lines
 from stages.runs import open_stage
@@ -76,22 +69,11 @@ def test_a_post_scores_the_mean_of_both_orders(pair, score):
     assert post_scores(judged("ppo", pair)) == {"ppo": {"p0": score}}
 
 
-def test_the_order_of_the_rows_changes_no_score():
-    rows = judged("ppo", ("policy", "tie"), ("reference", "policy")) + judged("sft", ("tie", "tie"))
-    assert post_scores(rows[::-1]) == post_scores(rows)
-
-
 def test_a_post_without_both_orders_is_refused():
     rows = judged("ppo", ("policy", "tie"), ("reference", "policy"))
     for broken in (rows[:-1], [*rows, rows[0]], [*rows[:-1], rows[-2]]):
         with pytest.raises(UserError, match="one of each"):
             post_scores(broken)
-
-
-def test_the_rate_is_the_mean_over_judged_posts():
-    interval = win_rate(posts(1.0, 0.75, None, 0.0, 0.5, None))
-    assert interval.estimate == pytest.approx(2.25 / 4)
-    assert interval.posts == 4
 
 
 def test_the_bootstrap_is_as_wide_as_the_spread_over_posts_says():
@@ -102,13 +84,6 @@ def test_the_bootstrap_is_as_wide_as_the_spread_over_posts_says():
     assert (interval.low, interval.high) == pytest.approx((0.6 - half, 0.6 + half), abs=0.002)
 
 
-def test_both_orders_of_a_post_are_one_observation():
-    # Counted as 800 judgements, the interval would be narrower by the square root of two.
-    pairs = [("policy", "policy")] * 200 + [("reference", "reference")] * 200
-    interval = win_rate(post_scores(judged("ppo", *pairs))["ppo"])
-    assert interval.high - interval.low == pytest.approx(2 * 1.96 * 0.5 / 20, rel=0.05)
-
-
 def test_the_bootstrap_resamples_posts():
     """The multinomial draw against the plain one: indices with replacement."""
     values = np.repeat([0.0, 0.25, 0.5, 1.0], [20, 15, 30, 35])
@@ -116,16 +91,6 @@ def test_the_bootstrap_resamples_posts():
     interval = win_rate(posts(*values.tolist()))
     expected = np.quantile(drawn, [0.025, 0.975])
     assert (interval.low, interval.high) == pytest.approx(tuple(expected), abs=0.006)
-
-
-@pytest.mark.parametrize("n", [1, 10, 300])
-def test_an_unbroken_row_of_wins_or_losses_leaves_room_as_wilson_says(n):
-    rule = 1.959964**2 / (n + 1.959964**2)  # Wilson's upper bound for 0 of n, solved by hand
-    won, lost = win_rate(many(win=n)), win_rate(many(loss=n))
-    assert (won.estimate, won.high) == (1.0, 1.0)
-    assert won.low == pytest.approx(1 - rule)
-    assert (lost.estimate, lost.low) == (0.0, 0.0)
-    assert lost.high == pytest.approx(rule)
 
 
 def test_few_posts_get_wilsons_interval():
@@ -143,16 +108,6 @@ def test_nothing_but_ties_does_not_pass_for_certainty():
     # One win and one loss are added: 302 posts, of which two lie 1/2 from the mean.
     half = 1.959964 * math.sqrt(2 * 0.25 / 301 / 302)
     assert (interval.low, interval.high) == pytest.approx((0.5 - half, 0.5 + half))
-
-
-@pytest.mark.parametrize("loss_rate", [0.4, 0.05, 0.01])
-def test_the_interval_holds_the_truth_19_times_in_20(loss_rate):
-    rng = np.random.default_rng(0)
-    held = 0
-    for losses in rng.binomial(300, loss_rate, size=400):
-        interval = win_rate(many(win=300 - losses, loss=losses))
-        held += interval.low <= 1 - loss_rate <= interval.high
-    assert 0.91 <= held / 400 <= 0.99
 
 
 @pytest.mark.parametrize("n", [8, 12, 20, 100])
@@ -174,15 +129,6 @@ def test_of_a_dozen_posts_with_ties_the_interval_is_that_of_paired_proportions()
     half = 1.959964 * math.sqrt((10 / 14 - (4 / 14) ** 2) / 13) / 2
     middle = 0.5 + 4 / 14 / 2
     assert (interval.low, interval.high) == pytest.approx((middle - half, middle + half))
-
-
-def test_an_interval_holds_its_estimate_and_stays_within_its_limits():
-    rng = np.random.default_rng(0)
-    for _ in range(100):
-        a, b = (posts(*(rng.integers(0, 5, size=rng.integers(1, 30)) / 4)) for _ in range(2))
-        rate, gap = win_rate(a), paired_difference(a, b)
-        assert 0 <= rate.low <= rate.estimate <= rate.high <= 1
-        assert -1 <= gap.low <= gap.estimate <= gap.high <= 1
 
 
 def test_no_judged_post_is_no_rate():
@@ -207,20 +153,6 @@ def test_pairing_takes_out_what_the_posts_have_in_common():
     half = 1.96 * math.sqrt(0.06 * 0.94 / 400)
     assert (interval.low, interval.high) == pytest.approx((0.06 - half, 0.06 + half), abs=0.003)
     assert win_rate(a).low < win_rate(b).high  # unpaired, the two intervals overlap
-
-
-def test_swapping_the_policies_mirrors_the_difference():
-    rng = np.random.default_rng(0)
-    a, b = (posts(*(rng.integers(0, 5, size=400) / 4)) for _ in range(2))
-    there, back = paired_difference(a, b), paired_difference(b, a)
-    assert there.estimate == -back.estimate
-    assert (there.low, there.high) == pytest.approx((-back.high, -back.low), abs=0.004)
-
-
-def test_equal_policies_differ_by_nothing_give_or_take():
-    interval = paired_difference(many(win=200, loss=100), many(win=200, loss=100))
-    assert interval.estimate == 0
-    assert -0.02 < interval.low < 0 < interval.high < 0.02
 
 
 def test_a_policys_row_counts_posts_and_brackets_what_is_missing():
@@ -253,7 +185,7 @@ def summarise_toy_posts(n: int) -> None:
         for k in range(n):
             post = f"toy1-validation-{k}"
             event = told(post, "event")
-            row = {"id": post, "query": f"POST: {k}", "reference": event}
+            row: dict[str, Any] = {"id": post, "query": f"POST: {k}", "reference": event}
             row |= {"score": None, "reference_score": None}
             run.append("sft.jsonl", {**row, "summary": "Nothing." if k else event})
             run.append("ppo.jsonl", {**row, "summary": told(post, "event", "first")})
@@ -283,31 +215,6 @@ def test_judge_and_win_rate_run_end_to_end_on_a_runs_folder(runs, capsys):
     assert "100.0%" in printed
     assert max(len(line) for line in printed.splitlines()) <= 80
     json.dumps(results, allow_nan=False)
-
-
-def test_long_names_still_print_within_80_columns(capsys):
-    row = {"win_rate": 1.0, "low": 1.0, "high": 1.0, "posts": 6447, "unjudged": 0.01}
-    gap = {"estimate": -1.0, "low": -1.0, "high": -1.0}
-    name = "policy" * 20
-    policies = {name: row, "sft": row}
-    print_summary(
-        {"judge": {"name": name}, "policies": policies, "differences": {f"{name}-sft": gap}}
-    )
-    printed = capsys.readouterr().out
-    assert max(len(line) for line in printed.splitlines()) <= 80
-    assert "100.0%" in printed
-
-
-def test_long_names_that_begin_alike_stay_two(capsys):
-    row = {"win_rate": 1.0, "low": 1.0, "high": 1.0, "posts": 6447, "unjudged": 0.01}
-    small, large = (f"meta-llama-3.1-{size}b-instruct" for size in (8, 70))
-    gap = {f"{large} - {small}": {"estimate": 0.1, "low": 0.0, "high": 0.2}}
-    print_summary(
-        {"judge": {"name": "x"}, "policies": {small: row, large: row}, "differences": gap}
-    )
-    lines = capsys.readouterr().out.splitlines()
-    assert [lines[1], lines[3]] == [f"  {small}", f"  {large}"]
-    assert lines[5] == f"  {large} - {small}"
 
 
 def test_a_difference_prints_as_one_policy_less_the_other(capsys):

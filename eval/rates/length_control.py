@@ -88,9 +88,10 @@ def length_controlled(table: VerdictTable) -> dict[str, Any]:
     posts whose texts have equally many words, if they are `LEAST_NEAR` or more (`equal_posts`).
     `near_equal`: the posts within `NEAR` of equal length. Both are counted without identical texts.
 
-    `estimate` is None, with the reason under `why`, where the model has no answer. `extrapolated`:
-    the data do not answer, because fewer than `LEAST_NEAR` posts are within `NEAR` of equal length,
-    or a ratio of 1 lies outside the middle 90% of the ratios seen, or there is no finite fit.
+    `estimate` is None, with a key of `eval.win_rate.NO_RATE` under `why`, where the model has no
+    answer. `extrapolated`: the data do not answer, because fewer than `LEAST_NEAR` posts are within
+    `NEAR` of equal length, or a ratio of 1 lies outside the middle 90% of the ratios seen, or there
+    is no finite fit.
     `order_logits` and `doubled_length_logits`: what a first place and a doubled length are worth,
     with their bounds; None where the orders were averaged first or the rate was read off.
     Source: standardisation (Rothman, Greenland and Lash, Modern Epidemiology, chapter 15); tanh for
@@ -104,8 +105,7 @@ def length_controlled(table: VerdictTable) -> dict[str, Any]:
         return nothing | {"why": why, "extrapolated": False}
     fitted = _by_order(rows) or _averaged_first(rows) or _read_off(rows)
     if fitted is None:
-        why = "length or order alone decides nearly every verdict, so the model has no answer"
-        return nothing | {"why": why, "extrapolated": True}
+        return nothing | {"why": "no fit", "extrapolated": True}
     near = len(np.unique(rows.posts[np.abs(rows.log_ratios) <= NEAR]))
     edges = np.quantile(rows.log_ratios, [0.05, 0.95])
     inside = bool(edges[0] <= 0 <= edges[1])
@@ -139,19 +139,19 @@ def _with_identical(
 
 
 def _no_answer(rows: VerdictTable) -> str:
-    """Why the model cannot be fitted; empty where it can."""
+    """Why the model cannot be fitted, by a key of `eval.win_rate.NO_RATE`; empty where it can."""
     if len(rows.outcomes) < LEAST_JUDGEMENTS:
-        return f"fewer than {LEAST_JUDGEMENTS} judgements of texts that differ"
+        return "few judgements"
     if len(np.unique(rows.posts)) < LEAST_JUDGEMENTS // 2:
-        return f"fewer than {LEAST_JUDGEMENTS // 2} posts whose texts differ"
+        return "few posts"
     if len(np.unique(rows.shown_first)) < 2:
-        return "every summary was shown in the same place"
+        return "one place"
     if np.ptp(rows.log_ratios) < 1e-9:
-        return "all length ratios are alike"
+        return "one ratio"
     if np.linalg.matrix_rank(_curve(rows)) < 3:
-        return "too few different length ratios for a curve"
+        return "few ratios"
     if np.ptp(rows.outcomes) < 1e-9:
-        return "all verdicts are alike"
+        return "one verdict"
     return ""
 
 
@@ -255,14 +255,8 @@ def rates_by_length(table: VerdictTable) -> list[dict[str, Any]]:
         part = rows.only(places == place)
         rate = clustered_share(part.outcomes, part.posts)
         assert rate is not None  # a place that occurs has rows
-        bins_of_rows.append(
-            {
-                "from": float(np.exp(part.log_ratios.min())),
-                "to": float(np.exp(part.log_ratios.max())),
-                "judgements": len(part.outcomes),
-                "rate": rate.estimate,
-                "low": rate.low,
-                "high": rate.high,
-            }
-        )
+        ratios = np.exp(part.log_ratios)
+        edges = {"from": float(ratios.min()), "to": float(ratios.max())}
+        bounds = {"rate": rate.estimate, "low": rate.low, "high": rate.high}
+        bins_of_rows.append(edges | {"judgements": len(part.outcomes)} | bounds)
     return bins_of_rows

@@ -11,17 +11,16 @@ Source: Stiennon et al. 2020, section 3.4 and appendix on length.
 """
 
 from collections.abc import Sequence
-from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 
 from eval.rates.formulas import (
     Floats,
+    Interval,
     Z,
-    as_plain,
     clustered_logit,
     clustered_share,
     length_terms,
@@ -29,8 +28,6 @@ from eval.rates.formulas import (
     sigmoid,
 )
 from eval.rates.simple_judges import paired_difference
-from stages.running.files import read_lines
-from stages.runs import HELD_OUT_CNNDM, HELD_OUT_PAIRS
 
 GROUPS = ("split", "batch", "strength", "policies")
 CALIBRATION_BIN = 0.5  # reward units, as in the figure of Huang et al. 2024
@@ -38,22 +35,8 @@ NEAR = 0.1  # lengths are nearly equal if they differ by at most this share of t
 LEAST_PAIRS = 30
 
 
-def with_statistics(results: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """A stage's results with `pair_statistics` of the rows in its folder, if it wrote such rows."""
-    if not (folder / HELD_OUT_PAIRS).exists():
-        return results
-    articles = results["cnndm"]
-    if articles is not None:
-        articles = articles | pair_statistics(read_lines(folder / HELD_OUT_CNNDM))
-    return results | pair_statistics(read_lines(folder / HELD_OUT_PAIRS)) | {"cnndm": articles}
-
-
-def held_out_accuracy(folder: Path) -> dict[str, float]:
-    """`accuracy_of` the held-out pairs of a stage's folder; empty if it wrote no such rows."""
-    path = folder / HELD_OUT_PAIRS
-    if not path.exists():
-        return {}
-    rows = read_lines(path)
+def pair_accuracy(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
+    """`accuracy_of` the rows of some held-out pairs."""
     return accuracy_of([row["gap"] > 0 for row in rows], _posts(rows))
 
 
@@ -79,37 +62,30 @@ def pair_statistics(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     gaps, posts = [row["gap"] for row in rows], _posts(rows)
     chosen, rejected = ([row[f"{name}_tokens"] for row in rows] for name in ("chosen", "rejected"))
     right = [float(gap > 0) for gap in gaps]
-    beside = beside_length(gaps, chosen, rejected, posts)
     longer = [0.5 + 0.5 * ((a > b) - (a < b)) for a, b in zip(chosen, rejected, strict=True)]
     return {
         **accuracy_of(right, posts),
         **_by_groups(rows, right),
         "calibration": calibration(gaps),
-        "length": beside | _by_groups(rows, longer),
+        "length": beside_length(gaps, chosen, rejected, posts) | _by_groups(rows, longer),
     }
 
 
 def _by_groups(rows: Sequence[dict[str, Any]], right: Sequence[float]) -> dict[str, Any]:
-    posts = _posts(rows)
-    return {f"by_{key}": accuracy_by([row[key] for row in rows], right, posts) for key in GROUPS}
+    """`accuracy_of` the pairs of each group, by its name; pairs without one are left out."""
+    frame = pd.DataFrame({"right": right, "post": _posts(rows)})
+    accuracies = {}
+    for key in GROUPS:
+        groups = [None if row[key] is None else str(row[key]) for row in rows]
+        accuracies[f"by_{key}"] = {
+            name: accuracy_of(part["right"].tolist(), part["post"].tolist())
+            for name, part in frame.groupby(pd.Series(groups, dtype=object))
+        }
+    return accuracies
 
 
 def _posts(rows: Sequence[dict[str, Any]]) -> list[str]:
     return [row.get("post") or row["id"] for row in rows]
-
-
-def accuracy_by(
-    groups: Sequence[Any], right: Sequence[float], posts: Sequence[str]
-) -> dict[str, dict[str, float]]:
-    """`accuracy_of` each group, by name; rows without a value are left out."""
-    of_group: dict[str, list[int]] = {}
-    for row, group in enumerate(groups):
-        if group is not None:
-            of_group.setdefault(str(group), []).append(row)
-    return {
-        name: accuracy_of([right[row] for row in rows], [posts[row] for row in rows])
-        for name, rows in sorted(of_group.items())
-    }
 
 
 def calibration(gaps: Sequence[float]) -> list[list[float]]:
@@ -141,15 +117,15 @@ def beside_length(
     posts.
     """
     right = _points(np.array(gaps, dtype=float))
-    ours, theirs = np.array(chosen, dtype=float), np.array(rejected, dtype=float)
-    longer, numbers = _points(ours - theirs), post_numbers(posts)
-    near = np.abs(ours - theirs) <= NEAR * np.maximum(ours, theirs)
+    lengths, others = np.array(chosen, dtype=float), np.array(rejected, dtype=float)
+    longer, numbers = _points(lengths - others), post_numbers(posts)
+    near = np.abs(lengths - others) <= NEAR * np.maximum(lengths, others)
     return {
         "longer": _share(longer, numbers),
-        "above_longer": _mean(right - longer, numbers),
+        "above_longer": _of_pairs(paired_difference(right - longer, numbers), len(right)),
         "near_equal": _share(right[near], numbers[near]),
         "longer_near_equal": _share(longer[near], numbers[near]),
-        "at_equal_length": accuracy_at_equal_length(right, np.log(ours / theirs), numbers),
+        "at_equal_length": accuracy_at_equal_length(right, np.log(lengths / others), numbers),
     }
 
 
@@ -160,18 +136,18 @@ def accuracy_at_equal_length(
 
     The ratio is the chosen summary's length over the rejected one's; its two bounded terms are
     `length_terms`. Standard errors are clustered by post. So what the scorer gets right only
-    because the better summary is longer is taken off. `estimate` is None, with the reason under
-    `why`, where the model has no answer.
+    because the better summary is longer is taken off. `estimate` is None, with a key of
+    `eval.held_out.NO_ACCURACY` under `why`, where the model has no answer.
     """
     nothing = {"estimate": None, "low": None, "high": None}
     if len(right) < LEAST_PAIRS or len(np.unique(posts)) < LEAST_PAIRS // 2:
-        return nothing | {"why": f"fewer than {LEAST_PAIRS} pairs on {LEAST_PAIRS // 2} posts"}
+        return nothing | {"why": "few pairs"}
     if np.ptp(right) < 1e-9 or np.ptp(log_ratios) < 1e-9:
-        return nothing | {"why": "all pairs are ranked alike, or all length ratios are alike"}
+        return nothing | {"why": "all alike"}
     design = np.column_stack([np.ones(len(right)), *length_terms(log_ratios)])
     fitted = clustered_logit(right, design, posts)
     if fitted is None:
-        return nothing | {"why": "length alone decides nearly every pair: there is no finite fit"}
+        return nothing | {"why": "no fit"}
     b0, se = fitted[0][0], np.sqrt(fitted[1][0, 0])
     return {"estimate": sigmoid(b0), "low": sigmoid(b0 - Z * se), "high": sigmoid(b0 + Z * se)}
 
@@ -183,14 +159,10 @@ def _points(differences: Floats) -> Floats:
 
 def _share(values: Floats, posts: NDArray[np.int64]) -> dict[str, Any] | None:
     """A share with its interval over posts; None where there is no pair."""
-    share = as_plain(clustered_share(values, posts))
+    share = clustered_share(values, posts)
     return None if share is None else _of_pairs(share, len(values))
 
 
-def _mean(values: Floats, posts: NDArray[np.int64]) -> dict[str, Any]:
-    """A mean of differences in [-1, 1] with its interval over posts."""
-    return _of_pairs(asdict(paired_difference(values, posts)), len(values))
-
-
-def _of_pairs(interval: dict[str, Any], pairs: int) -> dict[str, Any]:
-    return {key: interval[key] for key in ("estimate", "low", "high")} | {"pairs": pairs}
+def _of_pairs(interval: Interval, pairs: int) -> dict[str, Any]:
+    bounds = {"estimate": interval.estimate, "low": interval.low, "high": interval.high}
+    return bounds | {"pairs": pairs}

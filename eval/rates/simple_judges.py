@@ -5,7 +5,7 @@ words, `overlap` the one that repeats more of the post's words. A judge that doe
 with the labels more often than each of them may be no more than one of them.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,6 @@ from stages.posts.text_metrics import words_of
 
 Pair = Mapping[str, Any]
 """A labelled pair: `post`, `label`, `answer` in [0, 1], and what `measured` says of its texts."""
-Answers = Callable[[Sequence[Pair]], Floats]
 
 
 def measured(query: str, first: str, second: str) -> dict[str, list[int]]:
@@ -34,32 +33,14 @@ def measured(query: str, first: str, second: str) -> dict[str, list[int]]:
     }
 
 
-def majority_answers(pairs: Sequence[Pair]) -> Floats:
-    """[pairs]: 1 everywhere if most labels prefer the first text, else 0."""
+def simple_answers(pairs: Sequence[Pair]) -> dict[str, Floats]:
+    """The answers [pairs] of each simple judge; 1/2 where its two numbers are alike."""
     labels = np.array([pair["label"] for pair in pairs], dtype=float)
-    return np.full(len(pairs), float(labels.mean() > 0.5))
-
-
-def answers_by(key: str) -> Answers:
-    """The judge that prefers the text with the larger number under `key`; 1/2 if they are alike."""
-
-    def answers(pairs: Sequence[Pair]) -> Floats:
+    answers = {"majority": np.full(len(pairs), float(labels.mean() > 0.5))}
+    for name, key in (("longest", "words"), ("overlap", "overlap")):
         numbers = np.array([pair[key] for pair in pairs], dtype=float)
-        return (1 + np.sign(numbers[:, 0] - numbers[:, 1])) / 2
-
+        answers[name] = (1 + np.sign(numbers[:, 0] - numbers[:, 1])) / 2
     return answers
-
-
-SIMPLE: dict[str, Answers] = {
-    "majority": majority_answers,
-    "longest": answers_by("words"),
-    "overlap": answers_by("overlap"),
-}
-NAMES = {
-    "majority": "the label that most pairs have",
-    "longest": "the longest text",
-    "overlap": "the text that repeats most of the post",
-}
 
 
 def beside_simple_judges(pairs: Sequence[Pair]) -> dict[str, Any]:
@@ -74,13 +55,17 @@ def beside_simple_judges(pairs: Sequence[Pair]) -> dict[str, Any]:
     if not pairs:
         return {"kappa_interval": None, "prefers_longer": None, "simple": {}}
     answers = np.array([pair["answer"] for pair in pairs], dtype=float)
-    labels, posts = _labels_and_posts(pairs)
-    ours, simple = agreements(labels, answers), {}
-    for name, simple_judge in SIMPLE.items():
-        theirs = simple_judge(pairs)
-        difference = paired_difference(ours - agreements(labels, theirs), posts)
-        simple[name] = _agreement(labels, theirs, posts) | {"difference": as_plain(difference)}
-    longer = SIMPLE["longest"](pairs)
+    labels = np.array([pair["label"] for pair in pairs], dtype=bool)
+    posts = np.unique([pair["post"] for pair in pairs], return_inverse=True)[1]
+    right, simple, others = agreements(labels, answers), {}, simple_answers(pairs)
+    for name, of_simple in others.items():
+        simply_right = agreements(labels, of_simple)
+        simple[name] = {
+            "agreement": as_plain(clustered_share(simply_right, posts)),
+            "kappa": as_plain(kappa_interval(labels, of_simple, posts)),
+            "difference": as_plain(paired_difference(right - simply_right, posts)),
+        }
+    longer = others["longest"]
     return {
         "kappa_interval": as_plain(kappa_interval(labels, answers, posts)),
         "prefers_longer": {
@@ -88,20 +73,6 @@ def beside_simple_judges(pairs: Sequence[Pair]) -> dict[str, Any]:
             "labels": _prefers_longer(labels.astype(float), longer, posts),
         },
         "simple": simple,
-    }
-
-
-def _labels_and_posts(pairs: Sequence[Pair]) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
-    labels = np.array([pair["label"] for pair in pairs], dtype=bool)
-    return labels, np.unique([pair["post"] for pair in pairs], return_inverse=True)[1]
-
-
-def _agreement(
-    labels: NDArray[np.bool_], answers: Floats, posts: NDArray[np.int64]
-) -> dict[str, Any]:
-    return {
-        "agreement": as_plain(clustered_share(agreements(labels, answers), posts)),
-        "kappa": as_plain(kappa_interval(labels, answers, posts)),
     }
 
 
@@ -140,26 +111,3 @@ def kappa_interval(
     kappa = cohen_over_posts(answer_names, label_names, posts[decided])
     none = Interval(estimate=0.0, low=0.0, high=0.0, posts=len(np.unique(posts[decided])))
     return kappa or none
-
-
-def not_beaten(results: Mapping[str, Any]) -> list[tuple[str, bool]]:
-    """What a judge does not clearly beat, in plain sentences, and whether it is worse.
-
-    Else it is not shown to be better. `results` are those of `beside_simple_judges`.
-    """
-    doubts = []
-    for name, simple in results["simple"].items():
-        more = simple["difference"]
-        if more["low"] <= 0:
-            worse = more["high"] < 0
-            points = ", ".join(f"{100 * more[key]:+.1f}" for key in ("low", "high"))
-            what = "agrees less often" if worse else "is not shown to agree more often"
-            gap = f"{100 * more['estimate']:+.1f} points [{points}] on {more['posts']} posts"
-            doubts.append((f"it {what} than {NAMES[name]} ({gap})", worse))
-    kappa = results["kappa_interval"]
-    if kappa is not None and kappa["low"] <= 0:
-        worse = kappa["high"] < 0
-        bounds = f"{kappa['estimate']:.2f} [{kappa['low']:.2f}, {kappa['high']:.2f}]"
-        what = "is below 0: it says the opposite of the labels" if worse else "may be 0"
-        doubts.append((f"its Cohen's kappa, {bounds}, {what}", worse))
-    return doubts

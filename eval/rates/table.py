@@ -169,12 +169,12 @@ def verdict_table(
     """
     rows = list(judgements)
     pairs = [texts[row["id"]] for row in rows]
-    ratios = [log(word_count(ours) / word_count(theirs)) for ours, theirs in pairs]
+    ratios = [log(word_count(summary) / word_count(other)) for summary, other in pairs]
     return VerdictTable(
         posts=post_numbers([(post_of or {}).get(row["id"], row["id"]) for row in rows]),
         outcomes=np.array([POINTS.get(row["verdict"], np.nan) for row in rows], dtype=float),
         shown_first=np.array([row["order"] == "policy_first" for row in rows], dtype=bool),
         log_ratios=np.array(ratios, dtype=float),
-        differ=np.array([ours.split() != theirs.split() for ours, theirs in pairs], dtype=bool),
+        differ=np.array([summary.split() != other.split() for summary, other in pairs], dtype=bool),
         ids=post_numbers([row["id"] for row in rows]),
     )

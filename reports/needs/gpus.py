@@ -1,18 +1,10 @@
-"""GPUs and disk. Standard library only."""
+"""GPUs, and how many a preset is made for. Standard library only."""
 
 from typing import NamedTuple
 
-from reports.needs.memory import FULL, MOMENTS, Setting
-from reports.needs.shapes import adapter_parameters, parameters
 from stages.settings.checks import UserError, unknown
-from stages.settings.config import HUB, RANDOM
 
 GIB = 2**30
-# Two good checkpoints are kept while a third is written.
-CHECKPOINTS = 3
-HUB_BYTES = 2  # a weight in the hub's files
-TOKEN_FILES = 1.5e9
-"""Bytes of the hub's posts and comparisons, as downloaded and as tokens. An estimate."""
 # What the CUDA context, cuBLAS and NCCL take, and what the allocator cannot use between blocks.
 # An assumption; `make rehearse` measures what is left.
 CONTEXT_GIB = 1.0
@@ -60,46 +52,14 @@ USUAL = ("h100-80gb", 1)
 SHARDED = ("pythia-6.9b",)
 
 
-def gpu_of(name: str) -> Gpu:
-    """The GPU of that name. Raises UserError with the nearest name if there is none."""
-    if name not in GPUS:
-        raise unknown("GPU", name, GPUS)
-    return GPUS[name]
-
-
 def gpus_for(preset: str, gpu: str = "", gpus: int = 0) -> tuple[str, int]:
     """Name and number of the GPUs to plan for: as asked, or else those of the preset.
 
-    Raises UserError for an unknown GPU or a negative number.
+    Raises UserError for an unknown GPU, with the nearest name, or a negative number.
     """
     name, number = MADE_FOR.get(preset, USUAL)
+    if gpu and gpu not in GPUS:
+        raise unknown("GPU", gpu, GPUS)
     if gpus < 0:
         raise UserError(f"GPUS={gpus}: give the number of cards, at least 1")
-    gpu_of(gpu or name)
     return gpu or name, gpus or number
-
-
-def gpu_of_device(device: str) -> Gpu | None:
-    """The GPU that a device's name means; None for others."""
-    words = device.lower().replace("-", " ").split()
-    models = {name.split("-")[0].replace("rtx", ""): gpu for name, gpu in reversed(GPUS.items())}
-    return next((gpu for model, gpu in models.items() if model in words), None)
-
-
-def disk_of(setting: Setting) -> dict[str, float]:
-    """Bytes on disk of one seed: the models that stay (base, sft, ppo, rm, normalize and critic, in
-    float32), the checkpoints of the stage with the largest, and what comes from the hub.
-    """
-    policy, scorer = parameters(setting.shape), parameters(setting.shape, scalar=True)
-    largest = 0
-    for stage, networks in {"sft": [policy], "ppo": [policy, scorer]}.items():
-        # All weights of the networks that learn, and Adam's moments of what learns.
-        adapters = len(networks) * adapter_parameters(setting.shape, setting.rank(stage))
-        learned = adapters or sum(networks)
-        largest = max(largest, FULL * (sum(networks) + adapters) + MOMENTS * learned)
-    base, source = setting.config.base.checkpoint, setting.config.data.source
-    return {
-        "models": float(FULL * 3 * (policy + scorer)),
-        "checkpoints": float(CHECKPOINTS * largest),
-        "downloads": HUB_BYTES * policy * (base != RANDOM) + TOKEN_FILES * (source == HUB),
-    }

@@ -19,7 +19,7 @@ from stages.settings.config import Data
 from stages.settings.prompt import format_post
 from stages.settings.sections import COMPARISONS, EOS_TOKEN
 
-INITIALIZER = 0.02
+INITIALIZER, POSITIONS = 0.02, 8192
 WORDS = ("the", "of")
 
 
@@ -33,21 +33,21 @@ def draw_weights(shape: Shape, seed: int, folder: Path) -> None:
 
 def model_config(shape: Shape) -> PretrainedConfig:
     """transformers' configuration of a shape, without dropout. EOS is token 0."""
-    given = {
+    numbers = {
         "vocab_size": shape.vocabulary,
         "hidden_size": shape.hidden,
         "num_hidden_layers": shape.layers,
         "num_attention_heads": shape.heads,
         "intermediate_size": shape.intermediate,
-        "max_position_embeddings": shape.positions,
+        "max_position_embeddings": POSITIONS,
         "initializer_range": INITIALIZER,
         "tie_word_embeddings": shape.tied,
         "bos_token_id": 0,
         "eos_token_id": 0,
     }
     if shape.family != NEOX:
-        given["num_key_value_heads"] = shape.kv_heads or shape.heads
-    return with_dropout(AutoConfig.for_model(shape.family, **given), 0.0)
+        numbers["num_key_value_heads"] = shape.kv_heads or shape.heads
+    return with_dropout(AutoConfig.for_model(shape.family, **numbers), 0.0)
 
 
 def write_tokenizer(vocabulary: int, folder: Path) -> None:

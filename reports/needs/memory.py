@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from reports.needs.shapes import (
-    GPT2,
     Lengths,
     Shape,
     adapter_parameters,
@@ -23,23 +22,12 @@ from reports.needs.shapes import (
     parameters,
     shape_of,
 )
-from stages.settings.config import Config, Data
-from stages.settings.families import CHUNK, PLAIN_HEAD
+from stages.settings.config import Config, Data, UserError
+from stages.settings.families import CHUNK
 
 FULL, HALF = 4, 2  # bytes of a float32 and of a bf16 number
 MOMENTS = 8  # bytes of Adam's two moments of one parameter
 
-# Bytes per logit where all are held at once, in a family whose logits cannot be read in chunks
-# (stages/learning/vocabulary.py). `token_logprobs` divides the logits by the temperature (a copy),
-# takes the exponential of that copy in `logsumexp` (one more), and in the backward pass needs
-# (x - lse), its exponential and the product with the gradient beside the copy.
-LOSS_FORWARD = 3 * FULL
-# A network that the accelerator has not wrapped gives bf16 logits: 2 bytes in place of 4.
-PLAIN_FORWARD = LOSS_FORWARD - FULL + HALF
-LOSS_BACKWARD = 4 * FULL
-# PPO's statistics beside the loss: logits, scaled logits, logits / temperature, its softmax, and
-# the product of the last two in `entropy`.
-ENTROPY = 5 * FULL
 # Bytes per logit of a chunk: the scaled logits and their exponential. The first chunk's stay.
 CHUNK_WORK, CHUNK_KEPT = 2 * FULL, FULL
 # `draw` inverts the cumulative distribution in float64: scaled, softmax, cumulative.
@@ -158,12 +146,6 @@ class Setting:
         return self.config.memory.mixed_precision == "bf16"
 
     @property
-    def whole_logits(self) -> bool:
-        """Whether logits of all positions of a pass are held at once."""
-        papers = self.config.ppo.logprob_dtype == "bf16"
-        return self.shape.family not in PLAIN_HEAD or papers
-
-    @property
     def recomputed(self) -> bool:
         """Whether activations are computed again in the backward pass."""
         return self.config.memory.gradient_checkpointing
@@ -176,8 +158,10 @@ class Setting:
 def setting_of(config: Config, **more: Any) -> Setting:
     """The setting of a run, with the shape and the lengths that its settings name.
 
-    Raises UserError as `shape_of` does.
+    Raises UserError as `shape_of` does, and where logits are not read in chunks.
     """
+    if config.ppo.logprob_dtype == "bf16":
+        raise UserError("ppo.logprob_dtype=bf16 has no plan: leave it at float32 here")
     return Setting(config=config, shape=shape_of(config.base), lengths=lengths_of(config), **more)
 
 
@@ -192,7 +176,7 @@ def saved_per_token(shape: Shape, half: bool) -> float:
     the kernel and as the next layer lays it out), and the MLP before and after its activation.
     Llama: the inputs of both norms, and these normed, in float32; one cast a linear layer; queries,
     keys and values for all heads; attention's output; four tensors of the MLP.
-    Both are tested against autograd. GPT-2 and Gemma are taken for the one that they resemble.
+    Both are tested against autograd. Other families are taken for Llama.
     """
     hidden, heads, wide = shape.hidden, shape.attention, shape.intermediate
     statistics = 16 + FULL * shape.heads
@@ -250,11 +234,9 @@ def cache_per_token(shape: Shape, half: bool) -> int:
     """Bytes of one token's keys and values in all layers.
 
     Under autocast the keys are float32, because rotating them multiplies by float32 numbers, and
-    the values are bf16. GPT-2 does not rotate.
+    the values are bf16.
     """
-    values = HALF if half else FULL
-    keys = values if shape.family == GPT2 else FULL
-    return shape.layers * shape.key_value * (keys + values)
+    return shape.layers * shape.key_value * (FULL + (HALF if half else FULL))
 
 
 # -- moments ---------------------------------------------------------------------------------------
@@ -286,10 +268,8 @@ def gathered(setting: Setting, network: Network, by_layer: bool) -> float:
     return size * (setting.shards > 1)
 
 
-def logit_bytes(setting: Setting, count: float, whole: float) -> float:
-    """Bytes of `count` logits while they are read; `whole` is what each costs held at once."""
-    if setting.whole_logits:
-        return whole * count
+def logit_bytes(setting: Setting, count: float) -> float:
+    """Bytes of `count` logits while they are read, in chunks (stages/learning/vocabulary.py)."""
     chunk = min(count, CHUNK["cuda" if setting.on_gpu else "cpu"])
     return chunk * (CHUNK_WORK + HALF * setting.half + CHUNK_KEPT * (chunk < count))
 
@@ -304,16 +284,12 @@ def _worst(base: Bytes, moments: dict[str, dict[str, float]]) -> Bytes:
     return max(each, key=lambda moment: moment.total)
 
 
-def training(
-    setting: Setting, networks: Sequence[Network], batch: Batch, per_logit: float = LOSS_FORWARD
-) -> Bytes:
-    """The worst moment of an optimizer step on a microbatch; `per_logit` is what the loss holds per
-    logit before the backward pass.
-    """
+def training(setting: Setting, networks: Sequence[Network], batch: Batch) -> Bytes:
+    """The worst moment of an optimizer step on a microbatch."""
     sequences, tokens, positions = batch
     learned = [network for network in networks if network.trained]
     plain = [network for network in learned if not network.adapter]
-    count = sequences * positions * setting.shape.vocabulary
+    logits = logit_bytes(setting, sequences * positions * setting.shape.vocabulary)
     # PPO's networks learn one after the other, so one's activations and casts are alive.
     saved = saved_activations(setting, sequences, tokens)
     casts = setting.half * (not setting.recomputed) * max(each.cast_bytes() for each in learned)
@@ -321,16 +297,13 @@ def training(
     step = {"copies": whole + casts, "activations": saved}
     # A new gradient stands beside the one that it is added to: that of the embedding, and that of
     # the output layer, over chunks a sum and one chunk's.
-    narrow = HALF if setting.half else FULL
-    each = FULL + (narrow if setting.half or not setting.whole_logits else 0)
     embedding = setting.shape.embedding
-    head = any(not network.scalar for network in plain) * each * embedding
+    head = any(not network.scalar for network in plain) * (FULL + setting.wide) * embedding
     moments = {
-        "loss": step | {"logits": logit_bytes(setting, count, per_logit)},
-        "backward": step | {"logits": logit_bytes(setting, count, LOSS_BACKWARD)},
+        "loss": step | {"logits": logits},
         "layers": step | {"activations": saved + backward_extra(setting, sequences, tokens)},
         "embedding": {"copies": whole, "other": FULL * embedding * bool(plain)},
-        "head": step | {"logits": logit_bytes(setting, count, FULL + narrow), "other": head},
+        "head": step | {"logits": logits, "other": head},
     }
     if not positions:
         del moments["head"]
@@ -338,11 +311,7 @@ def training(
 
 
 def passing(
-    setting: Setting,
-    networks: Sequence[Network],
-    batch: Batch,
-    per_logit: float = LOSS_FORWARD,
-    together: bool = False,
+    setting: Setting, networks: Sequence[Network], batch: Batch, together: bool = False
 ) -> Bytes:
     """The worst moment of a pass without gradients through the first network; the others and the
     optimizer's moments are held beside it.
@@ -355,10 +324,12 @@ def passing(
     casts = setting.half * first.cast_bytes(recomputed=True)
     copies = {"copies": casts + gathered(setting, first, together)}
     last = 2 * FULL * sequences * tokens * setting.shape.hidden
-    logits = {"activations": last, "logits": logit_bytes(setting, count, per_logit)}
-    layers = {"activations": passing_activations(setting, first, sequences, tokens)}
-    moments = {"layers": copies | layers, "logits": copies | logits}
-    return _worst(held(setting, networks, gradients=False), moments)
+    moments = {
+        "layers": {"activations": passing_activations(setting, first, sequences, tokens)},
+        "logits": {"activations": last, "logits": logit_bytes(setting, count)},
+    }
+    copied = {moment: copies | more for moment, more in moments.items()}
+    return _worst(held(setting, networks, gradients=False), copied)
 
 
 def sampling(setting: Setting, networks: Sequence[Network], batch: Batch) -> Bytes:

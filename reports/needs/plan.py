@@ -3,17 +3,16 @@
     python -m reports.needs.plan --preset pythia-6.9b --gpus 8
 
 Parameters; bytes on each GPU, stage by stage, and which knob would make them fit; updates, tokens
-and hours at an assumed share of the GPU's peak; disk.
+and hours at an assumed share of the GPU's peak.
 """
 
 import argparse
 import textwrap
 from collections.abc import Sequence
-from dataclasses import replace
 
 from reports.needs import gpus, work
 from reports.needs.memory import Setting, setting_of
-from reports.needs.parts import mends, part_bytes, too_large
+from reports.needs.parts import part_bytes, too_large
 from reports.needs.shapes import parameters
 from stages.running.launch import check_numbers
 from stages.settings.checks import Parser, in_one_line, require, show
@@ -21,7 +20,6 @@ from stages.settings.command_line import add_arguments, config_of, request_of
 
 COLUMNS = ("weights", "gradients", "optimizer", "copies", "activations", "logits", "cache", "other")
 HEADS = ("weight", "grad", "optim", "copy", "activ", "logit", "cache", "other", "total")
-GIGA = 1e9
 
 
 def gib(count: float) -> str:
@@ -32,7 +30,7 @@ def gib(count: float) -> str:
 
 def title_lines(setting: Setting, gpu_name: str) -> list[str]:
     """Which run, which model, which GPUs."""
-    config, gpu = setting.config, gpus.gpu_of(gpu_name)
+    config, gpu = setting.config, gpus.GPUS[gpu_name]
     policy, scorer = parameters(setting.shape), parameters(setting.shape, scalar=True)
     shared = ", ENGINE=fsdp2" if setting.sharded else ""
     precision = "bf16 autocast, float32 weights" if setting.half else "float32"
@@ -47,7 +45,7 @@ def title_lines(setting: Setting, gpu_name: str) -> list[str]:
 
 
 def memory_lines(setting: Setting, gpu: gpus.Gpu) -> list[str]:
-    """A row for every part of every stage; whether all fit, or the knobs with which they do."""
+    """A row for every part of every stage; whether all fit, or what would need less."""
 
     def row(name: str, cells: Sequence[str], end: str) -> str:
         return f"{name:14}" + "".join(f"{cell:>6} " for cell in cells) + end
@@ -58,42 +56,31 @@ def memory_lines(setting: Setting, gpu: gpus.Gpu) -> list[str]:
     for name, held in parts.items():
         cells = [gib(getattr(held, column)) for column in COLUMNS] + [gib(held.total)]
         lines.append(row(name, cells, "NO" if name in large else "ok"))
+    worst = max(parts, key=lambda name: parts[name].total)
     if not large:
-        worst = max(parts, key=lambda name: parts[name].total)
         return [*lines, f"everything fits; the most is {worst}, {gib(parts[worst].total)} GiB"]
     lines += textwrap.wrap(f"does not fit: {', '.join(large)}", 80)
-    shared = replace(setting, sharded=True)
-    if setting.devices > setting.shards and not too_large(part_bytes(shared), gpu):
-        return [*lines, "it would fit with ENGINE=fsdp2: the cards share the weights"]
-    knobs = " ".join(mends(setting, gpu))
-    if not knobs:
-        return [*lines, "no memory knob makes it fit: take a larger card, or a smaller model"]
-    quoted = "\n".join(textwrap.wrap(knobs, 70, break_on_hyphens=False))
-    lines += ["it would fit with SET='", *textwrap.indent(f"{quoted}'", "  ").splitlines()]
-    adapters = "  (LoRA learns adapters in place of all weights: not the paper's way)"
-    return [*lines, *([adapters] if "lora" in knobs else [])]
+    if setting.devices > setting.shards:
+        lines.append("ENGINE=fsdp2 shares the weights")
+    return [*lines, "smaller memory.* settings need less, and lora.rank=16"]
 
 
-def work_lines(setting: Setting, rate: work.Rate, price: float) -> list[str]:
-    """Updates, tokens and hours of every stage and of the whole run; cards and disk."""
-    updates, hours = work.updates_of(setting), work.hours_by_stage(setting, rate)
+def work_lines(setting: Setting, gpu: gpus.Gpu, mfu: float, price: float) -> list[str]:
+    """Updates, tokens and hours of every stage and of the whole run, and its price."""
+    updates, hours = work.updates_of(setting), work.hours_by_stage(setting, gpu, mfu)
     tokens = work.totals((each.stage, each.tokens) for each in work.work_of(setting))
     lines = [f"{'stage':12}{'updates':>10}{'million tokens':>16}{'hours':>10}"]
     for stage, spent in hours.items():
         count = f"{updates[stage]:,}" if stage in updates else "-"
-        mark = "  (optional)" if stage == work.OPTIONAL else ""
-        lines.append(f"{stage:12}{count:>10}{tokens[stage] / 1e6:>16,.0f}{spent:>10.2f}{mark}")
-    needed = sum(spent for stage, spent in hours.items() if stage != work.OPTIONAL)
-    cards, disk = needed * setting.devices, gpus.disk_of(setting)
+        lines.append(f"{stage:12}{count:>10}{tokens[stage] / 1e6:>16,.0f}{spent:>10.2f}")
+    needed = sum(hours.values())
+    cards = needed * setting.devices
     paid = f", ${cards * price:,.0f} at ${price:g} an hour" if price else ""
-    sizes = ", ".join(f"{name} {size / GIGA:,.1f}" for name, size in disk.items())
     return [
         *lines,
-        f"{'without dpo':38}{needed:>10.2f}",
-        f"at {rate.mfu:.0%} of {rate.gpu.teraflops:g} Tflop/s: ASSUMED, not measured. "
-        "`make rehearse` measures it.",
-        "",
-        f"disk: {sum(disk.values()) / GIGA:,.0f} GB ({sizes})",
+        f"{'together':38}{needed:>10.2f}",
+        f"at {mfu:.0%} of {gpu.teraflops:g} Tflop/s: ASSUMED, not measured. "
+        "`make rehearse` measures.",
         f"cards: {cards:,.1f} hours of one card{paid}",
     ]
 
@@ -123,13 +110,13 @@ def lines_of(args: argparse.Namespace) -> list[str]:
     check_numbers(cards, args.nodes, engine)
     devices, sharded = cards * args.nodes, engine == "fsdp2"
     setting = setting_of(config_of(request), devices=devices, sharded=sharded)
-    rate = work.Rate(gpu=gpus.gpu_of(name), mfu=args.mfu)
+    gpu = gpus.GPUS[name]
     return [
         *title_lines(setting, name),
         "",
-        *memory_lines(setting, rate.gpu),
+        *memory_lines(setting, gpu),
         "",
-        *work_lines(setting, rate, args.price_per_hour),
+        *work_lines(setting, gpu, args.mfu, args.price_per_hour),
     ]
 
 

@@ -4,52 +4,43 @@
 
 It is a run like any other, through the pipeline and in as many processes, with fewer rows and
 smaller batches, on random weights of the shape and rows as long as the limits allow (`inputs.py`).
-What the stages recorded of memory and time stands beside the plan, and from their speed follow the
-hours of the whole run. The table stays, as JSON and Markdown, in `runs/<name>/rehearsal/`; the run
-itself is removed.
+What the stages recorded of memory and time stands beside the plan, and from the seconds of an
+update follow the hours of the whole run, at most: its rows are shorter. The table stays, as JSON
+and Markdown, in `runs/<name>/rehearsal/`; the run itself is removed.
 """
 
 import argparse
 import os
 import shutil
-import subprocess
-import sys
 from contextlib import chdir
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from reports.needs.gpus import GIB, gpu_of_device
+from reports.needs.gpus import GIB
 from reports.needs.inputs import draw_weights, write_rows, write_tokenizer
 from reports.needs.memory import Setting, setting_of
 from reports.needs.parts import STAGE_OF_PART, part_bytes
 from reports.needs.shapes import parameters, shape_of
-from reports.needs.work import OPTIONAL, Work, totals, updates_of, work_of
+from reports.needs.work import updates_of
 from stages import pipeline
 from stages.finished import read_manifest, stage_folder
 from stages.running.files import read_lines, write_json, write_text
 from stages.running.launch import add_launch_arguments, processes_of
 from stages.running.signals import CALLER_SAYS_STOP
 from stages.settings import config as settings
-from stages.settings.checks import Parser, UserError, in_one_line, require
+from stages.settings.checks import Parser, UserError, in_one_line, require, show
 from stages.settings.command_line import Request, add_arguments, config_of, request_of
 from stages.settings.config import Config
 from stages.settings.sections import COMPARISONS, POSTS
 from stages.settings.stages import TRAINED
 
-GOALS = ("dpo", "summaries")  # with all that they are made from
-REHEARSED = ("sft", "rm", "normalize", "ppo", "dpo", "summaries")
-LEARNED = ("sft", "rm", "ppo", "dpo")
+GOALS = ("ppo", "summaries")  # with all that they are made from
+REHEARSED = ("sft", "rm", "normalize", "ppo", "summaries")
+LEARNED = ("sft", "rm", "ppo")
 UPDATES = 2  # the second has the optimizer's moments, and libraries are loaded
 PASSES = 2  # of an optimizer step, and of a rollout
-STOPPED = (129, 130, 143)
-LIBRARIES = """
-import eval.summaries, stages.ppo
-from stages.running.machine import peak_memory_gib
-print(peak_memory_gib())
-"""
 ROOT = Path(__file__).parents[2]
 Row = dict[str, float]
 
@@ -61,7 +52,7 @@ def counts_of(config: Config, processes: int) -> dict[str, int]:
     """The settings that a rehearsal changes: batches of a few passes, and two updates of them."""
     small, large = config.memory.microbatch_size, config.memory.forward_batch_size
     pairs, even = max(1, small // 2), processes * config.ppo.num_minibatches
-    most = {"sft": small, "rm": pairs, "dpo": pairs, "ppo": -(-large // even) * even}
+    most = {"sft": small, "rm": pairs, "ppo": -(-large // even) * even}
     sizes = {
         f"{stage}.batch_size": min(getattr(config, stage).batch_size, PASSES * processes * size)
         for stage, size in most.items()
@@ -69,7 +60,7 @@ def counts_of(config: Config, processes: int) -> dict[str, int]:
     limits = "train_posts validation_posts ppo_posts train_comparisons validation_comparisons"
     return {
         **sizes,
-        **dict.fromkeys((f"{stage}.epochs" for stage in ("sft", "rm", "dpo")), 1),
+        **dict.fromkeys(("sft.epochs", "rm.epochs"), 1),
         **dict.fromkeys((f"data.{name}" for name in limits.split()), 0),
         "ppo.total_episodes": UPDATES * sizes["ppo.batch_size"],
         "ppo.critic_updates": 0,
@@ -84,8 +75,7 @@ def short_request(request: Request, processes: int, folder: Path) -> Request:
     counts, shape = counts_of(config, processes), shape_of(config.base)
     draw_weights(shape, config.seed, folder / "model")
     write_tokenizer(shape.vocabulary, folder / "model")
-    posts = UPDATES * counts["sft.batch_size"]
-    pairs = UPDATES * max(counts["rm.batch_size"], counts["dpo.batch_size"])
+    posts, pairs = (UPDATES * counts[f"{stage}.batch_size"] for stage in ("sft", "rm"))
     held_out = config.memory.forward_batch_size * processes
     rows = dict(zip((*POSTS, *COMPARISONS), (posts, held_out, pairs, held_out), strict=True))
     write_rows(folder / "data", config.data, rows)
@@ -95,17 +85,17 @@ def short_request(request: Request, processes: int, folder: Path) -> Request:
     return replace(request, name="rehearsal", data=data, tokenizer="", overrides=overrides)
 
 
-def rehearse(request: Request, args: argparse.Namespace) -> tuple[list[str], int]:
-    """Run the rehearsal; the table, and the exit status of a stage that failed or was stopped.
+def rehearse(request: Request, args: argparse.Namespace) -> int:
+    """Run the rehearsal, and print and save its table; the pipeline's exit status.
 
     Nothing but the table of the stages that have finished stays, whenever this is stopped. Raises
-    UserError for a run that trains nothing, and if no stage has finished.
+    UserError for a run that trains nothing.
     """
     config, processes = config_of(request), processes_of(args.gpus, args.nodes, args.launch)
     if config.kind != TRAINED:
         raise UserError("a rehearsal trains: leave out POLICY= and INPUT=")
     folder = (settings.RUNS / config.name / "rehearsal").absolute()
-    work, sharded = folder / "work", args.engine == "fsdp2"
+    work = folder / "work"
     shutil.rmtree(work, ignore_errors=True)  # of a rehearsal that was killed
     work.mkdir(parents=True)
     options = f"--gpus {args.gpus} --nodes {args.nodes} --engine {args.engine}".split()
@@ -116,18 +106,16 @@ def rehearse(request: Request, args: argparse.Namespace) -> tuple[list[str], int
         short = short_request(request, processes, work)
         with chdir(work), mock.patch.dict(os.environ, environment):
             code = pipeline_code([*GOALS, *short.arguments, *options])
-            record = record_of(config, config_of(short), processes, sharded)
+            record = record_of(config, config_of(short), processes, args.engine == "fsdp2")
     finally:
         shutil.rmtree(work, ignore_errors=True)
-    if not record["stages"] and code in STOPPED:
-        raise SystemExit(code)
-    if not record["stages"]:
-        raise UserError("no stage of the rehearsal has finished: see above")
-    lines = table_lines(record, args.price_per_hour)
-    write_json(folder / "rehearsal.json", record)
-    page = "\n".join([f"# Rehearsal of {config.name}", "", "```", *lines, "```", ""])
-    write_text(folder / "rehearsal.md", page)
-    return [*lines, "", f"saved in {settings.RUNS / config.name}/rehearsal, .md and .json"], code
+    if record["stages"]:
+        lines = table_lines(record, args.price_per_hour)
+        write_json(folder / "rehearsal.json", record)
+        page = "\n".join([f"# Rehearsal of {config.name}", "", "```", *lines, "```", ""])
+        write_text(folder / "rehearsal.md", page)
+        show([*lines, "", f"saved in {settings.RUNS / config.name}/rehearsal, .md and .json"])
+    return code
 
 
 def pipeline_code(words: list[str]) -> int:
@@ -152,80 +140,42 @@ def record_of(config: Config, short: Config, processes: int, sharded: bool) -> d
     how = {"devices": processes, "on_gpu": not device.startswith("CPU"), "sharded": sharded}
     setting = setting_of(short, **how)
     rows = {stage: row_of(setting, stage, manifest) for stage, manifest in manifests.items()}
-    gpu = gpu_of_device(device) if setting.half else None
     return {
         "name": config.name,
-        "preset": config.preset,
-        "overrides": config.overrides,
         "parameters": parameters(setting.shape),
         "device": device,
         "half": setting.half,
         "memory": vars(config.memory),
         "batches": {stage: getattr(short, stage).batch_size for stage in LEARNED},
-        "peak_speed": gpu.teraflops * 1e12 * processes if gpu else None,
         "stages": rows,
-        "hours": hours_of(setting_of(config, **how), rows) if len(rows) == len(REHEARSED) else {},
+        "hours": {
+            stage: hours_of(config, short, stage, rows[stage]["update"])
+            for stage in LEARNED
+            if stage in rows
+        },
     }
 
 
 def row_of(setting: Setting, stage: str, manifest: dict[str, Any]) -> Row:
-    """What a stage of the rehearsal recorded: peak and plan in GiB; seconds of the stage, of its
-    last optimizer steps and of PPO's last rollout; operations per second of both.
+    """What a stage of the rehearsal recorded: peak and plan in GiB (on a CPU the peak of the whole
+    process); seconds of the stage, of its last update and of sampling and scoring in it.
     """
-    metrics = stage_folder(setting.config, stage) / "metrics.jsonl"
-    last = read_lines(metrics)[-1] if metrics.exists() else {}
-    peak = manifest["peak_gpu_gib"]
-    if not setting.on_gpu:
-        peak = max(0.0, manifest["peak_memory_gib"] - libraries_gib())
+    peak = manifest["peak_gpu_gib" if setting.on_gpu else "peak_memory_gib"]
     parts = part_bytes(setting).items()
     plan = max(held.total for part, held in parts if STAGE_OF_PART[part] == stage) / GIB
     row = {"plan": plan, "peak": peak, "seconds": manifest["seconds"]}
-    if "seconds/update" not in last:
-        return row
-    works = [work for work in work_of(at_limits(setting, stage)) if work.stage == stage]
-    updates, rollout = updates_of(setting)[stage], last.get("seconds/rollout", 0.0)
-    steps = last["seconds/update"] - rollout
-    learned = sum(work.flops for work in works if work.learns) / updates
-    row |= {"steps": steps, "rollout": rollout, "steps_speed": learned / steps}
-    if rollout:
-        flops = sum(work.flops for work in works) / updates
-        row["rollout_speed"] = (flops - learned) / rollout
+    if stage in LEARNED:
+        last = read_lines(stage_folder(setting.config, stage) / "metrics.jsonl")[-1]
+        row |= {"update": last["seconds/update"], "rollout": last.get("seconds/rollout", 0.0)}
     return row
 
 
-@cache
-def libraries_gib() -> float:
-    """What a stage's process holds before it loads anything of the run."""
-    return float(subprocess.check_output([sys.executable, "-c", LIBRARIES], text=True))
-
-
-def at_limits(setting: Setting, stage: str) -> Setting:
-    """The setting with the lengths of the rehearsal's rows in place of mean ones."""
-    data = setting.data
-    query = data.max_query_summary_tokens - data.max_summary_tokens
-    if stage in ("rm", "dpo"):
-        query = data.max_query_comparison_tokens - data.max_comparison_tokens
-    lengths = replace(
-        setting.lengths,
-        query=min(query, data.max_query_tokens),
-        summary=data.max_summary_tokens,
-        compared=data.max_comparison_tokens,
-    )
-    return replace(setting, lengths=lengths)
-
-
-def hours_of(setting: Setting, rows: dict[str, Row]) -> dict[str, float]:
-    """Hours of each stage of a whole run, by counting, at the speed of each stage's own steps;
-    sampling, and what PPO and summaries do without learning, at that of PPO's rollout.
+def hours_of(config: Config, short: Config, stage: str, update: float) -> float:
+    """Hours of all updates of a stage, from the seconds of an update of the short run, whose rows
+    are the longest.
     """
-
-    def speed(work: Work) -> float:
-        of_ppo = work.stage == "ppo" and not work.learns
-        if of_ppo or work.label == "sample" or work.stage == "summaries":
-            return rows["ppo"]["rollout_speed"]
-        return rows["rm" if work.stage == "normalize" else work.stage]["steps_speed"]
-
-    return totals((work.stage, work.flops / speed(work) / 3600) for work in work_of(setting))
+    larger = getattr(config, stage).batch_size / getattr(short, stage).batch_size
+    return updates_of(setting_of(config))[stage] * update * larger / 3600
 
 
 # -- what is printed -------------------------------------------------------------------------------
@@ -233,47 +183,33 @@ def hours_of(setting: Setting, rows: dict[str, Row]) -> dict[str, float]:
 
 def table_lines(record: dict[str, Any], price: float) -> list[str]:
     """The whole table, in lines of at most 80 columns."""
-    memory, most = record["memory"], record["peak_speed"]
+    memory = record["memory"]
     batches = ", ".join(f"{stage} {size}" for stage, size in record["batches"].items())
-    libraries = ", without the libraries" if record["device"].startswith("CPU") else ""
     lines = [
         f"rehearsal of {record['name']}: {record['parameters']:,} parameters, random",
         f"  {record['device']}, {'bf16 autocast' if record['half'] else 'float32'}",
         f"  microbatch {memory['microbatch_size']}, without gradients "
         f"{memory['forward_batch_size']}; batches: {batches}",
         "",
-        f"GiB on one device{libraries}; seconds of a stage and of its last update",
-        f"{'stage':12}{'plan':>7}{'peak':>7}{'ratio':>7}{'seconds':>9}{'an update':>11}"
-        f"{'Gflop/s':>10}{'share':>7}",
+        "GiB on one device (of a CPU's peak: with libraries); seconds of a stage, of its",
+        "last update, and in it of sampling and scoring",
+        f"{'stage':12}{'plan':>8}{'peak':>8}{'seconds':>10}{'an update':>11}{'rollout':>10}",
     ]
     for stage, row in record["stages"].items():
-        ratio = f"{row['plan'] / row['peak']:.2f}" if row["peak"] else "-"
-        line = f"{stage:12}{row['plan']:>7.2f}{row['peak']:>7.2f}{ratio:>7}{row['seconds']:>9.1f}"
-        if "steps" in row:
-            share = f"{row['steps_speed'] / most:.0%}" if most else "-"
-            line += f"{row['steps'] + row['rollout']:>11.2f}{row['steps_speed'] / 1e9:>10,.0f}"
-            line += f"{share:>7}"
+        line = f"{stage:12}{row['plan']:>8.2f}{row['peak']:>8.2f}{row['seconds']:>10.1f}"
+        if "update" in row:
+            line += f"{row['update']:>11.2f}{row['rollout']:>10.2f}"
         lines.append(line)
-    lines += ["ratio: plan / peak. Gflop/s, and share of the GPU's peak: of optimizer steps", ""]
-    return [line[:80] for line in [*lines, *hours_lines(record, price)]]
-
-
-def hours_lines(record: dict[str, Any], price: float) -> list[str]:
-    """The hours of the whole run, and its price."""
     hours = record["hours"]
-    if not hours:
-        return ["hours of the whole run: not known, because a stage has not finished"]
-    needed = sum(spent for stage, spent in hours.items() if stage != OPTIONAL)
+    needed = sum(hours.values())
     paid = f", ${needed * price:,.0f} at ${price:g} an hour" if price else ""
-    ppo = record["stages"]["ppo"]
-    rollout = ppo["rollout"] / (ppo["rollout"] + ppo["steps"])
-    return [
-        f"an update of PPO: {rollout:.0%} sample, measure, score; {1 - rollout:.0%} learn",
-        "hours of the whole run at these speeds, by counting",
-        *(f"  {stage:12}{spent:>12,.2f}" for stage, spent in hours.items() if stage != OPTIONAL),
+    lines += [
+        "",
+        "hours of all updates at this speed, at most: real rows are shorter",
+        *(f"  {stage:12}{spent:>12,.2f}" for stage, spent in hours.items()),
         f"  {'together':12}{needed:>12,.2f}{paid}",
-        f"  {OPTIONAL:12}{hours[OPTIONAL]:>12,.2f}  (optional)",
     ]
+    return [line[:80] for line in lines]
 
 
 @in_one_line()
@@ -286,11 +222,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--price-per-hour", type=float, default=0.0, help="of this machine, USD")
     args = parser.parse_args(argv)
     require(args.price_per_hour >= 0, "PRICE_PER_HOUR", "be at least 0")
-    lines, code = rehearse(request_of(args), args)
-    if code in STOPPED:
-        print("stopped: the table holds the stages that had finished", file=sys.stderr, flush=True)
-    print("\n".join(lines))
-    raise SystemExit(code)
+    raise SystemExit(rehearse(request_of(args), args))
 
 
 if __name__ == "__main__":

@@ -1,9 +1,8 @@
 """Shapes of causal language models and of the data, and how many parameters follow from a shape.
 
-The published sizes are known here, so that a run can be planned before anything is downloaded. A
-model that is not in the table is read from the `config.json` of its folder. Rows of the published
-data sets are known counts; rows of a folder are counted. Tokens of a row are means that were
-measured once, of real posts with the tokenizer that Pythia uses. Standard library only.
+A model that is not published here is read from the `config.json` of its folder. Rows of the
+published data sets are known counts; rows of a folder are counted. Tokens of a row are means of
+real posts with the tokenizer that Pythia uses. Standard library only.
 """
 
 import json
@@ -14,9 +13,10 @@ from typing import Any
 from stages.settings.config import HUB, RANDOM, TOY, TRAIN_TOKENIZER, Base, Config, UserError
 from stages.settings.sections import ALL_PAIRS, CNNDM, EMBEDDING_MULTIPLE
 
-# Families by `model_type` -> how their blocks are built.
-NEOX, GPT2, LLAMA = "gpt_neox", "gpt2", "llama"
-LLAMA_LIKE = ("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2")
+# Families by `model_type`, and those whose blocks are built as Llama's. Logits of all are read in
+# chunks, and samples of a query share a row (stages/settings/families.py).
+NEOX, LLAMA, QWEN2, GEMMA = "gpt_neox", "llama", "qwen2", "gemma"
+LLAMA_LIKE = (LLAMA, QWEN2, GEMMA)
 GPT_NEOX_TOKENS = 50_278  # the tokenizer that Pythia uses, with our [PAD]
 
 
@@ -40,8 +40,6 @@ class Shape:
     """Width of one head; 0: hidden / heads."""
     tied: bool = False
     """Whether the output layer is the embedding."""
-    positions: int = 2048
-    """Longest sequence; GPT-2 has an embedding of each position."""
 
     @property
     def embedding(self) -> int:
@@ -89,21 +87,16 @@ def block_parameters(shape: Shape) -> int:
     if not shape.gated:
         # Every matrix has a bias, and both layer norms have one too.
         return weights + sum(outputs for _, outputs in linear_layers(shape)) + 4 * hidden
-    extra = {
-        "qwen2": shape.attention + 2 * shape.key_value,  # biases of queries, keys and values
-        "qwen3": 2 * shape.head,  # norms of queries and keys
-        "gemma2": 2 * hidden,  # a norm after each part, too
-    }
-    return weights + 2 * hidden + extra.get(shape.family, 0)
+    biases = (shape.attention + 2 * shape.key_value) * (shape.family == QWEN2)
+    return weights + 2 * hidden + biases
 
 
 def parameters(shape: Shape, scalar: bool = False) -> int:
     """Parameters of the causal language model; or of a reward model or critic, which has one output
     with a bias in place of the vocabulary.
     """
-    embeddings = shape.vocabulary + shape.positions * (shape.family == GPT2)
     norm = 1 if shape.gated else 2
-    backbone = (embeddings + norm) * shape.hidden + shape.layers * block_parameters(shape)
+    backbone = (shape.vocabulary + norm) * shape.hidden + shape.layers * block_parameters(shape)
     return backbone + (shape.hidden + 1 if scalar else shape.embedding * (not shape.tied))
 
 
@@ -120,7 +113,7 @@ def _neox(hidden: int, layers: int, heads: int, vocabulary: int = 50304) -> Shap
 
 
 def _smollm2(hidden: int, layers: int, heads: int, kv_heads: int, wide: int) -> Shape:
-    return Shape(LLAMA, hidden, layers, heads, wide, 49152, kv_heads, tied=True, positions=8192)
+    return Shape(LLAMA, hidden, layers, heads, wide, 49152, kv_heads, tied=True)
 
 
 # Biderman et al. 2023, table 1, and the configurations of EleutherAI/pythia-* and
@@ -163,16 +156,6 @@ def shape_of(base: Base) -> Shape:
     )
 
 
-# What `config.json` calls a number where it is not the usual name.
-GPT2_NAMES = {
-    "hidden_size": "n_embd",
-    "num_hidden_layers": "n_layer",
-    "num_attention_heads": "n_head",
-    "intermediate_size": "n_inner",
-    "max_position_embeddings": "n_positions",
-}
-
-
 def read_shape(path: Path) -> Shape:
     """The shape that a transformers `config.json` describes. Raises UserError for another family
     than those known here, or a file that lacks a number.
@@ -180,12 +163,9 @@ def read_shape(path: Path) -> Shape:
     try:
         saved: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         family = saved["model_type"]
-        if family not in (NEOX, GPT2, *LLAMA_LIKE):
-            known = ", ".join((NEOX, GPT2, *LLAMA_LIKE))
+        if family not in (NEOX, *LLAMA_LIKE):
+            known = ", ".join((NEOX, *LLAMA_LIKE))
             raise UserError(f"{path}: no formula for model_type {family}: known are {known}")
-        if family == GPT2:
-            saved |= {name: saved.get(given) for name, given in GPT2_NAMES.items()}
-            saved["intermediate_size"] = saved["intermediate_size"] or 4 * saved["hidden_size"]
         return Shape(
             family=family,
             hidden=saved["hidden_size"],
@@ -195,8 +175,7 @@ def read_shape(path: Path) -> Shape:
             head_width=saved.get("head_dim") or 0,
             intermediate=saved["intermediate_size"],
             vocabulary=saved["vocab_size"],
-            tied=saved.get("tie_word_embeddings", family == GPT2 or family.startswith("gemma")),
-            positions=saved.get("max_position_embeddings") or (1024 if family == GPT2 else 2048),
+            tied=saved.get("tie_word_embeddings", family == GEMMA),
         )
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(f"{path}: not the configuration of a model ({error})") from None
@@ -222,8 +201,6 @@ ARTICLE_TOKENS = 960.0
 # What the built-in world's own tokenizer makes of its posts (`make sft PRESET=tiny`, the manifest
 # of `base`): a query fills most of its limit.
 TOY_SHARE = 0.8
-CHARACTERS_PER_TOKEN = 4.06
-"""Of the same posts."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -241,10 +218,12 @@ class Lengths:
 
 
 def lengths_of(config: Config) -> Lengths:
-    """What a run reads. Missing files count 0 rows: the run itself says what is wrong with them."""
-    data, rows = config.data, _rows_of(config)
+    """What a run reads."""
+    data = config.data
     share = TOY_SHARE if data.source == TOY else 1.0
-    used = {name: min(count, data.rows.get(name) or count) for name, count in rows.items()}
+    used = {
+        name: min(count, data.rows.get(name) or count) for name, count in _rows_of(config).items()
+    }
     if config.rm.pairs != ALL_PAIRS:
         used["comparisons_train"] //= 2
     query = data.max_query_tokens * share
@@ -257,7 +236,7 @@ def lengths_of(config: Config) -> Lengths:
 
 
 def _rows_of(config: Config) -> dict[str, int]:
-    """Rows of every split of the data."""
+    """Rows of every split of the data. A missing file has 0: the run says what is wrong with it."""
     source, world = config.data.source, config.world
     if source == HUB:
         return HUB_ROWS

@@ -11,7 +11,7 @@ from reports.needs.gpus import Gpu
 from reports.needs.memory import HALF, Network, Setting
 from reports.needs.shapes import ARTICLE_TOKENS, block_weights
 from stages.settings.command_line import with_changes
-from stages.settings.families import CHECKED_ROWS, SHARING
+from stages.settings.families import CHECKED_ROWS
 from stages.settings.sections import CNNDM
 
 # Share of the peak of dense bf16 products that large passes reach. ASSUMED, not measured by us:
@@ -24,10 +24,6 @@ BANDWIDTH_SHARE = 0.6
 LAUNCH_SECONDS = 0.6e-3
 # Validation passes of SFT beside those of `sft.evaluations`: before the first update, at the end.
 MORE_EVALUATIONS = 2
-STEPS = ("sample", "measure", "score", "learn")
-"""The steps of an update that compute."""
-OPTIONAL = "dpo"
-"""A stage that a run may leave out: sums are without it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,26 +42,6 @@ class Work:
     """Passes for one token of the sampler, on one device."""
     read: float = 0
     """Bytes that such a pass moves."""
-
-    @property
-    def learns(self) -> bool:
-        """Whether its passes are training passes."""
-        return self.label.startswith("learn")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Rate:
-    """How fast a GPU is assumed to be."""
-
-    gpu: Gpu
-    mfu: float = MFU
-
-    def seconds(self, work: Work, layers: int, devices: int) -> float:
-        """Time of one part of a stage, all devices at work."""
-        computing = work.flops / devices / (self.gpu.teraflops * 1e12 * self.mfu)
-        launching = layers * LAUNCH_SECONDS
-        step = max(work.read / (self.gpu.bandwidth * 1e9 * BANDWIDTH_SHARE), launching)
-        return max(computing, work.passes * launching) + work.steps * step
 
 
 def forward_flops(setting: Setting, tokens: float, length: float, logits: float) -> float:
@@ -90,33 +66,31 @@ def training_factor(setting: Setting, stage: str) -> int:
 def updates_of(setting: Setting) -> dict[str, int]:
     """Updates of each training stage, as the stages count them."""
     config, rows = setting.config, setting.lengths.rows
-    pairs = rows["comparisons_train"]
     return {
         "sft": config.sft.epochs * rows["sft_train"] // config.sft.batch_size,
-        "rm": config.rm.epochs * pairs // config.rm.batch_size,
+        "rm": config.rm.epochs * rows["comparisons_train"] // config.rm.batch_size,
         "ppo": config.ppo.num_updates,
-        "dpo": config.dpo.epochs * pairs // config.dpo.batch_size,
     }
 
 
 def work_of(setting: Setting) -> list[Work]:
-    """Everything that a run does, in the order of its stages; DPO is the optional one.
+    """Everything that a run does, in the order of its stages.
 
     Sampling stops when every row has its EOS; planned are all tokens, as at the start of PPO.
     """
     config, lengths, rows = setting.config, setting.lengths, setting.lengths.rows
     query, response, ppo = lengths.query, float(config.data.max_summary_tokens), config.ppo
-    whole, shares_query = query + lengths.summary, setting.shape.family in SHARING
+    whole = query + lengths.summary
     # Mean tokens that a pass computes for one of the two summaries of a comparison, and for one of
     # the samples of a query.
-    compared = query / (2 if shares_query else 1) + lengths.compared
-    episode = query / (ppo.samples_per_query if shares_query else 1) + response
+    compared = query / 2 + lengths.compared
+    episode = query / ppo.samples_per_query + response
     learned = whole if config.sft.loss_on_query else lengths.summary
     held_out, pairs = rows["sft_validation"], 2 * rows["comparisons_validation"]
     looks = held_out * (config.sft.evaluations + MORE_EVALUATIONS)
-    sft, rm, dpo = (
+    sft, rm = (
         float(updates_of(setting)[stage] * getattr(config, stage).batch_size)
-        for stage in ("sft", "rm", "dpo")
+        for stage in ("sft", "rm")
     )
     scored = min(rows["sft_train"], config.normalize.posts or rows["sft_train"])
     scored += min(scored, CHECKED_ROWS)  # again, on the saved model
@@ -138,9 +112,6 @@ def work_of(setting: Setting) -> list[Work]:
         ("ppo", "score", 2 * episodes, episode, 0),
         ("ppo", "learn policy", epochs * of_policy, episode, response),
         ("ppo", "learn critic", epochs * episodes, episode, 0),
-        ("dpo", "learn", 2 * dpo, compared, lengths.compared),
-        # The reference of every pair, and the held-out pairs once more after training.
-        ("dpo", "reference", 2 * (rows["comparisons_train"] + pairs), compared, lengths.compared),
         ("summaries", "sample", 2 * posts, query, response),
         ("summaries", "score", 3 * posts, whole, 0),
         # PPO's summaries by PPO and by SFT, for their KL.
@@ -187,42 +158,16 @@ def _sample(
     )
 
 
-def update_flops(setting: Setting, queries: Sequence[int], stage: str = "ppo") -> dict[str, float]:
-    """Operations of one update of a policy-gradient stage that must be done, by its steps, for
-    queries of so many tokens each: counted row by row, so no padding is in it, all tokens are
-    sampled, and samples of one query compute it once. All networks learn.
+def update_flops(setting: Setting, queries: Sequence[int]) -> float:
+    """Operations of one update of PPO that must be done, for queries of so many tokens each:
+    counted row by row, so no padding is in it, and all tokens are sampled.
     """
-    small = dict.fromkeys(("total_episodes", "batch_size", "num_minibatches"), 1)
-    small |= {"samples_per_query": 1, "critic_updates": 0}
-    single = with_changes(setting.config, {"ppo": small})
-    flops: list[tuple[str, float]] = []
-    for tokens in queries:
-        lengths = replace(setting.lengths, query=float(tokens))
-        asking = replace(setting, lengths=lengths, config=single)
-        if stage == "ppo":
-            works = (work for work in work_of(asking) if work.stage == "ppo")
-            flops += [(work.label.split()[0], work.flops) for work in works]
-        else:
-            flops += _grouped_flops(asking, stage).items()
-    return totals(flops)
-
-
-def _grouped_flops(setting: Setting, stage: str) -> dict[str, float]:
-    """Of one query and all its samples, without a critic."""
-    section, query = getattr(setting.config, stage), setting.lengths.query
-    response = float(setting.data.max_summary_tokens)
-    sampled = section.samples_per_query * response
-    length = query + response  # that a token attends to
-    policy, scorer = (
-        forward_flops(setting, query + sampled, length, logits) for logits in (sampled, 0.0)
-    )
-    prompt = forward_flops(setting, query, query, section.samples_per_query)
-    return {
-        "sample": prompt + forward_flops(setting, sampled, query, sampled),
-        "measure": 2 * policy,
-        "score": scorer,
-        "learn": section.num_ppo_epochs * training_factor(setting, stage) * policy,
-    }
+    counts = dict.fromkeys(("total_episodes", "batch_size", "num_minibatches"), 1)
+    counts |= {"samples_per_query": 1, "critic_updates": 0}
+    single = replace(setting, config=with_changes(setting.config, {"ppo": counts}))
+    lengths = (replace(setting.lengths, query=float(tokens)) for tokens in queries)
+    works = (work for each in lengths for work in work_of(replace(single, lengths=each)))
+    return sum(work.flops for work in works if work.stage == "ppo")
 
 
 def totals(parts: Iterable[tuple[str, float]]) -> dict[str, float]:
@@ -233,9 +178,13 @@ def totals(parts: Iterable[tuple[str, float]]) -> dict[str, float]:
     return sums
 
 
-def hours_by_stage(setting: Setting, rate: Rate) -> dict[str, float]:
-    """Hours of every stage."""
-    layers, devices = setting.shape.layers, setting.devices
-    return totals(
-        (work.stage, rate.seconds(work, layers, devices) / 3600) for work in work_of(setting)
-    )
+def hours_by_stage(setting: Setting, gpu: Gpu, mfu: float) -> dict[str, float]:
+    """Hours of every stage, all devices at work, at this share of a GPU's peak."""
+    launching = setting.shape.layers * LAUNCH_SECONDS
+
+    def seconds(work: Work) -> float:
+        computing = work.flops / setting.devices / (gpu.teraflops * 1e12 * mfu)
+        step = max(work.read / (gpu.bandwidth * 1e9 * BANDWIDTH_SHARE), launching)
+        return max(computing, work.passes * launching) + work.steps * step
+
+    return totals((work.stage, seconds(work) / 3600) for work in work_of(setting))

@@ -180,8 +180,8 @@ class Sample(Block):
 
     def without_the_data(self) -> "Sample":
         """The summaries of the policies alone."""
-        _, *ours = self.summaries
-        return Sample(self.title, NOT_OURS, ours)
+        _, *by_policies = self.summaries
+        return Sample(self.title, NOT_OURS, by_policies)
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from itertools import combinations
 from pathlib import Path
 from statistics import fmean
 
-from eval.rates.reward_pairs import with_statistics
+from eval.held_out import with_statistics
 from eval.win_rate import names_of_pair, pair_name
 from reports.parts.words import Row, shown
 from stages.finished import no_such_run, read_manifest, refusal, stage_folder, why_not_shown
@@ -103,8 +103,8 @@ def load_run(config: Config) -> Record:
     has changed since it was made.
     """
     folders = _part_of_the_run(config)
-    beside = [SIDE] if read_manifest(stage_folder(config, SIDE)) is not None else []
-    for stage in (*folders, *beside):
+    calibrated = [SIDE] if read_manifest(stage_folder(config, SIDE)) is not None else []
+    for stage in (*folders, *calibrated):
         problem = why_not_shown(config, stage)
         if problem:
             raise refusal(config, stage, problem)

@@ -17,48 +17,48 @@ EVEN = 0.5
 
 def notes(row: Row) -> list[str]:
     """All of them, the most important first."""
-    told = [*_learned(row["data"]), *_labels(row["data"])] if row["data"] else []
+    lines = [*_learned(row["data"]), *_labels(row["data"])] if row["data"] else []
     if row["texts"] < (1 - SMALL) * row["posts"]:
-        told.append(
+        lines.append(
             f"Different texts among the {posts_of(row['posts'])}: {whole(row['texts'])}. Equal ones"
             " count as one post in every interval and p-value."
         )
-    return told + _identical(row)
+    return lines + _identical(row)
 
 
 def briefly(rows: Sequence[Row]) -> list[str]:
     """What share of the held-out posts and pairs was learned; of several runs the most."""
     counted = [row["data"] for row in rows if row.get("data")]
-    told = []
+    shares = []
     for what in ("posts", "pairs"):
         most = max((data[what] / data[f"of_{what}"] for data in counted), default=0.0)
-        told += [f"{percent(most)} of the held-out {what}"] if most > SMALL else []
-    return [f"{' and '.join(told)} were LEARNED"] if told else []
+        shares += [f"{percent(most)} of the held-out {what}"] if most > SMALL else []
+    return [f"{' and '.join(shares)} were LEARNED"] if shares else []
 
 
 def _learned(data: Row) -> list[str]:
-    told = []
+    lines = []
     if data["posts"] > SMALL * data["of_posts"]:
         places = ", ".join(f"{whole(count)} in {at}" for at, count in data["in"].items() if count)
-        told.append(
+        lines.append(
             f"{percent(data['posts'] / data['of_posts'])} of the {whole(data['of_posts'])} held-out"
             f" posts stand in the training data too, by their text ({places}): what was LEARNED"
             " there is judged here."
         )
     if data["pairs"] > SMALL * data["of_pairs"]:
-        told.append(
+        lines.append(
             f"{percent(data['pairs'] / data['of_pairs'])} of the {whole(data['of_pairs'])} held-out"
             " pairs are training pairs, by their texts: on these the reward model's accuracy is"
             " memory."
         )
-    return told
+    return lines
 
 
 def _labels(data: Row) -> list[str]:
     """Labels that say nothing, or the opposite of other labels."""
-    told = []
+    lines = []
     if data["against"] > SMALL * data["of_pairs"]:
-        told.append(
+        lines.append(
             f"{whole(data['against'])} of {whole(data['of_pairs'])} held-out labels are the"
             " opposite of the label that the same pair has in training."
         )
@@ -66,24 +66,24 @@ def _labels(data: Row) -> list[str]:
         rows = counts["rows"]
         if counts["chose_first"] in (0, rows) and rows >= FEWEST_LABELS:
             side = "first" if counts["chose_first"] else "second"
-            told.append(f"All {whole(rows)} labels of {split} choose the {side} summary.")
+            lines.append(f"All {whole(rows)} labels of {split} choose the {side} summary.")
         if counts["contradicted"] > CONTRADICTED * rows:
-            told.append(
+            lines.append(
                 f"{percent(counts['contradicted'] / rows)} of the labels of {split} are"
                 " contradicted: the same pair stands there with the other label."
             )
         if counts["against_choice"] > SMALL * rows:
-            told.append(
+            lines.append(
                 f"{percent(counts['against_choice'] / rows)} of the labels of {split} have their"
                 " confidence on the summary that was not chosen."
             )
-    return told
+    return lines
 
 
 def _identical(row: Row) -> list[str]:
     """Policies that wrote nearly nothing of their own."""
     what = {"reference": "the reference", "post": "the post", "summary": "one and the same text"}
-    told = [
+    lines = [
         f"{percent(share)} of {named(policy, row['policies'])}'s summaries are {what[key]}, word"
         " for word."
         for policy in row["policies"]
@@ -93,10 +93,10 @@ def _identical(row: Row) -> list[str]:
     for pair, gap in row["differences"].items():
         if gap.get("alike", 0.0) >= NEARLY_ALL:  # a pair without a verdict has no difference
             names = " and ".join(named(name, row["policies"]) for name in names_of_pair(pair))
-            told.append(
+            lines.append(
                 f"{percent(gap['alike'])} of the summaries of {names} are alike, word for word."
             )
-    return told
+    return lines
 
 
 def chance(row: Row) -> str:

@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 
 from matplotlib.axes import Axes
 
-from eval.win_rate import START, mean_gain, posts_by_text, rows_by_policy
+from eval.scores import START, mean_gain
+from eval.win_rate import posts_by_text, rows_by_policy
 from reports.parts import plots
 from reports.parts.cells import MISSING, Number
 from reports.parts.collect import Record, judged_row, policies_of

@@ -11,10 +11,11 @@ from functools import cached_property
 from statistics import fmean
 
 from eval.rates.formulas import CONFIDENCE, Interval, holm, mean_of_seeds, p_of_seeds
-from eval.win_rate import PairedInterval, Scores, paired_difference, win_rate
+from eval.scores import Scores
+from eval.win_rate import PairedInterval, paired_difference, win_rate
 from reports.parts import plots
 from reports.parts.blocks import Block
-from reports.parts.cells import MISSING
+from reports.parts.cells import MISSING, Number
 from reports.parts.collect import Record, explained_by_critic, find_runs, judged_row, policies_of
 from reports.parts.sample_views import SCORES, by_id, change, verdict_of
 from reports.parts.words import Row, named, shown
@@ -312,7 +313,7 @@ def check_posts(entry: Entry, first: Entry, posts: dict[str, Row], others: dict[
             )
 
 
-def settings_apart(entries: Sequence[Entry]) -> dict[str, list[str]]:
+def settings_apart(entries: Sequence[Entry]) -> dict[str, list[str | Number]]:
     """The settings that are not alike -> their values, one an entry; a dash where it has none.
 
     A section is compared between the entries that have it: not every run has an optional stage.

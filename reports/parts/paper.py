@@ -57,9 +57,9 @@ def beside(columns: dict[str, dict[str, Any]]) -> tuple[list[str], list[list[obj
     rows: list[list[object]] = []
     for name, key, form in COMPARED:
         entry = numbers[name]
-        ours = [form(row[key]) for row in columns.values()]
-        theirs = [form(entry["mean"][size]) for size in SIZES]
-        rows.append([entry["what"], *ours, *theirs, source(entry)])
+        measured = [form(row[key]) for row in columns.values()]
+        published = [form(entry["mean"][size]) for size in SIZES]
+        rows.append([entry["what"], *measured, *published, source(entry)])
     return header, rows
 
 

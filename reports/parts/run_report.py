@@ -56,10 +56,10 @@ def write_report(config: Config, make: Make) -> str:
         run.inputs = inputs_now(config, "report")
         stem = f"{record.name}-seed{record.seed}"
         report = make(record, run.folder / f"{stem}.html")
-        made = made_from("run", [record.name], record.folders.values())
-        page.write(run.partial, stem, report.title, report.blocks, made)
+        origin = made_from("run", [record.name], record.folders.values())
+        page.write(run.partial, stem, report.title, report.blocks, origin)
         if report.without_the_data:
-            page.write_public(run.partial, stem, report.title, report.blocks, made)
+            page.write_public(run.partial, stem, report.title, report.blocks, origin)
         write_text(run.partial / "headline.txt", report.headline)
         write_json(run.partial / "numbers.json", report.numbers | styles(record))
         run.finish({})
@@ -131,11 +131,11 @@ def write_about_runs(
     if records:
         blocks += [Heading("Code and processors"), Text(code_line(records)), Text(where(records))]
     folders = [folder for record in records for folder in record.folders.values()]
-    made = made_from(stem.partition("-")[0], names, folders)
-    ours = [block.without_the_data() for block in blocks]
-    if ours != blocks and any(record.has_real_texts for record in records):
-        page.write_public(folder, stem, title, blocks, made)
-    return page.write(folder, stem, title, blocks, made)
+    origin = made_from(stem.partition("-")[0], names, folders)
+    public = [block.without_the_data() for block in blocks]
+    if public != blocks and any(record.has_real_texts for record in records):
+        page.write_public(folder, stem, title, blocks, origin)
+    return page.write(folder, stem, title, blocks, origin)
 
 
 def made_from(kind: str, names: Iterable[str], folders: Iterable[Path]) -> Row:

@@ -41,8 +41,8 @@ def lead(*sentences: str) -> Text:
 
 def against(notes: Iterable[str]) -> list[Block]:
     """The section of what to hold against a page's numbers; none without any."""
-    told = [Note(note) for note in dict.fromkeys(notes)]
-    return [Heading("What to hold against it"), *told] if told else []
+    blocks = [Note(note) for note in dict.fromkeys(notes)]
+    return [Heading("What to hold against it"), *blocks] if blocks else []
 
 
 def distrust(rows: Sequence[Row], *reasons: str) -> str:
@@ -63,9 +63,9 @@ def _of_judges(rows: Sequence[Row]) -> list[str]:
         )
         for kind in (False, True)
     }
-    told = ["the judge FAILED ITS CHECKS"] if any(row.get("judge_flags") for row in rows) else []
-    told += [f"{NO_LLM} judged ({judges[False]})"] if judges[False] else []
-    return told + ([f"judge {judges[True]}"] if judges[True] else [])
+    reasons = ["the judge FAILED ITS CHECKS"] if any(row.get("judge_flags") for row in rows) else []
+    reasons += [f"{NO_LLM} judged ({judges[False]})"] if judges[False] else []
+    return reasons + ([f"judge {judges[True]}"] if judges[True] else [])
 
 
 def opening(row: Row) -> list[str]:
@@ -74,10 +74,10 @@ def opening(row: Row) -> list[str]:
     if too_many_unjudged(row):
         return ["Too many comparisons had no verdict for a conclusion; see below.", _caveat(row)]
     won, tied, lost = (whole(row[f"{policy}/{key}"]) for key in COUNTS)
-    theirs = ", ".join(str(whole(row[f"sft/{key}"])) for key in COUNTS)
+    of_sft = ", ".join(str(whole(row[f"sft/{key}"])) for key in COUNTS)
     counts = (
         f"Of {whole(row['posts'])} held-out posts {named(policy)}'s summary won {won}, tied {tied},"
-        f" lost {lost} against the reference, SFT's {theirs}."
+        f" lost {lost} against the reference, SFT's {of_sft}."
     )
     rates = ", ".join(f"{named(name)} {_at_length(row, name)}" for name in (policy, "sft"))
     stands = f"{_stands(row)}; {beats_sft(row)}."
@@ -144,7 +144,7 @@ def caveats(row: Row) -> list[str]:
         named(policy, row["policies"]): row.get(f"{policy}/eos_rate") for policy in row["policies"]
     }
     notes += [*unjudged(row), *unshown(row), *cut_off(ended)]
-    notes += [*notes_of_systems(_systems(row)), _sft_note(row), *critic_notes([row])]
+    notes += [*notes_of_systems(_systems(row)), *critic_notes([row])]
     notes += _signs(row)
     return [note for note in notes if note]
 
@@ -165,8 +165,10 @@ def judge_flags(row: Row) -> str | None:
 def checks_of_judge(who: str, flags: Sequence[str], undecided: Sequence[str]) -> str:
     """What a judge's checks say against it, and what they cannot say; empty without either."""
     failed = f"{who} FAILED ITS CHECKS: {'; '.join(flags)}." if flags else ""
-    told = f"{who} has neither passed nor failed {'; '.join(undecided)}." if undecided else ""
-    return " ".join(filter(None, (failed, told)))
+    open_checks = (
+        f"{who} has neither passed nor failed {'; '.join(undecided)}." if undecided else ""
+    )
+    return " ".join(filter(None, (failed, open_checks)))
 
 
 def asked_again(results: Row) -> list[str]:
@@ -235,7 +237,7 @@ def critic_notes(rows: Sequence[Row]) -> list[str]:
     `name` and `explained_by_critic` of each row are read; several names are told apart.
     """
     names = dict.fromkeys(row["name"] for row in rows)
-    told = []
+    parts = []
     for name in names:
         seeds = [row["explained_by_critic"] for row in rows if row["name"] == name]
         below = [seed for seed in seeds if seed and seed["below"]]
@@ -244,11 +246,11 @@ def critic_notes(rows: Sequence[Row]) -> list[str]:
             low, high = min(seed["low"] for seed in below), max(seed["high"] for seed in below)
             whose = f" of {name}" if len(names) > 1 else ""
             ends = " to ".join(dict.fromkeys(f"{value:.2g}" for value in (low, high)))
-            told.append(
+            parts.append(
                 f"{whole(sum(seed['below'] for seed in below))} of {whole(updates)} updates{whose}"
                 f" (explained variance {ends})"
             )
-    return [f"The critic explained less than a constant in {'; '.join(told)}."] if told else []
+    return [f"The critic explained less than a constant in {'; '.join(parts)}."] if parts else []
 
 
 def too_many_unjudged(row: Row) -> bool:
@@ -346,15 +348,6 @@ def _pretraining_note(row: Row) -> str | None:
         " pretraining can learn the whole pipeline in minutes. The paper's numbers are not"
         " comparable with this run."
     )
-
-
-def _sft_note(row: Row) -> str | None:
-    if row["difference"] is None or row["difference_low"] > 0:
-        return None
-    name = named(row["policy"])
-    if row["difference_high"] < 0:
-        return f"By this judge, {name} made the summaries WORSE than supervised fine-tuning did."
-    return f"By this judge, {name} is not reliably better than supervised fine-tuning in this run."
 
 
 def _signs(row: Row) -> list[str]:

@@ -61,20 +61,20 @@ def verdict_of(ablation: AblatedRun) -> SwitchVerdict:
 def _by_seeds(ablation: AblatedRun) -> SwitchVerdict:
     """The verdict by the spread of the seeds alone."""
     each = ablation.each
-    bounds, told = mean_of_seeds(each), _points(each)
+    bounds, points = mean_of_seeds(each), _points(each)
     certain = bounds is not None and (bounds[0] > 0 or bounds[1] < 0)
     small = within_margin(each, MARGIN)
     if certain:
-        why = f"{told}{_if_posts_doubt(ablation)}"
+        why = f"{points}{_if_posts_doubt(ablation)}"
         return SwitchVerdict(kind=LITTLE if small else MATTERS, why=why)
     if small:
         inside = bounds_in_points(mean_of_seeds(each, 0.9))
-        return SwitchVerdict(kind=NOT, why=f"{told}; the 90% interval {inside} lies {WITHIN}")
+        return SwitchVerdict(kind=NOT, why=f"{points}; the 90% interval {inside} lies {WITHIN}")
     needed = seeds_needed(each, MARGIN)
     narrow = f"{whole(needed)} seeds would narrow it to +-{100 * MARGIN:.0f} points at this spread"
     if needed <= len(each):
         narrow = f"it is no wider than +-{100 * MARGIN:.0f} points, but holds 0 and reaches beyond"
-    return SwitchVerdict(kind=UNKNOWN, why=f"{told}; {narrow}")
+    return SwitchVerdict(kind=UNKNOWN, why=f"{points}; {narrow}")
 
 
 def _if_posts_doubt(ablation: AblatedRun) -> str:
@@ -197,8 +197,8 @@ def after_holm(p_values: Mapping[str, float], clear: Sequence[str], what: str) -
 def sentence(ablation: AblatedRun) -> str:
     """One switch: its verdict, why, and the seeds that failed."""
     verdict = verdict_of(ablation)
-    told = f"{ablation.name}: {verdict.kind} ({verdict.why})."
-    return " ".join(filter(None, (told, failures(ablation))))
+    verdict_text = f"{ablation.name}: {verdict.kind} ({verdict.why})."
+    return " ".join(filter(None, (verdict_text, failures(ablation))))
 
 
 def summary(others: Sequence[AblatedRun], most: int | None = None) -> str:

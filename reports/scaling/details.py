@@ -105,7 +105,7 @@ RANGE = "A range reaches from the lowest to the highest end of the 95% intervals
 def measured_table(frame: pd.DataFrame) -> Table:
     """A column a size: the mean over seeds, and the lowest and highest seed."""
     groups = sizes(frame)
-    rows = [["seeds", *(str(len(seeds)) for _, seeds in groups)]]
+    rows: list[list[object]] = [["seeds", *(str(len(seeds)) for _, seeds in groups)]]
     listed = [*MEASURED]
     for policy in policies(frame):
         title = policy.upper() + _of_how_many(frame, policy)
@@ -219,14 +219,14 @@ def fits_blocks(frame: pd.DataFrame) -> list[Block]:
     return [Table(header, rows, caption, name="fits")]
 
 
-def _fit_cells(result: Fit | str) -> list[str]:
+def _fit_cells(result: Fit | str) -> list[object]:
     if isinstance(result, str):
         return [result, MISSING, MISSING]
-    scale, form, unit = (1.0, "{:+.3f}", "") if result.power else (100.0, "{:+.1f}", " points")
-    middle, low, high = (
-        form.format(scale * value) for value in (result.per_tenfold, result.low, result.high)
-    )
-    return [f"{middle}{unit} [{low}, {high}]", number(result.r_squared), str(result.sizes)]
+    ends = result.per_tenfold, result.low, result.high
+    middle, low, high = (value * (1 if result.power else 100) for value in ends)
+    digits, unit = (3, "") if result.power else (1, "points")
+    slope = Number(middle, digits, unit, low, high, signed=True)
+    return [slope, number(result.r_squared), number(result.sizes, 0)]
 
 
 # -- the paper -------------------------------------------------------------------------------------
@@ -302,7 +302,7 @@ def reward_model_blocks(records: Sequence[Record], frame: pd.DataFrame) -> list[
 
 def _by_group(
     records: Sequence[Record], names: Sequence[str], key: str, title: str
-) -> list[list[str]]:
+) -> list[list[object]]:
     by_size: dict[str, dict[str, list[float]]] = {}
     alone: dict[str, float] = {}
     pairs: dict[str, int] = {}

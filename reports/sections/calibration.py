@@ -2,9 +2,8 @@
 
 from dataclasses import replace
 
-from eval.calibration import HUMAN_CEILING, correct
+from eval.calibration import HUMAN_CEILING, NAMES, correct
 from eval.rates.correction import SHIFT
-from eval.rates.simple_judges import NAMES
 from reports.parts.cells import MISSING
 from reports.parts.collect import Record, policies_of
 from reports.parts.page import Block, Heading, Note, Table, Text

@@ -77,8 +77,8 @@ def table(groups: Groups) -> Table:
 
 def critics_of(runs: Sequence[Record]) -> list[Row]:
     """How the critic stood in each run that logged it (`explained_by_critic`)."""
-    told = (explained_by_critic(run.folders.get("ppo")) for run in runs)
-    return [critic for critic in told if critic]
+    critics = (explained_by_critic(run.folders.get("ppo")) for run in runs)
+    return [critic for critic in critics if critic]
 
 
 def _mean_of(critics: Sequence[Row], key: str) -> Number:

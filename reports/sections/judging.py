@@ -58,8 +58,8 @@ def short_rows(numbers: Row) -> tuple[list[str], list[list[object]]]:
 
 def _given(numbers: Row, policy: str) -> Row:
     """A policy's statistics; none if too much is unjudged for any rate."""
-    given = numbers[f"{policy}/win_rate"] is not None
-    return numbers[f"{policy}/statistics"] if given else {}
+    has_rate = numbers[f"{policy}/win_rate"] is not None
+    return numbers[f"{policy}/statistics"] if has_rate else {}
 
 
 def _leanings(numbers: Row, policy: str) -> list[Number]:
@@ -131,11 +131,11 @@ def rates(statistics: dict[str, Row]) -> list[Block]:
         [name, *(_rate(of_policy, key) for key, _ in RATES)]
         for name, of_policy in statistics.items()
     ]
-    made: list[Block] = [Table(["", *(title for _, title in RATES)], rows, RATES_CAPTION)]
+    blocks: list[Block] = [Table(["", *(title for _, title in RATES)], rows, RATES_CAPTION)]
     for name, of_policy in statistics.items():
         if of_policy:
             note = _about_the_model(of_policy[AT_LENGTH])
-            made.append(Text(f"{name} at equal length: {note}{turned_by_length(of_policy)}"))
+            blocks.append(Text(f"{name} at equal length: {note}{turned_by_length(of_policy)}"))
     bins = [
         [
             name,
@@ -147,10 +147,10 @@ def rates(statistics: dict[str, Row]) -> list[Block]:
         for part in of_policy.get("length_bins", [])
     ]
     if not bins:
-        return made
+        return blocks
     columns = ("", "words, summary over other", "judgements", "win rate")
     caption = "Win rate by length ratio, bins of about equal size where ratios differ enough."
-    return [*made, Details("Win rate by length", [Table(columns, bins, caption)])]
+    return [*blocks, Details("Win rate by length", [Table(columns, bins, caption)])]
 
 
 def _rate(statistics: Row, key: str) -> Number:

@@ -1,18 +1,11 @@
-"""Scores of summaries: proxy and gold, beside length, and how they are spread over the posts."""
+"""Scores of summaries: proxy and gold, and accuracy beside length."""
 
 from collections import Counter
 from collections.abc import Sequence
 
-import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.ticker import MaxNLocator
-
-from eval.win_rate import REFERENCE
-from reports.parts import plots
 from reports.parts.collect import Record, policies_of
 from reports.parts.gained import CHOSEN, KINDS, by_kind, part_rows
 from reports.parts.page import Block, Note, Table, Text
-from reports.parts.plots import INK, Panel
 from reports.parts.words import (
     Row,
     accuracy,
@@ -26,11 +19,8 @@ from reports.parts.words import (
     whole,
 )
 from stages.posts.toy import OPTIONAL, facts_of, read_summary
-from stages.settings.sections import BEST_OF
 
 SCORERS = ("proxy", "gold")
-BINS = 24
-TAIL = 0.005  # share at each end that a histogram does not stretch for
 
 
 def blocks(record: Record) -> list[Block]:
@@ -99,10 +89,10 @@ def told_blocks(record: Record) -> list[Block]:
     if record.has_real_texts:
         return []
     policies = policies_of(record)
-    told = [told_shares(record.rows("summaries", f"{name}.jsonl")) for name in policies]
+    shares_of = [told_shares(record.rows("summaries", f"{name}.jsonl")) for name in policies]
     header = [f"{named(name)}, {where}" for name in policies for where in ("wanted", "not wanted")]
     rows = [
-        [FACTS.get(slot, slot), *(percent(share) for shares in told for share in shares[slot])]
+        [FACTS.get(slot, slot), *(percent(share) for shares in shares_of for share in shares[slot])]
         for slot in OPTIONAL
     ]
     caption = (
@@ -119,18 +109,18 @@ def told_shares(rows: Sequence[Row]) -> dict[str, tuple[float | None, float | No
     `rows` are summaries with the ids of their posts. None where no post is of that kind.
     """
     posts: Counter[tuple[str, bool]] = Counter()
-    told: Counter[tuple[str, bool]] = Counter()
+    right_of: Counter[tuple[str, bool]] = Counter()
     for row in rows:
         facts = facts_of(row["id"])
         right, _ = read_summary(row["summary"], facts)
         for slot in OPTIONAL:
             kind = slot, slot in facts.wanted
             posts[kind] += 1
-            told[kind] += slot in right
+            right_of[kind] += slot in right
 
     def share_of(slot: str, wanted: bool) -> float | None:
         kind = slot, wanted
-        return told[kind] / posts[kind] if posts[kind] else None
+        return right_of[kind] / posts[kind] if posts[kind] else None
 
     return {slot: (share_of(slot, True), share_of(slot, False)) for slot in OPTIONAL}
 
@@ -229,83 +219,3 @@ def _notes(scorers: dict[str, Row]) -> list[Block]:
                 )
             )
     return notes
-
-
-SPREAD_CAPTION = (
-    "How the held-out summaries are spread: outlines are shares of the posts, dashed lines are"
-    " means. What lies beyond the ends counts in the first or the last bar. The log-ratio is of"
-    " summaries that were sampled at eval.temperature, so its mean is not training's KL."
-)
-
-
-def spread_blocks(record: Record) -> list[Block]:
-    """The figure; none where the summaries have neither scores nor tokens."""
-    rows = {policy: record.rows("summaries", f"{policy}.jsonl") for policy in policies_of(record)}
-    first = next(iter(rows.values()), [])
-    sampled = {name: own for name, own in rows.items() if not name.startswith(BEST_OF)}
-    drawn = [
-        _panel("Reward-model score", "score", rows, _numbers(first, "reference_score")),
-        _panel("Length, tokens", "tokens", rows, _numbers(first, "reference_tokens")),
-        _panel("Log-ratio to SFT, nats per summary", "kl", sampled, []),  # best-of-n has a bound
-    ]
-    shown = [panel for panel in drawn if panel is not None]
-    if not shown:
-        return []
-    return [plots.figure("spread", SPREAD_CAPTION, shown)]
-
-
-def _panel(
-    title: str, key: str, rows: dict[str, list[Row]], reference: list[float]
-) -> Panel | None:
-    """A panel of the policies that have a number; None if none has."""
-    groups = [(REFERENCE, plots.INK, reference)] if reference else []
-    for policy, written in rows.items():
-        values = _numbers(written, key)
-        if values:
-            groups.append((named(policy, rows), plots.color_of(policy), values))
-    of_policies = groups[1:] if reference else groups
-    return spread(title, groups, title) if of_policies else None
-
-
-def _numbers(rows: list[Row], key: str) -> list[float]:
-    return [float(row[key]) for row in rows if row.get(key) is not None]
-
-
-def spread(title: str, groups: Sequence[tuple[str, str, Sequence[float]]], x: str) -> Panel:
-    """How values are spread, as outlines of histograms with common bins: name, colour, values."""
-    edges = _edges([value for _, _, values in groups for value in values])
-
-    def draw(axes: Axes) -> None:
-        for name, color, values in groups:
-            inside = np.clip(values, edges[0], edges[-1])
-            shares = np.histogram(inside, edges)[0] / max(1, len(values))
-            axes.stairs(100 * shares, edges, color=color, lw=1.5, label=name)
-            axes.axvline(float(np.mean(values)), color=color, lw=0.9, ls=(0, (2, 2)))
-        axes.set_xlabel(x)
-        axes.set_ylabel("% of posts")
-        axes.set_ylim(0)
-        axes.margins(x=0.02)
-        for axis in (axes.xaxis, axes.yaxis):
-            axis.set_major_locator(MaxNLocator(4))
-        plots.legend(axes)
-        axes.spines["bottom"].set_color(INK)
-
-    return Panel(title, draw, " ".join(_quartiles(name, values) for name, _, values in groups))
-
-
-def _edges(values: Sequence[float]) -> list[float]:
-    """Common edges of the bins; what lies beyond counts in the first or the last."""
-    low, high = np.quantile(values, [TAIL, 1 - TAIL])
-    if low == high:
-        low, high = low - 0.5, high + 0.5
-    whole = all(float(value).is_integer() for value in values)
-    if whole:  # tokens: a bin holds whole numbers, each as many
-        size = max(1, round((high - low + 1) / BINS))
-        count = int(np.ceil((high - low + 1) / size))
-        return [float(np.floor(low) - 0.5 + size * place) for place in range(count + 1)]
-    return [float(edge) for edge in np.linspace(low, high, BINS + 1)]
-
-
-def _quartiles(name: str, values: Sequence[float]) -> str:
-    low, middle, high = np.quantile(values, [0.25, 0.5, 0.75])
-    return f"{name}: median {middle:.3g}, middle half {low:.3g} to {high:.3g}."

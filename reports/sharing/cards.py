@@ -10,7 +10,7 @@ from typing import Any
 
 from huggingface_hub import ModelCard, ModelCardData
 
-from eval.rates.reward_pairs import held_out_accuracy
+from eval.held_out import held_out_accuracy
 from stages.finished import read_manifest, stage_folder
 from stages.running.files import write_text
 from stages.settings.config import HUB, RANDOM, Config, is_path, public_value, settings_of
@@ -37,10 +37,10 @@ def write_cards(config: Config, stage: str) -> None:
             write_text(folder / name / CARD, card(config, stage, name, manifest))
 
 
-def card(config: Config, stage: str, folder: str, made: Mapping[str, Any]) -> str:
+def card(config: Config, stage: str, folder: str, manifest: Mapping[str, Any]) -> str:
     """The card of the model in a stage's folder `model` or `critic`.
 
-    `made` is the stage's manifest, of which inputs and results are read.
+    `manifest` is the stage's manifest, of which inputs and results are read.
     """
     is_policy = stage in POLICY_STAGES and folder == "model"
     longest = config.eval.dpo_summary_tokens if stage == "dpo" else config.data.max_summary_tokens
@@ -51,8 +51,10 @@ def card(config: Config, stage: str, folder: str, made: Mapping[str, Any]) -> st
         pipeline_tag="text-generation" if is_policy else None,
         tags=["rlhf", "summarization", "tldr", stage if is_policy else "reward-model"],
     )
-    results = made["results"] | held_out_accuracy(stage_folder(config, stage))
-    inputs = [f"{name} `{made['inputs'][name][:12]}`" for name in STAGES if name in made["inputs"]]
+    results = manifest["results"] | held_out_accuracy(stage_folder(config, stage))
+    inputs = [
+        f"{name} `{manifest['inputs'][name][:12]}`" for name in STAGES if name in manifest["inputs"]
+    ]
     written = ModelCard.from_template(
         head,
         template_str=TEMPLATE.read_text(encoding="utf-8"),

@@ -59,12 +59,12 @@ def check_page(path: Path, allow_dirty: bool) -> None:
         file = path.parent / name
         if not file.exists() or file_hash(file) != hash_:
             raise UserError(f"{path.stem} has changed on disk ({name}): {again}")
-    made = record["made_from"]
-    for name, hash_ in made["stages"].items():
+    origin = record["made_from"]
+    for name, hash_ in origin["stages"].items():
         manifest = settings.RUNS / name / "manifest.json"
         if not manifest.exists() or file_hash(manifest) != hash_:
             raise UserError(f"{path.stem} was made from an earlier {name}: {again}")
-    dirty = [version for version in made["code_versions"] if version.endswith(DIRTY)]
+    dirty = [version for version in origin["code_versions"] if version.endswith(DIRTY)]
     if dirty and not allow_dirty:
         raise UserError(
             f"{path.stem} was made with code that was not committed ({', '.join(dirty)}):"
@@ -114,17 +114,17 @@ def index(folder: Path) -> str:
 
 def in_words(record: Mapping[str, Any]) -> str:
     """What a page was made from: runs, seeds, judges, machines, date."""
-    made = record["made_from"]
-    stages = [Path(name).parts for name in made["stages"]]
-    others = len({name for name, *_ in stages} - {*made["names"]})
+    origin = record["made_from"]
+    stages = [Path(name).parts for name in origin["stages"]]
+    others = len({name for name, *_ in stages} - {*origin["names"]})
     seeds = sorted({int(seed.removeprefix("seed")) for _, seed, *_ in stages})
     parts = [
-        ", ".join(made["names"])
+        ", ".join(origin["names"])
         + (f" and {others} more run{'s' * (others > 1)}" if others else ""),
         f"seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}" if seeds else "",
-        f"judge {', '.join(made['judges'])}" if made["judges"] else "",
-        " / ".join(made["devices"]),
-        made["finished"][:10],
+        f"judge {', '.join(origin['judges'])}" if origin["judges"] else "",
+        " / ".join(origin["devices"]),
+        origin["finished"][:10],
     ]
     return "; ".join(filter(None, parts))
 

@@ -3,8 +3,7 @@
     python -m reports.speed.bench_page --shapes pythia-14m:32:8 pythia-70m:16:4 --runs 2
 
 measures (`reports/speed/speed.py`) and writes bench.json, bench.md and bench.html to runs/bench/
-after each measurement, so that what was measured stays, however this ends. `--check` measures what
-is published again and compares the ratios.
+after each measurement, so that what was measured stays, however this ends.
 
 The lower bound is the work that an update cannot do without, counted in operations without any
 padding, at the rate of a large matrix product in the same call.
@@ -13,18 +12,13 @@ padding, at the rate of a large matrix product in the same call.
 import argparse
 import shutil
 import sys
-from collections.abc import Sequence
-from math import inf
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 
-from reports.needs.work import STEPS
 from reports.parts import page
 from reports.parts.page import Block, Heading, Note, Table, Text
-from reports.parts.words import number, percent
-from reports.sharing import publish
+from reports.parts.words import number, percent, whole
 from reports.speed import speed
 from reports.speed.speed import OURS, PEER, TRL, Record
 from stages.driving.start import signals_handled
@@ -35,40 +29,30 @@ from stages.settings.command_line import add_overrides
 from stages.settings.config import UserError
 
 STEM = "bench"
-BOUND = "lower bound"
-RATIOS = {  # of which number, over whose, and the share by which a check lets it grow
-    "time over the bound": ("seconds", BOUND, 0.15),
-    "learning over the bound": ("learn", BOUND, 0.15),
-    f"time over {TRL}": ("seconds", PEER, 0.15),
-    f"memory over {TRL}": ("peak", PEER, 0.02),
-}
+STEPS = ("sample", "measure", "score", "learn")
+"""The steps of an update that compute."""
 
 
 @in_one_line()
 def main(argv: list[str] | None = None) -> None:
-    """Measure and write the page, or check."""
+    """Measure and write the page."""
     parser = Parser(description="speed and memory, beside TRL")
     parser.add_argument("--shapes", nargs="+", default=[], help="preset:batch:microbatch")
     parser.add_argument("--runs", type=int, default=2, help="of each measurement")
     add_overrides(parser)
-    parser.add_argument("--check", action="store_true", help="compare with what is published")
-    args = parser.parse_args(argv)
-    if args.check:
-        check(args)
-    else:
-        folder = settings.RUNS / STEM
-        bench = _measured(args, args.shapes, folder)
-        print(page.for_terminal([answer(bench)], folder / f"{STEM}.html"))
+    folder = settings.RUNS / STEM
+    bench = measured(parser.parse_args(argv), folder)
+    print(page.for_terminal([answer(bench)], folder / f"{STEM}.html"))
 
 
-def _measured(args: argparse.Namespace, shapes: Sequence[str], folder: Path) -> Record:
-    """What is measured of some shapes, written to a folder after each measurement, with its page.
+def measured(args: argparse.Namespace, folder: Path) -> Record:
+    """What is measured, written to a folder after each measurement, with its page.
 
     A signal ends the process with a line that says what was kept.
     """
-    if args.runs < 1 or not shapes:
+    if args.runs < 1 or not args.shapes:
         raise UserError("RUNS must be at least 1, and SHAPES name at least one shape")
-    cases = [speed.case_of(shape, tuple(args.overrides)) for shape in dict.fromkeys(shapes)]
+    cases = [speed.case_of(shape, tuple(args.overrides)) for shape in dict.fromkeys(args.shapes)]
     bench: Record = {}
     try:
         with signals_handled("make bench"):
@@ -97,81 +81,43 @@ def write(bench: Record, folder: Path) -> Path:
         "stages": {},
         "measured": bench,
     }
-    beside = f", beside {TRL}" if about["peers"] else ""
-    return page.write(folder, STEM, f"Speed and memory{beside}", blocks(bench), made_from)
-
-
-# -- the check -------------------------------------------------------------------------------------
-
-
-def check(args: argparse.Namespace) -> None:
-    """Measure the published shapes again. Raises UserError if a ratio is worse than allowed."""
-    if not (publish.GENERATED / f"{STEM}.json").exists():
-        raise UserError("no bench is published: run `make bench`, then `make publish PAGES=bench`")
-    published = page.record_of(publish.GENERATED, STEM)["made_from"]["measured"]
-    args.overrides = args.overrides or published["about"]["overrides"]
-    now = _measured(args, list(published["shapes"]), settings.RUNS / f"{STEM}-check")
-    lines, worse = compare(published, now)
-    print("\n".join([*lines, *failures(now)]))
-    if worse:
-        raise UserError(f"{len(worse)} of {len(lines)} ratios are worse than published allows")
-
-
-def compare(published: Record, now: Record) -> tuple[list[str], list[str]]:
-    """A line on every published ratio, and those lines again that are worse than allowed."""
-    before, after = ratios(published), ratios(now)
-    lines, worse = [], []
-    for (shape, name), old in before.items():
-        line, change, allowed = f"{shape}: {name}: {old:.2f} published, ", inf, RATIOS[name][-1]
-        if (shape, name) in after:
-            change = after[shape, name] / old - 1
-            line += f"{after[shape, name]:.2f} now ({change:+.0%}, allowed {allowed:+.0%})"
-        else:
-            line += "not measured now"
-        lines.append(line)
-        worse += [line] if change > allowed else []
-    return lines, worse
+    title = f"Speed and memory, beside {TRL}" if about["peers"] else "Speed and memory"
+    return page.write(folder, STEM, title, blocks(bench), made_from)
 
 
 # -- figures ---------------------------------------------------------------------------------------
 
 
 def figures(bench: Record) -> pd.DataFrame:
-    """A row for each shape and who was measured at it, the lower bound too: numbers of the fastest
-    run, `spread`, the slowest run above it, `peak`, the most that any run held, and `RATIOS`.
+    """A row for each shape and who was measured at it: numbers of the fastest run; `spread`, the
+    slowest run above it; `peak`, the most that any run held; `bound`, seconds over those of the
+    necessary matrix products; `speedup` and `memory`, over TRL's.
     """
-    rows = []
-    for shape, about in bench["shapes"].items():
-        first = about["measured"][OURS][0]
-        least = {step: flops / matrix_rate(bench) for step, flops in first["flops"].items()}
-        bound = {"seconds": sum(least.values()), "peak": first["floor"], **least}
-        for who, runs in [*about["measured"].items(), (BOUND, [bound])]:
-            rows += [{"shape": shape, "who": who, "batch": about["batch"], **run} for run in runs]
-    every = pd.DataFrame(rows).dropna(subset="seconds")  # what failed has none
+    rows = [
+        {"shape": shape, "who": who, "needed": about["measured"][OURS][0]["flops"], **run}
+        for shape, about in bench["shapes"].items()
+        for who, runs in about["measured"].items()
+        for run in runs
+        if "failed" not in run
+    ]
+    every = pd.DataFrame(rows)
     groups = every.groupby(["shape", "who"], sort=False)
     table = every.loc[groups["seconds"].idxmin()].set_index(["shape", "who"])
     table["peak"] = groups["peak"].max()
     spread = groups["seconds"].max() / groups["seconds"].min() - 1
     table["spread"] = spread.where(groups.size() > 1)
-    table["episodes"] = table["batch"] / table["seconds"]  # a second
-
-    for name, (column, whose, _) in RATIOS.items():
-        theirs = table[table.index.isin([whose], level="who")][column].droplevel("who")
-        table[name] = table[column].div(theirs.reindex(list(bench["shapes"])), level="shape")
+    table["bound"] = table["seconds"] * matrix_rate(bench) / table["needed"]
+    trl = table[table.index.isin([PEER], level="who")].droplevel("who")
+    trl = trl.reindex(list(bench["shapes"]))
+    table["speedup"] = 1 / table["seconds"].div(trl["seconds"], level="shape")
+    table["memory"] = table["peak"].div(trl["peak"], level="shape")
     return table
-
-
-def ratios(bench: Record) -> dict[tuple[str, str], float]:
-    """By shape and name, numbers of ours that should not depend on the machine; larger is worse."""
-    ours = figures(bench).loc[(slice(None), OURS), list(RATIOS)].droplevel("who")
-    by_shape: dict[Any, float] = ours.stack().dropna().to_dict()
-    return by_shape
 
 
 def matrix_rate(bench: Record) -> float:
     """Operations per second of a large matrix product, the best that ours saw."""
-    ours = (run for shape in bench["shapes"].values() for run in shape["measured"][OURS])
-    return max(run["matrix_rate"] for run in ours)
+    runs = (run for shape in bench["shapes"].values() for run in shape["measured"][OURS])
+    return max(run["matrix_rate"] for run in runs)
 
 
 def failures(bench: Record) -> list[str]:
@@ -187,17 +133,15 @@ def failures(bench: Record) -> list[str]:
 
 
 def answer(bench: Record) -> str:
-    """How ours did in all updates together."""
-    above, _, seconds, peak = (
-        [value for (_, key), value in ratios(bench).items() if key == name] for name in RATIOS
-    )
-    counted = f"takes {_range(above)} times the seconds of the matrix products that it needs"
-    if not seconds:
+    """How ours did at all shapes together."""
+    table = figures(bench).loc[(slice(None), [OURS]), :]
+    counted = f"takes {_range(table.bound)} times the seconds of the matrix products that it needs"
+    if table.speedup.isna().all():
         return f"An update of ours {counted}; nothing stands beside it."
-    faster = _range([1 / value for value in seconds])
     return (
-        f"Ours makes {faster} times the episodes a second of {TRL}, in {_range(peak)} of its"
-        f" memory. An update of ours {counted}. Measured on: {first_run(bench)['device']}."
+        f"An update of ours is {_range(table.speedup)} times as fast as that of {TRL}, in"
+        f" {_range(table.memory)} of its memory. It {counted}. Measured on:"
+        f" {first_run(bench)['device']}."
     )
 
 
@@ -207,9 +151,9 @@ def first_run(bench: Record) -> Record:
     return run
 
 
-def _range(values: Sequence[float]) -> str:
-    low, high = number(min(values), 2), number(max(values), 2)
-    return low if low == high else f"{low} to {high}"
+def _range(values: pd.Series) -> str:
+    low, high = number(values.min()), number(values.max())
+    return str(low) if str(low) == str(high) else f"{low} to {high}"
 
 
 def blocks(bench: Record) -> list[Block]:
@@ -225,23 +169,26 @@ def blocks(bench: Record) -> list[Block]:
 
 
 def updates_table(bench: Record) -> Table:
-    """A row for everybody at every shape: ours beside TRL, the lower bound, and every step."""
-    rows = []
-    for row in figures(bench).reset_index().to_dict("records"):
-        who, shape = row["who"], bench["shapes"][row["shape"]]
-        above, learning, seconds, peak = (row[name] for name in RATIOS)
-        cells = [row["episodes"], 1 / seconds, peak, above, learning, row["seconds"]]
-        cells += [*(row[step] for step in STEPS), row["peak"] / 1e9]
-        update = f"{speed.LABELS[shape['stage']]}, {shape['preset']}, {shape['batch']} episodes"
-        name = bench["about"]["peers"].get(who, who)
-        rows.append([update, name, *(number(cell, 2) for cell in cells), percent(row["spread"])])
-    header = "update||episodes/s|times|of its memory|over the bound|learning alone|seconds"
+    """A row for everybody at every shape: ours beside TRL, and every step."""
+    rows = [
+        [
+            f"PPO, {bench['shapes'][row['shape']]['preset']}",
+            bench["about"]["peers"].get(row["who"], row["who"]),
+            number(row["seconds"]),
+            whole(row["tokens"] / row["seconds"]),
+            *(number(row[name]) for name in ("speedup", "memory", "bound", *STEPS)),
+            number(row["peak"] / 1e9),
+            percent(row["spread"]),
+        ]
+        for row in figures(bench).reset_index().to_dict("records")
+    ]
+    header = "update||seconds|tokens/s|times|of its memory|over the bound"
     caption = (
-        f"Of the fastest run. Times: episodes a second over those of {TRL}; of its memory: the same"
-        " of the most that any run held, GB, above what its process held before the weights. Over"
-        " the bound: seconds over those of the matrix products that an update needs; learning"
-        " alone: the same of that part. Spread: the slowest run above the fastest. Microbatches,"
-        " samples of a query, epochs and lengths of queries stand in bench.json."
+        f"Of the fastest run. Times: the speed over that of {TRL}; of its memory: the same of the"
+        " most that any run held, GB, above what its process held before the weights. Over the"
+        " bound: seconds over those of the matrix products that an update needs. Spread: the"
+        " slowest run above the fastest. Episodes, microbatches, epochs and lengths of queries"
+        " stand in bench.json."
     )
     return Table([*header.split("|"), *STEPS, "GB", "spread"], rows, caption, strong=True)
 
@@ -258,8 +205,7 @@ def method(bench: Record) -> list[str]:
         " learn: what follows, with all epochs of all networks.",
         f"Lower bound: the operations of all matrix products that an update needs, without"
         f" padding, at {matrix_rate(bench) / 1e9:,.0f} Gflop/s, the rate of a large"
-        " matrix product in the same call. Its memory: weights, gradients, the optimizer's moments,"
-        " and one network's activations of one microbatch. See reports/needs/work.py.",
+        " matrix product in the same call. See reports/needs/work.py.",
     ]
 
 

@@ -1,10 +1,10 @@
 """One measurement of ours, in a process of its own: `make bench` starts it.
 
-    python -m reports.speed.measure ppo folder/ppo.json --preset pythia-14m
+    python -m reports.speed.measure update folder/update.json --preset pythia-14m
 
-`prepare` writes weights, and queries: random tokens with the lengths of real posts. `ppo`, `rloo`
-and `grpo` are one whole update: all rows of the batch as they come, all epochs; TRL is measured on
-the same tokens.
+`prepare` writes weights, and queries: random tokens with the lengths of real posts. `update` is one
+whole update of PPO: all rows of the batch as they come, all epochs; TRL is measured on the same
+tokens.
 """
 
 import random
@@ -20,18 +20,15 @@ from accelerate import Accelerator
 
 from reports.needs.inputs import draw_weights
 from reports.needs.memory import setting_of
-from reports.needs.parts import update_floor
 from reports.needs.shapes import Shape, parameters, shape_of
 from reports.needs.work import update_flops
 from reports.speed.meter import Meter, hold, matrix_rate
-from reports.speed.speed import EOS_ID, LABELS, QUERIES
-from stages.functional import leave_one_out, minus_group_mean
+from reports.speed.speed import EOS_ID, QUERIES
 from stages.learning.learner import stream
 from stages.learning.loop import make_accelerator
 from stages.learning.lora import adapt
 from stages.learning.models import new_reward_model
 from stages.learning.sampling import Noise
-from stages.rl import grouped
 from stages.rl import rollout as rollout_module
 from stages.rl.credit import credit, shape
 from stages.rl.episodes import Rollout
@@ -44,7 +41,6 @@ from stages.running.machine import device_name
 from stages.settings.checks import Parser, in_one_line
 from stages.settings.command_line import add_arguments, config_of, request_of
 from stages.settings.config import Config, Ppo
-from stages.settings.ppo import Grouped, PolicyGradient
 
 WARM_TOKENS = 2
 # Functions of a rollout -> the step that their time counts as.
@@ -54,7 +50,6 @@ STEPS = {
     "response_values": "score",  # TRL counts both scalar networks there
     "score_responses": "score",
 }
-BASELINES = {"rloo": leave_one_out, "grpo": minus_group_mean}
 SHARES = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 0.99, 1.0)
 # At these shares of 4,707 real posts, as parts of the limit of 512 tokens.
 QUANTILES = (0.105, 0.42, 0.525, 0.68, 0.833, 0.927, 0.99, 1.0)
@@ -82,83 +77,66 @@ def synthetic_queries(published: Shape, limit: int, count: int) -> list[list[int
     return queries
 
 
-def measure_update(config: Config, folder: Path, stage: str) -> dict[str, Any]:
+def measure_update(config: Config, folder: Path) -> dict[str, Any]:
     """Seconds of an update and of its steps, peak memory, tokens; and by counting, the operations
-    that it must do and the bytes that it must hold.
+    of the matrix products that it must do.
     """
-    accelerator = make_accelerator(config)
+    accelerator, ppo = make_accelerator(config), config.ppo
     meter = Meter(torch.device(accelerator.device))
     setting = setting_of(config, on_gpu=meter.on_gpu)
-    settings: PolicyGradient = getattr(config, stage)
-    samples = settings.samples_per_query
     rate = matrix_rate(meter, setting.half)
-    rows: list[list[int]] = read_json(folder / QUERIES)[: settings.batch_size // samples]
+    rows: list[list[int]] = read_json(folder / QUERIES)[: ppo.batch_size]
     lengths = [len(row) for row in rows]
-    learner = load_learner(config, folder, accelerator, stage)
+    learner = load_learner(config, folder, accelerator)
     # The smallest update, with which torch loads what it needs and the moments come to be.
-    few = rows[: config.memory.microbatch_size // samples]
-    once = replace(settings, num_ppo_epochs=1, num_minibatches=1)
+    once = replace(ppo, num_ppo_epochs=1, num_minibatches=1)
     noise = Noise(seed=config.seed, purpose="bench", length=WARM_TOKENS)
-    take_update(learner, few, once, noise)
+    take_update(learner, rows[: config.memory.microbatch_size], once, noise)
     noise = replace(noise, length=config.data.max_summary_tokens)
     with meter.watching(rollout_module, STEPS):
-        rollout, measured = meter.whole(lambda: take_update(learner, rows, settings, noise))
+        rollout, measured = meter.whole(lambda: take_update(learner, rows, ppo, noise))
     sampled = int((rollout.responses != learner.networks.pad_id).sum())
     return {
         **measured,
-        "tokens": samples * sum(lengths) + sampled,
-        "flops": update_flops(setting, lengths, stage),
-        "floor": update_floor(setting, max(lengths), rollout.responses.shape[1], stage),
+        "tokens": sum(lengths) + sampled,
+        "flops": update_flops(setting, lengths),
         "matrix_rate": max(rate, matrix_rate(meter, setting.half)),
         "device": device_name(),
         "threads": torch.get_num_threads(),
-        "queries": {
-            "rows": len(lengths),
-            "mean": sum(lengths) / len(lengths),
-            "longest": max(lengths),
-        },
+        "queries": {"mean": sum(lengths) / len(lengths), "longest": max(lengths)},
     }
 
 
-def load_learner(
-    config: Config, folder: Path, accelerator: Accelerator, stage: str
-) -> PolicyLearner:
-    """The networks of a policy-gradient stage, all held in memory, with their optimizer."""
-    settings: PolicyGradient = getattr(config, stage)
+def load_learner(config: Config, folder: Path, accelerator: Accelerator) -> PolicyLearner:
+    """The networks of PPO, all held in memory, with their optimizer."""
     pad_id = shape_of(config.base).vocabulary
     tokenizer: Any = SimpleNamespace(eos_token_id=EOS_ID, pad_token_id=pad_id)
     origins = Origins(
         policy=folder / "model",
         reward_model=folder / "reward_model",
         seed=config.seed,
-        adapt=partial(adapt, config=config, stage=stage),
+        adapt=partial(adapt, config=config, stage="ppo"),
     )
-    networks = load_networks(origins, tokenizer, settings, config.memory.frozen_dtype)
-    learner = make_learner(accelerator, networks, settings, config.optimizer, config.memory, stage)
+    networks = load_networks(origins, tokenizer, config.ppo, config.memory.frozen_dtype)
+    learner = make_learner(
+        accelerator, networks, config.ppo, config.optimizer, config.memory, "ppo"
+    )
     for network in (networks.policy, networks.critic, networks.ref_policy, networks.reward_model):
-        if network is not None:
-            hold(network)
+        assert network is not None
+        hold(network)
     return learner
 
 
-def take_update(
-    learner: PolicyLearner, rows: list[list[int]], settings: PolicyGradient, noise: Noise
-) -> Rollout:
+def take_update(learner: PolicyLearner, rows: list[list[int]], ppo: Ppo, noise: Noise) -> Rollout:
     """All six steps and their metrics, as the stage takes them."""
-    kl_coef, pad_id = settings.kl_coef, learner.networks.pad_id
-    set_rate(learner, settings)
+    kl_coef, pad_id = ppo.kl_coef, learner.networks.pad_id
+    set_rate(learner, ppo)
     queries = [torch.tensor(row) for row in rows]
-    measured = measure(learner, sample_responses(learner, queries, noise, settings), settings)
-    episodes = score(learner, measured, settings)
-    if isinstance(settings, Ppo):  # GAE, or the baseline of a stage without a critic
-        shaped = shape(episodes, settings, pad_id, kl_coef, settings.score_at)
-        rollout = credit(learner.accelerator, shaped, settings)
-    else:
-        assert isinstance(settings, Grouped)
-        shaped = shape(episodes, settings, pad_id, kl_coef)
-        rollout = grouped.credit(shaped, settings, BASELINES[settings.section])
-    describe(learner, rollout, settings, kl_coef)
-    optimize(learner, rollout, settings, noise.seed, kl_coef)
+    measured = measure(learner, sample_responses(learner, queries, noise, ppo), ppo)
+    shaped = shape(score(learner, measured, ppo), ppo, pad_id, kl_coef, ppo.score_at)
+    rollout = credit(learner.accelerator, shaped, ppo)
+    describe(learner, rollout, ppo, kl_coef)
+    optimize(learner, rollout, ppo, noise.seed, kl_coef)
     return rollout
 
 
@@ -166,15 +144,12 @@ def take_update(
 def main(argv: list[str] | None = None) -> None:
     """Make one measurement and write it to a file, beside which the weights lie."""
     parser = Parser(description="one measurement of a bench")
-    parser.add_argument("part", choices=["prepare", *LABELS])
+    parser.add_argument("part", choices=["prepare", "update"])
     parser.add_argument("result", type=Path)
     add_arguments(parser)
     args = parser.parse_args(argv)
-    config, folder = config_of(request_of(args)), args.result.parent
-    if args.part == "prepare":
-        write_json(args.result, prepare(config, folder))
-    else:
-        write_json(args.result, measure_update(config, folder, args.part))
+    measured = {"prepare": prepare, "update": measure_update}[args.part]
+    write_json(args.result, measured(config_of(request_of(args)), args.result.parent))
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ is missed between two looks.
 
 import resource
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -63,19 +63,16 @@ class Meter:
         return result, seconds | {"peak": most - self.before}
 
     @contextmanager
-    def watching(
-        self, owner: Any, steps: Mapping[str, str], learned: Collection[str] = ()
-    ) -> Iterator[None]:
-        """While this lasts, the time of an owner's functions counts as that of their steps.
-
-        Of the functions that learning calls too, `learned`, only calls without gradients count.
+    def watching(self, owner: Any, steps: Mapping[str, str]) -> Iterator[None]:
+        """While this lasts, the time of an owner's functions counts as that of their steps; calls
+        with gradients are of learning.
         """
 
         def timed(name: str, step: str) -> Callable[..., Any]:
             function = getattr(owner, name)
 
             def call(*args: Any, **kwargs: Any) -> Any:
-                if name in learned and torch.is_grad_enabled():
+                if torch.is_grad_enabled():
                     return function(*args, **kwargs)
                 self.wait()
                 started = time.perf_counter()

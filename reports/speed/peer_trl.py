@@ -1,107 +1,72 @@
-"""One update of a trainer of TRL's on the task that ours is measured on; its interpreter runs it.
+"""One update of TRL's PPOTrainer on the task that ours is measured on; its interpreter runs it.
 
     runs/peers/trl/bin/python -m reports.speed.peer_trl task.json result.json
 
 TRL is driven by its own settings, and none of its code is changed. Only the functions that its
-rollout calls are timed. Its PPOTrainer has the policy's log-probabilities from sampling, so what it
-measures is the ref_policy. Nothing of ours is imported but the meter.
-
-RLOOTrainer and GRPOTrainer take texts and read them by a tokenizer. So each token id is written as
-a word of its own, and the ids come back as they were. Their reward model is called by a function,
-which is one of the ways that TRL offers: it gets the ids that were sampled. GRPO is driven as
-Dr.GRPO: no deviation, no division by length.
+rollout calls are timed. It has the policy's log-probabilities from sampling, so what it measures is
+the ref_policy. Nothing of ours is imported but the meter.
 """
 
 import json
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib import import_module, metadata
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import torch
-from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import nn
 from torch.nn.utils.rnn import pad_sequence
-from transformers import (
-    AutoModelForCausalLM,
-    AutoModelForSequenceClassification,
-    PreTrainedTokenizerFast,
-)
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 from transformers.utils import logging as transformers_logging
 
 from reports.speed.meter import Meter, hold
 
 PPO = "trl.experimental.ppo"
-MEASURE = "_get_per_token_logps_and_entropies"
-# Functions of PPO's rollout, methods of the other trainers -> what their time counts as, in the
-# words of ours.
-PPO_STEPS = {
+# Functions of TRL's rollout -> what their time counts as, in the words of ours.
+STEPS = {
     "batch_generation": "sample",
     "forward": "measure",
     "selective_log_softmax": "measure",
     "get_reward": "score",  # reward model and critic
 }
-STEPS = {"_generate_single_turn": "sample", MEASURE: "measure", "_calculate_rewards": "score"}
-# Stage -> TRL's trainer and settings, and what its settings call what ours means.
-TRAINERS: dict[str, tuple[str, str, dict[str, Any]]] = {
-    "rloo": ("RLOOTrainer", "RLOOConfig", {"normalize_advantages": False}),
-    "grpo": ("GRPOTrainer", "GRPOConfig", {"loss_type": "dr_grpo", "scale_rewards": "none"}),
-}
 LIBRARIES = ("trl", "torch", "transformers", "accelerate")
 WARM_TOKENS = 2
 
 
-def padded(rows: Sequence[list[int]], pad_id: int, side: str = "right") -> torch.Tensor:
-    """Rows of token ids as one tensor."""
-    return pad_sequence([*map(torch.tensor, rows)], True, pad_id, side)
-
-
-def settings_of(task: dict[str, Any], folder: str) -> dict[str, Any]:
-    """What all of TRL's trainers are told."""
-    episodes = len(task["queries"]) * task["samples_per_query"]
-    return {
-        "output_dir": folder,
-        "report_to": "none",
-        "save_strategy": "no",
-        "disable_tqdm": True,
-        "use_cpu": not torch.cuda.is_available(),
-        "bf16": task["bf16"],
-        "gradient_checkpointing": False,
-        "seed": task["seed"],
-        "per_device_train_batch_size": task["microbatch_size"],
-        "gradient_accumulation_steps": episodes // task["microbatch_size"],
-        "temperature": task["temperature"],
-        "learning_rate": task["learning_rate"],
-    }
-
-
-def load(task: dict[str, Any], each: int) -> list[Any]:
-    """So many policies and so many scalar networks, all from the task's weights."""
+def load(task: dict[str, Any]) -> list[Any]:
+    """Policy and ref_policy, reward model and critic, all from the task's weights."""
     networks = []
-    for labels in ({}, {"num_labels": 1}):
+    for labels in ({}, {}, {"num_labels": 1}, {"num_labels": 1}):
         kind: Any = AutoModelForSequenceClassification if labels else AutoModelForCausalLM
-        for _ in range(each):
-            network = kind.from_pretrained(
-                task["weights"], dtype=torch.float32, trust_remote_code=False, **labels
-            )
-            hold(network)
-            networks.append(network)
+        network = kind.from_pretrained(
+            task["weights"], dtype=torch.float32, trust_remote_code=False, **labels
+        )
+        hold(network)
+        networks.append(network)
     return networks
 
 
-# -- PPO -------------------------------------------------------------------------------------------
-
-
-def make_ppo(task: dict[str, Any], networks: Sequence[nn.Module], folder: str) -> Any:
+def make_trainer(task: dict[str, Any], networks: Sequence[nn.Module], folder: str) -> Any:
     """A PPOTrainer for one update over the task's queries."""
     ppo, pad_id = import_module(PPO), task["pad_id"]
     policy, ref_policy, reward_model, critic = networks
     settings = ppo.PPOConfig(
-        **settings_of(task, folder),
+        output_dir=folder,
+        report_to="none",
+        save_strategy="no",
+        disable_tqdm=True,
+        use_cpu=not torch.cuda.is_available(),
+        bf16=task["bf16"],
+        gradient_checkpointing=False,
+        seed=task["seed"],
+        per_device_train_batch_size=task["microbatch_size"],
+        gradient_accumulation_steps=len(task["queries"]) // task["microbatch_size"],
+        temperature=task["temperature"],
+        learning_rate=task["learning_rate"],
         local_rollout_forward_batch_size=task["forward_batch_size"],
         total_episodes=len(task["queries"]),
         num_ppo_epochs=task["num_ppo_epochs"],
@@ -114,7 +79,8 @@ def make_ppo(task: dict[str, Any], networks: Sequence[nn.Module], folder: str) -
     )
 
     def collate(rows: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
-        return {"input_ids": padded([row["input_ids"] for row in rows], pad_id, "left")}
+        queries = [torch.tensor(row["input_ids"]) for row in rows]
+        return {"input_ids": pad_sequence(queries, True, pad_id, "left")}
 
     return ppo.PPOTrainer(
         args=settings,
@@ -128,85 +94,6 @@ def make_ppo(task: dict[str, Any], networks: Sequence[nn.Module], folder: str) -
     )
 
 
-# -- RLOO and GRPO ---------------------------------------------------------------------------------
-
-
-def word_of(token: int) -> str:
-    """A token id as a word, in brackets: a tokenizer finds special tokens within words too."""
-    return f"<{token}>"
-
-
-def ids_of(words: str) -> list[int]:
-    """The token ids of a text of such words."""
-    return [int(word[1:-1]) for word in words.split()]
-
-
-def tokenizer_of(task: dict[str, Any]) -> PreTrainedTokenizerFast:
-    """A tokenizer of words that are token ids."""
-    words = {word_of(number): number for number in range(task["vocabulary"])}
-    plain = Tokenizer(models.WordLevel(words, unk_token=word_of(task["eos_id"])))
-    plain.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    return PreTrainedTokenizerFast(
-        tokenizer_object=plain,
-        eos_token=word_of(task["eos_id"]),
-        pad_token=word_of(task["eos_id"]),  # a row of the embeddings, which our [PAD] is not
-        padding_side="left",
-    )
-
-
-def scorer_of(task: dict[str, Any], reward_model: nn.Module) -> Callable[..., list[float]]:
-    """The reward of each response: the reward model's number at its last token."""
-    place = next(reward_model.parameters()).device
-
-    @torch.no_grad()
-    def score(prompts: Sequence[str], completion_ids: Sequence[list[int]], **_: Any) -> list[float]:
-        rows = [ids_of(prompt) + ids for prompt, ids in zip(prompts, completion_ids, strict=True)]
-        mask = padded([[1] * len(row) for row in rows], 0).to(place)
-        ids = padded(rows, task["eos_id"]).to(place)
-        with torch.autocast(place.type, torch.bfloat16, enabled=task["bf16"]):
-            logits = reward_model(input_ids=ids, attention_mask=mask).logits
-        return [float(score) for score in logits[:, 0]]
-
-    return score
-
-
-def load_grouped(task: dict[str, Any]) -> list[Any]:
-    """Policy and reward model; TRL loads the reference policy itself."""
-    policy, reward_model = load(task, 1)
-    reward_model.config.pad_token_id = task["eos_id"]
-    place = "cuda" if torch.cuda.is_available() else "cpu"  # TRL moves a model, and no function
-    return [policy, reward_model.to(place).eval()]
-
-
-def make_grouped(
-    task: dict[str, Any], networks: Sequence[nn.Module], folder: str, **more: Any
-) -> Any:
-    """A trainer for one update over the task's queries; `more` are settings of TRL's."""
-    trainer, config, own = TRAINERS[task["stage"]]
-    trl, (policy, reward_model) = import_module("trl"), networks
-    settings = getattr(trl, config)(
-        **settings_of(task, folder),
-        num_generations=task["samples_per_query"],
-        num_iterations=task["num_ppo_epochs"],
-        max_steps=task["num_ppo_epochs"],
-        max_completion_length=task["response_length"],
-        beta=task["kl_coef"],
-        shuffle_dataset=False,
-        **own | more,
-    )
-    prompts = [{"prompt": " ".join(map(word_of, query))} for query in task["queries"]]
-    return getattr(trl, trainer)(
-        model=policy,
-        reward_funcs=scorer_of(task, reward_model),
-        args=settings,
-        train_dataset=import_module("datasets").Dataset.from_list(prompts),
-        processing_class=tokenizer_of(task),
-    )
-
-
-# -- measuring -------------------------------------------------------------------------------------
-
-
 def measure(task: dict[str, Any]) -> dict[str, Any]:
     """Seconds, peak memory and tokens of one update, after the smallest one, with which TRL loads
     what it needs.
@@ -214,22 +101,16 @@ def measure(task: dict[str, Any]) -> dict[str, Any]:
     if task["cpu_threads"]:
         torch.set_num_threads(task["cpu_threads"])
     transformers_logging.set_verbosity_error()
-    queries, group = task["queries"], task["samples_per_query"]
-    grouped = task["stage"] in TRAINERS
-    owner: Any = import_module("trl" if grouped else f"{PPO}.ppo_trainer")
-    if grouped:
-        owner = getattr(owner, TRAINERS[task["stage"]][0])
+    owner, queries = import_module(f"{PPO}.ppo_trainer"), task["queries"]
     meter = Meter(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
-    networks = load_grouped(task) if grouped else load(task, 2)
-    make = make_grouped if grouped else make_ppo
-    steps, learned = (STEPS, [MEASURE]) if grouped else (PPO_STEPS, [*PPO_STEPS])
-    few = {"queries": queries[: task["microbatch_size"] // group], "num_ppo_epochs": 1}
-    with tempfile.TemporaryDirectory() as folder, meter.watching(owner, steps, learned):
-        make(task | few | {"response_length": WARM_TOKENS}, networks, folder).train()
-        _, measured = meter.whole(make(task, networks, folder).train)
+    networks = load(task)
+    few = {"queries": queries[: task["microbatch_size"]], "num_ppo_epochs": 1}
+    with tempfile.TemporaryDirectory() as folder, meter.watching(owner, STEPS):
+        make_trainer(task | few | {"response_length": WARM_TOKENS}, networks, folder).train()
+        _, measured = meter.whole(make_trainer(task, networks, folder).train)
     return {
         **measured,
-        "tokens": group * (sum(map(len, queries)) + len(queries) * task["response_length"]),
+        "tokens": sum(map(len, queries)) + len(queries) * task["response_length"],
         "threads": torch.get_num_threads(),
         "versions": {name: metadata.version(name) for name in LIBRARIES},
     }

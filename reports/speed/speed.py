@@ -19,45 +19,38 @@ from reports.needs.shapes import shape_of
 from stages.running.files import read_json, write_json
 from stages.running.machine import code_version, cpu_model, library_versions
 from stages.settings import config as settings
-from stages.settings.checks import unknown
 from stages.settings.command_line import Request, config_of
 from stages.settings.config import Config, UserError
 from stages.settings.presets import PRESETS
 
 OURS, PEER = "ours", "trl"
 TRL = "TRL 1.9.2"  # the last release that has a PPOTrainer
-PACKAGES = ("trl==1.9.2", "requests")  # beside torch; its RLOOTrainer imports the second, unasked
+PACKAGES = ("trl==1.9.2", "requests")  # the second: for TRL's RLOOTrainer, which a test drives
 CONSTRAINTS = Path("constraints.txt")
 QUERIES, EOS_ID = "queries.json", 0  # [PAD] is the id after the vocabulary's last
 LAST_LINE = 200
-PPO = "ppo"
-# Policy-gradient stage -> what the page calls it.
-LABELS = {PPO: "PPO", "rloo": "RLOO", "grpo": "Dr.GRPO"}
 NO_POSTS = "."  # queries are drawn, so no file of the folder is read
-GROUP, RIVAL_EPOCHS = 4, 2  # RLOO and Dr.GRPO: samples of a query, passes over a batch
 Record = dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """An update of a policy-gradient stage at one shape."""
+    """An update of PPO at one shape."""
 
     preset: str
     batch: int
     microbatch: int
-    stage: str = PPO
     overrides: tuple[str, ...] = ()
     """More settings, as SET takes them."""
 
     @property
     def text(self) -> str:
         """As the command line takes it."""
-        stage = "" if self.stage == PPO else f":{self.stage}"
-        return f"{self.preset}:{self.batch}:{self.microbatch}{stage}"
+        return f"{self.preset}:{self.batch}:{self.microbatch}"
 
     @property
     def request(self) -> Request:
-        """The settings of one update of all networks of the stage."""
+        """The settings of one update of all networks."""
         fixed = {
             "ppo.batch_size": self.batch,
             "ppo.samples_per_query": 1,
@@ -67,10 +60,6 @@ class Case:
             "memory.mixed_precision": "no",
             "lora.rank": 0,  # TRL learns all weights
         }
-        if self.stage != PPO:
-            fixed[f"{self.stage}.batch_size"] = self.batch
-            fixed[f"{self.stage}.samples_per_query"] = GROUP
-            fixed[f"{self.stage}.num_ppo_epochs"] = RIVAL_EPOCHS
         known = PRESETS.get(self.preset)
         return Request(
             preset=self.preset,
@@ -81,23 +70,15 @@ class Case:
 
 
 def case_of(text: str, overrides: tuple[str, ...] = ()) -> Case:
-    """A case as it is typed: `pythia-14m:32:8`, or `pythia-14m:32:8:rloo`.
-
-    Raises UserError for anything else.
-    """
+    """A case as it is typed: `pythia-14m:32:8`. Raises UserError for anything else."""
     preset, *numbers = text.split(":")
-    stage = numbers.pop() if len(numbers) == 3 else PPO
     if len(numbers) != 2 or not all(number.isdigit() and int(number) for number in numbers):
-        typed = "preset:batch:microbatch, as in pythia-14m:32:8, and :rloo or :grpo behind it"
+        typed = "preset:batch:microbatch, as in pythia-14m:32:8"
         raise UserError(f"SHAPES takes {typed}, not {text}")
-    if stage not in LABELS:
-        raise unknown("stage to measure", stage, LABELS)
     batch, microbatch = map(int, numbers)
-    group = 1 if stage == PPO else GROUP
-    if batch % microbatch or microbatch % group:
-        by = "" if group == 1 else f", and that by the {group} samples of a query"
-        raise UserError(f"SHAPES={text}: the batch must divide by the microbatch{by}")
-    return Case(preset=preset, batch=batch, microbatch=microbatch, stage=stage, overrides=overrides)
+    if batch % microbatch:
+        raise UserError(f"SHAPES={text}: the batch must divide by the microbatch")
+    return Case(preset=preset, batch=batch, microbatch=microbatch, overrides=overrides)
 
 
 def measured(cases: Sequence[Case], runs: int, work: Path) -> Iterator[Record]:
@@ -145,24 +126,21 @@ def _of_shape(case: Case, runs: int, work: Path, python: Path | None) -> Iterato
         result = work / f"{part}.json"
         return run_process([*module, part, str(result), *case.request.arguments], result)
 
-    prepared, section = of_ours("prepare"), getattr(config, case.stage)
-    task, result = work / "task.json", work / "trl.json"
-    write_json(task, task_of(work, config, case.stage))
+    prepared, task, result = of_ours("prepare"), work / "task.json", work / "trl.json"
+    write_json(task, task_of(work, config))
     runs_of: dict[str, list[Record]] = {OURS: [], **({PEER: []} if python else {})}
     shape: Record = {
         "preset": case.preset,
-        "stage": case.stage,
         "batch": case.batch,
         "microbatch": case.microbatch,
         "response": config.data.max_summary_tokens,
-        "epochs": section.num_ppo_epochs,
-        "samples_per_query": section.samples_per_query,
+        "epochs": config.ppo.num_ppo_epochs,
         **prepared,
         "measured": runs_of,
     }
     for run in range(1, runs + 1):
         print(f"{case.text}: {OURS}, run {run} of {runs}", flush=True)
-        runs_of[OURS].append(of_ours(case.stage))
+        runs_of[OURS].append(of_ours("update"))
         yield shape
         if python:
             print(f"{case.text}: {TRL}, run {run} of {runs}", flush=True)
@@ -173,10 +151,10 @@ def _of_shape(case: Case, runs: int, work: Path, python: Path | None) -> Iterato
 def run_process(words: Sequence[str], result: Path) -> Record:
     """What a process of its own writes to a file. Raises UserError with what went wrong."""
     result.unlink(missing_ok=True)
-    made = subprocess.run(words, capture_output=True, text=True, check=False)
+    process = subprocess.run(words, capture_output=True, text=True, check=False)
     written: Record | None = read_json(result)
-    if made.returncode or written is None:
-        raise UserError(last_line(made.stderr))
+    if process.returncode or written is None:
+        raise UserError(last_line(process.stderr))
     return written
 
 
@@ -201,9 +179,9 @@ def peer_interpreter() -> Path:
         [*install, "torch"],
         [*install, *PACKAGES],
     ):
-        made = subprocess.run(words, capture_output=True, text=True, check=False)
-        if made.returncode:
-            raise UserError(f"{TRL} cannot be installed: {last_line(made.stderr)}")
+        process = subprocess.run(words, capture_output=True, text=True, check=False)
+        if process.returncode:
+            raise UserError(f"{TRL} cannot be installed: {last_line(process.stderr)}")
     write_json(mark, [*PACKAGES, pins])
     return python
 
@@ -223,17 +201,14 @@ def run_peer(python: Path, task: Path, result: Path) -> Record:
         return {"failed": str(error)}
 
 
-def task_of(folder: Path, config: Config, stage: str = PPO) -> Record:
-    """The update of a stage that ours makes too, as plain numbers and names."""
-    section, vocabulary = getattr(config, stage), shape_of(config.base).vocabulary
-    queries = read_json(folder / QUERIES)
+def task_of(folder: Path, config: Config) -> Record:
+    """The update that ours makes too, as plain numbers and names."""
+    vocabulary = shape_of(config.base).vocabulary
     return {
         **asdict(config.memory),
-        **asdict(section),
-        "stage": stage,
+        **asdict(config.ppo),
         "weights": str(folder / "model"),
-        "queries": queries[: section.batch_size // section.samples_per_query],
-        "vocabulary": vocabulary,
+        "queries": read_json(folder / QUERIES)[: config.ppo.batch_size],
         "eos_id": EOS_ID,
         "pad_id": vocabulary,
         "response_length": config.data.max_summary_tokens,

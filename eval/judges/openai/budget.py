@@ -12,14 +12,10 @@ from stages.settings.checks import UserError
 from stages.settings.judge import JudgeSettings, without_price
 from stages.settings.judge_models import Known, known_model
 
-# OpenAI's own rule of thumb for English text.
-CHARACTERS_PER_TOKEN = 4
-# What a chat template adds to a message.
-TEMPLATE_TOKENS = 16
-# One sentence and a verdict.
-USUAL_REPLY_TOKENS = 60
-# An assumption, until the first replies show how long this judge reasons about two summaries.
-ASSUMED_REASONING_TOKENS = 500
+CHARACTERS_PER_TOKEN = 4  # OpenAI's own rule of thumb for English text
+TEMPLATE_TOKENS = 16  # what a chat template adds to a message
+USUAL_REPLY_TOKENS = 60  # one sentence and a verdict
+ASSUMED_REASONING_TOKENS = 500  # how long a judge reasons about two summaries: an assumption
 
 
 class Price(NamedTuple):
@@ -143,21 +139,13 @@ class Budget:
         return not self.cap or self.spent + self.reserved + usd <= self.cap
 
 
-MEASURED_AFTER = 20
-"""Replies after which the estimate is checked by what they cost."""
-WORTH_SAYING = 0.25
-"""A new estimate is printed if it differs from the first by a larger share."""
-
-
 @dataclass
 class Bill:
     """Counts replies to some questions as they are kept; may be used from many threads."""
 
     who: str
-    expected: int = 0
-    """Replies still to ask for when the estimate was made."""
     estimate: float | None = None
-    """USD for these; None where the price is unknown."""
+    """USD for all of them, before the first is asked for; None where the price is unknown."""
     replies: int = 0
     usd: float = 0.0
     read: int = 0
@@ -168,7 +156,7 @@ class Bill:
     lock: Lock = field(default_factory=Lock)
 
     def add(self, row: Row, usd: float) -> None:
-        """Count a reply that was kept, and say if the estimate turns out to be far off."""
+        """Count a reply that was kept."""
         with self.lock:
             self.replies += 1
             self.usd += usd
@@ -176,17 +164,6 @@ class Bill:
             self.written += row["completion_tokens"]
             self.reasoning += row["reasoning_tokens"]
             self.cut_off += row["completion_tokens"] * (row["finish_reason"] == "length")
-            if self.replies == MEASURED_AFTER and self.estimate:
-                self._say_new_estimate(self.estimate)
-
-    def _say_new_estimate(self, first: float) -> None:
-        new = self.usd / self.replies * max(self.expected, self.replies)
-        if abs(new - first) > WORTH_SAYING * first:
-            tokens, reasoning = self.written / self.replies, self.reasoning / self.replies
-            took = f"the first {self.replies} replies took {tokens:.0f} tokens each"
-            mended = f"about ${usd(new)} in all, not ${usd(first)}"
-            lines = (took, f"{reasoning:.0f} of them reasoning: {mended}")
-            print("\n".join(told(self.who, line) for line in lines), flush=True)
 
     def lines(self, spent: float) -> str:
         """The bill in lines of 80 columns; empty where nothing was asked.

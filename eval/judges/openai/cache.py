@@ -2,7 +2,6 @@
 
 A reply is found again by its key, which is the hash of all that determines it except the budget,
 and by its budget. A reply that a small budget did not cut off is what a larger one would have got.
-A process that is about to ask a question claims it, and others wait for its reply.
 
 Beside the replies stands a ledger. Every try is entered at the most that it can cost before it is
 sent, and settled afterwards. So a kill in between can lose a reply under way, but the ledger never
@@ -10,19 +9,17 @@ says less than was spent.
 """
 
 import os
-import platform
 import sqlite3
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager, suppress
 from datetime import datetime, timezone
 from pathlib import Path
-from threading import RLock, get_ident
+from threading import RLock
 from typing import Any
 
 from eval.judges.openai.replies import PassingError, read_reply
 from eval.judges.protocol import Row
-from stages.running.machine import start_of
 from stages.settings.checks import UserError
 
 SCHEMA = """
@@ -38,10 +35,6 @@ CREATE TABLE IF NOT EXISTS tries (
 );
 CREATE INDEX IF NOT EXISTS tries_by_key ON tries (key);
 CREATE TABLE IF NOT EXISTS unused (try INTEGER PRIMARY KEY, raw TEXT NOT NULL);
-CREATE TABLE IF NOT EXISTS notes (name TEXT PRIMARY KEY, value TEXT NOT NULL);
-CREATE TABLE IF NOT EXISTS claims (
-    name TEXT PRIMARY KEY, owner TEXT NOT NULL, since REAL NOT NULL
-);
 """
 COLUMNS = (
     *("key", "max_tokens", "prompt_hash", "requested_model", "model", "finish_reason"),
@@ -50,13 +43,8 @@ COLUMNS = (
 READ = ("key", "max_tokens", "prompt_hash", "requested_model", "raw")
 """What is read again. The other columns are for people: `raw` says the same, and decides."""
 UNDER_WAY = "under way"
-# Another process may be writing.
-SECONDS_TO_WAIT = 60.0
-CHUNK = 500
-LOOK_AGAIN = 0.1
-"""Seconds between two looks at a claim of somebody else."""
-LONGEST_CLAIM = 3600.0
-"""Seconds after which a claim is void: its owner hangs, or is on a machine that is gone."""
+SECONDS_TO_WAIT = 60.0  # where another process is writing
+CHUNK = 500  # keys of one query
 
 
 class ReplyCache:
@@ -80,44 +68,15 @@ class ReplyCache:
     def replies(self, *keys: str) -> list[Row]:
         """All replies under these keys, by the order of the keys and then the smallest budget."""
         query = f"SELECT {', '.join(READ)} FROM replies WHERE key = ? ORDER BY max_tokens"
-        return [self._checked(dict(row)) for key in keys for row in self._read(query, (key,))]
-
-    def _checked(self, row: Row) -> Row:
-        for name in READ:
-            if type(row[name]) is not (int if name == "max_tokens" else str):
-                raise self._damaged(f"a reply's {name} is of type {type(row[name]).__name__}")
+        rows = [dict(row) for key in keys for row in self._read(query, (key,))]
+        for row in rows:
+            for name in READ:
+                if type(row[name]) is not (int if name == "max_tokens" else str):
+                    raise self._damaged(f"a reply's {name} is of type {type(row[name]).__name__}")
         try:
-            return row | read_reply(row["raw"])
+            return [row | read_reply(row["raw"]) for row in rows]
         except PassingError:
             raise self._damaged("a reply's raw is no chat completion") from None
-
-    @contextmanager
-    def claimed(self, name: str, stopped: Callable[[], bool]) -> Iterator[None]:
-        """Hold a name that no other holds; wait while a living process does, or until `stopped`."""
-        owner = f"{me()} {id(self)} {get_ident()}"
-        while not self._claim(name, owner) and not stopped():
-            time.sleep(LOOK_AGAIN)
-        try:
-            yield
-        finally:
-            with self._transaction(durable=False):
-                self.connection.execute(
-                    "DELETE FROM claims WHERE name = ? AND owner = ?", (name, owner)
-                )
-
-    def _claim(self, name: str, owner: str) -> bool:
-        """Whether the name is the owner's now; the claim of a dead process is taken over."""
-        with self._transaction(durable=False):
-            new = "INSERT OR IGNORE INTO claims VALUES (?, ?, ?)"
-            if self.connection.execute(new, (name, owner, time.time())).rowcount:
-                return True
-        claims = self._read("SELECT owner, since FROM claims WHERE name = ?", (name,))
-        if not claims or (is_alive(claims[0][0]) and time.time() - claims[0][1] < LONGEST_CLAIM):
-            return False
-        with self._transaction(durable=False):
-            taken = "UPDATE claims SET owner = ?, since = ? WHERE name = ? AND owner = ?"
-            values = (owner, time.time(), name, claims[0][0])
-            return self.connection.execute(taken, values).rowcount == 1
 
     def begin(self, key: str, usd: float) -> int:
         """Enter a try that is about to be sent, at its worst price; returns its number."""
@@ -168,16 +127,6 @@ class ReplyCache:
             total += usd or 0.0
         return total
 
-    def note(self, name: str) -> str | None:
-        """What was noted under a name, or None."""
-        notes = self._read("SELECT value FROM notes WHERE name = ?", (name,))
-        return notes[0][0] if notes else None
-
-    def set_note(self, name: str, value: str) -> None:
-        """Note a value under a name."""
-        with self._transaction(durable=True):
-            self.connection.execute("INSERT OR REPLACE INTO notes VALUES (?, ?)", (name, value))
-
     def _patiently(self, statement: str) -> None:
         """Wait for another process here too: SQLite itself does not while it changes the mode."""
         deadline = time.monotonic() + SECONDS_TO_WAIT
@@ -223,22 +172,3 @@ class ReplyCache:
 def now() -> str:
     """The time, UTC, to the millisecond."""
     return datetime.now(timezone.utc).isoformat(timespec="milliseconds")
-
-
-def me() -> str:
-    """This process: machine, number, and when it began, because numbers are used again."""
-    return f"{platform.node().replace(' ', '-')} {os.getpid()} {start_of(os.getpid())}"
-
-
-def is_alive(owner: str) -> bool:
-    """Whether the process that an owner names lives; one on another machine is taken to live."""
-    try:
-        machine, pid, started = owner.split(" ")[:3]
-        if machine != me().split(" ")[0]:
-            return True
-        os.kill(int(pid), 0)
-    except (ProcessLookupError, ValueError):  # the latter where the claim is damaged
-        return False
-    except PermissionError:
-        pass
-    return start_of(int(pid)) == started

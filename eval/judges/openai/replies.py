@@ -1,8 +1,7 @@
 """What a server sends back: replies, as rows of the cache; refusals; and when to ask again.
 
-Servers that speak the OpenAI protocol differ in what they take: a budget's name, a temperature, a
-reasoning effort, a JSON schema. What one refuses is left out. A post that is too long for the model
-is another matter: it is left unjudged, and nothing else changes.
+A refusal is about one post (too long, filtered: it is left unjudged, and nothing else changes), or
+passes by itself, or stops the judge.
 """
 
 import json
@@ -10,12 +9,11 @@ import random
 import re
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timezone
 from email.utils import parsedate_to_datetime
 from fnmatch import fnmatchcase
 from threading import Event, Lock
-from typing import Any, NamedTuple
+from typing import Any
 
 from eval.judges.prompt import own_words
 from eval.judges.protocol import CONTENT_FILTER, FILTERED, TOO_LONG, Row
@@ -60,11 +58,6 @@ FILTER_ENDS = re.compile(
 # OpenRouter says 403 of a post that a provider's moderation has flagged.
 NOT_ABOUT_A_POST = (401, 402, 403, 404)
 FLAGGED = re.compile(r"input was flagged|flagged_input", re.IGNORECASE)
-BLAMED = {
-    "temperature": re.compile(r"temperature", re.IGNORECASE),
-    "effort": re.compile(r"reasoning|thinking|effort", re.IGNORECASE),
-    "structured": re.compile(r"response_format|schema|structured|grammar|json", re.IGNORECASE),
-}
 # The first wait is 0.5 s, and waits double up to 32 s unless the server names one: together they
 # outlast a rate limit by the minute.
 FIRST_WAIT = 0.5
@@ -97,7 +90,7 @@ def read_reply(raw: str) -> Row:
         completion = json.loads(raw)
         answer, usage = completion["choices"][0], completion.get("usage") or {}
         message = answer.get("message") or {}  # Google sends none where its filter refuses
-        text, has_thought = text_of(message)
+        text = plain(message.get("content") or message.get("refusal"))
         read, written = (
             usage.get(f"{kind}_tokens_details") or {} for kind in ("prompt", "completion")
         )
@@ -112,7 +105,7 @@ def read_reply(raw: str) -> Row:
             "cached_tokens": count(read.get("cached_tokens")),
             "cache_write_tokens": count(read.get("cache_write_tokens")),
             "reasoning_tokens": max(count(written.get("reasoning_tokens")), beyond),
-            "thought": has_thought,
+            "thought": any(message.get(key) for key in THOUGHTS) or own_words(text) != text,
         }
     except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError):
         raise PassingError(
@@ -122,38 +115,10 @@ def read_reply(raw: str) -> Row:
         ) from None
 
 
-def text_of(message: Row) -> tuple[str, bool]:
-    """What a message says, and whether it shows that its model has thought.
-
-    Mistral's models that reason send a list of parts, their thinking among them.
-    """
-    content = message.get("content")
-    parts = content if isinstance(content, list) else []
-    if parts:
-        content = "".join(plain(part.get("text")) for part in parts if part.get("type") == "text")
-    text = plain(content or message.get("refusal"))
-    has_thought = any(message.get(name) for name in THOUGHTS) or own_words(text) != text
-    return text, has_thought or any(part.get("type") == "thinking" for part in parts)
-
-
 def end_of(answer: Row) -> str:
     """Why a reply ended; a filter has one name, whatever its server calls it."""
     reason = plain(answer.get("finish_reason"))
     return CONTENT_FILTER if FILTER_ENDS.match(reason) else reason
-
-
-def status_within(raw: str) -> int:
-    """The error status in a body that came under another one, as OpenRouter's; 0 without an error.
-
-    500 where an error has no number of its own.
-    """
-    try:
-        body = json.loads(raw)
-        error = None if body.get("choices") else body.get("error")
-    except (ValueError, AttributeError, RecursionError):
-        return 0
-    code = str(error.get("code") if isinstance(error, dict) else "")
-    return (int(code) if re.fullmatch("[45][0-9]{2}", code) else 500) if error else 0
 
 
 def tokens_beyond(usage: Row, text: str) -> int:
@@ -181,8 +146,13 @@ def reasoned(row: Row) -> bool:
 
 
 def plain(value: Any) -> str:
-    """A server's word as text that any file takes: half a surrogate pair becomes a mark."""
-    return str(value or "").encode(errors="replace").decode()
+    """A server's word as text that any file takes: half a surrogate pair becomes a mark.
+
+    Raises TypeError for what is no text.
+    """
+    if not isinstance(value, str | None):
+        raise TypeError(type(value).__name__)
+    return (value or "").encode(errors="replace").decode()
 
 
 def hider(key: str) -> Callable[[str], str]:
@@ -200,27 +170,6 @@ def hider(key: str) -> Callable[[str], str]:
 def count(value: Any) -> int:
     """A server's number of tokens; 0 where it is none."""
     return value if isinstance(value, int) and 0 <= value < 2**53 else 0
-
-
-class Refusal(NamedTuple):
-    """What an error body says."""
-
-    words: str
-    """All of it, on one line."""
-    parameter: str = ""
-    """The parameter that it names by itself, if it does."""
-
-
-def refusal_of(text: str) -> Refusal:
-    """The refusal in an error body. Google sends a list with one error; others send plain text."""
-    words = " ".join(text.split())
-    try:
-        body: Any = json.loads(text)
-        body = body[0] if isinstance(body, list) else body
-        parameter = body["error"]["param"]
-    except (ValueError, LookupError, TypeError):
-        parameter = None
-    return Refusal(words, parameter if isinstance(parameter, str) else "")
 
 
 def about_a_post(status: int, text: str) -> str:
@@ -243,51 +192,6 @@ def mend_of(status: int, text: str) -> str:
     if (status in PASSING or status >= 500) and not (status == 429 and is_long):
         return ""
     return HINTS.get(400 if status == 422 else status, "replies are kept: run it again to go on")
-
-
-@dataclass(frozen=True)
-class Dialect:
-    """Which parts of the protocol a model accepts; its refusals show it."""
-
-    structured: bool
-    temperature: bool = True
-    tokens: str = "max_tokens"
-    effort: bool = True
-
-    def after(self, refusal: Refusal, keep: tuple[str, ...] = ()) -> "Dialect | None":
-        """The dialect to try after a refusal, or None where nothing is left to leave out.
-
-        `keep` are parts that are not sent, or that were insisted on. A refusal that blames no part
-        costs the effort first and then the schema.
-        """
-        if self.tokens == "max_tokens" and "max_completion_tokens" in refusal.words:
-            return replace(self, tokens="max_completion_tokens")
-        parts = [part for part in BLAMED if getattr(self, part) and part not in keep]
-        for words in (refusal.parameter, refusal.words):
-            blamed = [part for part in parts if BLAMED[part].search(words)]
-            if blamed:
-                return self.without(blamed[0])
-        unsaid = [part for part in ("effort", "structured") if part in parts]
-        return self.without(unsaid[0]) if unsaid else None
-
-    def without(self, part: str) -> "Dialect":
-        """The dialect that leaves out `temperature`, `effort` or `structured`."""
-        return Dialect(**{**asdict(self), part: False})
-
-
-def noted_dialect(note: Any) -> tuple[Dialect | None, bool]:
-    """The dialect in a note of an earlier process, and whether the model was seen to reason.
-
-    None where there is no note, or a damaged one: it is found out again.
-    """
-    try:
-        known = json.loads(note)
-        reasons, dialect = known.pop("reasons", False), Dialect(**known)
-    except (ValueError, TypeError, AttributeError):
-        return None, False
-    usual = asdict(Dialect(structured=True))
-    whole = all(type(usual[name]) is type(value) for name, value in asdict(dialect).items())
-    return (dialect, reasons is True) if whole else (None, False)
 
 
 class Pace:

@@ -1,8 +1,7 @@
 """The judge behind any server that speaks the OpenAI chat protocol.
 
 Every reply is in the cache beside the runs before it is used, so an evaluation that was
-interrupted, or is run again, asks only for what is missing. Two evaluations that ask the same
-question at once share its reply.
+interrupted, or is run again, asks only for what is missing.
 """
 
 from collections import defaultdict
@@ -14,8 +13,9 @@ from threading import Lock
 
 from eval.judges.openai.budget import Bill, price_of, usd, usual_reply
 from eval.judges.openai.cache import ReplyCache
-from eval.judges.openai.client import Chat, ChatRequest, DialectError, PostError, StoppedError
-from eval.judges.openai.replies import is_accepted
+from eval.judges.openai.client import Chat, DialectError, PostError, StoppedError
+from eval.judges.openai.replies import is_accepted, reasoned
+from eval.judges.openai.request import ChatRequest
 from eval.judges.prompt import Question, parse_choice
 from eval.judges.protocol import (
     CONTENT_FILTER,
@@ -52,6 +52,10 @@ class OpenAIJudge(Judge):
     def about(self) -> About:
         """The model, and in which dialect of the protocol it was asked."""
         judge, dialect = self.settings, self.chat.dialect
+        note = "LLM behind an OpenAI-compatible API"
+        if self.chat.confirmed is None:
+            note = f"{note}, all replies kept from before"
+            return About(kind="openai", name=judge.label, is_llm=True, note=note)
         temperature = f"temperature {judge.temperature:g}"
         if not dialect.temperature:
             temperature = "its own temperature (it takes no other)"
@@ -59,26 +63,27 @@ class OpenAIJudge(Judge):
         if not dialect.effort or judge.reasoning_effort == "default":
             effort = "no reasoning effort said"
         form = "by a JSON schema" if dialect.structured else "in plain text"
-        note = f"LLM behind an OpenAI-compatible API, {temperature}, {effort}, replies {form}"
+        note = f"{note}, {temperature}, {effort}, replies {form}"
         return About(kind="openai", name=judge.label, is_llm=True, note=note)
 
-    def prepare(self, comparisons: Sequence[Comparison], beside: Iterable[Comparison] = ()) -> None:
+    def prepare(
+        self, comparisons: Sequence[Comparison], same_cap: Iterable[Comparison] = ()
+    ) -> None:
         """Print what the missing replies will cost, before the first is asked for.
 
-        What `beside` has cost counts towards judge.max_cost too. A server that nobody has asked
-        before is asked the shortest question first, to find out what it takes. The bill and the
-        posts that are not judged are those of these questions alone.
+        What `same_cap` has cost counts towards judge.max_cost too. The shortest question goes first
+        and alone: it shows what the server takes, whether it answers in the name of the model that
+        was asked, and whether that model reasons.
         """
         if warning := warning_of(self.settings.model):
             print("\n".join(folded(warning)), flush=True)
         self.chat.bill, self.unjudged = Bill(self.chat.bill.who), {}
         requests = {request.key: request for request in map(self.chat.request, comparisons)}
-        account = chain(requests.values(), map(self.chat.request, beside))
+        account = chain(requests.values(), map(self.chat.request, same_cap))
         keys = {key for request in account for key in (request.key, *request.other_keys)}
         self.chat.budget.spent = self.cache.spent(keys)
         budgets = [(request, self.next_budget(request)) for request in requests.values()]
         todo = [(request, tokens) for request, tokens in budgets if tokens is not None]
-        self.remembered = len(requests) - len(todo)
         print(self._estimate(len(requests), todo), flush=True)
         if todo and self.chat.confirmed is None:
             self._ask_shortest(comparisons)
@@ -111,21 +116,15 @@ class OpenAIJudge(Judge):
     def _see_through(self, request: ChatRequest) -> None:
         """Ask until a reply is usable or all asks are spent, while nobody else asks the same."""
         with self.locks[request.key]:
-            if self.next_budget(request) is None:
-                return
-            with self.cache.claimed(request.key, self._is_stopped):
-                while (max_tokens := self.next_budget(request)) is not None:
-                    try:
-                        self.chat.ask(request, max_tokens)
-                    except PostError as error:
-                        self.chat.refuse_post(request, str(error))
+            while (max_tokens := self.next_budget(request)) is not None:
+                try:
+                    self.chat.ask(request, max_tokens)
+                except PostError as error:
+                    self.chat.refuse_post(request, str(error))
 
     def stop(self) -> None:
         """Send nothing more; replies under way are still kept."""
         self.chat.stop(StoppedError("the judge was stopped: replies are kept, run it again"))
-
-    def _is_stopped(self) -> bool:
-        return self.chat.stopped is not None
 
     def finish(self) -> None:
         """Print what the replies cost beside the estimate, and which posts were not judged."""
@@ -148,9 +147,10 @@ class OpenAIJudge(Judge):
         larger judge.max_tokens or judge.reasoning_tokens, only such replies are asked for again.
         """
         rows = self._rows(request)
+        self.chat.reasons = self.chat.reasons or any(map(reasoned, rows))
         if request.key in self.chat.unanswerable:
             return None
-        if any(choice_of(row, request.question) or is_filtered(row) for row in rows):
+        if any(choice_of(row, request.question) or _is_filtered(row) for row in rows):
             return None
         tried = max((row["max_tokens"] for row in rows if row["key"] == request.key), default=0)
         budgets = (self.settings.max_tokens * 2**k for k in range(self.settings.asks))
@@ -169,34 +169,32 @@ class OpenAIJudge(Judge):
                 prompt_hash=request.question.hash,
             )
         usable = [row for row in rows if choice_of(row, request.question)]
-        row = (usable or [row for row in rows if is_filtered(row)] or rows[-1:])[0]
+        row = (usable or [row for row in rows if _is_filtered(row)] or rows[-1:])[0]
         names = {field.name for field in fields(Reply)} & set(row)
         choice = choice_of(row, request.question)
         return Reply(choice=choice, **{name: row[name] for name in names})
 
     def _estimate(self, known: int, todo: list[tuple[ChatRequest, int]]) -> str:
         """What stands before the first request; it sets what the bill is compared with."""
-        who = self.chat.bill.who
+        who, price, chat = self.chat.bill.who, self.price, self.chat
         start = f"{len(todo):,} of {known:,} replies to ask for"
-        if not todo or self.price is None:
+        if not todo or price is None:
             return told(who, start if not todo else f"{start}; price unknown (judge.input_price)")
-        written = usual_reply(self.settings, self.chat.reasons)
-        usual = sum(
-            self.price.usually(self.chat.body(request, tokens), written) for request, tokens in todo
-        )
-        worst = sum(self.chat.worst(request, tokens) for request, tokens in todo)
-        self.chat.bill.expected, self.chat.bill.estimate = len(todo), usual
+        written = usual_reply(self.settings, chat.reasons)
+        limits = [(request, chat.limit(request, tokens)) for request, tokens in todo]
+        usual = sum(price.usually(request.body(limit), written) for request, limit in limits)
+        worst = sum(chat.worst(request, limit) for request, limit in limits)
+        chat.bill.estimate = usual
         lines = [
-            told(who, f"{start}; ${usd(self.chat.budget.spent)} spent before"),
-            told(who, f"about ${usd(usual)}, at most ${usd(worst)} if each is asked once"),
+            f"{start}; ${usd(chat.budget.spent)} spent before",
+            f"about ${usd(usual)}, at most ${usd(worst)} if each is asked once",
         ]
-        if self.chat.reasons:
-            lines.append(told(who, f"it reasons: {written} tokens a reply are assumed"))
-        return "\n".join(lines)
+        if chat.reasons:
+            lines.append(f"it reasons: {written} tokens a reply are assumed")
+        return "\n".join(told(who, line) for line in lines)
 
 
-def is_filtered(row: Row) -> bool:
-    """Whether the server's filter has cut off or emptied a kept reply."""
+def _is_filtered(row: Row) -> bool:
     return bool(row["finish_reason"] == CONTENT_FILTER)
 
 
