@@ -364,11 +364,6 @@ OUTPUTS: list[tuple[str, bytes, str]] = [
     ("x.parquet", b"x", "not a Parquet file"),
     ("x.jsonl", lines(GIVEN | {"summary": "x " * 6000}), "x.jsonl:1: column summary has 12,000 ch"),
     ("x.jsonl", lines(GIVEN | {"reference": "x" * 10_001}), "column reference has 10,001 charact"),
-    (
-        "x.jsonl",
-        lines(*({**GIVEN, "system": f"s{number}"} for number in range(2000))),
-        "x.jsonl has 2,000 systems, and all pairs of them are compared: give at most 200",
-    ),
     ("x.xlsx", b"x", "a file of unknown kind"),
 ]
 

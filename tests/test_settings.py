@@ -22,6 +22,10 @@ def classes_of(section: str) -> tuple[type, ...]:
     return inspect.getmro(kind)
 
 
+# The loop of SFT, reward model and DPO reads its own stage's section by name.
+OF_ITS_STAGE, LEARNED = "getattr(run.config, run.stage)", ("sft", "rm", "dpo")
+
+
 def receivers(tree: ast.Module, section: str) -> set[str]:
     """The names under which a module holds a section: its own, arguments of its type, aliases."""
     names, kinds = {section}, {kind.__name__ for kind in classes_of(section)}
@@ -36,6 +40,7 @@ def receivers(tree: ast.Module, section: str) -> set[str]:
             targets, values = targets[0].elts, node.value.elts
         for target, value in zip(targets, values, strict=True):
             is_section = isinstance(value, ast.Attribute) and value.attr == section
+            is_section |= ast.unparse(value) == OF_ITS_STAGE and section in LEARNED
             if is_section or (isinstance(value, ast.Name) and value.id in names):
                 names.add(last_name(target))
     return names

@@ -9,7 +9,6 @@ widened to float32, which loses nothing more.
 import importlib.util
 import shutil
 from pathlib import Path
-from typing import Any
 
 from stages.settings.checks import Parser, UserError, in_one_line
 from stages.settings.presets import SMOLLM2
@@ -29,8 +28,7 @@ def write_model(folder: Path) -> Path:
     source = str(Path(package.origin).parent)
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    read: dict[str, Any] = {"gguf_file": GGUF, "trust_remote_code": False}
-    loaded = AutoModelForCausalLM.from_pretrained(source, **read)
+    loaded = AutoModelForCausalLM.from_pretrained(source, gguf_file=GGUF, trust_remote_code=False)
     # A model that was loaded from a GGUF cannot be saved, and its config would call the saved
     # weights quantized.
     del loaded.config.quantization_config
@@ -39,7 +37,7 @@ def write_model(folder: Path) -> Path:
     partial = folder.with_name(f"{folder.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     plain.save_pretrained(partial)
-    tokenizer = AutoTokenizer.from_pretrained(source, **read)
+    tokenizer = AutoTokenizer.from_pretrained(source, gguf_file=GGUF, trust_remote_code=False)
     # transformers 5.17 takes <|im_start|> for it, with which the model begins a turn.
     tokenizer.eos_token = tokenizer.convert_ids_to_tokens(loaded.config.eos_token_id)
     tokenizer.save_pretrained(partial)

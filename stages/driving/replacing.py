@@ -44,7 +44,9 @@ class Replacement:
         self.note = self.seed / "replacing.json"
         candidates = own if replace in ("", ALL) else _following(config, replace.split(), own)
         always = stages_of(config, goals) if replace == ALL else {*candidates}
-        before = read_record(self.note) or {"request": None, "folders": []}
+        before = read_record(self.note)
+        if before is None:
+            before = {"request": None, "folders": []}
         goes_on = before["request"] == self.request and not self._is_done(before["folders"])
         self.moved: list[str] = before["folders"] if goes_on else []
         """What an interrupted command moved aside, as folders below the seed: `judge/facts`."""
