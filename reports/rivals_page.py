@@ -60,8 +60,8 @@ def write_page(name: str, kl_coefs: Sequence[str], judge: str = "") -> str:
     frame, stem = policies_frame(records), f"rivals-{name}"
     if frame.empty:
         raise UserError(f"no policy of {', '.join(names)} has a win rate: see the judge's replies")
-    made = blocks(records, frame, left_out)
-    path = write_about_runs(stem, f"Rivals of PPO from run {name}", made, names, records)
+    content = blocks(records, frame, left_out)
+    path = write_about_runs(stem, f"Rivals of PPO from run {name}", content, names, records)
     return page.for_terminal([answer(frame)], path)
 
 
