@@ -53,11 +53,11 @@ def write_page(name: str, ablations: Sequence[str] | None = None, judge: str = "
     """Write the page; its lines for the terminal. `ablations`: None for all that have been run."""
     names = (there(name) or list(ABLATIONS)) if ablations is None else ablations_named(ablations)
     default, others, left_out = collect(name, names, judge)
-    made = blocks(name, default, others, left_out)
+    content = blocks(name, default, others, left_out)
     group = next((key for key, members in GROUPS.items() if set(names) <= set(members)), "")
     title = f"Ablations of run {name}" + (f": the {group}" if group else "")
     records, stem = compared(default, others), "-".join(["ablations", name, *filter(None, [group])])
-    path = write_about_runs(stem, title, made, [name], records)
+    path = write_about_runs(stem, title, content, [name], records)
     return page.for_terminal([summary(others), *map(sentence, others)], path)
 
 
@@ -330,9 +330,9 @@ def own_stages(ablation: AblatedRun) -> list[str]:
 
 def own_limit(default: SeedsOfRun, ablation: AblatedRun) -> str:
     """What a switch that begins before PPO shares with the default, and what it does not."""
-    made, taken = (" and ".join(x) for x in (own_stages(ablation), taken_stages(ablation.name)))
+    own, taken = (" and ".join(x) for x in (own_stages(ablation), taken_stages(ablation.name)))
     sharing = (
-        f"{ablation.name} shares {taken} with the default and makes {made} itself. So, unlike those"
+        f"{ablation.name} shares {taken} with the default and makes {own} itself. So, unlike those"
         " of other switches, its differences also hold what training another reward model changes"
         " by chance."
     )
@@ -340,9 +340,10 @@ def own_limit(default: SeedsOfRun, ablation: AblatedRun) -> str:
         return sharing
     seeds = {row["seed"] for row in ablation.rows}
     both = ablation.rows, [row for row in default.rows if row["seed"] in seeds]
-    own, theirs = (percent(fmean(row["accuracy"] for row in rows)) for rows in both)
+    accuracy, default_accuracy = (percent(fmean(row["accuracy"] for row in rows)) for rows in both)
     return (
-        f"{sharing} Its reward models rank {own} of held-out pairs right, the default's {theirs}."
+        f"{sharing} Its reward models rank {accuracy} of held-out pairs right, the default's"
+        f" {default_accuracy}."
     )
 
 

@@ -4,7 +4,7 @@
 
 writes compare-<a>-<b>-....md and .html to runs/reports/; `public/` there holds the page once more
 without the texts of real data. Everything was judged against the references before: nothing is
-asked here. `reports.versus_page` shows two policies that were judged against each other.
+asked here.
 """
 
 from argparse import Namespace
@@ -91,10 +91,10 @@ def write_page(texts: Sequence[str], judge: str = "") -> tuple[Path, list[str]]:
     first, *others = entries
     pairs = [beside(entry, first) for entry in others]
     title = f"{heading}{first.label} beside {', '.join(entry.label for entry in others)}"
-    made = blocks(entries, pairs, left_out)
+    content = blocks(entries, pairs, left_out)
     records = [run for entry in entries for run in entry.runs]
     names = list(dict.fromkeys(entry.name for entry in entries))
-    path = write_about_runs(stem_about("compare", about), title, made, names, records)
+    path = write_about_runs(stem_about("compare", about), title, content, names, records)
     return path, [conclusion(pair) for pair in pairs]
 
 
@@ -206,13 +206,13 @@ def conclusion(pair: Paired) -> str:
         return (
             f"{name} wrote what {first} wrote, word for word, on all {whole(pair.written)} posts."
         )
-    told = f"{name} against {first} is inconclusive"
+    verdict = f"{name} against {first} is inconclusive"
     if pair.together.low > 0:
-        told = f"{name} is preferred to the references more often than {first}"
+        verdict = f"{name} is preferred to the references more often than {first}"
     if pair.together.high < 0:
-        told = f"{name} is preferred to the references less often than {first}"
+        verdict = f"{name} is preferred to the references less often than {first}"
     return (
-        f"{told}: {in_points(pair.together)}, {p_value(pair.together.p_value)}; better on"
+        f"{verdict}: {in_points(pair.together)}, {p_value(pair.together.p_value)}; better on"
         f" {whole(pair.changes[BETTER])}, worse on {whole(pair.changes[WORSE])} of"
         f" {whole(pair.written)} summaries. {seeds(pair)}"
     )
@@ -223,10 +223,10 @@ def seeds(pair: Paired) -> str:
     if len(pair.each) == 1:
         return "That is one pair of policies; it says nothing about other seeds."
     each = ", ".join(f"{100 * value:+.1f}" for value in pair.each)
-    told = "more than seeds could explain" if pair.seeds_agree else "seeds could explain it"
+    spread = "more than seeds could explain" if pair.seeds_agree else "seeds could explain it"
     if pair.over_seeds is None:
-        told = "no spread, which other seeds might show"
-    return f"By seed: {each}; {told}."
+        spread = "no spread, which other seeds might show"
+    return f"By seed: {each}; {spread}."
 
 
 def caveats(entries: Sequence[Entry]) -> list[str]:
@@ -241,14 +241,14 @@ def results(entries: Sequence[Entry], pairs: Sequence[Paired]) -> Table:
     """A row an entry, the winner first: its win rate, and by how much it differs from the first."""
     first = entries[0].label
     header = ["", "win rate [95%]", "at equal length", f"difference from {first} [95%]", "p-value"]
-    beside = {pair.entry.label: pair for pair in pairs}
+    pair_of = {pair.entry.label: pair for pair in pairs}
     rows = []
     for entry in by_rate(entries):
-        pair, cells = beside.get(entry.label), [MISSING] * 3
+        pair, cells = pair_of.get(entry.label), [MISSING] * 3
         if pair:
             gap = pair.together
-            told = (in_points(gap), p_value(gap.p_value)) if gap else (MISSING, MISSING)
-            cells = [*told, words.bounds_in_points(pair.over_seeds)]
+            gap_cells = (in_points(gap), p_value(gap.p_value)) if gap else (MISSING, MISSING)
+            cells = [*gap_cells, words.bounds_in_points(pair.over_seeds)]
         rows.append([entry.label, rate(entry), at_length(entry), *cells])
     caption = (
         "Win rate against the references; differences are of the same posts. Of several seeds a"

@@ -64,11 +64,11 @@ def collect(names: Sequence[str], judge: str = "") -> tuple[list[Record], list[s
 def blocks(records: list[Record], left_out: Sequence[str] = ()) -> list[Block]:
     """The page: the answer for each size and its plot, then what it rests on."""
     frame, verdicts = frame_of(records), size_verdicts(frame_of(records))
-    beside = beside_paper.rows(records, frame)
+    paper_numbers = beside_paper.rows(records, frame)
     unlike, bad = alike(records, frame), answers.called_out_lines(verdicts)
     lead = sentences.lead(answers.answer(verdicts), distrust(frame, verdicts, bool(unlike)))
-    notes = [*bad, *caveats(frame), *unlike, *details.not_comparable(beside), *left_out]
-    first = [lead, answers.answers_table(verdicts), answers.win_rate_figure(frame, beside)]
+    notes = [*bad, *caveats(frame), *unlike, *details.not_comparable(paper_numbers), *left_out]
+    first = [lead, answers.answers_table(verdicts), answers.win_rate_figure(frame, paper_numbers)]
     growth, differing = [], []
     if len(verdicts) > 1:
         growth = [
@@ -87,7 +87,7 @@ def blocks(records: list[Record], left_out: Sequence[str] = ()) -> list[Block]:
         details.seeds_table(frame),
         Heading("Over-optimisation"),
         *answers.frontier_blocks(records, frame),
-        *details.paper_blocks(beside),
+        *details.paper_blocks(paper_numbers),
         Heading("Everything measured"),
         details.measured_table(frame),
         *details.reward_model_blocks(records, frame),
@@ -99,8 +99,8 @@ def distrust(frame: pd.DataFrame, verdicts: Sequence[SizeVerdict], unlike: bool)
     """What to distrust, in a few words."""
     called = [bad for size in verdicts for bad in size.called_out]
     collapsed = sum(bad.collapsed for bad in called)
-    told = {"COLLAPSED": collapsed, "fell behind": len(called) - collapsed}
-    reasons = [f"{count} of {len(frame)} seeds {what}" for what, count in told.items() if count]
+    counts = {"COLLAPSED": collapsed, "fell behind": len(called) - collapsed}
+    reasons = [f"{count} of {len(frame)} seeds {what}" for what, count in counts.items() if count]
     reasons += ["the sizes are NOT alike"] if unlike else []
     reasons += ["one seed"] if any(size.seeds == 1 for size in verdicts) else []
     return sentences.distrust(rows_of(frame), *reasons)

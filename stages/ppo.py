@@ -37,8 +37,7 @@ from stages.rl.networks import (
 from stages.rl.rollout import load_queries, measure, sample_responses, score
 from stages.rl.start_checks import (
     check_start,
-    say_if_not_ending_pays,
-    say_if_nothing_ends,
+    say_if_endings_mislead,
     say_if_score_has_not_risen,
     say_if_worse_than_a_constant,
 )
@@ -76,8 +75,7 @@ def train_ppo(config: Config) -> None:
             metrics |= {"lr": rate, "seconds/rollout": state.seconds}
             if update == 0:
                 check_start(learner, rollout, origins, ppo, config.memory, score)
-                say_if_not_ending_pays(accelerator, metrics["policy/below_penalty"], ppo)
-                say_if_nothing_ends(accelerator, metrics["policy/eos_rate"], ppo)
+                say_if_endings_mislead(accelerator, metrics, ppo)
             if update == ppo.critic_updates:  # the policy's first
                 say_if_worse_than_a_constant(accelerator, metrics["val/explained_variance"])
             ptx, on_query = None, config.sft.loss_on_query

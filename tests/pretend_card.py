@@ -63,13 +63,16 @@ REGISTER_CUDA_HOOKS(CUDAHooks);
 BEFORE_TORCH = """
 import ctypes, importlib.util, sys
 class Finder:
+    is_looking = False
     def find_spec(name, path, target=None):
-        if name != "torch":
+        if name != "torch" or Finder.is_looking:
             return None
-        sys.meta_path.remove(Finder)
+        Finder.is_looking = True  # who only looks for torch, as a check does, meets it again
         spec = importlib.util.find_spec("torch")
+        Finder.is_looking = False
         execute = spec.loader.exec_module
         def with_card(module):
+            sys.meta_path.remove(Finder)
             ctypes.CDLL({library!r})
             execute(module)
             made = importlib.util.spec_from_file_location("pretend_card", {this!r})

@@ -13,8 +13,7 @@ from stages.learning.heads import zero_head
 from stages.learning.models import load_reward_model
 from stages.rl.networks import Origins, load_critic
 from stages.rl.start_checks import (
-    say_if_not_ending_pays,
-    say_if_nothing_ends,
+    say_if_endings_mislead,
     say_if_score_has_not_risen,
     say_if_worse_than_a_constant,
 )
@@ -137,14 +136,23 @@ def test_a_run_says_after_a_quarter_that_its_score_has_not_risen(
     assert ("after a quarter the score has not risen (1.00, 0.85)" in line) == is_said
 
 
+def of_endings(below, ended=0.9, **settings):
+    return {"policy/below_penalty": below, "policy/eos_rate": ended}, Ppo(**settings)
+
+
 @pytest.mark.parametrize(
     ("say", "where", "not_where", "words"),
     [
         (say_if_worse_than_a_constant, (-5.123,), (0.0,), "-5.1): ppo.critic_init=zero"),
-        (say_if_not_ending_pays, (0.484, Ppo()), (0.2, Ppo()), "48% end and score below -1"),
-        (say_if_not_ending_pays, (0.5, Ppo()), (0.5, Ppo(eos_trick="subtract")), "50% end"),
-        (say_if_nothing_ends, (0.0, Ppo()), (0.01, Ppo()), "no response ends: more sft.epochs"),
-        (say_if_nothing_ends, (0.0, Ppo()), (0.0, Ppo(eos_trick="off")), "no response ends"),
+        (say_if_endings_mislead, of_endings(0.484), of_endings(0.2), "48% end and score below -1"),
+        (say_if_endings_mislead, of_endings(0.5), of_endings(0.5, eos_trick="subtract"), "50% end"),
+        (say_if_endings_mislead, of_endings(0, 0), of_endings(0, 0.01), "no response ends: more"),
+        (
+            say_if_endings_mislead,
+            of_endings(0, 0),
+            of_endings(0, 0, eos_trick="off"),
+            "no response",
+        ),
     ],
 )
 def test_what_goes_wrong_at_the_first_update_is_one_line(

@@ -74,13 +74,13 @@ def test_every_number_of_the_paper_has_a_verdict_with_its_seeds(records):
     for size in ("2.8b", "6.9b"):
         one = found[size, "ppo_win_rate"]
         assert (one.verdict, one.why) == (beside_paper.REPRODUCED, "")
-        assert sorted(one.ours) == pytest.approx(sorted(one.theirs))
+        assert sorted(one.own_values) == pytest.approx(sorted(one.paper_values))
     unsure = found["1b", "ppo_win_rate"]
     assert (unsure.verdict, unsure.why) == (
         beside_paper.UNKNOWN,
         "the interval of the difference is too wide",
     )
-    assert unsure.theirs == (0.5389, 0.2224, 0.1973, 0.6179)
+    assert unsure.paper_values == (0.5389, 0.2224, 0.1973, 0.6179)
     text = page.to_markdown("x", "x", scaling_page.blocks(records))
     assert "72.9%, 71.1%, 70.5%, 74.9%" in text
 

@@ -224,8 +224,8 @@ def switched(name: str) -> dict[str, Any]:
         overrides.setdefault(section, {})[key] = value
     changed: dict[str, Any] = {}
     for section, values in overrides.items():
-        made: Any = SECTIONS[section]
-        plain, turned = made(), made(**values)
+        section_class: Any = SECTIONS[section]
+        plain, turned = section_class(), section_class(**values)
         changed |= {
             f"{section}.{key}": value
             for key, value in vars(turned).items()

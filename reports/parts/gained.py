@@ -111,12 +111,12 @@ def _sign(gain: Row) -> str:
 
 def sentence(entries: Sequence[Entry]) -> str:
     """In how many seeds each policy's scores rose or fell; empty where no policy has gains."""
-    told = []
+    counts = []
     for entry in entries:
         proxy, gold = (gains(entry, scorer) for scorer in SCORERS)
         if proxy and gold:
-            told.append(f"{entry.label} {_seeds(proxy)} and {_seeds(gold)} of {len(gold)}")
-    return f"Seeds above SFT by proxy and by gold score: {'; '.join(told)}." if told else ""
+            counts.append(f"{entry.label} {_seeds(proxy)} and {_seeds(gold)} of {len(gold)}")
+    return f"Seeds above SFT by proxy and by gold score: {'; '.join(counts)}." if counts else ""
 
 
 def _seeds(each: Sequence[Row]) -> str:
@@ -142,12 +142,12 @@ KINDS: dict[str, tuple[str, str, Callable[[Row, Row], bool]]] = {
     "question": (
         "adds a closing question",
         "adds none",
-        lambda ours, theirs: asks(ours["summary"]) > asks(theirs["summary"]),
+        lambda own, sft: asks(own["summary"]) > asks(sft["summary"]),
     ),
     "ending": (
         "one of the two is cut off",
         "both end by themselves",
-        lambda ours, theirs: False in (ours["has_eos"], theirs["has_eos"]),  # None: not known
+        lambda own, sft: False in (own["has_eos"], sft["has_eos"]),  # None: not known
     ),
 }
 
@@ -217,9 +217,9 @@ def by_kind(record: Record, key: str) -> dict[str, tuple[Gains, Gains]]:
 
 
 def _gain(
-    ours: dict[str, Row], start: dict[str, Row], posts: Sequence[str], post_of: Mapping[str, str]
+    own: dict[str, Row], start: dict[str, Row], posts: Sequence[str], post_of: Mapping[str, str]
 ) -> Row | None:
     """The mean difference of two policies' scores on some posts; None on fewer than two."""
-    pairs = {post: (ours[post]["score"], start[post]["score"]) for post in posts if post in start}
+    pairs = {post: (own[post]["score"], start[post]["score"]) for post in posts if post in start}
     known = {post: pair for post, pair in pairs.items() if None not in pair}
     return mean_gain({post: score - before for post, (score, before) in known.items()}, post_of)

@@ -46,13 +46,13 @@ def answer(verdicts: Sequence[SizeVerdict]) -> str:
             return f"No seed of {size.name} has a win rate: too many posts have no verdict."
         rates = f"{pooled(size.win_rate)}, at equal length {at_length(size)}"
         return f"Over {seeds_of(size.seeds)} of {size.name} PPO {verb}: {rates}."
-    told = _told([(size, size.verdict) for size in verdicts])
+    verdict = _told([(size, size.verdict) for size in verdicts])
     lengths = [(size, measures.verdict_of(size.controlled)) for size in verdicts]
     same = lengths == [(size, size.verdict) for size in verdicts]
     marked = _named([size for size in verdicts if size.extrapolated])
     mark = f" (EXTRAPOLATED at {marked})" if marked else ""
     length = "the same holds" if same else f"it {_told(lengths)}"
-    return f"PPO {told}. At equal length {length}{mark}."
+    return f"PPO {verdict}. At equal length {length}{mark}."
 
 
 def _told(verdicts: Sequence[tuple[SizeVerdict, str]]) -> str:
@@ -133,7 +133,7 @@ def called_out_lines(verdicts: Sequence[SizeVerdict]) -> list[str]:
     return [f"{'; '.join(lines)}. The rule: Seeds and posts apart."] if lines else []
 
 
-def win_rate_figure(frame: pd.DataFrame, beside: Sequence[PaperNumber]) -> Figure:
+def win_rate_figure(frame: pd.DataFrame, paper_numbers: Sequence[PaperNumber]) -> Figure:
     """Win rate against parameters, or of each seed where there is one size."""
     if len(sizes(frame)) == 1:
         drawn = [
@@ -144,14 +144,14 @@ def win_rate_figure(frame: pd.DataFrame, beside: Sequence[PaperNumber]) -> Figur
         ]
         caption = "Each seed with its 95% interval over posts. Dashed: even with the references."
         return plots.figure("sizes", caption, [plots.win_rates(drawn)], 1.75, plots.tall(drawn))
-    theirs = [x for x in beside if x.key == "ppo_win_rate" and x.verdict != NOT_COMPARABLE]
+    seeds = [x for x in paper_numbers if x.key == "ppo_win_rate" and x.verdict != NOT_COMPARABLE]
     caption = (
         "A dot is a seed, a line goes through the means of the seeds. The axis of parameters is"
         " logarithmic."
     )
-    if theirs:
-        caption += f" Diamonds: seeds of Huang et al. 2024, {theirs[0].source}, at our parameters."
-    return plots.figure("sizes", caption, [win_rates(frame, beside)], WIDE, HIGH)
+    if seeds:
+        caption += f" Diamonds: seeds of Huang et al. 2024, {seeds[0].source}, at our parameters."
+    return plots.figure("sizes", caption, [win_rates(frame, paper_numbers)], WIDE, HIGH)
 
 
 def frontier_blocks(records: Sequence[Record], frame: pd.DataFrame) -> list[Block]:
@@ -201,12 +201,12 @@ def series(frame: pd.DataFrame, key: str, label: str, color: str) -> Series:
     return Series(label=label, color=color, seeds=seeds, means=means)
 
 
-def win_rates(frame: pd.DataFrame, beside: Sequence[PaperNumber]) -> Panel:
+def win_rates(frame: pd.DataFrame, paper_numbers: Sequence[PaperNumber]) -> Panel:
     """Win rates of all policies over parameters, the references at 50 %, and the paper's seeds."""
     drawn = [
         replace(
             series(frame, f"{policy}/win_rate", named(policy), plots.color_of(policy)),
-            paper=_paper_points(frame, beside, f"{policy}_win_rate"),
+            paper=_paper_points(frame, paper_numbers, f"{policy}_win_rate"),
         )
         for policy in policies(frame)
     ]
@@ -239,15 +239,17 @@ def _about(drawn: Sequence[Series]) -> str:
 
 
 def _paper_points(
-    frame: pd.DataFrame, beside: Sequence[PaperNumber], key: str
+    frame: pd.DataFrame, paper_numbers: Sequence[PaperNumber], key: str
 ) -> list[tuple[float, float]]:
     """The paper's seeds where our judge and data allow it, at the parameters of our own run."""
     places = {
         str(preset).removeprefix("pythia-"): parameters_of(rows)
         for preset, rows in frame.groupby("preset")
     }
-    rows = [number for number in beside if number.key == key and number.verdict != NOT_COMPARABLE]
-    return [(places[number.size], value) for number in rows for value in number.theirs]
+    rows = [
+        number for number in paper_numbers if number.key == key and number.verdict != NOT_COMPARABLE
+    ]
+    return [(places[number.size], value) for number in rows for value in number.paper_values]
 
 
 def _draw_series(axes: Axes, series_: Series, apart: float) -> None:
@@ -287,11 +289,11 @@ def frontier(records: Sequence[Record], frame: pd.DataFrame) -> list[Panel]:
     if len(labels) == 1:
         colors = dict.fromkeys(labels, plots.PPO)
     bad = {(seed.name, seed.seed) for seed in over_optimised(frame)}
-    told: set[str] = set()
+    labelled: set[str] = set()
     curves = []
     for record in records:
-        label = "" if record.name in told else labels[record.name]
-        told.add(record.name)
+        label = "" if record.name in labelled else labels[record.name]
+        labelled.add(record.name)
         curves.append(path(record.rows("ppo"), label, colors[record.name]))
     x = "KL from SFT, nats per summary"
 

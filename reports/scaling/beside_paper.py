@@ -36,15 +36,17 @@ class PaperNumber:
     """As the paper names it, or the run's name where the paper has no such size."""
     key: str
     what: str
-    ours: tuple[float, ...]
-    theirs: tuple[float, ...]
+    own_values: tuple[float, ...]
+    paper_values: tuple[float, ...]
     """The paper's seeds, or its mean alone."""
     verdict: str
     why: str
     source: str
 
 
-def welch(ours: Sequence[float], mean: float, deviation: float | None, count: int) -> Interval:
+def welch(
+    own_values: Sequence[float], mean: float, deviation: float | None, count: int
+) -> Interval:
     """Our mean - theirs, with Welch's 95% interval.
 
     `mean`, `deviation` (None: not known, taken as 0) and `count`: theirs. One seed of ours is one
@@ -54,11 +56,11 @@ def welch(ours: Sequence[float], mean: float, deviation: float | None, count: in
     """
     from scipy.stats import t
 
-    middle = float(np.mean(ours)) - mean
+    middle = float(np.mean(own_values)) - mean
     squares = [(deviation or 0.0) ** 2 / count, 0.0]
-    freedoms = [count - 1, len(ours) - 1]
-    if len(ours) > 1:
-        squares[1] = float(np.var(ours, ddof=1)) / len(ours)
+    freedoms = [count - 1, len(own_values) - 1]
+    if len(own_values) > 1:
+        squares[1] = float(np.var(own_values, ddof=1)) / len(own_values)
     elif deviation is None or count < 2:
         return middle, -inf, inf
     else:
@@ -66,19 +68,19 @@ def welch(ours: Sequence[float], mean: float, deviation: float | None, count: in
     error = sqrt(sum(squares))
     parts = sum(square**2 / free for square, free in zip(squares, freedoms, strict=True) if square)
     freedom = error**4 / parts if parts else inf
-    if len(ours) == 1:
+    if len(own_values) == 1:
         freedom = count - 1
     half = float(t.ppf(TAILS[1], freedom)) * error
     return middle, middle - half, middle + half
 
 
-def verdict_of(difference: Interval, theirs: float) -> str:
+def verdict_of(difference: Interval, paper_mean: float) -> str:
     """What an interval of a difference says, beside the size of the paper's number.
 
     Source: equivalence by an interval within bounds, Schuirmann 1987, here with 95 %.
     """
     _, low, high = difference
-    margin = SAME * abs(theirs)
+    margin = SAME * abs(paper_mean)
     if -margin <= low and high <= margin:
         return REPRODUCED
     if low > 0:
@@ -104,29 +106,31 @@ def rows(records: Sequence[Record], frame: pd.DataFrame) -> list[PaperNumber]:
 
 
 def _without(size: str, why: str) -> PaperNumber:
-    nothing: dict[str, Any] = {"key": "", "ours": (), "theirs": ()}
+    nothing: dict[str, Any] = {"key": "", "own_values": (), "paper_values": ()}
     return PaperNumber(
         size=size, what="everything", verdict=NOT_COMPARABLE, why=why, source="", **nothing
     )
 
 
-def _row(size: str, key: str, ours: list[float], why: str) -> PaperNumber:
+def _row(size: str, key: str, own_values: list[float], why: str) -> PaperNumber:
     entry = paper.load()["sizes"][key]
     count = len(paper.load()["seeds"])
-    theirs = tuple(entry.get("seeds", {}).get(size, ()))
+    paper_values = tuple(entry.get("seeds", {}).get(size, ()))
     mean = entry["mean"][size]
-    deviation = float(np.std(theirs, ddof=1)) if theirs else entry.get("sd", {}).get(size)
-    if theirs:
-        mean = float(np.mean(theirs))
-    verdict = NOT_COMPARABLE if why else verdict_of(welch(ours, mean, deviation, count), mean)
+    deviation = (
+        float(np.std(paper_values, ddof=1)) if paper_values else entry.get("sd", {}).get(size)
+    )
+    if paper_values:
+        mean = float(np.mean(paper_values))
+    verdict = NOT_COMPARABLE if why else verdict_of(welch(own_values, mean, deviation, count), mean)
     if not why and verdict == UNKNOWN:
         why = "the interval of the difference is too wide"
     return PaperNumber(
         size=size,
         key=key,
         what=entry["what"],
-        ours=tuple(ours),
-        theirs=theirs or (mean,),
+        own_values=tuple(own_values),
+        paper_values=paper_values or (mean,),
         verdict=verdict,
         why=why,
         source=paper.source(entry),

@@ -232,20 +232,20 @@ def _fit_cells(result: Fit | str) -> list[object]:
 # -- the paper -------------------------------------------------------------------------------------
 
 
-def paper_blocks(beside: Sequence[PaperNumber]) -> list[Block]:
+def paper_blocks(paper_numbers: Sequence[PaperNumber]) -> list[Block]:
     """Each number of the paper with its verdict; none where nothing compares."""
-    if not_comparable(beside):
+    if not_comparable(paper_numbers):
         return []
     rows = [
         [
             entry.size,
             entry.what,
             f"{entry.verdict}: {entry.why}" if entry.why else entry.verdict,
-            _values(entry.key, entry.ours),
-            _values(entry.key, entry.theirs),
+            _values(entry.key, entry.own_values),
+            _values(entry.key, entry.paper_values),
             entry.source or MISSING,
         ]
-        for entry in beside
+        for entry in paper_numbers
     ]
     header = ("size", "number", "verdict", "ours, by seed", "the paper's, by seed", "source")
     labels = Details(
@@ -255,11 +255,11 @@ def paper_blocks(beside: Sequence[PaperNumber]) -> list[Block]:
     return [Heading("Beside the paper"), Table(header, rows, caption, name="paper"), labels]
 
 
-def not_comparable(beside: Sequence[PaperNumber]) -> list[str]:
+def not_comparable(paper_numbers: Sequence[PaperNumber]) -> list[str]:
     """Why nothing of the paper stands beside these runs; no line where something does."""
-    if not all(entry.verdict == NOT_COMPARABLE and not entry.key for entry in beside):
+    if not all(entry.verdict == NOT_COMPARABLE and not entry.key for entry in paper_numbers):
         return []
-    reasons = "; ".join(dict.fromkeys(entry.why for entry in beside))
+    reasons = "; ".join(dict.fromkeys(entry.why for entry in paper_numbers))
     return [f"The paper's numbers are not comparable with these runs: {reasons}."]
 
 

@@ -160,8 +160,8 @@ def parameters_of(seeds: pd.DataFrame) -> float:
 def policies(frame: pd.DataFrame) -> list[str]:
     """The policies that any seed has, in the order in which they are shown."""
     there = {policy for policies_of_seed in frame["policies"] for policy in policies_of_seed}
-    ours = [policy for policy in POLICY_STAGES if policy in there]
-    return ours + sorted(there - set(ours))
+    own = [policy for policy in POLICY_STAGES if policy in there]
+    return own + sorted(there - set(own))
 
 
 def given(seeds: pd.DataFrame, key: str) -> list[float]:

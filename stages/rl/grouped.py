@@ -17,12 +17,7 @@ from stages.rl.episodes import Rollout, Shaped
 from stages.rl.metrics import describe, describe_texts, samples, summarize
 from stages.rl.networks import load_networks, make_learner, origins_of, save_networks
 from stages.rl.rollout import load_queries, measure, sample_responses, score
-from stages.rl.start_checks import (
-    check_start,
-    say_if_not_ending_pays,
-    say_if_nothing_ends,
-    say_if_score_has_not_risen,
-)
+from stages.rl.start_checks import check_start, say_if_endings_mislead, say_if_score_has_not_risen
 from stages.rl.update import check_episodes, optimize, set_rate, steer_kl
 from stages.rl.update_checks import check_update
 from stages.running.files import read_lines

@@ -249,27 +249,24 @@ def say_if_score_has_not_risen(
         print(line, ways, file=sys.stderr, flush=True)
 
 
-def say_if_not_ending_pays(
-    accelerator: Accelerator, below: float, settings: PolicyGradient
+def say_if_endings_mislead(
+    accelerator: Accelerator, metrics: dict[str, float], settings: PolicyGradient
 ) -> None:
-    """One line on stderr if many responses end and score below what a missing EOS is given.
+    """One line on stderr if no response ends, or if many end and score below a missing EOS.
 
-    below: the rollout's `policy/below_penalty`. Pairs of summaries of one post leave that post's
-    scores free up to a constant, and normalization sets their overall mean alone. Where a post's
-    scores lie below missing_eos_penalty, the EOS trick rewards what does not end (detail 23).
+    metrics: those of the rollout. Equal scores teach nothing. And pairs of summaries of one post
+    leave that post's scores free up to a constant: where they lie below missing_eos_penalty, the
+    EOS trick rewards what does not end (detail 23).
     """
-    if settings.eos_trick == "replace" and below > MANY_BELOW and accelerator.is_main_process:
+    below = metrics["policy/below_penalty"]
+    line = ""
+    if not metrics["policy/eos_rate"]:
+        line = f"no response ends: {NOTHING_ENDS}"
+    elif below > MANY_BELOW:
         line = f"{below:.0%} end and score below {settings.missing_eos_penalty:g}, the score"
-        print(f"{line} without an EOS: eos_trick=subtract", file=sys.stderr, flush=True)
-
-
-def say_if_nothing_ends(accelerator: Accelerator, ended: float, settings: PolicyGradient) -> None:
-    """One line on stderr if no response ends and the EOS trick gives all the same score.
-
-    ended: the rollout's `policy/eos_rate`. Equal scores teach nothing (detail 23).
-    """
-    if settings.eos_trick == "replace" and not ended and accelerator.is_main_process:
-        print(f"no response ends: {NOTHING_ENDS}", file=sys.stderr, flush=True)
+        line += " without an EOS: eos_trick=subtract"
+    if line and settings.eos_trick == "replace" and accelerator.is_main_process:
+        print(line, file=sys.stderr, flush=True)
 
 
 def score_in_passes(
