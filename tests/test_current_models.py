@@ -1,9 +1,7 @@
 """Models of today: one that reasons, its bill beside the estimate, and ends that are warned of."""
 
 import json
-import random
 import re
-import shutil
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,8 +15,7 @@ from eval.judge import judge_summaries, make_judge
 from eval.judges.openai.budget import ASSUMED_REASONING_TOKENS, USUAL_REPLY_TOKENS, price_of
 from eval.judges.openai.server_judge import OpenAIJudge
 from eval.judges.protocol import Comparison, judge_all
-from reports.parts.sentences import asked_again, judge_note
-from stages.finished import stage_folder
+from reports.parts.sentences import judge_note
 from stages.runs import open_stage
 from stages.settings.command_line import make_config
 from stages.settings.config import JudgeSettings, UserError
@@ -298,50 +295,6 @@ def test_a_judge_of_the_policys_own_maker_is_warned_of_and_another_is_not():
     )
     released = row | {"checkpoint": None, "released_policy": "org/qwen2-sft"}
     assert "both by Qwen" in str(judge_note(released))
-
-
-@pytest.mark.parametrize(("rule", "low", "high"), [("constant", 1.0, 1.0), ("random", 0.1, 0.45)])
-def test_the_same_question_is_asked_anew_and_how_often_it_gets_one_verdict_is_told(
-    runs, monkeypatch, capsys, rule, low, high
-):
-    """Three answers at random are alike in 1 of 4 cases; a constant judge is always alike."""
-    monkeypatch.setenv("OPENAI_API_KEY", "none")
-    rng = random.Random(3)
-    letters = {"constant": "A", "random": "AB"}[rule]
-    with serving(
-        lambda number, body: chat(f"Preferred: {rng.choice(letters)}", model="judge")
-    ) as server:
-        judge = JudgeSettings(model="judge", base_url=server.url, repeats=3, structured="off")
-        config = replace(make_config("tiny"), judge=judge)
-        with open_stage(config, "summaries") as run:
-            for post in range(30):
-                row = {"id": f"p{post}", "query": f"q{post}", "summary": "a b", "reference": "c"}
-                run.append("ppo.jsonl", row)
-            run.finish({})
-        found = judge_summaries(config)
-        asked = len(server.requests)
-        assert asked == 3 * 2 * 30
-        again = found["repeats"]
-        assert (again["times"], again["questions"]) == (3, 60)
-        assert low <= again["same"]["estimate"] <= high
-        kappa = again["kappa"]["estimate"]  # the first text: ours in one order, theirs in the other
-        assert kappa == 1.0 if rule == "constant" else abs(kappa) < 0.3
-        (text,) = asked_again(found)
-        assert "Asked 3 times, each time anew" in text
-        # Kept replies answer another try: nothing is asked twice for nothing.
-        shutil.rmtree(stage_folder(config, "judge"))
-        assert judge_summaries(config)["repeats"] == again
-        assert len(server.requests) == asked
-        # Without repeats the first answers are found, and another judge's folder holds them.
-        once = replace(config, judge=replace(judge, repeats=1))
-        assert once.judge.folder != judge.folder
-        assert "repeats" not in judge_summaries(once)
-        assert len(server.requests) == asked
-
-
-def test_a_judge_that_always_answers_alike_is_not_asked_again():
-    with pytest.raises(UserError, match=r"judge\.repeats must be 1: judge\.kind=facts always"):
-        JudgeSettings(kind="facts", repeats=2)
 
 
 def test_another_effort_room_for_reasoning_or_name_is_another_judge():

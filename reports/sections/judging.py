@@ -7,7 +7,7 @@ from reports.parts import style
 from reports.parts.cells import MISSING, Number
 from reports.parts.collect import RM_AGREES, Record
 from reports.parts.page import Block, Details, Heading, Note, Table, Text
-from reports.parts.sentences import NO_GUESS, asked_again
+from reports.parts.sentences import NO_GUESS
 from reports.parts.words import (
     Row,
     at_equal_length,
@@ -81,7 +81,6 @@ def blocks(record: Record, numbers: Row) -> list[Block]:
             }
         ),
         _leanings_table(numbers),
-        *map(Text, asked_again(record.results("judge"))),
         *([_differences(numbers)] if numbers["differences"] else []),
         Heading("Controls of the judge"),
         *controls(record.results("controls")),
