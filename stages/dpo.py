@@ -21,9 +21,10 @@ from torch import Tensor, nn
 from stages.driving.start import run_stage
 from stages.functional import dpo_loss, implicit_rewards
 from stages.learning import preferences
-from stages.learning.learner import MICROBATCH, Size, check_batch, in_pieces
-from stages.learning.loop import make_accelerator
-from stages.learning.models import keep_model, load_policy, load_tokenizer, require_room
+from stages.learning.learner import MICROBATCH, Size, in_pieces
+from stages.learning.loop import check_batch, make_accelerator
+from stages.learning.lora import keep_model
+from stages.learning.models import load_policy, load_tokenizer, require_room
 from stages.learning.passes import summary_logprobs
 from stages.learning.state import State, begin_supervised
 from stages.posts.ragged import TokenizedSplit, load_split

@@ -35,12 +35,7 @@ from stages.rl.networks import (
     save_networks,
 )
 from stages.rl.rollout import load_queries, measure, sample_responses, score
-from stages.rl.start_checks import (
-    check_start,
-    say_if_endings_mislead,
-    say_if_score_has_not_risen,
-    say_if_worse_than_a_constant,
-)
+from stages.rl.start_checks import check_start, say_what_is_odd
 from stages.rl.update import check_episodes, make_pretraining, optimize, set_rate, steer_kl
 from stages.rl.update_checks import check_update
 from stages.running.files import read_lines
@@ -75,9 +70,7 @@ def train_ppo(config: Config) -> None:
             metrics |= {"lr": rate, "seconds/rollout": state.seconds}
             if update == 0:
                 check_start(learner, rollout, origins, ppo, config.memory, score)
-                say_if_endings_mislead(accelerator, metrics, ppo)
-            if update == ppo.critic_updates:  # the policy's first
-                say_if_worse_than_a_constant(accelerator, metrics["val/explained_variance"])
+            say_what_is_odd(learner, history, metrics, ppo)
             ptx, on_query = None, config.sft.loss_on_query
             if references is not None:
                 ptx = make_pretraining(ppo, references, on_query, config.seed, update)
@@ -85,7 +78,6 @@ def train_ppo(config: Config) -> None:
             metrics |= optimize(learner, rollout, ppo, state.minibatch_seed, kl_coef, ptx)  # 6.
             metrics["seconds/update"] = state.seconds
             run.log(update + 1, episode=(update + 1) * ppo.batch_size, **metrics)
-            say_if_score_has_not_risen(accelerator, history, ppo, update)
             if update % ppo.samples_every == 0 or update + 1 == state.updates:
                 for row in samples(rollout, tokenizer, update + 1):
                     run.append("samples.jsonl", row)

@@ -16,10 +16,10 @@ from torch import Tensor, nn
 
 from stages.driving.start import run_stage
 from stages.functional import preference_loss
-from stages.learning.heads import read_scores_before
-from stages.learning.learner import check_batch, stream
-from stages.learning.loop import make_accelerator
-from stages.learning.models import keep_model, load_tokenizer, new_reward_model
+from stages.learning.learner import stream
+from stages.learning.loop import check_batch, make_accelerator
+from stages.learning.lora import keep_model
+from stages.learning.models import load_tokenizer, new_reward_model, read_scores_before
 from stages.learning.passes import summary_scores
 from stages.learning.preferences import (
     gap_rows,

@@ -16,15 +16,15 @@ from stages.driving.start import run_stage
 from stages.learning.learner import (
     MICROBATCH,
     Size,
-    check_batch,
     chunks,
     global_sum,
     in_pieces,
     local_share,
     optimizer_step,
 )
-from stages.learning.loop import gather_rows, make_accelerator, parts_by_length
-from stages.learning.models import keep_model, load_policy, load_tokenizer
+from stages.learning.loop import check_batch, gather_rows, make_accelerator, parts_by_length
+from stages.learning.lora import keep_model
+from stages.learning.models import load_policy, load_tokenizer
 from stages.learning.passes import counted_tokens, sequence_length, summed_loss
 from stages.learning.sampling import Sampling, respond
 from stages.learning.sharding import gathered

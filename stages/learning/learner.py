@@ -29,15 +29,7 @@ from torch import Tensor, nn
 from torch.nn.utils import get_total_norm
 
 from stages.learning.sharding import whole
-from stages.settings.checks import (
-    LESS_MEMORY,
-    UserError,
-    card_memory,
-    check_dealt,
-    check_filled,
-    is_out_of_memory,
-    say_error,
-)
+from stages.settings.checks import LESS_MEMORY, UserError, card_memory, is_out_of_memory, say_error
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -106,12 +98,6 @@ def local_share(items: Sequence[T], accelerator: Accelerator) -> list[T]:
 def chunks(items: Sequence[T], size: int) -> list[Sequence[T]]:
     """Consecutive pieces of at most `size` items."""
     return [items[start : start + size] for start in range(0, len(items), size)]
-
-
-def check_batch(name: str, batch_size: int, rows: int, accelerator: Accelerator) -> None:
-    """Raise UserError if a global batch cannot be filled or divided among the processes."""
-    check_filled(name, batch_size, rows)
-    check_dealt(name, batch_size, accelerator.num_processes)
 
 
 def synchronized_last(

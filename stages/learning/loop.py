@@ -2,7 +2,6 @@
 
 import math
 import random
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,14 +24,12 @@ from stages.learning.learner import (
 )
 from stages.learning.sharding import new_accelerator
 from stages.running.files import KeptRows
-from stages.running.machine import check_threads, has_bf16_units, keep_freed_memory
+from stages.running.machine import check_threads, keep_freed_memory
 from stages.running.progress import progress
 from stages.running.signals import Stopped, finishing_first, stop_asked
+from stages.settings.checks import check_dealt, check_filled
 from stages.settings.config import Config
 from stages.settings.sections import Memory, Optimizer
-
-SLOW_BF16 = """note: this CPU has no bf16 units; on such a CPU bf16 took 15 times as long as float32
-  (SET=memory.mixed_precision=no, with a NAME of its own, computes in float32)"""
 
 
 def make_accelerator(config: Config, takes_turns: bool = False) -> Accelerator:
@@ -53,9 +50,6 @@ def make_accelerator(config: Config, takes_turns: bool = False) -> Accelerator:
     accelerator = new_accelerator(config.memory.mixed_precision, takes_turns)
     sizes = (config.memory.forward_batch_size, config.memory.microbatch_size)
     room_of(accelerator).settings = dict(zip((FORWARD, MICROBATCH), sizes, strict=True))
-    on_cpu = accelerator.is_main_process and accelerator.device.type == "cpu"
-    if on_cpu and accelerator.mixed_precision == "bf16" and not has_bf16_units():
-        print(SLOW_BF16, file=sys.stderr)
     return accelerator
 
 
@@ -98,6 +92,12 @@ def use_gradient_checkpointing(model: Any, memory: Memory) -> None:
     if memory.gradient_checkpointing:
         new, old = "activation_checkpointing_enable", "gradient_checkpointing_enable"
         getattr(model, new if hasattr(model, new) else old)({"use_reentrant": False})
+
+
+def check_batch(name: str, batch_size: int, rows: int, accelerator: Accelerator) -> None:
+    """Raise UserError if a global batch cannot be filled or divided among the processes."""
+    check_filled(name, batch_size, rows)
+    check_dealt(name, batch_size, accelerator.num_processes)
 
 
 def parts_by_length(
