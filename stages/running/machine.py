@@ -115,14 +115,6 @@ def check_threads(threads: int) -> None:
         raise UserError(f"memory.cpu_threads is {threads} but {mend}")
 
 
-def has_bf16_units(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
-    """Whether the CPU multiplies bf16 numbers itself; True where the system does not say."""
-    try:
-        return "bf16" in cpuinfo.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return True
-
-
 def peak_memory_gib() -> float:
     """The most memory this process has held: resident on the host, plus allocated on a GPU."""
     host = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
