@@ -83,13 +83,6 @@ def flat(network: Any) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("stage", SPLITS, ids=lambda one: one.__name__)
-def test_a_step_that_waits_for_memory_says_so_once(capsys):
-    times = StepTimes()
-    for seconds, retries in ((1.0, 0), (1.0, 3), (1.0, 0), (9.0, 0), (4.9, 1), (5.1, 1), (50.0, 9)):
-        times.add(seconds, retries)
-    assert capsys.readouterr().err.startswith("a step took 5.1 s (median 1.0) and waited")
-
-
 def test_a_step_that_ran_out_of_memory_gives_the_weights_of_one_that_fitted(
     stage, policy, reward_model, capsys
 ):
@@ -258,3 +251,10 @@ def test_of_two_processes_one_runs_out_of_memory_and_both_start_again(alone, see
     manifest = read_manifest(seed / "sft") or {}
     assert manifest["halvings"] == [{"update": 1, "setting": MICROBATCH, "from": 8, "to": 4}]
     assert difference(alone, seed) < 1e-5
+
+
+def test_a_step_that_waits_for_memory_says_so_once(capsys):
+    times = StepTimes()
+    for seconds, retries in ((1.0, 0), (1.0, 3), (1.0, 0), (9.0, 0), (4.9, 1), (5.1, 1), (50.0, 9)):
+        times.add(seconds, retries)
+    assert capsys.readouterr().err.startswith("a step took 5.1 s (median 1.0) and waited")
