@@ -38,8 +38,10 @@ def data_inputs(config: Config, stage: str) -> dict[str, str]:
     if not STAGES[stage].reads_data or config.data.source in settings.NO_FOLDERS:
         return {}
     folder = Path(config.data.source)
+    if folder.is_file():
+        return {DATA: _hash_of([folder])}
     both = [
-        [folder / f"{split}{ending}" for ending in (".jsonl", ".parquet")]
+        [folder / f"{split}{ending}" for ending in (".jsonl", ".json", ".csv", ".parquet")]
         for split in (*POSTS, *COMPARISONS, PPO_TRAIN)
     ]
     there = [[path for path in paths if path.is_file()] for paths in both]
