@@ -134,22 +134,13 @@ class LaterRowsDiffer(Order):
         return super().batch(update + (update > 0))
 
 
-def test_what_was_loaded_is_compared_with_what_was_saved(tmp_path):
+def test_a_checkpoint_goes_on_with_no_other_rows_than_it_was_made_for(tmp_path):
     resume = killed_at(tmp_path, 4)
     other = LaterRowsDiffer(rows=9, batch_size=2, seed=1, purpose="x")
-    with pytest.raises(UserError, match="the rows of the next update") as refusal:
+    with pytest.raises(UserError, match="with other rows than it was made for") as refusal:
         linear_state(tmp_path, order=other).load()
     assert str(resume) in str(refusal.value)
-    again = linear_state(tmp_path)
-    load = again.accelerator.load_state
-
-    def load_and_spoil(folder: str) -> None:
-        load(folder)
-        again.learner.optimizer.state_dict()["state"][0]["exp_avg"][0] += 1
-
-    again.accelerator.load_state = load_and_spoil
-    with pytest.raises(UserError, match=r"1 things differ.*optimizer 0 exp_avg\)"):
-        again.load()
+    linear_state(tmp_path).load()
 
 
 def test_every_update_deals_its_episodes_into_other_minibatches(tmp_path):
