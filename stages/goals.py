@@ -79,7 +79,6 @@ test | - | | the tests, in minutes
 walks | - | | tests with servers, browsers, processes and kills
 bench | reports.speed.bench_page | SHAPES RUNS SET | speed, memory beside TRL
 chaos | tests.chaos | | the pipeline, killed at random moments, beside a calm run
-fuzz | tests.fuzz | | 100,000 odd inputs for each place that reads others' texts
 simulations | tests.simulations | | how often 95% intervals hold the true rate
 """
 PYTEST = "OMP_WAIT_POLICY=passive pytest -n 2 --dist loadfile --no-loadscope-reorder"
