@@ -4,7 +4,6 @@ Content decides: hashes of the settings, of the inputs and of the outputs that a
 """
 
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,7 +17,7 @@ from stages.settings.config import Config, UserError, hash_of, is_same, settings
 from stages.settings.stages import NO_PART, STAGES, TRAINED, is_part, row_of, with_inputs
 
 MOST_SHOWN = 4  # differences that one line names
-PARTS_OF_MANIFEST = ("settings", "inputs", "outputs", "sizes", "results")
+PARTS_OF_MANIFEST = ("settings", "inputs", "outputs", "sizes", "results", "code")
 GOLD = "gold reward model"  # as an input of the stages that ask it
 ATTEMPT = "attempt.json"  # what a stage under way is made with
 
@@ -93,25 +92,21 @@ def read_manifest(folder: Path) -> dict[str, Any] | None:
     Raises UserError for a file that is none, and for one in which a person has changed anything.
     """
     path = folder / "manifest.json"
-    manifest = None
-    with suppress(UserError):
-        manifest = read_record(path)
-        if manifest is None:
-            return None
-    if manifest is None or not is_manifest(manifest):
-        raise UserError(f"{path} is no manifest: no stage wrote it, so move {folder} away")
+    manifest: dict[str, Any] | None = read_record(path)
+    if manifest is None:
+        return None
+    if not is_manifest(manifest):
+        raise UserError(f"{path} is no manifest of this version: move {folder} away")
     if manifest.get("seal", seal_of(manifest)) != seal_of(manifest):
         mend = f"restore it, or move {folder} away, so that it is made anew"
         raise UserError(f"{path} was changed after its stage wrote it: {mend}")
     return manifest
 
 
-def is_manifest(value: Any) -> bool:
-    """Whether a JSON value can be a stage's manifest; one without content was written by none."""
-    if not isinstance(value, dict) or "content" not in value:
-        return isinstance(value, dict)
-    parts = [value.get(part) for part in PARTS_OF_MANIFEST]
-    return all(isinstance(part, dict) for part in (*parts, value.get("code", {})))
+def is_manifest(record: Mapping[str, Any]) -> bool:
+    """Whether a record can be a stage's manifest."""
+    parts = [record.get(part) for part in PARTS_OF_MANIFEST]
+    return "content" in record and all(isinstance(part, dict) for part in parts)
 
 
 def seal_of(manifest: Mapping[str, Any]) -> str:
@@ -172,8 +167,6 @@ def why_not(config: Config, stage: str) -> Problem | None:
     manifest = read_manifest(folder)
     if manifest is None:
         return MISSING
-    if "content" not in manifest:
-        return Problem("was written by no stage", needs_replace=True)
     differing = differing_settings(config, stage)
     if differing:
         more = f"; and {len(differing) - MOST_SHOWN} more" if len(differing) > MOST_SHOWN else ""
@@ -181,8 +174,6 @@ def why_not(config: Config, stage: str) -> Problem | None:
         return Problem(f"was made with other settings ({differences})", needs_replace=True)
     for name, now in current_inputs(config, stage).items():
         recorded = manifest["inputs"].get(name)
-        if recorded is None and name in FOLDERS:  # which manifests once did not record
-            continue
         if recorded is None and now is not None:
             return Problem(f"was made without {name}")
         if recorded != now:
@@ -254,7 +245,7 @@ def identity(config: Config, stage: str, reader: str) -> str | None:
         return None
     if STAGES[reader].reads_records:
         return file_hash(folder / "manifest.json")
-    return str(manifest.get("content"))
+    return str(manifest["content"])
 
 
 def outer_inputs(config: Config, stage: str) -> dict[str, str | None]:
