@@ -70,7 +70,8 @@ def load_tokenizer(source: str | Path) -> PreTrainedTokenizerBase:
     if tokenizer.eos_token_id is None:
         raise UserError(f"tokenizer {source} has no EOS token: set eos_token in its config")
     _without_dropout(tokenizer.backend_tokenizer)
-    if not tokenizer.backend_tokenizer.encode(SAMPLES[0], add_special_tokens=False).ids:
+    words = tokenizer.backend_tokenizer.encode_batch(SAMPLES[0].split(), add_special_tokens=False)
+    if not any(word.ids for word in words):  # some hold added tokens for white space alone
         raise UserError(f"tokenizer {source} has no tokens for texts: its vocabulary is empty")
     vocabulary = tokenizer.get_vocab()
     last = max(vocabulary.values())
