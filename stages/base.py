@@ -50,7 +50,7 @@ from stages.posts.readers import (
 from stages.posts.text_metrics import learned
 from stages.posts.toy import world_folder
 from stages.running.files import HASHES, cached_folder, read_lines, write_json
-from stages.running.hub import Fetched, Source, fetch_model, fetch_tokenizer, model_source, moved
+from stages.running.hub import Fetched, Source, fetch_model, fetch_tokenizer, model_source
 from stages.running.machine import code_of
 from stages.runs import Run, open_stage
 from stages.settings import config as settings
@@ -120,8 +120,6 @@ def fetch_all(config: Config) -> list[Fetched]:
         print(f"fetch {source.label}", flush=True)
         fetched.append(fetch(source))
         print(f"  {fetched[-1].size}, {time.monotonic() - started:.0f} s", flush=True)
-        if news := moved(fetched[-1]):
-            print(news, flush=True)
     return fetched
 
 

@@ -71,7 +71,7 @@ def test_each_machine_of_a_job_says_which_one_it_is():
     ("given", "said"),
     [
         ((0, 1, "ddp", ""), "GPUS=0 NODES=1: give the numbers"),
-        ((2, 1, "zero3", ""), "ENGINE=zero3 is refused, because nobody has seen DeepSpeed train"),
+        ((2, 1, "zero3", ""), "unknown ENGINE 'zero3': choose one of ddp, fsdp2"),
         ((2, 1, "fsdp", ""), "unknown ENGINE 'fsdp': did you mean fsdp2"),
         ((2, 1, "ddp", "accelerate launch"), "leave out one of them"),
     ],

@@ -16,7 +16,6 @@ from stages import runs as runs_module
 from stages.finished import read_manifest, stage_folder, why_not
 from stages.running.files import file_hash, hash_files, read_lines, write_json
 from stages.running.machine import code_version
-from stages.running.progress import progress
 from stages.runs import Run, open_stage
 from stages.settings.command_line import config_from_arguments, make_command, make_config
 from stages.settings.config import Config, UserError
@@ -203,21 +202,6 @@ def test_the_first_stages_of_an_ablation_lie_with_its_upstream(runs):
 # -- opening what another stage made ---------------------------------------------------------------
 
 
-def test_a_required_stage_is_recorded_as_an_input(runs):
-    base = finish(TINY, "base")
-    manifest = read_manifest(finish(TINY, "sft", "base"))
-    assert manifest is not None
-    assert manifest["inputs"] == {"base": (read_manifest(base) or {})["content"]}
-    assert Run(TINY, "rm").require("sft") == stage_folder(TINY, "sft")
-
-
-def test_a_missing_stage_is_named_with_the_command_that_makes_it(runs):
-    assert "`make sft PRESET=tiny SEED=44413`" in refusal(TINY, "sft")
-    assert "`make rm PRESET=tiny SEED=44413`" in refusal(TINY, "normalize")
-    (stage_folder(TINY, "sft").with_name("sft.partial")).mkdir(parents=True)
-    assert "missing" in refusal(TINY, "sft")
-
-
 def test_a_changed_or_removed_output_is_found(runs):
     folder = finish(TINY, "sft")
     (folder / "out.txt").write_text("tampered")
@@ -362,11 +346,6 @@ def test_a_hash_depends_on_every_byte_and_covers_subfolders(tmp_path):
     # The well-known digest of "abc" (FIPS 180).
     digest = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
     assert hash_files(tmp_path) == {"a/one": digest}
-
-
-def test_progress_is_quiet_between_its_lines(capsys):
-    list(progress(range(1000), "reading", 1000))
-    assert len(capsys.readouterr().err.splitlines()) == 1
 
 
 def test_a_changed_file_makes_the_code_dirty_and_a_generated_report_does_not(tmp_path, monkeypatch):

@@ -23,7 +23,6 @@ from stages.settings.checks import UserError
 
 COMMIT = re.compile(r"[0-9a-f]{40}")
 MAIN = "main"
-SHORT = 10  # digits of a commit that messages show
 WEIGHTS = ("*.safetensors",)
 OLD_WEIGHTS = ("*.bin",)  # loaded only where there are no others
 BESIDE_WEIGHTS = ("*.json", "*.txt", "*.model", "*.jinja")
@@ -204,27 +203,6 @@ def _commit_now(source: Source) -> str:
             raise error from None
         return Path(folder).name
     return str(about.sha)
-
-
-def moved(fetched: Fetched) -> str | None:
-    """One line if a revision points at another commit now than the one in use; else None.
-
-    None too if nobody answers: what is in use is in the cache.
-    """
-    source = fetched.source
-    if not fetched.commit or fetched.commit == source.revision:
-        return None
-    try:
-        now = _commit_now(source)
-    except Exception:  # of any of the client's libraries
-        return None
-    if now == fetched.commit:
-        return None
-    return (
-        f"{source.label}: revision {source.revision} has moved to {now}; still used is "
-        f"{fetched.commit[:SHORT]}, which {_records()} records: to take the new one, write its "
-        "commit after @ in the setting"
-    )
 
 
 # -- what was loaded first -------------------------------------------------------------------------

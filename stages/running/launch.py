@@ -23,8 +23,6 @@ from typing import Any
 from stages.settings.checks import UserError, forget_variables, in_one_line, unknown
 
 ENGINES = ("ddp", "fsdp2")
-# accelerate can start these. Nobody has seen them train here, so they are refused.
-UNSEEN = ("zero2", "zero3")
 PORT = 29500
 # How accelerate's and torch's launchers are told the number of processes.
 COUNT = re.compile(r"--(num[-_]processes|nproc[-_]per[-_]node|nnodes)[= ]+(\d+)(?!\S)")
@@ -59,11 +57,11 @@ def add_launch_arguments(parser: argparse.ArgumentParser) -> None:
 
 def launch_variables(args: argparse.Namespace) -> list[str]:
     """The make variables that say how stages are started, where they are not the defaults."""
-    given = {"GPUS": args.gpus, "NODES": args.nodes, "ENGINE": args.engine, "LAUNCH": args.launch}
+    values = {"GPUS": args.gpus, "NODES": args.nodes, "ENGINE": args.engine, "LAUNCH": args.launch}
     defaults = {"GPUS": 1, "NODES": 1, "ENGINE": ENGINES[0], "LAUNCH": ""}
     return [
         f"{name}={shlex.quote(str(value))}"
-        for name, value in given.items()
+        for name, value in values.items()
         if value != defaults[name]
     ]
 
@@ -72,13 +70,8 @@ def check_numbers(gpus: int, nodes: int, engine: str) -> None:
     """Raise UserError for numbers below 1, and for an engine that nobody has seen work."""
     if gpus < 1 or nodes < 1:
         raise UserError(f"GPUS={gpus} NODES={nodes}: give the numbers of cards and machines")
-    if engine in UNSEEN:
-        raise UserError(
-            f"ENGINE={engine} is refused, because nobody has seen DeepSpeed train these stages: "
-            "take ENGINE=fsdp2, which shards the same"
-        )
     if engine not in ENGINES:
-        raise unknown("ENGINE", engine, (*ENGINES, *UNSEEN))
+        raise unknown("ENGINE", engine, ENGINES)
 
 
 def launcher(line: str) -> tuple[str, ...]:
@@ -92,8 +85,8 @@ def launcher(line: str) -> tuple[str, ...]:
         raise UserError(f"LAUNCH={line}: {error}: correct it") from None
     if not words:
         return ()
-    beside = str(Path(sys.executable).parent)
-    program = shutil.which(words[0], path=os.pathsep.join([beside, os.environ.get("PATH", "")]))
+    own = str(Path(sys.executable).parent)
+    program = shutil.which(words[0], path=os.pathsep.join([own, os.environ.get("PATH", "")]))
     if program is None:
         raise UserError(f"LAUNCH={line}: there is no program {words[0]}: correct it")
     return program, *words[1:]
@@ -101,9 +94,9 @@ def launcher(line: str) -> tuple[str, ...]:
 
 def processes_of(gpus: int, nodes: int, line: str) -> int:
     """The processes of a stage: by GPUS and NODES, or as LAUNCH names them, 1 if it names none."""
-    given = {name.replace("_", "-"): max(1, int(n)) for name, n in COUNT.findall(line)}
-    machines = given.get("nnodes", nodes)
-    return given.get("num-processes", given.get("nproc-per-node", gpus) * machines)
+    counts = {name.replace("_", "-"): max(1, int(n)) for name, n in COUNT.findall(line)}
+    machines = counts.get("nnodes", nodes)
+    return counts.get("num-processes", counts.get("nproc-per-node", gpus) * machines)
 
 
 def _srun(nodes: int) -> tuple[str, ...]:
@@ -160,13 +153,13 @@ def main(argv: list[str] | None = None) -> None:
     """Start the processes; exits with the status of the first that failed."""
     engine, gpus, nodes, *stage = sys.argv[1:] if argv is None else argv
     try:
-        given = accelerate_arguments(engine, int(gpus), int(nodes), os.environ)
+        arguments = accelerate_arguments(engine, int(gpus), int(nodes), os.environ)
     except KeyError as error:
         raise UserError(f"{error.args[0]} is not set: export it in the job script") from None
     forget_variables(keep=("ACCELERATE_USE_CPU",))
     os.environ.update({name: os.environ.get(name, value) for name, value in PATIENCE.items()})
     stop_at_usr1()
-    raise SystemExit(run([*given, *stage]))
+    raise SystemExit(run([*arguments, *stage]))
 
 
 def run(arguments: Sequence[str]) -> int:

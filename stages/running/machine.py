@@ -240,8 +240,8 @@ def _parsed(path: Path) -> tuple[str, list[str]]:
             names += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.module:
             names += [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
-    ours = [name for name in names if name.split(".")[0] in PACKAGES]
-    return _short_hash(repr(_plain(tree))), ours
+    own = [name for name in names if name.split(".")[0] in PACKAGES]
+    return _short_hash(repr(_plain(tree))), own
 
 
 def _plain(node: Any) -> Any:

@@ -24,18 +24,14 @@ RESTORE = "restore it, or make anew (REPLACE=) what has written it"
 MENDS = {
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "make room"),
     **dict.fromkeys((errno.EACCES, errno.EPERM), "make it readable and writable"),
-    **dict.fromkeys((errno.EEXIST, errno.ENOTEMPTY), "move it away"),
     errno.EROFS: "make it writable",
     errno.ENOENT: RESTORE,
     errno.EISDIR: "a folder stands where a file belongs: move it away",
     errno.ENOTDIR: "a file stands where a folder belongs: move it away",
     errno.EFBIG: "raise the limit on the size of files (ulimit -f)",
     errno.EMFILE: "raise the limit on open files (ulimit -n)",
-    errno.ENFILE: "close other programs",
     errno.ENAMETOOLONG: "give it a shorter name",
-    errno.ELOOP: "a link leads back to itself: remove it",
     errno.ENOMEM: "close other programs, or raise the limit on memory (ulimit -v)",
-    errno.EIO: "look at the disk or the terminal",
     # What a network disk says to a lock that it does not know.
     **dict.fromkeys(
         (errno.ENOSYS, errno.ENOLCK, errno.ENOTSUP), "put runs/ on a disk that can lock files"
@@ -184,7 +180,6 @@ def in_one_line() -> Iterator[None]:
 
     A Ctrl-C is one line too. A reader that has gone, as in `| head -1`, is none.
     """
-    open_closed_streams()
     try:
         with redirect_stdout(VisibleStream(sys.stdout)):
             yield
@@ -208,18 +203,6 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Raise UserError with what argparse says."""
         raise UserError(message)
-
-
-def open_closed_streams() -> None:
-    """Put nothing in the place of what the caller has closed (`>&-`).
-
-    Else the next file that is opened would have its number, and get what is printed.
-    """
-    for name in ("stdin", "stdout", "stderr"):
-        if getattr(sys, name) is None:
-            number = os.open(os.devnull, os.O_RDWR)
-            os.set_inheritable(number, True)
-            setattr(sys, name, os.fdopen(number, "r" if name == "stdin" else "w"))
 
 
 def show(lines: Iterable[str]) -> None:
@@ -264,14 +247,14 @@ def launched_processes() -> int:
     alone = {"RANK": (None, "0"), "WORLD_SIZE": (None, "1"), "LOCAL_RANK": (None,)}
     if all(os.environ.get(name) in values for name, values in alone.items()):
         return 1
-    given = {name: os.environ[name] for name in MEETING if name in os.environ}
-    right = {name for name, text in given.items() if text.isdigit() or name == "MASTER_ADDR"}
+    present = {name: os.environ[name] for name in MEETING if name in os.environ}
+    right = {name for name, text in present.items() if text.isdigit() or name == "MASTER_ADDR"}
     if lacking := [name for name in MEETING if name not in right]:
         raise UserError(
-            f"the environment has {', '.join(given)}, as for one of several processes, but no"
+            f"the environment has {', '.join(present)}, as for one of several processes, but no"
             f" launcher has set {', '.join(lacking)}: unset them, and start several by GPUS="
         )
-    return int(given["WORLD_SIZE"])
+    return int(present["WORLD_SIZE"])
 
 
 def address_fault(address: str, schemes: Sequence[str] = ("http", "https")) -> bool:
