@@ -150,9 +150,8 @@ def no_part(goal: str, kind: str) -> str:
     """Why a goal has no part in a run of this kind, with the mend."""
     if kind == TRAINED:
         return f"{goal} needs a released policy: add POLICY= (SET=released.policy=...)"
-    return (
-        f"{goal} trains, and {GIVEN_BY[kind]} is judged without training: leave out one of the two"
-    )
+    variable = GIVEN_BY[kind]
+    return f"{goal} trains, and {variable} is judged without training: leave out one of the two"
 
 
 # -- whether a finished stage still holds ----------------------------------------------------------
@@ -197,7 +196,7 @@ def differing_settings(config: Config, stage: str) -> list[str]:
         return []
     if manifest["settings_hash"] == settings_hash(config, stage):
         return []
-    before, now = (
+    past, requested = (
         {
             f"{section}.{key}" if isinstance(values, dict) else section: value
             for section, values in recorded.items()
@@ -206,9 +205,9 @@ def differing_settings(config: Config, stage: str) -> list[str]:
         for recorded in (manifest["settings"], settings_of(config, stage))
     )
     return [
-        f"{key}: made with {before.get(key, 'nothing')}, asked {now.get(key, 'nothing')}"
-        for key in before | now
-        if not is_same(key, before.get(key), now.get(key))
+        f"{key}: made with {past.get(key, 'nothing')}, asked {requested.get(key, 'nothing')}"
+        for key in past | requested
+        if not is_same(key, past.get(key), requested.get(key))
     ]
 
 
@@ -295,12 +294,12 @@ def is_gold_of(config: Config, run: Config) -> bool:
     folder = gold_folder(config)
     gold = read_manifest(folder)
     weights = {known_hash(path) for path in folder.glob("*.safetensors")}
-    own = [read_manifest(stage_folder(run, stage)) for stage in ("rm", "normalize")]
+    records = [read_manifest(stage_folder(run, stage)) for stage in ("rm", "normalize")]
     return any(
-        (gold is not None and gold["content"] == manifest["content"])
-        or not weights.isdisjoint(manifest["outputs"].values())
-        for manifest in own
-        if manifest is not None
+        (gold is not None and gold["content"] == own["content"])
+        or not weights.isdisjoint(own["outputs"].values())
+        for own in records
+        if own is not None
     )
 
 

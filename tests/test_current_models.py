@@ -99,27 +99,6 @@ def test_a_judge_that_reasons_has_room_for_it_and_an_estimate(capsys):
     assert [line for line in said if "replies cost" in line]
 
 
-def test_a_judge_that_reasons_unasked_is_found_out_by_its_first_reply(capsys, monkeypatch):
-    """The server ignores the effort. One reply is cut off, and no other."""
-    luna = Luna()
-    monkeypatch.setattr(luna, "refusal", lambda body: None)
-    answer = luna.answer
-
-    def deaf(body: dict[str, Any]) -> Any:
-        limit = body.pop("max_tokens")
-        return answer({**body, "max_completion_tokens": limit, "reasoning_effort": "high"})
-
-    monkeypatch.setattr(luna, "answer", deaf)
-    with luna_at(luna) as url:
-        judge = make_judge(luna_config(url), {})
-        assert {reply.choice for reply in judge_all(judge, pairs(60), 4)} == {"A"}
-        assert luna.replies.total() == 61
-        again = make_judge(luna_config(url), {})
-        assert isinstance(again, OpenAIJudge)
-        again.prepare(pairs(62))
-        assert "it reasons: 560 tokens" in capsys.readouterr().out
-
-
 def test_a_reply_that_was_cut_off_is_asked_for_again_with_more_room_for_reasoning(runs):
     """The cache kept the 100 tokens of the reply alone, so more room changed nothing."""
     with serving(lambda number, body: chat("", "length")) as server:
@@ -228,14 +207,6 @@ def test_a_model_that_ends_is_warned_of(model, today, said):
     assert "\n" not in warning
 
 
-def test_a_warning_stands_before_the_first_request(capsys):
-    with serving(lambda number, body: chat(GOOD, model="gpt-4")) as server:
-        list(judge_all(make_judge(llm_config(server, model="gpt-4"), {}), pairs(1), 1))
-    out = capsys.readouterr().out
-    assert "warning: judge gpt-4 ended on 2026-10-23" in out
-    assert out.index("warning") < out.index("replies to ask for")
-
-
 def test_only_models_that_have_not_ended_have_a_price():
     for name, line in MODELS.items():
         has_ended = line.end is not None and line.end <= AS_OF
@@ -263,21 +234,6 @@ def test_every_price_has_the_day_on_which_its_source_was_read():
 def test_a_cap_on_a_model_without_a_price_is_refused():
     with pytest.raises(UserError, match=r"max_cost needs the price of mine, which the table"):
         price_of(JudgeSettings(model="mine", max_cost=1))
-
-
-@pytest.mark.parametrize(
-    ("name", "maker"),
-    [
-        ("openai/gpt-oss-20b@abc", "OpenAI"),
-        ("EleutherAI/pythia-1b-deduped", "EleutherAI"),
-        ("EleutherAI/gpt-neo-125m", "EleutherAI"),
-        ("runs/models/smollm2-135m-instruct/", "Hugging Face"),
-        ("Qwen/Qwen3-8B", "Qwen"),
-        ("my-policy", ""),
-    ],
-)
-def test_the_maker_of_a_model_is_read_from_its_name(name, maker):
-    assert family_of_model(name) == maker
 
 
 def test_a_judge_of_the_policys_own_maker_is_warned_of_and_another_is_not():

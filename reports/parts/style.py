@@ -67,7 +67,7 @@ def blocks(record: Record, numbers: Row) -> list[Block]:
         rouge = [number(measured.get(f"{name}/{key}"), 3) for key in ROUGE]
         rows.append([named(name, numbers["policies"]), *cells, *rouge])
     header = ("", *MEASURES.values(), *ROUGE.values())
-    return [Heading("The summaries themselves"), Table(header, rows, CAPTION)]
+    return [Heading("Wording"), Table(header, rows, CAPTION)]
 
 
 def style_of(rows: Iterable[Mapping[str, Any]], prompt: str = PROMPT) -> dict[str, float | None]:

@@ -91,8 +91,8 @@ def blocks(record: Record, numbers: Row) -> list[Block]:
 def _who(numbers: Row) -> str:
     judged = (
         f"Judge: {judge(numbers)}, {whole(numbers['judgements'])} judgements, both orders of each"
-        f" pair; a verdict that turns round with the order is a tie, and a win and a tie count 3/4,"
-        " and as won."
+        " pair. A verdict that turns round with the order is a tie. A win in one order and a tie in"
+        " the other score 3/4 and count as won."
     )
     if numbers["share_first"] is not None:
         first = percent(numbers["share_first"])

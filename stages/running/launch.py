@@ -57,11 +57,11 @@ def add_launch_arguments(parser: argparse.ArgumentParser) -> None:
 
 def launch_variables(args: argparse.Namespace) -> list[str]:
     """The make variables that say how stages are started, where they are not the defaults."""
-    values = {"GPUS": args.gpus, "NODES": args.nodes, "ENGINE": args.engine, "LAUNCH": args.launch}
+    typed = {"GPUS": args.gpus, "NODES": args.nodes, "ENGINE": args.engine, "LAUNCH": args.launch}
     defaults = {"GPUS": 1, "NODES": 1, "ENGINE": ENGINES[0], "LAUNCH": ""}
     return [
         f"{name}={shlex.quote(str(value))}"
-        for name, value in values.items()
+        for name, value in typed.items()
         if value != defaults[name]
     ]
 
@@ -85,8 +85,8 @@ def launcher(line: str) -> tuple[str, ...]:
         raise UserError(f"LAUNCH={line}: {error}: correct it") from None
     if not words:
         return ()
-    own = str(Path(sys.executable).parent)
-    program = shutil.which(words[0], path=os.pathsep.join([own, os.environ.get("PATH", "")]))
+    scripts = str(Path(sys.executable).parent)
+    program = shutil.which(words[0], path=os.pathsep.join([scripts, os.environ.get("PATH", "")]))
     if program is None:
         raise UserError(f"LAUNCH={line}: there is no program {words[0]}: correct it")
     return program, *words[1:]

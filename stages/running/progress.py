@@ -89,8 +89,8 @@ def with_numbers(start: str, numbers: Mapping[str, Any], width: int) -> str:
 
 def columns() -> int:
     """Of a line: 80, or fewer where COLUMNS says so, because a name will stand before it."""
-    width = os.environ.get("COLUMNS", "")
-    return min(COLUMNS, int(width)) if width.isdecimal() else COLUMNS
+    columns = os.environ.get("COLUMNS", "")
+    return min(COLUMNS, int(columns)) if columns.isdecimal() else COLUMNS
 
 
 def _say(start: str, numbers: Mapping[str, Any]) -> None:

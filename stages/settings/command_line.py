@@ -151,11 +151,11 @@ def _without_training(
     """
     if config.kind == TRAINED:
         return config
-    judged = GIVEN_BY[config.kind]
+    variable = GIVEN_BY[config.kind]
     if request.upstream:
-        raise UserError(f"{judged} is judged without training: leave out UPSTREAM=")
+        raise UserError(f"{variable} is judged without training: leave out UPSTREAM=")
     for section in TRAINING_SECTIONS & changes.keys():
-        raise UserError(f"{section}.* has no effect: {judged} is judged without training")
+        raise UserError(f"{section}.* has no effect: {variable} is judged without training")
     if config.judge.kind == "reward_model" and not (
         config.judge.gold or config.released.reward_model
     ):
@@ -335,9 +335,8 @@ def as_recorded(request: Request) -> Request:
     root = settings.RUNS / request.name
     configs: dict[str, Config] = {}
     for seed in (root / f"seed{request.seed}", *sorted(root.glob("seed*"))):
-        records = ((name, recorded_config(seed / name)) for name in STAGES)
-        shared = ((name, config) for name, config in records if not STAGES[name].per_judge)
-        configs = configs or {name: config for name, config in shared if config is not None}
+        read = {name: recorded_config(seed / name) for name in STAGES if not STAGES[name].per_judge}
+        configs = configs or {name: config for name, config in read.items() if config is not None}
     if not configs:
         return request
     *_, last = configs.values()
