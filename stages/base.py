@@ -50,7 +50,8 @@ from stages.posts.readers import (
 from stages.posts.text_metrics import learned
 from stages.posts.toy import world_folder
 from stages.running.files import HASHES, cached_folder, read_lines, write_json
-from stages.running.hub import Fetched, Source, fetch_model, fetch_tokenizer, model_source
+from stages.running.hub import Fetched, fetch_model, fetch_tokenizer
+from stages.running.inputs import Source, model_source
 from stages.running.machine import code_of
 from stages.runs import Run, open_stage
 from stages.settings import config as settings

@@ -3,6 +3,7 @@
 Content decides: hashes of the settings, of the inputs and of the outputs that a manifest records.
 """
 
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,14 +13,30 @@ from stages.running.inputs import DATA, FOLDERS, own_inputs
 from stages.running.machine import changed_files
 from stages.settings import config as settings
 from stages.settings.checks import unknown
-from stages.settings.command_line import GIVEN_BY, make_command
-from stages.settings.config import Config, UserError, hash_of, is_same, settings_hash, settings_of
-from stages.settings.stages import NO_PART, STAGES, TRAINED, is_part, row_of, with_inputs
+from stages.settings.config import (
+    HUB,
+    TOY,
+    TRAIN_TOKENIZER,
+    Config,
+    UserError,
+    hash_of,
+    is_same,
+    settings_hash,
+    settings_of,
+)
+from stages.settings.stages import GIVEN_BY, NO_PART, STAGES, TRAINED, is_part, row_of, with_inputs
 
 MOST_SHOWN = 4  # differences that one line names
 PARTS_OF_MANIFEST = ("settings", "inputs", "outputs", "sizes", "results", "code")
 GOLD = "gold reward model"  # as an input of the stages that ask it
 ATTEMPT = "attempt.json"  # what a stage under way is made with
+
+
+MAKE_VARIABLES = {
+    "released.policy": "POLICY",
+    "released.reward_model": "REWARD_MODEL",
+    "outputs.file": "INPUT",
+}
 
 
 class Problem(NamedTuple):
@@ -354,3 +371,29 @@ def mend(config: Config, stage: str, problem: Problem) -> str:
     if problem.needs_replace:
         return f"take another NAME, or run `{command} REPLACE=1`, which moves the old one aside"
     return f"run `{command}`"
+
+
+def make_command(config: Config, stage: str) -> str:
+    """The `make` command that makes a stage of this run."""
+    elsewhere = config.is_upstreams(stage)
+    name = config.upstream if elsewhere else config.name
+    if elsewhere and name != config.preset and settings.is_recorded(name):  # it knows its own SET
+        return f"make {STAGES[stage].goal} SEED={config.seed} NAME={shlex.quote(name)}"
+    values = {"PRESET": config.preset, "SEED": str(config.seed)}
+    values["NAME"] = "" if name == config.preset else name
+    if not elsewhere:
+        values["UPSTREAM"] = config.upstream
+        pairs = [override.split("=", 1) for override in config.overrides]
+        values["SET"] = " ".join("=".join(pair) for pair in pairs if pair[0] not in MAKE_VARIABLES)
+        values |= {MAKE_VARIABLES[key]: value for key, value in pairs if key in MAKE_VARIABLES}
+    if "judge" in STAGES[stage].sections and config.judge.max_cost:
+        values["MAX_COST"] = f"{config.judge.max_cost:.15g}"
+    data, tokenizer = config.data.source, config.base.tokenizer
+    values["DATA"] = "" if data in (TOY, HUB) else data
+    values["TOKENIZER"] = "" if tokenizer == TRAIN_TOKENIZER else tokenizer
+    return " ".join(["make", STAGES[stage].goal, *assigned(values)])
+
+
+def assigned(values: Mapping[str, Any]) -> list[str]:
+    """Variables as they are typed behind `make`, without those that are empty."""
+    return [f"{key}={shlex.quote(str(value))}" for key, value in values.items() if value]

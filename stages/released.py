@@ -29,7 +29,8 @@ from stages.learning.models import (
     with_dropout,
 )
 from stages.running.files import link_or_copy, read_record
-from stages.running.hub import fetch_model, model_source
+from stages.running.hub import fetch_model
+from stages.running.inputs import model_source
 from stages.runs import open_stage
 from stages.settings.checks import UserError, first_line
 from stages.settings.config import Config

@@ -16,7 +16,7 @@ from stages.driving.status import status
 from stages.finished import why_not
 from stages.running import hub
 from stages.running.files import KeptRows, read_json, write_json
-from stages.running.hub import Source
+from stages.running.inputs import Source
 from stages.running.machine import start_of
 from stages.running.signals import say_if_killed
 from stages.runs import holder_of

@@ -16,6 +16,7 @@ import torch
 
 from stages.driving.maker import Execution, Maker
 from stages.driving.start import is_about_another_process, run_stage
+from stages.finished import make_command
 from stages.learning import sharding
 from stages.learning.loop import make_accelerator
 from stages.learning.sharding import started_engine
@@ -30,7 +31,7 @@ from stages.running.launch import (
     processes_of,
 )
 from stages.settings.checks import is_out_of_memory, launched_processes
-from stages.settings.command_line import Request, make_command, make_config
+from stages.settings.command_line import Request, make_config
 from stages.settings.config import UserError
 
 ROOT = Path(__file__).parents[1]

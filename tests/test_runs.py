@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 
 from stages import runs as runs_module
-from stages.finished import read_manifest, stage_folder, why_not
+from stages.finished import make_command, read_manifest, stage_folder, why_not
 from stages.running.files import file_hash, hash_files, read_lines, write_json
 from stages.running.machine import code_version
 from stages.runs import Run, open_stage
-from stages.settings.command_line import config_from_arguments, make_command, make_config
+from stages.settings.command_line import config_from_arguments, make_config
 from stages.settings.config import Config, UserError
 
 TINY = make_config("tiny")

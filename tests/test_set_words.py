@@ -5,13 +5,13 @@ import shlex
 
 import pytest
 
+from stages.finished import make_command
 from stages.pipeline import settings_lines
 from stages.settings.checks import Parser
 from stages.settings.command_line import (
     Request,
     add_arguments,
     config_from_arguments,
-    make_command,
     make_config,
     request_of,
 )

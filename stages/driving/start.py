@@ -17,6 +17,7 @@ from types import ModuleType
 from typing import Any, NoReturn, TypeVar
 
 from stages.driving.trackers import open_trackers
+from stages.finished import make_command
 from stages.running.signals import (
     CALLER_SAYS_STOP,
     GOES_ON_WITH,
@@ -37,7 +38,7 @@ from stages.settings.checks import (
     say_error,
     what_to_mend,
 )
-from stages.settings.command_line import config_from_arguments, make_command
+from stages.settings.command_line import config_from_arguments
 from stages.settings.config import Config
 
 T = TypeVar("T")

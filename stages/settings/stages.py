@@ -210,6 +210,7 @@ def first_changed(sections: Set[str]) -> str:
 # What kind of run it is: it trains its policies, judges one that others trained (POLICY=), or
 # judges summaries that exist already (INPUT=).
 TRAINED, RELEASED, OUTPUTS = "trained", "released", "outputs"
+GIVEN_BY = {RELEASED: "POLICY=", OUTPUTS: "INPUT="}  # the make variable of a kind
 TRAINING_STAGES = tuple(name for name, row in STAGES.items() if row.models)
 # Kind of run -> the stages that do not occur in it.
 NO_PART = {
