@@ -27,7 +27,6 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from stages.driving.start import run_stage
 from stages.learning import models
 from stages.learning.checkpoints import refuse_adapter
 from stages.learning.learner import stream_seed
@@ -364,12 +363,3 @@ def copy_tokens(
     shutil.rmtree(target, ignore_errors=True)  # of an attempt that was interrupted
     # No links: what happens to a run's files must not happen to the next run's.
     shutil.copytree(cache, target, ignore=shutil.ignore_patterns(HASHES))
-
-
-def main(argv: list[str] | None = None) -> None:
-    """Command line of the stage."""
-    run_stage("base", make_base, argv, "stage 0: base checkpoint, tokenizer, tokens")
-
-
-if __name__ == "__main__":
-    main()

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 
+from stages.driving.start import run_module
 from stages.settings import config as settings
 from tests.browser import Browser, find_chromium
 
@@ -300,7 +301,7 @@ def whole(tmp_path_factory):
         patch.chdir(root)
         modules = stage_modules()
         for module in (base, *modules.values()):
-            module.main(ARGUMENTS)
+            run_module(module, ARGUMENTS)
     return root / "runs/resumed/seed44413"
 
 

@@ -12,6 +12,7 @@ from eval import outputs
 from eval.judges.openai.cache import ReplyCache
 from reports import run_page
 from stages import base, pipeline, ppo, sft
+from stages.driving.start import run_module
 from stages.finished import seal_of
 from stages.running.files import hash_files
 from stages.settings.checks import HIDDEN, in_one_line
@@ -106,7 +107,7 @@ def test_rows(data, capsys, file, row, line):
     bad = row.encode() if isinstance(row, str) else row
     bad = bad if isinstance(bad, bytes) else json.dumps(bad).encode()
     (data / f"{file}.jsonl").write_bytes(b"\n".join([good, bad, good, b""]))
-    assert line in one_line(capsys, lambda: base.main(NAMED))
+    assert line in one_line(capsys, lambda: run_module(base, NAMED))
 
 
 # -- settings; what a setting may be is in test_config.py ------------------------------------------
@@ -130,7 +131,7 @@ SETTINGS: list[tuple[str, str]] = [  # words of a command line, the line
 @pytest.mark.parametrize(("words", "line"), named(SETTINGS))
 def test_settings(tmp_path, monkeypatch, capsys, words, line):
     monkeypatch.chdir(tmp_path)
-    assert line in one_line(capsys, lambda: sft.main(words.split(" ")))
+    assert line in one_line(capsys, lambda: run_module(sft, words.split(" ")))
     assert not list(tmp_path.iterdir())
 
 
@@ -203,7 +204,7 @@ def test_models(data, policy_folder, capsys, what, change, line):
     shutil.copytree(policy_folder, "model")
     change(Path("model"))
     own = ["--set", "base.checkpoint=model", "base.tokenizer="]
-    assert line in one_line(capsys, lambda: base.main([*NAMED, *own])), what
+    assert line in one_line(capsys, lambda: run_module(base, [*NAMED, *own])), what
 
 
 @pytest.mark.parametrize(("what", "change", "line"), named(TOKENIZERS))
@@ -211,7 +212,7 @@ def test_tokenizers(data, tokenizer_folder, capsys, what, change, line):
     shutil.copytree(tokenizer_folder, "tokenizer")
     change(Path("tokenizer"))
     words = [*NAMED, "--tokenizer", "tokenizer"]
-    assert line in one_line(capsys, lambda: base.main(words)), what
+    assert line in one_line(capsys, lambda: run_module(base, words)), what
 
 
 # -- state on disk ---------------------------------------------------------------------------------
@@ -314,10 +315,10 @@ COMMANDS: dict[str, Callable[[], object]] = {
     "look": lambda: pipeline.main(["ppo", "--preset", "tiny", "--dry-run"]),
     "page": lambda: run_page.main(["--preset", "tiny"]),
     "replace": lambda: pipeline.main(["ppo", "--preset", "tiny", "--dry-run", "--replace", "1"]),
-    "hub": lambda: base.main(["--preset", "pythia-70m"]),
+    "hub": lambda: run_module(base, ["--preset", "pythia-70m"]),
     "cache": open_cache,
     "named": lambda: pipeline.main(["ppo", "--name", "tiny", "--dry-run"]),
-    "upstream": lambda: ppo.main(["--preset", "tiny", "--name", "x", "--upstream", "tiny"]),
+    "upstream": lambda: run_module(ppo, ["--preset", "tiny", "--name", "x", "--upstream", "tiny"]),
 }
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from stages import base, ppo, sft
+from stages.driving.start import run_module
 from stages.settings.checks import say_error
 
 POST = {"id": "p1", "subreddit": "tifu", "title": "A title", "post": "A post.", "summary": "Short."}
@@ -46,7 +47,7 @@ def error_of(capsys, stage=base, *extra: str) -> str:
     """The one line on standard error of a stage that must refuse, with exit status 2."""
     arguments = ["--preset", "tiny", "--name", "mine", "--data", "data", *extra]
     with pytest.raises(SystemExit) as stop:
-        stage.main(arguments)
+        run_module(stage, arguments)
     assert stop.value.code == 2
     lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
     assert len(lines) == 1
@@ -56,7 +57,7 @@ def error_of(capsys, stage=base, *extra: str) -> str:
 
 
 def test_valid_data_is_accepted(folder):
-    base.main(["--preset", "tiny", "--name", "mine", "--data", "data"])
+    run_module(base, ["--preset", "tiny", "--name", "mine", "--data", "data"])
     assert (Path("runs/mine/seed44413/base/manifest.json")).exists()
 
 
@@ -92,7 +93,7 @@ def test_a_long_error_is_folded_on_a_terminal_and_one_line_in_a_log(monkeypatch)
 def test_a_hub_that_cannot_be_reached_is_one_line(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit):
-        base.main(["--preset", "pythia-70m"])
+        run_module(base, ["--preset", "pythia-70m"])
     message = capsys.readouterr().err.splitlines()[-1]
     posts = "vwxyzjn/summarize_from_feedback_tldr_3_filtered"
     assert message.startswith(f"error: data.sft_dataset: dataset {posts} is not in the hub's cache")

@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import load
 
 from reports.sections import made_with
+from stages.driving.start import run_module
 from tests import hub_repositories as layouts
 from tests.hub_client import (
     HELD_OUT,
@@ -176,7 +177,7 @@ def test_after_make_data_every_stage_to_the_page_runs_offline(made, monkeypatch)
     monkeypatch.chdir(made.folder)
     stages = (sft, reward, normalize, ppo, summaries, judge, controls, win_rate, run_page)
     for module in stages:
-        module.main([*NAMED, *SETTINGS])
+        run_module(module, [*NAMED, *SETTINGS])
     assert made.hub.requests == []
     pages = (made.folder / "runs/walk/seed44413").glob("report/*/walk-seed44413.md")
     text = next(pages).read_text(encoding="utf-8")
@@ -189,8 +190,9 @@ def test_after_make_data_every_stage_to_the_page_runs_offline(made, monkeypatch)
 SUMMARISE = """
 from eval import summaries
 from stages import base, released
+from stages.driving.start import run_module
 for stage in (base, released, summaries):
-    stage.main({words!r})
+    run_module(stage, {words!r})
 """
 
 

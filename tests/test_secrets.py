@@ -24,6 +24,7 @@ from eval.judges.openai.cache import ReplyCache
 from eval.judges.openai.replies import hider
 from reports import outputs_page
 from stages import sft
+from stages.driving.start import run_module
 from stages.settings.checks import UserError
 from stages.settings.command_line import make_config
 from tests.chat_server import GOOD, chat, serving
@@ -110,7 +111,7 @@ def words(judge_environment, tmp_path, monkeypatch):
 def run_stages(words: list[str]) -> None:
     """The stages of `make judge`, until one refuses or breaks, and the page."""
     for stage in (outputs, judge, controls, win_rate):
-        stage.main(words)
+        run_module(stage, words)
     outputs_page.write_report(make_config("outputs", overrides=tuple(words[3:])))
 
 
@@ -228,7 +229,7 @@ def test_a_password_in_the_servers_address_is_refused_before_anything_is_written
 ):
     url = f"http://me:{PASSWORD}@127.0.0.1:9/v1"
     with pytest.raises(SystemExit):
-        sft.main(["--preset", "tiny", "--set", f"judge.base_url={url}"])
+        run_module(sft, ["--preset", "tiny", "--set", f"judge.base_url={url}"])
     assert not (tmp_path / "runs").exists()
     assert "holds a user or a password" in run_and_search(words(url), capfd, tmp_path)
     monkeypatch.setenv("OPENAI_BASE_URL", url)

@@ -19,7 +19,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from stages.driving.start import load
+from stages.driving.start import load, run_module
 from stages.running import launch
 from stages.running.progress import COLUMNS
 from stages.running.signals import (
@@ -135,4 +135,4 @@ def _run(
         signal.signal(number, signal.default_int_handler if is_ctrl_c else signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, handled_signals())
     with in_one_line():
-        module.main(arguments)
+        run_module(module, [*arguments])

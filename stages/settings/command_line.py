@@ -2,7 +2,7 @@
 
 Unknown keys and wrong types are refused with one line, and an override needs a name of its own.
 
-    python -m stages.ppo --preset tiny --seed 44413 --set ppo.kl_coef=0.1 --name tiny-kl0.1
+    make ppo PRESET=tiny SEED=44413 SET=ppo.kl_coef=0.1 NAME=tiny-kl0.1
 """
 
 import argparse

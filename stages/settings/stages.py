@@ -20,7 +20,9 @@ class Stage:
     head: str = ""
     """Of its column in `make status`; empty: not shown."""
     module: str
-    """What `python -m` runs."""
+    """What makes it."""
+    function: str = ""
+    """Of the module, which takes the config; empty: it has a command line of its own, `main`."""
     goal: str
     """What people ask `make` for."""
     sections: tuple[str, ...] = ()
@@ -53,6 +55,7 @@ class Stage:
 def learned(what: str, name: str, **more: Any) -> Stage:
     """A stage that learns; module, section and goal have its name unless `more` says otherwise."""
     row: dict[str, Any] = {"head": name, "module": f"stages.{name}", "goal": name}
+    row |= {"function": f"train_{name}"}
     row |= {"sections": ("optimizer", name, "lora"), "models": ("model",)}
     return Stage(what=what, **row | more)
 
@@ -76,6 +79,7 @@ ROWS = {
         what="posts, tokenizer and the model to start from",
         head="base",
         module="stages.base",
+        function="make_base",
         goal="data",
         sections=("base", "world", "data"),
         shared=True,
@@ -93,6 +97,7 @@ ROWS = {
         "the reward model, from comparisons",
         "rm",
         module="stages.reward",
+        function="train_reward_model",
         inputs=("base", "sft"),
         shared=True,
     ),
@@ -100,6 +105,7 @@ ROWS = {
         what="the reward of a human summary becomes 0",
         head="norm",
         module="stages.normalize",
+        function="normalize",
         goal="rm",
         sections=("normalize",),
         inputs=("base", "rm"),
@@ -121,6 +127,7 @@ ROWS = {
     "released": Stage(
         what="a released policy, and its reward model in our layout",
         module="stages.released",
+        function="take_released",
         goal="eval",
         sections=("released",),
         inputs=("base",),
