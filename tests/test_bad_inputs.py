@@ -276,7 +276,6 @@ STATE: list[tuple[Change, str, str]] = [  # a change of a finished run, a comman
         )
     ),
     (with_value("rm/config.json", "rm", [8]), "upstream", "rm/config.json is no config of ours"),
-    (written("replacing.json", "{}"), "replace", "replacing.json lacks 'request'"),
     (written("../../hub.json", "[]"), "hub", "hub.json is no JSON object"),
     (written("judge_cache", "garbage"), "cache", "judge_cache: the cache of replies fails"),
 ]

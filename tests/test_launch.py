@@ -22,14 +22,7 @@ from stages.learning.loop import make_accelerator
 from stages.learning.sharding import started_engine
 from stages.pipeline import make_goals, parse
 from stages.running import launch
-from stages.running.launch import (
-    accelerate_arguments,
-    hand_on,
-    launch_variables,
-    launch_words,
-    launcher,
-    processes_of,
-)
+from stages.running.launch import accelerate_arguments, hand_on, launch_variables, launch_words
 from stages.settings.checks import is_out_of_memory, launched_processes
 from stages.settings.command_line import Request, make_config
 from stages.settings.config import UserError
@@ -38,8 +31,8 @@ ROOT = Path(__file__).parents[1]
 
 
 def test_one_process_needs_no_launcher_and_several_get_accelerates():
-    assert launch_words(1, 1, "ddp", "") == ()
-    assert launch_words(8, 1, "fsdp2", "") == (
+    assert launch_words(1, 1, "ddp") == ()
+    assert launch_words(8, 1, "fsdp2") == (
         *(sys.executable, "-m", "stages.running.launch"),
         *("fsdp2", "8", "1"),
     )
@@ -47,15 +40,15 @@ def test_one_process_needs_no_launcher_and_several_get_accelerates():
 
 def test_several_machines_are_reached_by_slurm_and_only_inside_a_job_that_has_them(monkeypatch):
     monkeypatch.setenv("SLURM_JOB_NUM_NODES", "2")
-    words = launch_words(8, 2, "ddp", "")
+    words = launch_words(8, 2, "ddp")
     assert words[0] == "srun"
     assert {"--nodes=2", "--ntasks=2", "--kill-on-bad-exit=1"} <= set(words)
     assert words[-3:] == ("ddp", "8", "2")
     with pytest.raises(UserError, match="NODES=3, but this Slurm job has 2: submit a job"):
-        launch_words(8, 3, "ddp", "")
+        launch_words(8, 3, "ddp")
     monkeypatch.delenv("SLURM_JOB_NUM_NODES")
     with pytest.raises(UserError, match="NODES=2, but this is no Slurm job"):
-        launch_words(8, 2, "ddp", "")
+        launch_words(8, 2, "ddp")
 
 
 def test_each_machine_of_a_job_says_which_one_it_is():
@@ -71,39 +64,15 @@ def test_each_machine_of_a_job_says_which_one_it_is():
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ((0, 1, "ddp", ""), "GPUS=0 NODES=1: give the numbers"),
-        ((2, 1, "zero3", ""), "unknown ENGINE 'zero3': choose one of ddp, fsdp2"),
-        ((2, 1, "fsdp", ""), "unknown ENGINE 'fsdp': did you mean fsdp2"),
-        ((2, 1, "ddp", "accelerate launch"), "leave out one of them"),
+        ((0, 1, "ddp"), "GPUS=0 NODES=1: give the numbers"),
+        ((2, 1, "zero3"), "unknown ENGINE 'zero3': choose one of ddp, fsdp2"),
+        ((2, 1, "fsdp"), "unknown ENGINE 'fsdp': did you mean fsdp2"),
     ],
 )
 def test_what_cannot_be_started_is_refused_in_one_line(given, said):
     with pytest.raises(UserError, match=said) as refusal:
         launch_words(*given)
     assert "\n" not in str(refusal.value)
-
-
-def test_the_launcher_of_the_environment_is_found_without_a_path(monkeypatch):
-    monkeypatch.setenv("PATH", "")
-    accelerate = str(Path(sys.executable).parent / "accelerate")
-    assert launcher("accelerate launch --multi_gpu") == (accelerate, "launch", "--multi_gpu")
-    assert launcher("") == ()
-    with pytest.raises(UserError, match="there is no program acelerate"):
-        launcher("acelerate launch")
-
-
-@pytest.mark.parametrize(
-    ("line", "processes"),
-    [
-        ("", 8),
-        ("accelerate launch --num_processes 3 --num_machines 2", 3),
-        ("accelerate launch --num-processes=16 -m", 16),
-        ("torchrun --nnodes 2 --nproc_per_node=4 -m", 8),
-        ("nice -n 19", 1),
-    ],
-)
-def test_the_processes_of_a_launcher_are_those_that_it_names(line, processes):
-    assert processes_of(*((1, 1) if line else (4, 2)), line) == processes
 
 
 USR1 = """
@@ -135,13 +104,13 @@ def test_a_launch_below_srun_stops_at_the_signal_that_srun_hands_on():
 
 
 def test_a_stage_that_fails_says_how_it_was_started(monkeypatch, capfd):
-    args = parse(["sft", "--gpus", "8", "--engine", "fsdp2", "--launch", "my launcher"])
+    args = parse(["sft", "--gpus", "8", "--engine", "fsdp2"])
     words = launch_variables(args)
-    assert words == ["GPUS=8", "ENGINE=fsdp2", "LAUNCH='my launcher'"]
+    assert words == ["GPUS=8", "ENGINE=fsdp2"]
     assert launch_variables(parse(["sft"])) == []
-    maker = Maker(Execution(started_by=tuple(words[:2])))
-    assert maker.call(["sh", "-c", "echo $GOES_ON_WITH"], "tiny") == 0
-    assert capfd.readouterr().out == "tiny| GPUS=8 ENGINE=fsdp2\n"
+    maker = Maker(Execution(started_by=tuple(words)))
+    assert maker.call(["sh", "-c", "echo $GOES_ON_WITH"]) == 0
+    assert capfd.readouterr().out == "GPUS=8 ENGINE=fsdp2\n"
 
     def full(config):
         raise OSError(28, "No space left on device", "/x")

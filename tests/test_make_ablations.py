@@ -140,7 +140,7 @@ def test_a_switch_of_the_reward_model_shares_what_comes_before_it_and_goes_on(ru
     assert "mine-dropout seed 1: would make ppo and what follows" in planned
 
     class Broken(Recorder):
-        def call(self, words, label="") -> int:
+        def call(self, words) -> int:
             fails = words[0] == "mine-read-before-eos" and words[1:3] == ["2", "ppo"]
             return 7 if fails else super().call(words)
 
@@ -206,10 +206,10 @@ def test_a_study_goes_on_past_a_run_that_fails(runs):
         return found
 
     class Broken(Recorder):
-        def call(self, words, label="") -> int:
+        def call(self, words) -> int:
             return 7 if words[1] == "2" else super().call(words)
 
-    maker = Broken(Execution(jobs=2))
+    maker = Broken(Execution())
     assert maker.make_all(cells()) == [0, 7, 0]
     assert sorted((runs / "tiny").glob("seed*/sft")) == [
         runs / "tiny" / "seed1" / "sft",
@@ -242,7 +242,7 @@ def test_a_dry_run_names_what_is_missing_and_says_of_the_rest_that_nothing_is_to
     ]
 
 
-def test_make_passes_seeds_ablations_and_jobs_on_and_refuses_an_unknown_one_at_once(tmp_path):
+def test_make_passes_seeds_and_ablations_on_and_refuses_an_unknown_one_at_once(tmp_path):
     found = typed(tmp_path, "-n", "ablations", "SEEDS=1 2", "ABLATIONS=dropout critic-sft")
     assert found.returncode == 0, found.stderr
     lines = [

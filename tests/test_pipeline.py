@@ -59,7 +59,7 @@ class Recorder(Maker):
         self.commands.append(super().command(cell, stage))
         return [cell.config.name, str(cell.config.seed), stage, *cell.request.arguments]
 
-    def call(self, words, label="") -> int:
+    def call(self, words) -> int:
         name, _, stage, *arguments = words
         if stage == self.fails:
             return 3

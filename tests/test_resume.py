@@ -225,7 +225,7 @@ def test_summaries_of_sft_and_its_best_are_the_upstreams(attempt, monkeypatch, c
     setting = "temperature" if change == "temperature" else "lam"
     of_run += ["--set", "eval.best_of=2", f"ppo.{setting}=0.8"]
     of_run += (x for x in SETTINGS if x.startswith(OF_RUN))
-    stage_modules()["ppo"].main(of_run)
+    run_module(stage_modules()["ppo"], of_run)
     if change == "made later":
         with monkeypatch.context() as patch:
             patch.setattr(summaries, "kl_from_sft", killed)

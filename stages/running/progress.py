@@ -4,7 +4,6 @@ terminal, lines in a log.
 Standard library only, but for the bar, which is tqdm's.
 """
 
-import os
 import sys
 import textwrap
 import time
@@ -62,7 +61,7 @@ def progress(
             note(done + count, left)
             last_note = now
         if bar is not None:
-            shown = with_numbers("", numbers(), columns() - len(label) - BAR)
+            shown = with_numbers("", numbers(), COLUMNS - len(label) - BAR)
             bar.set_postfix_str(shown, refresh=False)
         elif now - last_line >= SECONDS_BETWEEN_LINES and done + count < total:
             _say(f"{label}: {done + count}/{total}, {left:.0f} s left", numbers())
@@ -87,14 +86,8 @@ def with_numbers(start: str, numbers: Mapping[str, Any], width: int) -> str:
     return text if parts else start
 
 
-def columns() -> int:
-    """Of a line: 80, or fewer where COLUMNS says so, because a name will stand before it."""
-    columns = os.environ.get("COLUMNS", "")
-    return min(COLUMNS, int(columns)) if columns.isdecimal() else COLUMNS
-
-
 def _say(start: str, numbers: Mapping[str, Any]) -> None:
-    print(with_numbers(start, numbers, columns()), file=sys.stderr, flush=True)
+    print(with_numbers(start, numbers, COLUMNS), file=sys.stderr, flush=True)
 
 
 def _bar(items: Iterable[T], label: str, total: int, done: int) -> Any:

@@ -42,8 +42,8 @@ class Stage:
     policy_gradient: bool = False
     """Whether it samples, scores and learns update by update, as PPO does."""
     computes: bool = True
-    """Whether it runs a model here. If so, LAUNCH starts it, and its numbers depend on precision
-    and threads."""
+    """Whether it runs a model here. If so, GPUS starts several of it, and its numbers depend on
+    precision and threads."""
     reads_data: bool = False
     """Whether it reads posts and comparisons from their source."""
     per_judge: bool = False
