@@ -78,7 +78,6 @@ check | - | | lint and types
 test | - | | the tests, in minutes
 walks | - | | tests with servers, browsers, processes and kills
 bench | reports.speed.bench_page | SHAPES RUNS SET | speed, memory beside TRL
-chaos | tests.chaos | | the pipeline, killed at random moments, beside a calm run
 simulations | tests.simulations | | how often 95% intervals hold the true rate
 """
 PYTEST = "OMP_WAIT_POLICY=passive pytest -n 2 --dist loadfile --no-loadscope-reorder"

@@ -56,11 +56,6 @@ def error_of(capsys, stage=base, *extra: str) -> str:
     return lines[0]
 
 
-def test_valid_data_is_accepted(folder):
-    run_module(base, ["--preset", "tiny", "--name", "mine", "--data", "data"])
-    assert (Path("runs/mine/seed44413/base/manifest.json")).exists()
-
-
 def test_a_missing_file_is_named(folder, capsys):
     (folder / "comparisons_train.jsonl").unlink()
     assert "comparisons_train.jsonl is missing" in error_of(capsys)
@@ -88,12 +83,3 @@ def test_a_long_error_is_folded_on_a_terminal_and_one_line_in_a_log(monkeypatch)
         assert len(lines) == (3 if is_terminal else 1)
         assert "`make sft rm ppo PRESET=pythia-1b SEED=44413 NAME=a-name`" in stream.getvalue()
         assert max(map(len, lines)) <= 80 or not is_terminal
-
-
-def test_a_hub_that_cannot_be_reached_is_one_line(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(SystemExit):
-        run_module(base, ["--preset", "pythia-70m"])
-    message = capsys.readouterr().err.splitlines()[-1]
-    posts = "vwxyzjn/summarize_from_feedback_tldr_3_filtered"
-    assert message.startswith(f"error: data.sft_dataset: dataset {posts} is not in the hub's cache")

@@ -32,7 +32,7 @@ from stages.posts.readers import kept_odd_rows, read_split
 from stages.settings.checks import HIDDEN, UserError, visible
 from stages.settings.command_line import config_from_arguments, section_from
 from stages.settings.config import SECTIONS, settings_hash
-from stages.settings.outputs import Outputs
+from stages.settings.judge import Outputs
 from stages.settings.sections import Data
 from stages.settings.stages import STAGES
 from tests.chat_server import GOOD, chat

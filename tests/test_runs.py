@@ -246,28 +246,6 @@ def test_what_is_replaced_moves_aside_and_an_equal_one_is_not_kept_twice(runs):
     assert kept == {"sft-1": "first", "sft-2": "second"}
 
 
-def test_how_a_stage_was_made_is_no_input_of_the_next_one(runs):
-    def base(loss: float) -> None:
-        with open_stage(TINY, "base") as run:
-            run.log(1, loss=loss)
-            (run.partial / "out.txt").write_text("equal")
-            run.finish({})
-
-    base(1.0)
-    finish(TINY, "sft", "base")
-    before = read_manifest(stage_folder(TINY, "base"))
-    base(2.0)
-    assert read_manifest(stage_folder(TINY, "base")) != before
-    assert Run(TINY, "ppo").require("sft") == stage_folder(TINY, "sft")
-
-
-def test_a_stage_whose_input_is_gone_is_refused_and_not_a_crash(runs):
-    base = finish(TINY, "base")
-    finish(TINY, "sft", "base")
-    (base / "manifest.json").unlink()
-    assert "base" in refusal(TINY, "sft")
-
-
 # -- the command to type ---------------------------------------------------------------------------
 
 

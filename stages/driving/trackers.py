@@ -32,7 +32,6 @@ QUIET: dict[str, Any] = {
     "init_timeout": 30.0,
 }
 REFUSED = ("UsageError", "AuthenticationError")  # as wandb calls a setting that it refuses
-GROUPED = ("by_", "calibration", "statistics")  # results of many small groups
 
 
 def open_trackers(config: Config, stage: str) -> list[Mirror]:
@@ -125,19 +124,12 @@ def one_line(error: Exception) -> str:
 
 
 def results_of(config: Config, stage: str) -> dict[str, Any]:
-    """A finished stage's results, flat: `results/ppo/objective/kl`; numbers alone, and how long.
+    """A finished stage's numbers, `results/ppo/objective/kl`, and what it took.
 
     Results hold texts too, such as folders; those stay here.
     """
     manifest = read_manifest(stage_folder(config, stage)) or {}
     cost = {key: manifest[key] for key in ("seconds", "peak_memory_gib")}
     key = f"{stage}/{config.judge.folder}" if STAGES[stage].per_judge else stage
-    return _numbers(f"results/{key}", manifest["results"] | cost)
-
-
-def _numbers(start: str, values: dict[str, Any]) -> dict[str, Any]:
-    flat = {f"{start}/{key}": x for key, x in values.items() if isinstance(x, int | float)}
-    for key, value in values.items():
-        if isinstance(value, dict) and not key.startswith(GROUPED):
-            flat |= _numbers(f"{start}/{key}", value)
-    return flat
+    values = (manifest["results"] | cost).items()
+    return {f"results/{key}/{name}": x for name, x in values if isinstance(x, int | float)}

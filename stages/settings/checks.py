@@ -60,7 +60,6 @@ OS_ERROR = re.compile(r"\(os error (\d+)\)")  # as libraries in Rust write it
 OURS = {"stages", "eval", "reports", "tests"}
 READ_BY_LIBRARIES = ("ACCELERATE_", "FSDP_", "MEGATRON_LM_", "PARALLELISM_CONFIG_", "PET_")
 MEETING = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
-PROXIES = [x for name in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY") for x in (name, name.lower())]
 # Control characters but for newline and tab, what turns the direction of a text, half characters.
 HIDDEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
@@ -118,8 +117,6 @@ def what_to_mend(error: BaseException) -> str | None:
         return text
     if is_out_of_memory(error) or NO_PRIMITIVE in text:
         return f"out of memory: {LESS_MEMORY}"
-    if line := network_fault(error):
-        return line
     if number := OS_ERROR.search(str(error)):
         return _about_a_file(OSError(int(number[1]), os.strerror(int(number[1]))), text)
     # torch has one of its own; shutil has a list of all files that it could not copy.
@@ -257,31 +254,14 @@ def launched_processes() -> int:
     return int(there["WORLD_SIZE"])
 
 
-def address_fault(address: str, schemes: Sequence[str] = ("http", "https")) -> bool:
+def address_fault(address: str) -> bool:
     """Whether a text cannot be the address of a server."""
     try:
         parts = urlsplit(address)
-        is_whole = parts.scheme in schemes and bool(parts.hostname) and parts.port != 0
+        is_whole = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
     except ValueError:  # of a port or of brackets
         return True
     return not is_whole or not all("!" <= letter <= "~" for letter in address)
-
-
-def network_fault(error: BaseException) -> str | None:
-    """Which variable keeps a client of the network from being made; None if none does."""
-    kind, text = type(error).__name__, str(error)
-    of_a_file = isinstance(error, FileNotFoundError) and error.filename is None
-    if kind not in ("InvalidURL", "SSLError") and "proxy URL" not in text and not of_a_file:
-        return None
-    for name in PROXIES:
-        address = os.environ.get(name, "")
-        address = address if "://" in address else f"http://{address}"
-        if os.environ.get(name) and address_fault(address, ("http", "https", "socks5", "socks5h")):
-            return f"{name} in the environment is no address of a proxy: correct or unset it"
-    for name in ("SSL_CERT_FILE", "SSL_CERT_DIR"):
-        if os.environ.get(name):
-            return f"{name}={os.environ[name]} holds no certificates: correct or unset it"
-    return None
 
 
 # -- checks ----------------------------------------------------------------------------------------
