@@ -135,9 +135,9 @@ def pythia_files(seed: int = 1) -> Files:
     }
 
 
-def add_pythia(hub: Hub, tokenizer: Files, files: Files, gated: bool = False) -> Repository:
+def add_pythia(hub: Hub, tokenizer: Files, files: Files) -> Repository:
     """A model repository of weights and tokenizer files."""
-    repository = hub.add("models", PYTHIA, gated=gated)
+    repository = hub.add("models", PYTHIA)
     repository.commit({".gitattributes": b"", "README.md": b"# Pythia\n", **tokenizer, **files})
     return repository
 

@@ -7,9 +7,7 @@ import csv
 import dataclasses
 import io
 import json
-import math
 import os
-import sqlite3
 from collections import Counter
 from copy import deepcopy
 from html.parser import HTMLParser
@@ -20,7 +18,6 @@ import pytest
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
-from eval.judges.openai.cache import ReplyCache
 from eval.judges.openai.replies import PassingError, read_reply
 from eval.judges.openai.server_judge import choice_of
 from eval.judges.prompt import LINES, make_question
@@ -328,43 +325,3 @@ def test_no_label_of_a_link_ends_it(text):
     shown = "".join(child.content for child in paragraph.children or ())
     assert kinds == ["link_open", "text", "link_close"]
     assert shown == text
-
-
-# -- the cache of replies --------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("change", "what"),
-    [
-        ("UPDATE replies SET raw = x'80'", "a reply's raw is of type bytes"),
-        ("UPDATE replies SET raw = substr(raw, 2)", "a reply's raw is no chat completion"),
-        ("ALTER TABLE replies RENAME COLUMN raw TO r4w", "no such column: raw"),
-        ("UPDATE tries SET usd = 'much'", "what a try has cost is no sum of money"),
-        ("UPDATE tries SET usd = -5", "what a try has cost is no sum of money"),
-    ],
-)
-def test_a_cache_with_values_of_another_type_is_one_line(tmp_path, change, what):
-    cache = ReplyCache(tmp_path / "replies.sqlite")
-    reply = read_reply(json.dumps(chat(GOOD, model="judge")[1]))
-    known = {"key": "k", "max_tokens": 100, "prompt_hash": "", "requested_model": "judge"}
-    cache.settle(cache.begin("k", 1.0), 0.5, "reply", known | reply)
-    assert cache.replies("k")[0]["text"] == GOOD
-    assert math.isclose(cache.spent(["k"]), 0.5)
-    cache.close()
-    with sqlite3.connect(cache.path) as file:
-        file.execute(change)
-    file.close()
-    again = ReplyCache(cache.path)
-    with pytest.raises(UserError, match=rf"replies.sqlite: the cache.*\({what}\): make room"):
-        again.spent(["k"]) if "tries" in change else again.replies("k")
-    again.close()
-
-
-def test_a_cache_whose_pages_are_no_text_is_one_line(tmp_path):
-    path = tmp_path / "replies.sqlite"
-    ReplyCache(path).close()
-    content = path.read_bytes()
-    path.write_bytes(content.replace(b"CREATE TABLE replies", b"CREATE TABLE \x80eplies"))
-    assert path.read_bytes() != content
-    with pytest.raises(UserError, match="the cache of replies fails"):
-        ReplyCache(path).replies("k")

@@ -27,13 +27,14 @@ ROOT = Path(__file__).parents[1]
 SCRIPT = """
 import sys, time
 from stages import {module}
+from stages.driving.start import run_module
 from stages.runs import Run
 log = Run.log
 def slow(run, step, **metrics):
     log(run, step, **metrics)
     time.sleep(0.3)
 Run.log = slow
-{module}.main({arguments!r})
+run_module({module}, {arguments!r})
 """
 
 
