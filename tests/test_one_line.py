@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors import SafetensorError
 
-from stages.running.files import read_lines, read_record, write_json
+from stages.running.files import read_lines
 from stages.running.machine import check_threads
 from stages.settings.checks import UserError, in_one_line, what_to_mend
 
@@ -68,17 +68,10 @@ def test_a_defect_keeps_its_traceback(defect):
         raise defect
 
 
-def test_a_key_that_was_taken_out_of_a_record_is_named_with_its_file(tmp_path):
-    path = tmp_path / "x.json"
-    write_json(path, {"inner": {"a": 1}})
-    record = read_record(path)
-    assert record == {"inner": {"a": 1}}
-    assert record["inner"].get("b") is None
-    with pytest.raises(UserError) as refused:
-        record["inner"]["b"]
-    assert str(refused.value).startswith(f"{path} lacks 'b': restore it")
+def test_a_line_that_is_no_row_is_named_with_its_file(tmp_path):
+    path = tmp_path / "x.jsonl"
     path.write_text('{"a": 1}\n[2]\n')
-    with pytest.raises(UserError, match=r"x\.json:2 is no row of JSON"):
+    with pytest.raises(UserError, match=r"x\.jsonl:2 is no row of JSON"):
         read_lines(path)
 
 

@@ -19,7 +19,7 @@ from stages.learning.vocabulary import (
     give_reading_head,
     reading_head,
 )
-from stages.settings.sections import CHUNK
+from stages.settings.families import CHUNK
 from tests.conftest import close
 from tests.test_families import CONFIGS
 

@@ -24,7 +24,7 @@ from transformers import PreTrainedModel
 from stages.functional import entropy, sequence_logprobs, token_logprobs
 from stages.learning.vocabulary import LEARNED, LogitStatistics, reading, reading_head
 from stages.posts.ragged import TokenizedSplit, pad_left, pad_right
-from stages.settings.sections import SHARING
+from stages.settings.families import SHARING
 
 EMPTY = -1
 QUERY = 0  # the number of a row's first block; the texts are 1, 2, ..

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from stages.functional import paper_token_logprobs, token_logprobs
-from stages.settings.sections import CACHED, CHUNK, PLAIN_HEAD
+from stages.settings.families import CACHED, CHUNK, PLAIN_HEAD
 
 MEASURED, LEARNED = "measured", "learned"
 

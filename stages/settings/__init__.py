@@ -10,4 +10,5 @@ judge_models  what its models cost, and when they end
 config        all sections in one frozen tree
 presets       settings by name, and the switches of `make ablations`
 command_line  a preset with what the command line changes
+families      what differs between model families, and numbers that stages and the plan share
 """
