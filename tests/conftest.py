@@ -27,7 +27,7 @@ if not ON_CARD:
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # read when transformers is imported, which is later
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-for name in ("OPENAI_BASE_URL", "WANDB_PROJECT", "TRACKIO_PROJECT"):
+for name in ("OPENAI_BASE_URL", "WANDB_PROJECT"):
     os.environ.pop(name, None)
 # Two workers share two cores; OMP_NUM_THREADS asks for other sums.
 torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
