@@ -23,8 +23,9 @@ from stages.goals import (
     Goal,
     help_lines,
 )
-from stages.settings.checks import UserError, in_one_line, show, unknown
+from stages.settings.checks import UserError, unknown
 from stages.settings.config import Config
+from stages.settings.faults import in_one_line, show
 from stages.settings.stages import STAGES
 
 LOOKING = ("help", "settings", "status", "plan")  # they need no packages

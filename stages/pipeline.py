@@ -27,9 +27,9 @@ from stages.driving.maker import Cell, Ended, Execution, Maker
 from stages.driving.status import status
 from stages.finished import GOALS
 from stages.running import launch
-from stages.settings.checks import Parser, in_one_line, is_above_0, require_packages, show
 from stages.settings.command_line import Request, add_arguments, config_of, request_of
 from stages.settings.config import LINE_BREAK, SECTIONS, Config, UserError
+from stages.settings.faults import Parser, in_one_line, is_above_0, require_packages, show
 from stages.settings.presets import ABLATIONS, ablations_named
 
 

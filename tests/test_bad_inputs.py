@@ -15,8 +15,9 @@ from stages import base, pipeline, ppo, sft
 from stages.driving.start import run_module
 from stages.finished import seal_of
 from stages.running.files import hash_files
-from stages.settings.checks import HIDDEN, in_one_line
+from stages.settings.checks import HIDDEN
 from stages.settings.command_line import make_config
+from stages.settings.faults import in_one_line
 from tests.chat_server import GOOD, ask, chat, serving
 from tests.fabricated_runs import fabricate
 from tests.test_errors import PAIR, POST, POSTS, write

@@ -248,7 +248,7 @@ def test_our_launch_starts_what_was_asked_whatever_is_left_of_another(monkeypatc
 
 
 def test_an_interpreter_without_the_packages_is_named_before_anything_starts(runs, monkeypatch):
-    monkeypatch.setattr("stages.settings.checks.find_spec", lambda name: None)
+    monkeypatch.setattr("stages.settings.faults.find_spec", lambda name: None)
     expected = f"{sys.executable} has no torch: `make install VENV=.venv` brings it"
     with pytest.raises(UserError, match=re.escape(expected)):
         make_goals(Request(preset="tiny"), parse(["sft"]))

@@ -14,7 +14,8 @@ from safetensors import SafetensorError
 
 from stages.running.files import read_lines
 from stages.running.machine import check_threads
-from stages.settings.checks import UserError, in_one_line, what_to_mend
+from stages.settings.checks import UserError
+from stages.settings.faults import in_one_line, what_to_mend
 
 ROOT = Path(__file__).parents[1]
 OURS = [path for part in ("stages", "eval", "reports") for path in ROOT.glob(f"{part}/**/*.py")]

@@ -7,7 +7,6 @@ import pytest
 
 from stages.finished import make_command
 from stages.pipeline import settings_lines
-from stages.settings.checks import Parser
 from stages.settings.command_line import (
     Request,
     add_arguments,
@@ -16,6 +15,7 @@ from stages.settings.command_line import (
     request_of,
 )
 from stages.settings.config import override_of
+from stages.settings.faults import Parser
 from tests.test_make_text import typed
 
 PROMPT = "r/{subreddit}\n\n# {title}\n{post}\n\nTL;DR:"

@@ -30,9 +30,10 @@ from stages.running.files import read_lines, write_json, write_text
 from stages.running.launch import add_launch_arguments
 from stages.running.signals import CALLER_SAYS_STOP
 from stages.settings import config as settings
-from stages.settings.checks import Parser, UserError, in_one_line, require, show
+from stages.settings.checks import UserError, require
 from stages.settings.command_line import Request, add_arguments, config_of, request_of
 from stages.settings.config import Config
+from stages.settings.faults import Parser, in_one_line, show
 from stages.settings.sections import COMPARISONS, POSTS
 from stages.settings.stages import TRAINED
 

@@ -37,16 +37,10 @@ from stages.running.machine import other_code
 from stages.running.progress import folded
 from stages.running.signals import say_if_killed
 from stages.runs import halvings, held, put_in_place
-from stages.settings.checks import (
-    UserError,
-    check_dealt,
-    check_filled,
-    check_room,
-    say_error,
-    what_to_mend,
-)
+from stages.settings.checks import UserError, check_dealt, check_filled, check_room, say_error
 from stages.settings.command_line import Request
 from stages.settings.config import Config
+from stages.settings.faults import what_to_mend
 from stages.settings.judge_models import check_asking
 from stages.settings.sections import COMPARISONS, POSTS
 from stages.settings.stages import STAGES, row_of

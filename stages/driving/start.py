@@ -29,16 +29,14 @@ from stages.running.signals import (
 from stages.runs import mirrored_by
 from stages.settings.checks import (
     UserError,
-    VisibleStream,
     card_memory,
-    in_one_line,
     is_out_of_memory,
     launched_processes,
     say_error,
-    what_to_mend,
 )
 from stages.settings.command_line import config_from_arguments
 from stages.settings.config import Config
+from stages.settings.faults import VisibleStream, in_one_line, what_to_mend
 from stages.settings.stages import STAGES
 
 T = TypeVar("T")

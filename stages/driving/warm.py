@@ -28,7 +28,7 @@ from stages.running.signals import (
     handled_signals,
     leave_closed_terminal,
 )
-from stages.settings.checks import in_one_line
+from stages.settings.faults import in_one_line
 
 START = (sys.executable, "-m", "stages.driving.start")
 PR_SET_PDEATHSIG = 1  # of Linux, where alone stages are forked

@@ -17,7 +17,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from stages.settings.checks import UserError, forget_variables, in_one_line, unknown
+from stages.settings.checks import UserError, forget_variables, unknown
+from stages.settings.faults import in_one_line
 
 ENGINES = ("ddp", "fsdp2")
 PORT = 29500

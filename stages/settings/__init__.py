@@ -1,6 +1,7 @@
 """What may be set, and what is refused. Standard library only.
 
 checks        the error that a user can mend, and the checks that raise it
+faults        what ends a command in one line
 stages        the one table of stages
 prompt        its check, how it is filled and read back
 sections      data, SFT, RM, DPO, LoRA, evaluation, memory

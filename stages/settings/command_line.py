@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from stages.settings import config as settings
-from stages.settings.checks import RESTORE, Parser, require, require_type, unknown
+from stages.settings.checks import RESTORE, require, require_type, unknown
 from stages.settings.config import (
     HUB,
     MUST_BE_A_RUN_NAME,
@@ -28,6 +28,7 @@ from stages.settings.config import (
     is_run_name,
     is_same,
 )
+from stages.settings.faults import Parser
 from stages.settings.judge import at_server
 from stages.settings.presets import PRESETS
 from stages.settings.stages import (
