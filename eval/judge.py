@@ -34,9 +34,9 @@ from stages.driving.start import run_stage
 from stages.running.files import cut_file, read_lines, whole_lines
 from stages.runs import Run, open_stage, write_rows
 from stages.settings import config as settings
-from stages.settings.checks import Parser
 from stages.settings.command_line import config_from_arguments
 from stages.settings.config import Config, UserError
+from stages.settings.faults import Parser
 from stages.settings.judge_models import check_asking
 
 Task = tuple[str, Row, str]

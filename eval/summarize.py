@@ -28,9 +28,9 @@ from stages.posts.ragged import load_split
 from stages.posts.tokens import fit_query, plain_encoder
 from stages.running.progress import folded
 from stages.settings import config as settings
-from stages.settings.checks import Parser, in_one_line, show
 from stages.settings.command_line import recorded_config
 from stages.settings.config import Config, UserError
+from stages.settings.faults import Parser, in_one_line, show
 from stages.settings.prompt import parse_post
 from stages.settings.stages import POLICY_STAGES
 

@@ -17,9 +17,10 @@ from reports.sections.calibration import calibration, corrected_rates
 from stages.driving.trackers import open_trackers
 from stages.finished import MISSING, inputs_now, mend, refusal, stage_folder, why_not
 from stages.runs import mirrored_by, open_stage
-from stages.settings.checks import UserError, in_one_line
+from stages.settings.checks import UserError
 from stages.settings.command_line import config_from_arguments
 from stages.settings.config import Config
+from stages.settings.faults import in_one_line
 
 
 @in_one_line()

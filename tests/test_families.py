@@ -25,6 +25,7 @@ from transformers import (
 
 from eval import summaries
 from stages import base, dpo, normalize, ppo, reward, sft
+from stages.driving.start import run_module
 from stages.finished import read_manifest
 from stages.learning.models import (
     Float32Head,
@@ -92,7 +93,7 @@ def arguments(folder: Path, name: str, *more: str) -> list[str]:
 def make_all(folder: Path, name: str, *more: str) -> Path:
     """Every stage in the working folder; returns the run's."""
     for stage in STAGES:
-        stage.main(arguments(folder, name, *more))
+        run_module(stage, arguments(folder, name, *more))
     return Path("runs") / name / "seed44413"
 
 
@@ -250,7 +251,7 @@ def test_a_family_without_such_a_head_is_refused_by_name(
     monkeypatch.setitem(CONFIGS, "ctrl", config)
     folder = checkpoint("ctrl", tokenizer_folder, tmp_path / "theirs")
     with pytest.raises(SystemExit):
-        base.main(arguments(folder, "ctrl"))
+        run_module(base, arguments(folder, "ctrl"))
     assert "is a ctrl, a family without a token-classification head" in capsys.readouterr().err
     assert not Path("runs/ctrl").exists()
 

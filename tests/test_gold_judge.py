@@ -20,6 +20,7 @@ from eval.scores import proxy_and_gold
 from eval.win_rate import measure_win_rates
 from reports.sections.scores import _reading
 from stages import base, normalize, reward, sft
+from stages.driving.start import run_module
 from stages.finished import read_manifest, seal_of, stage_folder, why_not
 from stages.learning.passes import summary_scores
 from stages.learning.preferences import training_pairs
@@ -42,7 +43,7 @@ def judged(whole, tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(root)
         for module in (base, sft, reward, normalize):
-            module.main([*GOLD_ARGUMENTS, *SETTINGS, "rm.pairs=odd", "base.vocab_size=600"])
+            run_module(module, [*GOLD_ARGUMENTS, *SETTINGS, "rm.pairs=odd", "base.vocab_size=600"])
     return root
 
 

@@ -8,6 +8,7 @@ import torch
 from accelerate import Accelerator
 
 from stages import base, dpo, normalize, ppo, reward, runs, sft
+from stages.driving.start import run_module
 from stages.learning.learner import batch_rows
 from stages.learning.loop import make_optimizer
 from stages.learning.lora import WithoutAdapter, adapt, adapter_layers, adapter_off, merge
@@ -215,7 +216,7 @@ def study(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(root)
         for module in (base, sft, reward, normalize, ppo, dpo):
-            module.main(ARGUMENTS)
+            run_module(module, ARGUMENTS)
         yield root / "runs" / "mini" / "seed44413"
 
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
 from stages import base
+from stages.driving.start import run_module
 from stages.learning.checkpoints import read_weights
 from stages.learning.models import (
     load_policy,
@@ -243,7 +244,7 @@ def test_a_damaged_cache_is_named_and_made_anew_and_no_run_can_damage_it(runs, c
     arguments = ["--preset", "tiny", "--set", *SMALL]
 
     def made(name):
-        base.main([*arguments, "--name", name])
+        run_module(base, [*arguments, "--name", name])
         files = (runs / name / "seed44413/base/data").iterdir()
         return {path.name: path.read_bytes() for path in files}, capsys.readouterr().err
 
@@ -296,6 +297,6 @@ def test_another_length_of_summaries_is_another_input_though_all_tokens_are_equa
     contents = set()
     for name, length in (("short", 20), ("long", 30)):
         longest = f"data.max_summary_tokens={length}"
-        base.main(["--preset", "tiny", "--name", name, "--set", *SMALL, longest])
+        run_module(base, ["--preset", "tiny", "--name", name, "--set", *SMALL, longest])
         contents.add(read_record(runs / name / "seed44413/base/manifest.json")["content"])
     assert len(contents) == 2

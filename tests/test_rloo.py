@@ -14,6 +14,7 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm
 from eval import controls, judge, summaries, win_rate
 from reports import run_page
 from stages import base, normalize, ppo, reward, rloo, sft
+from stages.driving.start import run_module
 from stages.functional import leave_one_out, minus_group_mean, token_logprobs
 from stages.learning import passes
 from stages.learning.models import with_dropout
@@ -208,7 +209,7 @@ def test_four_samples_of_a_query_take_its_tokens_once(before_ppo, monkeypatch):
 def test_a_run_with_rloo_goes_from_sft_to_the_page_with_its_curves(runs):
     arguments = ["--preset", "tiny", "--name", "r", "--set", *SMALL]
     for module in (base, sft, reward, normalize, ppo, rloo, summaries, judge, controls, win_rate):
-        module.main(arguments)
+        run_module(module, arguments)
     folder = runs / "r" / "seed44413"
     rows = read_lines(folder / "rloo" / "metrics.jsonl")
     assert [row["step"] for row in rows] == [1, 2]

@@ -9,6 +9,7 @@ import pytest
 
 from eval import summarize
 from eval.summarize import Finished, finished_policies
+from stages.driving.start import run_module
 from stages.posts.toy import make_post
 from stages.released import take_released
 from stages.running.files import read_lines
@@ -88,7 +89,7 @@ def test_a_released_policy_is_asked_without_sft_or_scores(whole, tmp_path, monke
     monkeypatch.chdir(tmp_path)
     policy = f"released.policy={whole / 'sft/model'}"
     world = [setting for setting in SETTINGS if setting.startswith(("world.", "memory."))]
-    base.main(["--preset", "tiny", "--name", "other", "--set", policy, *world])
+    run_module(base, ["--preset", "tiny", "--name", "other", "--set", policy, *world])
     take_released(make_config("tiny", name="other", overrides=(policy, *world)))
     capsys.readouterr()
     summarize.main(["--name", "other", "--post", "My boss sold my bike."])

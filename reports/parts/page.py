@@ -39,7 +39,8 @@ from reports.parts.blocks import (
 )
 from stages.running.files import file_hash, read_record, write_json, write_text
 from stages.settings import config as settings
-from stages.settings.checks import Parser, UserError, in_one_line, visible
+from stages.settings.checks import UserError, visible
+from stages.settings.faults import Parser, in_one_line
 
 # Pages name the kinds of blocks and this module together.
 __all__ = ["PUBLIC", "Block", "Details", "Figure", "Heading", "Note", "Sample", "Table", "Text"]

@@ -36,7 +36,7 @@ from stages.learning.sampling import Noise
 from stages.learning.sharding import SHARDS, is_sharded, load_parts, prepare, save_parts
 from stages.running.files import cut_file, write_json
 from stages.running.signals import Stopped, finishing_first, stop_asked
-from stages.runs import Run
+from stages.runs import Run, halvings
 from stages.settings.checks import UserError
 from stages.settings.ppo import PolicyGradient
 
@@ -206,7 +206,7 @@ class State:
         """
         folder, newest = self.run.resume, [""]
         self.accelerator.wait_for_everyone()
-        room_of(self.accelerator).recall(self.run.halvings)
+        room_of(self.accelerator).recall(halvings(self.run.folder))
         if self.run.main:
             newest = [str(checkpoints.newest_good(folder, self.run.partial) or "")]
         if self.accelerator.num_processes > 1:
