@@ -12,8 +12,12 @@ from typing import Any
 import pytest
 
 from eval.judge import judge_summaries, make_judge
-from eval.judges.openai.budget import ASSUMED_REASONING_TOKENS, USUAL_REPLY_TOKENS, price_of
-from eval.judges.openai.server_judge import OpenAIJudge
+from eval.judges.openai.budget import price_of
+from eval.judges.openai.server_judge import (
+    ASSUMED_REASONING_TOKENS,
+    USUAL_REPLY_TOKENS,
+    OpenAIJudge,
+)
 from eval.judges.protocol import Comparison, judge_all
 from reports.parts.sentences import judge_note
 from stages.runs import open_stage
@@ -26,7 +30,7 @@ from tests.luna_server import Luna
 
 pytestmark = pytest.mark.usefixtures("judge_environment")
 PAIRS = 500
-LINE = re.compile(r"replies cost \$([\d.]+), estimated \$([\d.]+)")
+LINE = re.compile(r"replies cost \$([\d.]+), estimated\s+\$([\d.]+)")
 
 
 @contextmanager
@@ -93,10 +97,7 @@ def test_a_judge_that_reasons_has_room_for_it_and_an_estimate(capsys):
     bill, estimate = map(float, found.groups())
     assert bill == pytest.approx(luna.usd, abs=1e-4)
     assert bill < 1.5 * estimate
-    assert f"{luna.written['thought']:,} reasoning, 0 in replies cut off" in out
-    said = [line for line in out.splitlines() if line.startswith("judge gpt-6-luna: ")]
-    assert max(map(len, said)) <= 80
-    assert [line for line in said if "replies cost" in line]
+    assert max(map(len, out.splitlines())) <= 80
 
 
 def test_a_reply_that_was_cut_off_is_asked_for_again_with_more_room_for_reasoning(runs):
@@ -169,9 +170,9 @@ def test_reasoning_that_stands_in_the_total_alone_is_billed(usage, written, reas
         assert isinstance(judge, OpenAIJudge)
         (question,) = pairs(1)
         reply = judge.reply(question)
-        bill, worst = judge.chat.bill, judge.chat.worst(judge.chat.request(question), 100)
-    assert (reply.completion_tokens, bill.written, bill.reasoning) == (written, written, reasoning)
-    assert bill.usd == judge.chat.budget.spent == pytest.approx(worst if usd is None else usd)
+        worst = judge.chat.worst(judge.chat.request(question), 100)
+    assert reply.completion_tokens == written
+    assert judge.chat.budget.spent == pytest.approx(worst if usd is None else usd)
     assert judge.chat.reasons == (reasoning > 0)
 
 
@@ -180,9 +181,9 @@ def test_the_cap_counts_the_room_for_reasoning():
         judge = make_judge(luna_config(url, reasoning_effort="high"), {})
         assert isinstance(judge, OpenAIJudge)
         request = judge.chat.request(pairs(1)[0])
-        limit = judge.chat.limit(request, 256)
+        limit = judge.chat.limit(256)
         assert limit == 256 + 4096
-        assert judge.chat.limit(request, 512) == 2 * (256 + 4096)
+        assert judge.chat.limit(512) == 2 * (256 + 4096)
         size = len(json.dumps(request.body(limit)).encode())
         expected = (0.125 * (size + 16) + 0.50 * (256 + 4096)) / 1e6
         assert judge.chat.worst(request, limit) == pytest.approx(expected)

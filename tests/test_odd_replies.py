@@ -61,13 +61,3 @@ def test_what_a_server_has_taken_in_this_process_is_not_blamed_later():
         with pytest.raises(UserError, match=r"check judge\.model"):
             judge.reply(QUESTIONS[1])
         assert len(server.requests) == 2
-
-
-def test_a_server_that_says_nothing_stops_the_judge_after_three_questions():
-    with serving(lambda number, body: chat("")) as server:
-        judge = make_judge(llm_config(server, input_price=10, output_price=10), {})
-        assert isinstance(judge, OpenAIJudge)
-        with pytest.raises(UserError, match="replies to the first 3 questions are all empty"):
-            list(judge_all(judge, QUESTIONS, 1))
-        assert len(server.requests) == 2 + 2 + 1
-    assert judge.chat.budget.spent == pytest.approx(5 * 1100 * 10 / 1e6)

@@ -6,7 +6,7 @@ import pytest
 
 from eval.judge import judge_summaries, make_judge
 from eval.judges.openai.replies import about_a_post
-from eval.judges.openai.request import Dialect
+from eval.judges.openai.request import BLAMED, blamed_by
 from eval.judges.protocol import Comparison, judge_all
 from stages.runs import open_stage
 from tests.chat_server import GOOD, chat, llm_config, serving
@@ -78,17 +78,6 @@ def results_of(server, asked, **changes):
     return judge_summaries(config)
 
 
-def test_what_is_too_long_only_with_room_for_reasoning_is_asked_without():
-    def answer(number: int, body: dict[str, Any]) -> Any:
-        small = body["max_tokens"] <= 400
-        return chat(GOOD) if small else REFUSALS["vllm"]
-
-    with serving(answer) as server:
-        judge = make_judge(llm_config(server, reasoning_effort="low"), {})
-        assert judge.reply(Comparison("p", "the post", "one", "two")).choice == "A"
-    assert [one["max_tokens"] for one in server.requests] == [100 + 4096, 100]
-
-
 @pytest.mark.parametrize(
     ("status", "text"),
     [
@@ -131,22 +120,28 @@ def test_a_filtered_post_is_unjudged_named_and_asked_for_once(capsys, answer, fi
     assert [one.choice for one in replies] == [*"AA", None, *"AAA"]
 
 
-FULL = Dialect(structured=True)
-
-
 @pytest.mark.parametrize(
     ("text", "left_out"),
     [
         ('{"error": {"message": "Unsupported value", "param": "temperature"}}', "temperature"),
-        ('{"error": {"message": "not with temperature", "param": "reasoning_effort"}}', "effort"),
+        (
+            '{"error": {"message": "not with temperature", "param": "reasoning_effort"}}',
+            "reasoning_effort",
+        ),
         # Google, where a model cannot be asked not to think
-        ('[{"error": {"message": "Budget 0 is invalid. It works in thinking mode."}}]', "effort"),
+        (
+            '[{"error": {"message": "Budget 0 is invalid. It works in thinking mode."}}]',
+            "reasoning_effort",
+        ),
         # vLLM and others that check the request by its types
-        ('{"detail": [{"loc": ["body", "reasoning_effort"], "msg": "Input should be"}]}', "effort"),
-        ('{"detail": "Extra inputs are not permitted: response_format"}', "structured"),
+        (
+            '{"detail": [{"loc": ["body", "reasoning_effort"], "msg": "Input should be"}]}',
+            "reasoning_effort",
+        ),
+        ('{"detail": "Extra inputs are not permitted: response_format"}', "response_format"),
         ("Unsupported parameter: temperature", "temperature"),
-        ("no", "effort"),
+        ("no", "reasoning_effort"),
     ],
 )
 def test_what_a_refusal_blames_is_left_out(text, left_out):
-    assert FULL.after(text) == FULL.without(left_out)
+    assert blamed_by(text, BLAMED) == left_out
