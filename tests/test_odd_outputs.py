@@ -23,9 +23,6 @@ def refusal(path, **settings):
     return str(caught.value)
 
 
-# -- labels ----------------------------------------------------------------------------------------
-
-
 def test_labels_that_only_the_left_out_posts_have_are_missed_before_anything_is_paid(
     runs, tmp_path
 ):
@@ -50,12 +47,6 @@ def test_labels_are_read_as_pandas_writes_a_column_with_an_empty_cell(tmp_path, 
     assert [row.get("label") for row in found] == [True, False, None, None]
 
 
-# -- files -----------------------------------------------------------------------------------------
-
-
-# -- names -----------------------------------------------------------------------------------------
-
-
 def test_systems_whose_letters_no_file_name_takes_stay_apart_by_a_hash(tmp_path):
     rows = [GOOD | {"system": name} for name in ("модель", "другая", "café", "cafe\u0300", "b c")]
     names = list(systems_of(Outputs(file=str(write_jsonl(tmp_path / "x.jsonl", rows)))))
@@ -78,26 +69,12 @@ def test_a_system_that_is_called_reference_is_refused_beside_a_column_of_that_na
     assert list(systems_of(Outputs(file=str(path)))) == ["ppo"]  # it takes the place
 
 
-# -- posts -----------------------------------------------------------------------------------------
-
-
 def test_systems_that_share_no_post_are_refused_before_they_are_judged(runs, tmp_path):
     rows = [row | {"system": "a" if row["id"] < 2 else "b"} for row in WIDE]
     config = config_of_file(write_jsonl(tmp_path / "x.jsonl", rows))
-    with pytest.raises(
-        UserError, match=r"x.jsonl: no post has a summary of every system .a and b share none"
-    ):
+    with pytest.raises(UserError, match=r"x.jsonl: no post has a summary of every system"):
         take_outputs(config)
     assert not stage_folder(config, "summaries").exists()
-
-
-# -- the judge -------------------------------------------------------------------------------------
-
-
-# -- the command -----------------------------------------------------------------------------------
-
-
-# -- missing cells, names and the system in the reference's place ----------------------------------
 
 
 @pytest.mark.parametrize("write", [write_jsonl, write_parquet])
