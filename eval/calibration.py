@@ -186,8 +186,8 @@ def describe(pairs: Sequence[Row], judgements: Sequence[Row]) -> dict[str, Any]:
     the judge's agreement where the label prefers `summary` and where it does not; `by_family`
     has both for each family of policies. `statistics` are those of `analyse`, but for what the
     judge leans to, whose intervals are over posts too: several pairs may be about one post.
-    A judge that says nothing usable has no agreement (None), and is flagged for that. What else
-    is there: `eval.rates.simple_judges.beside_simple_judges`.
+    A judge that says nothing usable has no agreement (None). What else is there:
+    `eval.rates.simple_judges.beside_simple_judges`.
     """
     judged = [pair for pair in pairs if pair["answer"] is not None]
     decided = [pair for pair in judged if pair["answer"] != 0.5]
@@ -267,36 +267,37 @@ def doubts_of(results: dict[str, Any]) -> list[tuple[str, bool]]:
     """What the judge does not clearly do as it must, each as a sentence, and whether its whole
     interval lies on the wrong side.
     """
-    doubts = []
-    agreement, kappa = results["agreement"], results["kappa_interval"]
-    if agreement and agreement["low"] <= LEAST_AGREEMENT:
-        worse = agreement["high"] < LEAST_AGREEMENT
-        what = "less than" if worse else "not shown to be more than"
-        share = f"it agrees with the labels on {_percent(agreement)} of {results['judged']} pairs"
-        doubts.append((f"{share}, {what} {LEAST_AGREEMENT:.0%}", worse))
-    for name, simple in results["simple"].items():
-        more = simple["difference"]
-        if more["low"] <= 0:
-            worse = more["high"] < 0
-            what = "agrees less often" if worse else "is not shown to agree more often"
-            estimate, low, high = (100 * more[key] for key in ("estimate", "low", "high"))
-            gap = f"{estimate:+.1f} points [{low:+.1f}, {high:+.1f}] on {more['posts']} posts"
-            doubts.append((f"it {what} than {NAMES[name]} ({gap})", worse))
-    if kappa and kappa["low"] <= 0:
-        worse = kappa["high"] < 0
-        bounds = f"{kappa['estimate']:.2f} [{kappa['low']:.2f}, {kappa['high']:.2f}]"
-        what = "is below 0: it says the opposite of the labels" if worse else "may be 0"
-        doubts.append((f"its Cohen's kappa, {bounds}, {what}", worse))
+    share = f"agree with the labels on more than {LEAST_AGREEMENT:.0%} of {results['judged']} pairs"
+    checks = [(results["agreement"], LEAST_AGREEMENT, share, _percent)]
+    checks += [
+        (simple["difference"], 0.0, f"agree more often than {NAMES[name]}", _points)
+        for name, simple in results["simple"].items()
+    ]
+    checks.append((results["kappa_interval"], 0.0, "have a Cohen's kappa above 0", _plain))
     same = results["statistics"]["swap_consistency"]
     if same and same["estimate"] < LEAST_CONSISTENCY:
-        worse = same["high"] < LEAST_CONSISTENCY
-        doubts.append((f"its verdict survives a swap of the order in only {_percent(same)}", worse))
-    return doubts
+        kept = f"keep its verdict after a swap of the order in {LEAST_CONSISTENCY:.0%} of the pairs"
+        checks.append((same, LEAST_CONSISTENCY, kept, _percent))
+    return [
+        (f"it {'does not' if worse else 'is not shown to'} {what}: {show(interval)}", worse)
+        for interval, bound, what, show in checks
+        if interval and interval["low"] <= bound
+        for worse in [interval["high"] < bound]
+    ]
+
+
+def _plain(share: dict[str, Any]) -> str:
+    return "{estimate:.2f} [{low:.2f}, {high:.2f}]".format(**share)
 
 
 def _percent(share: dict[str, Any]) -> str:
     estimate, low, high = (100 * share[key] for key in ("estimate", "low", "high"))
     return f"{estimate:.1f}% [{low:.1f}, {high:.1f}]"
+
+
+def _points(gap: dict[str, Any]) -> str:
+    estimate, low, high = (100 * gap[key] for key in ("estimate", "low", "high"))
+    return f"{estimate:+.1f} points [{low:+.1f}, {high:+.1f}] on {gap['posts']} posts"
 
 
 def known_errors(pairs: Sequence[Row]) -> Labelled:
@@ -316,19 +317,14 @@ def correct(scores: Sequence[tuple[str, float]], pairs: Sequence[Row]) -> Correc
 
 def print_summary(results: dict[str, Any]) -> None:
     """The result in some lines of at most 80 columns."""
-    low, high = HUMAN_CEILING
-    kappa = results["kappa_interval"]
-    value = f"{kappa['estimate']:.2f}" if kappa else "none"
-    agreement = _percent(results["agreement"]) if results["agreement"] else "none"
+    agreement, kappa = results["agreement"], results["kappa_interval"]
     lines = [
         f"judge {results['judge']['name']} on {results['pairs']} labelled pairs",
-        f"  agreement {agreement}, people {low:.0%} to {high:.0%}",
-        f"  Cohen's kappa {value}, {results['ties']} ties, {results['judged']} judged",
+        f"  agreement {_percent(agreement) if agreement else 'none'}",
+        f"  Cohen's kappa {_plain(kappa) if kappa else 'none'}, {results['ties']} ties",
+        *(f"  FLAGGED: {flag}" for flag in results["flags"]),
+        *([f"  NOT DECIDED: {results['undecided']}"] if results["undecided"] else []),
     ]
-    for name, simple in results["simple"].items():
-        lines.append(f"  beside {NAMES[name]}, {_percent(simple['agreement'])}")
-    lines += [f"  FLAGGED: {flag}" for flag in results["flags"]]
-    lines += [f"  NOT DECIDED: {results['undecided']}"] if results["undecided"] else []
     print("\n".join(part for line in lines for part in folded(line)))
 
 

@@ -20,7 +20,7 @@ import numpy as np
 from eval.control_texts import CONTROLS, SELF
 from eval.judge import config_with_cap, judge_both_orders, make_judge, read_policies
 from eval.judges.protocol import Row
-from eval.questions import RunQuestions, rows_for
+from eval.questions import rows_for, run_questions
 from eval.rates.formulas import clustered_share, needed_to_show
 from eval.rates.table import verdict_table
 from eval.win_rate import posts_by_text
@@ -44,7 +44,7 @@ def judge_controls(config: Config) -> dict[str, Any]:
         judge = make_judge(config, policies)
         rows = rows_for(config, next(iter(policies.values())))
         # All questions of a run share one cap: the controls may spend what the others left.
-        same_cap = RunQuestions(config, policies)
+        same_cap = run_questions(config, policies)
         judgements = judge_both_orders(run, judge, rows, "controls", same_cap)
         results = {"judge": asdict(judge.about), **outcome(judgements, rows)}
         run.finish(results)

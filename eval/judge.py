@@ -29,7 +29,7 @@ from eval.judges.protocol import (
     Row,
     judge_all,
 )
-from eval.questions import RunQuestions, comparison_of
+from eval.questions import comparison_of, run_questions
 from stages.driving.start import run_stage
 from stages.running.files import cut_file, read_lines, whole_lines
 from stages.runs import Run, open_stage, write_rows
@@ -52,7 +52,7 @@ def judge_summaries(config: Config) -> dict[str, Any]:
         policies = read_policies(run.require("summaries"))
         judge = make_judge(config, policies)
         # Controls that an earlier try has asked about have spent of the same money.
-        same_cap = RunQuestions(config, policies)
+        same_cap = run_questions(config, policies)
         judgements = judge_both_orders(run, judge, policies, f"judge {judge.about.kind}", same_cap)
         results = summarize(judge.about, judgements)
         if scores := judge.scores_of(policies):

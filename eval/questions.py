@@ -4,7 +4,6 @@ A row names its post, with a `summary` and the `reference` that it is compared w
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 from eval.control_texts import CONTROLS, SELF, control_texts
 from eval.judges.protocol import VERDICTS, Comparison, Row
@@ -24,23 +23,16 @@ def comparison_of(row: Row, order: str) -> Comparison:
     return Comparison(row["id"], row["query"], first, second)
 
 
-@dataclass(frozen=True)
-class RunQuestions:
+def run_questions(config: Config, policies: Mapping[str, Sequence[Row]]) -> Iterator[Comparison]:
     """All that a run may ask its judge about some policies: what counts towards its cap.
 
     Whether a stage has asked its part yet makes no difference: what was not asked cost nothing.
-    Each question is made when its turn comes, every time anew.
     """
-
-    config: Config
-    policies: Mapping[str, Sequence[Row]]
-
-    def __iter__(self) -> Iterator[Comparison]:
-        controls = rows_for(self.config, next(iter(self.policies.values())))
-        for rows_of in (self.policies, controls):
-            for rows in rows_of.values():
-                for row in rows:
-                    yield from (comparison_of(row, order) for order in VERDICTS)
+    controls = rows_for(config, next(iter(policies.values())))
+    for rows_of in (policies, controls):
+        for rows in rows_of.values():
+            for row in rows:
+                yield from (comparison_of(row, order) for order in VERDICTS)
 
 
 # -- controls --------------------------------------------------------------------------------------

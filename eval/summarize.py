@@ -9,7 +9,6 @@ summary. A held-out post of the run gets the summaries of its evaluation.
 """
 
 import os
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -34,8 +33,6 @@ from stages.settings.config import Config, UserError
 from stages.settings.prompt import parse_post
 from stages.settings.stages import POLICY_STAGES
 
-HELD_OUT = "sft_validation"
-
 
 class Post(NamedTuple):
     """A post as the policies read it."""
@@ -57,14 +54,12 @@ def finished_policies(preset: str, name: str, seed: int) -> dict[str, Config]:
     folder = settings.RUNS / name / f"seed{seed}"
     stages = ("summaries", *POLICY_STAGES, "normalize", "base")
     read = {stage: recorded_config(folder / stage) for stage in stages}
-    recorded = {stage: config for stage, config in read.items() if config is not None}
-    last = next(iter(recorded.values()), None)  # which also tells what an upstream supplies
-    every = {stage: recorded.get(stage, last) for stage in POLICY_STAGES}
-    policies = {
-        stage: config
-        for stage, config in every.items()
-        if config is not None and read_manifest(stage_folder(config, stage)) is not None
-    }
+    last = next((config for config in read.values() if config is not None), None)
+    policies = {}
+    for stage in POLICY_STAGES:
+        config = read[stage] or last  # which also tells what an upstream supplies
+        if config and read_manifest(stage_folder(config, stage)) is not None:
+            policies[stage] = config
     if not policies:
         if name != preset:
             check_run(name)
@@ -86,7 +81,7 @@ class Finished:
         self.tokenizer = load_tokenizer(self._folder(next(iter(configs))) / "model")
         self.encode = plain_encoder(self.tokenizer)
         data = self._folder("base") / "data"
-        self.held_out = load_split(data, HELD_OUT)
+        self.held_out = load_split(data, "sft_validation")
 
     def _folder(self, stage: str) -> Path:
         return stage_folder(self.configs.get(stage, self.config), stage)
@@ -104,32 +99,23 @@ class Finished:
     def post_of_text(self, text: str) -> Post:
         """A typed post, filled into the run's prompt and cut as in training.
 
-        Raises UserError where title and subreddit alone are too long.
+        Without a subreddit it gets that of the first held-out post. Raises UserError where title
+        and subreddit alone are too long.
         """
         data = self.config.data
         fields = parse_post(text.strip(), data.prompt)
         if fields is None:
             first, _, rest = text.strip().partition("\n")
             title, post = (first, rest.strip()) if rest else ("", first)
-            fields = {"subreddit": self.usual_subreddit(), "title": title, "post": post}
+            usual = parse_post(self.held_out.rows[0]["query"], data.prompt) or {}
+            subreddit = usual.get("subreddit", "tifu")
+            fields = {"subreddit": subreddit, "title": title, "post": post}
+        limits = (data.prompt, fields, "post", data.max_query_tokens)
         try:
-            query, tokens = fit_query(
-                lambda filled: self.encode([filled])[0],
-                data.prompt,
-                fields,
-                "post",
-                data.max_query_tokens,
-            )
+            query, tokens = fit_query(lambda filled: self.encode([filled])[0], *limits)
         except ValueError as error:
             raise UserError(f"{error} (data.max_query_tokens): shorten the title") from None
         return Post(query, torch.tensor(tokens))
-
-    def usual_subreddit(self) -> str:
-        """The most frequent one of the held-out posts."""
-        rows = self.held_out.rows
-        posts = [parse_post(row["query"], self.config.data.prompt) for row in rows]
-        counts = Counter(post["subreddit"] for post in posts if post)
-        return max(counts, key=counts.__getitem__, default="tifu")
 
     @torch.no_grad()
     def summary(self, stage: str, post: Post, temperature: float) -> list[int]:

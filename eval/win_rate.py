@@ -285,34 +285,21 @@ def paired_difference(a: Scores, b: Scores, post_of: PostOf = None) -> PairedInt
 
 def print_summary(results: dict[str, Any]) -> None:
     """A line for the judge, one for each policy and one for each difference, 80 columns."""
-    lines = folded(f"win rate against the reference, judged by {results['judge']['name']}")
+    print(*folded(f"win rate against the reference, by {results['judge']['name']}"), sep="\n")
     for name, row in results["policies"].items():
-        lines += _row(f"  {name}", f" {_rate_of(row)}", 18)
+        if row["unjudged"] > MOST_UNJUDGED:
+            low, high = row["worst_case"]
+            rate = f"no rate: {row['unjudged']:.1%} unjudged, so [{low:.1%}, {high:.1%}]"
+        else:
+            rate = f"{row['win_rate']:6.1%} [{row['low']:6.1%}, {row['high']:6.1%}]"
+            rate += f"  {row['posts']} posts, {row['unjudged']:.1%} unjudged"
+        print(*folded(f"  {name:16} {rate}"), sep="\n")
     for name, row in results["differences"].items():
         pair = names_of_pair(name)
-        if any(results["policies"][policy]["unjudged"] > MOST_UNJUDGED for policy in pair):
-            continue
-        estimate, low, high = (f"{100 * row[key]:+.1f}" for key in ("estimate", "low", "high"))
-        points = f" {estimate:>6} [{low:>6}, {high:>6}]  points on the same posts"
-        lines += _row(f"  {' - '.join(pair)}", points, 30)
-    print("\n".join(lines))
-
-
-def _row(name: str, cells: str, width: int) -> list[str]:
-    """A name in a column of this width, then the cells; a longer name stands whole above them."""
-    if len(name) <= width:
-        return [f"{name:{width}}{cells}"]
-    return [*folded(name), f"{'':{width}}{cells}"]
-
-
-def _rate_of(row: dict[str, Any]) -> str:
-    """A policy's rate, or the bounds of its rate where too much is unjudged."""
-    if row["unjudged"] > MOST_UNJUDGED:
-        low, high = row["worst_case"]
-        return f"no rate: {row['unjudged']:.1%} unjudged, so [{low:.1%}, {high:.1%}]"
-    bounds = f"[{row['low']:6.1%}, {row['high']:6.1%}]"
-    unjudged = f"{row['posts']} posts, {row['unjudged']:.1%} unjudged"
-    return f"{row['win_rate']:6.1%} {bounds}  {unjudged}"
+        if all(results["policies"][policy]["unjudged"] <= MOST_UNJUDGED for policy in pair):
+            estimate, low, high = (100 * row[key] for key in ("estimate", "low", "high"))
+            points = f"{estimate:+6.1f} [{low:+6.1f}, {high:+6.1f}]  points on the same posts"
+            print(*folded(f"  {' - '.join(pair):28} {points}"), sep="\n")
 
 
 def main(argv: list[str] | None = None) -> None:

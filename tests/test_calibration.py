@@ -103,7 +103,7 @@ def test_a_judge_who_guesses_is_flagged_and_so_is_one_who_takes_the_first(
     monkeypatch.setattr(calibration, "make_judge", lambda config, policies: Chance(first))
     found = calibrate(small_config())
     assert found["agreement"]["low"] < 0.5 < found["agreement"]["high"]
-    assert "less than 60%" in found["flags"][0]
+    assert "agree with the labels on more than 60%" in found["flags"][0]
     assert "not shown to agree more often than the longest text" in " ".join(found["flags"])
     assert found["pairs"] == found["of_pairs"] == 700  # all there are
     assert any("shown first" in flag for flag in found["flags"]) == flagged
@@ -121,10 +121,10 @@ def test_a_server_that_always_says_a_is_flagged_and_silence_is_counted(runs, mon
     assert 0 < found["judged"] < found["pairs"]
     said = " ".join(found["flags"])
     assert "100.0% [" in said
-    assert f"] of {found['judged']} pairs, less than 60%" in said  # a share of the judged ones
+    assert f"on more than 60% of {found['judged']} pairs: 50.0% [" in said  # of the judged ones
     assert "of its replies say nothing usable" in said
     # Identical texts are a tie in both orders, without a question.
-    assert "survives a swap of the order in only" in said
+    assert "keep its verdict after a swap" in said
 
 
 def labelled_pairs_with(answers):
@@ -139,8 +139,8 @@ def test_a_judge_that_is_worse_is_told_from_one_that_posts_are_too_few_for():
     right, wrong = ["reference", "policy"] * 150, ["policy", "reference"] * 150
     for answers, flagged, undecided in (
         (right, "", False),
-        (wrong[:6], "less than 60%", True),  # 0 of 6: its interval reaches 39%
-        (wrong[:60], "it agrees less often than the longest text", False),
+        (wrong[:6], "does not agree with the labels", True),  # 0 of 6: its interval reaches 39%
+        (wrong[:60], "it does not agree more often than the longest text", False),
         (right[:4], "", True),
         ([*right[:156], *wrong[:144]], "not shown to agree more often than the longest", False),
     ):

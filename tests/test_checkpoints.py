@@ -1,7 +1,6 @@
 """Checkpoints: whole or not used, compared after loading, saved by time, kept on a full disk."""
 
 import copy
-import errno
 import os
 import time
 from contextlib import suppress
@@ -104,29 +103,6 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(tmp_path, caps
     assert len(lines[0]) == 6
 
 
-def test_a_checkpoint_that_the_disk_does_not_let_be_read_is_kept(tmp_path, monkeypatch):
-    resume = killed_at(tmp_path, 5)
-    kept = checkpoints(resume)
-    again = linear_state(tmp_path)
-    with monkeypatch.context() as patch:
-        failing = mock.Mock(side_effect=OSError(errno.EIO, "Input/output error"))
-        patch.setattr("stages.learning.checkpoints.hash_files", failing)
-        with pytest.raises(OSError, match="Input/output error"):
-            again.load()
-    assert checkpoints(resume) == kept
-    again.load()
-    assert again.update == 4
-
-
-def test_records_that_have_lost_lines_do_not_fit_a_checkpoint(tmp_path, capsys):
-    killed_at(tmp_path, 5)
-    metrics = tmp_path / "sft.partial/metrics.jsonl"
-    os.truncate(metrics, metrics.read_bytes().index(b"\n", 100) + 1)
-    again = linear_state(tmp_path)
-    again.load()
-    assert "metrics.jsonl of the run has lost lines" in capsys.readouterr().err
-
-
 class LaterRowsDiffer(Order):
     """The first batch is an Order's, and each later one that of the update after."""
 
@@ -150,13 +126,6 @@ def test_what_was_loaded_is_compared_with_what_was_saved(tmp_path):
     again.accelerator.load_state = load_and_spoil
     with pytest.raises(UserError, match=r"1 things differ.*optimizer 0 exp_avg\)"):
         again.load()
-
-
-def test_every_update_deals_its_episodes_into_other_minibatches(tmp_path):
-    loop, seeds = linear_state(tmp_path), set()
-    for loop.learner.update in range(5):
-        seeds.add(loop.minibatch_seed)
-    assert len(seeds) == 5
 
 
 def test_tied_weights_are_saved_and_loaded_as_one(tmp_path):

@@ -14,7 +14,7 @@ from transformers import AutoModelForTokenClassification, AutoTokenizer
 
 from eval import calibration, controls
 from eval.judge import judge_summaries, make_judge
-from eval.judges.gold import GoldJudge, find_gold, trained_posts
+from eval.judges.gold import GoldJudge
 from eval.judges.protocol import Comparison, judge_all
 from eval.scores import proxy_and_gold
 from eval.win_rate import measure_win_rates
@@ -97,24 +97,6 @@ def test_the_gold_model_reads_every_text_itself_and_prefers_the_higher_score(con
     assert why_not(config, "judge") is None
 
 
-def test_its_note_says_whether_the_training_posts_were_others(config):
-    own, theirs = trained_posts(config), trained_posts(replace(config, name="gold", seed=7))
-    assert own is not None
-    assert theirs is not None
-    found = find_gold(config)  # the run learned all posts, so it shares the odd ones
-    assert found.shared_posts == len(own & theirs) > 0
-    assert f"THE SAME comparisons as the run's own ({found.shared_posts} of" in found.about.note
-    assert "; no policy was optimised against it; it ranks" in found.about.note
-    path = stage_folder(config, "rm") / "config.json"
-    saved = json.loads(path.read_text())
-    saved["rm"]["pairs"] = "even"
-    path.unlink()  # a link to the other tests' file
-    path.write_text(json.dumps(saved))
-    assert "with no post in common" in find_gold(config).about.note
-    shutil.rmtree(stage_folder(config, "base") / "data")
-    assert "NOT KNOWN" in find_gold(config).about.note
-
-
 def test_another_gold_model_makes_the_judgement_stale_and_a_damaged_one_is_refused(config):
     judge_summaries(config)
     folder = Path("runs/gold/seed7/normalize")
@@ -192,22 +174,6 @@ def test_a_long_post_is_cut_as_in_its_training_and_a_text_over_its_positions_is_
     (reply,) = judge_all(judge, [asked], 1)
     assert (reply.choice, reply.finish_reason) == (None, "too long")
     assert "judge gold: 1 post is unjudged (p): too long: the model" in capsys.readouterr().out
-
-
-def test_a_judge_that_makes_no_sense_is_one_line(config, tmp_path):
-    def error(model: str) -> str:
-        with pytest.raises(UserError) as caught:
-            make_judge(replace(config, judge=JudgeSettings(kind="reward_model", model=model)), {})
-        return str(caught.value)
-
-    own = stage_folder(config, "normalize").parent
-    shutil.copytree(own / "normalize/model", tmp_path / "copied")
-    for model in ("resumed", f"{own}/normalize/model", f"{own}/rm/model", str(tmp_path / "copied")):
-        assert "is this run's own reward model" in error(model)
-    assert "there is no reward model in runs/nowhere/seed44413/normalize" in error("nowhere")
-    assert "there is no reward model in" in error("gold")  # of this seed
-    assert "holds no reward model" in error("runs/gold/seed7/sft/model")
-    assert not (stage_folder(config, "judge")).exists()
 
 
 def test_halves_share_no_post_and_are_all_pairs_together(judged):

@@ -6,7 +6,6 @@ import pandas as pd
 import pytest
 
 from eval.outputs import take_outputs
-from stages.finished import read_manifest, stage_folder
 from stages.settings.config import Outputs, UserError
 from tests.given_outputs import systems_of
 from tests.test_outputs import GOOD, config_of_file, write_csv, write_jsonl, write_parquet
@@ -47,18 +46,6 @@ def test_labels_are_read_as_pandas_writes_a_column_with_an_empty_cell(tmp_path, 
     assert [row.get("label") for row in found] == [True, False, None, None]
 
 
-def test_systems_whose_letters_no_file_name_takes_stay_apart_by_a_hash(tmp_path):
-    rows = [GOOD | {"system": name} for name in ("модель", "другая", "café", "cafe\u0300", "b c")]
-    names = list(systems_of(Outputs(file=str(write_jsonl(tmp_path / "x.jsonl", rows)))))
-    assert len(set(names)) == 5
-    assert all(name.isascii() for name in names)
-    assert [name[:-6] for name in names[:4]] == ["system-", "system-", "caf-", "caf-"]
-    assert names[4] == "b-c"
-    write_jsonl(tmp_path / "x.jsonl", [GOOD | {"system": "a" * 300}])
-    (long,) = systems_of(Outputs(file=str(tmp_path / "x.jsonl")))
-    assert len(long) == 100  # file systems take 255 bytes
-
-
 def test_a_system_that_is_called_reference_is_refused_beside_a_column_of_that_name(tmp_path):
     rows = [GOOD | {"system": name} for name in ("ppo", "reference")]
     said = refusal(write_jsonl(tmp_path / "x.jsonl", rows))
@@ -67,14 +54,6 @@ def test_a_system_that_is_called_reference_is_refused_beside_a_column_of_that_na
     bare = [{key: value for key, value in row.items() if key != "reference"} for row in rows]
     path = write_jsonl(tmp_path / "y.jsonl", bare)
     assert list(systems_of(Outputs(file=str(path)))) == ["ppo"]  # it takes the place
-
-
-def test_systems_that_share_no_post_are_refused_before_they_are_judged(runs, tmp_path):
-    rows = [row | {"system": "a" if row["id"] < 2 else "b"} for row in WIDE]
-    config = config_of_file(write_jsonl(tmp_path / "x.jsonl", rows))
-    with pytest.raises(UserError, match=r"x.jsonl: no post has a summary of every system"):
-        take_outputs(config)
-    assert not stage_folder(config, "summaries").exists()
 
 
 @pytest.mark.parametrize("write", [write_jsonl, write_parquet])
@@ -86,17 +65,6 @@ def test_a_title_that_is_null_is_empty_as_in_csv(tmp_path, write):
     write_csv(tmp_path / "c.csv", [row | {"title": row["title"] or ""} for row in rows])
     (same, _) = systems_of(Outputs(file=str(tmp_path / "c.csv")))["c"]
     assert first["query"] == same["query"]
-
-
-def test_the_given_name_of_a_system_named_by_a_hash_is_kept(runs, tmp_path):
-    rows = [row | {"system": name} for row in WIDE for name in ("모델", "plain")]
-    config = config_of_file(write_jsonl(tmp_path / "x.jsonl", rows))
-    take_outputs(config)
-    results = (read_manifest(stage_folder(config, "summaries")) or {})["results"]
-    assert {given: name for name, given in results["given_names"].items()} == {
-        "모델": next(name for name in results["policies"] if name != "plain")
-    }
-    assert "reference_system" not in results
 
 
 def test_a_system_is_the_reference_by_the_name_that_the_file_gives_it(tmp_path):

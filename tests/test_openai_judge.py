@@ -7,8 +7,6 @@ from typing import Any
 import pytest
 
 from eval.judge import make_judge
-from eval.judges.openai.replies import retry_after_of
-from eval.judges.prompt import RESPONSE_FORMAT
 from eval.judges.protocol import Comparison, Reply, judge_all
 from stages.settings.config import UserError
 from stages.settings.judge_models import is_model
@@ -36,20 +34,6 @@ def test_the_llm_is_shown_post_and_summaries_and_its_answer_is_recorded():
     assert (request["model"], request["temperature"], request["max_tokens"]) == ("judge", 0.5, 100)
     prompt = request["messages"][-1]["content"]
     assert prompt.index("\nthe post\n</post-") < prompt.index("\none\n<") < prompt.index("\ntwo\n<")
-
-
-def test_a_json_schema_is_asked_for_unless_it_is_switched_off():
-    with serving(lambda number, body: chat('{"comparison": "x", "preferred": "B"}')) as server:
-        assert ask(server).choice == "B"
-        ask(server, structured="off")
-    assert [request.get("response_format") for request in server.requests] == [
-        RESPONSE_FORMAT,
-        None,
-    ]
-    schema = RESPONSE_FORMAT["json_schema"]["schema"]
-    assert schema["properties"]["preferred"]["enum"] == ["A", "B", "tie"]
-    assert '"preferred": "<A, B or tie>"' in server.requests[0]["messages"][0]["content"]
-    assert "Preferred: <A, B or tie>" in server.requests[1]["messages"][0]["content"]
 
 
 def refusing(number, body):
@@ -111,17 +95,6 @@ def test_rate_limits_and_server_errors_are_tried_again(passing):
     with serving(lambda number, body: replies[number]) as server:
         assert ask(server).choice == "A"
     assert [request["max_tokens"] for request in server.requests] == [100] * 4
-
-
-def test_retry_after_is_read_in_seconds_and_waited_for():
-    assert retry_after_of({"retry-after": "1"}) == 1
-    assert retry_after_of({"retry-after": "9", "retry-after-ms": "5"}) == 0.005
-    assert retry_after_of({}) is retry_after_of({"retry-after": "soon"}) is None
-    replies = [(*LATER, {"Retry-After": "0.7"}), chat(GOOD)]
-    with serving(lambda number, body: replies[number]) as server:
-        start = time.monotonic()
-        ask(server)
-    assert time.monotonic() - start >= 0.7
 
 
 def test_requests_per_minute_is_a_limit_for_all_threads_and_tries_together():

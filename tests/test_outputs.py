@@ -2,11 +2,6 @@
 
 import csv
 import json
-import os
-import shutil
-import subprocess
-import sys
-from pathlib import Path
 
 import pyarrow
 import pyarrow.parquet
@@ -25,7 +20,6 @@ from stages.settings.config import Outputs, UserError
 from tests.given_outputs import systems_of
 from tests.told import told
 
-ROOT = Path(__file__).parents[1]
 POST = {"subreddit": "x", "title": "My lamp", "post": "It is gone. I miss it."}
 
 
@@ -201,37 +195,3 @@ def test_what_makes_no_sense_with_given_summaries_is_one_line(changes, goal, sai
         wanted_stages(make_config("outputs", **{**changes, "overrides": overrides}), [goal])
     with pytest.raises(UserError, match="add INPUT="):
         make_config("outputs")
-
-
-@pytest.mark.walk
-def test_make_judge_judges_the_folder_of_a_run_and_goes_on_after_a_stop(tmp_path):
-    """As people type it; the second call finds everything done."""
-    folder = tmp_path / "runs/mine/seed1/summaries"
-    folder.mkdir(parents=True)
-    for name in ("ppo-long", "sft"):
-        rows = [
-            {
-                "id": row["id"],
-                "query": "q",
-                "summary": row["summary"],
-                "reference": row["reference"],
-            }
-            for row in rows_of_world(6)
-            if (row["system"] == "all-of-it") == (name == "ppo-long")
-        ]
-        write_jsonl(folder / f"{name}.jsonl", rows)
-    shutil.copy(ROOT / "Makefile", tmp_path)
-    words = ["make", "--no-print-directory", "VENV=", f"PYTHON={sys.executable}", "judge"]
-    words += ["INPUT=runs/mine/seed1", "SET=judge.kind=facts checks.control_posts=3"]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-
-    def make():
-        return subprocess.run(
-            words, capture_output=True, text=True, cwd=tmp_path, env=environment, check=False
-        )
-
-    made = make()
-    assert made.returncode == 0, made.stderr
-    assert "ppo-long leads with" in made.stdout
-    assert (tmp_path / "runs/judged-mine-seed1/seed44413/report/facts").is_dir()
-    assert "nothing to do" in make().stdout

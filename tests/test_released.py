@@ -200,21 +200,6 @@ def test_make_eval_policy_judges_a_released_checkpoint_to_its_page(judged):
     assert "nothing to do" in again.stdout, again.stderr
 
 
-@pytest.mark.parametrize(
-    ("changes", "goal", "said"),
-    [
-        ({}, "ppo", "ppo trains, and POLICY= is judged without training"),
-        ({"upstream": "tiny"}, "eval", "leave out UPSTREAM="),
-        ({"overrides": ("sft.epochs=3",)}, "eval", r"sft\.\* has no effect"),
-        ({"overrides": ("judge.kind=reward_model",)}, "eval", "needs a reward model"),
-    ],
-)
-def test_what_makes_no_sense_with_a_released_policy_is_one_line(changes, goal, said):
-    overrides = ("released.policy=org/policy@v1", *changes.get("overrides", ()))
-    with pytest.raises(UserError, match=said):
-        wanted_stages(make_config("tiny", **{**changes, "overrides": overrides}), [goal])
-
-
 def test_the_run_is_named_after_the_policy_and_starts_from_it():
     config = make_config("pythia-1b", overrides=("released.policy=org/its policy@v1.0",))
     assert config.name == "released-its-policy-v1.0"

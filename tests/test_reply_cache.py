@@ -102,22 +102,6 @@ def test_a_failed_try_is_no_reply(runs):
     assert json.loads(unused[1][1])["model"] == "other"
 
 
-@pytest.mark.parametrize(
-    ("reply", "said"),
-    [
-        (chat("Preferred: A \ud83d")[1], "A"),  # half an emoji
-        ({**chat(GOOD)[1], "usage": {"prompt_tokens": float("inf")}}, "A"),
-        ({**chat(GOOD)[1], "usage": {"prompt_tokens": 2**70, "completion_tokens": -1}}, "A"),
-        ("[" * 100_000, None),
-    ],
-)
-def test_a_strange_reply_is_kept_or_tried_again(runs, reply, said):
-    with serving(lambda number, body: (200, reply) if number == 0 else chat("B")) as server:
-        assert ask(server).choice == (said or "B")
-    assert len(rows(runs, "SELECT key FROM replies")) == 1
-    assert len(rows(runs, "SELECT try FROM unused")) == (said is None)
-
-
 WRITER = """
 import sys, time
 from pathlib import Path

@@ -5,7 +5,6 @@ from typing import Any
 import pytest
 
 from eval.judge import judge_summaries, make_judge
-from eval.judges.openai.replies import about_a_post
 from eval.judges.openai.request import BLAMED, blamed_by
 from eval.judges.protocol import Comparison, judge_all
 from stages.runs import open_stage
@@ -76,22 +75,6 @@ def results_of(server, asked, **changes):
             run.append("ppo.jsonl", {"id": one.post_id, **texts})
         run.finish({})
     return judge_summaries(config)
-
-
-@pytest.mark.parametrize(
-    ("status", "text"),
-    [
-        (400, "max_tokens is too large: 5000. This model supports at most 4096 completion tokens"),
-        (400, "Unsupported parameter: 'max_tokens' is not supported with this model."),
-        (400, "Your credit balance is too low to access the Anthropic API."),
-        (429, "Rate limit reached: Limit 30000, Used 29000, Requested 2000. Try again in 2s."),
-        (429, "Too many tokens, please wait before trying again."),  # Bedrock, of all requests
-        (404, "The model does not exist"),
-        (500, "down"),
-    ],
-)
-def test_other_refusals_are_not_about_a_post(status, text):
-    assert about_a_post(status, text) == ""
 
 
 @pytest.mark.parametrize(

@@ -10,16 +10,40 @@ from accelerate import Accelerator
 
 from stages import functional
 from stages.rl import credit, grouped, metrics
+from stages.rl.episodes import Episodes
 from stages.rl.update_checks import check_update
 from stages.running.files import read_json
 from stages.settings.checks import UserError
 from stages.settings.ppo import Grpo, Ppo, Rloo
 from tests.planted import PLANTED, of_the_batch_before
-from tests.test_planted import EOS, PAD, credited, episodes
 from tests.test_processes import launch
 
+EOS, PAD = 0, 9
+RESPONSES = torch.tensor([[4, 5, EOS, PAD], [6, 7, 8, 6]])
 SIZES: dict[str, Any] = {"total_episodes": 64, "batch_size": 64, "num_ppo_epochs": 4}
 KL_COEF = 0.05
+
+
+def episodes(seed=1):
+    noise = torch.Generator().manual_seed(seed)
+    logprobs, ref_logprobs, values = (torch.randn(2, 4, generator=noise) for _ in range(3))
+    return Episodes(
+        queries=torch.ones(2, 2, dtype=torch.long),
+        responses=RESPONSES,
+        sampled_logprobs=logprobs,
+        logprobs=logprobs,
+        ref_logprobs=ref_logprobs,
+        values=values,
+        sampler_gaps=torch.zeros(2),
+        scores=torch.tensor([2.0, 3.0]),
+    )
+
+
+def credited(change=lambda right, *args: right(*args), settings=None, seed=1):
+    """The rollout of two episodes: the right one, or what a wrong function makes of it."""
+    settings = settings or Ppo(total_episodes=64, batch_size=64)
+    shaped = credit.shape(episodes(seed), settings, PAD, 0.05, settings.score_at)
+    return change(credit.credit, Accelerator(cpu=True), shaped, settings)
 
 
 def learner(settings, update=3, steps=None):
