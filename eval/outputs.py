@@ -3,15 +3,15 @@
     python -m eval.outputs --preset outputs --set outputs.file=outputs.jsonl
 
 reads JSONL, CSV or Parquet, a folder of such files, or the summaries of a run, and puts each
-system's summaries where those of a policy are looked for. So the judge, its controls, the win rates
-and the pages are those of every run.
+system's summaries where those of a policy are looked for. So all that follows is as in every run.
 
 All kinds of file become one frame, a row a summary, whose index says where it stands. An empty
-summary is a summary; an empty reference or post, and a summary or reference that is null, is
-refused; a title or subreddit that is null is empty. Numbers are no texts.
+summary is a summary; an empty reference or post, and a null, is refused; a title or subreddit that
+is null is empty. Numbers are no texts.
 """
 
 import hashlib
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -21,7 +21,6 @@ from eval.judges.protocol import Row
 from eval.rates.length_control import mean_words
 from stages.driving.start import run_stage
 from stages.posts.bad_rows import BadRowError
-from stages.posts.readers import text_of
 from stages.posts.tables import parsed_rows
 from stages.posts.text_metrics import text_measures
 from stages.running.inputs import OUTPUT_FILES, output_files
@@ -31,6 +30,7 @@ from stages.settings.outputs import file_name
 from stages.settings.prompt import format_post
 
 LONGEST_SUMMARY = 10_000  # characters; ROUGE-L takes time by the product of two lengths
+HALF = re.compile(r"[\ud800-\udfff]")
 QUERY = "query"  # the column of a prompt that is shown as it is
 TAKEN = "reference"  # on every page: no system may be called so
 LABELS: dict[str, bool | None] = {  # numbers also as pandas writes a column with empty cells
@@ -50,7 +50,6 @@ def take_outputs(config: Config) -> None:
             write_rows(run, f"{name}.jsonl", rows)
         names = dict(zip(table["name"], table["system"], strict=True))
         other = {name: as_typed for name, as_typed in names.items() if name != as_typed}
-        reference = "" if has_references(table) else config.outputs.reference
         run.finish(
             {
                 "posts": len(references),
@@ -58,7 +57,6 @@ def take_outputs(config: Config) -> None:
                 "reference_tokens": None,
                 "reference_words": mean_words(references.values()),
                 **({"given_names": other} if other else {}),
-                **({"reference_system": reference} if reference else {}),
             }
         )
     empty = sum(not row["summary"] for rows in systems.values() for row in rows)
@@ -71,8 +69,8 @@ def take_outputs(config: Config) -> None:
 
 def read_table(settings: Outputs) -> pd.DataFrame:
     """A row for every summary of the files, each once: `system` as it is called and its `name` as
-    its file will be, post `id`, `query`, `summary`, `reference` (None where the files have none)
-    and `label` (whether people prefer the summary, or None).
+    its file will be, post `id`, `query`, `summary`, `reference` and `label` (whether people prefer
+    the summary, or None).
 
     Raises UserError for what cannot be judged.
     """
@@ -80,11 +78,10 @@ def read_table(settings: Outputs) -> pd.DataFrame:
     queries, columns = _queries(cells, settings), settings.summary_columns
     hashes = queries.map(lambda query: hashlib.sha256(query.encode()).hexdigest()[:12])
     files = cells.index.map(lambda where: Path(where.rpartition(":")[0]).stem)
-    has_reference = settings.reference in cells
     table = pd.DataFrame(
         {
             "query": queries,
-            "reference": _texts(cells, settings.reference, True) if has_reference else None,
+            "reference": _texts(cells, settings.reference, True),
             "id": _named(cells, settings.id, hashes),
             "system": _named(cells, settings.system, files.to_series(cells.index)),
             "label": _labels(cells, settings),
@@ -112,12 +109,16 @@ def read_cells(settings: Outputs) -> pd.DataFrame:
     cells = pd.DataFrame(list(rows.values()), index=list(rows), dtype=object)
     needed = dict.fromkeys(settings.summary_columns, "outputs.summary")
     needed |= {} if QUERY in cells else {settings.post: "outputs.post"}
+    needed |= {settings.reference: "outputs.reference"}
     needed |= {settings.label: "outputs.label"} if settings.label else {}
     lacking = {column: setting for column, setting in needed.items() if column not in cells}
     if lacking:
         mends = " ".join(dict.fromkeys(f"{setting}=..." for setting in lacking.values()))
         problem = f"no column {', '.join(lacking)}: name it, SET='{mends}'"
         raise BadRowError(cells.index[0], f"{problem} (it has {', '.join(map(str, cells))})")
+    for column in cells:
+        halves = cells[column].map(lambda cell: HALF.search(str(cell)) is not None)
+        _refuse(halves, f"column {column} holds half a character: save the file as UTF-8")
     return cells
 
 
@@ -141,7 +142,6 @@ def _texts(
     kinds = values.map(lambda value: type(value).__name__)
     other = "write it as text, or name another column (outputs.summary, .post, .reference)"
     _refuse(kinds != "str", f"{start}is of type " + kinds + f": {other}")
-    _check_whole(values)
     if is_summary:
         sizes = values.str.len()
         most = f" characters, more than {LONGEST_SUMMARY:,}: shorten it, or name another column"
@@ -152,20 +152,12 @@ def _texts(
     return stripped if is_summary else values
 
 
-def _check_whole(values: pd.Series) -> None:
-    """Raise BadRowError for a text that holds half a character."""
-    for where, value in values.items():
-        text_of(str(where), {str(values.name): value}, str(values.name))
-
-
 def _named(cells: pd.DataFrame, column: str, otherwise: pd.Series) -> pd.Series:
     """A column as names; where a cell is missing or empty, another name."""
     if column not in cells:
         return otherwise
     is_empty = cells[column].isna() | (cells[column] == "")
-    names = cells[column].map(str).mask(is_empty, otherwise)
-    _check_whole(names)
-    return names
+    return cells[column].map(str).mask(is_empty, otherwise)
 
 
 def _queries(cells: pd.DataFrame, outputs: Outputs) -> pd.Series:
@@ -193,8 +185,8 @@ def _labels(cells: pd.DataFrame, outputs: Outputs) -> pd.Series | None:
 def with_names(table: pd.DataFrame) -> pd.DataFrame:
     """The table with the `name` of every system's file.
 
-    Raises UserError where two systems would share one, a post has two summaries of a system, or
-    systems were given different posts.
+    Raises UserError where two systems would share one, or one is called `reference`, a post has two
+    summaries of a system, or systems were given different posts.
     """
     table = table.assign(name=table["system"].map(file_name), where=table.index)
 
@@ -202,6 +194,8 @@ def with_names(table: pd.DataFrame) -> pd.DataFrame:
         return table.groupby(keys, sort=False)[column].transform("first")
 
     system, post, other = table["system"], table["id"], first(["name"], "system")
+    taken = f"a system is called {TAKEN}, as what it is compared with: rename it"
+    _refuse(system == TAKEN, taken)
     like = "system " + system.map(repr) + " reads like " + other.map(repr) + ": rename it"
     _refuse(system != other, like)
     place = first(["name", "id"], "where")
@@ -209,44 +203,13 @@ def with_names(table: pd.DataFrame) -> pd.DataFrame:
     _refuse(table.duplicated(["name", "id"]), twice)
     place = first(["id"], "where")
     for column, what in (("query", "post"), ("reference", "reference")):
-        differs = table[column].notna() & (table[column] != first(["id"], column))
         mend = ": all systems need the same"
+        differs = table[column] != first(["id"], column)
         _refuse(differs, f"the {what} of id " + post + " differs from that at " + place + mend)
     return table
 
 
 # -- systems ---------------------------------------------------------------------------------------
-
-
-def has_references(table: pd.DataFrame) -> bool:
-    """Whether the files have references; else one of the systems takes their place."""
-    return not table["reference"].isna().all()
-
-
-def compared(table: pd.DataFrame, outputs: Outputs) -> pd.DataFrame:
-    """The summaries that are judged, each beside its file's reference or a system's summary.
-
-    Raises UserError where there is neither, or none for a post, or a system is called `reference`.
-    """
-    others = table
-    if not has_references(table):
-        place, names = file_name(outputs.reference), list(table["name"].unique())
-        if place not in names:
-            raise UserError(
-                f"{outputs.file} has no column {outputs.reference} and no system of that name: name"
-                " what to compare with, a column or a system: SET=outputs.reference=..."
-                f" (systems: {', '.join(names)})"
-            )
-        references = table[table["name"] == place].set_index("id")["summary"]
-        others = table[table["name"] != place]
-        others = others.assign(reference=others["id"].map(references))
-    if others.empty:
-        raise UserError(f"{outputs.file} has one system, {outputs.reference}: nothing to compare")
-    taken = f"a system is called {TAKEN}, as what it is compared with: rename it"
-    _refuse(others["name"] == TAKEN, taken)
-    missing = "post " + others["id"] + " has no reference: add it, or drop the row"
-    _refuse(others["reference"].isna() | (others["reference"] == ""), missing)
-    return others
 
 
 def read_systems(table: pd.DataFrame, outputs: Outputs, count: int) -> dict[str, list[Row]]:
@@ -258,10 +221,10 @@ def read_systems(table: pd.DataFrame, outputs: Outputs, count: int) -> dict[str,
     posts = list(dict.fromkeys(table["id"]))
     if count > len(posts):
         raise UserError(f"eval.posts is {count} but there are {len(posts)} posts")
-    others, kept = compared(table, outputs), posts[: count or len(posts)]
+    kept = posts[: count or len(posts)]
     unknown = dict.fromkeys(("tokens", "reference_tokens", "has_eos", "score", "reference_score"))
-    systems: dict[str, list[Row]] = {str(name): [] for name in others["name"]}
-    for row in others[others["id"].isin(kept)].to_dict("records"):
+    systems: dict[str, list[Row]] = {str(name): [] for name in table["name"]}
+    for row in table[table["id"].isin(kept)].to_dict("records"):
         known = {key: row[key] for key in ("id", "query", "reference", "summary")}
         label = {} if row["label"] is None else {"label": row["label"]}
         systems[row["name"]].append(known | unknown | label)

@@ -4,8 +4,7 @@
     python -m eval.summarize --name tiny --id toy0-validation-3
 
 A post is a filled prompt or plain text, whose first line is the title where there are several. It
-is cut as in training; all policies read the same tokens. The run's reward model scores each
-summary. A held-out post of the run gets the summaries of its evaluation.
+is cut as in training; all policies read the same tokens.
 """
 
 import os
@@ -42,8 +41,6 @@ class Post(NamedTuple):
     """[Q]"""
     reference: Tensor | None = None
     """Of a held-out post."""
-    place: int = 0
-    """Among the held-out posts."""
 
 
 def finished_policies(preset: str, name: str, seed: int) -> dict[str, Config]:
@@ -94,7 +91,7 @@ class Finished:
             such = f"ids are such as {ids[0]}"
             raise UserError(f"ID={post_id} is no held-out post of {self.config.name}: {such}")
         at = ids.index(post_id)
-        return Post(rows[at]["query"], columns["queries"][at], columns["summaries"][at], at)
+        return Post(rows[at]["query"], columns["queries"][at], columns["summaries"][at])
 
     def post_of_text(self, text: str) -> Post:
         """A typed post, filled into the run's prompt and cut as in training.
@@ -119,16 +116,12 @@ class Finished:
 
     @torch.no_grad()
     def summary(self, stage: str, post: Post, temperature: float) -> list[int]:
-        """The tokens of a policy's summary, with EOS, drawn with the random numbers that the
-        evaluation gives the post's place.
-        """
+        """The tokens of a policy's summary, with EOS."""
         config, device = self.configs[stage], self.accelerator.device
         policy = load_policy(self._folder(stage) / "model").to(device).eval()
         (length, setting), pad_id = longest(config, stage), self.tokenizer.pad_token_id
         require_room(policy, len(post.tokens), length, setting)
-        rows = config.eval.posts or len(self.held_out)
-        at = post.place if post.place < rows else 0
-        noise = sampling_noise(config.seed, f"{stage} summaries", 0, rows, length)[at : at + 1]
+        noise = sampling_noise(config.seed, f"{stage} summaries", 0, 1, length)
         eos_id, query = self.tokenizer.eos_token_id, post.tokens[None].to(device)
         with self.accelerator.autocast():
             drawn, _ = sample(policy, query, noise.to(device), temperature, eos_id, pad_id)

@@ -3,11 +3,9 @@
 import copy
 import os
 import time
-from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-from unittest import mock
 
 import pytest
 import torch
@@ -161,39 +159,6 @@ def test_tied_weights_are_saved_and_loaded_as_one(tmp_path):
     model = again.accelerator.unwrap_model(again.learner.trained)
     assert model.lm_head.weight is model.model.embed_tokens.weight
     assert torch.equal(learn(again, 6), expected)
-
-
-def test_a_full_disk_stops_no_training_and_keeps_the_last_good_checkpoint(
-    tmp_path, small_disk, capsys
-):
-    disk = small_disk()
-    loop = linear_state(tmp_path)
-    loop.run.resume = disk
-    train_until_full(loop, disk)
-    said = capsys.readouterr().err
-    assert "No space left" in said or "failed" in said
-    assert "checkpoint-0000002 is kept" in said
-    names = sorted(path.name for path in disk.iterdir())
-    assert names == ["checkpoint-0000002", "checkpoint-0000006"]
-    assert len(read_lines(loop.run.partial / "metrics.jsonl")) == 6
-
-
-def train_until_full(loop: state.State, disk: Path) -> None:
-    """Train; the disk is full from the third update to the fifth."""
-    log = loop.run.log
-    other = disk / "other"
-
-    def log_and_fill(step: int, **metrics: float) -> None:
-        log(step, **metrics)
-        if step == 3:
-            with suppress(OSError), other.open("wb", buffering=0) as file:
-                while True:
-                    file.write(b"x" * 512)
-        if step == 6:
-            other.unlink()
-
-    with mock.patch.object(loop.run, "log", log_and_fill):
-        train(loop)
 
 
 def test_saving_is_by_a_clock_that_never_jumps_and_costs_at_most_a_twentieth(tmp_path, monkeypatch):

@@ -31,7 +31,6 @@ from stages.learning.models import (
     load_reward_model,
     load_tokenizer,
     new_reward_model,
-    save_model,
     shift_scores,
 )
 from stages.learning.passes import score_responses
@@ -206,18 +205,3 @@ def test_frozen_weights_in_bf16_leave_rotary_frequencies_as_they_were(policy_fol
     for name, buffer in before.items():
         assert after[name].dtype == buffer.dtype, name
         assert torch.equal(after[name], buffer), name
-
-
-def test_a_family_that_may_omit_the_heads_bias_gets_one_for_the_normalization(
-    tokenizer_folder, tmp_path
-):
-    folder = checkpoint("llama", tokenizer_folder, tmp_path / "theirs")
-    config = LlamaConfig.from_pretrained(folder, token_classification_bias=False)
-    config.save_pretrained(folder)
-    model = new_reward_model(folder, torch.Generator().manual_seed(1)).eval()
-    shift_scores(model, -2.5)
-    save_model(model, load_tokenizer(folder), tmp_path / "saved")
-    plain = AutoModelForTokenClassification.from_pretrained(tmp_path / "saved")
-    tokens = torch.arange(1, 9)[None]
-    close(plain(tokens).logits, model(tokens).logits)
-    assert plain.score.bias.item() == -2.5

@@ -8,8 +8,7 @@ import pytest
 
 from eval.judge import judge_summaries, judgement, main
 from eval.judges.offline import FactsJudge, RewardModelJudge
-from eval.judges.protocol import Choice, Comparison, Judge, Reply, judge_pair
-from eval.questions import comparison_of
+from eval.judges.protocol import Choice, Comparison, Judge, Reply, comparison_of, judge_pair
 from stages.finished import read_manifest, stage_folder
 from stages.posts.toy import OPTIONAL, facts_of
 from stages.running.files import read_lines

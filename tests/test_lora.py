@@ -16,7 +16,7 @@ from stages.rl import networks
 from stages.rl.update import optimize
 from stages.running.files import read_lines
 from stages.settings.command_line import make_config
-from stages.settings.config import Lora, UserError
+from stages.settings.config import Lora
 from tests.conftest import rolled_out
 
 RANK = 3
@@ -89,15 +89,6 @@ def test_an_adapter_is_a_function_of_seed_stage_and_part(policy_folder):
     assert torch.equal(first(), first(noise=9))
     assert not torch.equal(first(), first(seed=2))
     assert not torch.equal(first(), first(part="critic"))
-
-
-def test_layers_that_ppo_will_not_find_are_refused_before_sft_begins(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    few = ("world.train_posts=8", "world.train_comparisons=8", "base.hidden_size=8")
-    lora = ("lora.rank=2", "lora.stages=ppo", "lora.target_modules=dense,query")
-    config = make_config("tiny-xs", name="misspelt", overrides=(*few, *lora))
-    with pytest.raises(UserError, match="unknown layer 'query': did you mean query_key_value"):
-        base.make_base(config)
 
 
 # -- off -------------------------------------------------------------------------------------------

@@ -17,7 +17,6 @@ from stages.posts.bad_rows import BadRows
 from stages.posts.ragged import load_split
 from stages.posts.tokens import tokenize_posts
 from stages.running.machine import code_of
-from stages.settings.command_line import make_config
 from stages.settings.config import UserError
 from stages.settings.prompt import format_post
 from tests.test_posts import LIMITS, POST
@@ -121,18 +120,6 @@ def test_a_matrix_of_zeros_or_without_its_scales_is_refused(model, made):
     changed = weights | {MATRIX: made(weights[MATRIX])}
     save_file(changed, model / "model.safetensors", metadata={"format": "pt"})
     assert f"({MATRIX})" in refusal(load_policy, model)
-
-
-def test_an_adapter_is_refused_beside_weights_and_alone(runs, model):
-    def start(folder):
-        own = ("base.tokenizer=", f"base.checkpoint={folder}")
-        base.make_base(make_config("tiny", name="x", overrides=(*SMALL, *own)))
-
-    with_json(model / "adapter_config.json", base_model_name_or_path="org/m")
-    assert f"model {model} has adapter_config.json beside its weights" in refusal(start, model)
-    for path in {*model.iterdir()} - {model / "adapter_config.json"}:
-        path.unlink()
-    assert f"model {model} is an adapter alone: merge it into org/m " in refusal(start, model)
 
 
 @pytest.fixture

@@ -5,8 +5,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pyarrow
-import pyarrow.parquet
 import pytest
 import torch
 
@@ -116,17 +114,6 @@ def test_longer_posts_are_left_out_before_the_draw_and_pairs_are_kept(tmp_path):
         used(max_post_characters=10, train_posts=3)
     with pytest.raises(UserError, match="raise 2, no post of sft_train is left"):
         used(max_post_characters=2)
-
-
-def test_parquet_rows_are_those_of_jsonl(tmp_path):
-    lines, tables = write_folder(tmp_path / "lines"), tmp_path / "tables"
-    tables.mkdir()
-    for split, located in read_all(lines).items():
-        table = pyarrow.Table.from_pylist([row for _, row in located])
-        pyarrow.parquet.write_table(table, tables / f"{split}.parquet")
-    for split, located in read_all(tables).items():
-        assert [where for where, _ in located] == [f"{tables}/{split}.parquet:1"]
-        assert [row for _, row in located] == [row for _, row in read_all(lines)[split]]
 
 
 def test_hub_data_sets_are_read_by_id_configuration_and_split(tmp_path, monkeypatch):

@@ -69,23 +69,6 @@ def test_an_unusable_answer_is_paid_for_again_only_with_a_larger_budget():
             assert len(server.requests) == requests
 
 
-def test_everything_that_the_server_said_is_kept_and_its_raw_body_decides(runs):
-    """Who edited the column `text` made the verdict."""
-    with serving(lambda number, body: chat(GOOD)) as server:
-        reply = ask(server)
-        columns = "requested_model, model, finish_reason, text, prompt_tokens, completion_tokens"
-        said = ("judge", "judge-2024-01-01", "stop", GOOD, 1000, 100)
-        assert rows(runs, f"SELECT {columns} FROM replies") == [said]
-        ((prompt_hash, raw, at),) = rows(runs, "SELECT prompt_hash, raw, time FROM replies")
-        assert prompt_hash == reply.prompt_hash
-        assert json.loads(raw) == chat(GOOD)[1]
-        assert at.endswith("+00:00")
-        edited = "text = 'B', model = 'x', finish_reason = 'length', prompt_tokens = 9"
-        rows(runs, f"UPDATE replies SET {edited}")
-        assert ask(server) == reply
-    assert len(server.requests) == 1
-
-
 def test_a_failed_try_is_no_reply(runs):
     answers = [chat(GOOD), (500, {}), (200, "oops"), chat("", model="other"), chat("B")]
     with serving(lambda number, body: answers[number]) as server:

@@ -8,9 +8,9 @@ from statsmodels.stats.inter_rater import cohens_kappa as reference_kappa
 
 from eval.calibration import describe, sample_pairs, with_answers
 from eval.judges.protocol import VERDICTS
-from eval.rates.agreement import kappas
 from eval.rates.simple_judges import (
     beside_simple_judges,
+    kappas,
     measured,
     paired_difference,
     simple_answers,
@@ -111,7 +111,7 @@ def test_a_judge_of_length_is_found_out_by_labels_of_people(shared):
     found = calibrated_by(longest, shared)
     assert found["agreement"]["estimate"] == found["simple"]["longest"]["agreement"]["estimate"]
     assert found["prefers_longer"]["judge"]["estimate"] == 1.0
-    assert any("than the longest text: +0.0 points" in flag for flag in found["flags"])
+    assert any("than the longest text: +0.0%" in flag for flag in found["flags"])
     assert any("than the text that repeats most of the post" in flag for flag in found["flags"])
 
 

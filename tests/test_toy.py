@@ -2,15 +2,10 @@
 
 import random
 import re
-import subprocess
-import sys
-from pathlib import Path
 from statistics import mean
 
 import pytest
 
-from stages.posts import toy
-from stages.posts.readers import SPLITS
 from stages.posts.toy import (
     CLAUSES,
     COMPLETE_WORDS,
@@ -46,30 +41,6 @@ FACTS = Facts(subreddit="tifu", words=TOLD)
 EVENT_TOLD = "My boss sold my bike"
 COMPLETE = f"{EVENT_TOLD}, on easter, at camp, told anna."
 ALL_WRONG = "My uncle lost my ring, on monday, at work, told tom."
-
-
-WRITE_WORLD = """
-from pathlib import Path
-from stages.posts.toy import write_world
-from stages.settings.config import World
-world = World(
-    seed={seed}, train_posts=5, validation_posts=4, train_comparisons=7, validation_comparisons=6
-)
-write_world(Path({folder!r}), world, lambda items, label, total: iter(items))
-"""
-
-
-def small_world(folder: Path, seed: int = 1, hash_seed: str = "0") -> list[bytes]:
-    """The four files of a small world, written by a process of its own."""
-    folder.mkdir()
-    subprocess.run(
-        [sys.executable, "-c", WRITE_WORLD.format(folder=str(folder), seed=seed)],
-        cwd=Path(toy.__file__).parents[2],
-        env={"PYTHONHASHSEED": hash_seed},
-        check=True,
-    )
-    assert {path.name for path in folder.iterdir()} == {f"{split}.jsonl" for split in SPLITS}
-    return [(folder / f"{split}.jsonl").read_bytes() for split in SPLITS]
 
 
 def texts_of(policy: str) -> list[tuple[str, Facts]]:
@@ -199,13 +170,6 @@ def test_a_labeller_is_right_more_often_where_the_gap_is_larger():
 
 
 # -- the world on disk -----------------------------------------------------------------------------
-
-
-def test_a_world_is_a_function_of_its_seed_in_any_process(tmp_path):
-    first = small_world(tmp_path / "first")
-    assert first == small_world(tmp_path / "again", hash_seed="77")
-    other = small_world(tmp_path / "other", seed=2)
-    assert all(one != two for one, two in zip(first, other, strict=True))
 
 
 def test_the_world_keeps_its_bytes(tmp_path):

@@ -41,10 +41,10 @@ class Reply:
 
     choice: Choice | None
     text: str
+    requested_model: str = ""
     model: str = ""
     """As the server names it; empty where no model was asked."""
     finish_reason: str = ""
-    requested_model: str = ""
     prompt_hash: str = ""
     prompt_tokens: int = 0
     completion_tokens: int = 0
@@ -62,6 +62,14 @@ class Comparison(NamedTuple):
     def is_identical(self) -> bool:
         """Whether the texts differ in nothing but white space."""
         return self.first.split() == self.second.split()
+
+
+def comparison_of(row: Row, order: str) -> Comparison:
+    """The question that a summary and its reference make, shown in one order."""
+    first, second = row["summary"], row["reference"]
+    if order == "reference_first":
+        first, second = second, first
+    return Comparison(row["id"], row["query"], first, second)
 
 
 class Judge:
