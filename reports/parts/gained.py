@@ -18,7 +18,6 @@ from reports.parts.collect import Record, judged_row, policies_of
 from reports.parts.page import Figure, Table
 from reports.parts.paired import Entry
 from reports.parts.sample_views import by_id
-from reports.parts.style import asks
 from reports.parts.words import Row, direction, seeds_mean
 
 SCORERS = {"proxy": "proxy", "gold": "gold score"}
@@ -133,6 +132,11 @@ class Gains(NamedTuple):
     posts: int
     proxy: Row | None
     gold: Row | None
+
+
+def asks(summary: str) -> bool:
+    """Whether a summary ends with a question."""
+    return summary.rstrip(" \n\t\"'”’)").endswith("?")
 
 
 # What tells posts apart -> the two kinds of posts, and whether a post is of the first kind, by the

@@ -13,7 +13,6 @@ from eval.judges.prompt import ALONE, CRITERIA, LINES, OBJECT, PROMPT
 from reports.parts import page
 from reports.parts.blocks import Block, Heading, Quoted, Text
 from reports.parts.collect import Record, load_run
-from reports.parts.style import styles
 from reports.parts.words import Row, device_of, shown
 from stages.finished import inputs_now, read_manifest
 from stages.running.files import file_hash, write_json, write_text
@@ -61,7 +60,7 @@ def write_report(config: Config, make: Make) -> str:
         if report.without_the_data:
             page.write_public(run.partial, stem, report.title, report.blocks, origin)
         write_text(run.partial / "headline.txt", report.headline)
-        write_json(run.partial / "numbers.json", report.numbers | styles(record))
+        write_json(run.partial / "numbers.json", report.numbers)
         run.finish({})
     return report.headline
 

@@ -3,7 +3,6 @@
 from eval.control_texts import CONTROLS
 from eval.judges.protocol import VERDICTS
 from eval.win_rate import names_of_pair
-from reports.parts import style
 from reports.parts.cells import MISSING, Number
 from reports.parts.collect import RM_AGREES, Record
 from reports.parts.page import Block, Details, Heading, Note, Table, Text
@@ -85,7 +84,6 @@ def blocks(record: Record, numbers: Row) -> list[Block]:
         *([_differences(numbers)] if numbers["differences"] else []),
         Heading("Controls of the judge"),
         *controls(record.results("controls")),
-        *style.blocks(record, numbers),
     ]
 
 
