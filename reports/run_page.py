@@ -13,7 +13,7 @@ from pathlib import Path
 from reports.parts import paper, plots, run_report, sentences
 from reports.parts.cells import MISSING
 from reports.parts.collect import Record, judged_row, numbers_of
-from reports.parts.page import Block, Details, Heading, Table, Text
+from reports.parts.page import Block, Heading, Table, Text
 from reports.parts.run_report import Report, hashes, text_table
 from reports.parts.words import (
     Row,
@@ -84,7 +84,6 @@ def blocks(record: Record) -> list[Block]:
 def _training(record: Record, numbers: Row) -> list[Block]:
     """The sections on what was trained."""
     return [
-        *_beside_the_paper(numbers),
         Heading("Learning curves"),
         Text(sentences.what_was_trained(numbers)),
         *curves.blocks(record),
@@ -173,18 +172,6 @@ def _summaries(record: Record, numbers: Row) -> list[Block]:
         *scores.told_blocks(record),
         *scores.blocks(record),
     ]
-
-
-def _beside_the_paper(numbers: Row) -> list[Block]:
-    """The section; none where nothing of the paper compares, as a note says."""
-    if not paper.is_comparable(numbers["preset"]):
-        return []
-    header, rows = paper.beside({"this run": numbers})
-    section: list[Block] = [Heading("Beside the paper"), Table(header, rows, paper.caption())]
-    if paper.size_of(numbers["preset"]) is None:
-        section.append(Text(f"The paper has no run of the size of {numbers['preset']}."))
-    labels = Table(("label", "meaning"), paper.labels())
-    return [*section, Details("How far to trust the paper's numbers", [labels])]
 
 
 def _reward_model(record: Record) -> list[Block]:
