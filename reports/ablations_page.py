@@ -98,7 +98,7 @@ def blocks(
         *(Text(sentence(ablation)) for ablation in others),
         switches_table(others),
         *against([*caveats(default.rows, others), *left_out]),
-        *gained.tables(entries_of(default, others)),
+        *gained.table(entries_of(default, others)),
         Heading("How fast PPO learns"),
         pace_table(default, others, late),
         Heading("The critic"),

@@ -32,6 +32,7 @@ from reports.parts.sample_views import (
 )
 from reports.parts.words import Row, in_points, number, p_value, percent, whole
 from reports.sections.samples import sample
+from reports.sections.scores import gain_notes
 from stages.settings.stages import POLICY_GRADIENT_STAGES
 
 MOST_CHANGED, MOST_OTHERS = 200, 100  # posts on the page
@@ -116,7 +117,7 @@ def blocks(
         *sentences.against([*caveats(entries), *left_out]),
         Heading("Each beside the first"),
         *(Text(conclusion(pair)) for pair in pairs),
-        *gained.tables(entries),
+        *gained.table(entries),
         *gained.over_kl(entries, colors_of(entries)),
         summaries(entries, pairs),
         each_seed(entries),
@@ -234,7 +235,13 @@ def caveats(entries: Sequence[Entry]) -> list[str]:
     rows = [judged_row(run) for entry in entries for run in entry.runs]
     critics = [row for entry in entries for row in entry.critics]
     cut = sentences.cut_off({entry.label: entry.mean("eos_rate") for entry in entries})
-    return [*sentences.notes_of_runs(rows, critics), *cut]
+    runs = {(run.name, run.seed): run for entry in entries for run in entry.runs}
+    gains = [
+        f"{name}, seed {seed}: {note}"
+        for (name, seed), run in runs.items()
+        for note in gain_notes(run)
+    ]
+    return [*sentences.notes_of_runs(rows, critics), *cut, *gains]
 
 
 def results(entries: Sequence[Entry], pairs: Sequence[Paired]) -> Table:

@@ -144,15 +144,14 @@ def test_gains_over_sft_are_means_over_seeds_with_the_seeds_that_rose_and_fell(r
         both = zip(("proxy", "gold"), spans[run.seed], strict=True)
         own = {scorer: dict(zip(("estimate", "low", "high"), x, strict=True)) for scorer, x in both}
         run.results("win_rate")["scores"] = {"gains": {"ppo": own}}
-    table = gained.table(entries)
-    assert table is not None
+    (table,) = gained.table(entries)
     # Three seeds: 0.3 and 0 on average; t(0.975, 2) is 4.303, and the spreads are 0.1 and 0.2646.
     row = ["tiny:ppo", "+0.30 [+0.05, +0.55]", "0.20 (+), 0.40 (+), 0.30 (+)"]
     assert table.texts == [[*row, "+0.00 [-0.66, +0.66]", "0.10, -0.30 (-), 0.20 (+)"]]
     assert gained.sentence(entries) == (
         "Seeds above SFT by proxy and by gold score: tiny:ppo 3 and 1 (1 below) of 3."
     )
-    assert gained.table(entries[2:]) is None
+    assert gained.table(entries[2:]) == []
     assert gained.sentence(entries[2:]) == ""
 
 

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from reports.parts.collect import Record, policies_of
-from reports.parts.gained import CHOSEN, KINDS, by_kind, part_rows
+from reports.parts.gained import by_kind
 from reports.parts.page import Block, Note, Table, Text
 from reports.parts.words import (
     Row,
@@ -32,7 +32,6 @@ def blocks(record: Record) -> list[Block]:
         Text(_what(record)),
         _table(results),
         *(Note(_reading(name, gains)) for name, gains in results["gains"].items()),
-        *_part_table(record),
     ]
 
 
@@ -136,12 +135,13 @@ def gain_notes(record: Record) -> list[str]:
             continue
         only = direction(rest.gold) != "rose"
         if only or added.gold["low"] > rest.gold["high"]:
-            elsewhere = f"elsewhere it {direction(rest.gold)}" if only else "than elsewhere"
+            more, elsewhere = "more", " than elsewhere"
+            if only:
+                more, elsewhere = "only", f"; elsewhere it {direction(rest.gold)}"
             notes.append(
-                f"{named(name)}'s gold score reliably rose {'only' if only else 'more'} where it"
-                f" ends with a question and SFT does not ({posts_of(added.posts)}:"
-                f" {plain(added.gold)}){';' * only} {elsewhere} ({posts_of(rest.posts)}:"
-                f" {plain(rest.gold)})."
+                f"{named(name)}'s gold score reliably rose {more} where it ends with a question and"
+                f" SFT does not ({posts_of(added.posts)}: {plain(added.gold)}){elsewhere}"
+                f" ({posts_of(rest.posts)}: {plain(rest.gold)})."
             )
     gains = record.results("win_rate").get("scores", {}).get("gains", {})
     for name, (_, rest) in by_kind(record, "ending").items():
@@ -152,23 +152,6 @@ def gain_notes(record: Record) -> list[str]:
                 f" by themselves ({posts_of(rest.posts)}: {plain(rest.proxy)})."
             )
     return notes
-
-
-def _part_table(record: Record) -> list[Block]:
-    parts = {key: by_kind(record, key) for key in KINDS}
-    rows = []
-    for name in policies_of(record):
-        gains = {key: each.get(name) for key, each in parts.items()}
-        rows += part_rows(
-            named(name),
-            {
-                key: both and [[whole(x.posts), plain(x.proxy), plain(x.gold)] for x in both]
-                for key, both in gains.items()
-            },
-        )
-    caption = f"On two kinds of posts; 95% t intervals over posts. {CHOSEN}"
-    header = ("", "posts", "proxy - SFT", "gold - SFT")
-    return [Table(header, rows, caption, name="where-the-gain-lies")] if rows else []
 
 
 LONGER = ("longer", "longer_near_equal")
