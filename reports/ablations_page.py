@@ -102,7 +102,7 @@ def blocks(
         Heading("How fast PPO learns"),
         pace_table(default, others, late),
         Heading("The critic"),
-        *critic.blocks(by_switch(default, others)),
+        critic.table(by_switch(default, others)),
         Heading("Each seed"),
         seeds_table(default.rows, others),
         Heading("What this does and does not show"),

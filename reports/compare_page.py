@@ -17,7 +17,7 @@ from reports.parts import gained, page, paired, plots, sentences, words
 from reports.parts.cells import MISSING, Number
 from reports.parts.collect import judged_row
 from reports.parts.page import Block, Heading, Table, Text
-from reports.parts.paired import Entry, Paired, beside, mean_curve, read_entries, settings_apart
+from reports.parts.paired import Entry, Paired, beside, read_entries, settings_apart
 from reports.parts.run_report import stem_about, write_about_runs
 from reports.parts.sample_views import (
     BETTER,
@@ -33,7 +33,6 @@ from reports.parts.sample_views import (
 from reports.parts.words import Row, in_points, number, p_value, percent, whole
 from reports.sections.samples import sample
 from reports.sections.scores import gain_notes
-from stages.settings.stages import POLICY_GRADIENT_STAGES
 
 MOST_CHANGED, MOST_OTHERS = 200, 100  # posts on the page
 SHOWN = 4  # changed posts that stand where no script runs
@@ -44,26 +43,6 @@ CHANGES = {
     UNCHANGED: "unchanged",
     UNJUDGED: "unjudged",
 }
-# Stage -> its curves; those of a stage are drawn where two entries have curves of their own.
-CURVES: dict[str, tuple[tuple[str, str], ...]] = {
-    "sft": (("loss/train", "SFT loss, nats per token"),),
-    "rm": (("accuracy/train", "RM accuracy on training pairs"),),
-    **{
-        stage: (
-            ("objective/scores", f"{words.named(stage)}: reward-model score"),
-            ("objective/kl", f"{words.named(stage)}: KL from SFT, nats per summary"),
-            ("objective/rlhf_reward", f"{words.named(stage)}: score - KL penalty"),
-            ("policy/response_length", f"{words.named(stage)}: length, tokens"),
-            ("policy/eos_rate", f"{words.named(stage)}: responses that end"),
-            ("objective/entropy", f"{words.named(stage)}: entropy, nats"),
-            ("loss/value_avg", f"{words.named(stage)}: value loss"),
-            ("val/explained_variance", f"{words.named(stage)}: explained variance"),
-        )
-        for stage in POLICY_GRADIENT_STAGES
-    },
-    "dpo": (("loss/train", "DPO loss"), ("rewards/margins", "DPO margin, reward units")),
-}
-SHARES = ("accuracy/train", "policy/eos_rate")
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -125,7 +104,6 @@ def blocks(
         *posts(entries),
         Heading("Settings that differ"),
         settings(entries),
-        *curves(entries),
     ]
 
 
@@ -364,29 +342,6 @@ def settings(entries: Sequence[Entry]) -> Block:
     rows = [[name, *values] for name, values in settings_apart(entries).items()]
     header = ["setting", *(entry.label for entry in entries)]
     return Table(header, rows, name="settings") if rows else Text("No setting differs.")
-
-
-def curves(entries: Sequence[Entry]) -> list[Block]:
-    """The metrics of training, one line an entry, where two entries learned apart."""
-    panels = []
-    for stage, wanted in CURVES.items():
-        learned = {
-            entry.runs[0].folders[stage]: (entry, color)
-            for entry, color in reversed(list(zip(entries, colors_of(entries), strict=True)))
-            if stage in entry.runs[0].manifests and stage in ("sft", "rm", entry.policy)
-        }
-        for key, title in wanted:
-            lines = [
-                plots.curve(mean_curve(entry.runs, stage, key), key, entry.label, color)
-                for entry, color in reversed(learned.values())
-            ]
-            lines = [line for line in lines if line.values]
-            if len(lines) > 1:
-                panels.append(plots.lines(title, lines, share=key in SHARES))
-    if not panels:
-        return []
-    caption = "Means over the seeds."
-    return [Heading("Learning curves"), plots.figure("curves", caption, panels)]
 
 
 def each_seed(entries: Sequence[Entry]) -> Table:

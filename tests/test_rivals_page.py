@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from reports import compare_page, run_page
+from reports import run_page
 from reports.parts import collect, page, sentences, words
 from reports.sections import curves
 from stages.settings import stages
@@ -109,7 +109,3 @@ def test_notes_name_the_rival():
     notes = " ".join(sentences.caveats(row))
     assert "RLOO may have had nothing to learn" in notes
     assert "PPO" not in notes
-
-
-def test_the_pages_of_comparisons_know_curves_of_every_policy_gradient():
-    assert {"sft", "rm", "dpo", *stages.POLICY_GRADIENT_STAGES} == set(compare_page.CURVES)
