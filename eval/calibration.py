@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from eval.judge import ask_again, config_with_cap, judge_both_orders, make_judge, read_policies
+from eval.judge import config_with_cap, judge_both_orders, make_judge, read_policies
 from eval.judges.protocol import Row
 from eval.questions import OWN_TEXTS_ONLY, knows_own_texts_only
 from eval.rates.correction import (
@@ -79,10 +79,9 @@ def calibrate(config: Config) -> dict[str, Any]:
         pairs = [pair | {"post": name} for pair, name in zip(pairs, names, strict=True)]
         judge = make_judge(config, {})
         judgements = judge_both_orders(run, judge, {"labelled": pairs}, "calibrate")
-        again = ask_again(run, judge, {"labelled": pairs}, judgements)
         answered = with_answers(pairs, judgements)
         write_rows(run, "pairs.jsonl", [{key: pair[key] for key in PAIR_KEYS} for pair in answered])
-        results = describe(answered, judgements) | again
+        results = describe(answered, judgements)
         results["judge"] = asdict(judge.about)
         is_toy = config.data.source == TOY
         results["source"] = "built-in world" if is_toy else "labelled comparisons"

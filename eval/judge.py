@@ -15,8 +15,6 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from eval.judges.offline import FactsJudge, RewardModelJudge
 from eval.judges.openai.server_judge import OpenAIJudge
 from eval.judges.protocol import (
@@ -31,9 +29,7 @@ from eval.judges.protocol import (
     Row,
     judge_all,
 )
-from eval.questions import RunQuestions, comparison_of, questions_about, to_repeat
-from eval.rates.agreement import fleiss_over_posts
-from eval.rates.formulas import as_plain, clustered_share, post_numbers
+from eval.questions import RunQuestions, comparison_of
 from stages.driving.start import run_stage
 from stages.running.files import cut_file, read_lines, whole_lines
 from stages.runs import Run, open_stage, write_rows
@@ -58,8 +54,7 @@ def judge_summaries(config: Config) -> dict[str, Any]:
         # Controls that an earlier try has asked about have spent of the same money.
         same_cap = RunQuestions(config, policies)
         judgements = judge_both_orders(run, judge, policies, f"judge {judge.about.kind}", same_cap)
-        again = ask_again(run, judge, policies, judgements, same_cap)
-        results = summarize(judge.about, judgements) | again
+        results = summarize(judge.about, judgements)
         if scores := judge.scores_of(policies):
             write_rows(run, "gold_scores.jsonl", scores)
             results["gold"] = judge.facts()
@@ -74,40 +69,6 @@ def read_policies(folder: Path) -> dict[str, list[Row]]:
     if not any(policies.values()):
         raise UserError(f"there is nothing to judge: {folder} holds no summaries")
     return policies
-
-
-def ask_again(
-    run: Run,
-    judge: Judge,
-    rows: Mapping[str, Sequence[Row]],
-    judgements: Sequence[Row],
-    same_cap: Iterable[Comparison] = (),
-) -> dict[str, Any]:
-    """`repeats`: how often the same question gets the same verdict, of a sample asked anew.
-
-    `times` and `questions`; `same`, the share of the questions whose verdicts are all alike, and
-    Fleiss' `kappa` of the tries, with 95% intervals over posts. Empty where `judge.repeats` is 1.
-    `same_cap` falls under the same cap on the cost.
-    """
-    config, times = run.config, run.config.judge.repeats
-    if times == 1:
-        return {}
-    sample = to_repeat(config, rows)
-    tries = [list(judgements)]
-    for repeat in range(1, times):
-        before = chain(same_cap, questions_about(config, rows, repeat))
-        tries.append(judge_both_orders(run, judge, sample, "ask again", before, repeat))
-    drawn = [(name, row, order) for name in sample for row in sample[name] for order in VERDICTS]
-    verdicts: dict[tuple[str, str, str], list[str]] = {
-        (name, row["id"], order): [] for name, row, order in drawn
-    }
-    for row in chain.from_iterable(tries):
-        verdicts.get((row["policy"], row["id"], row["order"]), []).append(row["verdict"])
-    posts = [str(row.get("post", row["id"])) for _, row, _ in drawn]
-    same = np.array([float(len(set(answers)) == 1) for answers in verdicts.values()])
-    kappa = fleiss_over_posts(list(verdicts.values()), posts)
-    counts = {"times": times, "questions": len(verdicts), "kappa": as_plain(kappa)}
-    return {"repeats": counts | {"same": as_plain(clustered_share(same, post_numbers(posts)))}}
 
 
 def make_judge(config: Config, policies: dict[str, list[Row]]) -> Judge:
@@ -156,25 +117,21 @@ def judge_both_orders(
     rows: Mapping[str, Sequence[Row]],
     label: str,
     same_cap: Iterable[Comparison] = (),
-    repeat: int = 0,
 ) -> list[Row]:
     """Judge each row's `summary` against its `reference` and append to `judgements.jsonl`.
 
     `rows`: name -> rows; the judgements get the name as their `policy`. A row is named by its `id`;
     `post` is the id of its post where the two differ. The judge is told of all questions at once.
     What stands in that file already is kept. `same_cap` are questions that were asked before; they
-    count, as those of an interrupted stage do, under the same cap on the cost. `repeat`: how often
-    the same was asked before, on purpose; the answers then go to `repeat<number>.jsonl`.
+    count, as those of an interrupted stage do, under the same cap on the cost.
     """
-    file = f"repeat{repeat}.jsonl" if repeat else "judgements.jsonl"
     tasks = [(name, row, order) for name in rows for row in rows[name] for order in VERDICTS]
-    judgements = kept_judgements(run.partial / file, tasks)
+    judgements = kept_judgements(run.partial / "judgements.jsonl", tasks)
     done = len(judgements)
     if done == len(tasks):
         return judgements
     questions = [
-        comparison_of({**row, "id": row.get("post", row["id"])}, order)._replace(repeat=repeat)
-        for _, row, order in tasks
+        comparison_of({**row, "id": row.get("post", row["id"])}, order) for _, row, order in tasks
     ]
     before = chain(same_cap, questions[:done])
     judge.keep_in(run.resume)
@@ -184,7 +141,7 @@ def judge_both_orders(
         for task, reply in zip(tasks[done:], shown, strict=True):
             run.resume.mkdir(exist_ok=True)  # from here on there is something to go on from
             judgements.append(judgement(judge.about, *task, reply))
-            run.append(file, judgements[-1])
+            run.append("judgements.jsonl", judgements[-1])
     return judgements
 
 

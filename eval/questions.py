@@ -3,14 +3,13 @@
 A row names its post, with a `summary` and the `reference` that it is compared with.
 """
 
-import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from eval.control_texts import CONTROLS, SELF, control_texts
 from eval.judges.protocol import VERDICTS, Comparison, Row
 from stages.settings.config import Config
-from stages.settings.judge import REPEATED, JudgeSettings
+from stages.settings.judge import JudgeSettings
 from stages.settings.prompt import PROMPT
 
 # This judge knows only the texts that the run scored, unless `judge.model` names a gold one.
@@ -37,35 +36,11 @@ class RunQuestions:
     policies: Mapping[str, Sequence[Row]]
 
     def __iter__(self) -> Iterator[Comparison]:
-        config, policies = self.config, self.policies
-        yield from questions_about(config, policies, config.judge.repeats)
-        yield from questions_about(config, rows_for(config, next(iter(policies.values()))))
-
-
-def questions_about(
-    config: Config, policies: Mapping[str, Sequence[Row]], repeats: int = 1
-) -> Iterator[Comparison]:
-    """What is asked about each policy's summaries: all of them, in both orders, and some again."""
-    rounds = [policies, *[to_repeat(config, policies)] * (repeats - 1)]
-    return (
-        comparison_of(row, order)._replace(repeat=repeat)
-        for repeat, rows_of in enumerate(rounds)
-        for rows in rows_of.values()
-        for row in rows
-        for order in VERDICTS
-    )
-
-
-def to_repeat(config: Config, rows: Mapping[str, Sequence[Row]]) -> dict[str, list[Row]]:
-    """The rows that a judge is asked about again: `REPEATED` of them, drawn by the seed."""
-    differ = [
-        (name, row)
-        for name in rows
-        for row in rows[name]
-        if not comparison_of(row, next(iter(VERDICTS))).is_identical
-    ]
-    drawn = random.Random(f"again {config.seed}").sample(differ, min(REPEATED, len(differ)))
-    return {name: [row for of, row in drawn if of == name] for name in rows}
+        controls = rows_for(self.config, next(iter(self.policies.values())))
+        for rows_of in (self.policies, controls):
+            for rows in rows_of.values():
+                for row in rows:
+                    yield from (comparison_of(row, order) for order in VERDICTS)
 
 
 # -- controls --------------------------------------------------------------------------------------

@@ -18,8 +18,7 @@ from transformers import PreTrainedTokenizerBase
 
 from stages.driving.start import run_stage
 from stages.finished import changed_code, current_inputs, damage, read_manifest, stage_folder
-from stages.learning.batches import gather_rows
-from stages.learning.loop import make_accelerator, over_rows
+from stages.learning.loop import gather_rows, make_accelerator, over_rows
 from stages.learning.models import load_policy, load_reward_model, load_tokenizer, require_room
 from stages.learning.passes import response_logprobs, summary_scores
 from stages.learning.sampling import Sampling, respond, respond_often

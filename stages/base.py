@@ -29,10 +29,10 @@ from transformers import (
 
 from stages.driving.start import run_stage
 from stages.learning import models
-from stages.learning.batches import stream_seed
 from stages.learning.checkpoints import refuse_adapter
-from stages.learning.heads import require_heads
+from stages.learning.learner import stream_seed
 from stages.learning.lora import check_adapters
+from stages.learning.models import require_heads
 from stages.posts import tokens
 from stages.posts.bad_rows import SKIPPED_FILE, BadRows, in_half
 from stages.posts.ragged import load_split, save_split

@@ -155,8 +155,8 @@ def no_part(goal: str, kind: str) -> str:
     """Why a goal has no part in a run of this kind, with the mend."""
     if kind == TRAINED:
         return f"{goal} needs a released policy: add POLICY= (SET=released.policy=...)"
-    given = GIVEN_BY[kind]
-    return f"{goal} trains, and {given} is judged without training: leave out one of the two"
+    variable = GIVEN_BY[kind]
+    return f"{goal} trains, and {variable} is judged without training: leave out one of the two"
 
 
 # -- whether a finished stage still holds ----------------------------------------------------------
@@ -205,7 +205,7 @@ def differing_settings(config: Config, stage: str) -> list[str]:
         return []
     if manifest["settings_hash"] == settings_hash(config, stage):
         return []
-    made, requested = (
+    past, requested = (
         {
             f"{section}.{key}" if isinstance(values, dict) else section: value
             for section, values in recorded.items()
@@ -214,9 +214,9 @@ def differing_settings(config: Config, stage: str) -> list[str]:
         for recorded in (manifest["settings"], settings_of(config, stage))
     )
     return [
-        f"{key}: made with {made.get(key, 'nothing')}, asked {requested.get(key, 'nothing')}"
-        for key in made | requested
-        if not is_same(key, made.get(key), requested.get(key))
+        f"{key}: made with {past.get(key, 'nothing')}, asked {requested.get(key, 'nothing')}"
+        for key in past | requested
+        if not is_same(key, past.get(key), requested.get(key))
     ]
 
 
@@ -303,11 +303,11 @@ def is_gold_of(config: Config, run: Config) -> bool:
     folder = gold_folder(config)
     gold = read_manifest(folder)
     weights = {known_hash(path) for path in folder.glob("*.safetensors")}
-    made = [read_manifest(stage_folder(run, stage)) for stage in ("rm", "normalize")]
+    records = [read_manifest(stage_folder(run, stage)) for stage in ("rm", "normalize")]
     return any(
         (gold is not None and gold["content"] == own["content"])
         or not weights.isdisjoint(own["outputs"].values())
-        for own in made
+        for own in records
         if own is not None
     )
 

@@ -14,10 +14,9 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 
 from stages.driving.start import run_stage
-from stages.learning.heads import shift_scores
 from stages.learning.learner import Size, fitting
 from stages.learning.loop import make_accelerator, over_rows
-from stages.learning.models import load_reward_model, load_tokenizer, save_model
+from stages.learning.models import load_reward_model, load_tokenizer, save_model, shift_scores
 from stages.learning.passes import score_responses
 from stages.posts.ragged import TokenizedSplit, load_split, pad_left, pad_right, rows_of
 from stages.rl.start_checks import KNOWN, KNOWN_ANSWERS, save_known_answers, score_in_passes

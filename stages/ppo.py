@@ -22,7 +22,7 @@ from transformers import PreTrainedTokenizerBase
 from stages.driving.start import run_stage
 from stages.learning.loop import make_accelerator
 from stages.learning.models import load_tokenizer
-from stages.learning.state import begin, saving_a_broken_batch
+from stages.learning.state import begin
 from stages.posts.ragged import load_split
 from stages.rl.credit import credit, shape
 from stages.rl.metrics import describe, describe_texts, samples, summarize
@@ -35,12 +35,7 @@ from stages.rl.networks import (
     save_networks,
 )
 from stages.rl.rollout import load_queries, measure, sample_responses, score
-from stages.rl.start_checks import (
-    check_start,
-    say_if_endings_mislead,
-    say_if_score_has_not_risen,
-    say_if_worse_than_a_constant,
-)
+from stages.rl.start_checks import check_start, say_what_is_odd
 from stages.rl.update import check_episodes, make_pretraining, optimize, set_rate, steer_kl
 from stages.rl.update_checks import check_update
 from stages.running.files import read_lines
@@ -75,18 +70,14 @@ def train_ppo(config: Config) -> None:
             metrics |= {"lr": rate, "seconds/rollout": state.seconds}
             if update == 0:
                 check_start(learner, rollout, origins, ppo, config.memory, score)
-                say_if_endings_mislead(accelerator, metrics, ppo)
-            if update == ppo.critic_updates:  # the policy's first
-                say_if_worse_than_a_constant(accelerator, metrics["val/explained_variance"])
+            say_what_is_odd(learner, history, metrics, ppo)
             ptx, on_query = None, config.sft.loss_on_query
             if references is not None:
                 ptx = make_pretraining(ppo, references, on_query, config.seed, update)
-            with saving_a_broken_batch(state, "sft", rollout.tensors):
-                check_update(learner, rollout, ppo, kl_coef)
-                metrics |= optimize(learner, rollout, ppo, state.minibatch_seed, kl_coef, ptx)  # 6.
+            check_update(learner, rollout, ppo, kl_coef)
+            metrics |= optimize(learner, rollout, ppo, state.minibatch_seed, kl_coef, ptx)  # 6.
             metrics["seconds/update"] = state.seconds
             run.log(update + 1, episode=(update + 1) * ppo.batch_size, **metrics)
-            say_if_score_has_not_risen(accelerator, history, ppo, update)
             if update % ppo.samples_every == 0 or update + 1 == state.updates:
                 for row in samples(rollout, tokenizer, update + 1):
                     run.append("samples.jsonl", row)

@@ -14,15 +14,18 @@ from transformers import AutoConfig, AutoModelForTokenClassification, PreTrained
 
 from stages.driving.start import run_stage
 from stages.learning.checkpoints import read_weights, refuse_adapter
-from stages.learning.heads import head_name, in_float32, require_heads, shift_scores
 from stages.learning.models import (
+    head_name,
+    in_float32,
     load_reward_model,
     load_tokenizer,
     plain_config,
     refuse_odd,
     refuse_weights,
+    require_heads,
     same_tokens,
     save_model,
+    shift_scores,
     with_dropout,
 )
 from stages.running.files import link_or_copy, read_record

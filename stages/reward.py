@@ -16,10 +16,10 @@ from torch import Tensor, nn
 
 from stages.driving.start import run_stage
 from stages.functional import preference_loss
-from stages.learning.batches import batch_tensors, check_batch, stream
-from stages.learning.heads import read_scores_before
-from stages.learning.loop import make_accelerator
-from stages.learning.models import keep_model, load_tokenizer, new_reward_model
+from stages.learning.learner import stream
+from stages.learning.loop import check_batch, make_accelerator
+from stages.learning.lora import keep_model
+from stages.learning.models import load_tokenizer, new_reward_model, read_scores_before
 from stages.learning.passes import summary_scores
 from stages.learning.preferences import (
     gap_rows,
@@ -30,7 +30,7 @@ from stages.learning.preferences import (
     summarize_gaps,
     training_pairs,
 )
-from stages.learning.state import State, begin_supervised, saving_a_broken_batch
+from stages.learning.state import State, begin_supervised
 from stages.posts.ragged import TokenizedSplit, load_split
 from stages.runs import HELD_OUT_CNNDM, HELD_OUT_PAIRS, open_stage, write_rows
 from stages.settings.config import Config
@@ -53,8 +53,7 @@ def train_reward_model(config: Config) -> None:
         state = begin_supervised(run, accelerator, reward_model, len(train), together)
         for update in state.remaining("rm"):
             rate, rows = state.set_rate(config.rm.learning_rate), state.order.batch(update)
-            with saving_a_broken_batch(state, "sft", partial(batch_tensors, train, rows)):
-                stats = take_step(state, train, rows)
+            stats = take_step(state, train, rows)
             stats |= {"lr": rate, "seconds/update": state.seconds}
             run.log(update + 1, **stats)
         trained = keep_model(accelerator, state.learner.trained, tokenizer, run.partial / "model")

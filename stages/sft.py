@@ -6,7 +6,6 @@ differs: the loss is a mean over the global batch's tokens, not a mean of microb
 """
 
 from collections.abc import Iterator, Sequence
-from functools import partial
 
 import torch
 from accelerate import Accelerator
@@ -14,14 +13,22 @@ from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
 from stages.driving.start import run_stage
-from stages.learning import batches
-from stages.learning.learner import MICROBATCH, Size, in_pieces, optimizer_step
-from stages.learning.loop import make_accelerator
-from stages.learning.models import keep_model, load_policy, load_tokenizer
+from stages.learning.learner import (
+    MICROBATCH,
+    Size,
+    chunks,
+    global_sum,
+    in_pieces,
+    local_share,
+    optimizer_step,
+)
+from stages.learning.loop import check_batch, gather_rows, make_accelerator, parts_by_length
+from stages.learning.lora import keep_model
+from stages.learning.models import load_policy, load_tokenizer
 from stages.learning.passes import counted_tokens, sequence_length, summed_loss
 from stages.learning.sampling import Sampling, respond
 from stages.learning.sharding import gathered
-from stages.learning.state import State, begin_supervised, saving_a_broken_batch
+from stages.learning.state import State, begin_supervised
 from stages.posts.ragged import TokenizedSplit, load_split
 from stages.posts.text_metrics import rouge
 from stages.running.files import read_lines
@@ -37,7 +44,7 @@ def train_sft(config: Config) -> None:
         tokenizer = load_tokenizer(base / "model")
         train = load_split(base / "data", "sft_train")
         validation = load_split(base / "data", "sft_validation")
-        batches.check_batch("sft", config.sft.batch_size, len(train), accelerator)
+        check_batch("sft", config.sft.batch_size, len(train), accelerator)
         policy = load_policy(base / "model", config.sft.dropout)
         state = begin_supervised(run, accelerator, policy, len(train))
         policy = state.learner.trained
@@ -47,8 +54,7 @@ def train_sft(config: Config) -> None:
             run.log(0, **{"loss/validation": loss})
         for update in state.remaining("sft"):
             rate, rows = state.set_rate(config.sft.learning_rate), state.order.batch(update)
-            with saving_a_broken_batch(state, "base", partial(batches.batch_tensors, train, rows)):
-                loss = take_step(state, train, rows)
+            loss = take_step(state, train, rows)
             metrics = {"loss/train": loss, "lr": rate, "seconds/update": state.seconds}
             if (update + 1) % evaluation == 0 or update + 1 == state.updates:
                 policy.eval()
@@ -64,17 +70,15 @@ def take_step(state: State, train: TokenizedSplit, rows: list[int]) -> float:
     learner, config = state.learner, state.run.config
     accelerator, policy = learner.accelerator, learner.trained
     policy.train()
-    share = batches.local_share(rows, accelerator)
-    (count,) = batches.global_sum(
-        accelerator, counted_tokens(train, share, config.sft.loss_on_query)
-    )
+    share = local_share(rows, accelerator)
+    (count,) = global_sum(accelerator, counted_tokens(train, share, config.sft.loss_on_query))
     share.sort(key=lambda row: sequence_length(train, row))
 
     def losses(part: Sequence[int]) -> Iterator[tuple[Tensor, dict[str, Tensor]]]:
         summed = summed_loss(policy, train, part, config.sft.loss_on_query, accelerator.device)
         yield summed / count, {"loss/train": summed}
 
-    stats = optimizer_step(learner, lambda size: batches.chunks(share, size), losses)
+    stats = optimizer_step(learner, lambda size: chunks(share, size), losses)
     return stats["loss/train"] / count
 
 
@@ -87,7 +91,7 @@ def validation_loss(
     alone = accelerator.unwrap_model(policy)  # processes may have different numbers of parts
     on_query, device = config.sft.loss_on_query, accelerator.device
     lengths = [sequence_length(split, row) for row in range(len(split))]
-    share = batches.local_share(range(len(split)), accelerator)
+    share = local_share(range(len(split)), accelerator)
     # A microbatch, because logits of all positions exist here as they do in training.
     size = Size(rows=config.memory.microbatch_size, setting=MICROBATCH)
 
@@ -96,9 +100,9 @@ def validation_loss(
 
     total = 0.0
     with gathered(alone):
-        for part in batches.parts_by_length(accelerator, lengths, size.rows):
+        for part in parts_by_length(accelerator, lengths, size.rows):
             total += sum(in_pieces(accelerator, size, part, measure))
-    total, count = batches.global_sum(accelerator, total, counted_tokens(split, share, on_query))
+    total, count = global_sum(accelerator, total, counted_tokens(split, share, on_query))
     return total / count
 
 
@@ -117,7 +121,7 @@ def finish(state: State, tokenizer: PreTrainedTokenizerBase, validation: Tokeniz
         forward_batch_size=config.memory.forward_batch_size,
     )
     queries = validation.columns["queries"]
-    responses = batches.gather_rows(
+    responses = gather_rows(
         accelerator, respond(accelerator, policy, queries, tokenizer, sampling, run.resume)
     )
     texts = [tokenizer.decode(tokens, skip_special_tokens=True).strip() for tokens in responses]

@@ -1,21 +1,9 @@
 """Known errors of RLHF code, planted to see which number betrays them. The product has no switch.
 
-    python -m tests.planted swapped-pairs -m stages.driving.start stages.reward --preset tiny
-
-starts a stage with one function replaced by a wrong one, and is what LAUNCH takes:
-
-    make rm ppo eval NAME=planted-swapped-pairs UPSTREAM=tiny \
-        LAUNCH="python -m tests.planted swapped-pairs"
-
-Each error was seen in somebody's code. PLANTED is the list, with the first stage that each changes.
-Where a check would stop a stage, `refused.json`, beside the stages, has its words, and the stage
-goes on: so the run also shows what the error does. `tests.planting` makes all runs and the page.
+Each error was seen in somebody's code. PLANTED is the list.
 """
 
-import runpy
-import sys
-import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -23,26 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from stages import functional, normalize, ppo, reward, sft
+from stages import functional, ppo, reward, sft
 from stages.learning import passes, sampling
 from stages.learning.models import load_tokenizer
 from stages.posts.ragged import Ragged, TokenizedSplit, make_ragged, pad_right
 from stages.rl import credit, rollout
 from stages.rl.episodes import Measured, Rollout
-from stages.running.files import write_json
-from stages.settings import config as settings
-from stages.settings.checks import UserError
-from stages.settings.command_line import config_from_arguments
-from stages.settings.config import Config
-
-REFUSED = "refused.json"
-# What stops a stage because its numbers are wrong: the reward model's mean, all checks before PPO's
-# first update, and those of every update.
-CHECKS: tuple[tuple[str, Any, str], ...] = (
-    ("normalize", normalize, "check_mean"),
-    ("ppo", ppo, "check_start"),
-    ("ppo", ppo, "check_update"),
-)
 
 
 def wrap(module: Any, name: str, wrong: Callable[..., Any], put: Any = setattr) -> None:
@@ -239,17 +213,11 @@ def new_moments(right: Callable[..., Any], learner: Any, *args: Any, **kwargs: A
 
 @dataclass(frozen=True)
 class Planted:
-    """One error: the first stage that it changes, and how it gets there."""
+    """One error: the function that is replaced, and by what."""
 
-    stage: str
     module: Any
     name: str
     wrong: Callable[..., Any]
-
-    @property
-    def what(self) -> str:
-        """It in plain words."""
-        return " ".join((self.wrong.__doc__ or "").split())
 
     def plant(self, put: Any = setattr) -> None:
         """Put it there, in this process; `put` may be what takes it away again."""
@@ -257,64 +225,24 @@ class Planted:
 
 
 PLANTED = {
-    "swapped-pairs": Planted("rm", reward, "score_pairs", swapped),
-    "sft-without-eos": Planted("sft", sft, "load_split", without_eos),
-    "score-at-padding": Planted("ppo", rollout, "score_responses", at_last_column),
-    "query-one-short": Planted("ppo", rollout, "score_responses", query_one_short),
-    "no-leading-space": Planted("ppo", rollout, "score_responses", without_leading_space),
-    "score-at-every-token": Planted("ppo", functional, "shape_rewards", at_every_token),
-    "penalty-for-ended": Planted("ppo", functional, "penalize_missing_eos", for_ended),
-    "fifty-likeliest": Planted("ppo", sampling, "draw", of_the_likeliest),
-    "one-ratio": Planted("ppo", functional, "policy_losses", one_ratio),
-    "kl-rewarded": Planted("ppo", functional, "shape_rewards", kl_rewarded),
-    "kl-left-out": Planted("ppo", functional, "shape_rewards", kl_left_out),
-    "other-temperature": Planted("ppo", ppo, "measure", at_another_temperature),
-    "reference-follows": Planted("ppo", ppo, "measure", reference_that_follows),
-    "mask-one-short": Planted("ppo", functional, "response_masks", one_short),
-    "padding-whitened": Planted("ppo", credit, "whiten", padding_too),
-    "stale-advantages": Planted("ppo", ppo, "credit", of_the_batch_before()),
-    "whitened-targets": Planted("ppo", ppo, "credit", from_whitened),
-    "gae-across-eos": Planted("ppo", ppo, "credit", across_eos),
-    "dropout-in-policy": Planted("ppo", ppo, "load_networks", policy_with_dropout),
-    "optimizer-reset": Planted("ppo", ppo, "optimize", new_moments),
+    "swapped-pairs": Planted(reward, "score_pairs", swapped),
+    "sft-without-eos": Planted(sft, "load_split", without_eos),
+    "score-at-padding": Planted(rollout, "score_responses", at_last_column),
+    "query-one-short": Planted(rollout, "score_responses", query_one_short),
+    "no-leading-space": Planted(rollout, "score_responses", without_leading_space),
+    "score-at-every-token": Planted(functional, "shape_rewards", at_every_token),
+    "penalty-for-ended": Planted(functional, "penalize_missing_eos", for_ended),
+    "fifty-likeliest": Planted(sampling, "draw", of_the_likeliest),
+    "one-ratio": Planted(functional, "policy_losses", one_ratio),
+    "kl-rewarded": Planted(functional, "shape_rewards", kl_rewarded),
+    "kl-left-out": Planted(functional, "shape_rewards", kl_left_out),
+    "other-temperature": Planted(ppo, "measure", at_another_temperature),
+    "reference-follows": Planted(ppo, "measure", reference_that_follows),
+    "mask-one-short": Planted(functional, "response_masks", one_short),
+    "padding-whitened": Planted(credit, "whiten", padding_too),
+    "stale-advantages": Planted(ppo, "credit", of_the_batch_before()),
+    "whitened-targets": Planted(ppo, "credit", from_whitened),
+    "gae-across-eos": Planted(ppo, "credit", across_eos),
+    "dropout-in-policy": Planted(ppo, "load_networks", policy_with_dropout),
+    "optimizer-reset": Planted(ppo, "optimize", new_moments),
 }
-
-
-def refused_file(config: Config) -> Path:
-    """Where it is written that a check stopped a run."""
-    return settings.RUNS / config.name / f"seed{config.seed}" / REFUSED
-
-
-def noting(stage: str, arguments: Sequence[str]) -> Callable[..., Any]:
-    """Runs a check that may stop the run that arguments name; its first words are kept instead."""
-
-    def noted(right: Callable[..., None], *args: Any, **kwargs: Any) -> None:
-        try:
-            right(*args, **kwargs)
-        except UserError as error:
-            path = refused_file(config_from_arguments([*arguments], ""))
-            if not path.exists():
-                path.parent.mkdir(parents=True, exist_ok=True)
-                write_json(path, {"stage": stage, "message": str(error)})
-                print(f"a check refuses the planted error, and it goes on: {error}", flush=True)
-
-    return noted
-
-
-def main(argv: list[str] | None = None) -> None:
-    """Plant an error and run a module: ERROR -m MODULE ARGUMENTS."""
-    name, dash_m, module, *rest = sys.argv[1:] if argv is None else argv
-    if dash_m != "-m" or name not in PLANTED:
-        raise SystemExit(f"ERROR -m MODULE ARGUMENTS, where ERROR is one of {', '.join(PLANTED)}")
-    PLANTED[name].plant()
-    options = next((at for at, word in enumerate(rest) if word.startswith("--")), len(rest))
-    for stage, where, check in CHECKS:
-        wrap(where, check, noting(stage, rest[options:]))
-    # The module is loaded already, because functions of it are replaced.
-    warnings.filterwarnings("ignore", category=RuntimeWarning, module="runpy")
-    sys.argv = [module, *rest]
-    runpy.run_module(module, run_name="__main__", alter_sys=True)
-
-
-if __name__ == "__main__":
-    main()

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 
 from eval.rates.reward_pairs import calibration, pair_statistics
-from stages.learning.batches import batch_rows
+from stages.learning.learner import batch_rows
 from stages.learning.passes import counted_tokens, summed_loss
 from stages.learning.preferences import gap_rows, of_pairs, pair_parts, posts_of, summarize_gaps
 from stages.posts.ragged import TokenizedSplit, make_ragged

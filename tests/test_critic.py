@@ -1,6 +1,7 @@
 """A critic that is worse than a constant: where runs and pages say so, and what mends it."""
 
 import shutil
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -9,14 +10,9 @@ import torch
 from reports.parts import collect, sentences
 from stages import base, normalize, ppo, reward, rloo, sft
 from stages.functional import adapt_kl_coef
-from stages.learning.heads import zero_head
-from stages.learning.models import load_reward_model
+from stages.learning.models import load_reward_model, zero_head
 from stages.rl.networks import Origins, load_critic
-from stages.rl.start_checks import (
-    say_if_endings_mislead,
-    say_if_score_has_not_risen,
-    say_if_worse_than_a_constant,
-)
+from stages.rl.start_checks import say_what_is_odd
 from stages.running.files import read_lines
 from stages.settings.command_line import make_config
 from stages.settings.ppo import Ppo
@@ -115,56 +111,51 @@ def test_a_run_that_died_while_the_critic_learned_alone_goes_on_to_the_same_bits
     same(folder, resumed, tmp_path / "differences.json")
 
 
+QUIET = {"policy/below_penalty": 0.2, "policy/eos_rate": 0.01, "val/explained_variance": 0.0}
+EIGHT = Ppo(total_episodes=8 * 32, batch_size=32)
+
+
 @pytest.mark.parametrize(
-    ("scores", "update", "is_said"),
+    ("metrics", "settings", "words"),
     [
-        ([1.0, 0.9, 0.8], 2, True),
-        ([1.0, 1.1, 1.2], 2, False),  # it rose
-        ([1.0, 0.9], 1, False),  # too early
-        ([1.0, 0.9, 0.9, 0.9], 3, False),  # said before
+        ({"val/explained_variance": -5.123}, {}, "constant (-5.1): ppo.critic_init=zero"),
+        ({"policy/below_penalty": 0.484}, {}, "48% end and score below -1, the score without"),
+        ({"policy/below_penalty": 0.5}, {"eos_trick": "subtract"}, ""),
+        ({"policy/eos_rate": 0.0}, {}, "no response ends: more sft.epochs"),
+        ({"policy/eos_rate": 0.0}, {"eos_trick": "off"}, ""),
+        ({}, {}, ""),
+    ],
+)
+def test_what_is_odd_at_the_first_update_is_one_line(
+    before_ppo, tmp_path, capsys, metrics, settings, words
+):
+    learner = learner_of(before_ppo, make_config("tiny"))
+    say_what_is_odd(learner, tmp_path, QUIET | metrics, replace(EIGHT, **settings))
+    line = capsys.readouterr().err.rstrip("\n")
+    assert words in line
+    assert bool(words) == bool(line)
+    assert len(line) <= 80
+    assert "\n" not in line
+
+
+@pytest.mark.parametrize(
+    ("scores", "is_said"),
+    [
+        ([1.0, 0.9, 0.8], True),
+        ([1.0, 1.1, 1.2], False),  # it rose
+        ([1.0, 0.9], False),  # too early
+        ([1.0, 0.9, 0.9, 0.9], False),  # said before
     ],
 )
 def test_a_run_says_after_a_quarter_that_its_score_has_not_risen(
-    before_ppo, tmp_path, capsys, scores, update, is_said
+    before_ppo, tmp_path, capsys, scores, is_said
 ):
-    accelerator = learner_of(before_ppo, make_config("tiny")).accelerator
     history = tmp_path / "metrics.jsonl"
-    write_rows(history, [{"objective/scores": score} for score in scores])
-    settings = Ppo(total_episodes=8 * 32, batch_size=32)
-    say_if_score_has_not_risen(accelerator, history, settings, update)
+    write_rows(history, [{"objective/scores": score} for score in scores[:-1]])
+    learner = learner_of(before_ppo, make_config("tiny"), update=len(scores) - 1)
+    say_what_is_odd(learner, history, QUIET | {"objective/scores": scores[-1]}, EIGHT)
     line = capsys.readouterr().err
     assert ("after a quarter the score has not risen (1.00, 0.85)" in line) == is_said
-
-
-def of_endings(below, ended=0.9, **settings):
-    return {"policy/below_penalty": below, "policy/eos_rate": ended}, Ppo(**settings)
-
-
-@pytest.mark.parametrize(
-    ("say", "where", "not_where", "words"),
-    [
-        (say_if_worse_than_a_constant, (-5.123,), (0.0,), "-5.1): ppo.critic_init=zero"),
-        (say_if_endings_mislead, of_endings(0.484), of_endings(0.2), "48% end and score below -1"),
-        (say_if_endings_mislead, of_endings(0.5), of_endings(0.5, eos_trick="subtract"), "50% end"),
-        (say_if_endings_mislead, of_endings(0, 0), of_endings(0, 0.01), "no response ends: more"),
-        (
-            say_if_endings_mislead,
-            of_endings(0, 0),
-            of_endings(0, 0, eos_trick="off"),
-            "no response",
-        ),
-    ],
-)
-def test_what_goes_wrong_at_the_first_update_is_one_line(
-    before_ppo, capsys, say, where, not_where, words
-):
-    accelerator = learner_of(before_ppo, make_config("tiny")).accelerator
-    say(accelerator, *not_where)
-    assert capsys.readouterr().err == ""
-    say(accelerator, *where)
-    (line,) = capsys.readouterr().err.splitlines()
-    assert words in line
-    assert len(line) <= 80
 
 
 def test_a_critic_that_starts_at_0_has_the_backbone_of_the_reward_model(before):

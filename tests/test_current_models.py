@@ -1,9 +1,7 @@
 """Models of today: one that reasons, its bill beside the estimate, and ends that are warned of."""
 
 import json
-import random
 import re
-import shutil
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,8 +15,7 @@ from eval.judge import judge_summaries, make_judge
 from eval.judges.openai.budget import ASSUMED_REASONING_TOKENS, USUAL_REPLY_TOKENS, price_of
 from eval.judges.openai.server_judge import OpenAIJudge
 from eval.judges.protocol import Comparison, judge_all
-from reports.parts.sentences import asked_again, judge_note
-from stages.finished import stage_folder
+from reports.parts.sentences import judge_note
 from stages.runs import open_stage
 from stages.settings.command_line import make_config
 from stages.settings.config import JudgeSettings, UserError
@@ -100,27 +97,6 @@ def test_a_judge_that_reasons_has_room_for_it_and_an_estimate(capsys):
     said = [line for line in out.splitlines() if line.startswith("judge gpt-6-luna: ")]
     assert max(map(len, said)) <= 80
     assert [line for line in said if "replies cost" in line]
-
-
-def test_a_judge_that_reasons_unasked_is_found_out_by_its_first_reply(capsys, monkeypatch):
-    """The server ignores the effort. One reply is cut off, and no other."""
-    luna = Luna()
-    monkeypatch.setattr(luna, "refusal", lambda body: None)
-    answer = luna.answer
-
-    def deaf(body: dict[str, Any]) -> Any:
-        limit = body.pop("max_tokens")
-        return answer({**body, "max_completion_tokens": limit, "reasoning_effort": "high"})
-
-    monkeypatch.setattr(luna, "answer", deaf)
-    with luna_at(luna) as url:
-        judge = make_judge(luna_config(url), {})
-        assert {reply.choice for reply in judge_all(judge, pairs(60), 4)} == {"A"}
-        assert luna.replies.total() == 61
-        again = make_judge(luna_config(url), {})
-        assert isinstance(again, OpenAIJudge)
-        again.prepare(pairs(62))
-        assert "it reasons: 560 tokens" in capsys.readouterr().out
 
 
 def test_a_reply_that_was_cut_off_is_asked_for_again_with_more_room_for_reasoning(runs):
@@ -231,14 +207,6 @@ def test_a_model_that_ends_is_warned_of(model, today, said):
     assert "\n" not in warning
 
 
-def test_a_warning_stands_before_the_first_request(capsys):
-    with serving(lambda number, body: chat(GOOD, model="gpt-4")) as server:
-        list(judge_all(make_judge(llm_config(server, model="gpt-4"), {}), pairs(1), 1))
-    out = capsys.readouterr().out
-    assert "warning: judge gpt-4 ended on 2026-10-23" in out
-    assert out.index("warning") < out.index("replies to ask for")
-
-
 def test_only_models_that_have_not_ended_have_a_price():
     for name, line in MODELS.items():
         has_ended = line.end is not None and line.end <= AS_OF
@@ -268,21 +236,6 @@ def test_a_cap_on_a_model_without_a_price_is_refused():
         price_of(JudgeSettings(model="mine", max_cost=1))
 
 
-@pytest.mark.parametrize(
-    ("name", "maker"),
-    [
-        ("openai/gpt-oss-20b@abc", "OpenAI"),
-        ("EleutherAI/pythia-1b-deduped", "EleutherAI"),
-        ("EleutherAI/gpt-neo-125m", "EleutherAI"),
-        ("runs/models/smollm2-135m-instruct/", "Hugging Face"),
-        ("Qwen/Qwen3-8B", "Qwen"),
-        ("my-policy", ""),
-    ],
-)
-def test_the_maker_of_a_model_is_read_from_its_name(name, maker):
-    assert family_of_model(name) == maker
-
-
 def test_a_judge_of_the_policys_own_maker_is_warned_of_and_another_is_not():
     row = {
         "is_llm": True,
@@ -298,50 +251,6 @@ def test_a_judge_of_the_policys_own_maker_is_warned_of_and_another_is_not():
     )
     released = row | {"checkpoint": None, "released_policy": "org/qwen2-sft"}
     assert "both by Qwen" in str(judge_note(released))
-
-
-@pytest.mark.parametrize(("rule", "low", "high"), [("constant", 1.0, 1.0), ("random", 0.1, 0.45)])
-def test_the_same_question_is_asked_anew_and_how_often_it_gets_one_verdict_is_told(
-    runs, monkeypatch, capsys, rule, low, high
-):
-    """Three answers at random are alike in 1 of 4 cases; a constant judge is always alike."""
-    monkeypatch.setenv("OPENAI_API_KEY", "none")
-    rng = random.Random(3)
-    letters = {"constant": "A", "random": "AB"}[rule]
-    with serving(
-        lambda number, body: chat(f"Preferred: {rng.choice(letters)}", model="judge")
-    ) as server:
-        judge = JudgeSettings(model="judge", base_url=server.url, repeats=3, structured="off")
-        config = replace(make_config("tiny"), judge=judge)
-        with open_stage(config, "summaries") as run:
-            for post in range(30):
-                row = {"id": f"p{post}", "query": f"q{post}", "summary": "a b", "reference": "c"}
-                run.append("ppo.jsonl", row)
-            run.finish({})
-        found = judge_summaries(config)
-        asked = len(server.requests)
-        assert asked == 3 * 2 * 30
-        again = found["repeats"]
-        assert (again["times"], again["questions"]) == (3, 60)
-        assert low <= again["same"]["estimate"] <= high
-        kappa = again["kappa"]["estimate"]  # the first text: ours in one order, theirs in the other
-        assert kappa == 1.0 if rule == "constant" else abs(kappa) < 0.3
-        (text,) = asked_again(found)
-        assert "Asked 3 times, each time anew" in text
-        # Kept replies answer another try: nothing is asked twice for nothing.
-        shutil.rmtree(stage_folder(config, "judge"))
-        assert judge_summaries(config)["repeats"] == again
-        assert len(server.requests) == asked
-        # Without repeats the first answers are found, and another judge's folder holds them.
-        once = replace(config, judge=replace(judge, repeats=1))
-        assert once.judge.folder != judge.folder
-        assert "repeats" not in judge_summaries(once)
-        assert len(server.requests) == asked
-
-
-def test_a_judge_that_always_answers_alike_is_not_asked_again():
-    with pytest.raises(UserError, match=r"judge\.repeats must be 1: judge\.kind=facts always"):
-        JudgeSettings(kind="facts", repeats=2)
 
 
 def test_another_effort_room_for_reasoning_or_name_is_another_judge():

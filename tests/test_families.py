@@ -26,13 +26,15 @@ from transformers import (
 from eval import summaries
 from stages import base, dpo, normalize, ppo, reward, sft
 from stages.finished import read_manifest
-from stages.learning.heads import Float32Head, head_name, head_of, shift_scores
 from stages.learning.models import (
+    Float32Head,
+    head_name,
+    head_of,
     load_reward_model,
     load_tokenizer,
     new_reward_model,
     save_model,
-    with_dropout,
+    shift_scores,
 )
 from stages.learning.passes import score_responses
 from stages.learning.sampling import sample
@@ -209,11 +211,6 @@ def test_a_pass_that_learns_keeps_no_copies_of_weights_that_autograd_does_not_ne
     with accelerator.autocast():  # a sampler runs the same weights token after token
         assert torch.is_autocast_cache_enabled()
     AcceleratorState._reset_state(reset_partial_state=True)
-
-
-def test_a_dropout_probability_that_is_written_as_0_is_set_too():
-    asked = with_dropout(LlamaConfig(attention_dropout=0), 0.1)
-    assert asked.attention_dropout == 0.1
 
 
 def test_frozen_weights_in_bf16_leave_rotary_frequencies_as_they_were(policy_folder):

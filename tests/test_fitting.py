@@ -1,9 +1,7 @@
 """Memory that is refused halves a pass, whose numbers stay the same up to rounding."""
 
 import copy
-import gc
 import itertools
-import signal
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,7 +14,7 @@ from safetensors.torch import load_file
 
 from stages import base, sft
 from stages.driving.maker import Execution, Maker
-from stages.finished import partial_of, read_manifest, stage_folder
+from stages.finished import read_manifest
 from stages.learning import models
 from stages.learning.learner import (
     FORWARD,
@@ -28,15 +26,12 @@ from stages.learning.learner import (
     room_of,
 )
 from stages.learning.loop import make_optimizer
-from stages.running.files import read_json, write_json
-from stages.runs import HALVED, RESUME
 from stages.settings.command_line import make_config
 from stages.settings.config import UserError
 from tests.conftest import state_of
 from tests.test_microbatches import SPLITS
 
 ROOT = Path(__file__).parents[1]
-LIMIT = 120  # seconds for each test
 ARGUMENTS = """
     --preset tiny --name small --set base.hidden_size=32 base.num_layers=2 sft.epochs=1
     memory.cpu_threads=1
@@ -58,22 +53,6 @@ def load_policy(*given):
 sft.load_policy = load_policy
 sft.main(ARGUMENTS)
 """
-
-
-@pytest.fixture(autouse=True)
-def limited():
-    """Passes that are never halved would be tried again without end: a test has a LIMIT."""
-
-    def end(number: int, frame: Any) -> None:
-        raise TimeoutError("the test took longer than its limit")
-
-    before = signal.signal(signal.SIGALRM, end)
-    signal.alarm(LIMIT)
-    gc.freeze()  # each refusal collects garbage, and pytest has much that is none
-    yield
-    gc.unfreeze()
-    signal.alarm(0)
-    signal.signal(signal.SIGALRM, before)
 
 
 def refuse_more_than(network: torch.nn.Module, sequences: int = 10**6, tokens: int = 10**6) -> None:
@@ -168,16 +147,6 @@ def test_a_pass_is_tried_once_more_and_halved_and_others_of_its_setting_begin_th
     assert fitting(other, Size(rows=32), int) == 20
 
 
-def test_cublas_that_gets_no_memory_halves_too_and_any_other_error_does_not():
-    cublas = RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate`")
-    assert fitting(Accelerator(cpu=True), Size(rows=8), refused(cublas, 2, [])) == 2
-    sizes: list[int] = []
-    other = refused(RuntimeError("shapes cannot be multiplied"), 2, sizes)
-    with pytest.raises(RuntimeError, match="shapes"):
-        fitting(Accelerator(cpu=True), Size(rows=8), other)
-    assert sizes == [8]
-
-
 def test_what_cannot_be_halved_is_an_error_with_a_mend():
     by = "ppo.loss_mean=microbatches"
     fewest = r"a pass of {}, the fewest \(memory\.microbatch_size\): free some, or try memory\."
@@ -232,13 +201,6 @@ def test_moments_that_get_no_memory_are_made_before_the_step(policy, monkeypatch
         assert all(torch.equal(moments[name], states[1][key][name]) for name in moments)
 
 
-def test_a_step_that_waits_for_memory_says_so_once(capsys):
-    times = StepTimes()
-    for seconds, retries in ((1.0, 0), (1.0, 3), (1.0, 0), (9.0, 0), (4.9, 1), (5.1, 1), (50.0, 9)):
-        times.add(seconds, retries)
-    assert capsys.readouterr().err.startswith("a step took 5.1 s (median 1.0) and waited")
-
-
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory):
     """A base stage, and the SFT weights that one process makes of it with enough memory."""
@@ -291,20 +253,8 @@ def test_of_two_processes_one_runs_out_of_memory_and_both_start_again(alone, see
     assert difference(alone, seed) < 1e-5
 
 
-def test_a_stage_is_called_again_only_after_a_new_halving(runs):
-    resume = partial_of(stage_folder(SMALL, "sft")) / RESUME
-    resume.mkdir(parents=True)
-    write_json(resume / HALVED, [{"update": 1, "setting": MICROBATCH, "from": 8, "to": 4}])
-    code = f"""
-import json, pathlib
-path = pathlib.Path({str(resume / HALVED)!r})
-there = json.loads(path.read_text())
-if len(there) < 3:
-    path.write_text(json.dumps([*there, there[-1]]))
-raise SystemExit(2)
-"""
-    assert (
-        Maker(Execution(processes=2)).call_until_it_fits(SMALL, "sft", [sys.executable, "-c", code])
-        == 2
-    )
-    assert len(read_json(resume / HALVED)) == 3
+def test_a_step_that_waits_for_memory_says_so_once(capsys):
+    times = StepTimes()
+    for seconds, retries in ((1.0, 0), (1.0, 3), (1.0, 0), (9.0, 0), (4.9, 1), (5.1, 1), (50.0, 9)):
+        times.add(seconds, retries)
+    assert capsys.readouterr().err.startswith("a step took 5.1 s (median 1.0) and waited")

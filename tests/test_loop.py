@@ -4,7 +4,6 @@ import ctypes
 import json
 import math
 import os
-import platform
 import random
 import subprocess
 import sys
@@ -21,12 +20,9 @@ from accelerate.state import AcceleratorState
 
 from stages import base, sft
 from stages.finished import read_manifest, stage_folder
-from stages.learning import batches
-from stages.learning.batches import (
+from stages.learning import loop
+from stages.learning.learner import (
     batch_rows,
-    check_batch,
-    chunks,
-    gather_rows,
     global_sum,
     local_share,
     stream,
@@ -34,18 +30,21 @@ from stages.learning.batches import (
     synchronized_last,
 )
 from stages.learning.loop import (
+    check_batch,
     cosine_rate,
+    gather_rows,
     linear_rate,
     make_accelerator,
     make_optimizer,
     set_learning_rate,
     use_gradient_checkpointing,
 )
-from stages.learning.models import keep_model, load_policy
+from stages.learning.lora import keep_model
+from stages.learning.models import load_policy
 from stages.learning.sampling import Sampling, respond, sampling_noise
 from stages.posts.ragged import Ragged, make_ragged
 from stages.running.files import read_lines
-from stages.running.machine import cpu_model, has_bf16_units
+from stages.running.machine import cpu_model
 from stages.settings.command_line import make_config
 from stages.settings.config import Memory, Optimizer, UserError
 from tests.conftest import ROOT
@@ -119,15 +118,9 @@ def test_what_is_shared_out_is_gathered_in_its_order(monkeypatch, rows, count):
     shares = [local_share(range(rows), process) for process in processes]
     assert sorted(chain(*shares)) == list(range(rows))
     assert max(map(len, shares)) - min(map(len, shares)) <= 1
-    monkeypatch.setattr(batches, "gather_object", lambda mine: list(shares))
+    monkeypatch.setattr(loop, "gather_object", lambda mine: list(shares))
     for process, share in zip(processes, shares, strict=True):
         assert gather_rows(process, share) == list(range(rows))
-
-
-def test_chunks_are_consecutive_and_complete():
-    assert chunks([1, 2, 3, 4, 5], 2) == [[1, 2], [3, 4], [5]]
-    assert chunks([], 2) == []
-    assert [list(part) for part in chunks(range(4), 4)] == [[0, 1, 2, 3]]
 
 
 def test_gradients_travel_with_the_last_microbatch_only():
@@ -190,15 +183,6 @@ def test_sampling_noise_depends_on_nothing_but_its_key():
         assert not torch.equal(sampling_noise(*other, 4, 5), first)
 
 
-def test_sampling_noise_is_uniform_and_fine():
-    noise = sampling_noise(1, "ppo", 0, 200, 50)
-    assert noise.dtype == torch.float64
-    assert ((noise >= 0) & (noise < 1)).all()
-    assert noise.mean().item() == pytest.approx(0.5, abs=0.01)
-    assert noise.var().item() == pytest.approx(1 / 12, abs=0.003)
-    assert len(noise.unique()) == 10_000
-
-
 def test_seeds_of_different_uses_differ_and_fit_a_generator():
     keys = [(seed, purpose, step) for seed in (1, 11) for purpose in "ab" for step in (1, 11)]
     seeds = [stream_seed(*key) for key in keys]
@@ -230,31 +214,6 @@ def test_gradient_checkpointing_has_the_same_gradients_and_no_old_name(policy_fo
 
     for one, other in zip(gradients(True), gradients(False), strict=True):
         torch.testing.assert_close(one, other)
-
-
-BF16_HERE = """
-from stages.learning import loop
-from stages.settings.command_line import make_config
-loop.has_bf16_units = lambda: {units}
-print(loop.make_accelerator(make_config("pythia-70m")).mixed_precision)
-"""
-
-
-@pytest.mark.parametrize("units", [True, False])
-def test_bf16_on_a_cpu_is_allowed_and_one_line_says_where_it_is_slow(units):
-    words = [sys.executable, "-c", BF16_HERE.format(units=units)]
-    found = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True)
-    assert found.stdout.split()[-1] == "bf16"
-    for told in ("no bf16 units", "SET=memory.mixed_precision=no"):
-        assert (told in found.stderr) == (not units)
-
-
-def test_bf16_units_are_read_from_what_the_system_says_of_its_cpu(tmp_path):
-    cpuinfo = tmp_path / "cpuinfo"
-    cpuinfo.write_text("flags : avx512f avx512_bf16 amx_bf16\n")
-    assert has_bf16_units(cpuinfo)
-    cpuinfo.write_text("flags : avx2 avx512f\n")
-    assert not has_bf16_units(cpuinfo)
 
 
 # -- responses -------------------------------------------------------------------------------------
@@ -322,13 +281,6 @@ print(json.dumps([before, processor()]))
     before, after = json.loads(subprocess.check_output(words, env=environment, text=True))
     assert after == before | {"instructions": "DEFAULT"}
     assert before == {"model": cpu_model()}
-
-
-def test_a_processor_is_called_as_the_system_calls_it(tmp_path):
-    told = tmp_path / "cpuinfo"
-    told.write_text("processor\t: 0\nmodel name\t: Some Core @ 2.80GHz\nprocessor\t: 1\n")
-    assert cpu_model(told) == "Some Core @ 2.80GHz"
-    assert cpu_model(tmp_path / "missing") == platform.machine()
 
 
 @pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallopt"), reason="the C library is not glibc")

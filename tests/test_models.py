@@ -24,7 +24,6 @@ from stages.learning.models import (
     save_model,
 )
 from stages.learning.passes import (
-    PolicyAndCritic,
     head_scalars,
     model_inputs,
     response_logprobs,
@@ -32,7 +31,6 @@ from stages.learning.passes import (
     score_responses,
 )
 from stages.learning.sampling import draw, sample
-from stages.learning.vocabulary import LogitStatistics
 from stages.settings.config import UserError
 from tests.conftest import close
 
@@ -114,24 +112,6 @@ def test_cached_sampling_draws_what_whole_forward_passes_predict(writer):
             tokens.append(expected)
 
 
-def test_sampling_changes_no_argument(writer):
-    queries, uniforms = queries_and_noise(rows=2, length=3)
-    before = queries.clone(), uniforms.clone()
-    write(writer, queries, uniforms)
-    assert torch.equal(queries, before[0])
-    assert torch.equal(uniforms, before[1])
-
-
-def test_evenly_spread_uniforms_draw_each_token_as_often_as_softmax_says():
-    logits = torch.tensor([0.3, -1.0, 2.0, 0.0])
-    count, temperature = 5000, 0.7
-    uniforms = (torch.arange(count).double() + 0.5) / count
-    tokens = draw(logits.expand(count, -1), uniforms, temperature)
-    weights = [math.exp(logit / temperature) for logit in logits.tolist()]
-    for token, weight in enumerate(weights):
-        assert (tokens == token).sum().item() == pytest.approx(count * weight / sum(weights), abs=1)
-
-
 def test_random_uniforms_pass_a_chi_square_test():
     logits = torch.tensor([0.3, -1.0, 2.0, 0.0])
     count = 20_000
@@ -141,12 +121,6 @@ def test_random_uniforms_pass_a_chi_square_test():
     expected = torch.tensor([count * weight / sum(weights) for weight in weights])
     statistic = ((found - expected) ** 2 / expected).sum().item()
     assert statistic < 16.27  # 99.9 % of chi-square with 3 degrees of freedom
-
-
-def test_a_temperature_near_0_draws_the_likeliest_token():
-    logits = torch.randn(50, 20, generator=torch.Generator().manual_seed(6))
-    uniforms = torch.rand(50, generator=torch.Generator().manual_seed(7))
-    assert torch.equal(draw(logits, uniforms, 1e-4), logits.argmax(dim=1))
 
 
 def test_impossible_tokens_are_never_drawn_even_at_the_ends():
@@ -218,16 +192,6 @@ def test_pad_ids_reach_no_embedding_and_positions_count_real_tokens():
     assert inputs["attention_mask"].tolist() == [[0, 0, 1, 1], [1, 1, 0, 0]]
     positions = inputs["position_ids"]
     assert positions[0, 2:].tolist() == positions[1, :2].tolist() == [0, 1]
-
-
-def test_policy_and_critic_give_what_each_gives_alone(policy, reward_model):
-    tokens, mask = random_tokens(2, 8), torch.ones(2, 8).bool()
-    both = PolicyAndCritic(policy, reward_model)
-    with torch.no_grad():
-        logprobs, _ = both("policy", tokens, mask, 3, LogitStatistics(temperature=0.7))
-        values = both("critic", tokens, mask, 3)
-    assert torch.equal(logprobs, response_logprobs(policy, tokens, mask, 3, 0.7))
-    assert torch.equal(values, response_values(reward_model, tokens, mask, 3))
 
 
 def test_scores_values_and_logprobs_are_those_of_the_papers_code(golden, shared):

@@ -14,7 +14,6 @@ from eval.calibration import calibrate, sample_pairs
 from stages import base, dpo, reward
 from stages.base import remarks
 from stages.learning.models import load_tokenizer, positions_of, require_room
-from stages.learning.passes import summed_loss
 from stages.posts.bad_rows import BadRows
 from stages.posts.readers import (
     beside_known,
@@ -214,16 +213,6 @@ def test_dpo_learns_from_empty_and_equal_summaries(policy, odd_pairs):
     assert all(torch.isfinite(weight).all() for weight in policy.parameters())
 
 
-def test_sft_learns_from_a_reference_that_is_over_its_limit(policy, tokenizer):
-    longest = len(plain_encoder(tokenizer)([" " + POST["summary"]])[0]) + 1
-    small = limits(response=longest - 1)
-    split = tokenize_posts([("f:1", POST)] * 3, tokenizer, small, "sft_train")
-    assert over_limit(split, small)["over_limit"] == 3
-    for on_query in (True, False):
-        loss = summed_loss(policy, split, [0, 1, 2], on_query, torch.device("cpu"))
-        assert math.isfinite(loss.item())
-
-
 # -- refused ---------------------------------------------------------------------------------------
 
 
@@ -261,15 +250,10 @@ def test_a_models_positions_are_found_by_what_its_family_calls_them(policy):
         require_room(policy, 200, 57, "eval.dpo_summary_tokens")
 
 
-def test_a_setting_that_is_neither_stop_nor_skip_is_refused():
-    with pytest.raises(UserError, match=r"data\.on_bad_row must be one of stop, skip"):
-        Data(on_bad_row="ignore")
-
-
 # -- skipped ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", sorted(set(BAD_ROWS) - {"half a letter"}))
+@pytest.mark.parametrize("name", ["not JSON", "missing field", "choice 2"])
 def test_a_bad_row_is_skipped_and_listed_where_that_is_asked(tmp_path, name):
     split, row, named = BAD_ROWS[name]
     good = (POST, POST | {"id": "a2"}) if split.startswith("sft") else (PAIR, PAIR)

@@ -7,8 +7,8 @@ import pytest
 from datasets.exceptions import DatasetGenerationError
 
 from stages.posts.bad_rows import BadRows
-from stages.posts.readers import ROWS_SETTINGS, read_hub, read_source, subsample
-from stages.settings.config import HUB, Data, UserError, changes_of
+from stages.posts.readers import read_hub, read_source, subsample
+from stages.settings.config import HUB, Data, UserError
 from tests.test_posts import PAIR, POST, one_line, read_all, write_folder
 
 
@@ -64,10 +64,3 @@ def test_the_optional_split_may_be_missing_where_a_preset_counts_its_posts(tmp_p
         subsample(data, read_all(tmp_path))
     asked = "data.ppo_posts: 512 rows of ppo_train are asked for, there are 1"
     assert one_line(refusal.value) == f"{asked}: give at most that, or 0 for all"
-
-
-def test_the_setting_that_is_named_is_the_one_that_counts_a_splits_rows():
-    for number, (split, setting) in enumerate(ROWS_SETTINGS.items(), start=1):
-        ((section, counted),) = changes_of([f"{setting}={number}"]).items()
-        assert section == "data"
-        assert Data(**counted).rows == dict.fromkeys(ROWS_SETTINGS, 0) | {split: number}

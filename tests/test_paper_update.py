@@ -17,7 +17,7 @@ from accelerate.state import AcceleratorState
 from torch import Tensor
 from transformers import GPTNeoXConfig, GPTNeoXForCausalLM, GPTNeoXForTokenClassification
 
-from stages.learning.heads import in_float32, reset_head
+from stages.learning.models import in_float32, reset_head
 from stages.learning.passes import PolicyAndCritic
 from stages.posts.ragged import make_ragged
 from stages.rl.networks import Networks

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from stages.learning.batches import batch_rows
+from stages.learning.learner import batch_rows
 from stages.learning.loop import make_optimizer
 from stages.learning.passes import PolicyAndCritic
 from stages.posts.ragged import TokenizedSplit, make_ragged

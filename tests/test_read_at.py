@@ -8,14 +8,14 @@ from transformers import AutoModelForTokenClassification, Qwen2Config
 
 from eval import summaries
 from stages import base, normalize, ppo, reward, rloo, sft
-from stages.learning.heads import read_scores_before, token_read_before
-from stages.learning.models import load_reward_model, load_tokenizer, save_model
+from stages.learning.models import load_reward_model, load_tokenizer, read_scores_before, save_model
 from stages.learning.passes import (
     head_scalars,
     model_inputs,
     score_responses,
     shares_query,
     summary_scores,
+    token_read_before,
 )
 from stages.posts.ragged import load_split, pad_left, pad_right
 from stages.released import load_released_reward_model

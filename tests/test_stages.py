@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import torch
 from accelerate import Accelerator
-from safetensors.torch import load_file
 from transformers import AutoModelForTokenClassification, AutoTokenizer
 
 from eval import controls, judge, summaries, win_rate
@@ -45,7 +44,6 @@ MINI = """
 """.split()
 ARGUMENTS = ["--preset", "tiny", "--name", "mini", "--set", *MINI]
 LONGEST = make_config("tiny").data.max_summary_tokens
-SPLITS = {"sft": "sft_train", "rm": "comparisons_train", "dpo": "comparisons_train"}
 # Three layers and four epochs, because smaller ones leave the reward model at chance for hundreds
 # of updates. What is learned is bounded far from what 5 to 11 roundings gave: SFT loss to 0.86,
 # ROUGE-L at least 0.54; reward model 0.70 right, loss at most 0.53; score up by 1.09 or more; DPO
@@ -323,32 +321,16 @@ def test_metrics_hold_no_number_that_is_not_finite(study):
             assert all(math.isfinite(value) for value in row.values()), json.dumps(row)
 
 
-@pytest.mark.parametrize(
-    ("module", "stage", "before", "columns"),
-    [
-        (sft, "sft", "base", {"queries", "summaries"}),
-        (reward, "rm", "sft", {"queries", "chosen", "rejected"}),
-        (dpo, "dpo", "sft", {"queries", "chosen", "rejected"}),
-    ],
-)
-def test_a_stage_that_diverges_stops_with_its_batch_saved_and_names_the_weights_before_it(
-    study, tmp_path, monkeypatch, capsys, module, stage, before, columns
+@pytest.mark.parametrize(("module", "stage"), [(sft, "sft"), (reward, "rm"), (dpo, "dpo")])
+def test_a_stage_that_diverges_stops_before_the_step(
+    study, tmp_path, monkeypatch, capsys, module, stage
 ):
     run = tmp_path / "runs" / "mini" / "seed44413"
-    for one in ("base", "sft"):
-        shutil.copytree(study / one, run / one)
+    for name in ("base", "sft"):
+        shutil.copytree(study / name, run / name)
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit):
         module.main([*ARGUMENTS, f"{stage}.learning_rate=1e30"])
-    saved = Path(f"runs/mini/seed44413/{stage}.failed0.safetensors")
-    said = capsys.readouterr().err.strip().splitlines()[-1]
-    assert f"{stage} stopped before a step" in said
-    assert f"its batch is in {saved}; the last good weights are those in " in said
-    assert said.endswith(f"seed44413/{before})")
-    batch = load_file(saved)
-    assert batch.keys() == {"rows", *columns}
-    assert len(set(batch["rows"].tolist())) == vars(mini_config())[stage].batch_size
-    queries = load_split(run / "base/data", SPLITS[stage]).columns["queries"]
-    first = batch["queries"][0]
-    assert first[first >= 0].tolist() == queries[int(batch["rows"][0])].tolist()
+    message = capsys.readouterr().err.strip().splitlines()[-1]
+    assert f"{stage} stopped before a step of update " in message
     assert not (run / stage / "manifest.json").exists() or stage == "sft"

@@ -1,7 +1,6 @@
 """The built-in world: what is wanted depends on the subreddit, and length gives nothing away."""
 
 import json
-import math
 import random
 import re
 import subprocess
@@ -18,12 +17,10 @@ from stages.posts.toy import (
     CLAUSES,
     COMPLETE_WORDS,
     EVENT,
-    HABITS,
     LONG_COST,
     OPTIONAL,
     STATEMENTS,
     UNWANTED_COST,
-    WANTED,
     WORDS,
     WRITERS,
     WRONG_COST,
@@ -113,43 +110,6 @@ def test_a_post_states_every_fact_once_in_its_role():
             assert re.findall(rf"(?:^|\s){pattern}", text) == [told[slot]], slot
 
 
-def test_a_post_holds_the_same_words_in_other_roles():
-    words = {word for choices in WORDS.values() for word in choices}
-    counts, copied = [], []
-    for row in POSTS:
-        counts.append(sum(word in words for word in re.findall(r"\w+", row["post"])))
-        elsewhere = re.findall(r"(?:never|are \w+ and) (\w+)", row["post"])
-        copied += [word == facts_of(row["id"]).words["feeling"] for word in elsewhere]
-    assert min(counts) > len(WORDS), "some post has no distractor"
-    assert len(copied) > 100
-    assert mean(copied) < 0.3, "whoever copies a distractor has to be wrong"
-
-
-def test_each_subreddit_wants_half_and_is_used_to_a_third_of_that():
-    for subreddit, wanted in WANTED.items():
-        assert len(set(wanted)) == len(set(HABITS[subreddit])) == len(OPTIONAL) // 2
-        assert len({*wanted} & {*HABITS[subreddit]}) == 1
-    for choice in (WANTED, HABITS):  # no fact is better everywhere
-        told = [slot for slots in choice.values() for slot in slots]
-        assert {told.count(slot) for slot in OPTIONAL} == {len(WANTED) // 2}
-
-
-def test_no_word_has_two_roles():
-    words = [word for choices in WORDS.values() for word in choices]
-    assert len(words) == len(set(words))
-    assert {*OPTIONAL} == {slot for habit in HABITS.values() for slot in habit} == {*STATEMENTS}
-
-
-def test_facts_vary_and_belong_to_the_id():
-    assert facts_of("toy1-train-3") == facts_of("toy1-train-3")
-    found = [facts_of(row["id"]) for row in POSTS]
-    assert len({tuple(facts.words.values()) for facts in found}) > 390
-    for slot, words in WORDS.items():
-        assert {facts.words[slot] for facts in found} == set(words)
-    assert {facts.subreddit for facts in found} == set(HABITS)
-    assert [facts.subreddit for facts in found] == [row["subreddit"] for row in POSTS]
-
-
 # -- what a summary is worth -----------------------------------------------------------------------
 
 
@@ -187,17 +147,6 @@ def test_a_summary_is_worth_what_it_tells_less_what_is_unwanted_wrong_or_too_lon
     assert score_summary(summary, FACTS) == score
 
 
-def test_a_complete_summary_has_as_many_words_as_are_free():
-    assert len(COMPLETE.split()) == COMPLETE_WORDS
-    assert min(UNWANTED_COST, WRONG_COST, LONG_COST) > 0
-
-
-def test_right_and_wrong_facts_are_told_apart():
-    right, wrong = read_summary("My boss lost my bike, on sunday, at work, feel sad.", FACTS)
-    assert right == {"who", "thing", "feeling"}
-    assert wrong == {("deed", "lost"), ("place", "work")}  # no fact of this world is a Sunday
-
-
 def test_every_clause_is_read_as_it_is_written():
     writer = Writer(counts={len(OPTIONAL): 1.0}, garble=0.0)
     for row in POSTS[:50]:
@@ -228,32 +177,12 @@ def test_references_are_good_but_leave_room_above_them():
     assert 0.1 < mean(too_long) < 0.5
 
 
-def test_references_tell_what_their_subreddit_is_used_to_tell():
-    habit: list[bool] = []
-    other: list[bool] = []
-    for text, facts in TEXTS["ref"]:
-        right, wrong = read_summary(text, facts)
-        told = right | {slot for slot, _ in wrong}
-        for slot in OPTIONAL:
-            (habit if slot in HABITS[facts.subreddit] else other).append(slot in told)
-    assert mean(habit) > mean(other) + 0.15
-
-
 def test_policies_differ_in_quality_as_their_names_say():
     worth = {policy: mean(score_summary(*one) for one in texts) for policy, texts in TEXTS.items()}
     for better, worse in pairwise(("best_of_n", "sup_large", "ref", "off_topic")):
         assert worth[better] > worth[worse] + 0.3, (better, worse)
     assert worth["ref"] > worth["sup_small"]
     assert [text for text, _ in TEXTS["ref"]] == [row["summary"] for row in POSTS]
-
-
-def test_policies_differ_in_what_they_tell_that_nobody_wants():
-    def told_unwanted(text: str, facts: Facts) -> int:
-        return len(read_summary(text, facts)[0] & (set(OPTIONAL) - facts.wanted))
-
-    unwanted = {policy: mean(told_unwanted(*one) for one in TEXTS[policy]) for policy in TEXTS}
-    for more, less in pairwise(("off_topic", "sup_small", "sup_large", "best_of_n")):
-        assert unwanted[more] > unwanted[less] + 0.3, (more, less)
 
 
 def test_length_is_no_cue():
@@ -285,22 +214,6 @@ def test_a_labeller_is_right_more_often_where_the_gap_is_larger():
     assert shares[-1] > 0.98
 
 
-def test_some_labellers_are_more_often_mistaken_than_others():
-    right: dict[str, list[bool]] = {}
-    for pair, (gap, chosen) in zip(PAIRS, VERDICTS, strict=True):
-        if 0 < abs(gap) <= 1:
-            right.setdefault(pair["worker"], []).append((gap > 0) == chosen)
-    shares = [mean(right[f"labeller-{worker}"]) for worker in range(5)]
-    assert shares[0] > shares[4] + 0.02
-    assert all(0.5 < share < 1 for share in shares)
-
-
-def test_equal_summaries_are_chosen_by_a_fair_coin_and_order_gives_nothing_away():
-    ties = [chosen for gap, chosen in VERDICTS if gap == 0]
-    assert mean(ties) == pytest.approx(0.5, abs=3.5 * 0.5 / math.sqrt(len(ties)))
-    assert mean(chosen for _, chosen in VERDICTS) == pytest.approx(0.5, abs=0.03)
-
-
 def test_confidence_is_on_the_side_of_the_choice_and_its_strength_grows_with_the_gap():
     by_strength: dict[int, list[float]] = {}
     for pair, (gap, chosen) in zip(PAIRS, VERDICTS, strict=True):
@@ -310,14 +223,6 @@ def test_confidence_is_on_the_side_of_the_choice_and_its_strength_grows_with_the
     assert sorted(by_strength) == [1, 2, 3, 4]
     means = [mean(by_strength[level]) for level in range(1, 5)]
     assert means == sorted(means)
-
-
-def test_two_policies_meet_in_every_pair_and_all_of_them_appear():
-    met = [{one["policy"] for one in pair["summaries"]} for pair in PAIRS]
-    assert {len(pair) for pair in met} == {2}
-    assert set().union(*met) == set(WRITERS)
-    assert len({pair["worker"] for pair in PAIRS}) == 5
-    assert len({pair["batch"] for pair in PAIRS}) == 4
 
 
 # -- the world on disk -----------------------------------------------------------------------------

@@ -63,8 +63,6 @@ class Comparison(NamedTuple):
     query: str
     first: str
     second: str
-    repeat: int = 0
-    """How often this question was asked before on purpose: each time is another question."""
 
     @property
     def is_identical(self) -> bool:

@@ -18,7 +18,6 @@ from reports.parts.words import (
     estimate,
     named,
     percent,
-    plain,
     whole,
 )
 from stages.settings.judge import MOST_UNJUDGED
@@ -169,18 +168,6 @@ def checks_of_judge(who: str, flags: Sequence[str], undecided: Sequence[str]) ->
         f"{who} has neither passed nor failed {'; '.join(undecided)}." if undecided else ""
     )
     return " ".join(filter(None, (failed, open_checks)))
-
-
-def asked_again(results: Row) -> list[str]:
-    """How often the same question got the same verdict; nothing where each was asked once."""
-    again = results.get("repeats")
-    if not again:
-        return []
-    return [
-        f"Asked {again['times']} times, each time anew, the judge said the same: Fleiss' kappa"
-        f" {plain(again['kappa'])}, and {estimate(again['same'])} of"
-        f" {whole(again['questions'])} questions got one verdict. Rates rest on the first."
-    ]
 
 
 def judge_note(row: Row) -> str | None:

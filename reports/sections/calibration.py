@@ -7,7 +7,6 @@ from eval.rates.correction import SHIFT
 from reports.parts.cells import MISSING
 from reports.parts.collect import Record, policies_of
 from reports.parts.page import Block, Heading, Note, Table, Text
-from reports.parts.sentences import asked_again
 from reports.parts.words import STRENGTH, Row, estimate, in_points, named, percent, plain, whole
 from stages.settings.judge import MOST_UNJUDGED
 
@@ -94,7 +93,6 @@ def calibration(results: Row, corrected: dict[str, Row | None]) -> list[Block]:
     return [
         *flagged,
         Table(("", "of this judge"), cells, caption),
-        *map(Text, asked_again(results)),
         *([_beside_simple(results)] if results["simple"] else []),
         *([by_strength] if groups else []),
         *_families(results["by_family"]),

@@ -6,7 +6,7 @@ from eval.win_rate import names_of_pair
 from reports.parts.cells import MISSING, Number
 from reports.parts.collect import RM_AGREES, Record
 from reports.parts.page import Block, Details, Heading, Note, Table, Text
-from reports.parts.sentences import NO_GUESS, asked_again
+from reports.parts.sentences import NO_GUESS
 from reports.parts.words import (
     Row,
     at_equal_length,
@@ -80,7 +80,6 @@ def blocks(record: Record, numbers: Row) -> list[Block]:
             }
         ),
         _leanings_table(numbers),
-        *map(Text, asked_again(record.results("judge"))),
         *([_differences(numbers)] if numbers["differences"] else []),
         Heading("Controls of the judge"),
         *controls(record.results("controls")),
@@ -90,8 +89,8 @@ def blocks(record: Record, numbers: Row) -> list[Block]:
 def _who(numbers: Row) -> str:
     judged = (
         f"Judge: {judge(numbers)}, {whole(numbers['judgements'])} judgements, both orders of each"
-        f" pair; a verdict that turns round with the order is a tie, and a win and a tie count 3/4,"
-        " and as won."
+        " pair. A verdict that turns round with the order is a tie. A win in one order and a tie in"
+        " the other score 3/4 and count as won."
     )
     if numbers["share_first"] is not None:
         first = percent(numbers["share_first"])

@@ -24,7 +24,7 @@ from reports.needs.shapes import Shape, parameters, shape_of
 from reports.needs.work import update_flops
 from reports.speed.meter import Meter, hold, matrix_rate
 from reports.speed.speed import EOS_ID, QUERIES
-from stages.learning.batches import stream
+from stages.learning.learner import stream
 from stages.learning.loop import make_accelerator
 from stages.learning.lora import adapt
 from stages.learning.models import new_reward_model

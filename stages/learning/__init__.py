@@ -1,16 +1,14 @@
 """What every stage that learns shares.
 
 loop          accelerator, optimizer, schedules, measuring row by row
-batches       which rows a step learns, and sums over all processes
-learner       networks, optimizer, accelerator, microbatches that fit into memory
+learner       rows of a step, microbatches that fit into memory, optimizer steps
 state         all that a loop must save to go on
 checkpoints   that state on disk, and the weights of others' checkpoints
 sharding      several processes, and networks cut into a part for each
-models        load and save
+models        load and save; the scalar head of a reward model, in any family
 passes        forward passes: log-probabilities, values, scores; the SFT loss
 sampling      responses drawn from a policy
 vocabulary    log-probabilities without all logits at once
-heads         the scalar head of a reward model, in any family
-lora          small matrices beside frozen weights
+lora          small matrices beside frozen weights; merged models on disk
 preferences   comparisons: steps on them, and held-out ones, ranked
 """

@@ -1,4 +1,8 @@
-"""Networks that learn, and passes that fit into memory.
+"""Which rows a step learns and on which process, passes that fit into memory, optimizer steps.
+
+Row order depends on (seed, purpose, step) only, never on a generator's past. So the number of
+processes and the microbatch size do not change it, and a run can go on from its update number
+alone. Batch means are taken over the global batch.
 
 Every pass goes through `fitting`. Where memory is refused, what torch keeps is given back, and the
 pass runs once more. Then its size is halved, and other passes of that setting begin with the half.
@@ -11,10 +15,11 @@ and starts again from its last checkpoint with the smaller size.
 """
 
 import gc
+import hashlib
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from statistics import median
@@ -25,7 +30,6 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 from torch.nn.utils import get_total_norm
 
-from stages.learning.batches import chunks, global_sum, synchronized_last
 from stages.learning.sharding import whole
 from stages.settings.checks import LESS_MEMORY, UserError, card_memory, is_out_of_memory, say_error
 
@@ -34,6 +38,91 @@ R = TypeVar("R")
 FORWARD, MICROBATCH = "memory.forward_batch_size", "memory.microbatch_size"
 SLOW = 5
 """A step is slow if it takes so many times the stage's median."""
+
+
+# -- rows ------------------------------------------------------------------------------------------
+
+
+def stream_seed(seed: int, purpose: str, step: int = 0) -> int:
+    """A seed of its own for each use of randomness."""
+    digest = hashlib.sha256(f"{seed}/{purpose}/{step}".encode()).digest()
+    return int.from_bytes(digest[:8], "big") >> 1
+
+
+def stream(seed: int, purpose: str, step: int = 0) -> torch.Generator:
+    """A CPU generator for one use of randomness."""
+    return torch.Generator().manual_seed(stream_seed(seed, purpose, step))
+
+
+def batch_rows(
+    rows: int,
+    batch_size: int,
+    update: int,
+    seed: int,
+    purpose: str,
+    together: Sequence[Sequence[int]] = (),
+) -> list[int]:
+    """The row indices of one global batch: epochs of permutations, laid end to end.
+
+    `together`: groups of all rows; then the groups are permuted, and rows of one are neighbours.
+    """
+    wanted = range(update * batch_size, (update + 1) * batch_size)
+    orders: dict[int, list[int]] = {}
+    for epoch in {position // rows for position in wanted}:
+        generator = stream(seed, f"{purpose} order", epoch)
+        order = torch.randperm(len(together) or rows, generator=generator).tolist()
+        orders[epoch] = [row for group in order for row in together[group]] if together else order
+    return [orders[position // rows][position % rows] for position in wanted]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Order:
+    """The order in which a stage goes through its data, update after update."""
+
+    rows: int
+    """Rows of the split."""
+    batch_size: int
+    """Rows per update, over all processes."""
+    seed: int
+    purpose: str
+    together: Sequence[Sequence[int]] = ()
+    """Rows that stay neighbours, as in `batch_rows`."""
+
+    def batch(self, update: int) -> list[int]:
+        """The row indices of an update's global batch; updates are counted from 0."""
+        row = self.rows, self.batch_size, update, self.seed, self.purpose
+        return batch_rows(*row, self.together)
+
+
+def local_share(items: Sequence[T], accelerator: Accelerator) -> list[T]:
+    """This process's items of a global batch."""
+    return list(items[accelerator.process_index :: accelerator.num_processes])
+
+
+def chunks(items: Sequence[T], size: int) -> list[Sequence[T]]:
+    """Consecutive pieces of at most `size` items."""
+    return [items[start : start + size] for start in range(0, len(items), size)]
+
+
+def synchronized_last(
+    accelerator: Accelerator, model: nn.Module, microbatches: Sequence[T]
+) -> Iterator[T]:
+    """The microbatches of one step; gradients travel between devices with the last one only."""
+    for microbatch in microbatches[:-1]:
+        with accelerator.no_sync(model):
+            yield microbatch
+    yield microbatches[-1]
+
+
+def global_sum(accelerator: Accelerator, *values: float | Tensor) -> list[float]:
+    """Each value summed over all processes."""
+    # Stacked where they are, so that a GPU is waited for once.
+    device = next((value.device for value in values if isinstance(value, Tensor)), None)
+    wide = [torch.as_tensor(value, dtype=torch.float64, device=device) for value in values]
+    stacked = torch.stack(wide)
+    if accelerator.num_processes == 1:
+        return stacked.tolist()
+    return accelerator.reduce(stacked.float().to(accelerator.device), "sum").tolist()
 
 
 # -- passes ----------------------------------------------------------------------------------------
@@ -206,13 +295,16 @@ class NonFiniteError(UserError):
     """A loss or gradient is not a finite number; raised before it can spoil the weights."""
 
 
-def refuse_non_finite(stage: str, stats: dict[str, float]) -> None:
-    """Raise NonFiniteError if a statistic of the step about to be taken is not finite."""
+def refuse_non_finite(stage: str, update: int, stats: dict[str, float]) -> None:
+    """Raise NonFiniteError if a statistic of the step about to be taken is not finite.
+
+    `update` is counted from 0.
+    """
     bad = [key for key, value in stats.items() if not math.isfinite(value)]
     if bad:
         raise NonFiniteError(
-            f"{stage} stopped before a step: {', '.join(bad)} not finite: try a smaller "
-            f"{stage}.learning_rate"
+            f"{stage} stopped before a step of update {update + 1}: {', '.join(bad)} not finite: "
+            f"try a smaller {stage}.learning_rate"
         )
 
 
@@ -248,7 +340,7 @@ def optimizer_step(
         return totals, norm
 
     stats, norm = fitting(accelerator, learner.size(least), gradients)
-    refuse_non_finite(learner.stage, stats | norm)
+    refuse_non_finite(learner.stage, learner.update, stats | norm)
     optimizer.step()
     optimizer.zero_grad()
     learner.times.add(time.monotonic() - began, _retries() - retried)

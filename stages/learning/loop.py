@@ -2,7 +2,6 @@
 
 import math
 import random
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,18 +11,25 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import gather_object
 
-from stages.learning.batches import T, gather_rows, local_share, parts_by_length, stream_seed
-from stages.learning.learner import FORWARD, MICROBATCH, Size, in_pieces, room_of
+from stages.learning.learner import (
+    FORWARD,
+    MICROBATCH,
+    Size,
+    T,
+    chunks,
+    in_pieces,
+    local_share,
+    room_of,
+    stream_seed,
+)
 from stages.learning.sharding import new_accelerator
 from stages.running.files import KeptRows
-from stages.running.machine import check_threads, has_bf16_units, keep_freed_memory
+from stages.running.machine import check_threads, keep_freed_memory
 from stages.running.progress import progress
 from stages.running.signals import Stopped, finishing_first, stop_asked
+from stages.settings.checks import check_dealt, check_filled
 from stages.settings.config import Config
 from stages.settings.sections import Memory, Optimizer
-
-SLOW_BF16 = """note: this CPU has no bf16 units; on such a CPU bf16 took 15 times as long as float32
-  (SET=memory.mixed_precision=no, with a NAME of its own, computes in float32)"""
 
 
 def make_accelerator(config: Config, takes_turns: bool = False) -> Accelerator:
@@ -44,9 +50,6 @@ def make_accelerator(config: Config, takes_turns: bool = False) -> Accelerator:
     accelerator = new_accelerator(config.memory.mixed_precision, takes_turns)
     sizes = (config.memory.forward_batch_size, config.memory.microbatch_size)
     room_of(accelerator).settings = dict(zip((FORWARD, MICROBATCH), sizes, strict=True))
-    on_cpu = accelerator.is_main_process and accelerator.device.type == "cpu"
-    if on_cpu and accelerator.mixed_precision == "bf16" and not has_bf16_units():
-        print(SLOW_BF16, file=sys.stderr)
     return accelerator
 
 
@@ -91,6 +94,23 @@ def use_gradient_checkpointing(model: Any, memory: Memory) -> None:
         getattr(model, new if hasattr(model, new) else old)({"use_reentrant": False})
 
 
+def check_batch(name: str, batch_size: int, rows: int, accelerator: Accelerator) -> None:
+    """Raise UserError if a global batch cannot be filled or divided among the processes."""
+    check_filled(name, batch_size, rows)
+    check_dealt(name, batch_size, accelerator.num_processes)
+
+
+def parts_by_length(
+    accelerator: Accelerator, lengths: Sequence[int], size: int
+) -> list[Sequence[int]]:
+    """This process's rows in parts of at most `size` rows of similar length.
+
+    So little of a forward pass is padding. Rows of equal length stay in their order.
+    """
+    share = local_share(range(len(lengths)), accelerator)
+    return chunks(sorted(share, key=lambda row: lengths[row]), size)
+
+
 def over_share(
     accelerator: Accelerator,
     lengths: Sequence[int],
@@ -130,6 +150,15 @@ def over_share(
     if kept is not None and (number := max(gather_object([stop]))):
         raise Stopped(number)
     return [known[row] for row in local_share(range(len(lengths)), accelerator)]
+
+
+def gather_rows(accelerator: Accelerator, share: list[T]) -> list[T]:
+    """The items of all processes, in the order from which `local_share` dealt them."""
+    if accelerator.num_processes == 1:
+        return share
+    gathered = gather_object([share])
+    rows = sum(len(part) for part in gathered)
+    return [gathered[row % len(gathered)][row // len(gathered)] for row in range(rows)]
 
 
 def over_rows(

@@ -8,14 +8,17 @@ PPO's ref_policy, and no second copy is held.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate import Accelerator
 from torch import nn
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from stages.learning.batches import stream_seed
-from stages.learning.heads import head_name, head_of
+from stages.learning.learner import stream_seed
+from stages.learning.models import head_name, head_of, load_policy, load_reward_model, save_model
+from stages.learning.sharding import gathered, is_sharded, whole_weights
 from stages.settings.checks import UserError, unknown
 from stages.settings.config import Config
 from stages.settings.sections import Lora
@@ -93,6 +96,30 @@ def merge(model: nn.Module) -> None:
     for name, layer in list(adapter_layers(model)):
         layer.merge(safe_merge=True)  # raises ValueError rather than write a NaN
         model.set_submodule(name, layer.get_base_layer())
+
+
+def keep_model(
+    accelerator: Accelerator, network: Any, tokenizer: PreTrainedTokenizerBase, folder: Path
+) -> PreTrainedModel:
+    """Merge adapters, write the plain model, and return it whole on this process's device.
+
+    The main process writes. A sharded network cannot be used afterwards: what is returned was read
+    from what was written. All processes must call this.
+    """
+    model = accelerator.unwrap_model(network)
+    if not is_sharded(model):
+        merge(model)
+        if accelerator.is_main_process:
+            save_model(model, tokenizer, folder)
+        return model
+    with gathered(model):
+        merge(model)
+        weights = whole_weights(model, accelerator.is_main_process)
+        if accelerator.is_main_process:
+            save_model(model, tokenizer, folder, weights)
+    accelerator.wait_for_everyone()
+    load = load_reward_model if head_name(model) else load_policy
+    return load(folder).to(accelerator.device)
 
 
 @contextmanager

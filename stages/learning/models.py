@@ -1,4 +1,4 @@
-"""Models on disk and in memory: load and save them, also with adapters or in parts.
+"""Models: load and save them; the scalar head of a reward model or critic, in any family.
 
 The policy is an `AutoModelForCausalLM`; the reward model and the critic are an
 `AutoModelForTokenClassification` with one label, a scalar for every token, whose head bias carries
@@ -15,13 +15,14 @@ Source: Huang et al. 2024, details 11 and 15; `ScalarModel` of their code.
 
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
-from accelerate import Accelerator
+import torch.nn.functional as F
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 from transformers import (
+    MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING,
     AutoConfig,
     AutoModelForCausalLM,
     AutoModelForTokenClassification,
@@ -34,9 +35,6 @@ from transformers import (
 from transformers.utils import logging as transformers_logging
 
 from stages.learning.checkpoints import read_weights, refuse_adapter
-from stages.learning.heads import head_name, in_float32, reset_head
-from stages.learning.lora import merge
-from stages.learning.sharding import gathered, is_sharded, whole_weights
 from stages.learning.vocabulary import give_reading_head
 from stages.settings.checks import UserError, check_room, first_line, is_out_of_memory
 
@@ -70,7 +68,8 @@ def load_tokenizer(source: str | Path) -> PreTrainedTokenizerBase:
     if tokenizer.eos_token_id is None:
         raise UserError(f"tokenizer {source} has no EOS token: set eos_token in its config")
     _without_dropout(tokenizer.backend_tokenizer)
-    if not tokenizer.backend_tokenizer.encode(SAMPLES[0], add_special_tokens=False).ids:
+    words = tokenizer.backend_tokenizer.encode_batch(SAMPLES[0].split(), add_special_tokens=False)
+    if not any(word.ids for word in words):  # some hold added tokens for white space alone
         raise UserError(f"tokenizer {source} has no tokens for texts: its vocabulary is empty")
     vocabulary = tokenizer.get_vocab()
     last = max(vocabulary.values())
@@ -279,25 +278,72 @@ def save_model(
     tokenizer.save_pretrained(folder)
 
 
-def keep_model(
-    accelerator: Accelerator, network: Any, tokenizer: PreTrainedTokenizerBase, folder: Path
-) -> PreTrainedModel:
-    """Merge adapters, write the plain model, and return it whole on this process's device.
+# -- the scalar head -------------------------------------------------------------------------------
 
-    The main process writes. A sharded network cannot be used afterwards: what is returned was read
-    from what was written. All processes must call this.
+
+class Float32Head(nn.Linear):
+    """A linear layer whose product and sum are in its weights' precision, under autocast too."""
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Shapes: hidden [.., H] in any precision -> [.., labels]."""
+        with torch.autocast(hidden.device.type, enabled=False):
+            return F.linear(hidden.to(self.weight.dtype), self.weight, self.bias)
+
+
+def require_heads(config: PretrainedConfig, source: str) -> None:
+    """Raise UserError if a model family has no token-classification head in transformers."""
+    if type(config) not in MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING:
+        raise UserError(
+            f"model {source} is a {config.model_type}, a family without a token-classification "
+            "head in transformers, so it can be no reward model: choose another base.checkpoint"
+        )
+
+
+def head_name(model: nn.Module) -> str:
+    """The name of a model's scalar head; empty for a causal LM."""
+    for name, layer in model.named_children():
+        if isinstance(layer, nn.Linear) and layer.out_features == 1:
+            return name
+    return ""
+
+
+def head_of(model: nn.Module) -> nn.Linear:
+    """The scalar head of a reward model or critic."""
+    return cast(nn.Linear, model.get_submodule(head_name(model)))
+
+
+def in_float32(model: nn.Module) -> None:
+    """Let the head of a model compute in float32 from now on; its weights keep their names."""
+    head = head_of(model)
+    head.__class__ = Float32Head
+    head.float()
+
+
+def shift_scores(model: nn.Module, amount: float) -> None:
+    """Add a number to every score of a reward model, through its head's bias (reward units)."""
+    with torch.no_grad():
+        head_of(model).bias.add_(amount)
+
+
+def reset_head(model: PreTrainedModel, generator: torch.Generator) -> None:
+    """Weights normal with mean 0 and standard deviation 1 / sqrt(H + 1), bias 0.
+
+    Source: Huang et al. 2024, detail 11.
     """
-    model = accelerator.unwrap_model(network)
-    if not is_sharded(model):
-        merge(model)
-        if accelerator.is_main_process:
-            save_model(model, tokenizer, folder)
-        return model
-    with gathered(model):
-        merge(model)
-        weights = whole_weights(model, accelerator.is_main_process)
-        if accelerator.is_main_process:
-            save_model(model, tokenizer, folder, weights)
-    accelerator.wait_for_everyone()
-    load = load_reward_model if head_name(model) else load_policy
-    return load(folder).to(accelerator.device)
+    head = head_of(model)
+    with torch.no_grad():
+        head.weight.normal_(0, (head.in_features + 1) ** -0.5, generator=generator)
+        head.bias.zero_()
+
+
+def read_scores_before(model: PreTrainedModel, token_id: int) -> None:
+    """Let a reward model's scores be read before this token, EOS; its config.json will say so."""
+    model.config.score_before_token = token_id
+
+
+def zero_head(model: nn.Module) -> None:
+    """Weights and bias 0, so that the model says 0 of every text until it learns."""
+    head = head_of(model)
+    with torch.no_grad():
+        head.weight.zero_()
+        head.bias.zero_()

@@ -22,7 +22,6 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from stages.functional import entropy, sequence_logprobs, token_logprobs
-from stages.learning.heads import token_read_before
 from stages.learning.vocabulary import LEARNED, LogitStatistics, reading, reading_head
 from stages.posts.ragged import TokenizedSplit, pad_left, pad_right
 from stages.settings.families import SHARING
@@ -139,6 +138,14 @@ def response_values(
     rows = _response_rows(critic, query_responses, attention_mask, response_length, group)
     scalars = head_scalars(critic, rows.inputs).index_select(1, rows.columns_before)
     return scalars.view(len(query_responses), response_length)
+
+
+def token_read_before(model: nn.Module) -> int | None:
+    """The token before which a model's scores are read; None where they are read at the last one,
+    as from any model whose config.json does not say otherwise.
+    """
+    config = getattr(getattr(model, "module", model), "config", None)
+    return getattr(config, "score_before_token", None)
 
 
 def score_columns(reward_model: nn.Module, rows: "SharedRows") -> Tensor:

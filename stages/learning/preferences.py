@@ -16,8 +16,7 @@ from accelerate import Accelerator
 from torch import Tensor
 
 from stages.functional import preference_loss
-from stages.learning.batches import chunks, local_share
-from stages.learning.learner import Learner, optimizer_step
+from stages.learning.learner import Learner, chunks, local_share, optimizer_step
 from stages.learning.loop import over_rows
 from stages.posts.bad_rows import in_half
 from stages.posts.ragged import TokenizedSplit, load_split, rows_of

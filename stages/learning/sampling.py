@@ -16,7 +16,7 @@ from transformers import PretrainedConfig, PreTrainedTokenizerBase
 from transformers.cache_utils import DynamicCache, DynamicLayer
 
 from stages.functional import token_logprobs, truncate_after
-from stages.learning.batches import stream
+from stages.learning.learner import stream
 from stages.learning.loop import over_share
 from stages.learning.passes import model_inputs
 from stages.learning.vocabulary import LogprobFormula

@@ -11,8 +11,7 @@ import json
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,14 +20,11 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list, gather_object
 from safetensors import SafetensorError
-from safetensors.torch import save_file
-from torch import Tensor, nn
+from torch import nn
 from transformers import PreTrainedModel
 
-from stages.finished import stage_folder
 from stages.learning import checkpoints
-from stages.learning.batches import Order, stream_seed
-from stages.learning.learner import Learner, NonFiniteError, room_of
+from stages.learning.learner import Learner, Order, room_of, stream_seed
 from stages.learning.loop import (
     cosine_rate,
     make_optimizer,
@@ -275,29 +271,6 @@ def _without_wrapping(models: list[nn.Module], weights: list[dict[str, Any]], fo
             for name, x in state.items()
             if first[x.data_ptr()] == name or not x.numel()
         }
-
-
-@contextmanager
-def saving_a_broken_batch(
-    state: State, before: str, batch: Callable[[], dict[str, Tensor]]
-) -> Iterator[None]:
-    """A context for a step: if a number is not finite, save this process's part of the batch.
-
-    The error then names that file, the update and the last good weights: the newest checkpoint, or
-    what the stage `before` made.
-    """
-    run = state.run
-    try:
-        yield
-    except NonFiniteError as error:
-        name = f"{run.folder.name}.failed{state.accelerator.process_index}.safetensors"
-        path = run.folder.with_name(name)
-        save_file({key: x.cpu().contiguous() for key, x in batch().items()}, path)
-        good = [*checkpoints.checkpoints(run.resume), stage_folder(run.config, before)][0]
-        raise UserError(
-            f"{error} (update {state.update + 1}, its batch is in {path}; the last good weights "
-            f"are those in {good})"
-        ) from None
 
 
 def begin(run: Run, learner: Learner, settings: PolicyGradient, rows: int) -> State:

@@ -11,13 +11,13 @@ from torch import Tensor
 
 from stages.learning.loop import make_accelerator
 from stages.learning.models import load_tokenizer
-from stages.learning.state import begin, saving_a_broken_batch
+from stages.learning.state import begin
 from stages.rl.credit import shape
 from stages.rl.episodes import Rollout, Shaped
 from stages.rl.metrics import describe, describe_texts, samples, summarize
 from stages.rl.networks import load_networks, make_learner, origins_of, save_networks
 from stages.rl.rollout import load_queries, measure, sample_responses, score
-from stages.rl.start_checks import check_start, say_if_endings_mislead, say_if_score_has_not_risen
+from stages.rl.start_checks import check_start, say_what_is_odd
 from stages.rl.update import check_episodes, optimize, set_rate, steer_kl
 from stages.rl.update_checks import check_update
 from stages.running.files import read_lines
@@ -56,13 +56,11 @@ def train_grouped(config: Config, settings: Grouped, baseline: Baseline) -> None
             metrics |= {"lr": rate, "seconds/rollout": state.seconds}
             if update == 0:
                 check_start(learner, rollout, origins, settings, config.memory, score)
-                say_if_endings_mislead(accelerator, metrics, settings)
-            with saving_a_broken_batch(state, "sft", rollout.tensors):
-                check_update(learner, rollout, settings, kl_coef)
-                metrics |= optimize(learner, rollout, settings, state.minibatch_seed, kl_coef)
+            say_what_is_odd(learner, history, metrics, settings)
+            check_update(learner, rollout, settings, kl_coef)
+            metrics |= optimize(learner, rollout, settings, state.minibatch_seed, kl_coef)
             metrics["seconds/update"] = state.seconds
             run.log(update + 1, episode=(update + 1) * settings.batch_size, **metrics)
-            say_if_score_has_not_risen(accelerator, history, settings, update)
             if update % settings.samples_every == 0 or update + 1 == state.updates:
                 for row in samples(rollout, tokenizer, update + 1):
                     run.append("samples.jsonl", row)

@@ -13,8 +13,7 @@ from accelerate import Accelerator
 from torch import Tensor
 
 from stages import functional
-from stages.learning.batches import batch_rows, chunks, global_sum, local_share
-from stages.learning.learner import Learner, room_of
+from stages.learning.learner import Learner, batch_rows, chunks, global_sum, local_share, room_of
 from stages.learning.passes import counted_tokens, sequence_length, summed_loss
 from stages.learning.vocabulary import LEARNED, MEASURED, LogitStatistics, logprob_formula
 from stages.posts.ragged import TokenizedSplit

@@ -10,7 +10,8 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from stages import functional
-from stages.learning.batches import gather_rows, global_sum
+from stages.learning.learner import global_sum
+from stages.learning.loop import gather_rows
 from stages.posts.text_metrics import distinct, mean_copied, unshown_tokens
 from stages.rl.credit import by_mean, counted_values, explained_by_critic, uses_critic
 from stages.rl.episodes import Rollout

@@ -16,12 +16,18 @@ from accelerate import Accelerator
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from stages.learning.batches import stream
-from stages.learning.heads import head_name, in_float32, shift_scores, zero_head
-from stages.learning.learner import Learner
+from stages.learning.learner import Learner, stream
 from stages.learning.loop import make_optimizer, use_gradient_checkpointing
-from stages.learning.lora import WithoutAdapter, adapt, adapter_layers
-from stages.learning.models import keep_model, load_policy, load_reward_model, new_reward_model
+from stages.learning.lora import WithoutAdapter, adapt, adapter_layers, keep_model
+from stages.learning.models import (
+    head_name,
+    in_float32,
+    load_policy,
+    load_reward_model,
+    new_reward_model,
+    shift_scores,
+    zero_head,
+)
 from stages.learning.passes import PolicyAndCritic
 from stages.learning.sharding import place, prepare, whole
 from stages.running.files import read_record

@@ -14,8 +14,7 @@ from accelerate import Accelerator
 from torch import Tensor
 
 from stages import functional
-from stages.learning.batches import local_share
-from stages.learning.learner import Size, fitting
+from stages.learning.learner import Size, fitting, local_share
 from stages.learning.passes import response_statistics, response_values, score_responses
 from stages.learning.sampling import Noise, sample
 from stages.learning.sharding import gathered, is_sharded

@@ -17,12 +17,10 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from accelerate import Accelerator
 from torch import Tensor, nn
 
-from stages.learning.heads import token_read_before
 from stages.learning.learner import Size, fitting
-from stages.learning.passes import score_responses
+from stages.learning.passes import score_responses, token_read_before
 from stages.learning.vocabulary import LogitStatistics
 from stages.posts.ragged import pad_left, pad_right
 from stages.rl.episodes import Episodes, Measured, Rollout
@@ -215,57 +213,44 @@ def check_critic(rollout: Rollout, eos_id: int, bounds: Bounds, before_eos: bool
     )
 
 
-def say_if_worse_than_a_constant(accelerator: Accelerator, explained: float) -> None:
-    """One line on stderr if the critic explains less of the returns than a constant would.
-
-    explained: the rollout's `val/explained_variance`. Such a critic adds noise to the advantages.
-    It stops nothing: the reward model, the paper's critic, is often one, for its scalar before EOS
-    means nothing (Huang et al. 2024, detail 13).
-    """
-    if explained < 0 and accelerator.is_main_process:
-        line = f"critic worse than a constant ({explained:.2g}): "
-        line += "ppo.critic_init=zero or critic_updates"
-        print(line, file=sys.stderr, flush=True)
-
-
-def say_if_score_has_not_risen(
-    accelerator: Accelerator, history: Path, settings: PolicyGradient, update: int
+def say_what_is_odd(
+    learner: PolicyLearner, history: Path, metrics: dict[str, float], settings: PolicyGradient
 ) -> None:
-    """One line on stderr after a quarter of the policy's updates, if the score has not risen.
+    """Lines on stderr about an update from which little will be learned. They stop nothing.
 
-    history: metrics.jsonl with every update up to `update`, which is counted from 0. The scores of
-    the policy's first update and of those before are the SFT model's. Their mean is compared with
-    the mean of the later ones. With fewer than eight updates nothing is said.
+    - No response ends: the EOS trick gives all the same score (Huang et al. 2024, detail 23).
+    - Many responses end and score below what a missing EOS is given. Pairs of one post leave its
+      scores free up to a constant: all may lie below it, and then what does not end is rewarded.
+    - The critic explains less of the returns than a constant when the policy begins to learn. It
+      adds noise to the advantages. The reward model, the paper's critic, often does: its scalar
+      before EOS means nothing (detail 13).
+    - After a quarter of the policy's updates the mean score is not above the SFT model's, which is
+      that of the policy's first update and of those before. With fewer than eight none is said.
+
+    history: metrics.jsonl with the updates before. metrics: this update's.
     """
-    waits = sum(not settings.policy_learns(earlier) for earlier in range(settings.num_updates))
+    update, lines = learner.update, []
+    waits = sum(not settings.policy_learns(before) for before in range(settings.num_updates))
     quarter = (settings.num_updates - waits) // 4
-    if quarter < 2 or update != waits + quarter or not accelerator.is_main_process:
-        return
-    scores = [metrics["objective/scores"] for metrics in read_lines(history)]
-    before, after = fmean(scores[: waits + 1]), fmean(scores[waits + 1 :])
-    if after <= before:
-        line = f"after a quarter the score has not risen ({before:.2f}, {after:.2f}): see"
-        ways = "learning_rate, critic" if isinstance(settings, Ppo) else "learning_rate"
-        print(line, ways, file=sys.stderr, flush=True)
-
-
-def say_if_endings_mislead(
-    accelerator: Accelerator, metrics: dict[str, float], settings: PolicyGradient
-) -> None:
-    """One line on stderr if no response ends, or if many end and score below a missing EOS.
-
-    metrics: those of the rollout. Equal scores teach nothing. And pairs of summaries of one post
-    leave that post's scores free up to a constant: where they lie below missing_eos_penalty, the
-    EOS trick rewards what does not end (detail 23).
-    """
-    below = metrics["policy/below_penalty"]
-    line = ""
-    if not metrics["policy/eos_rate"]:
-        line = f"no response ends: {NOTHING_ENDS}"
-    elif below > MANY_BELOW:
-        line = f"{below:.0%} end and score below {settings.missing_eos_penalty:g}, the score"
-        line += " without an EOS: eos_trick=subtract"
-    if line and settings.eos_trick == "replace" and accelerator.is_main_process:
+    if update == 0 and settings.eos_trick == "replace":
+        below = metrics["policy/below_penalty"]
+        if below > MANY_BELOW:
+            of_missing = f"{settings.missing_eos_penalty:g}, the score without an EOS"
+            lines.append(f"{below:.0%} end and score below {of_missing}: eos_trick=subtract")
+        if not metrics["policy/eos_rate"]:
+            lines.append(f"no response ends: {NOTHING_ENDS}")
+    if isinstance(settings, Ppo) and update == waits and metrics["val/explained_variance"] < 0:
+        explained = metrics["val/explained_variance"]
+        ways = "ppo.critic_init=zero or critic_updates"
+        lines.append(f"critic worse than a constant ({explained:.2g}): {ways}")
+    if quarter >= 2 and update == waits + quarter:
+        scores = [row["objective/scores"] for row in (*read_lines(history), metrics)]
+        before, after = fmean(scores[: waits + 1]), fmean(scores[waits + 1 :])
+        if after <= before:
+            ways = "learning_rate, critic" if isinstance(settings, Ppo) else "learning_rate"
+            line = f"after a quarter the score has not risen ({before:.2f}, {after:.2f})"
+            lines.append(f"{line}: see {ways}")
+    for line in lines if learner.accelerator.is_main_process else ():
         print(line, file=sys.stderr, flush=True)
 
 

@@ -59,11 +59,11 @@ def add_launch_arguments(parser: argparse.ArgumentParser) -> None:
 
 def launch_variables(args: argparse.Namespace) -> list[str]:
     """The make variables that say how stages are started, where they are not the defaults."""
-    given = {"GPUS": args.gpus, "NODES": args.nodes, "ENGINE": args.engine, "LAUNCH": args.launch}
+    typed = {"GPUS": args.gpus, "NODES": args.nodes, "ENGINE": args.engine, "LAUNCH": args.launch}
     defaults = {"GPUS": 1, "NODES": 1, "ENGINE": ENGINES[0], "LAUNCH": ""}
     return [
         f"{name}={shlex.quote(str(value))}"
-        for name, value in given.items()
+        for name, value in typed.items()
         if value != defaults[name]
     ]
 
@@ -92,8 +92,8 @@ def launcher(line: str) -> tuple[str, ...]:
         raise UserError(f"LAUNCH={line}: {error}: correct it") from None
     if not words:
         return ()
-    beside = str(Path(sys.executable).parent)
-    program = shutil.which(words[0], path=os.pathsep.join([beside, os.environ.get("PATH", "")]))
+    scripts = str(Path(sys.executable).parent)
+    program = shutil.which(words[0], path=os.pathsep.join([scripts, os.environ.get("PATH", "")]))
     if program is None:
         raise UserError(f"LAUNCH={line}: there is no program {words[0]}: correct it")
     return program, *words[1:]
@@ -101,9 +101,9 @@ def launcher(line: str) -> tuple[str, ...]:
 
 def processes_of(gpus: int, nodes: int, line: str) -> int:
     """The processes of a stage: by GPUS and NODES, or as LAUNCH names them, 1 if it names none."""
-    given = {name.replace("_", "-"): max(1, int(n)) for name, n in COUNT.findall(line)}
-    machines = given.get("nnodes", nodes)
-    return given.get("num-processes", given.get("nproc-per-node", gpus) * machines)
+    counts = {name.replace("_", "-"): max(1, int(n)) for name, n in COUNT.findall(line)}
+    machines = counts.get("nnodes", nodes)
+    return counts.get("num-processes", counts.get("nproc-per-node", gpus) * machines)
 
 
 def _srun(nodes: int) -> tuple[str, ...]:
@@ -160,13 +160,13 @@ def main(argv: list[str] | None = None) -> None:
     """Start the processes; exits with the status of the first that failed."""
     engine, gpus, nodes, *stage = sys.argv[1:] if argv is None else argv
     try:
-        given = accelerate_arguments(engine, int(gpus), int(nodes), os.environ)
+        arguments = accelerate_arguments(engine, int(gpus), int(nodes), os.environ)
     except KeyError as error:
         raise UserError(f"{error.args[0]} is not set: export it in the job script") from None
     forget_variables(keep=("ACCELERATE_USE_CPU",))
     os.environ.update({name: os.environ.get(name, value) for name, value in PATIENCE.items()})
     stop_at_usr1()
-    raise SystemExit(run([*given, *stage]))
+    raise SystemExit(run([*arguments, *stage]))
 
 
 def run(arguments: Sequence[str]) -> int:

@@ -115,14 +115,6 @@ def check_threads(threads: int) -> None:
         raise UserError(f"memory.cpu_threads is {threads} but {mend}")
 
 
-def has_bf16_units(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
-    """Whether the CPU multiplies bf16 numbers itself; True where the system does not say."""
-    try:
-        return "bf16" in cpuinfo.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return True
-
-
 def peak_memory_gib() -> float:
     """The most memory this process has held: resident on the host, plus allocated on a GPU."""
     host = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
@@ -240,8 +232,8 @@ def _parsed(path: Path) -> tuple[str, list[str]]:
             names += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.module:
             names += [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
-    ours = [name for name in names if name.split(".")[0] in PACKAGES]
-    return _short_hash(repr(_plain(tree))), ours
+    own_modules = [name for name in names if name.split(".")[0] in PACKAGES]
+    return _short_hash(repr(_plain(tree))), own_modules
 
 
 def _plain(node: Any) -> Any:

@@ -102,8 +102,8 @@ def with_numbers(start: str, parts: Sequence[str], width: int) -> str:
 
 def columns() -> int:
     """Of a line: 80, or fewer where COLUMNS says so, because a name will stand before it."""
-    given = os.environ.get("COLUMNS", "")
-    return min(COLUMNS, int(given)) if given.isdecimal() else COLUMNS
+    columns = os.environ.get("COLUMNS", "")
+    return min(COLUMNS, int(columns)) if columns.isdecimal() else COLUMNS
 
 
 def _say(start: str, names: Mapping[str, str], numbers: Mapping[str, Any]) -> None:

@@ -264,14 +264,14 @@ def launched_processes() -> int:
     alone = {"RANK": (None, "0"), "WORLD_SIZE": (None, "1"), "LOCAL_RANK": (None,)}
     if all(os.environ.get(name) in values for name, values in alone.items()):
         return 1
-    given = {name: os.environ[name] for name in MEETING if name in os.environ}
-    right = {name for name, text in given.items() if text.isdigit() or name == "MASTER_ADDR"}
+    there = {name: os.environ[name] for name in MEETING if name in os.environ}
+    right = {name for name, text in there.items() if text.isdigit() or name == "MASTER_ADDR"}
     if lacking := [name for name in MEETING if name not in right]:
         raise UserError(
-            f"the environment has {', '.join(given)}, as for one of several processes, but no"
+            f"the environment has {', '.join(there)}, as for one of several processes, but no"
             f" launcher has set {', '.join(lacking)}: unset them, and start several by GPUS="
         )
-    return int(given["WORLD_SIZE"])
+    return int(there["WORLD_SIZE"])
 
 
 def address_fault(address: str, schemes: Sequence[str] = ("http", "https")) -> bool:

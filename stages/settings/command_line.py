@@ -151,11 +151,11 @@ def _without_training(
     """
     if config.kind == TRAINED:
         return config
-    given = GIVEN_BY[config.kind]
+    variable = GIVEN_BY[config.kind]
     if request.upstream:
-        raise UserError(f"{given} is judged without training: leave out UPSTREAM=")
+        raise UserError(f"{variable} is judged without training: leave out UPSTREAM=")
     for section in TRAINING_SECTIONS & changes.keys():
-        raise UserError(f"{section}.* has no effect: {given} is judged without training")
+        raise UserError(f"{section}.* has no effect: {variable} is judged without training")
     if config.judge.kind == "reward_model" and not (
         config.judge.gold or config.released.reward_model
     ):
@@ -195,10 +195,10 @@ def _shared(
     preset = upstream or PRESETS[request.preset]()
     sections = {name: recorded.get(name, getattr(preset, name)) for name in SHARED_SECTIONS}
     other = {
-        f"{name}.{field}": getattr(theirs, field)
-        for name, theirs in sections.items()
+        f"{name}.{field}": getattr(section, field)
+        for name, section in sections.items()
         for field, value in changes.get(name, {}).items()
-        if not is_same(f"{name}.{field}", getattr(theirs, field), value)
+        if not is_same(f"{name}.{field}", getattr(section, field), value)
     }
     first = first_changed({key.split(".")[0] for key in other})
     if first == SHARED_STAGES[0]:
@@ -207,7 +207,7 @@ def _shared(
             f"{key}: {request.upstream} has {value}, and no stage can be taken from a run with "
             f"another {first}: leave it out, or UPSTREAM="
         )
-    own = {name: replace(theirs, **changes.get(name, {})) for name, theirs in sections.items()}
+    own = {name: replace(section, **changes.get(name, {})) for name, section in sections.items()}
     return replace(config, own_from=first, **own)
 
 
@@ -340,8 +340,8 @@ def as_recorded(request: Request) -> Request:
     root = settings.RUNS / request.name
     configs: dict[str, Config] = {}
     for seed in (root / f"seed{request.seed}", *sorted(root.glob("seed*"))):
-        made = {name: recorded_config(seed / name) for name in STAGES if not STAGES[name].per_judge}
-        configs = configs or {name: config for name, config in made.items() if config is not None}
+        read = {name: recorded_config(seed / name) for name in STAGES if not STAGES[name].per_judge}
+        configs = configs or {name: config for name, config in read.items() if config is not None}
     if not configs:
         return request
     *_, last = configs.values()

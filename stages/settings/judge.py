@@ -25,14 +25,13 @@ MOST_UNJUDGED = 0.02  # share of a policy's posts above which its win rate is no
 # Names the question's wording in `eval/judges/prompt.py`; a test checks that the two agree.
 WORDING = "axes-1"
 OPENAI_MODEL = "gpt-6-luna"
-REPEATED = 100  # pairs that a judge is asked about again, in both orders
 # `none` asks a model not to reason; `default` says nothing, so that the server decides.
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max", "default")
 # The settings that verdicts of each kind depend on. For `reward_model`: `JudgeSettings.gold`.
 READ_BY = {
     "openai": (
         *("model", "base_url", "temperature", "max_tokens", "asks", "structured"),
-        *("reasoning_effort", "reasoning_tokens", "accept_model", "axis", "repeats"),
+        *("reasoning_effort", "reasoning_tokens", "accept_model", "axis"),
     ),
     "facts": (),
     "reward_model": (),
@@ -121,9 +120,6 @@ class JudgeSettings:
     """Whether replies follow a JSON schema: `on`, `off`, or `auto` (unless the server refuses)."""
     axis: str = AXES[0]
     """What is compared: `overall`, or `accuracy`, `coverage` or `coherence` alone."""
-    repeats: int = 1
-    """How often a sample of the questions is asked, each time anew, to see how often the same
-    question gets the same verdict. The first verdict counts. 1: once."""
 
     # The settings below say how the judge is asked. No verdict depends on them.
     concurrency: int = 8
@@ -151,10 +147,7 @@ class JudgeSettings:
         one_of(self, "judge", "axis", AXES)
         is_asked = bool(READ_BY[self.kind]) or self.axis == AXES[0]
         require(is_asked, "judge.axis", f"be overall: judge.kind={self.kind} is asked no question")
-        repeated = self.repeats == 1 or "repeats" in READ_BY[self.kind]
-        require(repeated, "judge.repeats", f"be 1: judge.kind={self.kind} always answers alike")
-        names = ("max_tokens", "asks", "concurrency", "request_seconds", "repeats")
-        positive(self, "judge", *names)
+        positive(self, "judge", "max_tokens", "asks", "concurrency", "request_seconds")
         at_least_0(
             self, "judge", "requests_per_minute", "max_retries", "max_cost", "reasoning_tokens"
         )
@@ -172,8 +165,6 @@ class JudgeSettings:
         if self.gold:
             return {"kind": self.kind, "model": self.gold}
         read = {name: getattr(self, name) for name in READ_BY[self.kind]}
-        if self.repeats == 1:
-            read.pop("repeats", None)
         return {"kind": self.kind, **read, **({"wording": WORDING} if read else {})}
 
     def check_read(self, names: Iterable[str]) -> None:

@@ -87,7 +87,7 @@ def request_for(
     With judge.structured=auto a reply in either form counts.
     """
     forms = {"on": (True,), "off": (False,)}.get(judge.structured, (True, False))
-    _, query, first, second, repeat = comparison
+    _, query, first, second = comparison
     questions = {
         form: make_question(query, first, second, OBJECT if form else LINES, judge.axis)
         for form in forms
@@ -95,8 +95,7 @@ def request_for(
     keys = {}
     for form, question in questions.items():
         fields = fields_of(judge, question, Dialect(structured=form))
-        whole = (url, fields, repeat) if repeat else (url, fields)
-        keys[form] = hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()
+        keys[form] = hashlib.sha256(json.dumps((url, fields), sort_keys=True).encode()).hexdigest()
     own, question = keys.pop(dialect.structured), questions[dialect.structured]
     fields = fields_of(judge, question, dialect)
     return ChatRequest(own, tuple(keys.values()), question, dialect, fields)
