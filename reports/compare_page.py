@@ -278,16 +278,17 @@ def summaries(entries: Sequence[Entry], pairs: Sequence[Paired]) -> Table:
 def posts(entries: Sequence[Entry]) -> list[Block]:
     """Posts whose verdict changed, and others after them, to search and sort."""
     everything = changed_posts(entries)
-    chosen = some_of_each(everything, len(entries) - 1, MOST_CHANGED, MOST_OTHERS)
+    changed = [row for row in everything if flips(row)]
+    unchanged = [row for row in everything if not flips(row)]
+    chosen = [*changed[:MOST_CHANGED], *unchanged[:MOST_OTHERS]]
     rows = fitting(chosen, MOST_CHANGED + MOST_OTHERS)
-    count, there = sum(map(flips, everything)), sum(map(flips, rows))
-    others, all_others = len(rows) - there, len(everything) - count
+    there = sum(map(flips, rows))
     names = [entry.label for entry in entries]
     text = (
-        f"{whole(there)} of the {whole(count)} posts on which a verdict became better or worse than"
-        f" that of {names[0]}, and {whole(others)} of the {whole(all_others)} others: each time the"
-        f" first in the order of the data. Seed {entries[0].seeds[0]}, or the first of a run that"
-        " lacks it."
+        f"{whole(there)} of the {whole(len(changed))} posts on which a verdict became better or"
+        f" worse than that of {names[0]}, and {whole(len(rows) - there)} of the"
+        f" {whole(len(unchanged))} others: each time the first in the order of the data. Seed"
+        f" {entries[0].seeds[0]}, or the first of a run that lacks it."
     )
     few = [sample(at, row, names) for at, row in enumerate(rows[: min(SHOWN, there)], start=1)]
     return [Text(text), SampleBrowser("changed-posts", names, rows, few, shown=1)]
@@ -313,28 +314,9 @@ def changed_posts(entries: Sequence[Entry]) -> list[Row]:
     return rows
 
 
-def some_of_each(rows: Sequence[Row], others: int, changed: int, rest: int) -> list[Row]:
-    """The first posts that changed for each of the `others`, then the first that did not.
-
-    At most `changed` and `rest`; the places are shared out evenly.
-    """
-    share = changed // others
-    wanted: set[str] = set()
-    for side in range(1, others + 1):
-        own = [row["id"] for row in rows if flipped(row["sides"][side])]
-        wanted |= set(own[:share])
-    kept = [row for row in rows if row["id"] in wanted]
-    return [*kept, *[row for row in rows if not flips(row)][:rest]]
-
-
 def flips(row: Row) -> bool:
-    """Whether a verdict on a post changed for better or worse."""
-    return any(map(flipped, row["sides"]))
-
-
-def flipped(side: Row) -> bool:
-    """Whether this side's verdict is better or worse than the first's."""
-    return side.get("change") in (BETTER, WORSE)
+    """Whether a verdict on a post is better or worse than that of the first policy."""
+    return any(side.get("change") in (BETTER, WORSE) for side in row["sides"])
 
 
 def settings(entries: Sequence[Entry]) -> Block:

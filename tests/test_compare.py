@@ -8,7 +8,7 @@ import pytest
 
 from eval.win_rate import PairedInterval
 from reports import compare_page
-from reports.compare_page import changed_posts, some_of_each
+from reports.compare_page import changed_posts
 from reports.parts import gained
 from reports.parts.page import PUBLIC, beside_the_runs
 from reports.parts.paired import Paired, above_first, beside, parts_of, read_entries, settings_apart
@@ -329,15 +329,3 @@ def test_a_side_may_be_named_as_its_folder_is(runs):
 )
 def test_a_change_of_verdict_has_a_name(before, after, name):
     assert change(before, after) == name
-
-
-def test_each_entry_has_its_share_of_the_changed_posts():
-    def row(name, *changes):
-        return {"id": name, "sides": [{}, *({"change": one} for one in changes)]}
-
-    many = [row(f"a{at}", "worse", "unchanged") for at in range(20)]
-    few = [row(f"b{at}", "failing", "better") for at in range(3)]
-    rest = [row(f"c{at}", "unchanged", "failing") for at in range(9)]
-    found = some_of_each([*many, *few, *rest], 2, changed=10, rest=4)
-    names = [one["id"] for one in found]
-    assert names == ["a0", "a1", "a2", "a3", "a4", "b0", "b1", "b2", "c0", "c1", "c2", "c3"]

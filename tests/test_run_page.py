@@ -1,6 +1,5 @@
-"""A run's page: four sentences, curves of all that was logged, spreads, other seeds."""
+"""A run's page: four sentences, curves of all that was logged, spreads."""
 
-import json
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +11,6 @@ import pytest
 from eval.win_rate import of_reward_model
 from reports import run_page
 from reports.parts import collect, page, plots, sentences
-from reports.parts.page import Details
 from reports.sections import calibration, curves, judging, made_with, scores
 from stages.finished import stage_folder
 from stages.posts.toy import facts_of
@@ -101,22 +99,6 @@ def test_every_number_that_ppo_logs_has_a_curve(places, drawn):
     wanted = {"Explained variance", "Ratio of new to old probability", "Title words copied"}
     wanted |= {"Gradient norm of the policy", "KL from SFT, nats per summary"}
     assert wanted <= drawn.keys()
-
-
-def test_other_seeds_with_the_same_settings_lie_beneath_and_others_do_not(places, drawn):
-    first, second = record_of(1), record_of(2)
-    path = stage_folder(make_config("tiny", seed=3), "ppo") / "manifest.json"
-    record_of(3)
-    found = json.loads(path.read_text())
-    found["settings"]["ppo"]["kl_coef"] = 0.9
-    path.write_text(json.dumps(found))
-    assert list(curves.rows_of_seeds(first, "ppo")) == [2]
-    assert list(curves.rows_of_seeds(second, "ppo")) == [1]
-    blocks = curves.blocks(first)
-    kl = drawn["KL from SFT, nats per summary"]
-    assert [(one.faint, bool(one.label)) for one in kl] == [(True, False), (False, True)]
-    assert "with the same settings: 2." in blocks[0].markdown("x")
-    assert any(isinstance(block, Details) for block in blocks)
 
 
 def test_an_axis_of_shares_ends_at_100_percent():

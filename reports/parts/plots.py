@@ -86,8 +86,6 @@ class Curve:
     values: Sequence[float]
     dots: bool = False
     """Whether the points are few and exact, so that each is marked."""
-    faint: bool = False
-    """Whether it is there to compare with: thin, without a band."""
 
 
 def curve(
@@ -116,7 +114,7 @@ def lines(title: str, curves: Sequence[Curve], share: bool = False) -> Panel:
             axes.set_ylim(max(low, -EDGE), min(high, 1 + EDGE))  # no share lies beyond
         legend(axes)
 
-    plain = [curve for curve in curves if not (curve.faint or curve.dots)]
+    plain = [curve for curve in curves if not curve.dots]
     has_band = any(len(curve.steps) > MOST_POINTS for curve in plain)
     return Panel(title, draw, has_band=has_band)
 
@@ -280,10 +278,6 @@ def _tidy(svg: str) -> str:
 
 
 def _draw_line(axes: Axes, line: Curve) -> None:
-    if line.faint:
-        steps, values = smoothed(line)
-        axes.plot(steps, values, color=line.color, alpha=0.45, lw=0.9, label=line.label or None)
-        return
     if line.dots:
         axes.plot(line.steps, line.values, "o:", color=line.color, label=line.label, ms=4, lw=1.2)
         return

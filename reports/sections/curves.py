@@ -1,7 +1,6 @@
-"""Everything that training logged, as curves in groups; other seeds of the run lie beneath."""
+"""Everything that training logged, as curves in groups."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
@@ -11,8 +10,6 @@ from reports.parts.collect import Record
 from reports.parts.page import Block, Details, Figure, Heading, Table, Text
 from reports.parts.plots import Curve, Panel
 from reports.parts.words import STRENGTH, Row, accuracy, named, number, whole
-from stages.finished import read_manifest
-from stages.running.files import read_lines
 
 SHARES = {
     "policy/eos_rate",
@@ -116,69 +113,31 @@ SECOND = plots.RM  # colour of a panel's second curve
 COUNTS = {"step", "episode"}
 FRONTIER = ("objective/kl", "objective/scores")
 FRONTIER_POINTS = 40
-OtherSeeds = dict[int, list[Row]]
-"""Seed -> what a stage logged in another finished seed of the run."""
 
 
 def blocks(record: Record) -> list[Block]:
     """The figures: supervised learning, each policy gradient in groups, its frontier, DPO."""
-    others = {stage: rows_of_seeds(record, stage) for stage in record.gradient_stages}
     return [
-        *_beneath(sorted({seed for seeds in others.values() for seed in seeds})),
         _supervised(record),
         *(
             block
-            for stage, seeds in others.items()
-            for block in (*_gradient(record, stage, seeds), *_frontier(record, stage, seeds))
+            for stage in record.gradient_stages
+            for block in (*_gradient(record, stage), *_frontier(record, stage))
         ),
         *_dpo(record),
     ]
 
 
-def rows_of_seeds(record: Record, stage: str) -> OtherSeeds:
-    """The rows that a stage logged in the run's other finished seeds, in the order of the seeds.
-
-    A seed with other settings of this stage is left out, and so is one that did not log.
-    """
-    own = record.folders[stage]
-    by_seed: OtherSeeds = {}
-    seeds = own.parent.parent.glob(f"seed*/{stage}")
-    for folder in sorted(seeds, key=lambda path: (len(path.parent.name), path.parent.name)):
-        manifest = read_manifest(folder)
-        metrics = folder / "metrics.jsonl"
-        if folder == own or manifest is None or not metrics.exists():
-            continue
-        if _but_the_seed(manifest) == _but_the_seed(record.manifests[stage]):
-            by_seed[int(folder.parent.name.removeprefix("seed"))] = read_lines(metrics)
-    return by_seed
-
-
-def _but_the_seed(manifest: Row) -> Row:
-    return {name: value for name, value in manifest["settings"].items() if name != "seed"}
-
-
-def _beneath(seeds: Sequence[int]) -> list[Block]:
-    if not seeds:
-        return []
-    names = ", ".join(map(str, seeds))
-    return [
-        Text(
-            f"Thin lines are the other finished seeds of this run with the same settings: {names}."
-        )
-    ]
-
-
 def _supervised(record: Record) -> Figure:
-    rows, others = record.rows("sft"), rows_of_seeds(record, "sft")
+    rows = record.rows("sft")
     validation = plots.curve(rows, "loss/validation", "validation", plots.INK, dots=True)
     train = plots.curve(rows, "loss/train", "train", plots.SFT)
-    loss = [*_faint(others, "loss/train", plots.SFT), train, validation]
-    panels, _ = _panels(record.rows("rm"), rows_of_seeds(record, "rm"), RM_PANELS, plots.RM)
-    panels = [plots.lines("SFT loss, nats per token", loss), *panels]
+    panels, _ = _panels(record.rows("rm"), RM_PANELS, plots.RM)
+    panels = [plots.lines("SFT loss, nats per token", [train, validation]), *panels]
     return plots.figure("supervised", "Supervised fine-tuning and the reward model.", panels)
 
 
-def _gradient(record: Record, stage: str, others: OtherSeeds) -> list[Block]:
+def _gradient(record: Record, stage: str) -> list[Block]:
     """Everything that a policy-gradient stage logged; two figures first, the others folded."""
     rows, name = record.rows(stage), named(stage)
     known = {
@@ -191,7 +150,7 @@ def _gradient(record: Record, stage: str, others: OtherSeeds) -> list[Block]:
     figures: dict[str, Figure] = {}
     constant: list[str] = []
     for end, (what, titles) in groups.items():
-        panels, same = _panels(rows, others, titles, plots.color_of(stage))
+        panels, same = _panels(rows, titles, plots.color_of(stage))
         constant += same
         if panels:
             caption = f"{what.format(name)}, update by update{_queries(record, stage)}."
@@ -221,17 +180,15 @@ def _logged(rows: list[Row]) -> list[str]:
     return [key for key in keys if any(isinstance(row.get(key), int | float) for row in rows)]
 
 
-def _panels(
-    rows: list[Row], others: OtherSeeds, titles: Panels, color: str
-) -> tuple[list[Panel], list[str]]:
+def _panels(rows: list[Row], titles: Panels, color: str) -> tuple[list[Panel], list[str]]:
     """A panel for each title of which something was logged, and what never changed, in words."""
     panels, constant = [], []
     for title, keys in titles.items():
         logged = [key for key in keys if any(row.get(key) is not None for row in rows)]
-        lines: list[Curve] = []
-        for key, own in zip(logged, (color, SECOND), strict=False):
-            label = WORDS.get(key, title)
-            lines += [*_faint(others, key, own), plots.curve(rows, key, label, own)]
+        lines = [
+            plots.curve(rows, key, WORDS.get(key, title), own)
+            for key, own in zip(logged, (color, SECOND), strict=False)
+        ]
         values = [value for line in lines for value in line.values]
         if lines and len(set(values)) <= 1:  # a plot would say no more
             plain = title if title[:2].isupper() else f"{title[0].lower()}{title[1:]}"
@@ -239,11 +196,6 @@ def _panels(
         elif lines:
             panels.append(plots.lines(title, lines, share=logged[0] in SHARES))
     return panels, constant
-
-
-def _faint(others: OtherSeeds, key: str, color: str) -> list[Curve]:
-    curves = [plots.curve(rows, key, "", color) for rows in others.values()]
-    return [Curve("", color, line.steps, line.values, faint=True) for line in curves if line.steps]
 
 
 def _queries(record: Record, stage: str) -> str:
@@ -255,8 +207,7 @@ def _queries(record: Record, stage: str) -> str:
 def _dpo(record: Record) -> list[Block]:
     if "dpo" not in record.manifests:
         return []
-    seeds = rows_of_seeds(record, "dpo")
-    panels, constant = _panels(record.rows("dpo"), seeds, DPO_PANELS, plots.PAPER)
+    panels, constant = _panels(record.rows("dpo"), DPO_PANELS, plots.PAPER)
     caption = "DPO, update by update, on training pairs before each step; both are equal at first."
     drawn = [plots.figure("dpo", caption, panels)] if panels else []
     return [*drawn, *_constants("DPO", constant)]
@@ -265,23 +216,17 @@ def _dpo(record: Record) -> list[Block]:
 # -- score against distance ------------------------------------------------------------------------
 
 
-def _frontier(record: Record, stage: str, others: OtherSeeds) -> list[Block]:
+def _frontier(record: Record, stage: str) -> list[Block]:
     """Score against KL, update by update: what each nat of distance gained."""
-    runs = {record.seed: record.rows(stage)} | others
-    color = plots.color_of(stage)
-    drawn = [
-        replace(path(rows, f"seed {seed}" if own else "", color), faint=not own)
-        for seed, rows in runs.items()
-        for own in [seed == record.seed]
-    ]
-    if not drawn[0].steps:
+    run = path(record.rows(stage), f"seed {record.seed}", plots.color_of(stage))
+    if not run.steps:
         return []
     caption = (
         "Reward-model score against KL from SFT, from the first update to the last (means of"
         " neighbouring updates). Where the score goes on rising while the judge's rate falls,"
         f" {named(stage)} over-optimises; this picture shows the score and not the judge's rate."
     )
-    panel = frontier("Score against distance", drawn[::-1], "KL from SFT, nats per summary")
+    panel = frontier("Score against distance", [run], "KL from SFT, nats per summary")
     name = "frontier" if stage == record.policy else f"{stage}-frontier"
     return [plots.figure(name, caption, [panel], wide=1.4, high=1.2)]
 
@@ -303,9 +248,8 @@ def frontier(title: str, runs: Sequence[Curve], x: str, ends: bool = True) -> Pa
     def draw(axes: Axes) -> None:
         for run in runs:
             across, up = plots.smoothed(run, FRONTIER_POINTS)
-            width, alpha = (0.9, 0.45) if run.faint else (1.7, 1.0)
-            axes.plot(across, up, color=run.color, lw=width, alpha=alpha, label=run.label or None)
-            if run.faint or not up or not ends:
+            axes.plot(across, up, color=run.color, label=run.label or None)
+            if not up or not ends:
                 continue
             axes.scatter(across, up, s=9, color=run.color, zorder=3)
             for place, word in ((0, "start"), (-1, "end")):
