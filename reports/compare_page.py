@@ -25,17 +25,14 @@ from reports.parts.sample_views import (
     UNCHANGED,
     UNJUDGED,
     WORSE,
-    SampleBrowser,
     change,
-    fitting,
     post_rows,
 )
 from reports.parts.words import Row, in_points, number, p_value, percent, whole
-from reports.sections.samples import sample
+from reports.sections.samples import samples
 from reports.sections.scores import gain_notes
 
-MOST_CHANGED, MOST_OTHERS = 200, 100  # posts on the page
-SHOWN = 4  # changed posts that stand where no script runs
+SHOWN = 5  # posts
 CHANGES = {
     BETTER: "better",
     WORSE: "worse",
@@ -276,22 +273,16 @@ def summaries(entries: Sequence[Entry], pairs: Sequence[Paired]) -> Table:
 
 
 def posts(entries: Sequence[Entry]) -> list[Block]:
-    """Posts whose verdict changed, and others after them, to search and sort."""
-    everything = changed_posts(entries)
-    changed = [row for row in everything if flips(row)]
-    unchanged = [row for row in everything if not flips(row)]
-    chosen = [*changed[:MOST_CHANGED], *unchanged[:MOST_OTHERS]]
-    rows = fitting(chosen, MOST_CHANGED + MOST_OTHERS)
-    there = sum(map(flips, rows))
-    names = [entry.label for entry in entries]
+    """The first posts: those whose verdict changed, and others after them."""
+    everything, names = changed_posts(entries), [entry.label for entry in entries]
     text = (
-        f"{whole(there)} of the {whole(len(changed))} posts on which a verdict became better or"
-        f" worse than that of {names[0]}, and {whole(len(rows) - there)} of the"
-        f" {whole(len(unchanged))} others: each time the first in the order of the data. Seed"
-        f" {entries[0].seeds[0]}, or the first of a run that lacks it."
+        f"The verdict became better or worse than that of {names[0]} on"
+        f" {whole(sum(map(flips, everything)))} of {whole(len(everything))} posts. The first of"
+        f" these stand here, in the order of the data, and then others. Seed {entries[0].seeds[0]},"
+        " or the first of a run that lacks it."
     )
-    few = [sample(at, row, names) for at, row in enumerate(rows[: min(SHOWN, there)], start=1)]
-    return [Text(text), SampleBrowser("changed-posts", names, rows, few, shown=1)]
+    first = sorted(everything, key=lambda row: not flips(row))[:SHOWN]
+    return [Text(text), *samples(first, names)]
 
 
 def changed_posts(entries: Sequence[Entry]) -> list[Row]:

@@ -132,7 +132,7 @@ def test_a_difference_that_seeds_and_posts_both_bear_out_is_said_to_be_one(runs)
     ablate("dropout", (10, 11, 9))
     ablate("critic-sft", (10, 0, 0))
     text = text_of("dropout", "critic-sft")
-    said = "Of 2 switches, 1 matters (dropout); 1 is inconclusive (critic-sft)."
+    said = "Matters: dropout; inconclusive: critic-sft."
     assert said in text
     assert "dropout: matters (+50.0 points of win rate [+37.6, +62.4] over 3 seeds)." in text
     # t(357) 28.87 / sqrt(358) is 3.0005 points, t(358) 28.87 / sqrt(359) is 2.9963.

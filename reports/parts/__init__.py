@@ -14,6 +14,6 @@ run_report    the stage that writes a run's page, and the manifests behind a pag
 plots         plots as SVG
 cells         numbers and texts of tables
 blocks        what pages are made of, as HTML, Markdown and JSON
-sample_views  posts and episodes as rows, and the blocks that search them
+sample_views  posts with what was written and said about them, as rows
 page          blocks, written as Markdown and HTML
 """
