@@ -12,8 +12,12 @@ from reports.parts.page import Block, Heading, Table
 from reports.parts.words import STRENGTH, Row, accuracy, estimate, in_points, number, percent, whole
 
 SCORERS = {"rm": "the reward model", "dpo": "DPO's implicit reward"}
-GROUPS = {"by_split": "split", "by_strength": STRENGTH, "by_batch": "batch"}
-GROUPS |= {"by_policies": "pair of policies"}
+GROUPS = {
+    "by_split": "split",
+    "by_strength": STRENGTH,
+    "by_batch": "batch",
+    "by_policies": "pair of policies",
+}
 MOST_GROUPS = 12
 NORMALIZED = {
     "mean before": "mean_before",
@@ -85,9 +89,9 @@ def groups(scorers: dict[str, Row], size: str | None) -> Table:
         most = sorted(results[key], key=lambda name: (-results[key][name]["pairs"], name))
         for name in sorted(most[:MOST_GROUPS], key=lambda name: (len(name), name)):
             group = results[key][name]
-            beside = [accuracy(x[key][name]) if name in x[key] else MISSING for x in others]
+            of_others = [accuracy(x[key][name]) if name in x[key] else MISSING for x in others]
             point = of_paper.get(str(5 + int(name)), {}) if key == "by_strength" and size else {}
-            cells = [accuracy(group), *beside, whole(group["pairs"])]
+            cells = [accuracy(group), *of_others, whole(group["pairs"])]
             rows.append([what, name, *cells, *([percent(point.get(size))] if size else [])])
     header = ["pairs by", "", "accuracy [95%]", *(["DPO [95%]"] if others else []), "pairs"]
     caption = f"Strength: 1 slightly better, 4 far better. At most {MOST_GROUPS} groups of a kind."
