@@ -161,7 +161,7 @@ def test_a_file_becomes_a_run_with_win_rates_controls_calibration_and_a_page(run
     assert (calibration["pairs"], calibration["of_pairs"]) == (80, 80)
     page = (stage_folder(config, "report") / "judged-theirs-seed44413.md").read_text()
     assert "no run here wrote them" in page
-    assert page.count("**Not an LLM**") == 1
+    assert "Not an LLM judged" in page
     assert "of 40 posts, in the order of the data" in page  # whether held out, nobody knows
     assert "PPO's numbers" not in page
     assert "differs from the preset or from the defaults.*" in page
