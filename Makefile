@@ -9,7 +9,7 @@ GIVEN := $(foreach name,$(.VARIABLES),$(if $(findstring command,$(origin $(name)
 unexport $(GIVEN) PYTHONDONTWRITEBYTECODE
 
 LOOK := help settings status plan
-DEVELOP := check test walks chaos fuzz simulations
+DEVELOP := check test walks simulations
 FILES := %/installed %/developed %/config.json
 quoted = '$(subst ','\'',$(1))'
 GOALS := $(filter-out install smollm $(FILES),$(or $(MAKECMDGOALS),help))

@@ -9,7 +9,7 @@ evaluated the run.
 
 from reports.parts import page
 from reports.parts.collect import SIDE, flags_of, load_run, results_of
-from reports.parts.page import Block, Heading, Text
+from reports.parts.page import Block, Text
 from reports.parts.run_report import made_from
 from reports.parts.sentences import checks_of_judge
 from reports.parts.words import Row, estimate, in_points
@@ -17,9 +17,10 @@ from reports.sections.calibration import calibration, corrected_rates
 from stages.driving.trackers import open_trackers
 from stages.finished import MISSING, inputs_now, mend, refusal, stage_folder, why_not
 from stages.runs import mirrored_by, open_stage
-from stages.settings.checks import UserError, in_one_line
+from stages.settings.checks import UserError
 from stages.settings.command_line import config_from_arguments
 from stages.settings.config import Config
+from stages.settings.faults import in_one_line
 
 
 @in_one_line()
@@ -66,7 +67,6 @@ def blocks(config: Config, results: Row) -> list[Block]:
     corrected = corrected_rates(load_run(config)) if evaluated else {}
     return [
         Text(verdict, lead=True),
-        Heading("Agreement with labels"),
         *calibration(results, corrected),
         *([] if corrected else [Text("No run was evaluated with it yet: nothing to correct.")]),
     ]

@@ -23,8 +23,9 @@ from stages.goals import (
     Goal,
     help_lines,
 )
-from stages.settings.checks import UserError, in_one_line, show, unknown
+from stages.settings.checks import UserError, unknown
 from stages.settings.config import Config
+from stages.settings.faults import in_one_line, show
 from stages.settings.stages import STAGES
 
 LOOKING = ("help", "settings", "status", "plan")  # they need no packages
@@ -49,13 +50,11 @@ def main(argv: list[str] | None = None) -> None:
         return
     values = typed | of_environment(typed)
     dry = "n" in flags.split(" ")[0]
-    jobs = re.search(r"(?<= )-j(\d*)", f" {flags.partition(' -- ')[0]}")
-    extra = ["--dry-run"] * dry + (["--jobs", *filter(None, [jobs[1]])] if jobs else [])
     groups: dict[str, list[str]] = {}  # what the pipeline makes is made by one call
     for goal in goals:
         groups.setdefault(PIPELINE if is_staged(goal) else goal, []).append(goal)
     for group in groups.values():
-        code = run(group, values, extra, dry)
+        code = run(group, values, dry)
         if code:
             raise SystemExit(code)
 
@@ -120,7 +119,7 @@ def is_staged(goal: str) -> bool:
     return row_of(goal).module == PIPELINE
 
 
-def run(goals: Sequence[str], values: Values, extra: Sequence[str], dry: bool) -> int:
+def run(goals: Sequence[str], values: Values, dry: bool) -> int:
     """Do what belongs together; its exit status."""
     module, arguments = row_of(goals[0]).module, options(goals, values)
     if goals[0] == "help":
@@ -129,7 +128,7 @@ def run(goals: Sequence[str], values: Values, extra: Sequence[str], dry: bool) -
         return next(filter(None, (call(command, dry) for command in COMMANDS[goals[0]])), 0)
     elif is_staged(goals[0]):
         judged = ["eval" if goal == "judge" else goal for goal in goals]
-        words = [*judged, *arguments, *([] if goals[0] in LOOKING else extra)]
+        words = [*judged, *arguments, *["--dry-run"] * (dry and goals[0] not in LOOKING)]
         import_module(module).main(words, write_cards)
     elif dry and goals[0] not in LOOKING:
         print(f"would run {module} {' '.join(arguments)}".rstrip())

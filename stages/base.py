@@ -27,7 +27,6 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from stages.driving.start import run_stage
 from stages.learning import models
 from stages.learning.checkpoints import refuse_adapter
 from stages.learning.learner import stream_seed
@@ -51,7 +50,8 @@ from stages.posts.readers import (
 from stages.posts.text_metrics import learned
 from stages.posts.toy import world_folder
 from stages.running.files import HASHES, cached_folder, read_lines, write_json
-from stages.running.hub import Fetched, Source, fetch_model, fetch_tokenizer, model_source, moved
+from stages.running.hub import Fetched, fetch_model, fetch_tokenizer
+from stages.running.inputs import Source, model_source
 from stages.running.machine import code_of
 from stages.runs import Run, open_stage
 from stages.settings import config as settings
@@ -121,8 +121,6 @@ def fetch_all(config: Config) -> list[Fetched]:
         print(f"fetch {source.label}", flush=True)
         fetched.append(fetch(source))
         print(f"  {fetched[-1].size}, {time.monotonic() - started:.0f} s", flush=True)
-        if news := moved(fetched[-1]):
-            print(news, flush=True)
     return fetched
 
 
@@ -368,12 +366,3 @@ def copy_tokens(
     shutil.rmtree(target, ignore_errors=True)  # of an attempt that was interrupted
     # No links: what happens to a run's files must not happen to the next run's.
     shutil.copytree(cache, target, ignore=shutil.ignore_patterns(HASHES))
-
-
-def main(argv: list[str] | None = None) -> None:
-    """Command line of the stage."""
-    run_stage("base", make_base, argv, "stage 0: base checkpoint, tokenizer, tokens")
-
-
-if __name__ == "__main__":
-    main()

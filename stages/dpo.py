@@ -18,7 +18,6 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
 
-from stages.driving.start import run_stage
 from stages.functional import dpo_loss, implicit_rewards
 from stages.learning import preferences
 from stages.learning.learner import MICROBATCH, Size, in_pieces
@@ -186,12 +185,3 @@ def evaluate(
     means = {"rewards/chosen": chosen, "rewards/rejected": rejected}
     write_rows(state.run, file, preferences.gap_rows(gaps, split))
     return means | preferences.summarize_gaps(gaps)
-
-
-def main(argv: list[str] | None = None) -> None:
-    """Command line of the stage."""
-    run_stage("dpo", train_dpo, argv, "DPO, beside PPO")
-
-
-if __name__ == "__main__":
-    main()

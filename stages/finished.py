@@ -3,8 +3,8 @@
 Content decides: hashes of the settings, of the inputs and of the outputs that a manifest records.
 """
 
+import shlex
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,14 +13,30 @@ from stages.running.inputs import DATA, FOLDERS, own_inputs
 from stages.running.machine import changed_files
 from stages.settings import config as settings
 from stages.settings.checks import unknown
-from stages.settings.command_line import GIVEN_BY, make_command
-from stages.settings.config import Config, UserError, hash_of, is_same, settings_hash, settings_of
-from stages.settings.stages import NO_PART, STAGES, TRAINED, is_part, row_of, with_inputs
+from stages.settings.config import (
+    HUB,
+    TOY,
+    TRAIN_TOKENIZER,
+    Config,
+    UserError,
+    hash_of,
+    is_same,
+    settings_hash,
+    settings_of,
+)
+from stages.settings.stages import GIVEN_BY, NO_PART, STAGES, TRAINED, is_part, row_of, with_inputs
 
 MOST_SHOWN = 4  # differences that one line names
-PARTS_OF_MANIFEST = ("settings", "inputs", "outputs", "sizes", "results")
+PARTS_OF_MANIFEST = ("settings", "inputs", "outputs", "sizes", "results", "code")
 GOLD = "gold reward model"  # as an input of the stages that ask it
 ATTEMPT = "attempt.json"  # what a stage under way is made with
+
+
+MAKE_VARIABLES = {
+    "released.policy": "POLICY",
+    "released.reward_model": "REWARD_MODEL",
+    "outputs.file": "INPUT",
+}
 
 
 class Problem(NamedTuple):
@@ -93,25 +109,21 @@ def read_manifest(folder: Path) -> dict[str, Any] | None:
     Raises UserError for a file that is none, and for one in which a person has changed anything.
     """
     path = folder / "manifest.json"
-    manifest = None
-    with suppress(UserError):
-        manifest = read_record(path)
-        if manifest is None:
-            return None
-    if manifest is None or not is_manifest(manifest):
-        raise UserError(f"{path} is no manifest: no stage wrote it, so move {folder} away")
+    manifest: dict[str, Any] | None = read_record(path)
+    if manifest is None:
+        return None
+    if not is_manifest(manifest):
+        raise UserError(f"{path} is no manifest of this version: move {folder} away")
     if manifest.get("seal", seal_of(manifest)) != seal_of(manifest):
         mend = f"restore it, or move {folder} away, so that it is made anew"
         raise UserError(f"{path} was changed after its stage wrote it: {mend}")
     return manifest
 
 
-def is_manifest(value: Any) -> bool:
-    """Whether a JSON value can be a stage's manifest; one without content was written by none."""
-    if not isinstance(value, dict) or "content" not in value:
-        return isinstance(value, dict)
-    parts = [value.get(part) for part in PARTS_OF_MANIFEST]
-    return all(isinstance(part, dict) for part in (*parts, value.get("code", {})))
+def is_manifest(record: Mapping[str, Any]) -> bool:
+    """Whether a record can be a stage's manifest."""
+    parts = [record.get(part) for part in PARTS_OF_MANIFEST]
+    return "content" in record and all(isinstance(part, dict) for part in parts)
 
 
 def seal_of(manifest: Mapping[str, Any]) -> str:
@@ -172,8 +184,6 @@ def why_not(config: Config, stage: str) -> Problem | None:
     manifest = read_manifest(folder)
     if manifest is None:
         return MISSING
-    if "content" not in manifest:
-        return Problem("was written by no stage", needs_replace=True)
     differing = differing_settings(config, stage)
     if differing:
         more = f"; and {len(differing) - MOST_SHOWN} more" if len(differing) > MOST_SHOWN else ""
@@ -181,8 +191,6 @@ def why_not(config: Config, stage: str) -> Problem | None:
         return Problem(f"was made with other settings ({differences})", needs_replace=True)
     for name, now in current_inputs(config, stage).items():
         recorded = manifest["inputs"].get(name)
-        if recorded is None and name in FOLDERS:  # which manifests once did not record
-            continue
         if recorded is None and now is not None:
             return Problem(f"was made without {name}")
         if recorded != now:
@@ -254,7 +262,7 @@ def identity(config: Config, stage: str, reader: str) -> str | None:
         return None
     if STAGES[reader].reads_records:
         return file_hash(folder / "manifest.json")
-    return str(manifest.get("content"))
+    return str(manifest["content"])
 
 
 def outer_inputs(config: Config, stage: str) -> dict[str, str | None]:
@@ -363,3 +371,29 @@ def mend(config: Config, stage: str, problem: Problem) -> str:
     if problem.needs_replace:
         return f"take another NAME, or run `{command} REPLACE=1`, which moves the old one aside"
     return f"run `{command}`"
+
+
+def make_command(config: Config, stage: str) -> str:
+    """The `make` command that makes a stage of this run."""
+    elsewhere = config.is_upstreams(stage)
+    name = config.upstream if elsewhere else config.name
+    if elsewhere and name != config.preset and settings.is_recorded(name):  # it knows its own SET
+        return f"make {STAGES[stage].goal} SEED={config.seed} NAME={shlex.quote(name)}"
+    values = {"PRESET": config.preset, "SEED": str(config.seed)}
+    values["NAME"] = "" if name == config.preset else name
+    if not elsewhere:
+        values["UPSTREAM"] = config.upstream
+        pairs = [override.split("=", 1) for override in config.overrides]
+        values["SET"] = " ".join("=".join(pair) for pair in pairs if pair[0] not in MAKE_VARIABLES)
+        values |= {MAKE_VARIABLES[key]: value for key, value in pairs if key in MAKE_VARIABLES}
+    if "judge" in STAGES[stage].sections and config.judge.max_cost:
+        values["MAX_COST"] = f"{config.judge.max_cost:.15g}"
+    data, tokenizer = config.data.source, config.base.tokenizer
+    values["DATA"] = "" if data in (TOY, HUB) else data
+    values["TOKENIZER"] = "" if tokenizer == TRAIN_TOKENIZER else tokenizer
+    return " ".join(["make", STAGES[stage].goal, *assigned(values)])
+
+
+def assigned(values: Mapping[str, Any]) -> list[str]:
+    """Variables as they are typed behind `make`, without those that are empty."""
+    return [f"{key}={shlex.quote(str(value))}" for key, value in values.items() if value]

@@ -31,7 +31,7 @@ class Variable(NamedTuple):
 
 REQUEST = "PRESET SEED NAME SET UPSTREAM DATA TOKENIZER POLICY REWARD_MODEL INPUT"
 DEVICES = "GPUS NODES ENGINE"
-RUN = f"{REQUEST} {DEVICES} LAUNCH MAX_COST REPLACE"
+RUN = f"{REQUEST} {DEVICES} MAX_COST REPLACE"
 READ = {
     "request": REQUEST,
     "devices": DEVICES,
@@ -70,7 +70,7 @@ help | | request | this
 status | | NAME | what is done, stale, running, half done, missing, failed
 settings | | request | every setting of PRESET with its value
 plan | reports.needs.plan | request devices GPU MFU PRICE_PER_HOUR | what a run needs
-rehearse | reports.needs.rehearse | request devices LAUNCH PRICE_PER_HOUR | the same, measured here
+rehearse | reports.needs.rehearse | request devices PRICE_PER_HOUR | the same, measured here
 develop
 install | - | | the environment alone
 smollm | eval.judges.smollm | | a real chat model of 135M parameters, for smollm2
@@ -78,8 +78,6 @@ check | - | | lint and types
 test | - | | the tests, in minutes
 walks | - | | tests with servers, browsers, processes and kills
 bench | reports.speed.bench_page | SHAPES RUNS SET | speed, memory beside TRL
-chaos | tests.chaos | | the pipeline, killed at random moments, beside a calm run
-fuzz | tests.fuzz | | 100,000 odd inputs for each place that reads others' texts
 simulations | tests.simulations | | how often 95% intervals hold the true rate
 """
 PYTEST = "OMP_WAIT_POLICY=passive pytest -n 2 --dist loadfile --no-loadscope-reorder"
@@ -122,7 +120,6 @@ POST | post | | for summarize: the text of a post
 ID | id | | for summarize: a post of the run's data
 MAX_COST | max-cost | | the most that an LLM judge may cost, USD
 REPLACE | replace | | 1: stages of the goals anew; ppo: it and what follows
-LAUNCH | launch | | a launcher of your own, in place of GPUS, NODES, ENGINE
 PYTHON | python | | interpreter that makes the environment
 VENV | venv | | the environment; VENV= (empty): PYTHON as it is
 """

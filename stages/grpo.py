@@ -5,7 +5,6 @@ group's mean, and several clipped steps are taken on a batch, as in PPO.
 differs: the KL penalty stands in the reward, as in PPO here; Dr.GRPO has none.
 """
 
-from stages.driving.start import run_stage
 from stages.functional import minus_group_mean
 from stages.rl.grouped import train_grouped
 from stages.settings.config import Config
@@ -14,12 +13,3 @@ from stages.settings.config import Config
 def train_grpo(config: Config) -> None:
     """Run the stage."""
     train_grouped(config, config.grpo, minus_group_mean)
-
-
-def main(argv: list[str] | None = None) -> None:
-    """Command line of the stage."""
-    run_stage("grpo", train_grpo, argv, "Dr.GRPO, beside PPO")
-
-
-if __name__ == "__main__":
-    main()

@@ -13,7 +13,6 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
 
-from stages.driving.start import run_stage
 from stages.learning.learner import Size, fitting
 from stages.learning.loop import make_accelerator, over_rows
 from stages.learning.models import load_reward_model, load_tokenizer, save_model, shift_scores
@@ -157,12 +156,3 @@ def score_rows(
         return score_responses(
             reward_model, left.to(accelerator.device), right.to(accelerator.device), pad
         )
-
-
-def main(argv: list[str] | None = None) -> None:
-    """Command line of the stage."""
-    run_stage("normalize", normalize, argv, "stage 3: reward normalization")
-
-
-if __name__ == "__main__":
-    main()

@@ -10,7 +10,6 @@ asked for, it is refused with the difference; `--replace` moves it aside.
 """
 
 import argparse
-import os
 from collections.abc import Callable
 from dataclasses import fields
 
@@ -28,9 +27,9 @@ from stages.driving.maker import Cell, Ended, Execution, Maker
 from stages.driving.status import status
 from stages.finished import GOALS
 from stages.running import launch
-from stages.settings.checks import Parser, in_one_line, is_above_0, require_packages, show
 from stages.settings.command_line import Request, add_arguments, config_of, request_of
 from stages.settings.config import LINE_BREAK, SECTIONS, Config, UserError
+from stages.settings.faults import Parser, in_one_line, is_above_0, require_packages, show
 from stages.settings.presets import ABLATIONS, ablations_named
 
 
@@ -58,12 +57,10 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser = Parser(description="make the stages of runs, or look at them")
     parser.add_argument("goals", nargs="+", help=f"{', '.join((*GOALS, *GRIDS))}, or a stage")
     add_arguments(parser)
-    parser.add_argument("--launch", default="", help="starts the stages that run models")
     launch.add_launch_arguments(parser)
     parser.add_argument("--max-cost", default="", help="the most that a judge may cost, USD")
     parser.add_argument("--replace", default="", help="1, or stages: what is made anew")
     parser.add_argument("--dry-run", action="store_true", help="say what would be made")
-    parser.add_argument("--jobs", type=int, nargs="?", default=1, const=os.cpu_count())
     parser.add_argument("--seeds", type=int, nargs="+", default=SEEDS, help="of a grid")
     parser.add_argument("--presets", nargs="+", default=LADDER, help="sizes of a study")
     parser.add_argument("--job", nargs="+", default=STUDY_GOALS, help="goals of its cells")
@@ -91,24 +88,19 @@ def main(argv: list[str] | None = None, ended: Ended | None = None) -> None:
 
 def make_goals(request: Request, args: argparse.Namespace, ended: Ended | None = None) -> int:
     """Make what a command line asks for; return the exit status."""
-    if not args.dry_run and not args.launch:
+    if not args.dry_run:
         require_packages()
     if args.max_cost and not is_above_0(args.max_cost):
         raise UserError(f"MAX_COST={args.max_cost}: give dollars above 0, such as MAX_COST=20")
-    if args.jobs < 1:
-        raise UserError(f"--jobs {args.jobs}: give the number of runs to make at once")
     execution = Execution(
-        launch=launch.launch_words(args.gpus, args.nodes, args.engine, args.launch),
+        launch=launch.launch_words(args.gpus, args.nodes, args.engine),
         started_by=tuple(launch.launch_variables(args)),
-        processes=launch.processes_of(args.gpus, args.nodes, args.launch),
+        processes=args.gpus * args.nodes,
         max_cost=args.max_cost,
         replace=args.replace,
-        jobs=args.jobs,
         dry_run=args.dry_run,
         ended=ended,
     )
-    if execution.jobs > 1 and execution.launch and {*GRIDS} & {*args.goals}:
-        raise UserError("-j and GPUS: every run takes all cards: leave out -j")
     with Maker(execution) as maker:
         if "study" in args.goals:
             return make_study(maker, study_cells(request, args.presets, args.seeds, args.job))

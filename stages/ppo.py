@@ -19,7 +19,6 @@ The steps are in `stages/rl`.
 from accelerate import Accelerator
 from transformers import PreTrainedTokenizerBase
 
-from stages.driving.start import run_stage
 from stages.learning.loop import make_accelerator
 from stages.learning.models import load_tokenizer
 from stages.learning.state import begin
@@ -96,12 +95,3 @@ def load_learner(
     ppo = config.ppo
     networks = load_networks(origins, tokenizer, ppo, config.memory.frozen_dtype)
     return make_learner(accelerator, networks, ppo, config.optimizer, config.memory)
-
-
-def main(argv: list[str] | None = None) -> None:
-    """Command line of the stage."""
-    run_stage("ppo", train_ppo, argv, "stage 4: PPO")
-
-
-if __name__ == "__main__":
-    main()

@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForTokenClassification, PreTrainedModel
 
-from stages.driving.start import run_stage
 from stages.learning.checkpoints import read_weights, refuse_adapter
 from stages.learning.models import (
     head_name,
@@ -31,7 +30,8 @@ from stages.learning.models import (
     with_dropout,
 )
 from stages.running.files import link_or_copy, read_record
-from stages.running.hub import fetch_model, model_source
+from stages.running.hub import fetch_model
+from stages.running.inputs import model_source
 from stages.runs import open_stage
 from stages.settings.checks import UserError, first_line
 from stages.settings.config import Config
@@ -157,12 +157,3 @@ def _base_config(folder: Path, saved: dict[str, Any]) -> Any:
         raise UserError(f"{folder}: its base_config does not load: {first_line(error)}") from None
     require_heads(config, str(folder))
     return plain_config(with_dropout(config, 0.0), folder)
-
-
-def main(argv: list[str] | None = None) -> None:
-    """Command line of the stage."""
-    run_stage("released", take_released, argv, "a released policy, judged without training")
-
-
-if __name__ == "__main__":
-    main()

@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from stages.driving.start import run_stage
 from stages.functional import preference_loss
 from stages.learning.learner import stream
 from stages.learning.loop import check_batch, make_accelerator
@@ -103,12 +102,3 @@ def evaluate(
     measured = over_pairs(accelerator, split, size, label, gaps, state.run.resume)
     write_rows(state.run, file, gap_rows(measured, split))
     return summarize_gaps(measured)
-
-
-def main(argv: list[str] | None = None) -> None:
-    """Command line of the stage."""
-    run_stage("rm", train_reward_model, argv, "stage 2: reward model")
-
-
-if __name__ == "__main__":
-    main()

@@ -63,7 +63,7 @@ HELD_OUT_PAIRS, HELD_OUT_CNNDM = "held_out_pairs.jsonl", "held_out_cnndm.jsonl"
 RECORDS = ("config.json", "metrics.jsonl", "samples.jsonl", HELD_OUT_PAIRS, HELD_OUT_CNNDM)
 RESUME = "resume"
 HALVED = "halved.json"  # beside the checkpoints
-TRACKED = "tracked.json"  # the id of the stage's run at wandb or in trackio
+TRACKED = "tracked.json"  # the id of the stage's run at wandb
 WHILE_WORKING = (RESUME, ATTEMPT, TRACKED, "progress.json", "progress.json.partial")  # no outputs
 
 
@@ -155,17 +155,12 @@ class Run:
             with (self.partial / name).open("a", encoding="utf-8") as lines:
                 lines.write(json.dumps(row, ensure_ascii=False) + "\n")
 
-    @property
-    def halvings(self) -> list[dict[str, Any]]:
-        """What did not fit into memory: update, setting, its value, and its value from then on."""
-        return halvings(self.folder)
-
     def note_halving(self, halving: dict[str, Any]) -> None:
         """Add one. The process that ran out of memory writes, main or not: others hear no more."""
         self.resume.mkdir(exist_ok=True)
         # Processes with equal rows run out together, and one renames what the others would.
         with suppress(FileNotFoundError):
-            write_json(self.resume / HALVED, [*self.halvings, halving])
+            write_json(self.resume / HALVED, [*halvings(self.folder), halving])
 
     def finish(self, results: dict[str, Any]) -> None:
         """Write the manifest and put the stage in its place. Main process only. Raises UserError
@@ -194,7 +189,7 @@ class Run:
             "sizes": {name: (self.partial / name).stat().st_size for name in outputs},
             "content": hash_of({k: v for k, v in outputs.items() if k not in RECORDS}),
             "results": results,
-            "halvings": self.halvings,
+            "halvings": halvings(self.folder),
             "seconds": seconds,
             "peak_memory_gib": peak_memory_gib(),
             "peak_gpu_gib": peak_gpu_gib(),
@@ -220,7 +215,9 @@ def write_rows(run: Run, name: str, rows: Sequence[dict[str, Any]]) -> None:
 
 
 def halvings(folder: Path) -> list[dict[str, Any]]:
-    """`Run.halvings` of the stage that is under way for a folder."""
+    """What did not fit into memory so far in the stage that is under way for a folder: update,
+    setting, its value, and its value from then on.
+    """
     return read_json(partial_of(folder) / RESUME / HALVED) or []
 
 
@@ -262,7 +259,8 @@ def _prepare(run: Run) -> None:
     time that earlier attempts took, each to its last sign of life, counts as the stage's.
     """
     run.outer = outer_inputs(run.config, run.stage)
-    attempt = _attempt(run.config, run.stage)
+    inputs = current_inputs(run.config, run.stage)
+    attempt = {"settings_hash": settings_hash(run.config, run.stage), "inputs": inputs}
     before = read_record(run.partial / ATTEMPT) or {}
     code, seconds = before.pop("code", None), before.pop("seconds", 0.0)
     if run.resume.is_dir() and before == attempt:
@@ -288,11 +286,6 @@ def _prepare(run: Run) -> None:
     run.version = code_version()
     run.code = code_record(row_of(run.stage, run.config.kind).module, code)
     write_json(run.partial / ATTEMPT, {**attempt, "code": run.code, "seconds": seconds})
-
-
-def _attempt(config: Config, stage: str) -> dict[str, Any]:
-    """What a try at a stage is made with: an interrupted one goes on if this is the same."""
-    return {"settings_hash": settings_hash(config, stage), "inputs": current_inputs(config, stage)}
 
 
 def _keep_or_remove(run: Run, error: Exception) -> None:
@@ -329,7 +322,7 @@ def move_aside(folder: Path) -> Path:
     name = "-".join(folder.relative_to(seed).parts)
     aside = seed / "aside"
     aside.mkdir(exist_ok=True)
-    number = 1 + sum(1 for path in aside.iterdir() if path.name.rpartition("-")[0] == name)
+    number = 1
     while (aside / f"{name}-{number}").exists():
         number += 1
     return folder.rename(aside / f"{name}-{number}")

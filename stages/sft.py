@@ -12,7 +12,6 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
-from stages.driving.start import run_stage
 from stages.learning.learner import (
     MICROBATCH,
     Size,
@@ -129,12 +128,3 @@ def finish(state: State, tokenizer: PreTrainedTokenizerBase, validation: Tokeniz
     if run.main:
         last = read_lines(run.partial / "metrics.jsonl")[-1]
         run.finish({"loss/validation": last["loss/validation"], **results})
-
-
-def main(argv: list[str] | None = None) -> None:
-    """Command line of the stage."""
-    run_stage("sft", train_sft, argv, "stage 1: supervised fine-tuning")
-
-
-if __name__ == "__main__":
-    main()

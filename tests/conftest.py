@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 
+from stages.driving.start import run_module
 from stages.settings import config as settings
 from tests.browser import Browser, find_chromium
 
@@ -26,7 +27,7 @@ if not ON_CARD:
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # read when transformers is imported, which is later
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-for name in ("OPENAI_BASE_URL", "WANDB_PROJECT", "TRACKIO_PROJECT"):
+for name in ("OPENAI_BASE_URL", "WANDB_PROJECT"):
     os.environ.pop(name, None)
 # Two workers share two cores; OMP_NUM_THREADS asks for other sums.
 torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
@@ -118,8 +119,7 @@ def browser(tmp_path_factory):
     program = find_chromium()
     if program is None:
         pytest.skip("no chromium is installed: apt install chromium")
-    folder = tmp_path_factory.mktemp("browser")
-    one = Browser(program, folder / "profile", folder / "downloads")
+    one = Browser(program, tmp_path_factory.mktemp("browser"))
     yield one
     one.close()
 
@@ -300,7 +300,7 @@ def whole(tmp_path_factory):
         patch.chdir(root)
         modules = stage_modules()
         for module in (base, *modules.values()):
-            module.main(ARGUMENTS)
+            run_module(module, ARGUMENTS)
     return root / "runs/resumed/seed44413"
 
 

@@ -19,14 +19,6 @@ from tests import hub_repositories as layouts
 from tests.hub_server import Files, Hub, serving
 
 ROOT = Path(__file__).parents[1]
-SHAPE = {
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "intermediate_size": 64,
-    "vocab_size": 512,
-    "max_position_embeddings": 256,
-}
 TRAIN = [toy.make_post(f"toy1-train-{n}") for n in range(24)]
 HELD_OUT = [toy.make_post(f"toy1-validation-{n}") for n in range(6)]
 PAIRS = [toy.make_comparison(row, "1", "train") for row in TRAIN]
@@ -43,7 +35,7 @@ def small_tokenizer() -> Files:
 @cache
 def small_model(seed: int = 1) -> Files:
     """A model's files, made once for a seed."""
-    return layouts.pythia_files(seed=seed, **SHAPE)
+    return layouts.pythia_files(seed)
 
 
 @contextmanager
@@ -86,7 +78,8 @@ def commit_of(hub: Hub, name: str, branch: str = "main") -> str:
 FETCH = """
 import sys
 from stages.settings.checks import UserError
-from stages.running.hub import fetch_model, model_source
+from stages.running.hub import fetch_model
+from stages.running.inputs import model_source
 try:
     print(fetch_model(model_source("base.checkpoint", {source!r})).folder)
 except UserError as error:

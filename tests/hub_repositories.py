@@ -46,8 +46,8 @@ def add_posts(hub: Hub, train: Rows, validation: Rows, test: Rows) -> Repository
     """tldr_3_filtered: a card, and three splits as Parquet below `data/`."""
     splits = {"train": train, "validation": validation, "test": test}
     card = "---\nconfigs:\n- config_name: default\n  data_files:\n"
-    card += "".join(f"  - split: {one}\n    path: data/{one}-*\n" for one in splits)
-    files = {f"data/{one}-00000-of-00001.parquet": parquet(rows) for one, rows in splits.items()}
+    card += "".join(f"  - split: {name}\n    path: data/{name}-*\n" for name in splits)
+    files = {f"data/{name}-00000-of-00001.parquet": parquet(rows) for name, rows in splits.items()}
     repository = hub.add("datasets", POSTS)
     repository.commit(
         {"README.md": f"{card}---\n# TL;DR\n".encode(), ".gitattributes": b"", **files}
@@ -91,28 +91,24 @@ def old_buffers(layers: int, head: int, positions: int) -> dict[str, torch.Tenso
     return buffers
 
 
-def pythia_files(seed: int = 1, **shape: int) -> Files:
-    """A GPT-NeoX checkpoint as Pythia's are: float16, old buffers, as `.bin` and `.safetensors`.
-
-    `shape` are fields of its configuration; Pythia-14m's where none is given.
-    """
+def pythia_files(seed: int = 1) -> Files:
+    """A small GPT-NeoX as Pythia's are: float16, old buffers, as `.bin` and `.safetensors`."""
     from safetensors.torch import save
     from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
 
-    published = {
-        "hidden_size": 128,
-        "num_hidden_layers": 6,
+    fields = {
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
         "num_attention_heads": 4,
-        "intermediate_size": 512,
-        "vocab_size": 50304,
-        "max_position_embeddings": 2048,
+        "intermediate_size": 64,
+        "vocab_size": 512,
+        "max_position_embeddings": 256,
     }
-    fields = {**published, **shape}
     torch.manual_seed(seed)
     model = GPTNeoXForCausalLM(GPTNeoXConfig(**fields, bos_token_id=0, eos_token_id=0)).half()
     head = fields["hidden_size"] // fields["num_attention_heads"]
     buffers = old_buffers(fields["num_hidden_layers"], head, fields["max_position_embeddings"])
-    weights = {name: one.contiguous() for name, one in model.state_dict().items()} | buffers
+    weights = {name: weight.contiguous() for name, weight in model.state_dict().items()} | buffers
     pickled = io.BytesIO()
     torch.save(weights, pickled)
     config = {
@@ -139,9 +135,9 @@ def pythia_files(seed: int = 1, **shape: int) -> Files:
     }
 
 
-def add_pythia(hub: Hub, tokenizer: Files, files: Files, gated: bool = False) -> Repository:
+def add_pythia(hub: Hub, tokenizer: Files, files: Files) -> Repository:
     """A model repository of weights and tokenizer files."""
-    repository = hub.add("models", PYTHIA, gated=gated)
+    repository = hub.add("models", PYTHIA)
     repository.commit({".gitattributes": b"", "README.md": b"# Pythia\n", **tokenizer, **files})
     return repository
 

@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 
 from stages import base, sft
 from stages.driving.maker import Execution, Maker
+from stages.driving.start import run_module
 from stages.finished import read_manifest
 from stages.learning import models
 from stages.learning.learner import (
@@ -43,6 +44,7 @@ SMALL = make_config("tiny", name="small", overrides=tuple(ARGUMENTS[5:]))
 SCRIPT = """
 import os
 from stages import sft
+from stages.driving.start import run_module
 from tests.test_fitting import ARGUMENTS, refuse_more_than
 load = sft.load_policy
 def load_policy(*given):
@@ -51,7 +53,7 @@ def load_policy(*given):
         refuse_more_than(policy, sequences=4)
     return policy
 sft.load_policy = load_policy
-sft.main(ARGUMENTS)
+run_module(sft, ARGUMENTS)
 """
 
 
@@ -207,8 +209,8 @@ def alone(tmp_path_factory):
     root = tmp_path_factory.mktemp("alone")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(root)
-        base.main(ARGUMENTS)
-        sft.main(ARGUMENTS)
+        run_module(base, ARGUMENTS)
+        run_module(sft, ARGUMENTS)
     return root / "runs/small/seed44413"
 
 
@@ -234,7 +236,7 @@ def test_a_stage_that_ran_out_of_memory_says_so_in_its_manifest(alone, seed, mon
         return policy
 
     monkeypatch.setattr(sft, "load_policy", load_policy)
-    sft.main(ARGUMENTS)
+    run_module(sft, ARGUMENTS)
     manifests = [read_manifest(folder / "sft") or {} for folder in (alone, seed)]
     assert manifests[0]["halvings"] == []
     assert manifests[1]["halvings"] == [{"update": 1, "setting": MICROBATCH, "from": 8, "to": 4}]

@@ -1,38 +1,321 @@
-"""`make fuzz` in short, that it can fail, and what it has found."""
+"""Odd inputs for each place that reads texts of others: refused in one line, or read as promised.
 
-import sqlite3
+EXAMPLES=100000 in the environment tries more of each.
+"""
 
+import csv
+import dataclasses
+import io
+import json
+import os
+from collections import Counter
+from copy import deepcopy
+from html.parser import HTMLParser
+from typing import Any
+
+import hypothesis
 import pytest
+from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
-from eval.judges.openai.cache import ReplyCache
+from eval.judges.openai.replies import PassingError, read_reply
+from eval.judges.openai.server_judge import choice_of
+from eval.judges.prompt import LINES, make_question
 from reports.parts import page
-from reports.parts.blocks import Details, Text, link
-from stages.settings.checks import UserError, visible
-from tests import fuzz, fuzzed
-from tests.chat_server import GOOD
+from reports.parts.blocks import Text, link
+from reports.parts.page import Details, Heading, Note, Sample, Table
+from stages.posts.bad_rows import BadRows
+from stages.posts.readers import kept_odd_rows, read_split
+from stages.settings.checks import HIDDEN, UserError, visible
+from stages.settings.command_line import config_from_arguments, section_from
+from stages.settings.config import SECTIONS, settings_hash
+from stages.settings.judge import Outputs
+from stages.settings.sections import Data
+from stages.settings.stages import STAGES
+from tests.chat_server import GOOD, chat
+from tests.given_outputs import systems_of
+from tests.test_errors import PAIR, POST
+from tests.test_injection import INJECTIONS
 
-FEW = 60
+tries = hypothesis.settings(
+    max_examples=int(os.environ.get("EXAMPLES", "60")),
+    deadline=None,
+    database=None,
+    derandomize=True,
+    suppress_health_check=list(hypothesis.HealthCheck),
+)
+MARKUP = """
+    <script>alert(1)</script> </title> </textarea> <!-- --> <![CDATA[ <img/src=x> &#27; &lt;
+    [a](javascript:x) ![a](b) | \\| ` ``` ~~~ * ** _ # - --- === > 1. [^1]: []: <https://a.b>
+    {{7*7}} {%raw%} {0} %s ${x} \\ \\n word A B tie é 中文 👍🏽 =1+1 -1 63%
+""".split()
+STEERING = ("\x1b[31m", "\x00", "\x7f", "\x9b", "\u202e", "\u2066", "\u2028", "\n\n", "\r", "\t")
+PIECE = st.sampled_from([*MARKUP, *STEERING, " "]) | st.text(max_size=5)
+TEXT = st.lists(PIECE, max_size=5).map("".join) | st.sampled_from(INJECTIONS)
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | TEXT | st.just("\ud83d"),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(TEXT, inner, max_size=2),
+    max_leaves=4,
+)
 
 
-@pytest.mark.parametrize("name", ["replies", "settings", "rows", "outputs", "cache", "pages"])
-def test_odd_inputs_of_each_kind_end_as_promised(name):
-    with fuzz.groups() as known:
-        outcomes = fuzz.search(known[name], FEW, seed=3)
-    assert outcomes.total() >= FEW / 2  # small spaces are soon searched
-    assert len(outcomes) > 1
+def places(value: Any, before: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """Where the values inside a JSON value stand."""
+    inner: Any = value.items() if isinstance(value, dict) else ()
+    inner = enumerate(value) if isinstance(value, list) else inner
+    return [
+        place for key, part in inner for place in ((*before, key), *places(part, (*before, key)))
+    ]
 
 
-def test_a_check_that_does_not_hold_ends_it_with_the_smallest_input(monkeypatch, capsys):
-    monkeypatch.setattr(fuzz, "choice_of", lambda *_: "A")
-    with pytest.raises(AssertionError):
-        fuzz.main(["replies", "--examples", "100"])
-    with pytest.raises(SystemExit):
-        fuzz.main(["nonsense"])
-    assert "no group nonsense" in capsys.readouterr().err
+@st.composite
+def mutated(draw: Any, whole: Any) -> Any:
+    """A JSON value of which one part may be another, or left out."""
+    value = deepcopy(whole)
+    *parents, last = draw(st.sampled_from(places(value)))
+    part = value
+    for key in parents:
+        part = part[key]
+    change = draw(st.sampled_from(["none", "replace", "remove"]))
+    if change == "replace":
+        part[last] = draw(JSON)
+    elif change == "remove":
+        del part[last]
+    return value
 
 
-# -- what it has found -----------------------------------------------------------------------------
+@st.composite
+def damaged(draw: Any, content: bytes) -> bytes:
+    """Bytes as they were, or cut off, or with others among them."""
+    at = draw(st.integers(0, len(content)))
+    other = draw(st.sampled_from([b"", b"\xff", b"\x00", b"\n", b'"', b"\xe4\xb8", b"\\"]))
+    return draw(st.sampled_from([content, content, content[:at] + other + content[at:]]))
+
+
+@st.composite
+def lines(draw: Any, row: dict[str, Any]) -> bytes:
+    """JSONL of two rows, of which parts were changed."""
+    rows = [draw(mutated(row | {"id": number} if "id" in row else row)) for number in range(2)]
+    texts = [json.dumps(each, ensure_ascii=draw(st.booleans())) for each in rows]
+    return draw(damaged("\n".join([*texts, ""]).encode(errors="replace")))
+
+
+def is_one_line(error: Exception, *parts: str) -> None:
+    """Fails unless an error is one line with one of these parts."""
+    assert "\n" not in str(error)
+    assert any(part in str(error) for part in parts), error
+
+
+# -- replies of a judge ----------------------------------------------------------------------------
+
+QUESTION = st.builds(make_question, TEXT.map("POST: {}".format), TEXT, TEXT, st.just(LINES))
+DECIDED = (
+    "Preferred: {}",
+    "**Preferred:** **{}**",
+    "Preferred: <{}>",
+    "> nothing\nVerdict: {}",
+    "Winner = {}",
+    "Preferred: {} because it says more",
+    '{{"comparison": "short", "preferred": "{}"}}',
+    '```json\n{{"comparison": "it says \\"x\\"", "preferred": "{}"}}\n```',
+)
+NOT_DECIDED = (
+    "Preferred: A or B",
+    "Preferred: A/B",
+    "Preferred: <A, B or tie>",
+    "Preferred: C",
+    "Preferred:",
+    "It says 'Preferred: A'.",
+    '{"comparison": "x", "preferred": "A or B"}',
+    '{"preferred": "A", "preferred": "B"}',
+    "<think>Preferred: A</think>",
+)
+
+
+def verdict_of(reply: str, question: Any, ends: str = "stop") -> str | None:
+    return choice_of({"text": reply, "finish_reason": ends}, question)
+
+
+@tries
+@hypothesis.given(QUESTION, st.sampled_from(DECIDED), st.sampled_from(["A", "B", "tie"]), TEXT)
+def test_a_reply_means_the_verdict_at_its_end_or_none(question, form, verdict, before):
+    reply = f"Comparison: of these two this one leaves less out.\n{form.format(verdict)}"
+    assert verdict_of(reply, question) == verdict
+    assert verdict_of(f"{before}\n{reply}", question) in (verdict, None)
+    assert verdict_of(reply, question, "length") is None
+
+
+@tries
+@hypothesis.given(QUESTION, st.sampled_from(NOT_DECIDED), TEXT, st.integers(0, 9))
+def test_a_reply_that_decides_nothing_has_no_verdict(question, ending, text, short):
+    whole = json.dumps({"comparison": text, "preferred": "A"})
+    start = "Comparison: of these two this one leaves less out.\n"
+    for reply in (start + ending, whole[: -1 - short], question.prompt, *question.texts):
+        assert verdict_of(reply, question) is None
+
+
+@tries
+@hypothesis.given(mutated(chat(GOOD)[1]), st.integers(0, 99))
+def test_the_body_of_a_reply_is_a_row_of_texts_and_numbers_or_a_failed_try(body, cut):
+    text = json.dumps(body)
+    for raw in (text, text[:cut]):
+        try:
+            row = read_reply(raw)
+        except PassingError as error:
+            is_one_line(error, "no chat completion came back")
+            continue
+        kinds = {name: type(value) for name, value in row.items() if not name.endswith("tokens")}
+        assert kinds.pop("thought") is bool
+        assert {*kinds.values()} == {str}
+        row["text"].encode()
+
+
+# -- settings --------------------------------------------------------------------------------------
+
+VALUES: dict[type, Any] = {
+    bool: st.sampled_from(["true", "False"]),
+    int: st.integers(-1, 64).map(str),
+    float: st.sampled_from("0 1 0.5 0.1 1e-5 0.95 2 -1 1e-12 1e6".split()),
+    str: st.sampled_from(["", "linear", "none", "auto", "off", "on", "bf16", "no", "all", "x"]),
+}
+ODD = "-0 1e400 nan -inf 1_000 ١٢ 0x10 .5 True null A,B , ++ / .. ~ http://u:p@h/v1".split()
+SETTINGS = [
+    (f"{name}.{x.name}", x.type) for name in SECTIONS for x in dataclasses.fields(SECTIONS[name])
+]
+
+
+@st.composite
+def overrides(draw: Any) -> str:
+    """`section.key=value`, mostly of the right type."""
+    key, kind = draw(st.sampled_from(SETTINGS))
+    odd = st.sampled_from([*ODD, "9" * 400]) | TEXT
+    return f"{key}{draw(st.sampled_from(['', '', '', 'x']))}={draw(VALUES[kind] | odd)}"
+
+
+@tries
+@hypothesis.given(st.lists(overrides() | TEXT, min_size=1, max_size=3))
+def test_overrides_are_refused_in_one_line_or_make_a_config_that_is_whole(words):
+    try:
+        config = config_from_arguments(["--name", "x", "--set", *words], "")
+    except UserError as error:
+        is_one_line(error, "")
+        return
+    saved = json.loads(json.dumps(dataclasses.asdict(config), allow_nan=False))
+    for name in SECTIONS:
+        assert section_from(name, saved[name]) == getattr(config, name)
+    assert all(len(settings_hash(config, stage)) == 16 for stage in STAGES)
+
+
+# -- rows and summaries of others ------------------------------------------------------------------
+
+
+@tries
+@hypothesis.given(st.data())
+def test_bad_rows_are_refused_or_skipped_and_none_is_lost(tmp_path_factory, data):
+    split, row = data.draw(st.sampled_from([("sft_train", POST), ("comparisons_train", PAIR)]))
+    content = data.draw(lines(row))
+    folder = tmp_path_factory.mktemp("rows")
+    (folder / f"{split}.jsonl").write_bytes(content)
+    bad = BadRows("skip")
+    try:
+        rows = [row for _, row in read_split(Data(on_bad_row="skip"), str(folder), split, bad)]
+    except UserError as error:
+        is_one_line(error, str(folder), "is empty")
+        return
+    assert len(rows) + len(bad.skipped) == sum(1 for line in io.BytesIO(content) if line.strip())
+    json.dumps(rows, ensure_ascii=False).encode()
+    for row in rows:
+        if split == "sft_train":
+            assert {type(row[name]) for name in ("id", "subreddit", "title", "post")} == {str}
+            assert row["summary"].strip()
+        else:
+            assert row["choice"] in (0, 1)
+            assert [type(summary["text"]) for summary in row["summaries"]] == [str, str]
+            kept_odd_rows([row])
+    if bad.skipped:
+        with pytest.raises(UserError, match=f"{split}.jsonl:"):
+            read_split(Data(), str(folder), split, BadRows("stop"))
+
+
+GIVEN: dict[str, Any] = {"id": 1, "post": "a post", "summary": "short", "reference": "right"}
+
+
+@st.composite
+def tables(draw: Any) -> bytes:
+    """CSV of two rows, with odd cells."""
+    text = io.StringIO()
+    rows = [[str(number), *(draw(TEXT) for _ in range(3))] for number in range(2)]
+    csv.writer(text).writerows([[*GIVEN], *rows])
+    return draw(damaged(text.getvalue().encode(errors="replace")))
+
+
+FILES = st.tuples(st.just(".jsonl"), lines(GIVEN)) | st.tuples(st.just(".csv"), tables())
+
+
+@tries
+@hypothesis.given(FILES, st.sampled_from([{}, {"summary": "summary,post"}, {"system": "id"}]))
+def test_summaries_of_others_are_refused_with_their_file_or_are_whole(
+    tmp_path_factory, file, columns
+):
+    path = tmp_path_factory.mktemp("given") / f"x{file[0]}"
+    path.write_bytes(file[1])
+    try:
+        systems = systems_of(Outputs(file=str(path), **columns))
+    except UserError as error:
+        is_one_line(error, str(path))
+        return
+    for rows in systems.values():
+        texts = [row[key] for row in rows for key in ("id", "query", "reference", "summary")]
+        assert "".join(texts).encode()
+        assert all(row["reference"] for row in rows)
+
+
+# -- pages -----------------------------------------------------------------------------------------
+
+
+class Tags(HTMLParser):
+    """The elements of a page."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, ...]] = []
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: Any) -> None:
+        self.tags.append((tag, *(name for name, _ in attrs if name != "class")))
+
+
+def blocks_of(a: str, b: str, c: str, d: str) -> list[Any]:
+    """One block of each kind, with these texts."""
+    return [
+        *(Text(a, lead=True), Text(b), Note(c), Heading(d)),
+        Table([a, "n", b], [[c, "1", d]], c, name="t"),
+        Sample(a, b, [(c, d, a)]),
+        Details(a, [Text(b), Table([c, "n"], [[d, "-1"]] * 2, name="u")]),
+    ]
+
+
+@tries
+@hypothesis.given(TEXT, TEXT, TEXT, TEXT)
+def test_no_text_changes_the_elements_of_a_page(a, b, c, d):
+    blocks, plain = (
+        blocks_of(a, b, c, d),
+        blocks_of(*("x" if text else "" for text in (a, b, c, d))),
+    )
+    shown, written = visible(page.to_html(a, blocks)), visible(page.to_markdown("p", a, blocks))
+    assert Tags(shown).tags == Tags(page.to_html("x", plain)).tags
+    assert not HIDDEN.search(shown + written)
+    tokens = MarkdownIt("commonmark").enable("table").parse(written)
+    inner = [child for token in tokens for child in token.children or ()]
+    kinds = Counter(token.type for token in (*tokens, *inner))
+    cells = [kinds[f"{name}_open"] for name in ("table", "tr", "th", "td")]
+    assert cells == [3, 7, 8, 10]
+    assert not kinds["image"] + kinds["fence"] + kinds["code_block"]
+    raw = {token.content.split(">")[0] for token in (*tokens, *inner) if "html" in token.type}
+    assert raw <= {"<details", "<summary", "</summary", "</details", "<details open"}
+    links = [str(token.attrs["href"]) for token in inner if token.type == "link_open"]
+    assert all(target.startswith("#h") for target in links)
 
 
 @pytest.mark.parametrize("text", ["![a](b)", "a](b", "\\]", "[[a]](b)", "a\\](b)"])
@@ -42,44 +325,3 @@ def test_no_label_of_a_link_ends_it(text):
     shown = "".join(child.content for child in paragraph.children or ())
     assert kinds == ["link_open", "text", "link_close"]
     assert shown == text
-
-
-def test_what_is_unfolded_begins_after_a_label_of_one_line():
-    block = Details("|\n\n![a](b)", [Text("x")])
-    assert block.markdown("p").startswith("<details><summary>| ![a](b)</summary>\n\nx")
-    assert "<img" not in MarkdownIt().render(visible(page.to_markdown("p", "t", [block])))
-
-
-@pytest.mark.parametrize(
-    ("change", "what"),
-    [
-        ("UPDATE replies SET raw = x'80'", "a reply's raw is of type bytes"),
-        ("UPDATE replies SET raw = substr(raw, 2)", "a reply's raw is no chat completion"),
-        ("ALTER TABLE replies RENAME COLUMN raw TO r4w", "no such column: raw"),
-        ("UPDATE tries SET usd = 'much'", "what a try has cost is no sum of money"),
-        ("UPDATE tries SET usd = -5", "what a try has cost is no sum of money"),
-    ],
-)
-def test_a_cache_with_values_of_another_type_is_one_line(tmp_path, change, what):
-    path = tmp_path / "replies.sqlite"
-    cache = ReplyCache(path)
-    cache.settle(cache.begin("k", 1.0), 0.5, "reply", fuzzed.a_kept_reply("k"))
-    assert cache.replies("k")[0]["text"] == GOOD
-    assert cache.spent(["k"]) == 0.5
-    cache.close()
-    with sqlite3.connect(path) as file:
-        file.execute(change)
-    file.close()
-    again = ReplyCache(path)
-    with pytest.raises(UserError, match=rf"replies.sqlite: the cache.*\({what}\): make room"):
-        again.spent(["k"]) if "tries" in change else again.replies("k")
-
-
-def test_a_cache_whose_pages_are_no_text_is_one_line(tmp_path):
-    path = tmp_path / "replies.sqlite"
-    ReplyCache(path).close()
-    content = path.read_bytes()
-    path.write_bytes(content.replace(b"CREATE TABLE replies", b"CREATE TABLE \x80eplies"))
-    assert path.read_bytes() != content
-    with pytest.raises(UserError, match="the cache of replies fails"):
-        ReplyCache(path).replies("k")

@@ -13,10 +13,10 @@ from eval.judge import kept_judgements
 from reports import scaling_page
 from reports.parts import collect
 from stages.driving.status import status
-from stages.finished import read_manifest, why_not
+from stages.finished import why_not
 from stages.running import hub
 from stages.running.files import KeptRows, read_json, write_json
-from stages.running.hub import Source
+from stages.running.inputs import Source
 from stages.running.machine import start_of
 from stages.running.signals import say_if_killed
 from stages.runs import holder_of
@@ -52,21 +52,20 @@ def line_of(capsys, function, *words):
 @pytest.mark.parametrize("config", ["{}", "[]", "no json", '{"preset": "tiny"}'])
 def test_status_and_pages_pass_over_settings_that_no_run_recorded(runs, capsys, config):
     folder = hand_made(runs, config=config)
-    judged = hand_made(runs, config=config, stage="win_rate/facts")
     assert recorded_config(folder) is None
     assert any(line.startswith("mine 44413") for line in status())
     with pytest.raises(UserError, match="no finished run in"):
         collect.find_runs("mine")
     assert "no finished run in" in line_of(capsys, scaling_page.main, "--names", "mine")
-    assert read_manifest(judged) == {}
 
 
 def test_a_stage_that_needs_a_hand_made_one_says_so_in_one_line(runs, capsys):
     hand_made(runs)
     config = make_config("tiny", name="mine")
-    assert "was written by no stage" in str(why_not(config, "summaries"))
+    with pytest.raises(UserError, match="is no manifest of this version: move /"):
+        why_not(config, "summaries")
     line = line_of(capsys, win_rate.main, "--preset", "tiny", "--name", "mine")
-    assert "stage summaries was written by no stage" in line
+    assert "summaries/manifest.json is no manifest of this version" in line
 
 
 def test_status_shows_a_record_with_a_value_of_another_type_and_goes_on(runs):

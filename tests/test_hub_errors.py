@@ -1,10 +1,15 @@
 """What goes wrong with the hub: one line that names the setting and the mend."""
 
-from pathlib import Path
+import re
+from unittest import mock
 
 import pytest
-from safetensors.torch import load_file
+from huggingface_hub import errors
 
+from stages.running import hub as hub_client
+from stages.running.hub import fetch_model
+from stages.running.inputs import model_source
+from stages.settings.checks import UserError
 from tests import hub_repositories as layouts
 from tests.hub_client import Client, fetched, small_hub
 
@@ -38,14 +43,6 @@ def test_a_repository_or_revision_that_is_not_there_is_one_line(client):
     assert "nor a hub id: correct it" in fetched(client, "/no/such/folder")
 
 
-def test_a_gated_model_is_one_line_with_its_page(hub, client):
-    hub.repositories[f"models/{layouts.PYTHIA}"].gated = True
-    for environment in ({}, {"HF_TOKEN": "hf_of_a_stranger"}):
-        said = fetched(client, **environment)
-        assert said.startswith(f"error: base.checkpoint: model {layouts.PYTHIA} is gated")
-        assert f"{hub.url}/{layouts.PYTHIA}" in said
-
-
 def test_without_network_or_cache_the_line_says_where_to_run_what(hub, client):
     for environment in ({"HF_HUB_OFFLINE": "1"}, {"HF_ENDPOINT": "http://127.0.0.1:1"}):
         said = fetched(client, **environment)
@@ -73,21 +70,23 @@ def test_without_network_what_is_in_the_cache_is_used(hub, client, tmp_path):
         assert fetched(client, **environment) == folder
 
 
-def test_a_download_cut_off_is_gone_on_with(hub, client):
-    hub.cuts["model.safetensors"] = 1  # the client itself asks for the rest
-    assert load_file(Path(fetched(client)) / "model.safetensors").keys()
-    assert sum("/storage/" in one for one in hub.requests) == 2
+GATED = errors.GatedRepoError("no", response=mock.Mock(headers={}, status_code=403))
 
 
-def test_a_download_that_is_always_cut_off_is_one_line(hub, client):
-    hub.cuts["model.safetensors"] = 100
-    said = fetched(client)
-    assert said.startswith(
-        f"error: base.checkpoint: model {layouts.PYTHIA}: the download was cut off"
-    )
-    assert said.endswith("the same command goes on from there")
-    hub.cuts.clear()
-    assert (Path(fetched(client)) / "model.safetensors").exists()
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (GATED, "x/y is gated: accept its terms at"),
+        (ConnectionResetError("gone"), "the download was cut off (gone): the same command"),
+    ],
+)
+def test_what_the_client_raises_is_one_line(monkeypatch, error, said):
+    monkeypatch.setattr("huggingface_hub.constants.is_offline_mode", lambda: False)
+    monkeypatch.setattr(hub_client, "_snapshot", mock.Mock(side_effect=error))
+    source = model_source("base.checkpoint", f"x/y@{'0' * 40}")
+    with pytest.raises(UserError, match=re.escape(said)) as refused:
+        fetch_model(source)
+    assert "\n" not in str(refused.value)
 
 
 READ_PAIRS = """

@@ -112,7 +112,9 @@ def test_splits_of_openais_schema_are_never_derived(tmp_path):
 
 
 def test_a_whole_prompt_is_formatted_no_further_and_keeps_its_end(tokenizer):
-    row = as_known("x:1", {"prompt": "First words. " * 9 + "Why?", "completion": "So."}, "sft_train")
+    row = as_known(
+        "x:1", {"prompt": "First words. " * 9 + "Why?", "completion": "So."}, "sft_train"
+    )
     limits = Limits(query=8, response=20, query_response=40)
     split = tokenize_posts([("x:1", row)], tokenizer, limits, "sft_train")
     query = tokenizer.decode(split.columns["queries"][0])

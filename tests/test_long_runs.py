@@ -22,10 +22,11 @@ SETTINGS = f"""
 SCRIPT = """
 import json, os, sys
 from stages import base, sft, reward, normalize, ppo
+from stages.driving.start import run_module
 from stages.runs import Run
 modules = base, sft, reward, normalize, ppo
 for module in modules[:-1]:
-    module.main({arguments!r})
+    run_module(module, {arguments!r})
 curve = []
 log = Run.log
 def measure(run, step, **metrics):
@@ -34,7 +35,7 @@ def measure(run, step, **metrics):
     files = len(os.listdir("/proc/self/fd"))
     curve.append((step, pages * os.sysconf("SC_PAGE_SIZE"), files))
 Run.log = measure
-ppo.main({arguments!r})
+run_module(ppo, {arguments!r})
 json.dump(curve, open("curve.json", "w"))
 """
 

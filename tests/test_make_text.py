@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.test_readme import COMMANDS
+
 ROOT = Path(__file__).parents[1]
 TEXTS = (
     *("two words", "it's", 'a "b" c', "a;touch hacked", "a`touch hacked`", "a$(touch hacked)"),
@@ -32,7 +34,7 @@ def test_tools_for_developers_are_installed_by_the_goals_that_use_them_alone():
 
     for goal in ("sft", "rehearse", "bench", "scaling", "summarize"):
         assert needed(goal) == ["installed"], goal
-    for goal in ("check", "test", "chaos"):
+    for goal in ("check", "test", "simulations"):
         assert needed(goal) == ["developed"], goal
     for goal in ("help", "settings", "status", "plan"):
         assert needed(goal) == [""], goal
@@ -86,27 +88,65 @@ def test_a_word_of_set_is_text_and_words_are_apart(tmp_path, text):
 
 def test_a_dry_run_and_other_goals_quote_what_they_pass_on(tmp_path):
     hostile = "a'b;touch hacked $(touch hacked) `touch hacked`"
-    names = (
-        "A",
-        "B",
-        "DATA",
-        "HUB",
-        "JUDGE",
-        "DIFFERENCE",
-        "MAX_COST",
-        "REPLACE",
-        "NAME",
-        "LAUNCH",
-    )
-    given = [f"{name}={hostile}" for name in names]
+    given = [f"{name}={hostile}" for name in ("DATA", "JUDGE", "REPLACE", "NAME")]
     for goal in ("compare", "publish", "summarize", "sft"):
         typed(tmp_path, "-n", goal, *given)
         typed(tmp_path, goal, *given)
     assert not (tmp_path / "hacked").exists()
 
 
-def test_a_line_break_is_refused(tmp_path):
-    refused = typed(tmp_path, "settings", "NAME=a\ntouch hacked #")
+REFUSED: list[tuple[str, str]] = [  # words after `make`, the line
+    ("sft|SEED=one", "invalid int value: 'one'"),
+    ("ppo|SET=ppo.kl_coef=0.1", "ppo.kl_coef=0.1 needs a run name of its own"),
+    ("sft|SETT=1", "unknown make variable 'SETT': did you mean SET"),
+    ("sft|NAME=it's; `a` $(b)/", "name must be the name of a folder"),
+    ("settings|NAME=a\ntouch hacked #", "NAME holds a line break: leave it out"),
+    ("sft|rm|pppo", "unknown goal 'pppo'"),
+    ("eval|MAX_COST=lots", "MAX_COST=lots: give dollars above 0"),
+    ("sft|GPUS=0", "GPUS=0 NODES=1: give the numbers"),
+    ("sft|study", "study stands alone"),
+    ("sft|NAME=x|SET=ppo.lam=1 ppo.kl_coef=1 ppo.lam=0.9", "ppo.lam is set twice: leave one out"),
+    ("publish", "name the pages"),
+    ("sft|eval|NAME=x|SET=judge.kind=openai", "without a server: SET=judge.kind=reward_model"),
+    ("ppo|PRESET=smollm2|DATA=.", "is not there: run `make smollm`"),
+    # What a goal does not read would do nothing.
+    ("ppo|eval|SEEDS=1", "SEEDS is for study ablations rivals: one run takes SEED"),
+    ("sft|rm|ppo|GPU=8", "GPU is for plan: the number of cards is GPUS"),
+    ("compare|UPSTREAM=tiny", "compare takes no UPSTREAM: runs have the settings"),
+    ("study|SEED=1", "study takes no SEED: give SEEDS"),
+    ("check|test|NAME=x", "check test takes no NAME: it reads none"),
+    ("ppo|POST=$(shell touch hacked)", "POST is for summarize: leave it out"),
+]
+
+
+@pytest.mark.parametrize(("words", "line"), REFUSED)
+def test_what_is_typed_wrong_is_one_line_before_anything_runs(tmp_path, words, line):
+    refused = typed(tmp_path, *words.split("|"))
     assert refused.returncode == 2
-    assert "NAME holds a line break: leave it out" in refused.stderr
+    assert line in refused.stderr
+    assert "Traceback" not in refused.stderr
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["sft SEED=1 SEEDS=", "study SEEDS=1 PRESETS=tiny JOB=sft", "plan PRESET=tiny", "help NAME=x"],
+)
+def test_what_the_goal_reads_is_taken_and_so_is_what_is_empty(tmp_path, monkeypatch, words):
+    monkeypatch.setenv("JOB", "nightly")  # what the environment happens to hold
+    taken = typed(tmp_path, "-n", *words.split())
+    assert taken.returncode == 0, taken.stderr
+
+
+def test_the_name_of_a_machine_under_wsl_is_not_that_of_a_run(tmp_path):
+    wsl = {"WSL_DISTRO_NAME": "Ubuntu", "NAME": "DESKTOP-1"}
+    assert "tiny seed 44413: would make sft" in typed(tmp_path, "-n", "sft", **wsl).stdout
+    assert "named seed 5" in typed(tmp_path, "-n", "sft", "NAME=named", "SEED=5", **wsl).stdout
+    assert "own seed 44413" in typed(tmp_path, "-n", "sft", NAME="own").stdout
+
+
+def test_no_command_of_the_documents_gives_what_its_goal_does_not_read(tmp_path):
+    for _, *words in COMMANDS:
+        if any(re.match("[A-Z_]+=", word) for word in words):
+            checked = typed(tmp_path, "-n", *words, "PYTHON=true")
+            assert "error" not in checked.stderr, (words, checked.stderr)

@@ -13,6 +13,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from eval.calibration import calibrate, sample_pairs
 from stages import base, dpo, reward
 from stages.base import remarks
+from stages.driving.start import run_module
 from stages.learning.models import load_tokenizer, positions_of, require_room
 from stages.posts.bad_rows import BadRows
 from stages.posts.readers import (
@@ -279,7 +280,7 @@ def test_skipped_rows_are_listed_in_the_stages_folder_and_counted(tmp_path, monk
     arguments = ["--preset", "tiny", "--data", "data", "--set", "data.on_bad_row=skip"]
     most = make_config("tiny").data.max_summary_tokens
     for name in ("first", "again"):  # the second takes the tokens from the cache
-        base.main([*arguments, "--name", name])
+        run_module(base, [*arguments, "--name", name])
         folder = tmp_path / f"runs/{name}/seed44413/base"
         listed = read_lines(folder / "data/skipped.jsonl")
         assert [row["where"] for row in listed] == [f"data/sft_train.jsonl:{n}" for n in (2, 3, 4)]

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from stages import base, normalize, ppo, reward, sft
+from stages.driving.start import run_module
 from stages.rl import rollout
 from stages.running.files import read_lines
 
@@ -24,9 +25,9 @@ def test_a_reward_of_ones_own_passes_the_start_checks_and_is_learned(runs, monke
         return ((responses % 2 == 0) & (responses != pad_id)).sum(dim=1).to(torch.float32)
 
     for module in (base, sft, reward, normalize):
-        module.main(["--preset", "tiny", "--name", "own", "--set", *OWN])
+        run_module(module, ["--preset", "tiny", "--name", "own", "--set", *OWN])
     monkeypatch.setattr(rollout, "score_responses", even_tokens)
-    ppo.main(["--preset", "tiny", "--name", "own", "--set", *OWN])
+    run_module(ppo, ["--preset", "tiny", "--name", "own", "--set", *OWN])
     rows = read_lines(runs / "own" / "seed44413" / "ppo" / "metrics.jsonl")
     scores = [row["objective/scores"] for row in rows]
     for score, row in zip(scores, rows, strict=True):

@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoModelForTokenClassification
 
 from stages import base, dpo, normalize, ppo, reward, sft
+from stages.driving.start import run_module
 from stages.running.files import read_lines
 from stages.running.launch import ENGINES
 
@@ -33,11 +34,11 @@ ADAPTED[ADAPTED.index("pair")] = "adapted"
 ADAPTED[ADAPTED.index("world.validation_posts=9")] = "world.validation_posts=1"
 TRAIN = """
 from accelerate import PartialState
-from stages.driving.start import end_process
+from stages.driving.start import end_process, run_module
 from stages import dpo, normalize, ppo, reward, sft
 for arguments in {}:
     for stage in (sft, reward, normalize, ppo, dpo):
-        stage.main(arguments)
+        run_module(stage, arguments)
         PartialState().wait_for_everyone()  # as if each stage had a launch of its own
 end_process()
 """
@@ -45,8 +46,8 @@ SCRIPT, WHOLE_SCRIPT = (TRAIN.format(studies) for studies in ([ARGUMENTS, ADAPTE
 BASE = Path("runs/pair/seed44413/base")
 GOING_ON = """
 from stages import ppo
-from stages.driving.start import end_process
-ppo.main([*{!r}, "memory.save_minutes=0"])
+from stages.driving.start import end_process, run_module
+run_module(ppo, [*{!r}, "memory.save_minutes=0"])
 end_process()
 """
 # The second process dies when the first update is saved and the second one is over.
@@ -100,7 +101,7 @@ def alone(tmp_path_factory):
         patch.chdir(root)
         for arguments in (ARGUMENTS, ADAPTED):
             for stage in (base, sft, reward, normalize, ppo, dpo):
-                stage.main(arguments)
+                run_module(stage, arguments)
     return root
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from stages import base, normalize, ppo, reward, sft
+from stages.driving.start import run_module
 from stages.posts.tokens import tokenize_posts
 from stages.posts.toy import make_post, write_world
 from stages.running.files import read_json, read_lines
@@ -58,7 +59,7 @@ def test_ppo_draws_its_queries_from_ppo_train_where_there_is_one(
     small += " ppo.ptx_coef=0.1 ppo.critic_updates=0 memory.cpu_threads=1 ppo.samples_every=1"
     arguments = ["--preset", "tiny", "--name", "more", "--data", "data", "--set", *small.split()]
     for stage in (base, sft, reward, normalize, ppo):
-        stage.main(arguments)
+        run_module(stage, arguments)
     folder = tmp_path / "runs/more/seed44413/ppo"
     queries = [row["query"] for row in read_lines(folder / "samples.jsonl")]
     assert queries

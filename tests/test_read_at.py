@@ -8,6 +8,7 @@ from transformers import AutoModelForTokenClassification, Qwen2Config
 
 from eval import summaries
 from stages import base, normalize, ppo, reward, rloo, sft
+from stages.driving.start import run_module
 from stages.learning.models import load_reward_model, load_tokenizer, read_scores_before, save_model
 from stages.learning.passes import (
     head_scalars,
@@ -127,11 +128,11 @@ def runs_folder(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(root)
         for stage in (base, sft):
-            stage.main(["--preset", "tiny", "--name", "plain", "--set", *SETTINGS])
+            run_module(stage, ["--preset", "tiny", "--name", "plain", "--set", *SETTINGS])
         words = ["--preset", "tiny", "--name", "before", "--upstream", "plain", "--set"]
         memory = [text for text in SETTINGS if text.startswith("memory.")]
         for stage in (reward, normalize, ppo, rloo, summaries):
-            stage.main([*words, *memory, *ONLINE, "rm.read_at=before_eos"])
+            run_module(stage, [*words, *memory, *ONLINE, "rm.read_at=before_eos"])
     return root / "runs"
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from stages import base
+from stages.driving.start import run_module
 from stages.posts.ragged import load_split
 from stages.running.files import read_json
 
@@ -26,7 +27,7 @@ def made(shared, tmp_path_factory):
     arguments += ["memory.cpu_threads=1"]
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(tmp_path_factory.mktemp("real"))
-        base.main([*arguments, "base.num_layers=2"])
+        run_module(base, [*arguments, "base.num_layers=2"])
         yield Path("runs/real/seed44413/base").absolute()
 
 

@@ -13,6 +13,7 @@ import pytest
 from eval import judge, summaries
 from eval.judges import protocol
 from stages import runs as runs_module
+from stages.driving.start import run_module
 from stages.finished import ATTEMPT, current_inputs, read_manifest, why_not
 from stages.running.files import KeptRows, read_lines
 from stages.runs import WHILE_WORKING, Run, open_stage
@@ -35,9 +36,9 @@ def test_training_that_was_killed_goes_on_to_the_same_weights(
     with pytest.MonkeyPatch.context() as patch:
         kill_at(patch, step)
         with pytest.raises(Killed):
-            module.main(OFTEN)
+            run_module(module, OFTEN)
     assert not folder.exists()
-    module.main(OFTEN)
+    run_module(module, OFTEN)
     same(whole / stage, folder, tmp_path / "differences.json")
     goes_on = f"{stage} goes on after update {step - 1}" in capsys.readouterr().err
     assert goes_on == (step > 1)
@@ -65,7 +66,7 @@ def test_measuring_that_was_killed_goes_on_where_it_was(
     attempts = 1
     while not folder.exists():
         try:
-            module.main(ARGUMENTS)
+            run_module(module, ARGUMENTS)
         except Killed:
             attempts += 1
     assert attempts >= 2
@@ -224,7 +225,7 @@ def test_summaries_of_sft_and_its_best_are_the_upstreams(attempt, monkeypatch, c
     setting = "temperature" if change == "temperature" else "lam"
     of_run += ["--set", "eval.best_of=2", f"ppo.{setting}=0.8"]
     of_run += (x for x in SETTINGS if x.startswith(OF_RUN))
-    stage_modules()["ppo"].main(of_run)
+    run_module(stage_modules()["ppo"], of_run)
     if change == "made later":
         with monkeypatch.context() as patch:
             patch.setattr(summaries, "kl_from_sft", killed)

@@ -13,12 +13,11 @@ from pathlib import Path
 import pytest
 
 from stages import runs as runs_module
-from stages.finished import read_manifest, stage_folder, why_not
+from stages.finished import make_command, read_manifest, stage_folder, why_not
 from stages.running.files import file_hash, hash_files, read_lines, write_json
 from stages.running.machine import code_version
-from stages.running.progress import progress
 from stages.runs import Run, open_stage
-from stages.settings.command_line import config_from_arguments, make_command, make_config
+from stages.settings.command_line import config_from_arguments, make_config
 from stages.settings.config import Config, UserError
 
 TINY = make_config("tiny")
@@ -203,21 +202,6 @@ def test_the_first_stages_of_an_ablation_lie_with_its_upstream(runs):
 # -- opening what another stage made ---------------------------------------------------------------
 
 
-def test_a_required_stage_is_recorded_as_an_input(runs):
-    base = finish(TINY, "base")
-    manifest = read_manifest(finish(TINY, "sft", "base"))
-    assert manifest is not None
-    assert manifest["inputs"] == {"base": (read_manifest(base) or {})["content"]}
-    assert Run(TINY, "rm").require("sft") == stage_folder(TINY, "sft")
-
-
-def test_a_missing_stage_is_named_with_the_command_that_makes_it(runs):
-    assert "`make sft PRESET=tiny SEED=44413`" in refusal(TINY, "sft")
-    assert "`make rm PRESET=tiny SEED=44413`" in refusal(TINY, "normalize")
-    (stage_folder(TINY, "sft").with_name("sft.partial")).mkdir(parents=True)
-    assert "missing" in refusal(TINY, "sft")
-
-
 def test_a_changed_or_removed_output_is_found(runs):
     folder = finish(TINY, "sft")
     (folder / "out.txt").write_text("tampered")
@@ -260,28 +244,6 @@ def test_what_is_replaced_moves_aside_and_an_equal_one_is_not_kept_twice(runs):
     aside = folder.parent / "aside"
     kept = {path.name: (path / "out.txt").read_text() for path in aside.iterdir()}
     assert kept == {"sft-1": "first", "sft-2": "second"}
-
-
-def test_how_a_stage_was_made_is_no_input_of_the_next_one(runs):
-    def base(loss: float) -> None:
-        with open_stage(TINY, "base") as run:
-            run.log(1, loss=loss)
-            (run.partial / "out.txt").write_text("equal")
-            run.finish({})
-
-    base(1.0)
-    finish(TINY, "sft", "base")
-    before = read_manifest(stage_folder(TINY, "base"))
-    base(2.0)
-    assert read_manifest(stage_folder(TINY, "base")) != before
-    assert Run(TINY, "ppo").require("sft") == stage_folder(TINY, "sft")
-
-
-def test_a_stage_whose_input_is_gone_is_refused_and_not_a_crash(runs):
-    base = finish(TINY, "base")
-    finish(TINY, "sft", "base")
-    (base / "manifest.json").unlink()
-    assert "base" in refusal(TINY, "sft")
 
 
 # -- the command to type ---------------------------------------------------------------------------
@@ -362,11 +324,6 @@ def test_a_hash_depends_on_every_byte_and_covers_subfolders(tmp_path):
     # The well-known digest of "abc" (FIPS 180).
     digest = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
     assert hash_files(tmp_path) == {"a/one": digest}
-
-
-def test_progress_is_quiet_between_its_lines(capsys):
-    list(progress(range(1000), "reading", 1000))
-    assert len(capsys.readouterr().err.splitlines()) == 1
 
 
 def test_a_changed_file_makes_the_code_dirty_and_a_generated_report_does_not(tmp_path, monkeypatch):

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from stages import base, ppo
-from stages.driving.start import run_stage
+from stages.driving.start import run_module, run_stage
 from stages.finished import stage_folder
 from stages.learning.checkpoints import checkpoints
 from stages.running import signals as stopping
@@ -27,13 +27,14 @@ ROOT = Path(__file__).parents[1]
 SCRIPT = """
 import sys, time
 from stages import {module}
+from stages.driving.start import run_module
 from stages.runs import Run
 log = Run.log
 def slow(run, step, **metrics):
     log(run, step, **metrics)
     time.sleep(0.3)
 Run.log = slow
-{module}.main({arguments!r})
+run_module({module}, {arguments!r})
 """
 
 
@@ -112,7 +113,7 @@ def test_a_process_that_a_signal_ends_goes_on_to_the_same_weights(whole, attempt
         assert "Traceback" not in said
         assert checkpoints(stage_folder(config, "ppo").with_name("ppo.partial") / "resume")
     assert not folder.exists()
-    ppo.main(OFTEN)
+    run_module(ppo, OFTEN)
     same(whole / "ppo", folder, tmp_path / "differences.json")
 
 
@@ -170,7 +171,7 @@ def test_two_processes_go_on_from_what_one_saved(whole, attempt, tmp_path):
     with pytest.MonkeyPatch.context() as patch:
         kill_at(patch, 4)
         with pytest.raises(Killed):
-            ppo.main(OFTEN)
+            run_module(ppo, OFTEN)
     pair = launch_pair(tmp_path, SCRIPT.format(module="ppo", arguments=OFTEN))
     said = [process.communicate(timeout=120)[1] for process in pair]
     assert [process.returncode for process in pair] == [0, 0], said
@@ -213,7 +214,7 @@ def test_two_processes_stop_at_one_update_and_one_process_goes_on_from_it(whole,
     assert "Traceback" not in "".join(said)
     (checkpoint,) = checkpoints(partial / "resume")
     assert int(checkpoint.name.split("-")[1]) == len(rows_of(partial / "metrics.jsonl"))
-    ppo.main(ARGUMENTS)
+    run_module(ppo, ARGUMENTS)
     assert [row["step"] for row in rows_of(folder / "metrics.jsonl")] == [1, 2, 3, 4, 5, 6]
     assert compare(whole / "ppo", folder, tmp_path / "differences.json") < 1e-5
 
@@ -303,7 +304,7 @@ def test_what_the_disk_refuses_is_one_line(capsys, error, said):
 def test_a_run_folder_that_is_read_only_is_one_line_with_its_mend(small_disk, monkeypatch, capsys):
     monkeypatch.chdir(small_disk("ro,size=200k"))
     with pytest.raises(SystemExit) as stop:
-        base.main(ARGUMENTS)
+        run_module(base, ARGUMENTS)
     assert stop.value.code == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert "Read-only file system: make it writable, then run `make data" in line

@@ -17,6 +17,7 @@ from eval import controls, judge, summaries, win_rate
 from eval.held_out import with_statistics
 from reports import run_page
 from stages import base, dpo, normalize, ppo, reward, sft
+from stages.driving.start import run_module
 from stages.finished import read_manifest
 from stages.learning.loop import make_optimizer
 from stages.learning.models import load_policy, load_reward_model
@@ -58,7 +59,7 @@ def study(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(root)
         for module in MAINS:
-            module.main(ARGUMENTS)
+            run_module(module, ARGUMENTS)
         yield root / "runs" / "mini" / "seed44413"
 
 
@@ -281,7 +282,7 @@ def test_the_stage_runs_with_switches_thrown_and_its_checks_on(study, switches):
     for stage in SHARED_STAGES:
         shutil.copytree(study / stage, folder / stage, dirs_exist_ok=True)
     overrides = [*MINI, "ppo.total_episodes=32", "ppo.batch_size=16", *switches.split()]
-    ppo.main(["--preset", "tiny", "--name", "switched", "--set", *overrides])
+    run_module(ppo, ["--preset", "tiny", "--name", "switched", "--set", *overrides])
     rows = read_lines(folder / "ppo" / "metrics.jsonl")
     assert len(rows) == 2
     assert ("loss/ptx" in rows[0]) == ("ptx" in switches)
@@ -330,7 +331,7 @@ def test_a_stage_that_diverges_stops_before_the_step(
         shutil.copytree(study / name, run / name)
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit):
-        module.main([*ARGUMENTS, f"{stage}.learning_rate=1e30"])
+        run_module(module, [*ARGUMENTS, f"{stage}.learning_rate=1e30"])
     message = capsys.readouterr().err.strip().splitlines()[-1]
     assert f"{stage} stopped before a step of update " in message
     assert not (run / stage / "manifest.json").exists() or stage == "sft"

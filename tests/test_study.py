@@ -9,10 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from stages import pipeline
 from stages.driving import grid
 from stages.driving.grid import make_study, study_cells
-from stages.driving.maker import Cell, Execution, Maker
+from stages.driving.maker import Cell
 from stages.settings.command_line import Request, make_config
 from stages.settings.config import UserError
 from tests.test_pipeline import EVALUATED, Recorder, make, typed
@@ -25,7 +24,7 @@ def cells_of(*presets: str, seeds=(1, 2), **request) -> list[Cell]:
 class Broken(Recorder):
     """Fails in the reward model of one run."""
 
-    def call(self, words, label="") -> int:
+    def call(self, words) -> int:
         return 7 if words[:3] == ["tiny", "1", "rm"] else super().call(words)
 
 
@@ -109,31 +108,6 @@ def test_a_cell_with_other_settings_is_refused_by_name_and_the_others_are_made(r
     assert {name for name, stage in maker.made if stage in EVALUATED} == {"tiny-own"}
 
 
-def test_lines_of_cells_that_are_made_at_once_name_their_cell(capfd):
-    assert (
-        Maker(Execution(jobs=2)).call(["sh", "-c", "echo one; echo two >&2; exit 3"], "tiny seed 1")
-        == 3
-    )
-    assert capfd.readouterr().out == "tiny seed 1| one\ntiny seed 1| two\n"
-
-
-@pytest.mark.parametrize(("given", "seen"), [(None, "PASSIVE"), ("ACTIVE", "ACTIVE")])
-def test_threads_of_cells_that_are_made_at_once_do_not_spin(monkeypatch, capfd, given, seen):
-    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
-    if given:
-        monkeypatch.setenv("OMP_WAIT_POLICY", given)
-    Maker(Execution(jobs=2)).call(["sh", "-c", "echo $OMP_WAIT_POLICY"], "tiny seed 1")
-    assert capfd.readouterr().out == f"tiny seed 1| {seen}\n"
-
-
-@pytest.mark.parametrize("goal", ["study", "ablations", "rivals"])
-def test_several_runs_at_once_do_not_share_the_cards_of_one_machine(runs, capsys, goal):
-    with pytest.raises(SystemExit):
-        pipeline.main([goal, "--jobs", "2", "--gpus", "8", "--dry-run"])
-    assert "-j and GPUS: every run takes all cards: leave out -j" in capsys.readouterr().err
-    assert not runs.exists()
-
-
 SMALL = (
     "sft.epochs=9 sft.batch_size=2 world.train_posts=600 world.validation_posts=4"
     " world.train_comparisons=8 world.validation_comparisons=4"
@@ -162,7 +136,7 @@ def test_ctrl_c_ends_a_study_with_one_line_that_goes_on(tmp_path):
     _, err = process.communicate(timeout=300)
     assert process.returncode == 130
     (line,) = [line for line in err.splitlines() if "goes on" in line or "topped" in line]
-    assert line == "stopped by SIGINT: the same command goes on"
+    assert line == "stopped by SIGINT: the same command, without REPLACE, goes on"
     assert (tmp_path / "runs/tiny-xs-x/seed1/sft.partial/resume").is_dir()
 
 

@@ -1,4 +1,4 @@
-"""wandb, trackio and TensorBoard: a stage under way is shown, goes on, and nothing else is sent.
+"""wandb and TensorBoard: a stage under way is shown, goes on, and nothing else is sent.
 
 wandb is the real one, in its offline mode and in processes of their own.
 """
@@ -11,7 +11,6 @@ import socket
 import subprocess
 import sys
 from dataclasses import replace
-from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
@@ -123,41 +122,6 @@ def test_a_bad_setting_of_wandb_is_one_line_and_leaves_no_file(tmp_path, environ
     assert said in line
     assert line.endswith("Correct it, or unset WANDB_PROJECT")
     assert not (tmp_path / "runs").exists()
-
-
-class FakeRun:
-    """trackio's run, as accelerate drives it."""
-
-    def __init__(self, **request):
-        self.request, self.rows, self.ended = request, [], 0
-
-    def log(self, metrics, step=None):
-        self.rows.append((step, metrics))
-
-    def finish(self):
-        self.ended += 1
-
-
-def test_trackio_is_told_the_steps_and_results_of_a_stage_and_no_graphics_card(runs, monkeypatch):
-    module, opened = ModuleType("trackio"), []
-
-    def init(**request):
-        opened.append(FakeRun(**request))
-        return opened[-1]
-
-    module.__dict__["init"], module.__spec__ = init, ModuleSpec("trackio", None)
-    monkeypatch.setitem(sys.modules, "trackio", module)
-    monkeypatch.setenv("TRACKIO_PROJECT", "tldr")
-    with mirrored_by(open_trackers), open_stage(TINY, "sft") as run:
-        run.log(1, **{"loss/train": 2.0})
-        run.finish({"rougeL": 0.4})
-    (shown,) = opened
-    request = shown.request
-    assert (request["project"], request["group"], request["resume"]) == ("tldr", "tiny", "allow")
-    assert (request["config"]["seed"], request["auto_log_gpu"]) == (44413, False)
-    assert shown.rows[0] == (1, {"loss/train": 2.0})
-    assert shown.rows[1][1]["results/sft/rougeL"] == 0.4
-    assert shown.ended == 1
 
 
 @pytest.mark.parametrize("library", SETTINGS)

@@ -11,8 +11,9 @@ from reports.parts import page
 from reports.parts.page import Details, Heading, Note, Sample, Table, Text
 from stages.finished import stage_folder
 from stages.running.files import write_json
-from stages.settings.checks import HIDDEN, UserError, in_one_line, visible
+from stages.settings.checks import HIDDEN, UserError, visible
 from stages.settings.command_line import make_config
+from stages.settings.faults import in_one_line
 from tests import fabricated_runs
 from tests.fabricated_runs import fabricate
 

@@ -49,7 +49,7 @@ def run(arguments):
 CALLER = """
 import sys
 from stages.driving.maker import START, Execution, Maker
-from stages.settings.checks import in_one_line
+from stages.settings.faults import in_one_line
 with in_one_line(), Maker(Execution()) as maker:
     codes = [maker.call([*START, "stage_here", *stage.split()]) for stage in sys.argv[1:]]
     print("codes", codes, maker.stopped, flush=True)

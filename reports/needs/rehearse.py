@@ -27,12 +27,13 @@ from reports.needs.work import updates_of
 from stages import pipeline
 from stages.finished import read_manifest, stage_folder
 from stages.running.files import read_lines, write_json, write_text
-from stages.running.launch import add_launch_arguments, processes_of
+from stages.running.launch import add_launch_arguments
 from stages.running.signals import CALLER_SAYS_STOP
 from stages.settings import config as settings
-from stages.settings.checks import Parser, UserError, in_one_line, require, show
+from stages.settings.checks import UserError, require
 from stages.settings.command_line import Request, add_arguments, config_of, request_of
 from stages.settings.config import Config
+from stages.settings.faults import Parser, in_one_line, show
 from stages.settings.sections import COMPARISONS, POSTS
 from stages.settings.stages import TRAINED
 
@@ -91,7 +92,7 @@ def rehearse(request: Request, args: argparse.Namespace) -> int:
     Nothing but the table of the stages that have finished stays, whenever this is stopped. Raises
     UserError for a run that trains nothing.
     """
-    config, processes = config_of(request), processes_of(args.gpus, args.nodes, args.launch)
+    config, processes = config_of(request), args.gpus * args.nodes
     if config.kind != TRAINED:
         raise UserError("a rehearsal trains: leave out POLICY= and INPUT=")
     folder = (settings.RUNS / config.name / "rehearsal").absolute()
@@ -99,7 +100,6 @@ def rehearse(request: Request, args: argparse.Namespace) -> int:
     shutil.rmtree(work, ignore_errors=True)  # of a rehearsal that was killed
     work.mkdir(parents=True)
     options = f"--gpus {args.gpus} --nodes {args.nodes} --engine {args.engine}".split()
-    options += ["--launch", args.launch] if args.launch else []
     paths = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     environment = {"PYTHONPATH": paths, CALLER_SAYS_STOP: "1"}
     try:
@@ -218,7 +218,6 @@ def main(argv: list[str] | None = None) -> None:
     parser = Parser(description="two updates of every stage, measured here")
     add_arguments(parser)
     add_launch_arguments(parser)
-    parser.add_argument("--launch", default="", help="starts the stages that run models")
     parser.add_argument("--price-per-hour", type=float, default=0.0, help="of this machine, USD")
     args = parser.parse_args(argv)
     require(args.price_per_hour >= 0, "PRICE_PER_HOUR", "be at least 0")

@@ -17,8 +17,9 @@ from reports.parts.blocks import escape, link
 from reports.parts.page import PUBLIC, beside_the_runs, files_of, record_of, wrapped
 from stages.running.files import file_hash, write_text
 from stages.settings import config as settings
-from stages.settings.checks import Parser, in_one_line, unknown
+from stages.settings.checks import unknown
 from stages.settings.config import UserError
+from stages.settings.faults import Parser, in_one_line
 
 GENERATED = Path("reports/generated")
 INDEX = "index.md"

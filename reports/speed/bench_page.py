@@ -24,9 +24,9 @@ from reports.speed.speed import OURS, PEER, TRL, Record
 from stages.driving.start import signals_handled
 from stages.running.signals import Stopped
 from stages.settings import config as settings
-from stages.settings.checks import Parser, in_one_line
 from stages.settings.command_line import add_overrides
 from stages.settings.config import UserError
+from stages.settings.faults import Parser, in_one_line
 
 STEM = "bench"
 STEPS = ("sample", "measure", "score", "learn")

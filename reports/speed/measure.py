@@ -38,9 +38,9 @@ from stages.rl.rollout import measure, sample_responses, score
 from stages.rl.update import optimize, set_rate
 from stages.running.files import read_json, write_json
 from stages.running.machine import device_name
-from stages.settings.checks import Parser, in_one_line
 from stages.settings.command_line import add_arguments, config_of, request_of
 from stages.settings.config import Config, Ppo
+from stages.settings.faults import Parser, in_one_line
 
 WARM_TOKENS = 2
 # Functions of a rollout -> the step that their time counts as.

@@ -2,7 +2,7 @@
 
 start      a stage's command line: errors in one line, signals
 warm       a command to its end: a process, or a fork after libraries are loaded once
-trackers   a stage at wandb, in trackio and in TensorBoard
+trackers   a stage at wandb and in TensorBoard
 status     what is done, stale, running, half done, failed, missing
 replacing  what REPLACE makes anew
 maker      finds what is missing or stale of a run, and calls its stages

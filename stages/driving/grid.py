@@ -47,7 +47,7 @@ def make_grid(maker: Maker, start: Sequence[Cell], others: Sequence[Cell], page:
     codes += maker.make_all(cells[len(start) :])
     if maker.stopped:
         name = signal.Signals(maker.stopped - 128).name
-        print(f"stopped by {name}: the same command goes on", file=sys.stderr)
+        print(f"stopped by {name}: the same command, without REPLACE, goes on", file=sys.stderr)
         return maker.stopped
     done_cells = [cell for cell, code in zip(cells, codes, strict=True) if not code]
     failed = [cell.label for cell in cells if cell not in done_cells]

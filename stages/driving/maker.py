@@ -10,11 +10,10 @@ Standard library only.
 """
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-from stages.driving.replacing import Replacement
+from stages.driving.replacing import move_all_aside, replaced_stages
 from stages.driving.status import kept
 from stages.driving.warm import START, Caller
 from stages.finished import (
@@ -38,16 +37,10 @@ from stages.running.machine import other_code
 from stages.running.progress import folded
 from stages.running.signals import say_if_killed
 from stages.runs import halvings, held, put_in_place
-from stages.settings.checks import (
-    UserError,
-    check_dealt,
-    check_filled,
-    check_room,
-    say_error,
-    what_to_mend,
-)
+from stages.settings.checks import UserError, check_dealt, check_filled, check_room, say_error
 from stages.settings.command_line import Request
 from stages.settings.config import Config
+from stages.settings.faults import what_to_mend
 from stages.settings.judge_models import check_asking
 from stages.settings.sections import COMPARISONS, POSTS
 from stages.settings.stages import STAGES, row_of
@@ -89,8 +82,6 @@ class Execution:
     """The most that a judge may cost, USD, for the stages that ask one."""
     replace: str = ""
     """What is made anew: `1` or stages (`stages.driving.replacing`); empty: nothing."""
-    jobs: int = 1
-    """Runs that are made at once."""
     dry_run: bool = False
     """Whether to print only what would be made."""
     ended: Ended | None = None
@@ -114,12 +105,12 @@ class Maker(Caller):
         config, own = cell.config, cell.stages()
         if not self.execution.dry_run:
             _settle(config, own)
-        replacement, steps = self._planned(cell)
+        anew, steps = self._planned(cell)
         if self.execution.dry_run:
             lines = [f"would make {stage} ({why})" for stage, why in steps] or ["nothing to do"]
             print("\n".join(f"{cell.label}: {line}" for line in lines))
             return 0
-        replacement.move_aside()
+        move_all_aside(config, anew)
         renewed = []
         for number, stage in enumerate(own, start=1):
             why = why_not(config, stage)
@@ -139,7 +130,6 @@ class Maker(Caller):
                 return code
             if self.execution.ended:
                 self.execution.ended(config, stage)
-        replacement.forget_if_done()
         _say_what_stays(cell, own, renewed)
         if "report" in own and "report" not in renewed:  # a new page has printed it already
             print((stage_folder(config, "report") / "headline.txt").read_text(), end="")
@@ -149,16 +139,16 @@ class Maker(Caller):
         """The stages that a cell lacks, and why. Raises UserError for what `make` would refuse."""
         return self._planned(cell)[1]
 
-    def _planned(self, cell: Cell) -> tuple[Replacement, list[tuple[str, str]]]:
-        """What is replaced, and the stages that would be made, with the reason.
+    def _planned(self, cell: Cell) -> tuple[list[str], list[tuple[str, str]]]:
+        """The stages that REPLACE makes anew, and the stages that would be made, with the reason.
 
         Some depend on the outcome of an earlier one. Raises UserError for settings that a stage
         would refuse, for a stage that only REPLACE may touch, and for one that an upstream lacks.
         """
         config, own = cell.config, cell.stages()
-        replacement = Replacement(config, self.execution.replace, cell.goals, own)
+        anew = replaced_stages(config, self.execution.replace, cell.goals, own)
         for stage in wanted_stages(config, cell.goals):
-            problem = None if stage in replacement.stages else why_not(config, stage)
+            problem = None if stage in anew else why_not(config, stage)
             if problem and (problem.needs_replace or stage not in own):
                 raise refusal(config, stage, problem)
         steps: dict[str, str] = {}
@@ -166,7 +156,7 @@ class Maker(Caller):
             row = row_of(stage, config.kind)
             before = [name for name in steps if name in (*row.inputs, *row.joined_by)]
             problem, partial = why_not(config, stage), partial_of(stage_folder(config, stage))
-            if stage in replacement.stages:
+            if stage in anew:
                 steps[stage] = "anew, as REPLACE asks"
             elif problem == MISSING and partial.is_dir():
                 steps[stage] = f"half done, {kept(partial)}"
@@ -175,7 +165,7 @@ class Maker(Caller):
             elif before:
                 steps[stage] = f"if {before[-1]} puts out something else than before"
         check_settings(config, list(steps), self.execution)
-        return replacement, list(steps.items())
+        return anew, list(steps.items())
 
     def command(self, cell: Cell, stage: str) -> list[str]:
         """The command line that makes one stage."""
@@ -191,8 +181,7 @@ class Maker(Caller):
         folder, alone = stage_folder(config, stage), self.execution.processes == 1
         while True:
             before = halvings(folder)
-            label = f"{config.name} seed {config.seed}" if self.execution.jobs > 1 else ""
-            code = self.call(words, label)
+            code = self.call(words)
             if not code or self.stopped or alone or halvings(folder) == before:
                 return code
             print(f"{stage} starts again with smaller passes", flush=True)
@@ -200,30 +189,26 @@ class Maker(Caller):
     # -- several runs ------------------------------------------------------------------------------
 
     def make_all(self, cells: Sequence[Cell]) -> list[int]:
-        """Make several runs, `jobs` at once; each one's status. A failed run stops no other."""
-
-        def make_cell(cell: Cell) -> int:
-            if self.stopped:
-                return self.stopped
-            try:
-                return self.make(cell)
-            except Exception as error:
-                line = what_to_mend(error)
-                if line is None:
-                    raise
-                say_error(f"error: {cell.label}: {line}")
-                return 2
-
+        """Make several runs in turn; each one's status. A failed run stops no other."""
         codes: list[int] = []
-        with ThreadPoolExecutor(self.execution.jobs) as pool:  # a fork is the main thread's
-            several = pool.map if self.execution.jobs > 1 else map
-            for cell, code in zip(cells, several(make_cell, cells), strict=True):
-                codes.append(code)
-                if not (self.stopped or self.execution.dry_run):
-                    outcome = f"FAILED with status {code}" if code else "is done"
-                    news = f"{cell.label} {outcome}; {len(codes)} of {len(cells)} runs are through"
-                    print(f"\n{news}", flush=True)
+        for cell in cells:
+            codes.append(self.stopped or self._status_of(cell))
+            if not (self.stopped or self.execution.dry_run):
+                outcome = f"FAILED with status {codes[-1]}" if codes[-1] else "is done"
+                news = f"{cell.label} {outcome}; {len(codes)} of {len(cells)} runs are through"
+                print(f"\n{news}", flush=True)
         return codes
+
+    def _status_of(self, cell: Cell) -> int:
+        """Make one of several runs; its status. What a user can mend is said in one line."""
+        try:
+            return self.make(cell)
+        except Exception as error:
+            line = what_to_mend(error)
+            if line is None:
+                raise
+            say_error(f"error: {cell.label}: {line}")
+            return 2
 
 
 def _settle(config: Config, stages: Sequence[str]) -> None:

@@ -2,7 +2,6 @@
 
     python -m stages.driving.start stages.sft --preset tiny
 
-does the same as `python -m stages.sft --preset tiny`, and handles a Ctrl-C while libraries load.
 Exit codes: 2 for what the user can mend, 128 + its number after a signal (130 after a Ctrl-C).
 """
 
@@ -17,6 +16,7 @@ from types import ModuleType
 from typing import Any, NoReturn, TypeVar
 
 from stages.driving.trackers import open_trackers
+from stages.finished import make_command
 from stages.running.signals import (
     CALLER_SAYS_STOP,
     GOES_ON_WITH,
@@ -29,16 +29,15 @@ from stages.running.signals import (
 from stages.runs import mirrored_by
 from stages.settings.checks import (
     UserError,
-    VisibleStream,
     card_memory,
-    in_one_line,
     is_out_of_memory,
     launched_processes,
     say_error,
-    what_to_mend,
 )
-from stages.settings.command_line import config_from_arguments, make_command
+from stages.settings.command_line import config_from_arguments
 from stages.settings.config import Config
+from stages.settings.faults import VisibleStream, in_one_line, what_to_mend
+from stages.settings.stages import STAGES
 
 T = TypeVar("T")
 Read = Callable[[list[str] | None, str], Config]
@@ -165,11 +164,20 @@ def load(module: str) -> ModuleType:
         raise SystemExit(128 + signal.SIGINT) from None
 
 
+def run_module(module: ModuleType, arguments: list[str]) -> None:
+    """Make the stage of a module as a command line asks; a module may have one of its own."""
+    for stage, row in STAGES.items():
+        if row.module == module.__name__ and row.function:
+            run_stage(stage, getattr(module, row.function), arguments, row.what)
+            return
+    module.main(arguments)
+
+
 @in_one_line()
 def main(argv: list[str] | None = None) -> None:
     """Load the module that the first argument names; run it with the other arguments."""
     module, *arguments = sys.argv[1:] if argv is None else argv
-    load(module).main(arguments)
+    run_module(load(module), arguments)
     end_process()
 
 

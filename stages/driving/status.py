@@ -14,8 +14,9 @@ from stages.running.machine import first_of
 from stages.running.progress import COLUMNS
 from stages.runs import RESUME, holder_of
 from stages.settings import config as settings
-from stages.settings.checks import UserError, unknown, what_to_mend
+from stages.settings.checks import UserError, unknown
 from stages.settings.command_line import recorded_config
+from stages.settings.faults import what_to_mend
 from stages.settings.stages import STAGES
 
 SHOWN = {name: stage.head for name, stage in STAGES.items() if stage.head}

@@ -1,4 +1,4 @@
-"""A stage at wandb, in trackio and in TensorBoard, if the environment asks: accelerate's trackers.
+"""A stage at wandb and in TensorBoard, if the environment asks: accelerate's trackers.
 
 A stage that goes on after an interruption goes on in its run there, by an id that lies in its
 partial folder. The record stays metrics.jsonl and the manifests: whatever goes wrong here is
@@ -19,8 +19,8 @@ from stages.settings.checks import UserError
 from stages.settings.config import Config, public_settings, slug
 from stages.settings.stages import STAGES, TRAINING_STAGES
 
-WANDB, TRACKIO, BOARD = "wandb", "trackio", "tensorboard"
-SETTINGS = {WANDB: "WANDB_PROJECT", TRACKIO: "TRACKIO_PROJECT", BOARD: "TENSORBOARD_LOGGING_DIR"}
+WANDB, BOARD = "wandb", "tensorboard"
+SETTINGS = {WANDB: "WANDB_PROJECT", BOARD: "TENSORBOARD_LOGGING_DIR"}
 # What wandb would send beside what is logged: output of the terminal, command line, host, folder,
 # and the address of the repository. Each of them can hold a name, a server or a key.
 QUIET: dict[str, Any] = {
@@ -32,7 +32,6 @@ QUIET: dict[str, Any] = {
     "init_timeout": 30.0,
 }
 REFUSED = ("UsageError", "AuthenticationError")  # as wandb calls a setting that it refuses
-GROUPED = ("by_", "calibration", "statistics")  # results of many small groups
 
 
 def open_trackers(config: Config, stage: str) -> list[Mirror]:
@@ -104,18 +103,17 @@ def make_tracker(config: Config, stage: str, library: str) -> Any:
     note = partial_of(stage_folder(config, stage)) / TRACKED
     number = read_json(note) or f"{slug(config.name)[:60]}-{stage}-{secrets.token_hex(4)}"
     write_json(note, number)
-    about = {**public_settings(config), "code_version": code_version()}
-    request: dict[str, Any] = {"group": config.name, "config": about, "resume": "allow"}
-    if library == TRACKIO:
-        local = {"embed": False, "auto_log_gpu": False, "auto_log_cpu": False}
-        return tracking.TrackioTracker(place, name=number, **request, **local)
     import wandb
 
     # After an hour what was not sent stays on this disk, and the pipeline goes on.
     wait = {} if "WANDB_FINISH_TIMEOUT" in os.environ else {"finish_timeout": 3600.0}
     quiet = wandb.Settings(**QUIET | wait, allow_val_change=True)
-    more = {"id": number, "name": run, "job_type": stage, "settings": quiet}
-    return tracking.WandBTracker(place, **request, **more)
+    request: dict[str, Any] = {
+        **{"group": config.name, "job_type": stage, "name": run, "id": number, "resume": "allow"},
+        "config": {**public_settings(config), "code_version": code_version()},
+        "settings": quiet,
+    }
+    return tracking.WandBTracker(place, **request)
 
 
 def one_line(error: Exception) -> str:
@@ -125,19 +123,12 @@ def one_line(error: Exception) -> str:
 
 
 def results_of(config: Config, stage: str) -> dict[str, Any]:
-    """A finished stage's results, flat: `results/ppo/objective/kl`; numbers alone, and how long.
+    """A finished stage's numbers, `results/ppo/objective/kl`, and what it took.
 
     Results hold texts too, such as folders; those stay here.
     """
     manifest = read_manifest(stage_folder(config, stage)) or {}
     cost = {key: manifest[key] for key in ("seconds", "peak_memory_gib")}
     key = f"{stage}/{config.judge.folder}" if STAGES[stage].per_judge else stage
-    return _numbers(f"results/{key}", manifest["results"] | cost)
-
-
-def _numbers(start: str, values: dict[str, Any]) -> dict[str, Any]:
-    flat = {f"{start}/{key}": x for key, x in values.items() if isinstance(x, int | float)}
-    for key, value in values.items():
-        if isinstance(value, dict) and not key.startswith(GROUPED):
-            flat |= _numbers(f"{start}/{key}", value)
-    return flat
+    values = (manifest["results"] | cost).items()
+    return {f"results/{key}/{name}": x for name, x in values if isinstance(x, int | float)}

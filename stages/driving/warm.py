@@ -19,9 +19,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from stages.driving.start import load
+from stages.driving.start import load, run_module
 from stages.running import launch
-from stages.running.progress import COLUMNS
 from stages.running.signals import (
     CALLER_SAYS_STOP,
     GOES_ON_WITH,
@@ -29,7 +28,7 @@ from stages.running.signals import (
     handled_signals,
     leave_closed_terminal,
 )
-from stages.settings.checks import in_one_line
+from stages.settings.faults import in_one_line
 
 START = (sys.executable, "-m", "stages.driving.start")
 PR_SET_PDEATHSIG = 1  # of Linux, where alone stages are forked
@@ -51,7 +50,7 @@ class Caller:
         self.stopped = 0
         self.says_stop = False
         """Whether who calls this says how its whole work goes on, so that stages need not."""
-        self.running: set[subprocess.Popen[bytes]] = set()
+        self.running: subprocess.Popen[bytes] | None = None
         self.forked: BaseProcess | None = None
         # Where torch has worked already, a fork would lack its threads.
         self.forks = can_be_forked() and "torch" not in sys.modules
@@ -70,33 +69,22 @@ class Caller:
         leave_closed_terminal()
         self.stopped = 128 + number
         if number != signal.SIGINT:  # a Ctrl-C reaches the stages from the terminal itself
-            for process in list(self.running):
-                launch.hand_on(process, number)
+            if self.running is not None:
+                launch.hand_on(self.running, number)
             if self.forked is not None and self.forked.pid is not None:
                 os.kill(self.forked.pid, number)
 
-    def call(self, words: Sequence[str], label: str = "") -> int:
-        """Run a command to its end; return its exit status, as a shell gives it.
-
-        With a label each line that it prints begins with it, because others print beside it.
-        """
+    def call(self, words: Sequence[str]) -> int:
+        """Run a command to its end; return its exit status, as a shell gives it."""
         # Tools beside this interpreter, such as `accelerate`, are found by their names.
         path = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", "")))
         environment = {**os.environ, "PATH": path, GOES_ON_WITH: " ".join(self.started_by)}
         environment |= {CALLER_SAYS_STOP: "1"} if self.says_stop else {}
-        if not label and tuple(words[:3]) == START and self.forks:
+        if tuple(words[:3]) == START and self.forks:
             code = self._call_forked(words[3], words[4:], environment)
-            return code if code >= 0 else 128 - code
-        if label:  # there are runs beside: threads that wait must not spin
-            environment["COLUMNS"] = str(COLUMNS - len(f"{label}| "))
-            environment.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-        out, err = (subprocess.PIPE, subprocess.STDOUT) if label else (None, None)
-        process = subprocess.Popen(words, env=environment, stdout=out, stderr=err)
-        self.running.add(process)
-        for line in process.stdout or ():
-            print(f"{label}| {line.decode(errors='replace').rstrip()}", flush=True)
-        code = process.wait()
-        self.running.discard(process)
+        else:
+            self.running = subprocess.Popen(words, env=environment)
+            code, self.running = self.running.wait(), None
         return code if code >= 0 else 128 - code
 
     def _call_forked(
@@ -135,4 +123,4 @@ def _run(
         signal.signal(number, signal.default_int_handler if is_ctrl_c else signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, handled_signals())
     with in_one_line():
-        module.main(arguments)
+        run_module(module, [*arguments])

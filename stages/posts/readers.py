@@ -21,7 +21,8 @@ from stages.posts import kinds
 from stages.posts.bad_rows import BadRowError, BadRows
 from stages.posts.tables import READERS, parse_line, raw_rows
 from stages.posts.text_metrics import labels_of, pair_of
-from stages.running.hub import ABOUT_THE_DISK, Fetched, Source, dataset_source, fetch
+from stages.running.hub import ABOUT_THE_DISK, Fetched, fetch
+from stages.running.inputs import Source, dataset_source
 from stages.settings.checks import UserError, first_line
 from stages.settings.sections import COMPARISONS, HUB, POSTS, PPO_TRAIN, Data
 

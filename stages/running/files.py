@@ -8,7 +8,7 @@ import shutil
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -121,47 +121,25 @@ def cached_folder(folder: Path, make: Callable[[Path], None]) -> Path:
     return folder
 
 
-def read_json(path: Path, as_object: Callable[[Any], Any] | None = None) -> Any:
-    """The value in a JSON file, or None if there is no such file; `as_object` makes its objects.
+def read_json(path: Path) -> Any:
+    """The value in a JSON file, or None if there is no such file.
 
     Raises UserError for a file that is no JSON.
     """
     try:
-        return json.loads(path.read_text(encoding="utf-8"), object_hook=as_object)
+        return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
     except ValueError:  # also where the bytes are no UTF-8
         raise UserError(f"{path} is no JSON: {RESTORE}") from None
 
 
-class Written(dict[str, Any]):
-    """An object of a JSON file that a run has written; where a person has taken a key out, the
-    error names the file.
-    """
-
-    __slots__ = ("path",)
-
-    def __init__(self, path: Path, items: Any) -> None:
-        super().__init__(items)
-        self.path = path
-
-    def __missing__(self, key: str) -> Any:
-        raise MissingKeyError(f"{self.path} lacks {key!r}: {RESTORE}")
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return dict, (dict(self),)
-
-
-class MissingKeyError(UserError, KeyError):
-    """A record lacks a key."""
-
-
 def read_record(path: Path) -> Any:
     """The object in a JSON file, or None if there is no such file.
 
-    Raises UserError for a file that is no JSON object, and later for a key that is missing.
+    Raises UserError for a file that is no JSON object.
     """
-    value = read_json(path, partial(Written, path))
+    value = read_json(path)
     if value is not None and not isinstance(value, dict):
         raise UserError(f"{path} is no JSON object: {RESTORE}")
     return value
@@ -173,7 +151,7 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     with path.open(encoding="utf-8") as lines:  # str.splitlines would also split at U+2028
         try:
             for line in lines:
-                rows.append(Written(path, json.loads(line)))
+                rows.append(dict(json.loads(line)))
         except (ValueError, TypeError):
             raise UserError(f"{path}:{len(rows) + 1} is no row of JSON: {RESTORE}") from None
     return rows

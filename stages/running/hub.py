@@ -11,22 +11,18 @@ import logging
 import re
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from stages.running.files import read_record, write_json
+from stages.running.inputs import BESIDE_WEIGHTS, OLD_WEIGHTS, WEIGHTS, Source
 from stages.settings import config as settings
 from stages.settings.checks import UserError
 
 COMMIT = re.compile(r"[0-9a-f]{40}")
-MAIN = "main"
-SHORT = 10  # digits of a commit that messages show
-WEIGHTS = ("*.safetensors",)
-OLD_WEIGHTS = ("*.bin",)  # loaded only where there are no others
-BESIDE_WEIGHTS = ("*.json", "*.txt", "*.model", "*.jinja")
 ANSWER_SECONDS = 10.0
 ABOUT_THE_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES)
 # Errors that come before the first byte, by name: their module differs between versions.
@@ -36,32 +32,6 @@ UNREACHABLE = {
 }
 NETWORK = "run `make data PRESET=...` where there is a network"
 LOGIN = "correct the id, or log in with `hf auth login` or HF_TOKEN"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Source:
-    """A folder, or a repository of the hub at a revision, as one setting names it."""
-
-    setting: str
-    """The setting, for messages: `base.checkpoint`."""
-    kind: str
-    """`model` or `dataset`."""
-    name: str
-    """Folder or hub id."""
-    configuration: str = ""
-    """Of a data set; empty: it has one only."""
-    revision: str = MAIN
-    """Branch, tag or commit."""
-
-    @property
-    def is_folder(self) -> bool:
-        """Whether it lies on this machine."""
-        return Path(self.name).is_dir()
-
-    @property
-    def label(self) -> str:
-        """Its name in messages."""
-        return f"{self.setting}: {self.kind} {self.name}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,29 +61,6 @@ class Fetched:
             "revision": source.revision,
             "commit": self.commit,
         }
-
-
-def model_source(setting: str, text: str) -> Source:
-    """The source that `folder` or `id[@revision]` names."""
-    name, _, revision = text.partition("@")
-    if Path(text).is_dir():
-        name, revision = text, ""
-    return Source(setting=setting, kind="model", name=name, revision=revision or MAIN)
-
-
-def dataset_source(setting: str, text: str) -> Source:
-    """The source that `id[:configuration][@revision]` names; a folder may stand for the id."""
-    path, _, revision = text.partition("@")
-    name, _, configuration = path.partition(":")
-    if Path(text).is_dir():
-        name, configuration, revision = text, "", ""
-    return Source(
-        setting=setting,
-        kind="dataset",
-        name=name,
-        configuration=configuration,
-        revision=revision or MAIN,
-    )
 
 
 def fetch_model(source: Source) -> Fetched:
@@ -158,26 +105,19 @@ def _snapshot(name: str, kind: str, commit: str, patterns: tuple[str, ...]) -> P
         disable_progress_bars()
     # Subfolders of a model hold other formats of the same weights.
     elsewhere = ["*/*"] if kind == "model" else None
-    folder = snapshot_download(
-        name,
-        repo_type=kind,
-        revision=commit,
-        allow_patterns=list(patterns),
-        ignore_patterns=elsewhere,
-    )
-    return Path(folder)
+    filters: Any = {"allow_patterns": [*patterns], "ignore_patterns": elsewhere}
+    return Path(snapshot_download(name, repo_type=kind, revision=commit, **filters))
 
 
 def _commit_of(source: Source) -> str:
     """The commit that the setting names, or that `runs/hub.json` recorded, or the hub's now."""
     if COMMIT.fullmatch(source.revision):
         return source.revision
-    recorded = _recorded().get(_key(source))
-    if recorded is None:
-        with _one_line(source):
-            now = _commit_now(source)
-        recorded = _record(source, now)
-    return recorded
+    if recorded := _recorded().get(_key(source)):
+        return recorded
+    with _one_line(source):
+        now = _commit_now(source)
+    return _record(source, now)
 
 
 def _commit_now(source: Source) -> str:
@@ -185,46 +125,18 @@ def _commit_now(source: Source) -> str:
     from huggingface_hub import HfApi, snapshot_download
     from huggingface_hub.errors import HfHubHTTPError
 
+    wanted: Any = {"repo_type": source.kind, "revision": source.revision}
     try:
-        about = HfApi().repo_info(
-            source.name, repo_type=source.kind, revision=source.revision, timeout=ANSWER_SECONDS
-        )
+        return str(HfApi().repo_info(source.name, timeout=ANSWER_SECONDS, **wanted).sha)
     except Exception as error:
         if isinstance(error, HfHubHTTPError) and error.response.status_code < 500:
             raise
-        try:
-            folder = snapshot_download(
-                source.name,
-                repo_type=source.kind,
-                revision=source.revision,
-                local_files_only=True,
-                allow_patterns=[],
+        with suppress(OSError):
+            cached = snapshot_download(
+                source.name, local_files_only=True, allow_patterns=[], **wanted
             )
-        except OSError:
-            raise error from None
-        return Path(folder).name
-    return str(about.sha)
-
-
-def moved(fetched: Fetched) -> str | None:
-    """One line if a revision points at another commit now than the one in use; else None.
-
-    None too if nobody answers: what is in use is in the cache.
-    """
-    source = fetched.source
-    if not fetched.commit or fetched.commit == source.revision:
-        return None
-    try:
-        now = _commit_now(source)
-    except Exception:  # of any of the client's libraries
-        return None
-    if now == fetched.commit:
-        return None
-    return (
-        f"{source.label}: revision {source.revision} has moved to {now}; still used is "
-        f"{fetched.commit[:SHORT]}, which {_records()} records: to take the new one, write its "
-        "commit after @ in the setting"
-    )
+            return Path(cached).name
+        raise
 
 
 # -- what was loaded first -------------------------------------------------------------------------

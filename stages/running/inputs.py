@@ -1,19 +1,23 @@
-"""The user's own files that a stage reads: posts, summaries, and folders of models and data sets.
+"""What a stage reads from outside: the user's own files, and what names models and data sets.
 
 Content decides here too. A manifest records one hash for each setting that names such files.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from stages.running.files import known_hash
-from stages.running.hub import BESIDE_WEIGHTS, OLD_WEIGHTS, WEIGHTS, dataset_source, model_source
 from stages.settings import config as settings
 from stages.settings.config import Config, hash_of
 from stages.settings.sections import COMPARISONS, POSTS, PPO_TRAIN
 from stages.settings.stages import OUTPUTS, STAGES
 
 DATA = "data"  # as an input of the stages that read it
+MAIN = "main"
+WEIGHTS = ("*.safetensors",)
+OLD_WEIGHTS = ("*.bin",)  # loaded only where there are no others
+BESIDE_WEIGHTS = ("*.json", "*.txt", "*.model", "*.jinja")
 OUTPUT_FILES = (".jsonl", ".csv", ".parquet")
 OF_A_MODEL = (*BESIDE_WEIGHTS, *WEIGHTS, *OLD_WEIGHTS)
 # Settings that may name a folder of this machine -> which of its files are read.
@@ -24,6 +28,49 @@ FOLDERS = {
     "data.sft_dataset": ("**/*",),
     "data.comparisons_dataset": ("**/*",),
 }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """A folder, or a repository of the hub at a revision, as one setting names it."""
+
+    setting: str
+    """The setting, for messages: `base.checkpoint`."""
+    kind: str
+    """`model` or `dataset`."""
+    name: str
+    """Folder or hub id."""
+    configuration: str = ""
+    """Of a data set; empty: it has one only."""
+    revision: str = MAIN
+    """Branch, tag or commit."""
+
+    @property
+    def is_folder(self) -> bool:
+        """Whether it lies on this machine."""
+        return Path(self.name).is_dir()
+
+    @property
+    def label(self) -> str:
+        """Its name in messages."""
+        return f"{self.setting}: {self.kind} {self.name}"
+
+
+def model_source(setting: str, text: str) -> Source:
+    """The source that `folder` or `id[@revision]` names."""
+    name, _, revision = text.partition("@")
+    if Path(text).is_dir():
+        name, revision = text, ""
+    return Source(setting=setting, kind="model", name=name, revision=revision or MAIN)
+
+
+def dataset_source(setting: str, text: str) -> Source:
+    """The source that `id[:configuration][@revision]` names; a folder may stand for the id."""
+    source = replace(model_source(setting, text), kind="dataset")
+    if source.is_folder:
+        return source
+    name, _, configuration = source.name.partition(":")
+    return replace(source, name=name, configuration=configuration)
 
 
 def own_inputs(config: Config, stage: str) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""How a stage is started in several processes: GPUS, NODES and ENGINE, or a LAUNCH of one's own.
+"""How a stage is started in several processes: GPUS, NODES and ENGINE.
 
     python -m stages.running.launch ddp 8 1 -m stages.driving.start stages.sft --preset tiny
 
@@ -9,9 +9,6 @@ until accelerate is called. The exit status is that of the process that failed f
 
 import argparse
 import os
-import re
-import shlex
-import shutil
 import signal
 import subprocess
 import sys
@@ -20,30 +17,23 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from stages.settings.checks import UserError, forget_variables, in_one_line, unknown
+from stages.settings.checks import UserError, forget_variables, unknown
+from stages.settings.faults import in_one_line
 
 ENGINES = ("ddp", "fsdp2")
-# accelerate can start these. Nobody has seen them train here, so they are refused.
-UNSEEN = ("zero2", "zero3")
 PORT = 29500
-# How accelerate's and torch's launchers are told the number of processes.
-COUNT = re.compile(r"--(num[-_]processes|nproc[-_]per[-_]node|nnodes)[= ]+(\d+)(?!\S)")
 # Seconds that a launch leaves its processes to finish an update and to save after a signal.
 PATIENCE = {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "1800"}
 
 
-def launch_words(gpus: int, nodes: int, engine: str, line: str) -> tuple[str, ...]:
+def launch_words(gpus: int, nodes: int, engine: str) -> tuple[str, ...]:
     """The words before `-m stages.driving.start ...` that start a stage; none: this interpreter.
 
-    `gpus` processes on each of `nodes` machines, or the user's own `line` (LAUNCH).
+    `gpus` processes on each of `nodes` machines.
     Raises UserError for numbers below 1, for an engine that nobody has seen work, and for
     several machines outside a Slurm job that has them.
     """
-    if line and (gpus != 1 or nodes != 1):
-        raise UserError("LAUNCH= and GPUS= or NODES= start processes twice: leave out one of them")
     check_numbers(gpus, nodes, engine)
-    if line:
-        return launcher(line)
     if gpus == nodes == 1:
         return ()
     each = (sys.executable, "-m", "stages.running.launch", engine, str(gpus), str(nodes))
@@ -59,51 +49,17 @@ def add_launch_arguments(parser: argparse.ArgumentParser) -> None:
 
 def launch_variables(args: argparse.Namespace) -> list[str]:
     """The make variables that say how stages are started, where they are not the defaults."""
-    typed = {"GPUS": args.gpus, "NODES": args.nodes, "ENGINE": args.engine, "LAUNCH": args.launch}
-    defaults = {"GPUS": 1, "NODES": 1, "ENGINE": ENGINES[0], "LAUNCH": ""}
-    return [
-        f"{name}={shlex.quote(str(value))}"
-        for name, value in typed.items()
-        if value != defaults[name]
-    ]
+    typed = {"GPUS": args.gpus, "NODES": args.nodes, "ENGINE": args.engine}
+    defaults = {"GPUS": 1, "NODES": 1, "ENGINE": ENGINES[0]}
+    return [f"{name}={value}" for name, value in typed.items() if value != defaults[name]]
 
 
 def check_numbers(gpus: int, nodes: int, engine: str) -> None:
     """Raise UserError for numbers below 1, and for an engine that nobody has seen work."""
     if gpus < 1 or nodes < 1:
         raise UserError(f"GPUS={gpus} NODES={nodes}: give the numbers of cards and machines")
-    if engine in UNSEEN:
-        raise UserError(
-            f"ENGINE={engine} is refused, because nobody has seen DeepSpeed train these stages: "
-            "take ENGINE=fsdp2, which shards the same"
-        )
     if engine not in ENGINES:
-        raise unknown("ENGINE", engine, (*ENGINES, *UNSEEN))
-
-
-def launcher(line: str) -> tuple[str, ...]:
-    """The words of LAUNCH. Its program may be one of this environment, which is on no PATH.
-
-    Raises UserError if there is no such program, or a quote without its other half.
-    """
-    try:
-        words = shlex.split(line)
-    except ValueError as error:
-        raise UserError(f"LAUNCH={line}: {error}: correct it") from None
-    if not words:
-        return ()
-    scripts = str(Path(sys.executable).parent)
-    program = shutil.which(words[0], path=os.pathsep.join([scripts, os.environ.get("PATH", "")]))
-    if program is None:
-        raise UserError(f"LAUNCH={line}: there is no program {words[0]}: correct it")
-    return program, *words[1:]
-
-
-def processes_of(gpus: int, nodes: int, line: str) -> int:
-    """The processes of a stage: by GPUS and NODES, or as LAUNCH names them, 1 if it names none."""
-    counts = {name.replace("_", "-"): max(1, int(n)) for name, n in COUNT.findall(line)}
-    machines = counts.get("nnodes", nodes)
-    return counts.get("num-processes", counts.get("nproc-per-node", gpus) * machines)
+        raise unknown("ENGINE", engine, ENGINES)
 
 
 def _srun(nodes: int) -> tuple[str, ...]:
@@ -111,7 +67,7 @@ def _srun(nodes: int) -> tuple[str, ...]:
     there = int(os.environ.get("SLURM_JOB_NUM_NODES", "0"))
     if there < nodes:
         where = f"this Slurm job has {there}" if there else "this is no Slurm job"
-        mend = "submit a job script (stages/README.md), or set LAUNCH"
+        mend = "submit a job script (stages/README.md)"
         raise UserError(f"NODES={nodes}, but {where}: {mend}")
     once_each = f"--nodes={nodes} --ntasks={nodes} --ntasks-per-node=1".split()
     return "srun", *once_each, "--kill-on-bad-exit=1"

@@ -4,7 +4,6 @@ terminal, lines in a log.
 Standard library only, but for the bar, which is tqdm's.
 """
 
-import os
 import sys
 import textwrap
 import time
@@ -18,30 +17,22 @@ SECONDS_BETWEEN_LINES = 15.0
 SECONDS_BETWEEN_NOTES = 2.0
 COLUMNS = 80
 BAR = 34  # columns of a bar that numbers leave to it, its counts and its time
-# Metrics that are shown while a stage learns, and how; the first matter most. EV: the share of the
-# variance of returns that the critic explains.
-WATCHED = {
+# Metrics and results that a terminal shows of a stage, and how; the first matter most. EV: share
+# of the variance of returns that the critic explains.
+SHOWN = {
     "objective/scores": "score {:.2f}",
     "objective/kl": "KL {:.1f}",
     "loss/train": "loss {:.3f}",
     "accuracy/train": "accuracy {:.0%}",
     "rewards/accuracies": "accuracy {:.0%}",
-    "loss/validation": "held-out loss {:.3f}",
-    "policy/response_length": "length {:.1f}",
-    "policy/eos_rate": "end {:.0%}",
-    "val/explained_variance": "EV {:.2f}",
-}
-# Results that a stage ends with.
-ENDED_WITH = {
-    "objective/scores": "score {:.2f}",
-    "objective/kl": "KL {:.1f} nats",
-    "policy/eos_rate": "{:.0%} end",
-    "policy/response_length": "{:.1f} tokens",
     "accuracy": "{:.1%} of held-out pairs right",
-    "loss": "loss {:.3f} there",
+    "loss": "held-out loss {:.3f}",
     "loss/validation": "held-out loss {:.3f}",
     "rougeL": "ROUGE-L {:.3f}",
     "mean_before": "mean score of the references was {:.2f}",
+    "policy/response_length": "length {:.1f}",
+    "policy/eos_rate": "end {:.0%}",
+    "val/explained_variance": "EV {:.2f}",
 }
 
 
@@ -70,45 +61,33 @@ def progress(
             note(done + count, left)
             last_note = now
         if bar is not None:
-            watched = with_numbers("", parts_of(WATCHED, numbers()), columns() - len(label) - BAR)
-            bar.set_postfix_str(watched, refresh=False)
+            shown = with_numbers("", numbers(), COLUMNS - len(label) - BAR)
+            bar.set_postfix_str(shown, refresh=False)
         elif now - last_line >= SECONDS_BETWEEN_LINES and done + count < total:
-            _say(f"{label}: {done + count}/{total}, {left:.0f} s left", WATCHED, numbers())
+            _say(f"{label}: {done + count}/{total}, {left:.0f} s left", numbers())
             last_line = now
     if not terminal:
         took = time.monotonic() - started
-        _say(f"{label}: {total} done in {took:.0f} s", WATCHED, numbers())
+        _say(f"{label}: {total} done in {took:.0f} s", numbers())
 
 
 def say_result(stage: str, seconds: float, results: Mapping[str, Any]) -> None:
     """One line about a stage that has finished; nothing where no result is one to look at."""
-    if parts_of(ENDED_WITH, results):
-        _say(f"{stage}: done in {seconds:.0f} s", ENDED_WITH, results)
+    if not results.keys().isdisjoint(SHOWN):
+        _say(f"{stage}: done in {seconds:.0f} s", results)
 
 
-def parts_of(names: Mapping[str, str], numbers: Mapping[str, Any]) -> list[str]:
-    """The numbers that have one of these names, in the order of the names, as they are shown."""
-    known = {name: numbers.get(name) for name in names}
-    return [names[k].format(v) for k, v in known.items() if isinstance(v, int | float)]
+def with_numbers(start: str, numbers: Mapping[str, Any], width: int) -> str:
+    """A text and as many of the numbers in `SHOWN` as there is room for."""
+    known = ((form, numbers.get(name)) for name, form in SHOWN.items())
+    parts = [form.format(value) for form, value in known if isinstance(value, int | float)]
+    while parts and len(text := f"{start}: {', '.join(parts)}".removeprefix(": ")) > width:
+        parts.pop()
+    return text if parts else start
 
 
-def with_numbers(start: str, parts: Sequence[str], width: int) -> str:
-    """A text and as many of the numbers as there is room for."""
-    kept = [*parts]
-    while kept and len(text := f"{start}: {', '.join(kept)}".removeprefix(": ")) > width:
-        kept.pop()
-    return text if kept else start
-
-
-def columns() -> int:
-    """Of a line: 80, or fewer where COLUMNS says so, because a name will stand before it."""
-    columns = os.environ.get("COLUMNS", "")
-    return min(COLUMNS, int(columns)) if columns.isdecimal() else COLUMNS
-
-
-def _say(start: str, names: Mapping[str, str], numbers: Mapping[str, Any]) -> None:
-    line = with_numbers(start, parts_of(names, numbers), columns())
-    print(line, file=sys.stderr, flush=True)
+def _say(start: str, numbers: Mapping[str, Any]) -> None:
+    print(with_numbers(start, numbers, COLUMNS), file=sys.stderr, flush=True)
 
 
 def _bar(items: Iterable[T], label: str, total: int, done: int) -> Any:
@@ -144,25 +123,9 @@ def duration(seconds: float) -> str:
 
 
 def shortened(names: Sequence[str], width: int) -> list[str]:
-    """The names in at most `width` characters; a cut one has `…` where letters are missing.
-
-    Letters go from the middle, or from where two names are still told apart. Where no one place
-    does that, a cut name ends with its number among them.
-    """
-    if all(len(name) <= width for name in names):
-        return list(names)
-    middle = width // 2
-    for head in sorted(range(1, width - 1), key=lambda place: abs(place - middle)):
-        cut = [_cut(name, head, width) for name in names]
-        if len(set(cut)) == len(set(names)):
-            return cut
+    """The names in at most `width` characters; a cut one ends with its number among them."""
+    ends = [f"…#{number}" for number in range(1, len(names) + 1)]
     return [
-        name if len(name) <= width else _cut(name, middle, width - len(f"#{place}")) + f"#{place}"
-        for place, name in enumerate(names, start=1)
+        name if len(name) <= width else name[: width - len(end)] + end
+        for name, end in zip(names, ends, strict=True)
     ]
-
-
-def _cut(name: str, head: int, width: int) -> str:
-    """A name without the letters between its first `head` and as many last ones as there fit."""
-    tail = width - head - 1
-    return name if len(name) <= width else f"{name[:head]}…{name[len(name) - tail :]}"

@@ -77,7 +77,7 @@ def say_if_killed(stage: str, status: int) -> None:
     if status == 128 + signal.SIGKILL:
         say_error(
             f"error: stage {stage} was killed (SIGKILL), by somebody or for lack of memory: the"
-            " same command goes on"
+            " same command, without REPLACE, goes on"
         )
 
 

@@ -2,20 +2,19 @@
 
 Unknown keys and wrong types are refused with one line, and an override needs a name of its own.
 
-    python -m stages.ppo --preset tiny --seed 44413 --set ppo.kl_coef=0.1 --name tiny-kl0.1
+    make ppo PRESET=tiny SEED=44413 SET=ppo.kl_coef=0.1 NAME=tiny-kl0.1
 """
 
 import argparse
 import json
 import re
-import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 from stages.settings import config as settings
-from stages.settings.checks import RESTORE, Parser, require, require_type, unknown
+from stages.settings.checks import RESTORE, require, require_type, unknown
 from stages.settings.config import (
     HUB,
     MUST_BE_A_RUN_NAME,
@@ -29,9 +28,11 @@ from stages.settings.config import (
     is_run_name,
     is_same,
 )
+from stages.settings.faults import Parser
 from stages.settings.judge import at_server
 from stages.settings.presets import PRESETS
 from stages.settings.stages import (
+    GIVEN_BY,
     OUTPUTS,
     RELEASED,
     SHARED_SECTIONS,
@@ -44,12 +45,6 @@ from stages.settings.stages import (
 
 # An override of these needs no name of its own: another judge is another opinion of the same run.
 SAME_RUN = ("judge", "checks", "memory")
-GIVEN_BY = {RELEASED: "POLICY=", OUTPUTS: "INPUT="}
-MAKE_VARIABLES = {
-    "released.policy": "POLICY",
-    "released.reward_model": "REWARD_MODEL",
-    "outputs.file": "INPUT",
-}
 # What ends a setting's value, which may hold spaces itself, in a word of several.
 NEXT = re.compile(r"\s+(?=[A-Za-z_]\w*\.\w+=)")
 TRAINING_SECTIONS = {"base", "sft", "rm", "ppo", "dpo", "lora"}
@@ -216,15 +211,10 @@ def recorded_sections(request: Request) -> dict[str, Any]:
 
     A stage that is not made yet has none. Raises UserError if there is no such run.
     """
-    runs = settings.RUNS
-    folder = runs / request.upstream / f"seed{request.seed}"
+    folder = settings.RUNS / request.upstream / f"seed{request.seed}"
     if not folder.is_dir():
-        there = [path.name for path in runs.iterdir() if path.is_dir()] if runs.is_dir() else []
-        near = str(unknown("run", request.upstream, there)) if there else "there are no runs yet"
-        if request.upstream in there:
-            near = "it has " + ", ".join(path.name for path in sorted(folder.parent.glob("seed*")))
         raise UserError(
-            f"upstream {request.upstream} has no seed {request.seed} ({near}): run `make rm "
+            f"upstream {request.upstream} has no seed {request.seed}: run `make rm "
             f"PRESET={request.preset} SEED={request.seed} NAME={request.upstream}` to make it"
         )
     sections = {}
@@ -371,29 +361,3 @@ def config_from_arguments(argv: list[str] | None, description: str) -> Config:
     parser = Parser(description=description)
     add_arguments(parser)
     return config_of(request_of(parser.parse_args(argv)))
-
-
-def make_command(config: Config, stage: str) -> str:
-    """The `make` command that makes a stage of this run."""
-    elsewhere = config.is_upstreams(stage)
-    name = config.upstream if elsewhere else config.name
-    if elsewhere and name != config.preset and settings.is_recorded(name):  # it knows its own SET
-        return f"make {STAGES[stage].goal} SEED={config.seed} NAME={shlex.quote(name)}"
-    values = {"PRESET": config.preset, "SEED": str(config.seed)}
-    values["NAME"] = "" if name == config.preset else name
-    if not elsewhere:
-        values["UPSTREAM"] = config.upstream
-        pairs = [override.split("=", 1) for override in config.overrides]
-        values["SET"] = " ".join("=".join(pair) for pair in pairs if pair[0] not in MAKE_VARIABLES)
-        values |= {MAKE_VARIABLES[key]: value for key, value in pairs if key in MAKE_VARIABLES}
-    if "judge" in STAGES[stage].sections and config.judge.max_cost:
-        values["MAX_COST"] = f"{config.judge.max_cost:.15g}"
-    data, tokenizer = config.data.source, config.base.tokenizer
-    values["DATA"] = "" if data in (TOY, HUB) else data
-    values["TOKENIZER"] = "" if tokenizer == TRAIN_TOKENIZER else tokenizer
-    return " ".join(["make", STAGES[stage].goal, *assigned(values)])
-
-
-def assigned(values: Mapping[str, Any]) -> list[str]:
-    """Variables as they are typed behind `make`, without those that are empty."""
-    return [f"{key}={shlex.quote(str(value))}" for key, value in values.items() if value]

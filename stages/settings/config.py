@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from stages.settings.checks import UserError, fail, require, unknown
-from stages.settings.judge import JudgeSettings
-from stages.settings.outputs import Outputs, Released
+from stages.settings.judge import JudgeSettings, Outputs, Released
 from stages.settings.ppo import Grpo, Ppo, Rloo
 from stages.settings.sections import (
     ALL_PAIRS,

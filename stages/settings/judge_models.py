@@ -14,9 +14,7 @@ from stages.settings.judge import key_of_environment, without_price
 from stages.settings.stages import OUTPUTS, RELEASED
 
 AS_OF = date(2026, 11, 24)
-"""The day on which the table was checked: what its sources said last stands in each line."""
-EARLIER = date(2025, 11, 1)
-"""When the prices of the models that are about to end were noted; they were not checked again."""
+"""The day on which the table was checked; models that are about to end were priced earlier."""
 NEAR = timedelta(days=90)
 """A model that ends within this time is warned of."""
 
@@ -34,8 +32,6 @@ class Known(NamedTuple):
     """What the server keeps for later; None: costs what is read."""
     end: date | None = None
     """The first day without it; None: no end is known."""
-    priced: date = EARLIER
-    """The day on which the maker's list said so, by the last source that was read."""
 
 
 JANUARY, DECEMBER, ENDED = date(2027, 1, 14), date(2026, 12, 11), date(2026, 10, 23)
@@ -44,12 +40,11 @@ NO_MORE = "gpt-3.5-turbo gpt-4 gpt-4-turbo gpt-4o-2024-05-13 gpt-4.1-nano o4-min
 # name is, unless it has a line of its own. Batches cost half. Prompts above 100,000 tokens cost
 # more: no question here is so long.
 MODELS = {
-    "gpt-6-luna": Known(0.10, 0.50, cached=0.01, cache_written=0.125, priced=date(2026, 11, 22)),
-    "gpt-6.1-sol": Known(2.00, 10.00, cached=0.10, cache_written=2.50, priced=date(2026, 10, 13)),
-    "claude-haiku-5-5": Known(
-        0.10, 0.50, cached=0.01, cache_written=0.125, priced=date(2026, 10, 24)
-    ),
-    "gemini-3.8-flash": Known(0.75, 3.75, cached=0.075, priced=date(2026, 10, 7)),
+    "gpt-6-luna": Known(0.10, 0.50, cached=0.01, cache_written=0.125),
+    "gpt-6.1-sol": Known(2.00, 10.00, cached=0.10, cache_written=2.50),
+    "claude-haiku-5-5": Known(0.10, 0.50, cached=0.01, cache_written=0.125),
+    # What it costs from 2027-01-01 on, as announced; half until then. A cap takes the dearer.
+    "gemini-3.8-flash": Known(1.50, 7.50, cached=0.15),
     "gpt-4o": Known(2.50, 10.00, end=JANUARY),
     "gpt-4o-mini": Known(0.15, 0.60, end=JANUARY),
     "gpt-4.1": Known(2.00, 8.00, end=JANUARY),
@@ -59,10 +54,6 @@ MODELS = {
     "gpt-5-nano": Known(0.05, 0.40, end=DECEMBER),
     "o3": Known(2.00, 8.00, end=DECEMBER),
     **dict.fromkeys(NO_MORE.split(), Known(end=ENDED)),
-}
-# Prices that their makers have announced: the first day, and the line from then on.
-ANNOUNCED = {
-    "gemini-3.8-flash": (date(2027, 1, 1), Known(1.50, 7.50, cached=0.15, priced=date(2026, 10, 7)))
 }
 # What the names of models that one maker has trained begin with, after the last slash.
 FAMILIES = {
@@ -80,17 +71,10 @@ FAMILIES = {
 }
 
 
-def known_model(name: str, today: date | None = None) -> Known | None:
-    """The line of the table for a model's name, which may be that of a snapshot; None without.
-
-    `today` is this day unless it is given: a price that was announced holds from its first day.
-    """
+def known_model(name: str) -> Known | None:
+    """The line of the table for a model's name, which may be that of a snapshot; None without."""
     lines = [model for model in MODELS if is_model(model, name)]
-    if not lines:
-        return None
-    model = max(lines, key=len)
-    since, announced = ANNOUNCED.get(model, (date.max, MODELS[model]))
-    return announced if (today or date.today()) >= since else MODELS[model]
+    return MODELS[max(lines, key=len)] if lines else None
 
 
 def family_of_model(name: str) -> str:
@@ -114,15 +98,10 @@ def warning_of(name: str, today: date | None = None) -> str:
     line = known_model(name)
     if line is None or line.end is None or today + NEAR < line.end:
         return ""
-    advice = "choose another judge.model, best one with open weights (eval/README.md)"
-    if today < line.end:
-        days = (line.end - today).days
-        return (
-            f"warning: judge {name} ends on {line.end}, in {days} days, and what it judged cannot"
-            f" be repeated then: {advice}"
-        )
-    older = f", and the table of prices, of {AS_OF}, is older" if line.end > AS_OF else ""
-    return f"warning: judge {name} ended on {line.end}{older}: {advice}"
+    return (
+        f"warning: judge {name} ends on {line.end}, and what it judged cannot be repeated from then"
+        " on: choose another judge.model, best one with open weights (eval/README.md)"
+    )
 
 
 def check_asking(config: Config, capped: bool = False) -> None:

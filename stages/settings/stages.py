@@ -20,7 +20,9 @@ class Stage:
     head: str = ""
     """Of its column in `make status`; empty: not shown."""
     module: str
-    """What `python -m` runs."""
+    """What makes it."""
+    function: str = ""
+    """Of the module, which takes the config; empty: it has a command line of its own, `main`."""
     goal: str
     """What people ask `make` for."""
     sections: tuple[str, ...] = ()
@@ -40,8 +42,8 @@ class Stage:
     policy_gradient: bool = False
     """Whether it samples, scores and learns update by update, as PPO does."""
     computes: bool = True
-    """Whether it runs a model here. If so, LAUNCH starts it, and its numbers depend on precision
-    and threads."""
+    """Whether it runs a model here. If so, GPUS starts several of it, and its numbers depend on
+    precision and threads."""
     reads_data: bool = False
     """Whether it reads posts and comparisons from their source."""
     per_judge: bool = False
@@ -53,6 +55,7 @@ class Stage:
 def learned(what: str, name: str, **more: Any) -> Stage:
     """A stage that learns; module, section and goal have its name unless `more` says otherwise."""
     row: dict[str, Any] = {"head": name, "module": f"stages.{name}", "goal": name}
+    row |= {"function": f"train_{name}"}
     row |= {"sections": ("optimizer", name, "lora"), "models": ("model",)}
     return Stage(what=what, **row | more)
 
@@ -76,6 +79,7 @@ ROWS = {
         what="posts, tokenizer and the model to start from",
         head="base",
         module="stages.base",
+        function="make_base",
         goal="data",
         sections=("base", "world", "data"),
         shared=True,
@@ -93,6 +97,7 @@ ROWS = {
         "the reward model, from comparisons",
         "rm",
         module="stages.reward",
+        function="train_reward_model",
         inputs=("base", "sft"),
         shared=True,
     ),
@@ -100,6 +105,7 @@ ROWS = {
         what="the reward of a human summary becomes 0",
         head="norm",
         module="stages.normalize",
+        function="normalize",
         goal="rm",
         sections=("normalize",),
         inputs=("base", "rm"),
@@ -121,6 +127,7 @@ ROWS = {
     "released": Stage(
         what="a released policy, and its reward model in our layout",
         module="stages.released",
+        function="take_released",
         goal="eval",
         sections=("released",),
         inputs=("base",),
@@ -210,6 +217,7 @@ def first_changed(sections: Set[str]) -> str:
 # What kind of run it is: it trains its policies, judges one that others trained (POLICY=), or
 # judges summaries that exist already (INPUT=).
 TRAINED, RELEASED, OUTPUTS = "trained", "released", "outputs"
+GIVEN_BY = {RELEASED: "POLICY=", OUTPUTS: "INPUT="}  # the make variable of a kind
 TRAINING_STAGES = tuple(name for name, row in STAGES.items() if row.models)
 # Kind of run -> the stages that do not occur in it.
 NO_PART = {
