@@ -8,6 +8,7 @@ are fractions, a number that a run does not have is None.
 from dataclasses import dataclass, field
 from itertools import combinations
 from pathlib import Path
+from typing import Any
 from statistics import fmean
 
 from eval.held_out import with_statistics
