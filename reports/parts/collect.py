@@ -8,8 +8,8 @@ are fractions, a number that a run does not have is None.
 from dataclasses import dataclass, field
 from itertools import combinations
 from pathlib import Path
-from typing import Any
 from statistics import fmean
+from typing import Any
 
 from eval.held_out import with_statistics
 from eval.win_rate import names_of_pair, pair_name
