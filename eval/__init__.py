@@ -3,7 +3,6 @@
 summaries      what each policy writes about held-out posts
 summarize      what each policy writes about one post that is typed
 outputs        summaries that exist already, in files
-questions      what a judge is asked: about summaries and controls
 judge          each summary against the reference, in both orders
 win_rate       win rates against the reference, with intervals; proxy and gold scores
 control_texts  texts whose worth is known from how they were made

@@ -3,8 +3,8 @@
     python -m eval.calibration --preset tiny
 
 The judge compares the two summaries of a seeded sample of the validation comparisons, in both
-orders, without seeing the label. Labels are what the data say: people in OpenAI's comparisons, a
-noisy labeller in the built-in world, another model in other folders. Posts are shown whole.
+orders, without seeing the label: that of people in OpenAI's comparisons, of a noisy labeller in the
+built-in world. Posts are shown whole.
 
 People agree with each other on 72 to 77 % of such pairs (Stiennon et al. 2020): no judge can be
 expected to do better.
@@ -13,13 +13,13 @@ expected to do better.
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
 from eval.judge import config_with_cap, judge_both_orders, make_judge, read_policies
+from eval.judges.offline import knows_own_texts_only
 from eval.judges.protocol import Row
-from eval.questions import OWN_TEXTS_ONLY, knows_own_texts_only
 from eval.rates.correction import (
     Corrected,
     Labelled,
@@ -44,7 +44,6 @@ from stages.settings.judge import MOST_UNJUDGED
 from stages.settings.prompt import PROMPT, format_post
 from stages.settings.stages import OUTPUTS
 
-Pair = TypeVar("Pair")
 HUMAN_CEILING = (0.72, 0.77)
 REFERENCE = "ref"  # the reference's policy in published comparisons
 LABELS = "comparisons_validation"
@@ -68,7 +67,7 @@ def calibrate(config: Config) -> dict[str, Any]:
     """
     if knows_own_texts_only(config.judge):
         raise UserError(
-            f"judge.kind={OWN_TEXTS_ONLY} knows its own run's texts only and cannot be calibrated:"
+            "judge.kind=reward_model knows its own run's texts only and cannot be calibrated:"
             " choose another judge.kind, or another run's reward model by judge.model"
         )
     with open_stage(config, "calibration") as run:
@@ -102,7 +101,7 @@ def labelled_pairs(run: Run, bad: BadRows) -> tuple[list[Row], int]:
         rows = labelled_rows(read_policies(run.require("summaries")))
         if not rows:
             raise UserError("no row has a label: name their column, SET=outputs.label=...")
-        return drawn_pairs(rows, count, seed), len(rows)
+        return drawn(rows, count, seed), len(rows)
     source = world_folder(config) if config.data.source == TOY else config.data.source
     located = read_split(config.data, str(source), LABELS, bad)
     return sample_pairs(located, count, seed, config.data.prompt), len(located)
@@ -140,11 +139,11 @@ def sample_pairs(
     `label` says whether `summary` was preferred.
     """
     rows = [(number, row) for number, (_, row) in enumerate(located) if not is_cnndm(row)]
-    ordered = sorted(drawn_pairs(rows, count, seed), key=lambda row: row[0])
+    ordered = sorted(drawn(rows, count, seed), key=lambda row: row[0])
     return [_pair(f"pair{number}", row, prompt) for number, row in ordered]
 
 
-def drawn_pairs(rows: Sequence[Pair], count: int, seed: int) -> list[Pair]:
+def drawn(rows: Sequence[Any], count: int, seed: int) -> list[Any]:
     """So many of the rows, drawn by seed; all of them where there are fewer, and for 0."""
     return random.Random(f"calibration {seed}").sample(rows, min(count or len(rows), len(rows)))
 
@@ -186,8 +185,7 @@ def describe(pairs: Sequence[Row], judgements: Sequence[Row]) -> dict[str, Any]:
     the judge's agreement where the label prefers `summary` and where it does not; `by_family`
     has both for each family of policies. `statistics` are those of `analyse`, but for what the
     judge leans to, whose intervals are over posts too: several pairs may be about one post.
-    A judge that says nothing usable has no agreement (None), and is flagged for that. What else
-    is there: `eval.rates.simple_judges.beside_simple_judges`.
+    What else is there: `beside_simple_judges`. None where a judge says nothing usable.
     """
     judged = [pair for pair in pairs if pair["answer"] is not None]
     decided = [pair for pair in judged if pair["answer"] != 0.5]
@@ -246,8 +244,7 @@ def flags(results: dict[str, Any]) -> tuple[list[str], str]:
     """Reasons not to trust this judge, in plain sentences, and what posts are too few to decide.
 
     A judge that is worse than it must be is flagged whatever their number; one that is not shown
-    to be better, where the pairs are about `NEEDED` posts. Both are empty where there is nothing to
-    say.
+    to be better, where the pairs are about `NEEDED` posts.
     """
     statistics, posts = results["statistics"], results["posts"]
     few, doubts = posts < NEEDED, doubts_of(results)
@@ -255,7 +252,7 @@ def flags(results: dict[str, Any]) -> tuple[list[str], str]:
     reasons += [reason for reason, worse in doubts if worse or not few]
     first = statistics["share_first"]
     if leaning({"": first}):
-        reasons.append(f"it prefers the text shown first in {_percent(first)} of its choices")
+        reasons.append(f"it prefers the text shown first in {_shown(first)} of its choices")
     if statistics["unjudged"] > MOST_UNJUDGED:
         reasons.append(f"{statistics['unjudged']:.1%} of its replies say nothing usable")
     is_open = few and not all(worse for _, worse in doubts)
@@ -267,36 +264,29 @@ def doubts_of(results: dict[str, Any]) -> list[tuple[str, bool]]:
     """What the judge does not clearly do as it must, each as a sentence, and whether its whole
     interval lies on the wrong side.
     """
-    doubts = []
-    agreement, kappa = results["agreement"], results["kappa_interval"]
-    if agreement and agreement["low"] <= LEAST_AGREEMENT:
-        worse = agreement["high"] < LEAST_AGREEMENT
-        what = "less than" if worse else "not shown to be more than"
-        share = f"it agrees with the labels on {_percent(agreement)} of {results['judged']} pairs"
-        doubts.append((f"{share}, {what} {LEAST_AGREEMENT:.0%}", worse))
-    for name, simple in results["simple"].items():
-        more = simple["difference"]
-        if more["low"] <= 0:
-            worse = more["high"] < 0
-            what = "agrees less often" if worse else "is not shown to agree more often"
-            estimate, low, high = (100 * more[key] for key in ("estimate", "low", "high"))
-            gap = f"{estimate:+.1f} points [{low:+.1f}, {high:+.1f}] on {more['posts']} posts"
-            doubts.append((f"it {what} than {NAMES[name]} ({gap})", worse))
-    if kappa and kappa["low"] <= 0:
-        worse = kappa["high"] < 0
-        bounds = f"{kappa['estimate']:.2f} [{kappa['low']:.2f}, {kappa['high']:.2f}]"
-        what = "is below 0: it says the opposite of the labels" if worse else "may be 0"
-        doubts.append((f"its Cohen's kappa, {bounds}, {what}", worse))
+    share = f"agree with the labels on more than {LEAST_AGREEMENT:.0%} of {results['judged']} pairs"
+    checks = [(results["agreement"], LEAST_AGREEMENT, share, ".1%")]
+    checks += [
+        (simple["difference"], 0.0, f"agree more often than {NAMES[name]}", "+.1%")
+        for name, simple in results["simple"].items()
+    ]
+    checks.append((results["kappa_interval"], 0.0, "have a Cohen's kappa above 0", ".2f"))
     same = results["statistics"]["swap_consistency"]
     if same and same["estimate"] < LEAST_CONSISTENCY:
-        worse = same["high"] < LEAST_CONSISTENCY
-        doubts.append((f"its verdict survives a swap of the order in only {_percent(same)}", worse))
-    return doubts
+        kept = f"keep its verdict after a swap of the order in {LEAST_CONSISTENCY:.0%} of the pairs"
+        checks.append((same, LEAST_CONSISTENCY, kept, ".1%"))
+    return [
+        (f"it {'does not' if worse else 'is not shown to'} {what}: {_shown(interval, form)}", worse)
+        for interval, bound, what, form in checks
+        if interval and interval["low"] <= bound
+        for worse in [interval["high"] < bound]
+    ]
 
 
-def _percent(share: dict[str, Any]) -> str:
-    estimate, low, high = (100 * share[key] for key in ("estimate", "low", "high"))
-    return f"{estimate:.1f}% [{low:.1f}, {high:.1f}]"
+def _shown(share: dict[str, Any], form: str = ".1%") -> str:
+    """An estimate with its interval, each in a form of Python's."""
+    estimate, low, high = (format(share[key], form) for key in ("estimate", "low", "high"))
+    return f"{estimate} [{low}, {high}]"
 
 
 def known_errors(pairs: Sequence[Row]) -> Labelled:
@@ -316,19 +306,15 @@ def correct(scores: Sequence[tuple[str, float]], pairs: Sequence[Row]) -> Correc
 
 def print_summary(results: dict[str, Any]) -> None:
     """The result in some lines of at most 80 columns."""
-    low, high = HUMAN_CEILING
-    kappa = results["kappa_interval"]
-    value = f"{kappa['estimate']:.2f}" if kappa else "none"
-    agreement = _percent(results["agreement"]) if results["agreement"] else "none"
+    agreement, kappa = results["agreement"], results["kappa_interval"]
+    shown = _shown(kappa, ".2f") if kappa else "none"
     lines = [
         f"judge {results['judge']['name']} on {results['pairs']} labelled pairs",
-        f"  agreement {agreement}, people {low:.0%} to {high:.0%}",
-        f"  Cohen's kappa {value}, {results['ties']} ties, {results['judged']} judged",
+        f"  agreement {_shown(agreement) if agreement else 'none'}",
+        f"  Cohen's kappa {shown}, {results['ties']} ties",
+        *(f"  FLAGGED: {flag}" for flag in results["flags"]),
+        *([f"  NOT DECIDED: {results['undecided']}"] if results["undecided"] else []),
     ]
-    for name, simple in results["simple"].items():
-        lines.append(f"  beside {NAMES[name]}, {_percent(simple['agreement'])}")
-    lines += [f"  FLAGGED: {flag}" for flag in results["flags"]]
-    lines += [f"  NOT DECIDED: {results['undecided']}"] if results["undecided"] else []
     print("\n".join(part for line in lines for part in folded(line)))
 
 

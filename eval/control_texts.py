@@ -9,11 +9,12 @@ the point. A post that offers no such sentence, name or number has no such text.
 
 import re
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
+from eval.judges.other_facts import swapped
 from eval.judges.protocol import Row
-from stages.posts.text_metrics import WORD, words_of
+from stages.posts.text_metrics import words_of
 from stages.settings.prompt import PROMPT, parse_post
 
 SELF = "reference"
@@ -69,32 +70,6 @@ NO_OPPOSITE = re.compile(
     re.IGNORECASE,
 )
 
-# Lists of one kind each; what has a comma between is one thing in several words. A thing is
-# replaced by the next one of its kind that the post does not name.
-KINDS = tuple(
-    tuple(tuple(thing.split(",")) for thing in kind.split())
-    for kind in (
-        "mother,mom,mum sister wife daughter girlfriend,gf grandmother,grandma fiancee aunt niece",
-        "father,dad brother husband son boyfriend,bf grandfather,grandpa fiance uncle nephew",
-        "roommate,roomie boss,manager neighbor,neighbour teacher,professor landlord"
-        " coworker,colleague cousin doctor lawyer friend,buddy",
-        "monday tuesday wednesday thursday friday saturday sunday",
-        "christmas easter thanksgiving halloween",
-    )
-)
-NAMES = tuple(
-    tuple((name,) for name in kind.split())
-    for kind in (
-        "Sarah Anna Emily Jessica Jane Kate Lisa Laura Mary Rachel Amy Emma Julia Megan Nicole",
-        "John Mike Tom James David Dave Matt Chris Jack Bob Steve Kevin Ryan Adam Paul Peter",
-        "January February April June July August September October November December",
-    )
-)
-NUMBER_WORDS = "two three four five six seven eight nine ten eleven twelve".split()
-NUMBER = re.compile(r"\d+(?:,\d{3})*(?!\d|st\b|nd\b|rd\b|th\b)")
-LONGEST_NUMBER = 18  # letters; a longer one counts nothing, and Python reads at most 4,300 digits
-NUMBER_WORD = re.compile(rf"\b(?:{'|'.join(NUMBER_WORDS)})\b", re.IGNORECASE)
-
 
 def control_texts(post: Row, others: Sequence[Row], prompt: str = PROMPT) -> dict[str, str]:
     """The control texts of one post, by the names of CONTROLS; an empty one where it has none.
@@ -122,6 +97,23 @@ def control_texts(post: Row, others: Sequence[Row], prompt: str = PROMPT) -> dic
     }
 
 
+def control_rows(posts: Sequence[Row], prompt: str = PROMPT) -> dict[str, list[Row]]:
+    """For each control one row a post, with the control's text as `summary`.
+
+    A post without such a text has no row: no title, no number or name to swap, or a title that is
+    the reference itself, which need not lose.
+    """
+    rows: dict[str, list[Row]] = {name: [] for name in CONTROLS}
+    for index, post in enumerate(posts):
+        others = [*posts[index + 1 :], *posts[:index]]
+        for name, text in control_texts(post, others, prompt).items():
+            is_reference = text.split() == post["reference"].split()
+            if text.strip() and (name == SELF or not is_reference):
+                kept = {key: post[key] for key in ("id", "query", "reference")}
+                rows[name].append({**kept, "summary": text.strip()})
+    return rows
+
+
 def contradicted(reference: str, title: str, body: str) -> str:
     """The reference and one sentence that says the opposite of one of the post's; else empty.
 
@@ -133,16 +125,12 @@ def contradicted(reference: str, title: str, body: str) -> str:
     short = (text for text in sentences_of(body) if len(text.split()) <= MOST_WORDS)
     sentences = [text for text in short if content(text) & main]
     sentences.sort(key=lambda text: -len(content(text) & content(reference)))
-    ways: tuple[Callable[[str], str], ...] = (
-        negated,
-        lambda text: swapped(text, f"{title} {body} {reference}"),
-    )
-    for way in ways:
-        for sentence in sentences:
-            opposite = way(sentence)
-            if opposite not in ("", sentence):
-                return f"{_ended(reference)} {_ended(opposite)}"
-    return ""
+    known = f"{title} {body} {reference}"
+    wrong = [(negated(sentence), sentence) for sentence in sentences]
+    wrong += [(swapped(sentence, known), sentence) for sentence in sentences]
+    opposites = (text for text, sentence in wrong if text not in ("", sentence))
+    opposite = next(opposites, "")
+    return f"{_ended(reference)} {_ended(opposite)}" if opposite else ""
 
 
 def negated(sentence: str) -> str:
@@ -151,84 +139,6 @@ def negated(sentence: str) -> str:
     if verb is None or NO_OPPOSITE.search(sentence):
         return ""
     return f"{verb[0]} not{sentence[verb.end() :]}"
-
-
-def swapped(text: str, known: str) -> str:
-    """The text with other persons, names, days and numbers, none of which stands in `known`.
-
-    The same word is replaced in the same way everywhere. A text that has none comes back as it is.
-    """
-    taken = {word.lower() for word in WORD.findall(known)}
-    for kind in KINDS:
-        text = _swap_kind(text, kind, taken, re.IGNORECASE)
-    for kind in NAMES:
-        text = _swap_kind(text, kind, taken)
-    return _swap_numbers(text, known)
-
-
-def _swap_kind(
-    text: str, kind: Sequence[tuple[str, ...]], taken: set[str], flags: re.RegexFlag = re.NOFLAG
-) -> str:
-    """Replace each thing of one kind by the next that is not taken, and take that."""
-    places = {form.lower(): (n, k) for n, forms in enumerate(kind) for k, form in enumerate(forms)}
-    chosen: dict[int, tuple[str, ...]] = {}
-
-    def other(match: re.Match[str]) -> str:
-        n, k = places[match[1].lower()]
-        if n not in chosen:
-            ring = (*kind[n + 1 :], *kind[:n])
-            free = [forms for forms in ring if not _names(forms) & taken]
-            if not free:
-                return match[0]
-            chosen[n] = free[0]
-            taken.update(_names(free[0]))
-        new = chosen[n][min(k, len(chosen[n]) - 1)]
-        new = new.capitalize() if match[1].istitle() else new
-        return new + match[2]
-
-    # Longest first, so that no form hides a longer one.
-    forms = "|".join(sorted((form for forms in kind for form in forms), key=len, reverse=True))
-    return re.sub(rf"\b({forms})(s?)\b", other, text, flags=flags)
-
-
-def _names(forms: Sequence[str]) -> set[str]:
-    return {form.lower() + ending for form in forms for ending in ("", "s")}
-
-
-def _swap_numbers(text: str, known: str) -> str:
-    numbers = re.findall(r"\d+(?:,\d{3})*", known)
-    taken = {int(n.replace(",", "")) for n in numbers if len(n) <= LONGEST_NUMBER}
-    taken |= {_value(word) for word in NUMBER_WORD.findall(known)}
-    chosen: dict[int, int] = {}
-
-    def digits(match: re.Match[str]) -> str:
-        if len(match[0]) > LONGEST_NUMBER:
-            return match[0]
-        old = int(match[0].replace(",", ""))
-        step = max(3, old // 2)
-        if old not in chosen:
-            chosen[old] = next(n for n in range(old + step, old + step + 9999) if n not in taken)
-            taken.add(chosen[old])
-        return f"{chosen[old]:,}" if "," in match[0] else str(chosen[old])
-
-    def word(match: re.Match[str]) -> str:
-        old = _value(match[0])
-        ring = [2 + (old + 1 + k) % len(NUMBER_WORDS) for k in range(len(NUMBER_WORDS))]
-        free = [n for n in ring if n not in taken]
-        if old not in chosen:
-            if not free:
-                return match[0]
-            chosen[old] = free[0]
-            taken.add(free[0])
-        new = NUMBER_WORDS[chosen[old] - 2]
-        return new.capitalize() if match[0].istitle() else new
-
-    # Words first, because a word can become twelve at most, and digits anything.
-    return NUMBER.sub(digits, NUMBER_WORD.sub(word, text))
-
-
-def _value(word: str) -> int:
-    return 2 + NUMBER_WORDS.index(word.lower())
 
 
 def wrong_emphasis(reference: str, title: str, body: str) -> str:

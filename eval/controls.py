@@ -3,13 +3,10 @@
     python -m eval.controls --preset tiny --seed 44413
 
 The references of some held-out posts are compared with themselves (the protocol must say tie,
-without asking), and with texts that must lose to them (`eval.control_texts`). Some are shorter or
-about something else. The others are on topic and as long or longer, so that a judge of topic and
-length fails: the reference twice, with padding, with a false sentence, with swapped facts, and a
-longer summary that misses the point. A judge that does not prefer the reference to each, with its
-whole 95% interval, is flagged on every page that uses it: its win rates are no evidence of good
-summaries. Where an interval holds both answers because posts are few, it has neither passed nor
-failed.
+without asking), and with texts that must lose to them (`eval.control_texts`). A judge that does not
+prefer the reference to each, with its whole 95% interval, is flagged on every page that uses it:
+its win rates are no evidence of good summaries. Where an interval holds both answers because posts
+are few, it has neither passed nor failed.
 """
 
 from dataclasses import asdict
@@ -18,9 +15,15 @@ from typing import Any
 import numpy as np
 
 from eval.control_texts import CONTROLS, SELF
-from eval.judge import config_with_cap, judge_both_orders, make_judge, read_policies
+from eval.judge import (
+    config_with_cap,
+    controls_of,
+    judge_both_orders,
+    make_judge,
+    read_policies,
+    run_questions,
+)
 from eval.judges.protocol import Row
-from eval.questions import RunQuestions, rows_for
 from eval.rates.formulas import clustered_share, needed_to_show
 from eval.rates.table import verdict_table
 from eval.win_rate import posts_by_text
@@ -42,9 +45,9 @@ def judge_controls(config: Config) -> dict[str, Any]:
     with open_stage(config, "controls") as run:
         policies = read_policies(run.require("summaries"))
         judge = make_judge(config, policies)
-        rows = rows_for(config, next(iter(policies.values())))
+        rows = controls_of(config, policies)
         # All questions of a run share one cap: the controls may spend what the others left.
-        same_cap = RunQuestions(config, policies)
+        same_cap = run_questions(config, policies)
         judgements = judge_both_orders(run, judge, rows, "controls", same_cap)
         results = {"judge": asdict(judge.about), **outcome(judgements, rows)}
         run.finish(results)
@@ -113,11 +116,9 @@ def print_summary(results: dict[str, Any]) -> None:
     """A line for each control, 80 columns."""
     for name, control in results["controls"].items():
         verdict = control.get("why") or ("passed" if control["passed"] else "FAILED")
-        missing = control.get("unjudged") or 0.0
-        has_rate = control.get("preferred") is not None and missing <= MOST_UNJUDGED
-        rate = f"{control['preferred']:6.1%} preferred, " if has_rate else ""
-        unjudged = f"{missing:.1%} unjudged, " if missing else ""
-        print(f"  {name:16} {rate}{unjudged}{verdict}"[:80])
+        is_rate = control.get("preferred") is not None and control["unjudged"] <= MOST_UNJUDGED
+        rate = f"{control['preferred']:6.1%} preferred, " if is_rate else ""
+        print(f"  {name:16} {rate}{verdict}"[:80])
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -7,7 +7,7 @@ writes one row per question to `judgements.jsonl`, and a gold reward model's sco
 `gold_scores.jsonl`.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import asdict, replace
 from itertools import chain
@@ -15,7 +15,8 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
-from eval.judges.offline import FactsJudge, RewardModelJudge
+from eval.control_texts import SELF, control_rows
+from eval.judges.offline import FactsJudge, RewardModelJudge, knows_own_texts_only
 from eval.judges.openai.server_judge import OpenAIJudge
 from eval.judges.protocol import (
     CONTENT_FILTER,
@@ -27,9 +28,9 @@ from eval.judges.protocol import (
     Judge,
     Reply,
     Row,
+    comparison_of,
     judge_all,
 )
-from eval.questions import RunQuestions, comparison_of
 from stages.driving.start import run_stage
 from stages.running.files import cut_file, read_lines, whole_lines
 from stages.runs import Run, open_stage, write_rows
@@ -52,7 +53,7 @@ def judge_summaries(config: Config) -> dict[str, Any]:
         policies = read_policies(run.require("summaries"))
         judge = make_judge(config, policies)
         # Controls that an earlier try has asked about have spent of the same money.
-        same_cap = RunQuestions(config, policies)
+        same_cap = run_questions(config, policies)
         judgements = judge_both_orders(run, judge, policies, f"judge {judge.about.kind}", same_cap)
         results = summarize(judge.about, judgements)
         if scores := judge.scores_of(policies):
@@ -106,6 +107,24 @@ def summarize(about: About, judgements: list[Row]) -> dict[str, Any]:
         if posts := sorted({row["id"] for row in unjudged if row["finish_reason"] in ends}):
             results[name] = posts
     return results
+
+
+def controls_of(config: Config, policies: Mapping[str, Sequence[Row]]) -> dict[str, list[Row]]:
+    """The controls that a run's judge can be asked about, of as many posts as the config says."""
+    posts = next(iter(policies.values()))[: config.checks.control_posts]
+    rows = control_rows(posts, config.data.prompt)
+    return {SELF: rows[SELF]} if knows_own_texts_only(config.judge) else rows
+
+
+def run_questions(config: Config, policies: Mapping[str, Sequence[Row]]) -> Iterator[Comparison]:
+    """All that a run may ask its judge about some policies: what counts towards its cap.
+
+    Whether a stage has asked its part yet makes no difference: what was not asked cost nothing.
+    """
+    for rows_of in (policies, controls_of(config, policies)):
+        for rows in rows_of.values():
+            for row in rows:
+                yield from (comparison_of(row, order) for order in VERDICTS)
 
 
 # -- both orders, and kept -------------------------------------------------------------------------
@@ -162,20 +181,10 @@ def kept_judgements(path: Path, tasks: Sequence[Task]) -> list[Row]:
 
 def judgement(about: About, policy: str, row: Row, order: str, reply: Reply) -> Row:
     """One row of `judgements.jsonl`: the summary against the reference, shown in one order."""
-    return {
-        "policy": policy,
-        "id": row["id"],
-        "order": order,
-        "verdict": VERDICTS[order][reply.choice],
-        "judge": about.name,
-        "requested_model": reply.requested_model,
-        "model": reply.model,
-        "finish_reason": reply.finish_reason,
-        "prompt_hash": reply.prompt_hash,
-        "prompt_tokens": reply.prompt_tokens,
-        "completion_tokens": reply.completion_tokens,
-        "reply": reply.text,
-    }
+    verdict, text = VERDICTS[order][reply.choice], reply.text
+    others = {key: value for key, value in asdict(reply).items() if key not in ("choice", "text")}
+    kept = {"policy": policy, "id": row["id"], "order": order, "verdict": verdict}
+    return {**kept, "judge": about.name, **others, "reply": text}
 
 
 # -- command line ----------------------------------------------------------------------------------

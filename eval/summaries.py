@@ -1,8 +1,8 @@
 """Summaries of held-out posts by SFT, PPO, any rival that was trained, and best-of-n of SFT's
-samples; or by a released policy alone.
+samples; or by a released policy alone: one row a post.
 
-There is one row per post. A summary is sampled at eval.temperature and cut after EOS; the run's own
-reward model scores it and the reference. A judge sees only what is written here.
+A summary is sampled at eval.temperature and cut after EOS; the run's own reward model scores it and
+the reference. A judge sees only what is written here.
 Source: the evaluation of Huang et al. 2024.
 """
 
@@ -68,9 +68,8 @@ def write_summaries(config: Config) -> None:
 def kept_rows(run: Run) -> dict[str, list[dict[str, Any]]]:
     """The rows that the finished stage has of policies that are still what they were, by name.
 
-    When a policy joins, or an optional one was trained again, only its summaries are made. The
-    time that the others took counts as the stage's. A run whose stage has none takes those of SFT
-    and best-of-n from its upstream, if it samples at the same temperature.
+    The time that they took counts as the stage's. A run whose stage has none takes those of SFT and
+    best-of-n from its upstream, if it samples at the same temperature.
     """
     config = run.config
     if rows := rows_still_right(config, config, row_of(run.stage, config.kind).inputs):
@@ -203,11 +202,8 @@ def policies_of(config: Config) -> list[str]:
 
 
 def longest(config: Config, name: str) -> tuple[int, str]:
-    """Most tokens of a policy's summary, and the setting that says so.
-
-    Huang et al. 2024 lets DPO's be longer than PPO's.
-    """
-    if name == "dpo":
+    """Most tokens of a policy's summary, and the setting that says so."""
+    if name == "dpo":  # Huang et al. 2024 lets its summaries be longer than PPO's
         return config.eval.dpo_summary_tokens, "eval.dpo_summary_tokens"
     return config.data.max_summary_tokens, "data.max_summary_tokens"
 
@@ -229,9 +225,7 @@ def score_all(
     texts: Mapping[str, list[list[int]]],
     label: str,
 ) -> dict[str, list[float | None]]:
-    """The normalised reward of each writer's texts, by the writer's name;
-    None without a model. A post is read once for all of its texts. `label` names this measurement.
-    """
+    """The normalised reward of each writer's texts, by the writer's name; None without a model."""
     if reward_model is None:
         return {name: [None] * len(posts) for name in texts}
 
@@ -279,10 +273,7 @@ def log_likelihoods(
     posts: TokenizedSplit,
     responses: list[list[int]],
 ) -> list[float]:
-    """Log-probability of each response of the first policy by the second, nats.
-
-    At ppo.temperature, as in training.
-    """
+    """Log-probability of each response of the first policy by the second, nats."""
     writer, reader = names
     policy = load_policy(run.require(reader) / "model").to(accelerator.device).eval()
     queries, temperature = posts.columns["queries"], run.config.ppo.temperature

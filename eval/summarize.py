@@ -4,12 +4,10 @@
     python -m eval.summarize --name tiny --id toy0-validation-3
 
 A post is a filled prompt or plain text, whose first line is the title where there are several. It
-is cut as in training; all policies read the same tokens. The run's reward model scores each
-summary. A held-out post of the run gets the summaries of its evaluation.
+is cut as in training; all policies read the same tokens.
 """
 
 import os
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -34,8 +32,6 @@ from stages.settings.faults import Parser, in_one_line, show
 from stages.settings.prompt import parse_post
 from stages.settings.stages import POLICY_STAGES
 
-HELD_OUT = "sft_validation"
-
 
 class Post(NamedTuple):
     """A post as the policies read it."""
@@ -45,8 +41,6 @@ class Post(NamedTuple):
     """[Q]"""
     reference: Tensor | None = None
     """Of a held-out post."""
-    place: int = 0
-    """Among the held-out posts."""
 
 
 def finished_policies(preset: str, name: str, seed: int) -> dict[str, Config]:
@@ -57,14 +51,12 @@ def finished_policies(preset: str, name: str, seed: int) -> dict[str, Config]:
     folder = settings.RUNS / name / f"seed{seed}"
     stages = ("summaries", *POLICY_STAGES, "normalize", "base")
     read = {stage: recorded_config(folder / stage) for stage in stages}
-    recorded = {stage: config for stage, config in read.items() if config is not None}
-    last = next(iter(recorded.values()), None)  # which also tells what an upstream supplies
-    every = {stage: recorded.get(stage, last) for stage in POLICY_STAGES}
-    policies = {
-        stage: config
-        for stage, config in every.items()
-        if config is not None and read_manifest(stage_folder(config, stage)) is not None
-    }
+    last = next((config for config in read.values() if config is not None), None)
+    policies = {}
+    for stage in POLICY_STAGES:
+        config = read[stage] or last  # which also tells what an upstream supplies
+        if config and read_manifest(stage_folder(config, stage)) is not None:
+            policies[stage] = config
     if not policies:
         if name != preset:
             check_run(name)
@@ -86,7 +78,7 @@ class Finished:
         self.tokenizer = load_tokenizer(self._folder(next(iter(configs))) / "model")
         self.encode = plain_encoder(self.tokenizer)
         data = self._folder("base") / "data"
-        self.held_out = load_split(data, HELD_OUT)
+        self.held_out = load_split(data, "sft_validation")
 
     def _folder(self, stage: str) -> Path:
         return stage_folder(self.configs.get(stage, self.config), stage)
@@ -99,50 +91,37 @@ class Finished:
             such = f"ids are such as {ids[0]}"
             raise UserError(f"ID={post_id} is no held-out post of {self.config.name}: {such}")
         at = ids.index(post_id)
-        return Post(rows[at]["query"], columns["queries"][at], columns["summaries"][at], at)
+        return Post(rows[at]["query"], columns["queries"][at], columns["summaries"][at])
 
     def post_of_text(self, text: str) -> Post:
         """A typed post, filled into the run's prompt and cut as in training.
 
-        Raises UserError where title and subreddit alone are too long.
+        Without a subreddit it gets that of the first held-out post. Raises UserError where title
+        and subreddit alone are too long.
         """
         data = self.config.data
         fields = parse_post(text.strip(), data.prompt)
         if fields is None:
             first, _, rest = text.strip().partition("\n")
             title, post = (first, rest.strip()) if rest else ("", first)
-            fields = {"subreddit": self.usual_subreddit(), "title": title, "post": post}
+            usual = parse_post(self.held_out.rows[0]["query"], data.prompt) or {}
+            subreddit = usual.get("subreddit", "tifu")
+            fields = {"subreddit": subreddit, "title": title, "post": post}
+        limits = (data.prompt, fields, "post", data.max_query_tokens)
         try:
-            query, tokens = fit_query(
-                lambda filled: self.encode([filled])[0],
-                data.prompt,
-                fields,
-                "post",
-                data.max_query_tokens,
-            )
+            query, tokens = fit_query(lambda filled: self.encode([filled])[0], *limits)
         except ValueError as error:
             raise UserError(f"{error} (data.max_query_tokens): shorten the title") from None
         return Post(query, torch.tensor(tokens))
 
-    def usual_subreddit(self) -> str:
-        """The most frequent one of the held-out posts."""
-        rows = self.held_out.rows
-        posts = [parse_post(row["query"], self.config.data.prompt) for row in rows]
-        counts = Counter(post["subreddit"] for post in posts if post)
-        return max(counts, key=counts.__getitem__, default="tifu")
-
     @torch.no_grad()
     def summary(self, stage: str, post: Post, temperature: float) -> list[int]:
-        """The tokens of a policy's summary, with EOS, drawn with the random numbers that the
-        evaluation gives the post's place.
-        """
+        """The tokens of a policy's summary, with EOS."""
         config, device = self.configs[stage], self.accelerator.device
         policy = load_policy(self._folder(stage) / "model").to(device).eval()
         (length, setting), pad_id = longest(config, stage), self.tokenizer.pad_token_id
         require_room(policy, len(post.tokens), length, setting)
-        rows = config.eval.posts or len(self.held_out)
-        at = post.place if post.place < rows else 0
-        noise = sampling_noise(config.seed, f"{stage} summaries", 0, rows, length)[at : at + 1]
+        noise = sampling_noise(config.seed, f"{stage} summaries", 0, 1, length)
         eos_id, query = self.tokenizer.eos_token_id, post.tokens[None].to(device)
         with self.accelerator.autocast():
             drawn, _ = sample(policy, query, noise.to(device), temperature, eos_id, pad_id)

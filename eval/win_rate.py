@@ -42,10 +42,9 @@ from stages.settings.judge import MOST_UNJUDGED
 
 # Why there is no rate at equal length, by what `length_controlled` says.
 NO_RATE = {
-    "few judgements": f"fewer than {LEAST_JUDGEMENTS} judgements of texts that differ",
-    "few posts": f"fewer than {LEAST_JUDGEMENTS // 2} posts whose texts differ",
+    "few judgements": f"fewer than {LEAST_JUDGEMENTS} judgements of texts that differ, or half as"
+    " many posts",
     "one place": "every summary was shown in the same place",
-    "one ratio": "all length ratios are alike",
     "few ratios": "too few different length ratios for a curve",
     "one verdict": "all verdicts are alike",
     "no fit": "length or order alone decides nearly every verdict, so the model has no answer",
@@ -108,9 +107,7 @@ def rates_of(
     post_of: Mapping[str, str],
     judge_kind: str,
 ) -> dict[str, Any]:
-    """`policies`: a row each of `describe`, with its `statistics` of `analyse` and what
-    `of_reward_model` says; `differences` of all pairs.
-    """
+    """`policies`: what `describe`, `statistics_of` and `of_reward_model` say; `differences`."""
     texts = {
         name: {row["id"]: (row["summary"], row["reference"]) for row in rows}
         for name, rows in written.items()
@@ -206,18 +203,16 @@ def post_scores(judgements: Iterable[dict[str, Any]]) -> dict[str, dict[str, flo
     """
     verdicts: dict[tuple[str, str], list[tuple[str, str]]] = {}
     for row in judgements:
-        of_post = verdicts.setdefault((row["policy"], row["id"]), [])
-        of_post.append((row["order"], row["verdict"]))
+        verdicts.setdefault((row["policy"], row["id"]), []).append((row["order"], row["verdict"]))
     scores: dict[str, dict[str, float | None]] = {}
     for (policy, post_id), of_post in verdicts.items():
         orders = [order for order, _ in of_post]
         if sorted(orders) != sorted(VERDICTS):
-            raise UserError(
-                f"post {post_id} of {policy} was judged in the orders {', '.join(orders)}: "
-                f"one of each is needed"
-            )
-        points = [POINTS[verdict] for _, verdict in of_post if verdict != "unjudged"]
-        score = sum(points) / len(points) if len(points) == len(orders) else None
+            problem = f"post {post_id} of {policy} was judged in the orders {', '.join(orders)}"
+            raise UserError(f"{problem}: one of each is needed")
+        points = [POINTS.get(verdict) for _, verdict in of_post]
+        known = [point for point in points if point is not None]
+        score = sum(known) / len(known) if len(known) == len(points) else None
         scores.setdefault(policy, {})[post_id] = score
     return scores
 
@@ -236,25 +231,20 @@ def describe(scores: Scores, post_of: PostOf = None) -> dict[str, Any]:
     Where no post was judged, rate, interval and p-value are None.
     """
     values, posts = judged_posts(scores, post_of)
-    if not len(values):
-        return {
-            **dict.fromkeys(("win_rate", "low", "high", "p_value")),
-            **dict.fromkeys(("posts", "wins", "ties", "losses"), 0),
-            **{"unjudged": 1.0, "worst_case": [0.0, 1.0]},
-        }
-    rate, unjudged = win_rate(scores, post_of), len(scores) - len(values)
+    unjudged = len(scores) - len(values)
     total, beyond = float(values.sum()), totals_of(values - 0.5, posts)[0]
+    rate = asdict(win_rate(scores, post_of)) if len(values) else {}
     return {
-        "win_rate": rate.estimate,
-        "low": rate.low,
-        "high": rate.high,
+        "win_rate": rate.get("estimate"),
+        "low": rate.get("low"),
+        "high": rate.get("high"),
         "posts": len(values),
         "wins": int((values > 0.5).sum()),
         "ties": int((values == 0.5).sum()),
         "losses": int((values < 0.5).sum()),
         "unjudged": unjudged / len(scores),
         "worst_case": [total / len(scores), (total + unjudged) / len(scores)],
-        "p_value": sign_flip_p_value(beyond),
+        "p_value": sign_flip_p_value(beyond) if rate else None,
     }
 
 
@@ -285,34 +275,21 @@ def paired_difference(a: Scores, b: Scores, post_of: PostOf = None) -> PairedInt
 
 def print_summary(results: dict[str, Any]) -> None:
     """A line for the judge, one for each policy and one for each difference, 80 columns."""
-    lines = folded(f"win rate against the reference, judged by {results['judge']['name']}")
+    print(*folded(f"win rate against the reference, by {results['judge']['name']}"), sep="\n")
     for name, row in results["policies"].items():
-        lines += _row(f"  {name}", f" {_rate_of(row)}", 18)
+        if row["unjudged"] > MOST_UNJUDGED:
+            low, high = row["worst_case"]
+            rate = f"no rate: {row['unjudged']:.1%} unjudged, so [{low:.1%}, {high:.1%}]"
+        else:
+            rate = f"{row['win_rate']:6.1%} [{row['low']:6.1%}, {row['high']:6.1%}]"
+            rate += f"  {row['posts']} posts, {row['unjudged']:.1%} unjudged"
+        print(*folded(f"  {name:16} {rate}"), sep="\n")
     for name, row in results["differences"].items():
         pair = names_of_pair(name)
-        if any(results["policies"][policy]["unjudged"] > MOST_UNJUDGED for policy in pair):
-            continue
-        estimate, low, high = (f"{100 * row[key]:+.1f}" for key in ("estimate", "low", "high"))
-        points = f" {estimate:>6} [{low:>6}, {high:>6}]  points on the same posts"
-        lines += _row(f"  {' - '.join(pair)}", points, 30)
-    print("\n".join(lines))
-
-
-def _row(name: str, cells: str, width: int) -> list[str]:
-    """A name in a column of this width, then the cells; a longer name stands whole above them."""
-    if len(name) <= width:
-        return [f"{name:{width}}{cells}"]
-    return [*folded(name), f"{'':{width}}{cells}"]
-
-
-def _rate_of(row: dict[str, Any]) -> str:
-    """A policy's rate, or the bounds of its rate where too much is unjudged."""
-    if row["unjudged"] > MOST_UNJUDGED:
-        low, high = row["worst_case"]
-        return f"no rate: {row['unjudged']:.1%} unjudged, so [{low:.1%}, {high:.1%}]"
-    bounds = f"[{row['low']:6.1%}, {row['high']:6.1%}]"
-    unjudged = f"{row['posts']} posts, {row['unjudged']:.1%} unjudged"
-    return f"{row['win_rate']:6.1%} {bounds}  {unjudged}"
+        if all(results["policies"][policy]["unjudged"] <= MOST_UNJUDGED for policy in pair):
+            estimate, low, high = (100 * row[key] for key in ("estimate", "low", "high"))
+            points = f"{estimate:+6.1f} [{low:+6.1f}, {high:+6.1f}]  points on the same posts"
+            print(*folded(f"  {' - '.join(pair):28} {points}"), sep="\n")
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -9,7 +9,7 @@ evaluated the run.
 
 from reports.parts import page
 from reports.parts.collect import SIDE, flags_of, load_run, results_of
-from reports.parts.page import Block, Heading, Text
+from reports.parts.page import Block, Text
 from reports.parts.run_report import made_from
 from reports.parts.sentences import checks_of_judge
 from reports.parts.words import Row, estimate, in_points
@@ -67,7 +67,6 @@ def blocks(config: Config, results: Row) -> list[Block]:
     corrected = corrected_rates(load_run(config)) if evaluated else {}
     return [
         Text(verdict, lead=True),
-        Heading("Agreement with labels"),
         *calibration(results, corrected),
         *([] if corrected else [Text("No run was evaluated with it yet: nothing to correct.")]),
     ]

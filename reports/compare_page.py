@@ -17,7 +17,7 @@ from reports.parts import gained, page, paired, plots, sentences, words
 from reports.parts.cells import MISSING, Number
 from reports.parts.collect import judged_row
 from reports.parts.page import Block, Heading, Table, Text
-from reports.parts.paired import Entry, Paired, beside, mean_curve, read_entries, settings_apart
+from reports.parts.paired import Entry, Paired, beside, read_entries, settings_apart
 from reports.parts.run_report import stem_about, write_about_runs
 from reports.parts.sample_views import (
     BETTER,
@@ -25,17 +25,14 @@ from reports.parts.sample_views import (
     UNCHANGED,
     UNJUDGED,
     WORSE,
-    SampleBrowser,
     change,
-    fitting,
     post_rows,
 )
 from reports.parts.words import Row, in_points, number, p_value, percent, whole
-from reports.sections.samples import sample
-from stages.settings.stages import POLICY_GRADIENT_STAGES
+from reports.sections.samples import samples
+from reports.sections.scores import gain_notes
 
-MOST_CHANGED, MOST_OTHERS = 200, 100  # posts on the page
-SHOWN = 4  # changed posts that stand where no script runs
+SHOWN = 5  # posts
 CHANGES = {
     BETTER: "better",
     WORSE: "worse",
@@ -43,26 +40,6 @@ CHANGES = {
     UNCHANGED: "unchanged",
     UNJUDGED: "unjudged",
 }
-# Stage -> its curves; those of a stage are drawn where two entries have curves of their own.
-CURVES: dict[str, tuple[tuple[str, str], ...]] = {
-    "sft": (("loss/train", "SFT loss, nats per token"),),
-    "rm": (("accuracy/train", "RM accuracy on training pairs"),),
-    **{
-        stage: (
-            ("objective/scores", f"{words.named(stage)}: reward-model score"),
-            ("objective/kl", f"{words.named(stage)}: KL from SFT, nats per summary"),
-            ("objective/rlhf_reward", f"{words.named(stage)}: score - KL penalty"),
-            ("policy/response_length", f"{words.named(stage)}: length, tokens"),
-            ("policy/eos_rate", f"{words.named(stage)}: responses that end"),
-            ("objective/entropy", f"{words.named(stage)}: entropy, nats"),
-            ("loss/value_avg", f"{words.named(stage)}: value loss"),
-            ("val/explained_variance", f"{words.named(stage)}: explained variance"),
-        )
-        for stage in POLICY_GRADIENT_STAGES
-    },
-    "dpo": (("loss/train", "DPO loss"), ("rewards/margins", "DPO margin, reward units")),
-}
-SHARES = ("accuracy/train", "policy/eos_rate")
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -116,7 +93,7 @@ def blocks(
         *sentences.against([*caveats(entries), *left_out]),
         Heading("Each beside the first"),
         *(Text(conclusion(pair)) for pair in pairs),
-        *gained.tables(entries),
+        *gained.table(entries),
         *gained.over_kl(entries, colors_of(entries)),
         summaries(entries, pairs),
         each_seed(entries),
@@ -124,7 +101,6 @@ def blocks(
         *posts(entries),
         Heading("Settings that differ"),
         settings(entries),
-        *curves(entries),
     ]
 
 
@@ -234,7 +210,13 @@ def caveats(entries: Sequence[Entry]) -> list[str]:
     rows = [judged_row(run) for entry in entries for run in entry.runs]
     critics = [row for entry in entries for row in entry.critics]
     cut = sentences.cut_off({entry.label: entry.mean("eos_rate") for entry in entries})
-    return [*sentences.notes_of_runs(rows, critics), *cut]
+    runs = {(run.name, run.seed): run for entry in entries for run in entry.runs}
+    gains = [
+        f"{name}, seed {seed}: {note}"
+        for (name, seed), run in runs.items()
+        for note in gain_notes(run)
+    ]
+    return [*sentences.notes_of_runs(rows, critics), *cut, *gains]
 
 
 def results(entries: Sequence[Entry], pairs: Sequence[Paired]) -> Table:
@@ -291,21 +273,16 @@ def summaries(entries: Sequence[Entry], pairs: Sequence[Paired]) -> Table:
 
 
 def posts(entries: Sequence[Entry]) -> list[Block]:
-    """Posts whose verdict changed, and others after them, to search and sort."""
-    everything = changed_posts(entries)
-    chosen = some_of_each(everything, len(entries) - 1, MOST_CHANGED, MOST_OTHERS)
-    rows = fitting(chosen, MOST_CHANGED + MOST_OTHERS)
-    count, there = sum(map(flips, everything)), sum(map(flips, rows))
-    others, all_others = len(rows) - there, len(everything) - count
-    names = [entry.label for entry in entries]
+    """The first posts: those whose verdict changed, and others after them."""
+    everything, names = changed_posts(entries), [entry.label for entry in entries]
     text = (
-        f"{whole(there)} of the {whole(count)} posts on which a verdict became better or worse than"
-        f" that of {names[0]}, and {whole(others)} of the {whole(all_others)} others: each time the"
-        f" first in the order of the data. Seed {entries[0].seeds[0]}, or the first of a run that"
-        " lacks it."
+        f"The verdict became better or worse than that of {names[0]} on"
+        f" {whole(sum(map(flips, everything)))} of {whole(len(everything))} posts. The first of"
+        f" these stand here, in the order of the data, and then others. Seed {entries[0].seeds[0]},"
+        " or the first of a run that lacks it."
     )
-    few = [sample(at, row, names) for at, row in enumerate(rows[: min(SHOWN, there)], start=1)]
-    return [Text(text), SampleBrowser("changed-posts", names, rows, few, shown=1)]
+    first = sorted(everything, key=lambda row: not flips(row))[:SHOWN]
+    return [Text(text), *samples(first, names)]
 
 
 def changed_posts(entries: Sequence[Entry]) -> list[Row]:
@@ -328,28 +305,9 @@ def changed_posts(entries: Sequence[Entry]) -> list[Row]:
     return rows
 
 
-def some_of_each(rows: Sequence[Row], others: int, changed: int, rest: int) -> list[Row]:
-    """The first posts that changed for each of the `others`, then the first that did not.
-
-    At most `changed` and `rest`; the places are shared out evenly.
-    """
-    share = changed // others
-    wanted: set[str] = set()
-    for side in range(1, others + 1):
-        own = [row["id"] for row in rows if flipped(row["sides"][side])]
-        wanted |= set(own[:share])
-    kept = [row for row in rows if row["id"] in wanted]
-    return [*kept, *[row for row in rows if not flips(row)][:rest]]
-
-
 def flips(row: Row) -> bool:
-    """Whether a verdict on a post changed for better or worse."""
-    return any(map(flipped, row["sides"]))
-
-
-def flipped(side: Row) -> bool:
-    """Whether this side's verdict is better or worse than the first's."""
-    return side.get("change") in (BETTER, WORSE)
+    """Whether a verdict on a post is better or worse than that of the first policy."""
+    return any(side.get("change") in (BETTER, WORSE) for side in row["sides"])
 
 
 def settings(entries: Sequence[Entry]) -> Block:
@@ -357,29 +315,6 @@ def settings(entries: Sequence[Entry]) -> Block:
     rows = [[name, *values] for name, values in settings_apart(entries).items()]
     header = ["setting", *(entry.label for entry in entries)]
     return Table(header, rows, name="settings") if rows else Text("No setting differs.")
-
-
-def curves(entries: Sequence[Entry]) -> list[Block]:
-    """The metrics of training, one line an entry, where two entries learned apart."""
-    panels = []
-    for stage, wanted in CURVES.items():
-        learned = {
-            entry.runs[0].folders[stage]: (entry, color)
-            for entry, color in reversed(list(zip(entries, colors_of(entries), strict=True)))
-            if stage in entry.runs[0].manifests and stage in ("sft", "rm", entry.policy)
-        }
-        for key, title in wanted:
-            lines = [
-                plots.curve(mean_curve(entry.runs, stage, key), key, entry.label, color)
-                for entry, color in reversed(learned.values())
-            ]
-            lines = [line for line in lines if line.values]
-            if len(lines) > 1:
-                panels.append(plots.lines(title, lines, share=key in SHARES))
-    if not panels:
-        return []
-    caption = "Means over the seeds."
-    return [Heading("Learning curves"), plots.figure("curves", caption, panels)]
 
 
 def each_seed(entries: Sequence[Entry]) -> Table:

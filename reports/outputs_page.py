@@ -15,7 +15,7 @@ from reports.parts import plots, run_report, sentences
 from reports.parts.cells import Number
 from reports.parts.collect import Record, judged_row
 from reports.parts.page import Block, Table, Text
-from reports.parts.run_report import Report, hashes, text_table
+from reports.parts.run_report import Report, text_table
 from reports.parts.words import (
     Row,
     at_equal_length,
@@ -70,7 +70,7 @@ def blocks(record: Record, numbers: Row, wins: Row) -> list[Block]:
         *run_report.prompts([record.settings["judge"]]),
         *calibration.blocks(record),
         *made_with.settings_tables(record.settings, record.preset),
-        *made_with.provenance(record, hashes(record)),
+        *made_with.provenance(record),
     ]
 
 
@@ -166,12 +166,12 @@ def caveats(numbers: Row) -> list[str]:
     """What to hold against the numbers; that the reference is a system comes first."""
     system = numbers.get("reference_system")
     if not system:
-        return sentences.judged_caveats(numbers)
+        return sentences.caveats(numbers)
     place = (
         f"The reference is the system {system}. The controls are made from its summaries, whose"
         " worth is not known: a judge that fails them may have read well."
     )
-    return [place, *sentences.judged_caveats(numbers)]
+    return [place, *sentences.caveats(numbers)]
 
 
 def _given_names(numbers: Row) -> list[Block]:

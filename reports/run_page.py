@@ -10,27 +10,14 @@ Markdown page, headline.txt (the result tables for the terminal) and numbers.jso
 from functools import partial
 from pathlib import Path
 
-from reports.parts import paper, plots, run_report, sentences
+from reports.parts import plots, run_report, sentences
 from reports.parts.cells import MISSING
 from reports.parts.collect import Record, judged_row, numbers_of
-from reports.parts.page import Block, Details, Heading, Table, Text
-from reports.parts.run_report import Report, hashes, text_table
-from reports.parts.words import (
-    Row,
-    accuracy,
-    at_equal_length,
-    judge,
-    named,
-    number,
-    percent,
-    rate,
-    whole,
-)
-from reports.sections import calibration, curves, judging, made_with, samples, scores
+from reports.parts.page import Block, Heading, Table, Text
+from reports.parts.run_report import Report, text_table
+from reports.parts.words import Row, at_equal_length, judge, named, number, percent, rate, whole
+from reports.sections import calibration, curves, judging, made_with, reward, samples, scores
 from stages.driving.start import run_stage
-
-MOST_GROUPS = 12
-RM_GROUPS = (*curves.GROUPS, ("by_policies", "pair of policies"))
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -62,12 +49,10 @@ def row_of(record: Record) -> Row:
 def blocks(record: Record) -> list[Block]:
     """The page, from the result down to the hashes; of others' policy what there is of it."""
     numbers, released = row_of(record), record.is_released
-    opening = sentences.lead(*([] if released else sentences.opening(numbers)))
-    caveats = sentences.judged_caveats if released else sentences.caveats
     return [
-        made_with.summary(record, numbers) if released else opening,
+        made_with.summary(record, numbers) if released else sentences.opening(numbers),
         *_result(numbers),
-        *sentences.against([*caveats(numbers), *scores.gain_notes(record)]),
+        *sentences.against([*sentences.caveats(numbers), *scores.gain_notes(record)]),
         *_summaries(record, numbers),
         *([Text(made_with.scored_by(record))] if released else []),
         *samples.blocks(record),
@@ -77,35 +62,30 @@ def blocks(record: Record) -> list[Block]:
         *([] if released else _training(record, numbers)),
         *made_with.data(record),
         *made_with.settings_tables(record.settings, record.preset),
-        *made_with.provenance(record, hashes(record)),
+        *made_with.provenance(record),
     ]
 
 
 def _training(record: Record, numbers: Row) -> list[Block]:
     """The sections on what was trained."""
     return [
-        *_beside_the_paper(numbers),
         Heading("Learning curves"),
-        Text(sentences.what_was_trained(numbers)),
+        Text(f"{sentences.what_was_trained(numbers)} {plots.BAND}"),
         *curves.blocks(record),
-        *_reward_model(record),
-        *curves.dpo_blocks(record),
-        *samples.training_blocks(record),
+        *reward.blocks(record),
     ]
 
 
 def headline(numbers: Row, path: Path) -> str:
     """The result for a terminal of 80 columns; its last line is the page's path."""
-    who, trained = numbers["name"], "preset" in numbers
-    title = f"{who}, seed {numbers['seed']}" if trained else f"{who}"
-    title += f": {whole(numbers['posts'])} held-out posts, judged by {judge(numbers)}"
-    sentence, caveats = "", sentences.judged_caveats(numbers)
-    if trained:
-        caveats = sentences.caveats(numbers)
+    title = f"{numbers['name']}, seed {numbers['seed']}: {whole(numbers['posts'])} held-out posts,"
+    title += f" judged by {judge(numbers)}"
+    sentence = ""
+    if "accuracy" in numbers:
         pairs = f"{percent(numbers['accuracy'])} of {whole(numbers['pairs'])} held-out pairs right"
         sentence = f"{sentences.beats_sft(numbers)}. Reward model: {pairs}."
     tables = [text_table(*result_rows(numbers)), text_table(*judging.short_rows(numbers))]
-    return run_report.headline(title, tables, sentence, caveats, path)
+    return run_report.headline(title, tables, sentence, sentences.caveats(numbers), path)
 
 
 def result_rows(numbers: Row) -> tuple[list[str], list[list[object]]]:
@@ -170,103 +150,8 @@ def _summaries(record: Record, numbers: Row) -> list[Block]:
     return [
         Heading("The summaries"),
         Table(without_rate, [[row[0], *row[2:]] for row in rows], caption, name="summaries"),
-        *scores.told_blocks(record),
         *scores.blocks(record),
     ]
-
-
-def _beside_the_paper(numbers: Row) -> list[Block]:
-    """The section; none where nothing of the paper compares, as a note says."""
-    if not paper.is_comparable(numbers["preset"]):
-        return []
-    header, rows = paper.beside({"this run": numbers})
-    section: list[Block] = [Heading("Beside the paper"), Table(header, rows, paper.caption())]
-    if paper.size_of(numbers["preset"]) is None:
-        section.append(Text(f"The paper has no run of the size of {numbers['preset']}."))
-    labels = Table(("label", "meaning"), paper.labels())
-    return [*section, Details("How far to trust the paper's numbers", [labels])]
-
-
-def _reward_model(record: Record) -> list[Block]:
-    results = record.results("rm")
-    text = (
-        f"On held-out comparisons the reward model ranks {accuracy(results)}"
-        f" of {whole(results['pairs'])} pairs as the labellers did (loss"
-        f" {number(results['loss'], 3)})."
-    )
-    names = {"rm": "the reward model", "dpo": "DPO's implicit reward"}
-    scorers = {
-        names[scorer]: record.results(scorer) for scorer in names if scorer in record.manifests
-    }
-    entry = paper.load()["rm_calibration"]
-    size = paper.size_of(record.preset)
-    shares = entry["share"].get(size, ())
-    start, width = entry["first_center"], entry["bin_width"]
-    of_paper = [(start + width * index, share) for index, share in enumerate(shares)]
-    caption = (
-        "Calibration: share of pairs ranked right by the gap between their scores (dots grow with"
-        " the number of pairs), beside what the sigmoid of the gap promises."
-    )
-    drawn = plots.calibration(results["calibration"], of_paper)
-    return [
-        Heading("Reward model"),
-        Text(text),
-        *scores.length_blocks(scorers),
-        _groups(record),
-        plots.figure("calibration", caption, [drawn], wide=1.4, high=1.2),
-        _normalization(record),
-    ]
-
-
-def _groups(record: Record) -> Table:
-    """Accuracy by group of pairs, beside the paper's by strength where it has this size."""
-    results, size = record.results("rm"), paper.size_of(record.preset)
-    of_paper = paper.load()["rm_accuracy_by_confidence"]["mean"] if size else {}
-    rows = []
-    for key, what in RM_GROUPS:
-        groups = results[key]
-        names = sorted(groups, key=_natural)
-        if len(names) > MOST_GROUPS:
-            names = sorted(names, key=lambda name: (-groups[name]["pairs"], name))[:MOST_GROUPS]
-        for name in names:
-            point = of_paper.get(str(5 + int(name)), {}) if key == "by_strength" and size else {}
-            cells = [what, name, accuracy(groups[name]), whole(groups[name]["pairs"])]
-            rows.append([*cells, percent(point.get(size))])
-    if results["cnndm"]:
-        news = results["cnndm"]
-        rows.append(["news articles", "CNN/DM", accuracy(news), whole(news["pairs"]), MISSING])
-    header = ["pairs by", "", "accuracy [95%]", "pairs", f"paper {(size or '').upper()}"]
-    caption = f"Strength: 1 slightly better, 4 far better. At most {MOST_GROUPS} groups of a kind."
-    if not size:
-        header, rows = header[:-1], [row[:-1] for row in rows]
-    else:
-        caption += " The paper's: where the second summary was chosen (its confidence 6 to 9)."
-    return Table(header, rows, caption, name="reward-model-groups")
-
-
-def _natural(name: str) -> tuple[str, int, str]:
-    digits = "".join(letter for letter in name if letter.isdigit())
-    return name.rstrip("0123456789"), int(digits or 0), name
-
-
-def _normalization(record: Record) -> Table:
-    results = record.results("normalize")
-    share = percent(results["padding_difference_over_0.01"])
-    is_bf16 = record.settings["memory"]["mixed_precision"] == "bf16"
-    coarse = ", which is coarse in bf16" if is_bf16 else ""
-    keys = ("mean_before", "std", "minimum", "maximum", "standard_error")
-    header = (
-        "references|mean before|spread|lowest|highest|standard error|mean after"
-        "|moved by padding by over 0.01"
-    )
-    what = f"{results['references']:,} of the training posts"
-    cells = [*(number(results[key], 3) for key in keys), f"{results['mean_after']:.1e}"]
-    caption = (
-        "Normalization subtracts the mean score of the reference summaries: a summary as good as a"
-        " person's scores about 0. Padding on the other side changes a score by rounding alone"
-        f"{coarse}."
-    )
-    return Table(header.split("|"), [[what, *cells, share]], caption)
 
 
 if __name__ == "__main__":

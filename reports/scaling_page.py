@@ -90,7 +90,6 @@ def blocks(records: list[Record], left_out: Sequence[str] = ()) -> list[Block]:
         *details.paper_blocks(paper_numbers),
         Heading("Everything measured"),
         details.measured_table(frame),
-        *details.reward_model_blocks(records, frame),
         *differing,
     ]
 

@@ -20,6 +20,8 @@ GOOD = "Comparison: the first one is accurate.\nPreferred: A"
 class Server(ThreadingHTTPServer):
     """Does not print that a client has hung up."""
 
+    request_queue_size = 64
+
     def handle_error(self, request, client_address):
         pass
 

@@ -119,8 +119,7 @@ def browser(tmp_path_factory):
     program = find_chromium()
     if program is None:
         pytest.skip("no chromium is installed: apt install chromium")
-    folder = tmp_path_factory.mktemp("browser")
-    one = Browser(program, folder / "profile", folder / "downloads")
+    one = Browser(program, tmp_path_factory.mktemp("browser"))
     yield one
     one.close()
 

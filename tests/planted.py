@@ -11,40 +11,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from stages import functional, ppo, reward, sft
+from stages import functional, ppo
 from stages.learning import passes, sampling
 from stages.learning.models import load_tokenizer
-from stages.posts.ragged import Ragged, TokenizedSplit, make_ragged, pad_right
+from stages.posts.ragged import pad_right
 from stages.rl import credit, rollout
-from stages.rl.episodes import Measured, Rollout
+from stages.rl.episodes import Rollout
 
 
 def wrap(module: Any, name: str, wrong: Callable[..., Any], put: Any = setattr) -> None:
     """Replace a module's function by `wrong`, which gets the right one first."""
     right = getattr(module, name)
     put(module, name, lambda *args, **kwargs: wrong(right, *args, **kwargs))
-
-
-# -- SFT and the reward model ----------------------------------------------------------------------
-
-
-def without_eos(right: Callable[..., TokenizedSplit], folder: Any, name: str) -> TokenizedSplit:
-    """[PAD] is EOS, and SFT's loss leaves padding out: nothing teaches the model to stop."""
-    split = right(folder, name)
-    if name != "sft_train":
-        return split
-    shorter = make_ragged([summary[:-1].tolist() for summary in _rows(split.columns["summaries"])])
-    return replace(split, columns=split.columns | {"summaries": shorter})
-
-
-def _rows(column: Ragged) -> list[Tensor]:
-    return [column[row] for row in range(len(column))]
-
-
-def swapped(right: Callable[..., Any], *args: Any) -> Any:
-    """What was rejected counts as chosen, in training and in the accuracy that is reported."""
-    chosen, rejected = right(*args)
-    return rejected, chosen
 
 
 # -- where the score is read, and what it becomes --------------------------------------------------
@@ -135,27 +113,7 @@ def kl_left_out(right: Callable[..., Tensor], kl: Tensor, *rest: Any) -> Tensor:
     return right(torch.zeros_like(kl), *rest)
 
 
-def at_another_temperature(
-    right: Callable[..., Measured], learner: Any, sampled: Any, settings: Any
-) -> Measured:
-    """Old log-probabilities at temperature 1, new ones at the temperature of sampling."""
-    hot = right(learner, sampled, replace(settings, temperature=1.0))
-    return replace(right(learner, sampled, settings), logprobs=hot.logprobs)
-
-
-def reference_that_follows(right: Callable[..., Measured], *args: Any) -> Measured:
-    """The reference policy is the policy: the KL is always 0."""
-    measured = right(*args)
-    return replace(measured, ref_logprobs=measured.logprobs)
-
-
 # -- masks, advantages and returns -----------------------------------------------------------------
-
-
-def one_short(right: Callable[..., tuple[Tensor, Tensor]], *args: Any) -> tuple[Tensor, Tensor]:
-    """The mask of the response ends one token early: EOS is never learned."""
-    response_mask, value_mask = right(*args)
-    return response_mask & response_mask.roll(-1, dims=1), value_mask
 
 
 def padding_too(
@@ -196,21 +154,6 @@ def across_eos(
 # -- networks and optimizer ------------------------------------------------------------------------
 
 
-def policy_with_dropout(right: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Dropout of 0.1 in the policy while it learns, none while it is measured."""
-    networks = right(*args, **kwargs)
-    for layer in networks.policy.modules():
-        if isinstance(layer, nn.Dropout):
-            layer.p = 0.1
-    return networks
-
-
-def new_moments(right: Callable[..., Any], learner: Any, *args: Any, **kwargs: Any) -> Any:
-    """The optimizer forgets its moments before every update."""
-    learner.optimizer.state.clear()
-    return right(learner, *args, **kwargs)
-
-
 @dataclass(frozen=True)
 class Planted:
     """One error: the function that is replaced, and by what."""
@@ -225,8 +168,6 @@ class Planted:
 
 
 PLANTED = {
-    "swapped-pairs": Planted(reward, "score_pairs", swapped),
-    "sft-without-eos": Planted(sft, "load_split", without_eos),
     "score-at-padding": Planted(rollout, "score_responses", at_last_column),
     "query-one-short": Planted(rollout, "score_responses", query_one_short),
     "no-leading-space": Planted(rollout, "score_responses", without_leading_space),
@@ -236,13 +177,7 @@ PLANTED = {
     "one-ratio": Planted(functional, "policy_losses", one_ratio),
     "kl-rewarded": Planted(functional, "shape_rewards", kl_rewarded),
     "kl-left-out": Planted(functional, "shape_rewards", kl_left_out),
-    "other-temperature": Planted(ppo, "measure", at_another_temperature),
-    "reference-follows": Planted(ppo, "measure", reference_that_follows),
-    "mask-one-short": Planted(functional, "response_masks", one_short),
     "padding-whitened": Planted(credit, "whiten", padding_too),
-    "stale-advantages": Planted(ppo, "credit", of_the_batch_before()),
     "whitened-targets": Planted(ppo, "credit", from_whitened),
     "gae-across-eos": Planted(ppo, "credit", across_eos),
-    "dropout-in-policy": Planted(ppo, "load_networks", policy_with_dropout),
-    "optimizer-reset": Planted(ppo, "optimize", new_moments),
 }

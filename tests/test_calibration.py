@@ -14,7 +14,6 @@ from stages.finished import read_manifest
 from stages.running.files import read_lines
 from stages.settings.command_line import make_config
 from stages.settings.config import Checks, Data, JudgeSettings, UserError
-from tests.chat_server import GOOD, chat, serving
 
 SMALL_WORLD = ["--set", "world.train_posts=5", "world.train_comparisons=5"]
 SMALL_WORLD += ["world.validation_posts=300", "world.validation_comparisons=700"]
@@ -103,28 +102,11 @@ def test_a_judge_who_guesses_is_flagged_and_so_is_one_who_takes_the_first(
     monkeypatch.setattr(calibration, "make_judge", lambda config, policies: Chance(first))
     found = calibrate(small_config())
     assert found["agreement"]["low"] < 0.5 < found["agreement"]["high"]
-    assert "less than 60%" in found["flags"][0]
+    assert "agree with the labels on more than 60%" in found["flags"][0]
     assert "not shown to agree more often than the longest text" in " ".join(found["flags"])
     assert found["pairs"] == found["of_pairs"] == 700  # all there are
     assert any("shown first" in flag for flag in found["flags"]) == flagged
     assert abs(found["kappa_interval"]["estimate"]) < 0.2
-
-
-def test_a_server_that_always_says_a_is_flagged_and_silence_is_counted(runs, monkeypatch):
-    monkeypatch.setenv("OPENAI_API_KEY", "none")
-    with serving(lambda number, request: chat(GOOD if "POST: S" in str(request) else "?")) as url:
-        judge = JudgeSettings(model="judge", base_url=url.url, asks=1)
-        found = calibrate(small_config(judge=judge, checks=Checks(calibration_pairs=60)))
-    assert found["statistics"]["share_first"]["estimate"] == 1.0
-    assert found["agreement"]["estimate"] == 0.5
-    assert found["kappa_interval"] is None  # both orders of each pair contradict each other
-    assert 0 < found["judged"] < found["pairs"]
-    said = " ".join(found["flags"])
-    assert "100.0% [" in said
-    assert f"] of {found['judged']} pairs, less than 60%" in said  # a share of the judged ones
-    assert "of its replies say nothing usable" in said
-    # Identical texts are a tie in both orders, without a question.
-    assert "survives a swap of the order in only" in said
 
 
 def labelled_pairs_with(answers):
@@ -139,8 +121,8 @@ def test_a_judge_that_is_worse_is_told_from_one_that_posts_are_too_few_for():
     right, wrong = ["reference", "policy"] * 150, ["policy", "reference"] * 150
     for answers, flagged, undecided in (
         (right, "", False),
-        (wrong[:6], "less than 60%", True),  # 0 of 6: its interval reaches 39%
-        (wrong[:60], "it agrees less often than the longest text", False),
+        (wrong[:6], "does not agree with the labels", True),  # 0 of 6: its interval reaches 39%
+        (wrong[:60], "it does not agree more often than the longest text", False),
         (right[:4], "", True),
         ([*right[:156], *wrong[:144]], "not shown to agree more often than the longest", False),
     ):

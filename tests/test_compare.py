@@ -8,7 +8,7 @@ import pytest
 
 from eval.win_rate import PairedInterval
 from reports import compare_page
-from reports.compare_page import changed_posts, some_of_each
+from reports.compare_page import changed_posts
 from reports.parts import gained
 from reports.parts.page import PUBLIC, beside_the_runs
 from reports.parts.paired import Paired, above_first, beside, parts_of, read_entries, settings_apart
@@ -144,15 +144,14 @@ def test_gains_over_sft_are_means_over_seeds_with_the_seeds_that_rose_and_fell(r
         both = zip(("proxy", "gold"), spans[run.seed], strict=True)
         own = {scorer: dict(zip(("estimate", "low", "high"), x, strict=True)) for scorer, x in both}
         run.results("win_rate")["scores"] = {"gains": {"ppo": own}}
-    table = gained.table(entries)
-    assert table is not None
+    (table,) = gained.table(entries)
     # Three seeds: 0.3 and 0 on average; t(0.975, 2) is 4.303, and the spreads are 0.1 and 0.2646.
     row = ["tiny:ppo", "+0.30 [+0.05, +0.55]", "0.20 (+), 0.40 (+), 0.30 (+)"]
     assert table.texts == [[*row, "+0.00 [-0.66, +0.66]", "0.10, -0.30 (-), 0.20 (+)"]]
     assert gained.sentence(entries) == (
         "Seeds above SFT by proxy and by gold score: tiny:ppo 3 and 1 (1 below) of 3."
     )
-    assert gained.table(entries[2:]) is None
+    assert gained.table(entries[2:]) == []
     assert gained.sentence(entries[2:]) == ""
 
 
@@ -240,16 +239,6 @@ def test_too_many_unjudged_posts_give_no_difference(runs):
 def test_the_page_says_the_verdict_first_and_holds_both_judges_words(runs, capsys):
     finish("tiny", A, 1, texts=TEXTS)
     finish("b", B, 1)
-    for name in ("tiny", "b"):
-        overrides = ("ppo.kl_coef=0.1",) if name == "b" else ()
-        config = make_config("tiny", name=name, seed=1, overrides=overrides)
-        rows = [
-            {"policy": "ppo", "id": f"toy{at}", "order": order, "verdict": "policy", "reply": said}
-            for at in range(9)
-            for order, said in (("policy_first", f"{name} first {at}"), ("reference_first", "so"))
-        ]
-        path = stage_folder(config, "judge") / "judgements.jsonl"
-        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     compare_page.main(["--runs", "tiny/1", "b/1"])
     printed = capsys.readouterr().out
     assert max(map(len, printed.splitlines()[:-1])) <= 80
@@ -260,10 +249,8 @@ def test_the_page_says_the_verdict_first_and_holds_both_judges_words(runs, capsy
     assert ": +0.0 points [" in lead
     assert " | 2 | 2 | 2 | 3 | 0 |" in text
     assert "| ppo.kl_coef | 0.05 | 0.1 |" in text
-    assert "4 of the 4 posts on which a verdict became better or worse" in text
+    assert "better or worse than that of tiny/1 on 4 of 9 posts" in text
     page = (beside_the_runs() / "compare-tiny-1-ppo-b-1-ppo.html").read_text()
-    for said in ("tiny first 4", "b first 4"):
-        assert said in page
     assert "<script>alert" not in page
     assert not (beside_the_runs() / PUBLIC).exists()
 
@@ -330,15 +317,3 @@ def test_a_side_may_be_named_as_its_folder_is(runs):
 )
 def test_a_change_of_verdict_has_a_name(before, after, name):
     assert change(before, after) == name
-
-
-def test_each_entry_has_its_share_of_the_changed_posts():
-    def row(name, *changes):
-        return {"id": name, "sides": [{}, *({"change": one} for one in changes)]}
-
-    many = [row(f"a{at}", "worse", "unchanged") for at in range(20)]
-    few = [row(f"b{at}", "failing", "better") for at in range(3)]
-    rest = [row(f"c{at}", "unchanged", "failing") for at in range(9)]
-    found = some_of_each([*many, *few, *rest], 2, changed=10, rest=4)
-    names = [one["id"] for one in found]
-    assert names == ["a0", "a1", "a2", "a3", "a4", "b0", "b1", "b2", "c0", "c1", "c2", "c3"]

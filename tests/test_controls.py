@@ -5,18 +5,18 @@ from dataclasses import replace
 import pytest
 
 from eval import controls
-from eval.control_texts import CONTROLS, LONGER, content, control_texts, negated, swapped
+from eval.control_texts import CONTROLS, LONGER, content, control_rows, control_texts, negated
 from eval.controls import describe, judge_controls, outcome
 from eval.judge import judgement
 from eval.judges import protocol
-from eval.judges.protocol import VERDICTS, About, Reply, judge_pair
-from eval.questions import comparison_of, control_rows
+from eval.judges.other_facts import swapped
+from eval.judges.protocol import VERDICTS, About, Reply, comparison_of, judge_pair
 from stages.finished import read_manifest, stage_folder
 from stages.posts.toy import UNWANTED_COST, facts_of, make_post, read_summary, score_summary
 from stages.running.files import read_lines
 from stages.runs import open_stage
 from stages.settings.command_line import make_config
-from stages.settings.config import Checks, JudgeSettings
+from stages.settings.config import Checks
 from stages.settings.prompt import format_post
 
 QUERY = "SUBREDDIT: r/x\n\nTITLE: A title\n\nPOST: First. Then\nmore.\n\nTL;DR:"
@@ -60,14 +60,6 @@ def test_a_post_without_such_a_text_has_no_control_of_it_and_is_counted():
     found = outcome([], rows)
     assert (found["posts"], found["controls"]["swapped"]["posts"]) == (1, 0)
     assert found["controls"]["swapped"]["why"] == "the posts have no such text"
-
-
-def test_a_title_that_is_the_reference_itself_is_no_control():
-    """A headline as reference: the two tie without a question, and every judge failed."""
-    rows = control_rows([post("a", "A  title"), post("b", "First."), post("c", "another")])
-    assert [row["id"] for row in rows["title"]] == ["b", "c"]
-    assert [row["id"] for row in rows["first_sentence"]] == ["a", "c"]
-    assert [row["id"] for row in rows["reference"]] == ["a", "b", "c"]
 
 
 STORY = (
@@ -235,17 +227,6 @@ def test_a_judge_who_sees_no_quality_fails(runs, monkeypatch, rule, failed):
     found = judged_by(monkeypatch, rule)
     assert set(failed) <= set(found["failed"])
     assert "reference" not in found["failed"]  # the protocol ties without asking
-
-
-def test_the_reward_model_knows_no_new_texts_and_the_page_says_so(runs):
-    config = replace(make_config("tiny"), judge=JudgeSettings(kind="reward_model"))
-    finish_summaries(config, posts=3)
-    found = judge_controls(config)
-    assert found["controls"]["reference"]["passed"] is True
-    for name in NOT_THE_REFERENCE:
-        assert found["controls"][name]["passed"] is None
-        assert found["controls"][name]["why"] == "this judge knows no new texts"
-    assert found["failed"] == []
 
 
 @pytest.mark.parametrize(

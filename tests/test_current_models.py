@@ -11,22 +11,24 @@ from typing import Any
 
 import pytest
 
-from eval.judge import judge_summaries, make_judge
-from eval.judges.openai.budget import ASSUMED_REASONING_TOKENS, USUAL_REPLY_TOKENS, price_of
-from eval.judges.openai.server_judge import OpenAIJudge
+from eval.judge import make_judge
+from eval.judges.openai.budget import price_of
+from eval.judges.openai.server_judge import (
+    ASSUMED_REASONING_TOKENS,
+    USUAL_REPLY_TOKENS,
+    OpenAIJudge,
+)
 from eval.judges.protocol import Comparison, judge_all
 from reports.parts.sentences import judge_note
-from stages.runs import open_stage
+from stages.settings.checks import UserError
 from stages.settings.command_line import make_config
-from stages.settings.config import JudgeSettings, UserError
-from stages.settings.judge import OPENAI_MODEL
-from stages.settings.judge_models import AS_OF, MODELS, family_of_model, known_model, warning_of
+from stages.settings.config import JudgeSettings
+from stages.settings.judge_models import warning_of
 from tests.chat_server import GOOD, ask, chat, llm_config, serving
 from tests.luna_server import Luna
 
 pytestmark = pytest.mark.usefixtures("judge_environment")
-PAIRS = 500
-LINE = re.compile(r"replies cost \$([\d.]+), estimated \$([\d.]+)")
+LINE = re.compile(r"replies cost \$([\d.]+), estimated\s+\$([\d.]+)")
 
 
 @contextmanager
@@ -49,32 +51,6 @@ def pairs(count: int, words: int = 300) -> list[Comparison]:
     ]
 
 
-def test_500_pairs_cost_what_was_estimated_and_are_asked_with_temperature_and_no_effort(capsys):
-    luna = Luna()
-    with open_stage(make_config("tiny"), "summaries") as run:
-        for one in pairs(PAIRS):
-            texts = {"query": one.query, "summary": one.first, "reference": one.second}
-            run.append("ppo.jsonl", {"id": one.post_id, **texts})
-        run.finish({})
-    with luna_at(luna) as url:
-        results = judge_summaries(luna_config(url))
-    assert results["unjudged"] == 0
-    assert results["models"] == [OPENAI_MODEL]
-    assert "temperature 0, reasoning effort none, replies by a JSON" in results["judge"]["note"]
-    assert luna.refusals == ["max_tokens"]
-    assert len(luna.replies) == luna.replies.total() == 2 * PAIRS
-    assert luna.written["thought"] == 0
-    out = capsys.readouterr().out
-    found = LINE.search(out)
-    assert found
-    bill, estimate = map(float, found.groups())
-    assert bill == pytest.approx(luna.usd, abs=1e-4)
-    assert bill == pytest.approx(estimate, rel=0.15)
-    assert f"about ${estimate:.4f}" in out
-    with capsys.disabled():
-        print(out)
-
-
 def test_a_judge_that_reasons_has_room_for_it_and_an_estimate(capsys):
     luna = Luna()
     with luna_at(luna) as url:
@@ -93,10 +69,7 @@ def test_a_judge_that_reasons_has_room_for_it_and_an_estimate(capsys):
     bill, estimate = map(float, found.groups())
     assert bill == pytest.approx(luna.usd, abs=1e-4)
     assert bill < 1.5 * estimate
-    assert f"{luna.written['thought']:,} reasoning, 0 in replies cut off" in out
-    said = [line for line in out.splitlines() if line.startswith("judge gpt-6-luna: ")]
-    assert max(map(len, said)) <= 80
-    assert [line for line in said if "replies cost" in line]
+    assert max(map(len, out.splitlines())) <= 80
 
 
 def test_a_reply_that_was_cut_off_is_asked_for_again_with_more_room_for_reasoning(runs):
@@ -109,31 +82,6 @@ def test_a_reply_that_was_cut_off_is_asked_for_again_with_more_room_for_reasonin
             assert [request["max_tokens"] for request in server.requests] == limits
     with sqlite3.connect(runs / "judge_cache" / "replies.sqlite") as file:
         assert file.execute("SELECT max_tokens FROM replies").fetchall() == [(400,), (800,)]
-
-
-def test_the_reply_that_shows_that_its_judge_reasons_is_asked_for_again_with_room():
-    with serving(lambda number, body: chat(*[("", "length"), (GOOD,)][number])) as server:
-        assert ask(server, reasoning_tokens=300).choice == "A"
-        assert [request["max_tokens"] for request in server.requests] == [100, 400]
-
-
-def test_a_server_that_refuses_an_effort_is_asked_without_it():
-    def answer(number: int, body: dict[str, Any]) -> Any:
-        if "reasoning_effort" in body:
-            words = "Unrecognized request argument supplied: reasoning_effort"
-            return 400, {"error": {"message": words, "type": "invalid_request_error"}}
-        return chat(GOOD)
-
-    with serving(answer) as server:
-        judge = make_judge(llm_config(server), {})
-        assert judge.reply(Comparison("p", "the post", "one", "two")).choice == "A"
-        assert [("response_format" in one, "temperature" in one) for one in server.requests] == [
-            (True, True),
-            (True, True),
-        ]
-        assert "no reasoning effort said" in judge.about.note
-        ask(server, reasoning_effort="default")
-        assert "reasoning_effort" not in server.requests[-1]
 
 
 def test_tokens_that_were_read_from_the_servers_cache_cost_a_tenth():
@@ -169,9 +117,9 @@ def test_reasoning_that_stands_in_the_total_alone_is_billed(usage, written, reas
         assert isinstance(judge, OpenAIJudge)
         (question,) = pairs(1)
         reply = judge.reply(question)
-        bill, worst = judge.chat.bill, judge.chat.worst(judge.chat.request(question), 100)
-    assert (reply.completion_tokens, bill.written, bill.reasoning) == (written, written, reasoning)
-    assert bill.usd == judge.chat.budget.spent == pytest.approx(worst if usd is None else usd)
+        worst = judge.chat.worst(judge.chat.request(question), 100)
+    assert reply.completion_tokens == written
+    assert judge.chat.budget.spent == pytest.approx(worst if usd is None else usd)
     assert judge.chat.reasons == (reasoning > 0)
 
 
@@ -180,9 +128,9 @@ def test_the_cap_counts_the_room_for_reasoning():
         judge = make_judge(luna_config(url, reasoning_effort="high"), {})
         assert isinstance(judge, OpenAIJudge)
         request = judge.chat.request(pairs(1)[0])
-        limit = judge.chat.limit(request, 256)
+        limit = judge.chat.limit(256)
         assert limit == 256 + 4096
-        assert judge.chat.limit(request, 512) == 2 * (256 + 4096)
+        assert judge.chat.limit(512) == 2 * (256 + 4096)
         size = len(json.dumps(request.body(limit)).encode())
         expected = (0.125 * (size + 16) + 0.50 * (256 + 4096)) / 1e6
         assert judge.chat.worst(request, limit) == pytest.approx(expected)
@@ -205,18 +153,6 @@ def test_a_model_that_ends_is_warned_of(model, today, said):
     assert "\n" not in warning
 
 
-def test_only_models_that_have_not_ended_have_a_price():
-    for name, line in MODELS.items():
-        has_ended = line.end is not None and line.end <= AS_OF
-        assert (line.read is None) == (line.written is None) == has_ended, name
-
-
-def test_a_panel_of_three_makers_has_a_bill():
-    panel = ("gpt-6.1-sol", "claude-haiku-5-5", "gemini-3.8-flash")
-    assert {family_of_model(name) for name in panel} == {"OpenAI", "Anthropic", "Google"}
-    assert all(known_model(name) for name in panel)
-
-
 def test_a_cap_on_a_model_without_a_price_is_refused():
     with pytest.raises(UserError, match=r"max_cost needs the price of mine, which the table"):
         price_of(JudgeSettings(model="mine", max_cost=1))
@@ -237,15 +173,3 @@ def test_a_judge_of_the_policys_own_maker_is_warned_of_and_another_is_not():
     )
     released = row | {"checkpoint": None, "released_policy": "org/qwen2-sft"}
     assert "both by Qwen" in str(judge_note(released))
-
-
-def test_another_effort_room_for_reasoning_or_name_is_another_judge():
-    judge = JudgeSettings(model="gpt-4o-mini-2024-07-18")
-    changed: dict[str, Any] = {
-        "reasoning_effort": "low",
-        "reasoning_tokens": 9,
-        "accept_model": "x",
-    }
-    folders = {replace(judge, **{name: value}).folder for name, value in changed.items()}
-    assert len(folders | {judge.folder}) == 4
-    assert JudgeSettings(kind="reward_model", model=OPENAI_MODEL).gold == ""

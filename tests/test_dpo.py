@@ -3,7 +3,6 @@
 import copy
 import math
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -24,7 +23,6 @@ from stages.settings.command_line import make_config
 from stages.settings.config import UserError
 from tests.conftest import state_of
 
-ROOT = Path(__file__).parents[1]
 EOS = 0
 NATS = st.floats(-300, 0)
 
@@ -234,13 +232,3 @@ def test_a_wrong_reference_stops_the_stage_at_its_first_batch(policy_folder, pai
     assert "\n" not in str(refusal.value)
     assert "dpo" in str(refusal.value) or "loss/train" in str(refusal.value)
     assert not list(runs.glob("*/*/dpo*"))
-
-
-def test_the_first_loss_is_named_where_it_is_not_ln_2():
-    stats = {"loss/train": 0.75, "rewards/chosen": 0.0, "rewards/rejected": 0.0}
-    with pytest.raises(UserError, match=r"step 0: loss/train is 0\.75, off by 0\.0569 .* dpo:"):
-        dpo.check_start(stats, 1e-3)
-    dpo.check_start(stats, 0.1)
-
-
-# -- make ------------------------------------------------------------------------------------------

@@ -13,7 +13,6 @@ from safetensors.torch import load_file
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForTokenClassification,
-    CTRLConfig,
     GemmaConfig,
     GPT2Config,
     GPTNeoXConfig,
@@ -39,7 +38,6 @@ from stages.learning.models import (
 )
 from stages.learning.passes import score_responses
 from stages.learning.sampling import sample
-from stages.learning.sharding import new_accelerator, prepare
 from stages.posts.ragged import load_split, pad_left, pad_right
 from stages.rl.networks import freeze
 from stages.running.files import read_lines
@@ -198,22 +196,6 @@ def test_a_head_keeps_its_bias_in_float32_under_autocast(policy_folder):
     close(after - before, torch.full_like(before, 7.123456), 1e-5)
 
 
-def test_a_pass_that_learns_keeps_no_copies_of_weights_that_autograd_does_not_need(policy):
-    AcceleratorState._reset_state(reset_partial_state=True)
-    accelerator, cached = new_accelerator("bf16"), []
-    trained, _ = prepare(accelerator, policy, torch.optim.AdamW(policy.parameters()))
-    policy.base_model.register_forward_hook(
-        lambda *_: cached.append(
-            (torch.is_autocast_enabled("cpu"), torch.is_autocast_cache_enabled())
-        )
-    )
-    trained(torch.arange(1, 9)[None])
-    assert cached == [(True, False)]
-    with accelerator.autocast():  # a sampler runs the same weights token after token
-        assert torch.is_autocast_cache_enabled()
-    AcceleratorState._reset_state(reset_partial_state=True)
-
-
 def test_frozen_weights_in_bf16_leave_rotary_frequencies_as_they_were(policy_folder):
     plain = new_reward_model(policy_folder, torch.Generator().manual_seed(1))
     frozen = freeze(new_reward_model(policy_folder, torch.Generator().manual_seed(1)), "bf16")
@@ -241,19 +223,6 @@ def test_a_family_that_may_omit_the_heads_bias_gets_one_for_the_normalization(
     tokens = torch.arange(1, 9)[None]
     close(plain(tokens).logits, model(tokens).logits)
     assert plain.score.bias.item() == -2.5
-
-
-def test_a_family_without_such_a_head_is_refused_by_name(
-    tokenizer_folder, tmp_path, monkeypatch, capsys
-):
-    monkeypatch.chdir(tmp_path)
-    config = CTRLConfig(n_embd=32, n_layer=1, n_head=2, dff=32)
-    monkeypatch.setitem(CONFIGS, "ctrl", config)
-    folder = checkpoint("ctrl", tokenizer_folder, tmp_path / "theirs")
-    with pytest.raises(SystemExit):
-        run_module(base, arguments(folder, "ctrl"))
-    assert "is a ctrl, a family without a token-classification head" in capsys.readouterr().err
-    assert not Path("runs/ctrl").exists()
 
 
 def test_a_checkpoint_that_ends_texts_with_another_token_is_named(tokenizer_folder):

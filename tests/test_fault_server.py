@@ -22,7 +22,8 @@ from stages.finished import read_manifest
 from stages.running.files import read_lines
 from stages.runs import open_stage
 from stages.settings.command_line import make_config
-from tests.fault_server import FAULTS, SLOW_SECONDS, FaultServer, start
+from tests.chat_server import serving
+from tests.fault_server import FAULTS, SLOW_SECONDS, FaultServer
 
 pytestmark = pytest.mark.walk
 
@@ -79,12 +80,11 @@ def lost_by_prompt(folder: Path) -> Counter:
 def test_500_pairs_are_judged_rightly_and_paid_for_once_through_faults_and_kills(tmp_path):
     seed = int(os.environ.get("FAULT_SEED", "3"))
     better, draw, books = write_summaries(seed), random.Random(seed), FaultServer(seed)
-    http, url = start(books)
     moments = sorted(draw.sample(range(20, 1200), KILLS))
     before: dict[tuple, tuple] = {}
-    try:
+    with serving(books.answer) as server:
         for moment in moments:
-            process = judge(tmp_path, url)
+            process = judge(tmp_path, server.url)
             while sum(books.kinds.values()) < moment and process.poll() is None:
                 time.sleep(0.001)
             time.sleep(draw.uniform(0, 0.05))
@@ -94,12 +94,9 @@ def test_500_pairs_are_judged_rightly_and_paid_for_once_through_faults_and_kills
             assert before.items() <= now.items(), "a kill lost a reply that was kept"
             before = now
         time.sleep(SLOW_SECONDS)  # the server's answers to the dead have gone out
-        done = judge(tmp_path, url)
+        done = judge(tmp_path, server.url)
         errors = done.communicate()[1]
         assert done.returncode == 0, errors.decode()
-    finally:
-        http.shutdown()
-        http.server_close()
 
     (folder,) = (tmp_path / "runs" / "tiny" / "seed44413" / "judge").iterdir()
     rows = read_lines(folder / "judgements.jsonl")

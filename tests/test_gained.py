@@ -7,10 +7,9 @@ from typing import Any
 import pytest
 
 from reports.parts import gained
-from reports.parts.page import Table
 from reports.parts.paired import Entry
-from reports.sections import scores
-from reports.sections.scores import _part_table, gain_notes
+from reports.parts.words import plain
+from reports.sections.scores import gain_notes
 
 PROXIES = (1.9, 2.0, 2.1, 7.0)
 QUESTIONS = "where it ends with a question and SFT does not (2 posts: 1.05 [0.41, 1.69])"
@@ -29,28 +28,19 @@ def test_a_gain_that_lies_in_closing_questions_is_named(others, note):
     run: Any = FourPosts(others)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(gained, "policies_of", lambda record: ["sft", "ppo"])
-        patch.setattr(scores, "policies_of", lambda record: ["sft", "ppo"])
-        (table,) = _part_table(run)
         notes = gain_notes(run)
-        entries = [Entry(name="x", policy=name, runs=[run, run]) for name in ("sft", "ppo")]
-        beside = gained.part_table(entries)
-    assert beside is not None
-    of_others = f"{sum(others) / 2:.2f}"
-    assert beside.texts[0] == [
-        "x:ppo: adds a closing question", "2, 2", "2.00 (+), 2.00 (+)", "1.05 (+), 1.05 (+)"
-    ]  # fmt: skip
-    assert beside.texts[1][:3] == ["x:ppo: adds none", "2, 2", "4.50, 4.50"]
-    assert beside.texts[1][3].startswith(of_others)
-    assert isinstance(table, Table)
-    asking, none, cut, ended = table.texts
-    assert asking[:3] == ["PPO: adds a closing question", "2", "2.00 [0.73, 3.27]"]
-    assert asking[3] == "1.05 [0.41, 1.69]"  # (1.0 + 1.1) / 2, half t(1) * 0.05
-    assert none[1] == "2"
-    assert none[3].startswith(f"{of_others} [")
+        asking, rest = gained.by_kind(run, "question")["ppo"]
+        cut, ended = gained.by_kind(run, "ending")["ppo"]
+    assert (asking.posts, rest.posts, cut.posts, ended.posts) == (2, 2, 1, 3)
+    assert str(plain(asking.proxy)) == "2.00 [0.73, 3.27]"
+    assert str(plain(asking.gold)) == "1.05 [0.41, 1.69]"  # (1.0 + 1.1) / 2, half t(1) * 0.05
+    assert rest.gold is not None
+    assert rest.gold["estimate"] == pytest.approx(sum(others) / 2)
     # The last post's summary is cut off, and there the proxy rose by 7: on the others by 2.
-    assert cut[:3] == ["PPO: one of the two is cut off", "1", "–"]
-    assert ended[:3] == ["PPO: both end by themselves", "3", "2.00 [1.75, 2.25]"]
-    assert notes == [f"PPO's gold score reliably rose {text.format(none[3])}" for text in note]
+    assert cut.proxy is None
+    assert str(plain(ended.proxy)) == "2.00 [1.75, 2.25]"
+    said_of_rest = plain(rest.gold)
+    assert notes == [f"PPO's gold score reliably rose {text.format(said_of_rest)}" for text in note]
 
 
 class FourPosts:

@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from statistics import mean, stdev
@@ -14,7 +13,7 @@ from transformers import AutoModelForTokenClassification, AutoTokenizer
 
 from eval import calibration, controls
 from eval.judge import judge_summaries, make_judge
-from eval.judges.gold import GoldJudge, find_gold, trained_posts
+from eval.judges.gold import GoldJudge
 from eval.judges.protocol import Comparison, judge_all
 from eval.scores import proxy_and_gold
 from eval.win_rate import measure_win_rates
@@ -22,13 +21,12 @@ from reports.sections.scores import _reading
 from stages import base, normalize, reward, sft
 from stages.driving.start import run_module
 from stages.finished import read_manifest, seal_of, stage_folder, why_not
-from stages.learning.passes import summary_scores
 from stages.learning.preferences import training_pairs
 from stages.posts.bad_rows import in_half
 from stages.running.files import read_lines
 from stages.settings.command_line import make_config
 from stages.settings.config import Checks, JudgeSettings, UserError
-from tests.resuming import SETTINGS, Killed
+from tests.resuming import SETTINGS
 
 GOLD_ARGUMENTS = "--preset tiny --name gold --seed 7 --set".split()
 
@@ -98,24 +96,6 @@ def test_the_gold_model_reads_every_text_itself_and_prefers_the_higher_score(con
     assert why_not(config, "judge") is None
 
 
-def test_its_note_says_whether_the_training_posts_were_others(config):
-    own, theirs = trained_posts(config), trained_posts(replace(config, name="gold", seed=7))
-    assert own is not None
-    assert theirs is not None
-    found = find_gold(config)  # the run learned all posts, so it shares the odd ones
-    assert found.shared_posts == len(own & theirs) > 0
-    assert f"THE SAME comparisons as the run's own ({found.shared_posts} of" in found.about.note
-    assert "; no policy was optimised against it; it ranks" in found.about.note
-    path = stage_folder(config, "rm") / "config.json"
-    saved = json.loads(path.read_text())
-    saved["rm"]["pairs"] = "even"
-    path.unlink()  # a link to the other tests' file
-    path.write_text(json.dumps(saved))
-    assert "with no post in common" in find_gold(config).about.note
-    shutil.rmtree(stage_folder(config, "base") / "data")
-    assert "NOT KNOWN" in find_gold(config).about.note
-
-
 def test_another_gold_model_makes_the_judgement_stale_and_a_damaged_one_is_refused(config):
     judge_summaries(config)
     folder = Path("runs/gold/seed7/normalize")
@@ -133,41 +113,6 @@ def test_another_gold_model_makes_the_judgement_stale_and_a_damaged_one_is_refus
     path.write_text(json.dumps(manifest))
     with pytest.raises(UserError, match="normalize has changed on disk"):
         make_judge(config, {})
-
-
-def test_an_interrupted_scoring_goes_on_where_it_was(config, monkeypatch):
-    whole_config = replace(
-        config, judge=replace(config.judge, model="runs/gold/seed7/normalize/model")
-    )
-    judge_summaries(whole_config)
-    calls: list[int] = []
-
-    def die_at_third(*inputs):
-        calls.append(len(inputs[1]))
-        if len(calls) == 3:
-            raise Killed
-        return summary_scores(*inputs)
-
-    monkeypatch.setattr("eval.judges.gold.summary_scores", die_at_third)
-    with pytest.raises(Killed):
-        judge_summaries(config)
-    calls[:] = [0] * 3
-    judge_summaries(config)
-    size = config.memory.forward_batch_size
-    texts = {
-        (row["query"], row[key])
-        for path in stage_folder(config, "summaries").glob("*.jsonl")
-        for row in read_lines(path)
-        for key in ("summary", "reference")
-    }
-    # A row holds a post with all of its texts, and a pass as many rows as have `size` texts.
-    posts = Counter(query for query, _ in texts)
-    assert sum(calls) == len(posts) - 2 * (size // max(posts.values()))
-    found = [
-        read_lines(stage_folder(one, "judge") / "gold_scores.jsonl")
-        for one in (config, whole_config)
-    ]
-    assert found[0] == found[1]
 
 
 def test_controls_and_calibration_work_with_a_gold_model(config):
@@ -193,22 +138,6 @@ def test_a_long_post_is_cut_as_in_its_training_and_a_text_over_its_positions_is_
     (reply,) = judge_all(judge, [asked], 1)
     assert (reply.choice, reply.finish_reason) == (None, "too long")
     assert "judge gold: 1 post is unjudged (p): too long: the model" in capsys.readouterr().out
-
-
-def test_a_judge_that_makes_no_sense_is_one_line(config, tmp_path):
-    def error(model: str) -> str:
-        with pytest.raises(UserError) as caught:
-            make_judge(replace(config, judge=JudgeSettings(kind="reward_model", model=model)), {})
-        return str(caught.value)
-
-    own = stage_folder(config, "normalize").parent
-    shutil.copytree(own / "normalize/model", tmp_path / "copied")
-    for model in ("resumed", f"{own}/normalize/model", f"{own}/rm/model", str(tmp_path / "copied")):
-        assert "is this run's own reward model" in error(model)
-    assert "there is no reward model in runs/nowhere/seed44413/normalize" in error("nowhere")
-    assert "there is no reward model in" in error("gold")  # of this seed
-    assert "holds no reward model" in error("runs/gold/seed7/sft/model")
-    assert not (stage_folder(config, "judge")).exists()
 
 
 def test_halves_share_no_post_and_are_all_pairs_together(judged):

@@ -78,13 +78,6 @@ def outside_of_a_harmless_question(ending: str) -> str:
     return re.sub(pattern, r"[\1]", question.prompt)
 
 
-def test_a_text_that_knows_its_tag_gets_another_one():
-    tag = make_question("post", "x", "y", LINES).tag
-    told = make_question("post", f"x </summary-A-{tag}>", "y", LINES)
-    assert told.tag != tag
-    assert told.tag not in "".join(told.texts)
-
-
 def test_both_orders_of_a_pair_have_one_tag_so_that_it_favours_neither():
     there, back = make_question("p", "x", "y", LINES), make_question("p", "y", "x", LINES)
     assert there.tag == back.tag
@@ -159,11 +152,6 @@ def test_a_verdict_that_is_quoted_on_a_line_of_its_own_is_none(reply):
     question = make_question(post, "one", "two", LINES)
     assert parse_choice(question.without_echo(reply)) is None
     assert parse_choice(question.without_echo(f"{reply}\nIt is shorter.\nPreferred: B")) == "B"
-
-
-def test_ordinary_text_is_shown_as_it_is():
-    text = "I [25 M] <3 her, 5 < 6 > 4, a_b {c} [edit] & more: https://a.b/c?d=<1>"
-    assert make_question(text, "x", "y", LINES).texts[0] == text
 
 
 @pytest.mark.usefixtures("judge_environment")

@@ -131,12 +131,12 @@ def test_where_place_decides_nearly_all_the_orders_are_averaged_first():
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
-        ({"log_ratios": np.zeros(200)}, "one ratio"),
+        ({"log_ratios": np.zeros(200)}, "few ratios"),
         ({"log_ratios": np.tile([-0.7, 0.0, 0.0, 0.7], 50)}, "few ratios"),
         ({"outcomes": np.ones(200)}, "one verdict"),
         ({"shown_first": np.ones(200, dtype=bool)}, "one place"),
         ({"outcomes": np.full(200, np.nan)}, "few judgements"),
-        ({"posts": np.repeat([0, 1], 100)}, "few posts"),
+        ({"posts": np.repeat([0, 1], 100)}, "few judgements"),
     ],
 )
 @pytest.mark.filterwarnings("error")

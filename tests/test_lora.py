@@ -9,9 +9,7 @@ from accelerate import Accelerator
 
 from stages import base, dpo, normalize, ppo, reward, runs, sft
 from stages.driving.start import run_module
-from stages.learning.learner import batch_rows
-from stages.learning.loop import make_optimizer
-from stages.learning.lora import WithoutAdapter, adapt, adapter_layers, adapter_off, merge
+from stages.learning.lora import adapt, adapter_layers, adapter_off, merge
 from stages.learning.models import load_policy, load_reward_model, load_tokenizer, save_model
 from stages.learning.passes import head_scalars, model_inputs, response_logprobs
 from stages.posts.ragged import load_split
@@ -19,8 +17,8 @@ from stages.rl import networks
 from stages.rl.update import optimize
 from stages.running.files import read_lines
 from stages.settings.command_line import make_config
-from stages.settings.config import Lora, UserError, settings_hash
-from tests.conftest import rolled_out, state_of
+from stages.settings.config import Lora
+from tests.conftest import rolled_out
 
 RANK = 3
 TOKENS = torch.arange(1, 25).view(2, 12)
@@ -94,47 +92,6 @@ def test_an_adapter_is_a_function_of_seed_stage_and_part(policy_folder):
     assert not torch.equal(first(), first(part="critic"))
 
 
-@pytest.mark.parametrize("lora", [{"rank": 0}, {"stages": "sft,ppo"}])
-def test_without_a_rank_or_in_another_stage_nothing_happens(policy, lora):
-    adapt(policy, config_with(**lora), "dpo")
-    assert not list(adapter_layers(policy))
-    assert all(one.requires_grad for one in policy.parameters())
-
-
-@pytest.mark.parametrize("names", ["q_proj", "query_key_value,q_proj"])
-def test_layers_that_do_not_exist_are_refused_with_one_line(policy, names):
-    with pytest.raises(UserError, match=r"lora\.target_modules: .*q_proj") as refusal:
-        adapt(policy, config_with(target_modules=names), "sft")
-    assert "\n" not in str(refusal.value)
-
-
-@pytest.mark.parametrize("which", ["get_input_embeddings", "get_output_embeddings"])
-def test_layers_that_may_share_their_weights_are_refused(policy, which):
-    layer = getattr(policy, which)()
-    name = next(name for name, each in policy.named_modules() if each is layer).split(".")[-1]
-    with pytest.raises(UserError, match=f"{name} reads or writes tokens: leave it out"):
-        adapt(policy, config_with(target_modules=f"dense,{name}"), "sft")
-
-
-def test_layers_that_ppo_will_not_find_are_refused_before_sft_begins(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    few = ("world.train_posts=8", "world.train_comparisons=8", "base.hidden_size=8")
-    lora = ("lora.rank=2", "lora.stages=ppo", "lora.target_modules=dense,query")
-    config = make_config("tiny-xs", name="misspelt", overrides=(*few, *lora))
-    with pytest.raises(UserError, match="unknown layer 'query': did you mean query_key_value"):
-        base.make_base(config)
-
-
-def test_adapters_are_a_setting_of_the_stages_that_learn_them_alone():
-    plain, off = make_config("tiny"), config_with(rank=0)
-    some, more = config_with(stages="ppo"), config_with(stages="dpo,ppo")
-    for stage in ("base", "sft", "rm", "normalize", "ppo", "dpo", "judge"):
-        assert settings_hash(off, stage) == settings_hash(plain, stage)
-        assert (settings_hash(some, stage) != settings_hash(plain, stage)) == (stage == "ppo")
-    assert settings_hash(some, "ppo") == settings_hash(more, "ppo")
-    assert settings_hash(some, "ppo") != settings_hash(config_with(rank=4), "ppo")
-
-
 # -- off -------------------------------------------------------------------------------------------
 
 
@@ -152,17 +109,6 @@ def test_off_is_the_model_as_it_was_and_on_again_it_learns(policy, policy_folder
     layers = [layer for _, layer in adapter_layers(policy)]
     for one in (matrix for layer in layers for matrix in (layer.lora_A, layer.lora_B)):
         assert one["default"].weight.requires_grad
-
-
-def test_the_reference_is_no_second_copy(policy):
-    adapt(policy, config_with(), "ppo")
-    before = outputs(policy)
-    reference = WithoutAdapter(policy)
-    ours = {id(one) for one in policy.parameters()}
-    assert {id(one) for one in reference.parameters()} == ours
-    stir(policy)
-    assert torch.equal(reference(input_ids=TOKENS).logits, before)
-    assert not reference(input_ids=TOKENS).logits.requires_grad
 
 
 # -- merged ----------------------------------------------------------------------------------------
@@ -316,21 +262,3 @@ def test_batch_sizes_in_memory_change_no_adapter_in_ppo(study):
     whole, _ = ppo_updates(study, 16)
     parts, _ = ppo_updates(study, 2)
     assert (flat(parts.trained) - flat(whole.trained)).abs().max() < 1e-5
-
-
-def dpo_updates(study, microbatch_size):
-    config, accelerator = mini_config(microbatch_size), Accelerator(cpu=True)
-    train = load_split(study / "base" / "data", "comparisons_train")
-    policy = load_policy(study / "sft" / "model")
-    reference = dpo.split_logprobs(accelerator, policy, train, config, "test")
-    adapt(policy, config, "dpo")
-    optimizer = make_optimizer(policy.parameters(), 1e-3, config.optimizer)
-    for update in range(2):
-        rows = batch_rows(len(train), 16, update, 1, "dpo")
-        dpo.take_step(state_of(config, policy, optimizer), train, reference, rows)
-    return flat(policy)
-
-
-def test_batch_sizes_in_memory_change_no_adapter_in_dpo(study):
-    whole = dpo_updates(study, 32)
-    assert (dpo_updates(study, 2) - whole).abs().max() < 1e-5

@@ -293,31 +293,6 @@ def test_missing_and_unexpected_weights_are_refused(policy_folder, tmp_path):
             new_reward_model(folder, generator)
 
 
-def test_policy_and_reward_model_are_not_taken_for_each_other(
-    policy_folder, reward_model, tokenizer, tmp_path
-):
-    save_model(reward_model, tokenizer, tmp_path)
-    with pytest.raises(UserError, match="classifier"):
-        load_reward_model(policy_folder)
-    with pytest.raises(UserError, match="weights"):
-        load_policy(tmp_path)
-
-
-def test_a_folder_that_is_not_there_is_refused_with_one_line(tmp_path):
-    for load in (load_policy, load_reward_model, load_tokenizer):
-        with pytest.raises(UserError, match="nowhere") as refusal:
-            load(tmp_path / "nowhere")
-        assert "\n" not in str(refusal.value)
-
-
-def test_the_pad_token_is_new_and_the_next_free_id(tokenizer, tokenizer_folder):
-    entries = json.loads((tokenizer_folder / "tokenizer.json").read_text())["model"]["vocab"]
-    assert tokenizer.eos_token_id == 0
-    assert tokenizer.pad_token == "[PAD]"
-    assert tokenizer.pad_token_id == len(entries)
-    assert tokenizer.pad_token_id != tokenizer.eos_token_id
-
-
 def configured(tokenizer_folder, folder, **changes):
     """A copy of the tokenizer with other entries in its tokenizer_config.json."""
     shutil.copytree(tokenizer_folder, folder)
@@ -340,18 +315,16 @@ def test_a_pad_token_of_our_own_is_added_where_the_tokenizer_pads_with_a_real_on
     assert load_tokenizer(tmp_path / "saved").get_vocab() == tokenizer.get_vocab()
 
 
-def test_a_vocabulary_that_has_a_pad_of_that_name_gets_another(tokenizer_folder, tmp_path):
-    tokenizer = load_tokenizer(tokenizer_folder)
-    theirs = tokenizer.pad_token_id
-    tokenizer.add_special_tokens({"additional_special_tokens": ["<last>"]})
-    tokenizer.save_pretrained(tmp_path)
-    found = load_tokenizer(tmp_path)
-    assert found.pad_token == "[PAD][PAD]"
-    assert found.pad_token_id == theirs + 2
-
-
 def test_a_tokenizer_without_eos_is_refused(tokenizer_folder, tmp_path):
     folder = configured(tokenizer_folder, tmp_path / "tokenizer", eos_token=None)
     with pytest.raises(UserError, match="EOS") as refusal:
         load_tokenizer(folder)
     assert "\n" not in str(refusal.value)
+
+
+def test_the_pad_token_is_new_and_the_next_free_id(tokenizer, tokenizer_folder):
+    entries = json.loads((tokenizer_folder / "tokenizer.json").read_text())["model"]["vocab"]
+    assert tokenizer.eos_token_id == 0
+    assert tokenizer.pad_token == "[PAD]"
+    assert tokenizer.pad_token_id == len(entries)
+    assert tokenizer.pad_token_id != tokenizer.eos_token_id

@@ -13,19 +13,12 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenize
 from stages import base
 from stages.driving.start import run_module
 from stages.learning.checkpoints import read_weights
-from stages.learning.models import (
-    load_policy,
-    load_reward_model,
-    load_tokenizer,
-    same_tokens,
-    save_model,
-)
+from stages.learning.models import load_policy, load_reward_model, load_tokenizer, same_tokens
 from stages.posts.bad_rows import BadRows
 from stages.posts.ragged import load_split
-from stages.posts.tokens import plain_encoder, tokenize_posts
+from stages.posts.tokens import tokenize_posts
 from stages.running.files import read_record
 from stages.running.machine import code_of
-from stages.settings.command_line import make_config
 from stages.settings.config import UserError
 from stages.settings.prompt import format_post
 from tests.test_posts import LIMITS, POST
@@ -61,24 +54,6 @@ def test_a_tokenizer_that_was_saved_cutting_or_padding_does_neither_here(tokeniz
             column[row].tolist() for row in rows
         ]
     assert found.rows[1]["query"] == format_post(POSTS[1][1])
-
-
-def test_what_a_tokenizer_did_a_moment_ago_does_not_matter(tokenizer):
-    texts = ["I walk.", "I walk. " * 9]
-    expected = plain_encoder(tokenizer)(texts)
-    tokenizer(texts, padding=True, truncation=True, max_length=4)
-    assert plain_encoder(tokenizer)(texts) == expected
-
-
-def test_a_tokenizer_without_a_fast_form_is_refused_in_one_line(monkeypatch, tmp_path):
-    class Slow:
-        eos_token_id = 0
-
-    monkeypatch.setattr(
-        "stages.learning.models.AutoTokenizer.from_pretrained", lambda source, **_: Slow()
-    )
-    with pytest.raises(UserError, match=r"is no fast one: save it with a tokenizer\.json"):
-        load_tokenizer(tmp_path)
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
@@ -149,42 +124,6 @@ def test_a_matrix_of_zeros_or_without_its_scales_is_refused(model, made):
     assert f"({MATRIX})" in refusal(load_policy, model)
 
 
-def test_an_output_layer_is_refused_where_the_config_says_that_it_is_the_embedding(model):
-    with_json(model / "config.json", tie_word_embeddings=True)
-    assert "has an output layer other than its embedding" in refusal(load_policy, model)
-
-
-def test_an_adapter_is_refused_beside_weights_and_alone(runs, model):
-    def start(folder):
-        own = ("base.tokenizer=", f"base.checkpoint={folder}")
-        base.make_base(make_config("tiny", name="x", overrides=(*SMALL, *own)))
-
-    with_json(model / "adapter_config.json", base_model_name_or_path="org/m")
-    assert f"model {model} has adapter_config.json beside its weights" in refusal(start, model)
-    for path in {*model.iterdir()} - {model / "adapter_config.json"}:
-        path.unlink()
-    assert f"model {model} is an adapter alone: merge it into org/m " in refusal(start, model)
-
-
-def test_what_a_config_asks_a_model_to_give_beside_logits_is_left_out_with_a_line(
-    model, tokenizer, tmp_path, capsys
-):
-    tokens = torch.tensor([[5, 6, 7]])
-    expected = load_policy(model)(tokens).logits
-    with_json(model / "config.json", output_attentions=True, return_dict=False)
-    policy = load_policy(model)
-    assert "output_attentions, return_dict of its config.json" in capsys.readouterr().err
-    assert torch.equal(policy(tokens).logits, expected)
-    save_model(policy, tokenizer, tmp_path / "saved")
-    assert load_policy(tmp_path / "saved")(tokens).keys() == {"logits", "past_key_values"}
-
-
-def test_of_two_files_of_weights_a_line_names_the_one_that_is_read(model, capsys):
-    torch.save({}, model / "pytorch_model.bin")
-    load_policy(model)
-    assert "model.safetensors is read, not pytorch_model.bin" in capsys.readouterr().err
-
-
 @pytest.fixture
 def digits(tokenizer_folder, tmp_path):
     """A tokenizer with a token 2023 that its pre-tokenizer, which cuts between digits, prevents."""
@@ -221,23 +160,6 @@ def test_texts_are_cut_as_the_file_says_where_transformers_drops_its_pre_tokeniz
         assert (kept.eos_token_id, kept.pad_token_id) == (0, len(kept) - 1)
     careless.add_special_tokens({"pad_token": "[PAD]"})
     assert not same_tokens(careless, loaded)
-
-
-def test_a_text_has_the_same_tokens_each_time_whatever_chance_the_file_asks_for(digits):
-    content = json.loads((digits / "tokenizer.json").read_text())
-    content["model"]["dropout"] = 0.5
-    (digits / "tokenizer.json").write_text(json.dumps(content))
-    encode = plain_encoder(load_tokenizer(digits))
-    assert len({str(encode(["My boss sold my bike."])) for _ in range(20)}) == 1
-
-
-def test_a_tokenizer_of_special_tokens_alone_is_refused(digits):
-    content = json.loads((digits / "tokenizer.json").read_text())
-    content["model"] |= {"vocab": {}, "merges": []}
-    blanks = {**content["added_tokens"][0], "id": 60_000, "content": "  ", "special": False}
-    content["added_tokens"].append(blanks)  # as GPT-NeoX has for white space
-    (digits / "tokenizer.json").write_text(json.dumps(content))
-    assert "has no tokens for texts: its vocabulary is empty" in refusal(load_tokenizer, digits)
 
 
 def test_a_damaged_cache_is_named_and_made_anew_and_no_run_can_damage_it(runs, capsys):

@@ -2,15 +2,12 @@
 
 import re
 import time
-from datetime import datetime, timedelta, timezone
-from email.utils import format_datetime
 from typing import Any
 
 import pytest
 
 from eval.judge import make_judge
-from eval.judges.openai.replies import retry_after_of
-from eval.judges.prompt import RESPONSE_FORMAT
+from eval.judges.openai.server_judge import OpenAIJudge
 from eval.judges.protocol import Comparison, Reply, judge_all
 from stages.settings.config import UserError
 from stages.settings.judge_models import is_model
@@ -38,20 +35,6 @@ def test_the_llm_is_shown_post_and_summaries_and_its_answer_is_recorded():
     assert (request["model"], request["temperature"], request["max_tokens"]) == ("judge", 0.5, 100)
     prompt = request["messages"][-1]["content"]
     assert prompt.index("\nthe post\n</post-") < prompt.index("\none\n<") < prompt.index("\ntwo\n<")
-
-
-def test_a_json_schema_is_asked_for_unless_it_is_switched_off():
-    with serving(lambda number, body: chat('{"comparison": "x", "preferred": "B"}')) as server:
-        assert ask(server).choice == "B"
-        ask(server, structured="off")
-    assert [request.get("response_format") for request in server.requests] == [
-        RESPONSE_FORMAT,
-        None,
-    ]
-    schema = RESPONSE_FORMAT["json_schema"]["schema"]
-    assert schema["properties"]["preferred"]["enum"] == ["A", "B", "tie"]
-    assert '"preferred": "<A, B or tie>"' in server.requests[0]["messages"][0]["content"]
-    assert "Preferred: <A, B or tie>" in server.requests[1]["messages"][0]["content"]
 
 
 def refusing(number, body):
@@ -98,34 +81,12 @@ def test_a_dated_snapshot_is_the_model_and_a_smaller_sister_is_not():
     assert [name for name in (*snapshots, *sisters) if is_model("gpt-4o", name)] == [*snapshots]
 
 
-def google(*spans: str) -> list[Any]:
-    """Google's words for a used up quota by the minute or the day: the ids alone say which."""
-    ids = [{"quotaId": f"GenerateRequestsPer{span}PerProjectPerModel"} for span in spans]
-    message = "You exceeded your current quota, please check your plan. Please retry in 23.4s."
-    return [{"error": {"code": 429, "message": message, "details": [{"violations": ids}]}}]
-
-
-@pytest.mark.parametrize(
-    "passing", [*((status, LATER[1]) for status in (408, 429, 500, 503)), (429, google("Minute"))]
-)
+@pytest.mark.parametrize("passing", [(status, LATER[1]) for status in (408, 429, 500, 503)])
 def test_rate_limits_and_server_errors_are_tried_again(passing):
     replies = [passing] * 3 + [chat(GOOD)]
     with serving(lambda number, body: replies[number]) as server:
         assert ask(server).choice == "A"
     assert [request["max_tokens"] for request in server.requests] == [100] * 4
-
-
-def test_retry_after_is_read_in_seconds_and_as_a_date_and_waited_for():
-    assert retry_after_of({"retry-after": "1"}) == 1
-    assert retry_after_of({"retry-after": "9", "retry-after-ms": "5"}) == 0.005
-    assert retry_after_of({}) is retry_after_of({"retry-after": "soon"}) is None
-    date = format_datetime(datetime.now(timezone.utc) + timedelta(seconds=9), usegmt=True)
-    assert 7 < (retry_after_of({"retry-after": date}) or 0) <= 9  # of whole seconds
-    replies = [(*LATER, {"Retry-After": "0.7"}), chat(GOOD)]
-    with serving(lambda number, body: replies[number]) as server:
-        start = time.monotonic()
-        ask(server)
-    assert time.monotonic() - start >= 0.7
 
 
 def test_requests_per_minute_is_a_limit_for_all_threads_and_tries_together():
@@ -165,22 +126,12 @@ def test_what_no_try_mends_stops_with_one_line_and_is_never_unjudged(
     assert "\n" not in str(stop.value)
 
 
-@pytest.mark.parametrize(
-    ("said", "mend"),
-    [
-        ({"error": {"message": "You exceeded", "code": "insufficient_quota"}}, "no credit"),
-        *((google(*spans), "is used up") for spans in (["Day"], ["Minute", "Day"], [])),
-        ("Rate limit reached on requests per day (RPD): Limit 200. Try again in 7m.", "is used up"),
-        ("Rate limit exceeded: free-models-per-day", "is used up"),
-        ("Rate limit of 50 per 86400s exceeded for UserByModelByDay", "is used up"),
-    ],
-)
-def test_a_quota_that_no_minutes_mend_stops_at_once_and_the_next_run_goes_on(said, mend):
-    """It was nine tries of each question, for minutes."""
+def test_an_account_without_credit_stops_at_once_and_the_next_run_goes_on():
+    said = {"error": {"message": "You exceeded", "code": "insufficient_quota"}}
     replies = [chat(GOOD), (429, said), chat(GOOD)]
     one, two = (Comparison("p", f"post {k}.", "one", "two") for k in range(2))
     with serving(lambda number, body: replies[number]) as server:
-        with pytest.raises(UserError, match=f"{mend}.*replies are kept") as stop:
+        with pytest.raises(UserError, match=r"no credit.*replies are kept") as stop:
             list(judge_all(make_judge(llm_config(server), {}), [one, two], 1))
         assert "\n" not in str(stop.value)
         assert len(list(judge_all(make_judge(llm_config(server), {}), [one, two], 1))) == 2
@@ -202,3 +153,57 @@ def test_a_refusal_stops_threads_that_wait_for_their_turn():
         list(judge_all(make_judge(llm_config(server), {}), comparisons, 2))
     assert time.monotonic() - start < 30
     assert len(server.requests) <= 2
+
+
+# -- replies that no other server sends ------------------------------------------------------------
+
+QUESTIONS = [Comparison(f"p{k}", f"post {k}.", "one", "two") for k in range(4)]
+
+
+def answer_to(odd: Any) -> Any:
+    """A server that answers oddly to post 2 alone."""
+
+    def answer(number: int, body: dict[str, Any]) -> Any:
+        return odd if "post 2." in body["messages"][0]["content"] else chat(GOOD)
+
+    return answer
+
+
+@pytest.mark.parametrize(
+    "reason", ["content_filter: PROHIBITED_CONTENT", "SAFETY", "RECITATION", "PROHIBITED_CONTENT"]
+)
+def test_a_prompt_that_googles_filter_refuses_is_unjudged_and_named(capsys, reason):
+    """It has no message. It was nine broken replies, and then a stop for ever."""
+    choices = [{"index": 0, "finish_reason": reason}]
+    usage = {"prompt_tokens": 1000, "completion_tokens": 0, "total_tokens": 1000}
+    with serving(answer_to(chat("", choices=choices, usage=usage))) as server:
+        judge = make_judge(llm_config(server, input_price=10, output_price=10), {})
+        assert isinstance(judge, OpenAIJudge)
+        replies = list(judge_all(judge, QUESTIONS, 2))
+    assert [one.choice for one in replies] == [*"AA", None, "A"]
+    assert replies[2].finish_reason == "content_filter"
+    assert len(server.requests) == 4
+    assert "1 post is unjudged (p2): filtered: " in capsys.readouterr().out
+    assert judge.chat.budget.spent == pytest.approx((3 * 1100 + 1000) * 10 / 1e6)
+
+
+@pytest.mark.parametrize(
+    "content", ["Is it A?\n</think>\nPreferred: B", '[THINK]"preferred": "A"[/THINK]\n**B**']
+)
+def test_a_thought_is_no_verdict_and_shows_that_the_judge_reasons(content):
+    with serving(lambda number, body: chat(content)) as server:
+        judge = make_judge(llm_config(server), {})
+        assert isinstance(judge, OpenAIJudge)
+        reply = judge.reply(QUESTIONS[0])
+    assert (reply.choice, reply.text) == ("B", content)
+    assert judge.chat.reasons
+
+
+def test_what_a_server_has_taken_in_this_process_is_not_blamed_later():
+    refusal = (400, {"error": {"message": "temperature"}})
+    with serving(lambda number, body: refusal if number else chat(GOOD)) as server:
+        judge = make_judge(llm_config(server), {})
+        judge.reply(QUESTIONS[0])
+        with pytest.raises(UserError, match=r"check judge\.model"):
+            judge.reply(QUESTIONS[1])
+        assert len(server.requests) == 2

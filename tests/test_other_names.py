@@ -3,7 +3,6 @@
 import pytest
 
 from eval.judge import make_judge
-from eval.judges.openai.client import MOST_OTHER_NAMES
 from eval.judges.protocol import Comparison, judge_all
 from stages.settings.config import UserError
 from tests.chat_server import GOOD, ask, chat, llm_config, serving
@@ -32,7 +31,6 @@ def test_a_server_with_another_name_is_found_out_by_its_first_reply():
         ("judge-latest", "judge-2-*", "judge-2-20260101"),  # an alias
         ("openai/judge", "judge", "judge"),  # a proxy that leaves out the provider
         ("judge", "openai/judge, azure/*", "azure/judge"),  # a proxy that names it
-        ("judge", "openai/judge+azure/*", "azure/judge"),  # inside JUDGES
         ("judge", "*", ""),  # a server that names nobody
     ],
 )
@@ -61,9 +59,9 @@ def test_a_slip_is_asked_for_again_and_a_change_of_the_model_stops():
     replies = {0: chat(GOOD), 1: chat("Preferred: B", model="other"), 2: chat(GOOD)}
     moved = chat("Preferred: B", model="other")
     with serving(lambda number, body: replies.get(number, moved)) as server:
-        judge = make_judge(llm_config(server, max_retries=8), {})
+        judge = make_judge(llm_config(server, max_retries=2), {})
         assert [judge.reply(one).choice for one in QUESTIONS[:2]] == ["A", "A"]
         assert len(server.requests) == 3
         with pytest.raises(UserError, match=r"the reply is other's.*judge.accept_model=other"):
             judge.reply(QUESTIONS[2])
-    assert len(server.requests) == 3 + MOST_OTHER_NAMES
+    assert len(server.requests) == 3 + 3

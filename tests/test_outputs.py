@@ -2,12 +2,9 @@
 
 import csv
 import json
-import os
-import shutil
-import subprocess
-import sys
-from pathlib import Path
+from typing import Any
 
+import pandas as pd
 import pyarrow
 import pyarrow.parquet
 import pytest
@@ -19,13 +16,11 @@ from eval.outputs import take_outputs
 from eval.win_rate import measure_win_rates, names_of_pair
 from reports.outputs_page import write_report
 from stages.finished import read_manifest, stage_folder, wanted_stages, why_not
-from stages.running.files import read_lines
 from stages.settings.command_line import make_config
 from stages.settings.config import Outputs, UserError
 from tests.given_outputs import systems_of
 from tests.told import told
 
-ROOT = Path(__file__).parents[1]
 POST = {"subreddit": "x", "title": "My lamp", "post": "It is gone. I miss it."}
 
 
@@ -100,15 +95,16 @@ def test_a_folder_is_a_system_a_file_and_a_post_without_id_is_named_by_its_text(
     assert len(set(ids[0])) == 2
 
 
-GOOD = {"id": 1, "post": "p", "summary": "s", "reference": "r"}
+REST = {"summary": "s", "reference": "r"}
+GOOD = {"id": 1, "post": "p", **REST}
 
 
 @pytest.mark.parametrize(
     ("rows", "settings", "said"),
     [
-        ([{"id": 1, "text": "p", "summary": "s"}], {}, r"x.jsonl:1: no column post: name it.*text"),
+        ([{"id": 1, "text": "p"} | REST], {}, r"x.jsonl:1: no column post: name it.*text"),
         (
-            [{"id": 1, "text": "p", "wrote": "s"}],
+            [{"id": 1, "text": "p", "wrote": "s", "reference": "r"}],
             {"summary": "a,b"},
             r"no column a, b, post: name it, SET='outputs.summary=... outputs.post=...' .it has id",
         ),
@@ -126,7 +122,7 @@ GOOD = {"id": 1, "post": "p", "summary": "s", "reference": "r"}
         ),
         ([GOOD, GOOD | {"system": "b", "reference": "q"}], {}, "the reference of id 1 differs"),
         ([GOOD | {"system": "a b"}, GOOD | {"id": 2, "system": "a/b"}], {}, "reads like 'a b'"),
-        ([GOOD], {"reference": "gold"}, r"no column gold and no system.*\(systems: x\)"),
+        ([GOOD], {"reference": "gold"}, r"no column gold: name it, SET='outputs.reference="),
         (
             [GOOD | {"people": "yes"}],
             {"label": "people"},
@@ -165,7 +161,7 @@ def test_a_file_becomes_a_run_with_win_rates_controls_calibration_and_a_page(run
     assert (calibration["pairs"], calibration["of_pairs"]) == (80, 80)
     page = (stage_folder(config, "report") / "judged-theirs-seed44413.md").read_text()
     assert "no run here wrote them" in page
-    assert page.count("**Not an LLM**") == 1
+    assert "Not an LLM judged" in page
     assert "of 40 posts, in the order of the data" in page  # whether held out, nobody knows
     assert "PPO's numbers" not in page
     assert "differs from the preset or from the defaults.*" in page
@@ -174,64 +170,57 @@ def test_a_file_becomes_a_run_with_win_rates_controls_calibration_and_a_page(run
     assert all(why_not(config, stage) is None for stage in stages)
 
 
-def test_the_first_posts_alone_are_judged_where_that_is_asked(runs, tmp_path):
-    path = write_jsonl(tmp_path / "theirs.jsonl", rows_of_world(5))
-    config = config_of_file(path, "eval.posts=2")
-    take_outputs(config)
-    rows = read_lines(stage_folder(config, "summaries") / "lead-3.jsonl")
-    assert [row["id"] for row in rows] == ["toy1-validation-0", "toy1-validation-1"]
-    with pytest.raises(UserError, match="is 9 but there are 5 posts"):
-        take_outputs(config_of_file(path, "eval.posts=9"))
+# -- odd cells ------------------------------------------------------------------------------------
+
+WIDE: list[dict[str, Any]] = [
+    {"id": k, "post": f"p{k}", "summary": f"s{k}", "reference": "r"} for k in range(4)
+]
 
 
-@pytest.mark.parametrize(
-    ("changes", "goal", "said"),
-    [
-        ({}, "ppo", "ppo trains, and INPUT= is judged without training"),
-        ({"upstream": "tiny"}, "eval", "leave out UPSTREAM="),
-        ({"overrides": ("sft.epochs=3",)}, "eval", r"sft\.\* has no effect"),
-        ({"overrides": ("judge.kind=reward_model",)}, "eval", "needs a reward model"),
-        ({"overrides": ("released.policy=x",)}, "eval", "stand without released.policy"),
-        ({"overrides": ("outputs.summary=a,b", "outputs.label=c")}, "eval", "go with one column"),
-    ],
-)
-def test_what_makes_no_sense_with_given_summaries_is_one_line(changes, goal, said):
-    overrides = ("outputs.file=x.jsonl", *changes.get("overrides", ()))
-    with pytest.raises(UserError, match=said):
-        wanted_stages(make_config("outputs", **{**changes, "overrides": overrides}), [goal])
-    with pytest.raises(UserError, match="add INPUT="):
-        make_config("outputs")
+def refusal(path, **settings):
+    with pytest.raises(UserError) as caught:
+        systems_of(Outputs(file=str(path), **settings))
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
 
 
-@pytest.mark.walk
-def test_make_judge_judges_the_folder_of_a_run_and_goes_on_after_a_stop(tmp_path):
-    """As people type it; the second call finds everything done."""
-    folder = tmp_path / "runs/mine/seed1/summaries"
-    folder.mkdir(parents=True)
-    for name in ("ppo-long", "sft"):
-        rows = [
-            {
-                "id": row["id"],
-                "query": "q",
-                "summary": row["summary"],
-                "reference": row["reference"],
-            }
-            for row in rows_of_world(6)
-            if (row["system"] == "all-of-it") == (name == "ppo-long")
-        ]
-        write_jsonl(folder / f"{name}.jsonl", rows)
-    shutil.copy(ROOT / "Makefile", tmp_path)
-    words = ["make", "--no-print-directory", "VENV=", f"PYTHON={sys.executable}", "judge"]
-    words += ["INPUT=runs/mine/seed1", "SET=judge.kind=facts checks.control_posts=3"]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+def test_labels_that_only_the_left_out_posts_have_are_missed_before_anything_is_paid(
+    runs, tmp_path
+):
+    rows = [row | {"people": "" if row["id"] < 2 else "1"} for row in WIDE]
+    path = write_jsonl(tmp_path / "x.jsonl", rows)
+    with pytest.raises(UserError, match=r"column people has no label.* raise eval.posts"):
+        take_outputs(config_of_file(path, "outputs.label=people", "eval.posts=2"))
 
-    def make():
-        return subprocess.run(
-            words, capture_output=True, text=True, cwd=tmp_path, env=environment, check=False
-        )
 
-    made = make()
-    assert made.returncode == 0, made.stderr
-    assert "ppo-long leads with" in made.stdout
-    assert (tmp_path / "runs/judged-mine-seed1/seed44413/report/facts").is_dir()
-    assert "nothing to do" in make().stdout
+@pytest.mark.parametrize("ending", ["csv", "parquet"])
+def test_labels_are_read_as_pandas_writes_a_column_with_an_empty_cell(tmp_path, ending):
+    """A column of 1, 0 and nothing becomes one of floats."""
+    table = pd.DataFrame(WIDE).assign(people=[1, 0, 0.5, float("nan")])
+    path = tmp_path / f"x.{ending}"
+    if ending == "csv":
+        table.to_csv(path, index=False, na_rep="nan")
+        assert "1.0" in path.read_text()
+        assert "nan" in path.read_text()
+    else:
+        table.to_parquet(path, index=False)
+    found = systems_of(Outputs(file=str(path), label="people"))["x"]
+    assert [row.get("label") for row in found] == [True, False, None, None]
+
+
+def test_a_system_that_is_called_reference_is_refused_beside_a_column_of_that_name(tmp_path):
+    rows = [GOOD | {"system": name} for name in ("ppo", "reference")]
+    said = refusal(write_jsonl(tmp_path / "x.jsonl", rows))
+    assert "x.jsonl:2: a system is called reference" in said
+    assert "rename it" in said
+
+
+@pytest.mark.parametrize("write", [write_jsonl, write_parquet])
+def test_a_title_that_is_null_is_empty_as_in_csv(tmp_path, write):
+    rows = [row | {"title": None, "subreddit": "x"} for row in WIDE[:2]]
+    rows[1]["title"] = "t"
+    path = write(tmp_path / f"x.{write.__name__.split('_')[1]}", rows)
+    (first, _) = systems_of(Outputs(file=str(path)))["x"]
+    write_csv(tmp_path / "c.csv", [row | {"title": row["title"] or ""} for row in rows])
+    (same, _) = systems_of(Outputs(file=str(tmp_path / "c.csv")))["c"]
+    assert first["query"] == same["query"]

@@ -2,12 +2,10 @@
 
 import json
 import re
-from dataclasses import dataclass
 
 import pytest
 
 from reports.parts import page
-from reports.parts.blocks import Block
 from reports.parts.cells import MISSING, Number, PValue, columns_of
 from reports.parts.page import Details, Figure, Heading, Sample, Table, Text, files_of, write
 
@@ -26,18 +24,11 @@ def test_what_stands_before_the_first_heading_is_in_sight_and_each_section_is_fo
     assert "the answer" in opening
     assert ["1 more" in section for section in sections] == [True, False]
     assert ["2 more" in section for section in sections] == [False, True]
-    # Without a table before it the first section is open.
     assert page.to_markdown("x", "x", [*answer[:1], *blocks]) == (
         "# x\n\nthe answer\n\n"
-        "<details open><summary>\n\n## One\n\n</summary>\n\n1 more\n\n</details>\n\n"
+        "<details><summary>\n\n## One\n\n</summary>\n\n1 more\n\n</details>\n\n"
         "<details><summary>\n\n## Two\n\n</summary>\n\n2 more\n\n</details>\n"
     )
-
-
-def test_one_phrase_of_a_text_is_bold_and_only_where_it_stands_first():
-    text = Text("a *b* c *b*", bold="*b*")
-    assert text.markdown("x") == "a **\\*b\\*** c \\*b\\*"
-    assert "<p>a <strong>*b*</strong> c *b*</p>" in page.to_html("x", [text])
 
 
 def test_every_table_stands_in_the_json_under_a_name_of_its_own(tmp_path):
@@ -120,51 +111,10 @@ def test_no_text_of_a_block_becomes_markup():
     sample = Sample(BAD, BAD, [("SFT" + BAD, BAD, BAD)])
     blocks = [Text(BAD), *[Heading(BAD)] * 6, Table((BAD,), [[BAD]], BAD, name="t"), sample]
     html = page.to_html(BAD, [*blocks, Details(BAD, [Text(BAD)])])
-    assert html.count("<script") == 1  # the page's own
+    assert "<script" not in html
     assert "<img" not in html
     assert html.count("&lt;script&gt;") > 15
     assert not re.search(r'="[^"]*"&gt;|="[^"]*<', html)
-
-
-@dataclass(frozen=True)
-class Counter(Block):
-    """A kind of block of its own: what another module brings."""
-
-    template = "counter.html"
-    style = "counter.css"
-    script = "counter.js"
-    data: dict
-
-    def markdown(self, stem):
-        return ""
-
-
-def test_a_kind_of_block_brings_its_template_style_and_script_once(tmp_path, monkeypatch):
-    for name in page.TEMPLATES.iterdir():
-        (tmp_path / name.name).write_text(name.read_text())
-    data = '<script type="application/json">{{ block.data | as_data }}</script>'
-    (tmp_path / "counter.html").write_text(data)
-    (tmp_path / "counter.css").write_text(".counter {}")
-    (tmp_path / "counter.js").write_text("let a = 1 < 2;")
-    monkeypatch.setattr(page, "TEMPLATES", tmp_path)
-    page._environment.cache_clear()
-    inner = Details("x", [Counter({"text": "</script>"})])
-    html = page.to_html("x", [Counter({"n": 1}), inner])
-    page._environment.cache_clear()
-    assert html.count("<script>let a = 1 < 2;</script>") == 1
-    assert html.count(".counter {}") == 1
-    assert '{"text": "\\u003c/script\\u003e"}' in html
-    # The policy lets this script run and no other: its name is the SHA-256 of its text.
-    fold = (tmp_path / page.FOLD).read_text()  # the page's own, because something is folded
-    assert f"script-src '{page.digest('let a = 1 < 2;')}' '{page.digest(fold)}';" in html
-    assert page.to_markdown("x", "x", [Counter({})]) == "# x\n"
-
-
-def test_a_page_without_scripts_lets_none_run():
-    policy = re.search(r'Content-Security-Policy" content="([^"]*)"', page.to_html("x", []))
-    assert policy is not None
-    assert policy[1].startswith("default-src 'none';")
-    assert "script-src" not in policy[1]
 
 
 def test_what_others_wrote_is_left_out_inside_details_too():

@@ -2,12 +2,9 @@
 
 import copy
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pyarrow
-import pyarrow.parquet
 import pytest
 import torch
 
@@ -119,17 +116,6 @@ def test_longer_posts_are_left_out_before_the_draw_and_pairs_are_kept(tmp_path):
         used(max_post_characters=2)
 
 
-def test_parquet_rows_are_those_of_jsonl(tmp_path):
-    lines, tables = write_folder(tmp_path / "lines"), tmp_path / "tables"
-    tables.mkdir()
-    for split, located in read_all(lines).items():
-        table = pyarrow.Table.from_pylist([row for _, row in located])
-        pyarrow.parquet.write_table(table, tables / f"{split}.parquet")
-    for split, located in read_all(tables).items():
-        assert [where for where, _ in located] == [f"{tables}/{split}.parquet:1"]
-        assert [row for _, row in located] == [row for _, row in read_all(lines)[split]]
-
-
 def test_hub_data_sets_are_read_by_id_configuration_and_split(tmp_path, monkeypatch):
     import datasets.config
 
@@ -190,15 +176,6 @@ def test_a_bad_row_is_refused_with_file_line_and_field(tmp_path, name):
     assert named in text
 
 
-def test_missing_and_empty_files_are_refused_by_name(tmp_path):
-    folder = write_folder(tmp_path, sft_validation=[])
-    with pytest.raises(UserError, match="sft_validation is empty"):
-        read_all(folder)
-    (folder / "sft_validation.jsonl").unlink()
-    with pytest.raises(UserError, match=r"sft_validation\.jsonl is missing"):
-        read_all(folder)
-
-
 # -- truncation ------------------------------------------------------------------------------------
 
 
@@ -234,14 +211,6 @@ def test_a_post_is_cut_at_its_last_newline_and_its_title_never(post, limit, expe
     assert cut(post, limit) == expected
     with pytest.raises(ValueError, match="empty post"):
         cut(post, limit=11, title="long title")
-
-
-def test_words_are_counted_by_the_tokenizer_and_not_by_letters():
-    def words(text: str) -> list[int]:
-        return [len(word) for word in text.split()]
-
-    fields = {"title": "one two", "post": "three four\nfive six seven"}
-    assert fit_query(words, "{title} {post}", fields, "post", 4)[1] == [3, 3, 5, 4]
 
 
 def one_at_a_time(encode, fields, limit):
@@ -338,19 +307,6 @@ def test_news_articles_are_known_by_their_batch_and_have_their_own_prompt(tokeni
     query = tokenizer.decode(split.columns["queries"][0])
     # The template ends in a newline; what is scored is the stripped query and the summary.
     assert query == "Article:\nNews.\nMore.\n\nTL;DR:"
-
-
-@pytest.mark.parametrize(
-    ("small", "mend"),
-    [
-        ({"query": 1}, r"field article cannot be cut .*; the limit is 1: drop the row \("),
-        ({"response": 1}, r"the limit 1 \(of news articles\): shorten it or drop the row \("),
-        ({"positions": 9}, r"the article has .* 9 positions: shorten the row or drop it \("),
-    ],
-)
-def test_no_setting_is_named_for_an_article_that_does_not_fit(tokenizer, small, mend):
-    with pytest.raises(UserError, match=f"{mend}or leave such rows out: data.on_bad_row=skip"):
-        tokenize_comparisons([("x:1", ARTICLE)], tokenizer, replace(CNNDM_LIMITS, **small), "news")
 
 
 # -- keeping and padding ---------------------------------------------------------------------------

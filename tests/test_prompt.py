@@ -4,16 +4,13 @@ import json
 from dataclasses import replace
 from typing import Any
 
-import pytest
-
+from eval.control_texts import control_rows
 from eval.judges.prompt import LINES, make_question
-from eval.questions import control_rows
 from reports.sharing.cards import POST, card
 from stages.base import make_base
 from stages.finished import stage_folder
 from stages.posts.ragged import load_split
 from stages.running.files import read_lines
-from stages.settings.checks import UserError
 from stages.settings.command_line import make_config
 from stages.settings.config import Data
 from stages.settings.prompt import PROMPT, format_post, parse_post
@@ -30,27 +27,6 @@ def test_the_default_prompt_is_the_papers_and_every_post_is_read_back():
         assert parse_post(format_post(ROW, template), template) == ROW
     assert parse_post(paper, OTHER) is None
     assert parse_post("Article:\nnews\n\nTL;DR:\n") is None
-
-
-@pytest.mark.parametrize(
-    ("template", "problem"),
-    [
-        ("{title}: {post}", "must hold {subreddit}, {title} and {post}, each once"),
-        ("{subreddit} {title}: {post} {post}", "each once"),
-        ("{subreddit}\n{title}\n{post} by {author}:", "nothing else in braces"),
-        ("{subreddit}\n{title!r}\n{post}:", "nothing else in braces"),
-        ("{subreddit}\n{title\n{post}:", "nothing else in braces"),
-        (PROMPT + "\n", "must not begin or end with white space"),
-        ("{subreddit}{title}\n{post}:", "have words or line breaks between its places"),
-        ("{subreddit}\n{title} {post}:", "have words or line breaks between its places"),
-    ],
-)
-def test_a_prompt_that_cannot_be_read_back_is_refused_in_one_line(template, problem):
-    with pytest.raises(UserError) as refused:
-        Data(prompt=template)
-    assert str(refused.value).startswith("data.prompt must ")
-    assert problem in str(refused.value)
-    assert "\n" not in str(refused.value)
 
 
 def test_another_prompt_goes_through_base_and_into_a_judges_question(runs):

@@ -68,7 +68,7 @@ def test_pages_are_copied_and_listed_and_a_second_time_replaced_wholly(place, ca
     assert there == {*files, *(f"{stem}.json" for stem in stems), INDEX}
     rows = (GENERATED / INDEX).read_text().splitlines()[-4:]
     assert [re.findall(r"\]\((.*)\.md\)", row)[0] for row in rows] == stems
-    assert "| Of 600 held-out posts PPO's summary won " in rows[2]
+    assert "| PPO BEATS the references: " in rows[2]
     assert rows[2].split("; ")[-4:-1] == [
         *("seed 1", "judge facts", "CPU, 2 cores (AMD EPYC, AVX2)")
     ]

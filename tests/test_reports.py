@@ -106,14 +106,11 @@ def test_the_html_loads_nothing_and_is_well_formed(made):
     found = Page(html)
     assert found.open == []
     assert all(link.startswith("data:image/svg+xml;base64,") for link in found.loads)
-    assert not {"link", "iframe", "object"} & set(found.tags)
-    # Beside data, the page's own policy names each script by its hash, and lets no other run.
-    scripts = re.findall(r"<script>(.*?)</script>", html, re.DOTALL)
-    (allowed,) = re.findall(r"script-src([^;]*);", html)
-    assert allowed.split() == [f"'{page.digest(text)}'" for text in scripts]
+    assert not {"link", "iframe", "object", "script"} & set(found.tags)
+    assert """content="default-src 'none'; style-src 'unsafe-inline'; img-src data:;""" in html
     assert len(found.ids) == len(set(found.ids))
     assert not re.search(r"@import|https?://", html)
-    assert found.tags.count("img") == 9
+    assert found.tags.count("img") == 8
 
 
 def test_a_post_cannot_put_markup_on_the_page(made):
@@ -137,13 +134,9 @@ def test_the_headline_fits_a_terminal_and_ends_with_the_path(places, capsys):
 def test_every_plot_of_the_markdown_page_is_a_file_beside_it(made):
     folder, markdown, *_ = made
     named = re.findall(r"\]\(([^)]+\.svg)\)", markdown)
-    assert len(named) == 9
+    assert len(named) == 8
     assert all((folder / name).exists() for name in named)
     assert not list(folder.glob("*.partial"))
-
-
-def test_a_judge_that_is_no_llm_is_named_as_such_everywhere(made):
-    assert all("not an llm" in text.lower() for text in made[1:4])
 
 
 @pytest.mark.parametrize("stage", STAGES)
@@ -171,9 +164,9 @@ def test_a_stage_from_an_earlier_one_is_refused(places, capsys):
     [
         ({"unjudged": 0.015}, "PPO: 1.5% of the posts have no verdict"),
         ({"unjudged": 0.015}, "between 62.1% and 63.6%"),
+        ({"unjudged": 0.05}, "Too many comparisons had no verdict"),
         ({"sft": 0.6, "ppo": 0.62}, "PPO did not significantly beat SFT: +2.0 points"),
         ({"sft": 0.6, "ppo": 0.4}, "PPO is WORSE than SFT"),
-        ({"sft": 0.6, "ppo": 0.62}, "PPO did not significantly beat SFT"),
         ({"sft": 0.6, "ppo": 0.4}, "PPO over-optimised its reward"),
         ({"at_length": 0.52}, "PPO's lead over the references is not shown at equal length: 52.0%"),
         ({"first": 0.584}, "picks the text shown first in 58.4% [55.4, 61.4]"),
@@ -184,18 +177,10 @@ def test_a_stage_from_an_earlier_one_is_refused(places, capsys):
 def test_numbers_that_disappoint_are_said_plainly(places, changes, said):
     fabricate(make_config("tiny"), **changes)
     row = tiny_row()
-    told = " ".join([" ".join(sentences.opening(row)), *sentences.caveats(row)])
+    told = " ".join([sentences.opening(row).text, *sentences.caveats(row)])
     assert said in told
     headline = run_page.headline(row, folder_of() / "x.html")
     assert all(note in " ".join(headline.split()) for note in sentences.caveats(row))
-
-
-def test_too_many_posts_without_a_verdict_forbid_a_conclusion(places):
-    fabricate(make_config("tiny"), unjudged=0.05)
-    row = tiny_row()
-    assert row["ppo/win_rate"] is row["ppo/controlled"] is None
-    assert "Too many comparisons had no verdict" in " ".join(sentences.opening(row))
-    assert "beats SFT" not in " ".join(sentences.opening(row)) + run_page.headline(row, folder_of())
 
 
 def test_a_rate_with_too_much_unjudged_stands_nowhere(places):
@@ -205,6 +190,7 @@ def test_a_rate_with_too_much_unjudged_stands_nowhere(places):
         assert "(5.0% unjudged)" in text
         assert "63.0%" not in text
         assert "+21.8" not in text
+        assert "beats SFT" not in text
         assert "no win rate is given" in " ".join(text.split())
     assert "has no rate, so it is not drawn" in markdown
     assert f"between {100 * wins['worst_case'][0]:.1f}%" in markdown
@@ -238,9 +224,8 @@ def test_a_calibration_is_shown_and_its_flags_warn_for_the_judge_it_was_made_wit
     calibrated(replace(config, judge=JudgeSettings(kind="openai", model="another")), flags=["no"])
     record = collect.load_run(config)
     assert record.calibration is None
-    assert collect.judge_flags(record) == []
+    assert collect.judged_row(record)["judge_flags"] == []
     calibrated(config, flags=["it agrees with the labels on 51.0%"])
-    assert collect.judge_flags(collect.load_run(config)) == ["it agrees with the labels on 51.0%"]
     run_page.main(["--preset", "tiny"])
     markdown = (folder_of() / "tiny-seed44413.md").read_text()
     assert "THE JUDGE FAILED ITS CHECKS: it agrees with the labels on 51.0%" in markdown
@@ -256,15 +241,6 @@ def test_a_calibration_is_shown_and_its_flags_warn_for_the_judge_it_was_made_wit
     assert "FAILED ITS CHECKS: it agrees with the labels on 51.0%" in alone
     assert "| PPO | 50.0% [" in alone
     assert "the post's title" not in alone
-
-
-def test_a_judge_that_fails_a_control_is_flagged_where_it_is_calibrated(places):
-    config = make_config("tiny")
-    fabricate(config, controls_pass=False)
-    calibrated(config, flags=[])
-    calibration_page.main(["--preset", "tiny"])
-    alone = (folder_of("calibration_report") / CALIBRATION_PAGE).read_text()
-    assert "does not reliably prefer the reference to the post's title" in alone
 
 
 def test_no_rate_is_corrected_where_too_much_is_unjudged(places):
@@ -290,7 +266,7 @@ def test_two_renders_are_byte_for_byte_the_same(tmp_path, monkeypatch):
     first = (read_manifest(folder_of()) or {})["outputs"]
     run_page.main(["--preset", "tiny"])
     assert first == (read_manifest(folder_of()) or {})["outputs"]
-    assert len(first) == 15  # md, html, json, nine plots, headline, numbers, settings
+    assert len(first) == 14  # md, html, json, eight plots, headline, numbers, settings
 
 
 def test_a_model_without_pretraining_on_real_posts_is_called_poor(places):
@@ -317,18 +293,17 @@ def test_folders_and_servers_of_the_user_stay_off_the_page(places):
 
 
 def test_the_papers_numbers_stand_beside_pythia_only(places, made):
-    config = make_config("pythia-1b")
-    fabricate(config, judge=ONLINE)
-    text = page.to_markdown("x", "x", run_page.blocks(collect.load_run(config)))
-    assert "39.4%" in text
-    assert "not an llm" not in text.lower()
+    fabricate(make_config("pythia-1b"), judge=ONLINE)
     fabricate(make_config("pythia-1b", seed=2), judge=ONLINE, unjudged=0.05)
     records, _ = scaling_page.collect(["pythia-1b"])
-    for some in (run_page.blocks(records[0]), scaling_page.blocks(records[:1])):
-        beside = page.to_markdown("x", "x", some).split("Beside the paper")[1]
-        assert "nan" not in beside
-        assert "63.0%" not in beside  # more than 2% of seed 2 is unjudged
-    assert "39.4%" not in made[1]
+    text = page.to_markdown("x", "x", scaling_page.blocks(records[1:]))
+    assert "53.9%" in text  # a seed of the paper
+    assert "not an llm" not in text.lower()
+    text = page.to_markdown("x", "x", scaling_page.blocks(records[:1]))
+    beside_paper = text.split("Beside the paper")[1]
+    assert "nan" not in beside_paper
+    assert "63.0%" not in beside_paper  # more than 2% of seed 2 is unjudged
+    assert "Beside the paper" not in made[1]
     assert "not comparable with this run" in made[1]
 
 
@@ -374,9 +349,3 @@ def test_rows_that_are_odd_or_skipped_stand_on_the_page(made):
     assert rows["| comparisons train"].endswith("| 27 | 4 | 14 | 3 | 158 | 2 |")
     assert "sft train: 16,000 rows, as published (16,000)." in text
     assert "comparisons train: 15,002 rows, not as published (15,009)." in text
-
-
-def test_the_page_says_where_ppos_own_queries_came_from(places, made):
-    assert "queries from" not in made[1]
-    text, *_ = report(places, found={"queries_from": "ppo_train"})
-    assert ", update by update; queries from ppo train" in text

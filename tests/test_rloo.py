@@ -18,7 +18,6 @@ from stages.driving.start import run_module
 from stages.functional import leave_one_out, minus_group_mean, token_logprobs
 from stages.learning import passes
 from stages.learning.models import with_dropout
-from stages.learning.passes import score_responses
 from stages.learning.sampling import Noise, sample
 from stages.rl.credit import credit as by_gae
 from stages.rl.credit import shape
@@ -189,21 +188,6 @@ def made(auto, family, vocabulary):
     config.vocab_size, config.initializer_range, config.num_labels = vocabulary + 1, 0.3, 1
     torch.manual_seed(5)
     return auto.from_config(config, dtype=torch.float64).eval()
-
-
-def test_four_samples_of_a_query_take_its_tokens_once(before_ppo, monkeypatch):
-    seen = []
-    right = passes.model_inputs
-
-    def counting(tokens, real):
-        seen.append(int(real.sum()))
-        return right(tokens, real)
-
-    monkeypatch.setattr(passes, "model_inputs", counting)
-    queries, responses = torch.full((8, 30), 5), torch.full((8, 6), 7)
-    for group in (1, 4):
-        score_responses(before_ppo.reward_model, queries, responses, before_ppo.pad_id, group)
-    assert seen == [8 * 36, 2 * (30 + 4 * 6)]
 
 
 def test_a_run_with_rloo_goes_from_sft_to_the_page_with_its_curves(runs):

@@ -4,31 +4,25 @@ Each fault runs the stages of `make judge` in this process, as far as they get, 
 that they wrote and said is searched for the key in all its spellings.
 """
 
-import errno
 import importlib
 import json
 import sqlite3
-import sys
 import traceback
 import urllib.parse
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 
 from eval import controls, judge, outputs, win_rate
-from eval.judges.openai.cache import ReplyCache
-from eval.judges.openai.replies import hider
 from reports import outputs_page
 from stages import sft
 from stages.driving.start import run_module
 from stages.settings.checks import UserError
 from stages.settings.command_line import make_config
 from tests.chat_server import GOOD, chat, serving
-from tests.test_trackers import OFFLINE, needs_wandb, process
 
 KEY = "sk-proj-4f8/a9b2+c7d1_E"
 PASSWORD = "pa55word-of-mine"
@@ -201,29 +195,6 @@ def test_a_key_is_not_in_the_traceback_of_a_defect_of_ours(words, tmp_path, monk
     assert KEY not in said
 
 
-@pytest.mark.parametrize("what", ["cache", "log", "tracker"])
-def test_a_key_is_nowhere_where_something_beside_the_judge_fails(
-    words, capfd, tmp_path, monkeypatch, what
-):
-    def gone(*_: Any) -> None:
-        raise RuntimeError("wandb is gone")
-
-    def full(*_: Any, **__: Any) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    if what == "cache":
-        monkeypatch.setattr(ReplyCache, "settle", full)
-    if what == "log":
-        monkeypatch.setattr("stages.runs.Run.append", full)
-    if what == "tracker":
-        monkeypatch.setenv("WANDB_PROJECT", "x")
-        monkeypatch.setitem(sys.modules, "wandb", ModuleType("wandb"))
-        monkeypatch.setattr("stages.driving.trackers.make_tracker", gone)
-    with serving(reply(f"{KEY}\nPreferred: A")) as server:
-        everything = run_and_search(words(server.url), capfd, tmp_path)
-    assert ("wandb is gone" if what == "tracker" else "No space left") in everything
-
-
 def test_a_password_in_the_servers_address_is_refused_before_anything_is_written(
     words, capfd, tmp_path, monkeypatch
 ):
@@ -254,41 +225,3 @@ def test_an_address_or_a_model_that_tells_a_key_is_refused_without_repeating_it(
     with pytest.raises(UserError, match=line) as refused:
         make_config("tiny", name="x", overrides=("judge.kind=openai", f"judge.{setting}"))
     assert setting.partition("=")[2] not in str(refused.value)
-
-
-@pytest.mark.parametrize(
-    "url",
-    [
-        "https://gateway.ai.cloudflare.com/v1/0123456789abcdef0123456789abcdef/g/openai",
-        "http://[::1]:8000/v1",
-    ],
-)
-def test_other_addresses_and_models_are_taken(url):
-    model = "judge.model=meta-llama/Llama-3.3-70B-Instruct-Turbo-Free"
-    judged = ("judge.kind=openai", f"judge.base_url={url}", model)
-    assert make_config("tiny", name="x", overrides=judged).judge.base_url == url
-
-
-def test_a_word_that_stands_for_a_key_is_no_secret_and_stays_in_replies():
-    assert hider("none")("none of the two") == "none of the two"
-    assert hider("EMPTYWORD")("EMPTYWORD") == "EMPTYWORD"
-    assert hider("abc-1234")("xabc-1234x") == "x[key]x"
-
-
-WITH_WANDB = """
-import sys
-from tests import test_secrets
-test_secrets.run_stages(sys.argv[1:])
-"""
-
-
-@needs_wandb
-@pytest.mark.walk
-def test_wandb_is_sent_no_key(words, tmp_path):
-    with serving(FAULTS["a reply"][0]) as server:
-        done = process(tmp_path, WITH_WANDB, *words(server.url), OPENAI_API_KEY=KEY, **OFFLINE)
-    assert done.code == 0, done.errors
-    assert list((tmp_path / "wandb").glob("offline-run*/*.wandb"))
-    everything = written(tmp_path) + done.errors
-    assert "the key is [key]" in everything
-    assert not any(secret in everything for secret in SPELLED)

@@ -72,23 +72,6 @@ def test_nothing_is_refused_where_everything_holds(networks, start):
     assert start.response_mask.sum() == 5
 
 
-def test_models_read_eight_episodes_again_at_most(before_ppo, start, monkeypatch, tmp_path):
-    """At SmolLM2's shape a whole batch of 32 took as long as an update."""
-    read = []
-    monkeypatch.setattr(start_checks, "check_padding", lambda _, few, *rest: read.append(len(few)))
-    for check in ("check_ratio", "check_draws"):
-        monkeypatch.setattr(
-            start_checks,
-            check,
-            lambda _, parts, *rest: read.append(sum(len(p.scores) for p in parts)),
-        )
-    config, many = make_config("tiny"), start.rows(torch.arange(2).repeat(6))
-    origins: Any = SimpleNamespace(reward_model=tmp_path / "model", score_shift=0.0)
-    learner, ppo = learner_of(before_ppo, config), Ppo(critic_init="zero")
-    start_checks.check_start(learner, many, origins, ppo, config.memory, score)
-    assert read == [8, 8, 8]
-
-
 def test_a_reference_that_is_another_model_is_caught(start):
     other = replace(start, ref_logprobs=start.ref_logprobs - 0.01)
     with pytest.raises(UserError, match=r"KL.*by 0\.01.*Likely cause: sft"):

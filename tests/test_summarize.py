@@ -1,10 +1,5 @@
 """One post, summarised by a finished run: as in its evaluation, and whatever is typed."""
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
 from eval import summarize
@@ -18,10 +13,6 @@ from stages.settings.command_line import make_config
 from stages.settings.prompt import format_post
 from tests.resuming import SETTINGS
 from tests.test_pipeline import finish
-
-ROOT = Path(__file__).parents[1]
-# Whatever a shell or make would read in it: none of it may be lost or run.
-NASTY = 'It\'s "mine": `touch pwned` $(touch pwned) $(shell touch pwned) $HOME $5 \\ #'
 
 
 @pytest.fixture
@@ -48,19 +39,18 @@ def refused(capsys, *words: str) -> str:
 
 
 def test_a_held_out_post_gets_the_summaries_and_scores_of_the_evaluation(finished, whole, capsys):
-    by_stage = {stage: read_lines(whole / f"summaries/{stage}.jsonl") for stage in finished.configs}
-    assert list(by_stage) == ["sft", "ppo", "dpo"]
-    for at in (0, 7):
-        rows = {stage: lines[at] for stage, lines in by_stage.items()}
-        post = finished.post_of_id(rows["ppo"]["id"])
-        assert post.query == rows["ppo"]["query"]
-        temperature = finished.config.eval.temperature
-        written = [finished.summary(stage, post, temperature) for stage in rows]
-        texts = [finished.text(tokens) for tokens in written]
-        assert texts == [row["summary"] for row in rows.values()]
-        assert [len(tokens) for tokens in written] == [row["tokens"] for row in rows.values()]
-        scores = finished.scores(post, written)
-        assert scores == pytest.approx([row["score"] for row in rows.values()], abs=1e-5)
+    """The first, for which an evaluation draws the same random numbers."""
+    rows = {stage: read_lines(whole / f"summaries/{stage}.jsonl")[0] for stage in finished.configs}
+    assert list(rows) == ["sft", "ppo", "dpo"]
+    post = finished.post_of_id(rows["ppo"]["id"])
+    assert post.query == rows["ppo"]["query"]
+    temperature = finished.config.eval.temperature
+    written = [finished.summary(stage, post, temperature) for stage in rows]
+    texts = [finished.text(tokens) for tokens in written]
+    assert texts == [row["summary"] for row in rows.values()]
+    assert [len(tokens) for tokens in written] == [row["tokens"] for row in rows.values()]
+    scores = finished.scores(post, written)
+    assert scores == pytest.approx([row["score"] for row in rows.values()], abs=1e-5)
     lines = answered(capsys, "--id", "toy1-validation-3")
     assert max(map(len, lines)) <= 80
     heads = [line for line in lines if ", score " in line]
@@ -70,8 +60,8 @@ def test_a_held_out_post_gets_the_summaries_and_scores_of_the_evaluation(finishe
 def test_a_typed_post_is_read_as_a_prompt_or_as_title_and_text_and_cut(finished, capsys):
     row = make_post("toy1-validation-3")
     assert finished.post_of_text(f"  {format_post(row)}\n").query == format_post(row)
-    usual = finished.usual_subreddit()
-    start = f"SUBREDDIT: r/{usual}\n\nTITLE: "
+    first = finished.held_out.rows[0]["query"].split("\n")[0]
+    start = f"{first}\n\nTITLE: "
     for text, expected in (
         ("My boss sold it.", "\n\nPOST: My boss sold it.\n\nTL;DR:"),
         ("My bike\n\nSold.\nSad.", "My bike\n\nPOST: Sold.\nSad.\n\nTL;DR:"),
@@ -120,21 +110,3 @@ def test_an_id_that_the_run_has_not_is_refused_and_says_how_ids_look(finished, c
     assert "is no held-out post of resumed: ids are such as toy1-validation-0" in line
     line = refused(capsys, "--name", "resumed", "--post", f"{'x ' * 300}\ny")
     assert "the limit is 160 (data.max_query_tokens): shorten the title" in line
-
-
-@pytest.mark.walk
-def test_make_passes_a_post_on_as_it_was_typed(whole, tmp_path):
-    (tmp_path / "runs").symlink_to(whole.parents[1])
-    command = ["make", "-f", str(ROOT / "Makefile"), "VENV=", f"PYTHON={sys.executable}"]
-    environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), "HOME": str(tmp_path)}
-    ended = subprocess.run(
-        [*command, "summarize", "NAME=resumed", f"POST={NASTY}\nsecond line"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        env=environment,
-    )
-    assert ended.returncode == 0, ended.stderr
-    assert f"TITLE: {NASTY}" in " ".join(ended.stdout.split("\n\nPOST")[0].split("\n"))
-    assert "POST: second line" in ended.stdout
-    assert not (tmp_path / "pwned").exists()

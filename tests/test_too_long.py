@@ -5,8 +5,7 @@ from typing import Any
 import pytest
 
 from eval.judge import judge_summaries, make_judge
-from eval.judges.openai.replies import about_a_post
-from eval.judges.openai.request import Dialect
+from eval.judges.openai.request import BLAMED, blamed_by
 from eval.judges.protocol import Comparison, judge_all
 from stages.runs import open_stage
 from tests.chat_server import GOOD, chat, llm_config, serving
@@ -78,33 +77,6 @@ def results_of(server, asked, **changes):
     return judge_summaries(config)
 
 
-def test_what_is_too_long_only_with_room_for_reasoning_is_asked_without():
-    def answer(number: int, body: dict[str, Any]) -> Any:
-        small = body["max_tokens"] <= 400
-        return chat(GOOD) if small else REFUSALS["vllm"]
-
-    with serving(answer) as server:
-        judge = make_judge(llm_config(server, reasoning_effort="low"), {})
-        assert judge.reply(Comparison("p", "the post", "one", "two")).choice == "A"
-    assert [one["max_tokens"] for one in server.requests] == [100 + 4096, 100]
-
-
-@pytest.mark.parametrize(
-    ("status", "text"),
-    [
-        (400, "max_tokens is too large: 5000. This model supports at most 4096 completion tokens"),
-        (400, "Unsupported parameter: 'max_tokens' is not supported with this model."),
-        (400, "Your credit balance is too low to access the Anthropic API."),
-        (429, "Rate limit reached: Limit 30000, Used 29000, Requested 2000. Try again in 2s."),
-        (429, "Too many tokens, please wait before trying again."),  # Bedrock, of all requests
-        (404, "The model does not exist"),
-        (500, "down"),
-    ],
-)
-def test_other_refusals_are_not_about_a_post(status, text):
-    assert about_a_post(status, text) == ""
-
-
 @pytest.mark.parametrize(
     ("answer", "finish_reason"),
     [
@@ -131,22 +103,28 @@ def test_a_filtered_post_is_unjudged_named_and_asked_for_once(capsys, answer, fi
     assert [one.choice for one in replies] == [*"AA", None, *"AAA"]
 
 
-FULL = Dialect(structured=True)
-
-
 @pytest.mark.parametrize(
     ("text", "left_out"),
     [
         ('{"error": {"message": "Unsupported value", "param": "temperature"}}', "temperature"),
-        ('{"error": {"message": "not with temperature", "param": "reasoning_effort"}}', "effort"),
+        (
+            '{"error": {"message": "not with temperature", "param": "reasoning_effort"}}',
+            "reasoning_effort",
+        ),
         # Google, where a model cannot be asked not to think
-        ('[{"error": {"message": "Budget 0 is invalid. It works in thinking mode."}}]', "effort"),
+        (
+            '[{"error": {"message": "Budget 0 is invalid. It works in thinking mode."}}]',
+            "reasoning_effort",
+        ),
         # vLLM and others that check the request by its types
-        ('{"detail": [{"loc": ["body", "reasoning_effort"], "msg": "Input should be"}]}', "effort"),
-        ('{"detail": "Extra inputs are not permitted: response_format"}', "structured"),
+        (
+            '{"detail": [{"loc": ["body", "reasoning_effort"], "msg": "Input should be"}]}',
+            "reasoning_effort",
+        ),
+        ('{"detail": "Extra inputs are not permitted: response_format"}', "response_format"),
         ("Unsupported parameter: temperature", "temperature"),
-        ("no", "effort"),
+        ("no", "reasoning_effort"),
     ],
 )
 def test_what_a_refusal_blames_is_left_out(text, left_out):
-    assert FULL.after(text) == FULL.without(left_out)
+    assert blamed_by(text, BLAMED) == left_out

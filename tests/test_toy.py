@@ -1,18 +1,11 @@
 """The built-in world: what is wanted depends on the subreddit, and length gives nothing away."""
 
-import json
 import random
 import re
-import subprocess
-import sys
-from itertools import pairwise
-from pathlib import Path
 from statistics import mean
 
 import pytest
 
-from stages.posts import toy
-from stages.posts.readers import SPLITS, check_comparison, check_post, is_cnndm
 from stages.posts.toy import (
     CLAUSES,
     COMPLETE_WORDS,
@@ -48,30 +41,6 @@ FACTS = Facts(subreddit="tifu", words=TOLD)
 EVENT_TOLD = "My boss sold my bike"
 COMPLETE = f"{EVENT_TOLD}, on easter, at camp, told anna."
 ALL_WRONG = "My uncle lost my ring, on monday, at work, told tom."
-
-
-WRITE_WORLD = """
-from pathlib import Path
-from stages.posts.toy import write_world
-from stages.settings.config import World
-world = World(
-    seed={seed}, train_posts=5, validation_posts=4, train_comparisons=7, validation_comparisons=6
-)
-write_world(Path({folder!r}), world, lambda items, label, total: iter(items))
-"""
-
-
-def small_world(folder: Path, seed: int = 1, hash_seed: str = "0") -> list[bytes]:
-    """The four files of a small world, written by a process of its own."""
-    folder.mkdir()
-    subprocess.run(
-        [sys.executable, "-c", WRITE_WORLD.format(folder=str(folder), seed=seed)],
-        cwd=Path(toy.__file__).parents[2],
-        env={"PYTHONHASHSEED": hash_seed},
-        check=True,
-    )
-    assert {path.name for path in folder.iterdir()} == {f"{split}.jsonl" for split in SPLITS}
-    return [(folder / f"{split}.jsonl").read_bytes() for split in SPLITS]
 
 
 def texts_of(policy: str) -> list[tuple[str, Facts]]:
@@ -155,12 +124,6 @@ def test_every_clause_is_read_as_it_is_written():
         assert read_summary(text, facts) == (set(WORDS), set())
 
 
-@pytest.mark.parametrize("post_id", ["t3_2d41dc", "", "Toy1-train-0"])
-def test_facts_of_a_foreign_post_are_refused(post_id):
-    with pytest.raises(ValueError, match="built-in world"):
-        facts_of(post_id)
-
-
 # -- those who write -------------------------------------------------------------------------------
 
 
@@ -175,14 +138,6 @@ def test_references_are_good_but_leave_room_above_them():
     assert 0.1 < mean(wrong) < 0.5
     too_long = [len(text.split()) > COMPLETE_WORDS for text, _ in TEXTS["ref"]]
     assert 0.1 < mean(too_long) < 0.5
-
-
-def test_policies_differ_in_quality_as_their_names_say():
-    worth = {policy: mean(score_summary(*one) for one in texts) for policy, texts in TEXTS.items()}
-    for better, worse in pairwise(("best_of_n", "sup_large", "ref", "off_topic")):
-        assert worth[better] > worth[worse] + 0.3, (better, worse)
-    assert worth["ref"] > worth["sup_small"]
-    assert [text for text, _ in TEXTS["ref"]] == [row["summary"] for row in POSTS]
 
 
 def test_length_is_no_cue():
@@ -214,52 +169,7 @@ def test_a_labeller_is_right_more_often_where_the_gap_is_larger():
     assert shares[-1] > 0.98
 
 
-def test_confidence_is_on_the_side_of_the_choice_and_its_strength_grows_with_the_gap():
-    by_strength: dict[int, list[float]] = {}
-    for pair, (gap, chosen) in zip(PAIRS, VERDICTS, strict=True):
-        confidence = pair["extra"]["confidence"]
-        assert (confidence > 5) == (pair["choice"] == 1) == chosen
-        by_strength.setdefault(abs(confidence - 5), []).append(abs(gap))
-    assert sorted(by_strength) == [1, 2, 3, 4]
-    means = [mean(by_strength[level]) for level in range(1, 5)]
-    assert means == sorted(means)
-
-
 # -- the world on disk -----------------------------------------------------------------------------
-
-
-def test_rows_have_the_schemas_of_the_real_data():
-    for row in POSTS:
-        check_post("post", row)
-        assert "\n" in row["post"]
-        assert not row["summary"].startswith(" ")
-    for pair in PAIRS:
-        check_comparison("pair", pair)
-        assert not is_cnndm(pair)
-        assert all(one["text"].startswith(" ") for one in pair["summaries"])
-
-
-def test_a_world_is_a_function_of_its_seed_in_any_process(tmp_path):
-    first = small_world(tmp_path / "first")
-    assert first == small_world(tmp_path / "again", hash_seed="77")
-    other = small_world(tmp_path / "other", seed=2)
-    assert all(one != two for one, two in zip(first, other, strict=True))
-
-
-def test_splits_share_no_post_and_comparisons_are_about_posts_of_their_split(tmp_path):
-    folder = tmp_path / "world"
-    small_world(folder)
-    ids: dict[str, set[str]] = {}
-    parts: dict[str, set[str]] = {}
-    for split in SPLITS:
-        rows = [json.loads(line) for line in (folder / f"{split}.jsonl").open(encoding="utf-8")]
-        ids[split] = {row.get("id") or row["info"]["id"] for row in rows}
-        parts[split] = {row.get("split") for row in rows}
-    assert parts["comparisons_train"] == {"train"}
-    assert parts["comparisons_validation"] == {"valid1", "valid2"}
-    assert not ids["sft_train"] & ids["sft_validation"]
-    assert ids["comparisons_train"] <= ids["sft_train"]
-    assert ids["comparisons_validation"] <= ids["sft_validation"]
 
 
 def test_the_world_keeps_its_bytes(tmp_path):

@@ -10,16 +10,38 @@ from accelerate import Accelerator
 
 from stages import functional
 from stages.rl import credit, grouped, metrics
+from stages.rl.episodes import Episodes
 from stages.rl.update_checks import check_update
-from stages.running.files import read_json
 from stages.settings.checks import UserError
 from stages.settings.ppo import Grpo, Ppo, Rloo
 from tests.planted import PLANTED, of_the_batch_before
-from tests.test_planted import EOS, PAD, credited, episodes
-from tests.test_processes import launch
 
+EOS, PAD = 0, 9
+RESPONSES = torch.tensor([[4, 5, EOS, PAD], [6, 7, 8, 6]])
 SIZES: dict[str, Any] = {"total_episodes": 64, "batch_size": 64, "num_ppo_epochs": 4}
 KL_COEF = 0.05
+
+
+def episodes(seed=1):
+    noise = torch.Generator().manual_seed(seed)
+    logprobs, ref_logprobs, values = (torch.randn(2, 4, generator=noise) for _ in range(3))
+    return Episodes(
+        queries=torch.ones(2, 2, dtype=torch.long),
+        responses=RESPONSES,
+        sampled_logprobs=logprobs,
+        logprobs=logprobs,
+        ref_logprobs=ref_logprobs,
+        values=values,
+        sampler_gaps=torch.zeros(2),
+        scores=torch.tensor([2.0, 3.0]),
+    )
+
+
+def credited(change=lambda right, *args: right(*args), settings=None, seed=1):
+    """The rollout of two episodes: the right one, or what a wrong function makes of it."""
+    settings = settings or Ppo(total_episodes=64, batch_size=64)
+    shaped = credit.shape(episodes(seed), settings, PAD, 0.05, settings.score_at)
+    return change(credit.credit, Accelerator(cpu=True), shaped, settings)
 
 
 def learner(settings, update=3, steps=None):
@@ -175,42 +197,6 @@ def test_a_gate_takes_the_critic_where_it_explains_more_than_a_constant(share, u
     assert described["policy/critic_used"] == used
     with pytest.raises(UserError, match="advantages are not those"):
         check(wrong, settings)
-
-
-def gate(accelerator, factors):
-    """What the critic explains in this process, and whether the gate opens; values lie this
-    process's factor times as far from their mean as the returns do.
-    """
-    settings = Ppo(**SIZES, baseline="gated", lam=1.0)  # the returns do not depend on the values
-    shaped = credit.shape(episodes(seed=accelerator.process_index), settings, PAD, KL_COEF)
-    returns = credit.credit(accelerator, shaped, settings).returns
-    assert returns is not None
-    values = returns.lerp(returns[shaped.value_mask].mean(), 1 - factors[accelerator.process_index])
-    rollout = credit.credit(accelerator, replace(shaped, values=values), settings)
-    explained = functional.explained_variance(values, returns, shaped.value_mask)
-    return explained.item(), credit.uses_critic(accelerator, rollout, settings)
-
-
-GATE = """
-import json
-from stages.driving.start import end_process
-from stages.learning.sharding import new_accelerator
-from tests.test_update_checks import gate
-accelerator = new_accelerator("no")
-with open(f"{{accelerator.process_index}}.json", "w") as file:
-    json.dump(gate(accelerator, {}), file)
-end_process()
-"""
-
-
-@pytest.mark.walk
-@pytest.mark.parametrize(("factors", "opens"), [((1.0, -0.2), True), ((1.0, -1.0), False)])
-def test_two_processes_whose_own_episodes_disagree_open_the_gate_alike(tmp_path, factors, opens):
-    launched = launch(tmp_path, "ddp", GATE.format(factors))
-    assert launched.returncode == 0, launched.stderr[-3000:]
-    (good, first), (bad, second) = (read_json(tmp_path / f"{rank}.json") for rank in (0, 1))
-    assert bad < 0 < good
-    assert first is second is opens
 
 
 def test_advantages_of_the_batch_before_are_refused():

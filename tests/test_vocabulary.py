@@ -48,19 +48,6 @@ def test_statistics_are_those_of_whole_logits(few_positions):
     close(entropies, entropy(logits / 0.7)[0].detach(), 1e-12)
 
 
-def test_what_is_read_at_a_time_changes_no_bit(monkeypatch):
-    """So the size of a processor's cache is no part of a result."""
-    outcomes = []
-    for positions in (1, 2, POSITIONS):
-        monkeypatch.setattr(vocabulary, "CACHED", positions * VOCABULARY)
-        hidden, weight, targets = inputs_of()
-        read = TokenStatistics.apply(hidden, weight, targets, 0.7, True)
-        torch.stack(read).sum().backward()
-        outcomes.append((*(x.detach() for x in read), hidden.grad, weight.grad))
-    for others in outcomes[1:]:
-        assert all(map(torch.equal, outcomes[0], others))
-
-
 def test_gradients_are_those_of_finite_differences(few_positions):
     hidden, weight, targets = inputs_of()
 

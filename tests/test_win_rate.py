@@ -10,7 +10,7 @@ import pytest
 from eval.judge import main as judge_main
 from eval.rates.formulas import wilson
 from eval.scores import agreement
-from eval.win_rate import describe, main, paired_difference, post_scores, print_summary, win_rate
+from eval.win_rate import describe, main, paired_difference, post_scores, win_rate
 from stages.finished import read_manifest, stage_folder
 from stages.running.files import read_lines
 from stages.runs import open_stage
@@ -82,15 +82,6 @@ def test_the_bootstrap_is_as_wide_as_the_spread_over_posts_says():
     half = 1.96 * math.sqrt(0.19 / 1000)
     assert interval.estimate == pytest.approx(0.6)
     assert (interval.low, interval.high) == pytest.approx((0.6 - half, 0.6 + half), abs=0.002)
-
-
-def test_the_bootstrap_resamples_posts():
-    """The multinomial draw against the plain one: indices with replacement."""
-    values = np.repeat([0.0, 0.25, 0.5, 1.0], [20, 15, 30, 35])
-    drawn = np.random.default_rng(3).choice(values, size=(20_000, 100)).mean(axis=1)
-    interval = win_rate(posts(*values.tolist()))
-    expected = np.quantile(drawn, [0.025, 0.975])
-    assert (interval.low, interval.high) == pytest.approx(tuple(expected), abs=0.006)
 
 
 def test_few_posts_get_wilsons_interval():
@@ -215,28 +206,3 @@ def test_judge_and_win_rate_run_end_to_end_on_a_runs_folder(runs, capsys):
     assert "100.0%" in printed
     assert max(len(line) for line in printed.splitlines()) <= 80
     json.dumps(results, allow_nan=False)
-
-
-def test_a_difference_prints_as_one_policy_less_the_other(capsys):
-    """`title-lead` read as one name beside `title - lead-3`."""
-    row = {"win_rate": 0.5, "low": 0.4, "high": 0.6, "posts": 9, "unjudged": 0.0}
-    gap = {"estimate": 0.1, "low": 0.0, "high": 0.2}
-    gaps = {"title-lead": gap, "title - lead-3": gap}
-    policies = dict.fromkeys(("lead", "lead-3", "title"), row)
-    print_summary({"judge": {"name": "x"}, "policies": policies, "differences": gaps})
-    lines = capsys.readouterr().out.splitlines()[-2:]
-    assert [line[:32].split() for line in lines] == [
-        ["title", "-", "lead"],
-        ["title", "-", "lead-3"],
-    ]
-
-
-def test_above_2_percent_unjudged_no_rate_is_printed(capsys):
-    fine = {"win_rate": 0.617, "low": 0.6, "high": 0.63, "posts": 980, "unjudged": 0.02}
-    row: dict[str, Any] = {**fine, "unjudged": 0.021, "worst_case": [0.61, 0.63]}
-    gap = {"estimate": 0.123, "low": 0.1, "high": 0.2}
-    policies = {"sft": fine, "ppo": row}
-    print_summary({"judge": {"name": "x"}, "policies": policies, "differences": {"ppo-sft": gap}})
-    _, sft, ppo = capsys.readouterr().out.splitlines()
-    assert "61.7%" in sft
-    assert "no rate: 2.1% unjudged, so [61.0%, 63.0%]" in ppo

@@ -6,6 +6,7 @@ from typing import Any
 from eval.judges.protocol import About, Choice, Comparison, Judge, Reply, Row, scored_rows
 from stages.posts.toy import facts_of, score_summary
 from stages.settings.checks import UserError
+from stages.settings.judge import JudgeSettings
 
 
 class FactsJudge(Judge):
@@ -38,6 +39,11 @@ class FactsJudge(Judge):
     def scores_of(self, policies: Mapping[str, Sequence[Row]]) -> list[Row]:
         """The rule's score of each policy's summary and of the reference, one row a summary."""
         return scored_rows(policies, lambda row, text: score_summary(text, facts_of(row["id"])))
+
+
+def knows_own_texts_only(judge: JudgeSettings) -> bool:
+    """Whether a judge has recorded scores alone and can judge no other text."""
+    return judge.kind == "reward_model" and not judge.gold
 
 
 class RewardModelJudge(Judge):

@@ -5,24 +5,18 @@ judges lean towards the text shown first. A reply that says nothing usable is `u
 coin flip and never a loss (the code of Huang et al. 2024 has both).
 """
 
-from collections import deque
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from functools import partial
-from math import inf
+from multiprocessing.pool import ThreadPool
 from pathlib import Path
-from threading import Thread
-from time import monotonic
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple
 
 MOST_NAMED = 5  # unjudged posts in a line
-SECONDS_TO_FINISH = 2.0  # for replies that are under way when a judge is stopped
 # The `finish_reason` of a post that is longer than the judge takes, of one that a server's filter
 # refuses to judge, and of a reply that such a filter has cut off or emptied.
 TOO_LONG, FILTERED, CONTENT_FILTER = "too long", "filtered", "content_filter"
 Row = dict[str, Any]
-T = TypeVar("T")
 Choice = Literal["A", "B", "tie"]
 
 VERDICTS: dict[str, dict[Choice | None, str]] = {
@@ -47,10 +41,10 @@ class Reply:
 
     choice: Choice | None
     text: str
+    requested_model: str = ""
     model: str = ""
     """As the server names it; empty where no model was asked."""
     finish_reason: str = ""
-    requested_model: str = ""
     prompt_hash: str = ""
     prompt_tokens: int = 0
     completion_tokens: int = 0
@@ -68,6 +62,14 @@ class Comparison(NamedTuple):
     def is_identical(self) -> bool:
         """Whether the texts differ in nothing but white space."""
         return self.first.split() == self.second.split()
+
+
+def comparison_of(row: Row, order: str) -> Comparison:
+    """The question that a summary and its reference make, shown in one order."""
+    first, second = row["summary"], row["reference"]
+    if order == "reference_first":
+        first, second = second, first
+    return Comparison(row["id"], row["query"], first, second)
 
 
 class Judge:
@@ -154,8 +156,8 @@ def judge_all(
 ) -> Generator[Reply, None, None]:
     """The replies to all comparisons, in their order, `concurrency` of them under way at once.
 
-    The first error ends it: calls under way are waited for, pending ones are cancelled. A signal,
-    or closing the iterator, waits for calls under way for `SECONDS_TO_FINISH` and leaves them.
+    The first error ends it, as a signal does, or closing the iterator. After an error calls under
+    way are waited for, so that no reply is lost; their threads die with the process.
     `same_cap` is what was asked before under the same cap on the cost. The judge is prepared at
     once, so the clock of whoever counts replies begins after that.
     """
@@ -166,64 +168,12 @@ def judge_all(
 def _replies(
     judge: Judge, comparisons: Sequence[Comparison], concurrency: int
 ) -> Generator[Reply, None, None]:
-    calls, patience = Calls(judge, comparisons, concurrency), 0.0
-    try:
-        for future in calls.futures:
-            yield future.result()
-    except BaseException as error:
-        patience = inf if isinstance(error, Exception) else SECONDS_TO_FINISH
-        raise
-    finally:
-        calls.end(patience)
+    with ThreadPool(max(1, min(concurrency, len(comparisons)))) as pool:
+        try:
+            yield from pool.imap(partial(judge_pair, judge), comparisons)
+        except Exception:
+            judge.stop()
+            pool.close()
+            pool.join()
+            raise
     judge.finish()
-
-
-def fulfil(future: Future[T], call: Callable[[], T]) -> None:
-    """Give a future what a call returns, or what it raises: whoever waits for it gets that."""
-    try:
-        future.set_result(call())
-    except BaseException as error:
-        future.set_exception(error)
-
-
-def within(seconds: float, call: Callable[[], T]) -> T:
-    """What a call returns, if it does within so many seconds, whatever it waits for.
-
-    Raises what the call raises, or TimeoutError; a late call is left to a thread that dies with the
-    process.
-    """
-    future: Future[T] = Future()
-    Thread(target=fulfil, args=(future, call), daemon=True).start()
-    if not wait([future], seconds).done:
-        raise TimeoutError
-    return future.result()
-
-
-class Calls:
-    """Calls to a judge in threads that die with the process, unlike those of an executor."""
-
-    def __init__(self, judge: Judge, comparisons: Sequence[Comparison], threads: int) -> None:
-        self.judge = judge
-        self.futures: list[Future[Reply]] = [Future() for _ in comparisons]
-        self.todo = deque(zip(self.futures, comparisons, strict=True))
-        count = min(threads, len(comparisons))
-        self.threads = [Thread(target=self._work, daemon=True) for _ in range(count)]
-        for thread in self.threads:
-            thread.start()
-
-    def _work(self) -> None:
-        while True:
-            try:
-                future, comparison = self.todo.popleft()
-            except IndexError:
-                return
-            fulfil(future, partial(judge_pair, self.judge, comparison))
-
-    def end(self, patience: float) -> None:
-        """Cancel what is pending; wait `patience` seconds for calls under way."""
-        self.todo.clear()
-        if patience:
-            self.judge.stop()
-        deadline = monotonic() + patience
-        for thread in self.threads:
-            thread.join(None if patience == inf else max(0.0, deadline - monotonic()))

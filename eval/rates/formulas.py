@@ -1,4 +1,4 @@
-"""Formulas for verdicts: means over posts and seeds, paired tests, agreement, logistic models.
+"""Formulas for verdicts: means over posts and seeds, paired tests, logistic models.
 
 No torch. Posts are what was sampled, so posts are resampled: both orders of a post, all policies on
 it, and its text under other ids stay together (Miller 2411.00640). Outcomes are 1, 1/2 (a tie
@@ -211,23 +211,6 @@ def sign_flip_p_value(differences: Floats) -> float:
 
 def _is_whole(values: Floats) -> bool:
     return bool(np.abs(values - np.rint(values)).max(initial=0.0) < 1e-6)
-
-
-def cohens_kappa(labels: Sequence[str], answers: Sequence[str]) -> float | None:
-    """Agreement beyond chance, by statsmodels: `(po - pe) / (1 - pe)`, range [-1, 1].
-
-    po is the share of equal pairs, pe what the two's own frequencies would give. None where both
-    say one thing only, so that chance alone agrees always.
-    Source: Cohen 1960.
-    """
-    from statsmodels.stats.inter_rater import cohens_kappa as kappa_of
-
-    kinds, codes = np.unique([*labels, *answers], return_inverse=True)
-    if len(kinds) == 1:
-        return None
-    counts = np.zeros((len(kinds), len(kinds)))
-    np.add.at(counts, (codes[: len(labels)], codes[len(labels) :]), 1)
-    return float(kappa_of(counts, return_results=False))
 
 
 def mean_of_seeds(

@@ -140,19 +140,14 @@ def _with_identical(
 
 def _no_answer(rows: VerdictTable) -> str:
     """Why the model cannot be fitted, by a key of `eval.win_rate.NO_RATE`; empty where it can."""
-    if len(rows.outcomes) < LEAST_JUDGEMENTS:
+    few = len(rows.outcomes) < LEAST_JUDGEMENTS
+    if few or len(np.unique(rows.posts)) < LEAST_JUDGEMENTS // 2:
         return "few judgements"
-    if len(np.unique(rows.posts)) < LEAST_JUDGEMENTS // 2:
-        return "few posts"
     if len(np.unique(rows.shown_first)) < 2:
         return "one place"
-    if np.ptp(rows.log_ratios) < 1e-9:
-        return "one ratio"
     if np.linalg.matrix_rank(_curve(rows)) < 3:
         return "few ratios"
-    if np.ptp(rows.outcomes) < 1e-9:
-        return "one verdict"
-    return ""
+    return "one verdict" if np.ptp(rows.outcomes) < 1e-9 else ""
 
 
 def _curve(rows: VerdictTable) -> Floats:

@@ -11,8 +11,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from eval.rates.agreement import cohen_over_posts
-from eval.rates.formulas import Floats, Interval, as_plain, clustered_share, mean_of_posts
+from eval.rates.formulas import (
+    Floats,
+    Interval,
+    as_plain,
+    bootstrap,
+    clustered_share,
+    mean_of_posts,
+)
 from eval.rates.length_control import word_count
 from stages.posts.text_metrics import words_of
 
@@ -104,10 +110,26 @@ def kappa_interval(
     decided = answers != 0.5
     if not decided.any():
         return None
-    answer_names, label_names = (
-        np.where(for_first, "first", "second").tolist()
-        for for_first in (answers[decided] > 0.5, labels[decided])
+    cells = np.eye(4)[2 * (answers[decided] < 0.5) + ~labels[decided]]
+    _, of_posts = np.unique(posts[decided], return_inverse=True)
+    sums = np.zeros((int(of_posts.max()) + 1, 4))
+    np.add.at(sums, of_posts, cells)
+    estimate = float(kappas(sums.sum(axis=0, keepdims=True))[0])
+    low, high = bootstrap(sums, kappas)
+    return Interval(
+        estimate=estimate, low=min(low, estimate), high=max(high, estimate), posts=len(sums)
     )
-    kappa = cohen_over_posts(answer_names, label_names, posts[decided])
-    none = Interval(estimate=0.0, low=0.0, high=0.0, posts=len(np.unique(posts[decided])))
-    return kappa or none
+
+
+def kappas(totals: Floats) -> Floats:
+    """Cohen's kappa [n] of n tables of two by two, flat [n, 4]: `(po - pe) / (1 - pe)`.
+
+    po is the share of equal pairs, pe what the two's own frequencies would give; 0 where chance
+    alone agrees always.
+    Source: Cohen 1960.
+    """
+    tables, n = totals.reshape(-1, 2, 2), totals.sum(axis=1)
+    same = np.trace(tables, axis1=1, axis2=2) / n
+    chance = (tables.sum(axis=2) * tables.sum(axis=1)).sum(axis=1) / n**2
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.where(chance < 1, (same - chance) / (1 - chance), 0.0)

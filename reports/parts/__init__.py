@@ -5,16 +5,15 @@ paired        policies of finished runs beside another one, seed by seed
 ablated       one switch's runs beside the default's, and the seeds that failed
 gained        what training changed of the proxy and the gold score, by seed
 verdicts      whether a switch matters
-reached       what training spends until its gain in reward is there
+reached       when a run's gain in reward is there
 words         numbers, names and settings in plain words
 doubts        what in a run's data and texts could deceive
 sentences     what a page says of a run, and what to hold against its numbers
-style         how copied, compressed and repetitive summaries are
 paper         the paper's numbers
 run_report    the stage that writes a run's page, and the manifests behind a page
 plots         plots as SVG
 cells         numbers and texts of tables
 blocks        what pages are made of, as HTML, Markdown and JSON
-sample_views  posts and episodes as rows, and the blocks that search them
+sample_views  posts with what was written and said about them, as rows
 page          blocks, written as Markdown and HTML
 """

@@ -2,9 +2,8 @@
 
 All text is plain text. It is escaped when the page is written, so a post may contain anything.
 
-A new kind of block is a dataclass below `Block` in a module of its own. It names a template below
-`templates`, which sees it as `block`, and says itself what Markdown shows. It may bring a script
-and a style from the same folder; a page holds each of them once.
+A kind of block names a template below `templates`, which sees it as `block`, and says itself what
+Markdown shows.
 
 For programs all tables are written as one JSON: numbers in full precision (`reports.parts.cells`).
 """
@@ -28,10 +27,6 @@ class Block(ABC):
 
     template: ClassVar[str]
     """File below reports/parts/templates."""
-    style: ClassVar[str] = ""
-    """File there with the CSS that this kind of block needs beside the page's own."""
-    script: ClassVar[str] = ""
-    """File there with the JavaScript that this kind of block needs."""
 
     @abstractmethod
     def markdown(self, stem: str) -> str:
@@ -71,18 +66,10 @@ class Text(Block):
     text: str
     lead: bool = False
     """Whether it is the paragraph that sums the page up."""
-    bold: str = ""
-    """Words of it that are set in bold, where they stand first."""
-
-    @property
-    def parts(self) -> tuple[str, str, str]:
-        """What stands before the bold words, these, and what stands after them."""
-        return self.text.partition(self.bold) if self.bold else (self.text, "", "")
 
     def markdown(self, stem: str) -> str:
         """A paragraph."""
-        text, bold = escape(self.text), escape(self.bold)
-        return text.replace(bold, f"**{bold}**", 1) if bold else text
+        return escape(self.text)
 
 
 @dataclass(frozen=True)

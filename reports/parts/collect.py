@@ -5,7 +5,6 @@ so that many of them are a table: keys of one policy start with its name (`ppo/w
 are fractions, a number that a run does not have is None.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import combinations
 from pathlib import Path
@@ -119,7 +118,7 @@ def find_runs(name: str, judge: str = "") -> tuple[list[Record], list[str]]:
     """
     records, left_out = [], []
     for folder in sorted((settings.RUNS / name).glob("seed*"), key=_seed):
-        config = next((config for _, config in judged(folder, "win_rate", judge)), None)
+        config = _config_of(folder, judge)
         if config is None:
             left_out.append(f"{name} {folder.name} is left out: stage win_rate is missing.")
             continue
@@ -141,20 +140,17 @@ def find_runs(name: str, judge: str = "") -> tuple[list[Record], list[str]]:
     return records, left_out
 
 
-def judged(seed: Path, stage: str, judge: str) -> Iterator[tuple[Path, Config]]:
-    """The finished folder of a stage by the judge that is meant, and its recorded config.
+def _config_of(seed: Path, judge: str) -> Config | None:
+    """The recorded config of the win rates by the judge that is meant; None without any.
 
     Raises UserError where several judges are.
     """
-    there = sorted(path for path in (seed / stage).glob("*") if read_manifest(path) is not None)
+    there = sorted(path for path in (seed / "win_rate").glob("*") if results_of(path) is not None)
     chosen = [path for path in there if judge in ("", path.name) and path.suffix != ".partial"]
     if len(chosen) > 1:
         names = ", ".join(path.name for path in chosen)
         raise UserError(f"{seed} was judged by {names}: choose one with JUDGE=")
-    for folder in chosen:
-        config = recorded_config(folder)
-        if config is not None:
-            yield folder, config
+    return recorded_config(chosen[0]) if chosen else None
 
 
 def numbers_of(record: Record) -> Row:
@@ -188,8 +184,8 @@ def numbers_of(record: Record) -> Row:
 def judged_row(record: Record) -> Row:
     """The numbers of the evaluation alone, of whatever policies were judged on whatever posts."""
     wins, judge, summaries = (record.results(stage) for stage in ("win_rate", "judge", "summaries"))
-    policies = policies_of(record)
-    differences = _differences(wins)
+    policies, controls = policies_of(record), record.results("controls")
+    checks, differences = (controls, record.calibration), _differences(wins)
     main = differences.get(pair_name(record.policy, "sft"), NO_DIFFERENCE)
     learned = record.results("base") if record.policy else {}  # empty: nothing was trained
     labels = {split: learned["rows"][split] for split in COMPARISONS} if learned else {}
@@ -200,8 +196,8 @@ def judged_row(record: Record) -> Row:
         "judge_kind": wins["judge"]["kind"],
         "is_llm": wins["judge"]["is_llm"],
         "judge_note": wins["judge"]["note"],
-        "judge_flags": judge_flags(record),
-        "judge_undecided": judge_undecided(record),
+        "judge_flags": flags_of(controls, record.calibration),
+        "judge_undecided": [x["undecided"] for x in checks if x and x.get("undecided")],
         "released_policy": record.settings.get(RELEASED, {}).get("policy", ""),
         "posts": wins["posts"],
         "texts": wins["texts"],
@@ -230,8 +226,7 @@ def _differences(wins: Row) -> Row:
     """Each difference, and whether it may be given; empty ones for pairs without a post of both."""
     none = {pair_name(b, a): NO_DIFFERENCE for a, b in combinations(wins["policies"], 2)}
     return none | {
-        pair: difference
-        | {"headline": all(_is_headline(wins, policy) for policy in names_of_pair(pair))}
+        pair: difference | {"headline": all(_is_headline(wins, x) for x in names_of_pair(pair))}
         for pair, difference in wins["differences"].items()
     }
 
@@ -239,18 +234,6 @@ def _differences(wins: Row) -> Row:
 def _is_headline(wins: Row, policy: str) -> bool:
     """Whether so few of a policy's posts are unjudged that its rate may be given at all."""
     return bool(wins["policies"][policy]["unjudged"] <= MOST_UNJUDGED)
-
-
-def judge_flags(record: Record) -> list[str]:
-    """Reasons not to trust the judge: failed controls and a poor calibration."""
-    return flags_of(record.results("controls"), record.calibration)
-
-
-def judge_undecided(record: Record) -> list[str]:
-    """The checks of the judge that posts or pairs are too few for."""
-    undecided = [record.results("controls").get("undecided")]
-    undecided += [record.calibration.get("undecided")] if record.calibration else []
-    return [check for check in undecided if check]
 
 
 def flags_of(controls: Row | None, calibration: Row | None) -> list[str]:
@@ -285,12 +268,10 @@ def _policy_row(record: Record, policy: str) -> Row:
 
 def distance(record: Record, policy: str) -> float | None:
     """KL of a policy from SFT while it learned, nats a summary; None where it was not measured."""
-    if policy == "sft" and policy in record.manifests:
-        return 0.0
-    kl: float | None = None
     if policy in record.gradient_stages:
-        kl = record.results(policy)["objective/kl"]
-    return kl
+        kl: float = record.results(policy)["objective/kl"]
+        return kl
+    return 0.0 if policy == "sft" and policy in record.manifests else None
 
 
 def below_penalty(record: Record, policy: str) -> float | None:
@@ -303,23 +284,21 @@ def explained_by_critic(ppo: Path | None) -> Row | None:
     """How PPO's critic stood while the policy learned; None where nothing was logged of it.
 
     `updates`: the policy's; `below`: those of them in which the critic explained less than a
-    constant, and `low` and `high`: the explained variance in these; `first` and `last`: that of the
-    first and last of the updates. `follows`, `at_eos`: means over updates of what was logged of the
-    advantages (`stages.rl.metrics`), if it was. `ppo` is the stage's folder.
+    constant; `first` and `last`: the explained variance at the ends. `follows`, `at_eos`: means
+    over updates of what was logged of the advantages (`stages.rl.metrics`), if it was. `ppo` is the
+    stage's folder.
     """
     if ppo is None or not (path := ppo / "metrics.jsonl").exists():
         return None
     alone = read_record(ppo / "config.json")["ppo"]["critic_updates"]
     rows = [row for row in read_lines(path) if row["step"] > alone and EXPLAINED in row]
     values = [row[EXPLAINED] for row in rows]
-    below = [value for value in values if value < 0]
     if not values:
         return None
-    ends = {"low": min(below, default=None), "high": max(below, default=None)}
-    ends |= {"first": values[0], "last": values[-1]}
+    counts = {"updates": len(values), "below": sum(value < 0 for value in values)}
     logged = {name: [row[key] for row in rows if key in row] for name, key in ADVANTAGES.items()}
     means = {name: fmean(each) for name, each in logged.items() if each}
-    return {"updates": len(values), "below": len(below)} | ends | means
+    return counts | {"first": values[0], "last": values[-1]} | means
 
 
 def differing_settings(records: list[Record], free: tuple[str, ...]) -> dict[str, list[str]]:
@@ -340,7 +319,12 @@ def differing_settings(records: list[Record], free: tuple[str, ...]) -> dict[str
 
 
 def _read(config: Config, folders: dict[str, Path]) -> Record:
-    side = stage_folder(config, SIDE)
+    side, settings_read = stage_folder(config, SIDE), {}
+    for stage, folder in folders.items():
+        saved = read_record(folder / "config.json")
+        learns_last = TABLE[stage].policy_gradient or stage == RELEASED
+        sections = (*row_of(stage, config.kind).sections, *(("memory",) if learns_last else ()))
+        settings_read |= {section: saved[section] for section in sections if section in saved}
     calibration = results_of(side)
     return Record(
         name=config.name,
@@ -348,7 +332,7 @@ def _read(config: Config, folders: dict[str, Path]) -> Record:
         seed=config.seed,
         folders=folders,
         manifests={stage: read_manifest(folder) or {} for stage, folder in folders.items()},
-        settings=_settings(folders, config.kind),
+        settings=settings_read,
         calibration=calibration,
         calibration_pairs=read_lines(side / "pairs.jsonl") if calibration else [],
     )
@@ -358,17 +342,6 @@ def results_of(folder: Path) -> Row | None:
     """What the stage in a folder found; None if it has not finished."""
     manifest = read_manifest(folder)
     return manifest["results"] if manifest else None
-
-
-def _settings(folders: dict[str, Path], kind: str) -> dict[str, Row]:
-    """Section -> field -> value, each section as the last stage that it governs recorded it."""
-    sections_read: dict[str, Row] = {}
-    for stage, folder in folders.items():
-        saved = read_record(folder / "config.json")
-        learns_last = TABLE[stage].policy_gradient or stage == RELEASED
-        sections = (*row_of(stage, kind).sections, *(("memory",) if learns_last else ()))
-        sections_read |= {section: saved[section] for section in sections if section in saved}
-    return sections_read
 
 
 def _part_of_the_run(config: Config) -> dict[str, Path]:

@@ -3,37 +3,25 @@
 `row["data"]` is what the base stage counted, by text; it is empty where nothing was trained.
 """
 
-from collections.abc import Sequence
-
 from eval.win_rate import names_of_pair
-from reports.parts.words import Row, accuracy, named, percent, posts_of, whole
+from reports.parts.words import Row, named, percent, whole
 
 SMALL = 0.01  # a share of held-out rows that were learned, up to which nothing is said
 NEARLY_ALL = 0.9  # of a policy's summaries
 CONTRADICTED = 0.25  # of the labels; where people label a pair twice, so many may differ
 FEWEST_LABELS = 10  # of which none differs from the others
-EVEN = 0.5
+PRETENDED = {"reference": "the reference", "post": "the post", "summary": "one and the same text"}
 
 
 def notes(row: Row) -> list[str]:
-    """All of them, the most important first."""
+    """What in a run's data and texts could deceive, the most important first."""
     lines = [*_learned(row["data"]), *_labels(row["data"])] if row["data"] else []
     if row["texts"] < (1 - SMALL) * row["posts"]:
         lines.append(
-            f"Different texts among the {posts_of(row['posts'])}: {whole(row['texts'])}. Equal ones"
-            " count as one post in every interval and p-value."
+            f"The {whole(row['posts'])} posts have {whole(row['texts'])} different texts. Equal"
+            " ones count as one post in every interval and p-value."
         )
     return lines + _identical(row)
-
-
-def briefly(rows: Sequence[Row]) -> list[str]:
-    """What share of the held-out posts and pairs was learned; of several runs the most."""
-    counted = [row["data"] for row in rows if row.get("data")]
-    shares = []
-    for what in ("posts", "pairs"):
-        most = max((data[what] / data[f"of_{what}"] for data in counted), default=0.0)
-        shares += [f"{percent(most)} of the held-out {what}"] if most > SMALL else []
-    return [f"{' and '.join(shares)} were LEARNED"] if shares else []
 
 
 def _learned(data: Row) -> list[str]:
@@ -82,10 +70,9 @@ def _labels(data: Row) -> list[str]:
 
 def _identical(row: Row) -> list[str]:
     """Policies that wrote nearly nothing of their own."""
-    what = {"reference": "the reference", "post": "the post", "summary": "one and the same text"}
     lines = [
-        f"{percent(share)} of {named(policy, row['policies'])}'s summaries are {what[key]}, word"
-        " for word."
+        f"{percent(share)} of {named(policy, row['policies'])}'s summaries are {PRETENDED[key]},"
+        " word for word."
         for policy in row["policies"]
         for key, share in row[f"{policy}/identical"].items()
         if share >= NEARLY_ALL
@@ -97,16 +84,3 @@ def _identical(row: Row) -> list[str]:
                 f"{percent(gap['alike'])} of the summaries of {names} are alike, word for word."
             )
     return lines
-
-
-def chance(row: Row) -> str:
-    """What a reward model's accuracy is worth that is not shown to be above chance."""
-    if row["accuracy_high"] < EVEN:
-        return (
-            f"The reward model ranks held-out pairs WORSE than chance ({accuracy(row)}): the labels"
-            " of one of the two splits may be turned round."
-        )
-    return (
-        f"The reward model is not shown to be better than chance ({accuracy(row)}):"
-        f" {named(row['policy'])} may have had nothing to learn."
-    )

@@ -6,7 +6,7 @@ score falls, the policy learned the proxy's mistakes (Gao et al. 2022, 2210.1076
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from matplotlib.axes import Axes
 
@@ -18,15 +18,10 @@ from reports.parts.collect import Record, judged_row, policies_of
 from reports.parts.page import Figure, Table
 from reports.parts.paired import Entry
 from reports.parts.sample_views import by_id
-from reports.parts.style import asks
 from reports.parts.words import Row, direction, seeds_mean
 
 SCORERS = {"proxy": "proxy", "gold": "gold score"}
 MOST_SEEDS = 6  # that are listed one by one
-CHOSEN = (
-    "The policy chose where to ask and where to end, so this shows where the gain lies, not what"
-    " would be left elsewhere."
-)
 
 
 def gains(entry: Entry, scorer: str) -> list[Row]:
@@ -39,13 +34,8 @@ def gains(entry: Entry, scorer: str) -> list[Row]:
     return [gain for gain in each if gain is not None] if None not in each else []
 
 
-def tables(entries: Sequence[Entry]) -> list[Table]:
-    """The tables of what training changed; none for entries without gains."""
-    return [x for x in (table(entries), part_table(entries)) if x is not None]
-
-
-def table(entries: Sequence[Entry]) -> Table | None:
-    """A row for each entry that has gains; None without any."""
+def table(entries: Sequence[Entry]) -> list[Table]:
+    """A row for each entry that has gains; no table without any."""
     rows = [
         [entry.label, *(cell for scorer in SCORERS for cell in _cells(gains(entry, scorer)))]
         for entry in entries
@@ -58,7 +48,7 @@ def table(entries: Sequence[Entry]) -> Table | None:
         f" 0; of more than {MOST_SEEDS} seeds the lowest, the highest, and how many are + or -."
     )
     columns = ["", header[0], "by seed", header[1], "by seed"]
-    return Table(columns, rows, caption, name="gained") if rows else None
+    return [Table(columns, rows, caption, name="gained")] if rows else []
 
 
 def over_kl(entries: Sequence[Entry], colors: Sequence[str]) -> list[Figure]:
@@ -135,63 +125,18 @@ class Gains(NamedTuple):
     gold: Row | None
 
 
-# What tells posts apart -> the two kinds of posts, and whether a post is of the first kind, by the
-# rows of a policy's summary and of SFT's. A closing question is a habit that a reward model may pay
-# for, whatever the post says, and a summary that is cut off can score far below all others.
-KINDS: dict[str, tuple[str, str, Callable[[Row, Row], bool]]] = {
-    "question": (
-        "adds a closing question",
-        "adds none",
-        lambda own, sft: asks(own["summary"]) > asks(sft["summary"]),
-    ),
-    "ending": (
-        "one of the two is cut off",
-        "both end by themselves",
-        lambda own, sft: False in (own["has_eos"], sft["has_eos"]),  # None: not known
-    ),
+def asks(summary: str) -> bool:
+    """Whether a summary ends with a question."""
+    return summary.rstrip(" \n\t\"'”’)").endswith("?")
+
+
+# What tells posts apart -> whether a post is of the first kind, by the rows of a policy's summary
+# and of SFT's. A closing question is a habit that a reward model may pay for, whatever the post
+# says, and a summary that is cut off can score far below all others.
+KINDS: dict[str, Callable[[Row, Row], bool]] = {
+    "question": lambda own, sft: asks(own["summary"]) > asks(sft["summary"]),
+    "ending": lambda own, sft: False in (own["has_eos"], sft["has_eos"]),  # None: not known
 }
-
-
-def part_rows(name: str, parts: Mapping[str, Sequence[Any] | None]) -> list[list[str]]:
-    """Rows of a table that tells where a policy's gain lies.
-
-    `parts`: kind of `KINDS` -> the cells of its two kinds of posts; None leaves a kind out.
-    """
-    return [
-        [f"{name}: {kind}", *cells]
-        for key, both in parts.items()
-        if both is not None
-        for kind, cells in zip(KINDS[key][:2], both, strict=True)
-    ]
-
-
-def part_table(entries: Sequence[Entry]) -> Table | None:
-    """The gains by seed, on posts of each of the `KINDS`; None where no run has any."""
-    rows = []
-    for entry in entries:
-        each = {key: [by_kind(run, key).get(entry.policy) for run in entry.runs] for key in KINDS}
-        rows += part_rows(entry.label, {key: _by_seed(parts) for key, parts in each.items()})
-    header = ["", "posts", *(f"{title} - SFT" for title in SCORERS.values())]
-    caption = f"By seed, as above, on two kinds of posts. {CHOSEN}"
-    return Table(header, rows, caption, name="where-the-gain-lies") if rows else None
-
-
-def _by_seed(parts: Sequence[tuple[Gains, Gains] | None]) -> list[list[str]] | None:
-    """The cells of each kind of posts; None where a run has no posts of the first kind."""
-    seeds = [both for both in parts if both is not None]
-    if len(seeds) < len(parts):
-        return None
-    return [
-        [
-            ", ".join(str(gains.posts) for gains in each),
-            *(", ".join(map(_signed, scorer)) for scorer in list(zip(*each, strict=True))[1:]),
-        ]
-        for each in zip(*seeds, strict=True)
-    ]
-
-
-def _signed(gain: Row | None) -> str:
-    return str(MISSING) if gain is None else f"{gain['estimate']:.2f}{_sign(gain)}"
 
 
 def by_kind(record: Record, key: str) -> dict[str, tuple[Gains, Gains]]:
@@ -204,7 +149,7 @@ def by_kind(record: Record, key: str) -> dict[str, tuple[Gains, Gains]]:
         name: by_id(rows)
         for name, rows in rows_by_policy(record.rows("judge", "gold_scores.jsonl")).items()
     }
-    is_first, both, gains = KINDS[key][2], (texts, scored), {}
+    is_first, both, gains = KINDS[key], (texts, scored), {}
     for name in [name for name in texts if name != START and name in scored and START in scored]:
         first = [post for post, row in texts[name].items() if is_first(row, texts[START][post])]
         rest = [post for post in texts[name] if post not in {*first}]

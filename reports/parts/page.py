@@ -1,23 +1,18 @@
 """A page as a list of blocks, and the two ways to write it: Markdown and self-contained HTML.
 
-The HTML holds its style, its plots and the scripts of its blocks; it loads nothing, and its own
-policy lets no other script run. What stands before the first heading is in sight; each heading's
-section is folded, by an element that needs no script. The Markdown's plots are files beside it.
-`<page>.json` holds the page's first paragraph, the numbers of all tables, the hashes of the other
-files, and what the page was made from. A page's bytes depend on these only.
+The HTML holds its style and its plots; it loads nothing, and its own policy lets no script run.
+What stands before the first heading is in sight; each heading's section is folded. The Markdown's
+plots are files beside it. `<page>.json` holds the page's first paragraph, the numbers of all
+tables, the hashes of the other files, and what the page was made from. A page's bytes depend on
+these only.
 """
 
 import argparse
-import base64
-import hashlib
-import json
 import re
 import textwrap
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +34,7 @@ from reports.parts.blocks import (
 )
 from stages.running.files import file_hash, read_record, write_json, write_text
 from stages.settings import config as settings
-from stages.settings.checks import UserError, visible
+from stages.settings.checks import UserError
 from stages.settings.faults import Parser, in_one_line
 
 # Pages name the kinds of blocks and this module together.
@@ -49,7 +44,6 @@ TEMPLATES = Path(__file__).with_name("templates")
 STYLE = Path(__file__).with_name("style.css")
 COLUMNS = 80
 PUBLIC = "public"  # folder of a page about real data without the texts of others
-FOLD = "fold.js"  # opens what a link leads to, and all on paper
 PLOT = re.compile(r"^!\[Plot: (?P<name>[\w-]+)\]\(", re.MULTILINE)  # no escaped text looks so
 
 
@@ -170,31 +164,15 @@ def tables_of(blocks: Sequence[Block]) -> list[dict[str, Any]]:
     return records
 
 
-@dataclass(frozen=True)
-class Section:
-    """A heading and what stands under it."""
-
-    heading: Heading
-    blocks: Sequence[Block]
-    is_open: bool
-    """Whether it is unfolded at first."""
-
-
-def sections_of(blocks: Sequence[Block]) -> tuple[list[Block], list[Section]]:
-    """What stands before the first heading, and the sections.
-
-    The first section is open where no table stands before it.
-    """
+def sections_of(blocks: Sequence[Block]) -> tuple[list[Block], list[tuple[Heading, list[Block]]]]:
+    """What stands before the first heading, and each heading with what stands under it."""
     opening: list[Block] = []
-    sections: list[Section] = []
-    under: list[Block] = opening
+    sections: list[tuple[Heading, list[Block]]] = []
     for block in blocks:
         if isinstance(block, Heading):
-            under = []
-            is_open = not sections and not any(isinstance(block, Table) for block in opening)
-            sections.append(Section(block, under, is_open))
+            sections.append((block, []))
         else:
-            under.append(block)
+            (sections[-1][1] if sections else opening).append(block)
     return opening, sections
 
 
@@ -202,56 +180,11 @@ def sections_of(blocks: Sequence[Block]) -> tuple[list[Block], list[Section]]:
 
 
 def to_html(title: str, blocks: Sequence[Block]) -> str:
-    """The page as one HTML file that needs nothing else."""
-    kinds = {type(block): None for block in _all(blocks)}  # a set would lose the order
-    styles = dict.fromkeys(kind.style for kind in kinds if kind.style)
+    """The page as one HTML file that needs nothing else and lets no script run."""
     opening, sections = sections_of(blocks)
-    scripts = dict.fromkeys(kind.script for kind in kinds if kind.script)
-    scripts |= {FOLD: None} if sections or Details in kinds else {}
-    texts = [_file(name) for name in scripts]
-    return (
-        _environment()
-        .get_template("page.html")
-        .render(
-            title=title,
-            style=Markup(
-                STYLE.read_text(encoding="utf-8") + "".join(_file(name) for name in styles)
-            ),
-            scripts=[Markup(text) for text in texts],
-            digests=[digest(text) for text in texts],
-            opening=opening,
-            sections=sections,
-        )
-    )
-
-
-def digest(text: str) -> str:
-    """How a page's policy names an inline script or style that it allows."""
-    return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
-
-
-def as_data(value: object) -> Markup:
-    """JSON that may stand inside a script element, whatever the texts in it hold."""
-    text = json.dumps(_visible(value))
-    for character in "<>&":
-        text = text.replace(character, f"\\u{ord(character):04x}")
-    return Markup(text)
-
-
-def _visible(value: Any) -> Any:
-    """A JSON value whose texts are as `visible` makes them."""
-    match value:
-        case str():
-            return visible(value)
-        case dict():
-            return {visible(str(key)): _visible(each) for key, each in value.items()}
-        case list() | tuple():
-            return [_visible(each) for each in value]
-    return value
-
-
-def _file(name: str) -> str:
-    return (TEMPLATES / name).read_text(encoding="utf-8")
+    style = Markup(STYLE.read_text(encoding="utf-8"))
+    page = _environment().get_template("page.html")
+    return page.render(title=title, style=style, opening=opening, sections=sections)
 
 
 @cache
@@ -265,17 +198,12 @@ def _environment() -> Environment:
     )
 
     def rendered(blocks: Sequence[Block]) -> Markup:
-        """The blocks one after the other; neighbouring tables stand side by side."""
-        parts: list[str] = []
-        for narrow, group in groupby(
-            blocks, lambda block: isinstance(block, Table) and not block.strong
-        ):
-            html = [environment.get_template(block.template).render(block=block) for block in group]
-            inside = "\n".join(html)
-            parts.append(f'<div class="tables">\n{inside}\n</div>' if narrow else inside)
-        return Markup("\n".join(parts))
+        """The blocks one after the other."""
+        templates = (environment.get_template(block.template) for block in blocks)
+        html = (template.render(block=x) for template, x in zip(templates, blocks, strict=True))
+        return Markup("\n".join(html))
 
-    environment.filters |= {"rendered": rendered, "as_data": as_data}
+    environment.filters["rendered"] = rendered
     return environment
 
 
@@ -286,8 +214,7 @@ def to_markdown(stem: str, title: str, blocks: Sequence[Block]) -> str:
     """The page as Markdown; its plots are the files `<stem>-<figure>.svg` beside it."""
     opening, sections = sections_of(blocks)
     parts = [f"# {escape(title)}", *(block.markdown(stem) for block in opening)]
-    for section in sections:
-        heading = section.heading.markdown(stem)
-        parts += [f"<details{' open' * section.is_open}><summary>", heading, "</summary>"]
-        parts += [*(block.markdown(stem) for block in section.blocks), "</details>"]
+    for heading, inside in sections:
+        parts += ["<details><summary>", heading.markdown(stem), "</summary>"]
+        parts += [*(block.markdown(stem) for block in inside), "</details>"]
     return "\n\n".join(filter(None, parts)) + "\n"

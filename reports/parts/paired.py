@@ -341,18 +341,3 @@ def values_of(entry: Entry) -> dict[tuple[str, str], str]:
                 text = shown(f"{section}.{key}", value)
                 shown_values.setdefault((section, key), {})[text] = None
     return {name: ", ".join(values) for name, values in shown_values.items()}
-
-
-def mean_curve(runs: Sequence[Record], stage: str, key: str) -> list[Row]:
-    """A metric of a stage as rows `step` and `key`, as the mean of the runs that have it."""
-    by_step: dict[int, list[float]] = {}
-    for run in runs:
-        for row in run.rows(stage) if stage in run.manifests else []:
-            if row.get(key) is not None:
-                by_step.setdefault(row["step"], []).append(row[key])
-    most = max(map(len, by_step.values()), default=0)
-    return [
-        {"step": step, key: sum(values) / most}
-        for step, values in sorted(by_step.items())
-        if len(values) == most
-    ]

@@ -50,19 +50,6 @@ COMPARED: tuple[tuple[str, str, Callable[[float | None], Number]], ...] = (
 )
 
 
-def beside(columns: dict[str, dict[str, Any]]) -> tuple[list[str], list[list[object]]]:
-    """Header and rows of a table: our numbers, a column a run, beside the paper's three sizes."""
-    numbers = load()["sizes"]
-    header = ["", *columns, *(f"paper {size.upper()}" for size in SIZES), "source"]
-    rows: list[list[object]] = []
-    for name, key, form in COMPARED:
-        entry = numbers[name]
-        measured = [form(row[key]) for row in columns.values()]
-        published = [form(entry["mean"][size]) for size in SIZES]
-        rows.append([entry["what"], *measured, *published, source(entry)])
-    return header, rows
-
-
 def caption() -> str:
     """What to know before comparing with the paper."""
     numbers = load()

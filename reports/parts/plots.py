@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any
 
 import matplotlib
@@ -20,12 +21,11 @@ OTHER = "#8a8f3c"
 COLORS = (SFT, PPO, RM, PAPER, OTHER)  # of what has no colour of its own
 POLICY_COLORS = {"sft": SFT, "ppo": PPO, "dpo": PAPER, "rloo": RM}
 INK, GRID, GROUND = "#48515b", "#dfe3e8", "#fefefe"
-DARK_COLORS = {INK: "#a5afb9", GRID: "#353b42", GROUND: "#1d2125"}  # style.css has the same
 WIDTH, HEIGHT = 3.5, 2.35  # inches
 POINTS = 72  # in an inch
 COLUMNS = 3  # of panels
 MOST_POINTS = 120
-BAND = "The line is the mean of neighbouring updates, the band their range."
+BAND = f"Of more than {MOST_POINTS} updates a line is the mean of neighbours, the band their range."
 LETTER, LINE = 4.4, 13.0  # of a legend, points: width of a letter, height of a line
 PERCENT = FuncFormatter(lambda value, _: f"{100 * value:g}%")  # of an axis of shares
 PLAIN = FuncFormatter(lambda value, _: f"{value:.4g}")  # without a power of ten above the axis
@@ -35,13 +35,10 @@ LOOK: dict[Any, Any] = {
     "svg.fonttype": "none",
     "svg.hashsalt": "reports",
     "text.parse_math": False,  # labels are plain text, names of systems among them
+    "text.color": INK,
     "font.size": 9,
-    "axes.titlesize": 9.5,
     "axes.titlelocation": "left",
-    "axes.titleweight": "bold",
-    "axes.titlecolor": INK,
     "axes.edgecolor": GRID,
-    "axes.labelcolor": INK,
     "axes.facecolor": GROUND,
     "figure.facecolor": GROUND,
     "axes.spines.top": False,
@@ -49,18 +46,9 @@ LOOK: dict[Any, Any] = {
     "axes.grid": True,
     "axes.axisbelow": True,
     "grid.color": GRID,
-    "grid.linewidth": 0.7,
-    "xtick.color": GRID,
-    "ytick.color": GRID,
-    "xtick.labelcolor": INK,
-    "ytick.labelcolor": INK,
-    "text.color": INK,
     "legend.frameon": False,
-    "legend.fontsize": 8.5,
-    "lines.linewidth": 1.7,
     "figure.constrained_layout.w_pad": 0.1,
     "figure.constrained_layout.h_pad": 0.08,
-    "lines.solid_capstyle": "round",
 }
 
 
@@ -72,8 +60,6 @@ class Panel:
     draw: Callable[[Axes], None]
     about: str = ""
     """What it shows, in words, for who cannot see it."""
-    has_band: bool = False
-    """Whether a curve is the mean of neighbours, with a band of their range."""
 
 
 @dataclass(frozen=True)
@@ -86,8 +72,6 @@ class Curve:
     values: Sequence[float]
     dots: bool = False
     """Whether the points are few and exact, so that each is marked."""
-    faint: bool = False
-    """Whether it is there to compare with: thin, without a band."""
 
 
 def curve(
@@ -116,9 +100,7 @@ def lines(title: str, curves: Sequence[Curve], share: bool = False) -> Panel:
             axes.set_ylim(max(low, -EDGE), min(high, 1 + EDGE))  # no share lies beyond
         legend(axes)
 
-    plain = [curve for curve in curves if not (curve.faint or curve.dots)]
-    has_band = any(len(curve.steps) > MOST_POINTS for curve in plain)
-    return Panel(title, draw, has_band=has_band)
+    return Panel(title, draw)
 
 
 def legend(axes: Axes) -> None:
@@ -136,33 +118,6 @@ def legend(axes: Axes) -> None:
     axes.legend(handles, labels, ncols=min(columns, len(labels)), loc="lower left", **shape)
     rows = math.ceil(len(labels) / columns)
     axes.set_title(axes.get_title(loc="left"), pad=6 + LINE * rows)
-
-
-def calibration(
-    points: Sequence[Sequence[float]], paper: Sequence[tuple[float, float]] | None
-) -> Panel:
-    """Share of pairs ranked right by score gap, beside what the sigmoid of the gap promises."""
-
-    def draw(axes: Axes) -> None:
-        gaps = [point[0] for point in points]
-        most = max((point[2] for point in points), default=1)
-        edge = max([*gaps, 0.5]) * 1.08
-        grid = [edge * step / 60 for step in range(61)]
-        promise = [1 / (1 + math.exp(-gap)) for gap in grid]
-        axes.plot(grid, promise, color=INK, lw=1, ls=(0, (4, 3)), label="promised")
-        if paper:
-            inside = [point for point in paper if point[0] <= edge]
-            axes.plot(*zip(*inside, strict=True), color=PAPER, lw=1.4, label="paper")
-        axes.plot(gaps, [point[1] for point in points], color=RM, lw=1.2)
-        sizes = [14 + 60 * point[2] / most for point in points]
-        shares = [point[1] for point in points]
-        axes.scatter(gaps, shares, s=sizes, color=RM, zorder=3, label="seen")
-        axes.set_xlabel("gap between the two scores")
-        axes.set_ylim(min([0.45, *shares]) - 0.02, 1.02)
-        axes.yaxis.set_major_formatter(PERCENT)
-        legend(axes)
-
-    return Panel("Right by score gap", draw)
 
 
 def win_rates(rates: Sequence[tuple[str, str, float, float, float]]) -> Panel:
@@ -235,14 +190,12 @@ def figure(
     name: str, caption: str, panels: Sequence[Panel], wide: float = 1.0, high: float = 1.0
 ) -> blocks.Figure:
     """Panels as a block of a page, three in a row; `wide` and `high` stretch each of them."""
-    if any(panel.has_band for panel in panels):
-        caption = f"{caption} {BAND}"
     about = "; ".join(" - ".join(filter(None, (x.title, x.about))) for x in panels)
     return blocks.Figure(name, caption, drawn(panels, wide, high, about), about)
 
 
 def drawn(panels: Sequence[Panel], wide: float, high: float, about: str) -> str:
-    """The panels as the text of an SVG file, for light and dark."""
+    """The panels as the text of an SVG file."""
     columns = min(len(panels), COLUMNS)
     rows = math.ceil(len(panels) / columns)
     with matplotlib.rc_context():
@@ -258,18 +211,8 @@ def drawn(panels: Sequence[Panel], wide: float, high: float, about: str) -> str:
         text = io.StringIO()
         figure.savefig(text, format="svg", metadata={"Date": None, "Creator": None})
     svg = _tidy(re.sub(r"^.*?(?=<svg)", "", text.getvalue(), flags=re.DOTALL))
-    head = f"<title>{html.escape(about)}</title>{_dark_style()}"
-    return re.sub(r"<svg [^>]*>", lambda root: root[0] + head, svg, count=1)
-
-
-def _dark_style() -> str:
-    """Style of a file that a page in the dark shows as a picture: ink, grid and ground change."""
-    rules = "".join(
-        f'[style*="{kind}: {stand_in}"]{{{kind}:{color} !important}}'
-        for stand_in, color in DARK_COLORS.items()
-        for kind in ("fill", "stroke")
-    )
-    return f"<style>@media (prefers-color-scheme: dark){{{rules}}}</style>"
+    title = f"<title>{html.escape(about)}</title>"
+    return re.sub(r"<svg [^>]*>", lambda root: root[0] + title, svg, count=1)
 
 
 def _tidy(svg: str) -> str:
@@ -280,18 +223,13 @@ def _tidy(svg: str) -> str:
 
 
 def _draw_line(axes: Axes, line: Curve) -> None:
-    if line.faint:
-        steps, values = smoothed(line)
-        axes.plot(steps, values, color=line.color, alpha=0.45, lw=0.9, label=line.label or None)
-        return
     if line.dots:
-        axes.plot(line.steps, line.values, "o:", color=line.color, label=line.label, ms=4, lw=1.2)
+        axes.plot(line.steps, line.values, "o:", color=line.color, label=line.label, ms=4)
         return
-    groups = _groups(len(line.steps))
     steps, values = smoothed(line)
-    if len(groups) < len(line.steps):
-        lows = [min(line.values[group]) for group in groups]
-        highs = [max(line.values[group]) for group in groups]
+    if len(steps) < len(line.steps):
+        bands = [line.values[group] for group in _groups(len(line.steps), MOST_POINTS)]
+        lows, highs = [min(band) for band in bands], [max(band) for band in bands]
         axes.fill_between(steps, lows, highs, color=line.color, alpha=0.18, lw=0)
     axes.plot(steps, values, color=line.color, label=line.label)
 
@@ -299,14 +237,10 @@ def _draw_line(axes: Axes, line: Curve) -> None:
 def smoothed(line: Curve, most: int = MOST_POINTS) -> tuple[list[float], list[float]]:
     """Steps and values of a curve, as means of neighbours: at most so many points."""
     groups = _groups(len(line.steps), most)
-    steps, values = (
-        [sum(part[group]) / len(part[group]) for group in groups]
-        for part in (line.steps, line.values)
-    )
-    return steps, values
+    return [fmean(line.steps[x]) for x in groups], [fmean(line.values[x]) for x in groups]
 
 
-def _groups(length: int, most: int = MOST_POINTS) -> list[slice]:
+def _groups(length: int, most: int) -> list[slice]:
     """At most so many runs of neighbours that cover all points."""
     size = max(1, math.ceil(length / most))
     return [slice(start, start + size) for start in range(0, length, size)]

@@ -13,7 +13,6 @@ from eval.judges.prompt import ALONE, CRITERIA, LINES, OBJECT, PROMPT
 from reports.parts import page
 from reports.parts.blocks import Block, Heading, Quoted, Text
 from reports.parts.collect import Record, load_run
-from reports.parts.style import styles
 from reports.parts.words import Row, device_of, shown
 from stages.finished import inputs_now, read_manifest
 from stages.running.files import file_hash, write_json, write_text
@@ -61,7 +60,7 @@ def write_report(config: Config, make: Make) -> str:
         if report.without_the_data:
             page.write_public(run.partial, stem, report.title, report.blocks, origin)
         write_text(run.partial / "headline.txt", report.headline)
-        write_json(run.partial / "numbers.json", report.numbers | styles(record))
+        write_json(run.partial / "numbers.json", report.numbers)
         run.finish({})
     return report.headline
 
@@ -89,13 +88,6 @@ def _columns(cells: Sequence[str], widths: Sequence[int]) -> str:
     first, *others = zip(cells, widths, strict=True)
     text = "  ".join([first[0].ljust(first[1]), *(cell.rjust(width) for cell, width in others)])
     return text.rstrip()
-
-
-def hashes(record: Record) -> dict[str, str]:
-    """Twelve digits that name each stage's manifest, and so everything that it lists."""
-    return {
-        stage: file_hash(folder / "manifest.json")[:12] for stage, folder in record.folders.items()
-    }
 
 
 def stem_about(kind: str, names: Sequence[str]) -> str:
@@ -186,43 +178,30 @@ def prompts(judges: Iterable[Row]) -> list[Block]:
 
 def code_line(records: Sequence[Record]) -> str:
     """One line on the versions of the code behind a page: a warning if they are mixed or dirty."""
-    by_stage: dict[str, set[str]] = {}
+    by_version: dict[str, dict[str, None]] = {}
     for record in records:
         for stage, manifest in record.manifests.items():
-            by_stage.setdefault(stage, set()).add(manifest["code_version"])
-    versions = sorted(set().union(*by_stage.values()))
-    dirty = [version for version in versions if version.endswith("-dirty")]
-    if len(versions) == 1 and not dirty:
-        return f"All runs were made with one version of the code: {versions[0]}."
-    stages_of: dict[str, list[str]] = {}
-    for stage, of_stage in by_stage.items():
-        stages_of.setdefault(", ".join(sorted(of_stage)), []).append(stage)
-    stages_by_version = "; ".join(
-        f"{', '.join(stages)} with {names}" for names, stages in stages_of.items()
-    )
-    unclean = f"; {len(dirty)} held changes that were not committed" if dirty else ""
-    counted = "1 version" if len(versions) == 1 else f"{len(versions)} versions"
-    return f"Caveat: {counted} of the code behind this page: {stages_by_version}{unclean}."
+            by_version.setdefault(manifest["code_version"], {})[stage] = None
+    dirty = sum(version.endswith("-dirty") for version in by_version)
+    if len(by_version) == 1 and not dirty:
+        return f"All stages were made with one version of the code: {next(iter(by_version))}."
+    unclean = f"; {dirty} held changes that were not committed" if dirty else ""
+    stages = "; ".join(f"{name}: {', '.join(by_version[name])}" for name in sorted(by_version))
+    return f"Caveat: the code behind this page is not one committed version ({stages}){unclean}."
 
 
 def where(records: Sequence[Record]) -> str:
     """The devices, processors, threads and precision that runs were computed with."""
-    devices = {
-        device_of(manifest)
-        for record in records
-        for stage, manifest in record.manifests.items()
-        if STAGES[stage].computes
-    }
-    used = [record.settings.get("memory", {}) for record in records]
-    threads, precision = (
-        {shown(f"memory.{key}", memory[key]) for memory in used if key in memory}
-        for key in ("cpu_threads", "mixed_precision")
-    )
-    if not threads:  # nothing was trained
-        return f"Computed on: {' / '.join(sorted(devices))}."
+    used: dict[str, set[str]] = {}
+    for record in records:
+        computing = [x for stage, x in record.manifests.items() if STAGES[stage].computes]
+        used.setdefault("Computed on", set()).update(map(device_of, computing))
+        memory = record.settings.get("memory", {})  # without any where nothing was trained
+        for key in ("memory.cpu_threads", "memory.mixed_precision"):
+            if (field := key.partition(".")[2]) in memory:
+                used.setdefault(key, set()).add(shown(key, memory[field]))
+    values = "; ".join(f"{name}: {' / '.join(sorted(each))}" for name, each in used.items())
     return (
-        f"Computed on: {' / '.join(sorted(devices))}; memory.cpu_threads:"
-        f" {' / '.join(sorted(threads))} (0: as many as there are cores); memory.mixed_precision:"
-        f" {' / '.join(sorted(precision))}. Device, instructions, number of threads and precision"
-        " change rounding, and PPO amplifies it: treat another one like another seed."
+        f"{values}. Device, instructions, number of threads (0: all cores) and precision change"
+        " rounding, and PPO amplifies it: treat another one like another seed."
     )

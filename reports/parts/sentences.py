@@ -1,4 +1,4 @@
-"""What a page says of a run: a few sentences to open with, and what to hold against its numbers.
+"""What a page says of a run: a verdict to open with, and what to hold against its numbers.
 
 They are made from a row of `reports.parts.collect` and nothing else. They say bad news as plainly
 as good news. `row["policy"]` is the policy that learned by policy gradient.
@@ -12,12 +12,14 @@ from reports.parts.blocks import Block, Heading, Note, Text
 from reports.parts.words import (
     Row,
     above_sft,
+    accuracy,
     at_equal_length,
     briefly,
     direction,
     estimate,
     named,
     percent,
+    rate,
     whole,
 )
 from stages.settings.judge import MOST_UNJUDGED
@@ -27,15 +29,12 @@ from stages.settings.ppo import MANY_BELOW
 FEW_END = 0.9  # of a policy's summaries
 MANY_SPECIAL = 0.05  # of a policy's summaries
 NO_GUESS = 0.5  # what a coin would get
-NO_LLM = "Not an LLM"  # in bold, once a page
-COUNTS = ("wins", "ties", "losses")
 MOST_REASONS = 4  # of a first screen; the others stand below it
 
 
 def lead(*sentences: str) -> Text:
     """The paragraph that answers the page's question."""
-    text = " ".join(filter(None, sentences))
-    return Text(text, lead=True, bold=NO_LLM if NO_LLM in text else "")
+    return Text(" ".join(filter(None, sentences)), lead=True)
 
 
 def against(notes: Iterable[str]) -> list[Block]:
@@ -46,64 +45,37 @@ def against(notes: Iterable[str]) -> list[Block]:
 
 def distrust(rows: Sequence[Row], *reasons: str) -> str:
     """What to distrust, in a few words: who judged some runs, then the page's own reasons."""
-    first = [*_of_judges(rows), *doubts.briefly(rows), *filter(None, reasons)]
-    if any(not row.get("real_posts", True) for row in rows):
-        first.append("toy world")
-    if any(not row.get("pretrained", True) for row in rows):
-        first.append("no pretraining")
+    first = ["the judge FAILED ITS CHECKS"] if any(row.get("judge_flags") for row in rows) else []
+    for is_llm in (False, True):
+        judges = {briefly(row["judge"]): None for row in rows if row["is_llm"] is is_llm}
+        names = ", ".join(judges)
+        first += [f"judge {names}" if is_llm else f"Not an LLM judged ({names})"] if judges else []
+    counted = [row["data"] for row in rows if row.get("data")]
+    for what in ("posts", "pairs"):
+        most = max((data[what] / data[f"of_{what}"] for data in counted), default=0.0)
+        learned = f"{percent(most)} of the held-out {what} were LEARNED"
+        first += [learned] if most > doubts.SMALL else []
+    first += filter(None, reasons)
+    first += ["toy world"] if any(not row.get("real_posts", True) for row in rows) else []
+    first += ["no pretraining"] if any(not row.get("pretrained", True) for row in rows) else []
     return f"Caveats: {'; '.join(first[:MOST_REASONS])}." if first else ""
 
 
-def _of_judges(rows: Sequence[Row]) -> list[str]:
-    """That a judge failed its checks, and who judged."""
-    judges = {
-        kind: ", ".join(
-            dict.fromkeys(briefly(row["judge"]) for row in rows if row["is_llm"] is kind)
-        )
-        for kind in (False, True)
-    }
-    reasons = ["the judge FAILED ITS CHECKS"] if any(row.get("judge_flags") for row in rows) else []
-    reasons += [f"{NO_LLM} judged ({judges[False]})"] if judges[False] else []
-    return reasons + ([f"judge {judges[True]}"] if judges[True] else [])
-
-
-def opening(row: Row) -> list[str]:
-    """The sentences that a page begins with: who won, beside SFT, at equal length, and caveats."""
+def opening(row: Row) -> Text:
+    """What a run's page begins with: how the policy stands to the references and to SFT."""
     policy = row["policy"]
-    if too_many_unjudged(row):
-        return ["Too many comparisons had no verdict for a conclusion; see below.", _caveat(row)]
-    won, tied, lost = (whole(row[f"{policy}/{key}"]) for key in COUNTS)
-    of_sft = ", ".join(str(whole(row[f"sft/{key}"])) for key in COUNTS)
-    counts = (
-        f"Of {whole(row['posts'])} held-out posts {named(policy)}'s summary won {won}, tied {tied},"
-        f" lost {lost} against the reference, SFT's {of_sft}."
-    )
-    rates = ", ".join(f"{named(name)} {_at_length(row, name)}" for name in (policy, "sft"))
-    stands = f"{_stands(row)}; {beats_sft(row)}."
-    return [counts, stands, f"At equal length: {rates}.", _caveat(row)]
-
-
-def _stands(row: Row) -> str:
-    """How the policy stands against the references, as far as the posts tell."""
-    policy = row["policy"]
+    by_chance = row["accuracy_low"] <= NO_GUESS
+    guess = f"reward model not shown to beat chance ({percent(row['accuracy'])})"
+    caveat = distrust([row], guess if by_chance else "", "one seed")
+    if any(row[f"{name}/unjudged"] > MOST_UNJUDGED for name in row["policies"]):
+        return lead("Too many comparisons had no verdict for a conclusion; see below.", caveat)
+    stands = "is INCONCLUSIVE against"
     if row[f"{policy}/low"] > NO_GUESS:
-        return "It BEATS the references"
+        stands = "BEATS"
     if row[f"{policy}/high"] < NO_GUESS:
-        return "It does NOT reach the references"
-    return "Against the references it is INCONCLUSIVE"
-
-
-def _at_length(row: Row, policy: str) -> str:
-    """A policy's win rate at equal length."""
-    rate = row[f"{policy}/statistics"]["length_controlled"]
-    return str(at_equal_length(rate)) if rate["estimate"] is not None else "not known"
-
-
-def _caveat(row: Row) -> str:
-    right, chance = percent(row["accuracy"]), "not shown to be better than"
-    chance = "WORSE than" if row["accuracy_high"] < NO_GUESS else chance
-    guess = f"reward model {chance} chance ({right})" if row["accuracy_low"] <= NO_GUESS else ""
-    return distrust([row], guess, "one seed")
+        stands = "does NOT reach"
+    verdict = f"{named(policy)} {stands} the references: {rate(row, policy)}."
+    return lead(verdict, f"{beats_sft(row)}.", caveat)
 
 
 def beats_sft(row: Row) -> str:
@@ -121,15 +93,12 @@ def beats_sft(row: Row) -> str:
 def what_was_trained(row: Row) -> str:
     """Model, data and episodes, in one sentence."""
     model = row["checkpoint"] if row["pretrained"] else "a GPT-NeoX that was never pretrained"
-    count = row["parameters"] / 1e6
-    size = f"{count:.1f} million" if count < 1000 else f"{count / 1000:.2f} billion"
     data = "real posts" if row["real_posts"] else "the built-in toy world"
     return (
-        f"We fine-tuned {model} ({size} parameters) on {whole(row['sft_rows'])} reference summaries"
-        f" of {data}, trained a reward model on {whole(row['comparisons'])} comparisons"
-        f" (it gets {percent(row['accuracy'])} of {whole(row['pairs'])} held-out pairs right), and"
-        f" optimised the summariser against it with {named(row['policy'])} for"
-        f" {whole(row['episodes'])} episodes."
+        f"We fine-tuned {model} ({row['parameters'] / 1e6:,.1f} million parameters) on"
+        f" {whole(row['sft_rows'])} reference summaries of {data}, trained a reward model on"
+        f" {whole(row['comparisons'])} comparisons, and optimised the summariser against it with"
+        f" {named(row['policy'])} for {whole(row['episodes'])} episodes."
     )
 
 
@@ -137,43 +106,36 @@ def what_was_trained(row: Row) -> str:
 
 
 def caveats(row: Row) -> list[str]:
-    """What to hold against the numbers, most important first."""
-    notes = [judge_flags(row), *doubts.notes(row), judge_note(row), _pretraining_note(row)]
-    ended = {
-        named(policy, row["policies"]): row.get(f"{policy}/eos_rate") for policy in row["policies"]
-    }
-    notes += [*unjudged(row), *unshown(row), *cut_off(ended)]
-    notes += [*notes_of_systems(_systems(row)), *critic_notes([row])]
-    notes += _signs(row)
+    """What to hold against the numbers, most important first.
+
+    Where nothing was trained, what is known of the judge and the texts.
+    """
+    trained, names = "accuracy" in row, row["policies"]
+    ended = {named(policy, names): row.get(f"{policy}/eos_rate") for policy in names}
+    notes = [judge_flags(row), *doubts.notes(row), judge_note(row)]
+    notes += [_pretraining_note(row) if trained else None]
+    notes += [*unjudged(row), *unshown(row), *cut_off(ended), *_length_and_place(row)]
+    notes += [*critic_notes([row]), *_signs(row)] if trained else []
     return [note for note in notes if note]
-
-
-def judged_caveats(row: Row) -> list[str]:
-    """Those of them that are about the judge and its verdicts, not about training."""
-    notes = [judge_flags(row), *doubts.notes(row), judge_note(row), *unjudged(row), *unshown(row)]
-    return [note for note in [*notes, *notes_of_systems(_systems(row))] if note]
 
 
 def judge_flags(row: Row) -> str | None:
     """The warning about a judge that failed its checks, for every page that uses it."""
-    return (
-        checks_of_judge("THE JUDGE", row["judge_flags"], row.get("judge_undecided") or []) or None
-    )
+    flags, undecided = row["judge_flags"], row.get("judge_undecided") or []
+    return checks_of_judge("THE JUDGE", flags, undecided) or None
 
 
 def checks_of_judge(who: str, flags: Sequence[str], undecided: Sequence[str]) -> str:
     """What a judge's checks say against it, and what they cannot say; empty without either."""
-    failed = f"{who} FAILED ITS CHECKS: {'; '.join(flags)}." if flags else ""
-    open_checks = (
-        f"{who} has neither passed nor failed {'; '.join(undecided)}." if undecided else ""
-    )
-    return " ".join(filter(None, (failed, open_checks)))
+    failed = [f"{who} FAILED ITS CHECKS: {'; '.join(flags)}."] if flags else []
+    unsure = f"{who} has neither passed nor failed {'; '.join(undecided)}."
+    return " ".join([*failed, *([unsure] if undecided else [])])
 
 
 def judge_note(row: Row) -> str | None:
     """The caveat of a judge that is no language model, or of the policy's own family."""
     if row["is_llm"]:
-        return of_one_maker(row)
+        return _of_one_maker(row)
     note = "Win rates by this judge do not compare with those of an LLM."
     if row["judge_note"]:
         note += f" It is: {row['judge_note'].replace(', not an LLM', '', 1)}."
@@ -188,7 +150,7 @@ def judge_note(row: Row) -> str | None:
     return note
 
 
-def of_one_maker(row: Row) -> str | None:
+def _of_one_maker(row: Row) -> str | None:
     """The caveat of an LLM judge whose maker made a policy's model, too."""
     maker = family_of_model(row["judge"])
     models = [row.get("checkpoint"), row.get("released_policy"), *row["policies"]]
@@ -207,7 +169,7 @@ def notes_of_judges(rows: list[Row]) -> list[str]:
 
 
 def notes_of_runs(rows: list[Row], critics: Sequence[Row] | None = None) -> list[str]:
-    """What to hold against a comparison of runs: their judges, and PPO's critic.
+    """What to hold against a comparison of runs: their judges, their data, and PPO's critic.
 
     `critics`: the rows whose critics count; all where None.
     """
@@ -221,28 +183,19 @@ def notes_of_runs(rows: list[Row], critics: Sequence[Row] | None = None) -> list
 def critic_notes(rows: Sequence[Row]) -> list[str]:
     """A note where PPO's critic explained less of the returns than a constant would.
 
-    `name` and `explained_by_critic` of each row are read; several names are told apart.
+    `name` and `explained_by_critic` of each row are read.
     """
-    names = dict.fromkeys(row["name"] for row in rows)
-    parts = []
-    for name in names:
-        seeds = [row["explained_by_critic"] for row in rows if row["name"] == name]
-        below = [seed for seed in seeds if seed and seed["below"]]
-        if below:
-            updates = sum(seed["updates"] for seed in seeds if seed)
-            low, high = min(seed["low"] for seed in below), max(seed["high"] for seed in below)
-            whose = f" of {name}" if len(names) > 1 else ""
-            ends = " to ".join(dict.fromkeys(f"{value:.2g}" for value in (low, high)))
-            parts.append(
-                f"{whole(sum(seed['below'] for seed in below))} of {whole(updates)} updates{whose}"
-                f" (explained variance {ends})"
-            )
+    updates: dict[str, list[int]] = {}
+    for row in rows:
+        if critic := row["explained_by_critic"]:
+            below, count = updates.get(row["name"], (0, 0))
+            updates[row["name"]] = [below + critic["below"], count + critic["updates"]]
+    parts = [
+        f"{whole(below)} of {whole(count)} updates of {name}"
+        for name, (below, count) in updates.items()
+        if below
+    ]
     return [f"The critic explained less than a constant in {'; '.join(parts)}."] if parts else []
-
-
-def too_many_unjudged(row: Row) -> bool:
-    """Whether the posts without a verdict forbid a conclusion."""
-    return any(row[f"{policy}/unjudged"] > MOST_UNJUDGED for policy in row["policies"])
 
 
 def unjudged(row: Row) -> list[str]:
@@ -281,34 +234,21 @@ def cut_off(shares: Mapping[str, float | None]) -> list[str]:
     ]
 
 
-def _systems(row: Row) -> dict[str, Row]:
-    """Each policy's lower bound and statistics, by the name that pages write."""
-    return {
-        named(policy, row["policies"]): {
-            key: row[f"{policy}/{key}"] for key in ("low", "statistics")
-        }
-        for policy in row["policies"]
-    }
-
-
-def notes_of_systems(systems: Mapping[str, Row]) -> list[str]:
-    """What length and place have to do with some systems' rates; `low` is None without a rate.
-
-    A line for each system whose lead over the references is gone at equal length, and one if the
+def _length_and_place(row: Row) -> list[str]:
+    """A line for each policy whose lead over the references is gone at equal length, and one if the
     judge's choices depend on which text is shown first.
     """
-    notes = []
-    for name, system in systems.items():
-        at_length = system["statistics"]["length_controlled"]
-        leads = system["low"] is not None and system["low"] > NO_GUESS
+    notes, shares = [], {}
+    for policy in row["policies"]:
+        name, statistics = named(policy, row["policies"]), row[f"{policy}/statistics"]
+        shares[name], at_length = statistics["share_first"], statistics["length_controlled"]
+        leads = row[f"{policy}/low"] is not None and row[f"{policy}/low"] > NO_GUESS
         if leads and at_length["estimate"] is not None and at_length["low"] <= NO_GUESS:
             notes.append(
                 f"{name}'s lead over the references is not shown at equal"
                 f" length: {at_equal_length(at_length)}."
             )
-    shares = {name: system["statistics"]["share_first"] for name, system in systems.items()}
-    leaned = leaning(shares)
-    if leaned:
+    if leaned := leaning(shares):
         most = max(leaned, key=lambda name: abs(shares[name]["estimate"] - NO_GUESS))
         notes.append(
             f"The judge's choices depend on the place: of those about {most} it picks the text"
@@ -319,40 +259,41 @@ def notes_of_systems(systems: Mapping[str, Row]) -> list[str]:
 
 
 def _pretraining_note(row: Row) -> str | None:
-    apart = (
-        "The paper's numbers are not comparable with this run: neither its model nor its judge is"
-    )
+    """What keeps a run's numbers from those of the paper."""
+    if row["pretrained"] and paper.is_comparable(row["preset"]):
+        return None
     if row["pretrained"]:
-        return None if paper.is_comparable(row["preset"]) else f"{apart} the paper's."
-    if row["real_posts"]:
-        return (
-            "The model was NEVER PRETRAINED: it met English only in these few posts, and its"
-            " summaries are poor. This run shows that every stage works on real posts with the"
-            " real tokenizer; it says nothing about how good RLHF can be."
-        )
-    return (
-        "The posts come from the built-in toy world, made so that a small model without"
-        " pretraining can learn the whole pipeline in minutes. The paper's numbers are not"
-        " comparable with this run."
-    )
+        why = "neither its model nor its judge is the paper's"
+    elif row["real_posts"]:
+        why = "the model was NEVER PRETRAINED, so its summaries are poor"
+    else:
+        why = "the posts come from the built-in toy world, made for a model without pretraining"
+    return f"The paper's numbers are not comparable with this run: {why}."
 
 
 def _signs(row: Row) -> list[str]:
     """Known signs of trouble, if the numbers show them."""
     policy, signs = row["policy"], []
-    if row["accuracy_low"] <= NO_GUESS:
-        signs.append(doubts.chance(row))
+    if row["accuracy_high"] < NO_GUESS:
+        signs.append(
+            f"The reward model ranks held-out pairs WORSE than chance ({accuracy(row)}): the labels"
+            " of one of the two splits may be turned round."
+        )
+    elif row["accuracy_low"] <= NO_GUESS:
+        signs.append(
+            f"The reward model is not shown to be better than chance ({accuracy(row)}):"
+            f" {named(policy)} may have had nothing to learn."
+        )
     fell = row["difference"] is not None and row["difference_high"] < 0
     if fell and direction(row["score_gain"]) == "rose":
         signs.append(
             f"The reward model's score rose while the win rate fell: {named(policy)} over-optimised"
             " its reward."
         )
-    if row[f"{policy}/eos_rate"] < FEW_END:
-        below = row.get(f"{policy}/below_penalty")
-        if below is not None and below > MANY_BELOW:
-            signs.append(
-                f"{percent(below)} of SFT's samples end and score below what a missing EOS is"
-                " given: for such posts the EOS trick rewards not to end."
-            )
+    below = row.get(f"{policy}/below_penalty")
+    if row[f"{policy}/eos_rate"] < FEW_END and below is not None and below > MANY_BELOW:
+        signs.append(
+            f"{percent(below)} of SFT's samples end and score below what a missing EOS is given:"
+            " for such posts the EOS trick rewards not to end."
+        )
     return signs

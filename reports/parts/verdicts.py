@@ -7,8 +7,8 @@ inconclusive. Of fewer than `FEWEST` seeds there is no verdict.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from statistics import fmean
+from typing import NamedTuple
 
 from eval.rates.formulas import (
     fisher_exact,
@@ -27,14 +27,13 @@ SURE = 0.05  # p-values below it count
 WITHIN = f"within +-{100 * MARGIN:.0f} points"
 
 MATTERS = "matters"
-LITTLE = f"matters little: {WITHIN}, but not 0"
+LITTLE = "matters little"
 NOT = "does not matter"
 UNKNOWN = "inconclusive"
 NONE = "no verdict"
 
 
-@dataclass(frozen=True, kw_only=True)
-class SwitchVerdict:
+class SwitchVerdict(NamedTuple):
     """One switch's verdict, and why."""
 
     kind: str
@@ -44,67 +43,52 @@ class SwitchVerdict:
 
 def verdict_of(ablation: AblatedRun) -> SwitchVerdict:
     """The verdict on one switch."""
-    seeds, p = len(ablation.each), p_of_failures(ablation)
-    if p < SURE:
+    if p_of_failures(ablation) < SURE:
         points = f"; {_points(ablation.each)}" if ablation.each else ""
-        return SwitchVerdict(kind=MATTERS, why=f"{_safe(ablation)} prevents failures{points}")
-    if seeds < FEWEST:
-        why = f"{seeds_of(seeds)} with a win rate, and fewer than {FEWEST} say too little"
-        return SwitchVerdict(kind=NONE, why=f"{why} about other seeds")
-    if not ablation.changed:
-        return _unless_some_ended(ablation, SwitchVerdict(kind=NOT, why="no summary was changed"))
-    if mean_of_seeds(ablation.each) is None:
-        return _unless_some_ended(ablation, _without_spread(ablation))
-    return _unless_some_ended(ablation, _by_seeds(ablation))
+        return SwitchVerdict(MATTERS, f"it changes how many seeds fail{points}")
+    if len(ablation.each) < FEWEST:
+        return SwitchVerdict(NONE, f"{seeds_of(len(ablation.each))} with a win rate")
+    verdict = SwitchVerdict(NOT, "no summary was changed")
+    if ablation.changed:
+        has_spread = mean_of_seeds(ablation.each) is not None
+        verdict = _by_seeds(ablation) if has_spread else _without_spread(ablation)
+    if verdict.kind in (NOT, LITTLE) and ablation.ended:  # these may hide a difference
+        lost = f"{seeds_of(ablation.ended)} ended in an error"
+        return SwitchVerdict(UNKNOWN, f"{verdict.why}, but {lost}")
+    return verdict
 
 
 def _by_seeds(ablation: AblatedRun) -> SwitchVerdict:
     """The verdict by the spread of the seeds alone."""
-    each = ablation.each
-    bounds, points = mean_of_seeds(each), _points(each)
-    certain = bounds is not None and (bounds[0] > 0 or bounds[1] < 0)
-    small = within_margin(each, MARGIN)
-    if certain:
-        why = f"{points}{_if_posts_doubt(ablation)}"
-        return SwitchVerdict(kind=LITTLE if small else MATTERS, why=why)
+    each, points = ablation.each, _points(ablation.each)
+    bounds, small = mean_of_seeds(each), within_margin(each, MARGIN)
+    if bounds is not None and (bounds[0] > 0 or bounds[1] < 0):
+        posts = ablation.pair.together if ablation.pair else None
+        if posts is not None and posts.low <= 0 <= posts.high:
+            over = bounds_in_points((posts.low, posts.high))
+            points += f"; on these posts: the interval over posts, {over}, holds 0"
+        return SwitchVerdict(LITTLE if small else MATTERS, points)
     if small:
         inside = bounds_in_points(mean_of_seeds(each, 0.9))
-        return SwitchVerdict(kind=NOT, why=f"{points}; the 90% interval {inside} lies {WITHIN}")
+        return SwitchVerdict(NOT, f"{points}; the 90% interval {inside} lies {WITHIN}")
     needed = seeds_needed(each, MARGIN)
     narrow = f"{whole(needed)} seeds would narrow it to +-{100 * MARGIN:.0f} points at this spread"
     if needed <= len(each):
         narrow = f"it is no wider than +-{100 * MARGIN:.0f} points, but holds 0 and reaches beyond"
-    return SwitchVerdict(kind=UNKNOWN, why=f"{points}; {narrow}")
-
-
-def _if_posts_doubt(ablation: AblatedRun) -> str:
-    """What to add where seeds agree on these posts, and others might show nothing."""
-    posts = ablation.pair.together if ablation.pair else None
-    if posts is None or posts.low > 0 or posts.high < 0:
-        return ""
-    bounds = bounds_in_points((posts.low, posts.high))
-    return f"; on these posts: the interval over posts, {bounds}, holds 0"
+    return SwitchVerdict(UNKNOWN, f"{points}; {narrow}")
 
 
 def _without_spread(ablation: AblatedRun) -> SwitchVerdict:
     """The verdict where all seeds give one number: the interval over posts stands in for seeds."""
     posts = ablation.pair.together if ablation.pair else None
     if posts is None:
-        return SwitchVerdict(kind=UNKNOWN, why="too many posts have no verdict")
+        return SwitchVerdict(UNKNOWN, "too many posts have no verdict")
     small = posts.low > -MARGIN and posts.high < MARGIN
     certain = posts.low > 0 or posts.high < 0
     kind = {(True, True): LITTLE, (True, False): MATTERS, (False, True): NOT}
     bounds = bounds_in_points((posts.low, posts.high))
     why = f"{100 * posts.estimate:+.1f} points in every seed; over posts {bounds}"
-    return SwitchVerdict(kind=kind.get((certain, small), UNKNOWN), why=why)
-
-
-def _unless_some_ended(ablation: AblatedRun, verdict: SwitchVerdict) -> SwitchVerdict:
-    """The same, unless a difference may be hidden by seeds that gave no result."""
-    if verdict.kind not in (NOT, LITTLE) or not ablation.ended:
-        return verdict
-    lost = f"{seeds_of(ablation.ended)} ended in an error, so the other seeds are not enough"
-    return SwitchVerdict(kind=UNKNOWN, why=f"{verdict.why}, but {lost}")
+    return SwitchVerdict(kind.get((certain, small), UNKNOWN), why)
 
 
 def _points(each: Sequence[float]) -> str:
@@ -124,18 +108,6 @@ def p_of_failures(ablation: AblatedRun) -> float:
     return fisher_exact((turned.failed, default.failed), (turned.tried, default.tried))
 
 
-def _safe(ablation: AblatedRun) -> str:
-    """The side that fails less often."""
-    turned, default = ablation.turned, ablation.default
-    if turned.failed * default.tried < default.failed * turned.tried:
-        return "the switch"
-    return "what it takes away" if _takes_away(ablation) else "the default's setting"
-
-
-def _takes_away(ablation: AblatedRun) -> bool:
-    return ablation.name.startswith("no-")
-
-
 def in_brief(ablation: AblatedRun) -> str:
     """How many seeds failed on both sides; empty if none did."""
     turned, default = ablation.turned, ablation.default
@@ -145,12 +117,6 @@ def in_brief(ablation: AblatedRun) -> str:
         f"{turned.failed} of {turned.tried} seeds failed, {default.failed} of {default.tried} by"
         " default"
     )
-
-
-def failures(ablation: AblatedRun) -> str:
-    """The same with the p-value."""
-    counts, p = in_brief(ablation), p_value(p_of_failures(ablation))
-    return f"{counts} (Fisher's exact test, {p})." if counts else ""
 
 
 # -- many tests ------------------------------------------------------------------------------------
@@ -196,41 +162,29 @@ def after_holm(p_values: Mapping[str, float], clear: Sequence[str], what: str) -
 
 def sentence(ablation: AblatedRun) -> str:
     """One switch: its verdict, why, and the seeds that failed."""
-    verdict = verdict_of(ablation)
-    verdict_text = f"{ablation.name}: {verdict.kind} ({verdict.why})."
-    return " ".join(filter(None, (verdict_text, failures(ablation))))
+    verdict, failed = verdict_of(ablation), in_brief(ablation)
+    p = p_value(p_of_failures(ablation))
+    counts = f" {failed} (Fisher's exact test, {p})." if failed else ""
+    return f"{ablation.name}: {verdict.kind} ({verdict.why}).{counts}"
 
 
 def summary(others: Sequence[AblatedRun], most: int | None = None) -> str:
-    """Which switches matter, which do not, and which are inconclusive, in one sentence.
+    """Each verdict with the switches that have it, in one sentence.
 
-    Where none has a verdict, nothing was tested, and the sentence says that. `most`: of more names
-    in a group only their number is told, but of those that matter.
+    `most`: of more names with a verdict only their number is told, but of those that matter.
     """
     names: dict[str, list[str]] = {}
     for ablation in others:
         names.setdefault(verdict_of(ablation).kind, []).append(ablation.name)
-    groups = {
-        MATTERS: ("matters", "matter"),
-        LITTLE: ("matters little", "matter little"),
-        NOT: ("does not matter", "do not matter"),
-        UNKNOWN: ("is inconclusive", "are inconclusive"),
-        NONE: ("has no verdict", "have no verdict"),
-    }
     most = len(others) if most is None else most
-    if [*names] == [NONE]:
-        named = f" ({', '.join(names[NONE])})" if len(others) <= most else ""
-        return f"No verdict on {_switches(others)}{named}: fewer than {FEWEST} seeds."
     parts = [
-        f"{len(sorted_in)} {several if len(sorted_in) > 1 else single}"
-        + (f" ({', '.join(sorted_in)})" if kind == MATTERS or len(sorted_in) <= most else "")
-        for kind, (single, several) in groups.items()
-        if (sorted_in := names.get(kind))
+        f"{kind}: {', '.join(names[kind])}"
+        if kind == MATTERS or len(names[kind]) <= most
+        else f"{kind}: {len(names[kind])} switches"
+        for kind in (MATTERS, LITTLE, NOT, UNKNOWN, NONE)
+        if kind in names
     ]
-    if MATTERS not in names:
+    if MATTERS not in names and [*names] != [NONE]:  # where none has a verdict, nothing was tested
         parts.insert(0, "none is shown to matter for the win rate")
-    return f"Of {_switches(others)}, {'; '.join(parts)}."
-
-
-def _switches(others: Sequence[AblatedRun]) -> str:
-    return f"{len(others)} switch{'es' if len(others) > 1 else ''}"
+    text = "; ".join(parts)
+    return f"{text[:1].upper()}{text[1:]}."

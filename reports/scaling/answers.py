@@ -210,32 +210,22 @@ def win_rates(frame: pd.DataFrame, paper_numbers: Sequence[PaperNumber]) -> Pane
         )
         for policy in policies(frame)
     ]
-    return shares("Win rate against the reference", drawn, even="references")
-
-
-def shares(title: str, drawn: Sequence[Series], even: str = "") -> Panel:
-    """Any shares over parameters; `even` names the line at 50 %, if there is one."""
 
     def draw(axes: Axes) -> None:
-        if even:
-            axes.axhline(0.5, color=INK, lw=1, ls=(0, (4, 3)), label=even)
+        axes.axhline(0.5, color=INK, lw=1, ls=(0, (4, 3)), label="references")
         for place, series_ in enumerate(drawn):
             _draw_series(axes, series_, APART ** (place - (len(drawn) - 1) / 2))
         _log_sizes(axes, [size for series_ in drawn for size, _ in series_.means])
-        axes.set_ylim(*((0, 1) if even else (None, None)))
+        axes.set_ylim(0, 1)
         axes.yaxis.set_major_formatter(plots.PERCENT)
         plots.legend(axes)
 
-    return Panel(title, draw, _about(drawn))
-
-
-def _about(drawn: Sequence[Series]) -> str:
-    """Series of shares in words, size by size."""
-    return " ".join(
+    about = " ".join(
         f"{series_.label} at {plots.count(size)} parameters: {value:.1%}."
         for series_ in drawn
         for size, value in series_.means
     )
+    return Panel("Win rate against the reference", draw, about)
 
 
 def _paper_points(

@@ -1,4 +1,4 @@
-"""The blocks below the first screen: growth, fits, the paper, all numbers, reward models."""
+"""The blocks below the first screen: growth, fits, the paper, all numbers."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -10,11 +10,9 @@ import pandas as pd
 from eval.rates.formulas import mean_of_seeds
 from reports.parts import paper, plots, words
 from reports.parts.cells import MISSING, Number
-from reports.parts.collect import Record
 from reports.parts.page import Block, Details, Heading, Table, Text
-from reports.parts.words import STRENGTH, number, percent
+from reports.parts.words import number, percent
 from reports.scaling import beside_paper
-from reports.scaling.answers import series, shares
 from reports.scaling.beside_paper import NOT_COMPARABLE, PaperNumber
 from reports.scaling.measures import Fit, fit, given, parameters_of, policies, rows_of, sizes
 
@@ -36,6 +34,7 @@ CLAIMS: dict[str, tuple[str, str, str, Form]] = {
 }
 MEASURED: tuple[tuple[str, str, Form], ...] = (
     ("accuracy", "RM accuracy", percent),
+    ("longer", "accuracy of taking the longer summary", percent),
     ("difference", "PPO - SFT", in_points),
     ("kl", "KL of PPO from SFT, nats per summary", one_digit),
     ("scores", "score while PPO ended", number),
@@ -266,58 +265,3 @@ def not_comparable(paper_numbers: Sequence[PaperNumber]) -> list[str]:
 def _values(key: str, values: Sequence[float]) -> str:
     forms = {name: form for name, _, form in paper.COMPARED}
     return ", ".join(str(forms[key](value)) for value in values) or str(MISSING)
-
-
-# -- reward models ---------------------------------------------------------------------------------
-
-GROUPS = (("strength", STRENGTH), ("batch", "batch"), ("policies", "pair of policies"))
-
-
-def reward_model_blocks(records: Sequence[Record], frame: pd.DataFrame) -> list[Block]:
-    """Accuracy of reward models by group of pairs, beside what the longer summary gets on them."""
-    names = [name for name, _ in sizes(frame)]
-    rows = [row for key, title in GROUPS for row in _by_group(records, names, key, title)]
-    caption = (
-        "Pairs ranked as the labellers did: mean over seeds (lowest to highest). The longer one: on"
-        " the same pairs, an equal length counting half. Equal scores count as wrong."
-    )
-    header = ["pairs by", "", *names, "the longer one", "pairs"]
-    table = Table(header, rows, caption, name="reward-model-groups")
-    if len(names) == 1:
-        return [Heading("Reward models"), table]
-    longer = {
-        (record.name, record.seed): record.results("rm")["length"]["longer"]["estimate"]
-        for record in records
-    }
-    keys = zip(frame["name"], frame["seed"], strict=True)
-    with_longer = frame.assign(longer=[longer[name, seed] for name, seed in keys])
-    drawn = [
-        series(frame, "accuracy", "reward model", plots.RM),
-        series(with_longer, "longer", "the longer one", plots.OTHER),
-    ]
-    caption = "A dot is a seed. The longer one: how often the longer summary is preferred."
-    panel = shares("Reward model's accuracy", drawn)
-    return [Heading("Reward models"), plots.figure("accuracy", caption, [panel], 1.2, 1.2), table]
-
-
-def _by_group(
-    records: Sequence[Record], names: Sequence[str], key: str, title: str
-) -> list[list[object]]:
-    by_size: dict[str, dict[str, list[float]]] = {}
-    alone: dict[str, float] = {}
-    pairs: dict[str, int] = {}
-    for record in records:
-        results = record.results("rm")
-        for group, of_group in results[f"by_{key}"].items():
-            by_size.setdefault(group, {}).setdefault(record.name, []).append(of_group["accuracy"])
-            pairs[group] = of_group["pairs"]
-        longer = results["length"][f"by_{key}"]
-        alone |= {group: longer[group]["accuracy"] for group in by_size if group in longer}
-    return [
-        [
-            *(title, group),
-            *(_spread(by_size[group].get(name, []), percent) for name in names),
-            *(percent(alone.get(group)), number(pairs[group], 0)),
-        ]
-        for group in sorted(by_size, key=lambda name: (len(name), name))
-    ]

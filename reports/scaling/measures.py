@@ -133,7 +133,8 @@ def _more(record: Record) -> Row:
     written = record.results("summaries")["policies"]
     judged = record.results("win_rate")
     gains = judged.get("scores", {}).get("gains", {}).get("ppo", {})
-    numbers: Row = {"sft_loss": record.results("sft")["loss/validation"]}
+    longer = record.results("rm")["length"]["longer"]["estimate"]
+    numbers: Row = {"sft_loss": record.results("sft")["loss/validation"], "longer": longer}
     for policy in policies_of(record):
         numbers[f"{policy}/copied"] = written[policy]["copied_title_words"]
         at_length = judged["policies"][policy]["statistics"]["length_controlled"]

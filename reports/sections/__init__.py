@@ -2,9 +2,10 @@
 
 judging      who judged, every rate, controls
 calibration  the judge beside labels, and the rates that they correct
-scores       proxy and gold score, accuracy beside length, spreads over the posts
-samples      posts with every summary, and what policies sampled while they learned
+scores       proxy and gold score
+samples      posts with every summary
 critic       PPO's critics of several groups of runs, side by side
-curves       everything that training logged, and DPO's policy as a reward model
+curves       everything that training logged
+reward       the reward model, and DPO's policy as one
 made_with    settings, time, versions, hashes; a policy that others trained
 """

@@ -1,18 +1,15 @@
-"""Everything that training logged, as curves in groups; other seeds of the run lie beneath."""
+"""Everything that training logged, as curves in groups."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
 from reports.parts import plots
 from reports.parts.collect import Record
-from reports.parts.page import Block, Details, Figure, Heading, Table, Text
+from reports.parts.page import Block, Details, Figure
 from reports.parts.plots import Curve, Panel
-from reports.parts.words import STRENGTH, Row, accuracy, named, number, whole
-from stages.finished import read_manifest
-from stages.running.files import read_lines
+from reports.parts.words import Row, named
 
 SHARES = {
     "policy/eos_rate",
@@ -101,118 +98,48 @@ SAME = {
     *("objective/kl_k1", "objective/kl_k3", "objective/non_score_reward"),
     *("val/num_eos_tokens", "policy/entropy_avg"),
 }
-WORDS = {
-    "text/distinct_1": "words",
-    "text/distinct_2": "pairs of words",
-    "seconds/update": "whole update",
-    "seconds/rollout": "of it sampling",
-    "rewards/chosen": "chosen",
-    "rewards/rejected": "rejected",
-    "logps/chosen": "chosen",
-    "logps/rejected": "rejected",
-}
 SHOWN = ("", "-text")  # the others are folded
-SECOND = plots.RM  # colour of a panel's second curve
 COUNTS = {"step", "episode"}
 FRONTIER = ("objective/kl", "objective/scores")
 FRONTIER_POINTS = 40
-OtherSeeds = dict[int, list[Row]]
-"""Seed -> what a stage logged in another finished seed of the run."""
 
 
 def blocks(record: Record) -> list[Block]:
     """The figures: supervised learning, each policy gradient in groups, its frontier, DPO."""
-    others = {stage: rows_of_seeds(record, stage) for stage in record.gradient_stages}
-    return [
-        *_beneath(sorted({seed for seeds in others.values() for seed in seeds})),
-        _supervised(record),
-        *(
-            block
-            for stage, seeds in others.items()
-            for block in (*_gradient(record, stage, seeds), *_frontier(record, stage, seeds))
-        ),
-        *_dpo(record),
-    ]
-
-
-def rows_of_seeds(record: Record, stage: str) -> OtherSeeds:
-    """The rows that a stage logged in the run's other finished seeds, in the order of the seeds.
-
-    A seed with other settings of this stage is left out, and so is one that did not log.
-    """
-    own = record.folders[stage]
-    by_seed: OtherSeeds = {}
-    seeds = own.parent.parent.glob(f"seed*/{stage}")
-    for folder in sorted(seeds, key=lambda path: (len(path.parent.name), path.parent.name)):
-        manifest = read_manifest(folder)
-        metrics = folder / "metrics.jsonl"
-        if folder == own or manifest is None or not metrics.exists():
-            continue
-        if _but_the_seed(manifest) == _but_the_seed(record.manifests[stage]):
-            by_seed[int(folder.parent.name.removeprefix("seed"))] = read_lines(metrics)
-    return by_seed
-
-
-def _but_the_seed(manifest: Row) -> Row:
-    return {name: value for name, value in manifest["settings"].items() if name != "seed"}
-
-
-def _beneath(seeds: Sequence[int]) -> list[Block]:
-    if not seeds:
-        return []
-    names = ", ".join(map(str, seeds))
-    return [
-        Text(
-            f"Thin lines are the other finished seeds of this run with the same settings: {names}."
-        )
-    ]
-
-
-def _supervised(record: Record) -> Figure:
-    rows, others = record.rows("sft"), rows_of_seeds(record, "sft")
+    rows = record.rows("sft")
     validation = plots.curve(rows, "loss/validation", "validation", plots.INK, dots=True)
     train = plots.curve(rows, "loss/train", "train", plots.SFT)
-    loss = [*_faint(others, "loss/train", plots.SFT), train, validation]
-    panels, _ = _panels(record.rows("rm"), rows_of_seeds(record, "rm"), RM_PANELS, plots.RM)
-    panels = [plots.lines("SFT loss, nats per token", loss), *panels]
-    return plots.figure("supervised", "Supervised fine-tuning and the reward model.", panels)
+    sft = plots.lines("SFT loss, nats per token", [train, validation])
+    panels = [sft, *_panels(record.rows("rm"), RM_PANELS, plots.RM)]
+    figures: list[Block] = [
+        plots.figure("supervised", "Supervised fine-tuning and the reward model.", panels)
+    ]
+    for stage in record.gradient_stages:
+        figures += [*_gradient(record, stage), *_frontier(record, stage)]
+    if "dpo" in record.manifests:
+        panels = _panels(record.rows("dpo"), DPO_PANELS, plots.PAPER)
+        caption = "DPO, update by update, on training pairs before each step."
+        figures += [plots.figure("dpo", caption, panels)] if panels else []
+    return figures
 
 
-def _gradient(record: Record, stage: str, others: OtherSeeds) -> list[Block]:
+def _gradient(record: Record, stage: str) -> list[Block]:
     """Everything that a policy-gradient stage logged; two figures first, the others folded."""
     rows, name = record.rows(stage), named(stage)
+    queries = record.results(stage)["queries_from"].replace("_", " ")
     known = {
         key for _, panels in GRADIENT_GROUPS.values() for keys in panels.values() for key in keys
     }
-    rest: Panels = {
-        in_words(key): (key,) for key in _logged(rows) if key not in known | SAME | COUNTS
-    }
+    rest: Panels = {key: (key,) for key in _logged(rows) if key not in known | SAME | COUNTS}
     groups = GRADIENT_GROUPS | {"-more": ("Everything else that was logged", rest)}
     figures: dict[str, Figure] = {}
-    constant: list[str] = []
     for end, (what, titles) in groups.items():
-        panels, same = _panels(rows, others, titles, plots.color_of(stage))
-        constant += same
-        if panels:
-            caption = f"{what.format(name)}, update by update{_queries(record, stage)}."
+        if panels := _panels(rows, titles, plots.color_of(stage)):
+            caption = f"{what.format(name)}, update by update; queries from {queries}."
             figures[end] = plots.figure(f"{stage}{end}", caption, panels)
     first = [figure for end, figure in figures.items() if end in SHOWN]
-    more = {end: figure for end, figure in figures.items() if end not in SHOWN}
-    critic = "critic, " if "-critic" in more else ""
-    title = f"More of {name}: policy, {critic}work"
-    folded = [Details(title, list(more.values()))] if more else []
-    return [*first, *_constants(name, constant), *folded]
-
-
-def _constants(name: str, lines: Sequence[str]) -> list[Block]:
-    """A sentence on what never changed, in the place of plots of one value."""
-    return [Text(f"The same at every update of {name}: {'; '.join(lines)}.")] if lines else []
-
-
-def in_words(key: str) -> str:
-    """The key of a metric as a title."""
-    text = key.replace("/", ": ").replace("_", " ")
-    return f"{text[:1].upper()}{text[1:]}"
+    more = [figure for end, figure in figures.items() if end not in SHOWN]
+    return [*first, *([Details(f"More of {name}", more)] if more else [])]
 
 
 def _logged(rows: list[Row]) -> list[str]:
@@ -221,67 +148,34 @@ def _logged(rows: list[Row]) -> list[str]:
     return [key for key in keys if any(isinstance(row.get(key), int | float) for row in rows)]
 
 
-def _panels(
-    rows: list[Row], others: OtherSeeds, titles: Panels, color: str
-) -> tuple[list[Panel], list[str]]:
-    """A panel for each title of which something was logged, and what never changed, in words."""
-    panels, constant = [], []
+def _panels(rows: list[Row], titles: Panels, color: str) -> list[Panel]:
+    """A panel for each title of which something was logged."""
+    panels = []
     for title, keys in titles.items():
-        logged = [key for key in keys if any(row.get(key) is not None for row in rows)]
-        lines: list[Curve] = []
-        for key, own in zip(logged, (color, SECOND), strict=False):
-            label = WORDS.get(key, title)
-            lines += [*_faint(others, key, own), plots.curve(rows, key, label, own)]
-        values = [value for line in lines for value in line.values]
-        if lines and len(set(values)) <= 1:  # a plot would say no more
-            plain = title if title[:2].isupper() else f"{title[0].lower()}{title[1:]}"
-            constant += [f"{plain} {values[0]:g}" for _ in values[:1]]
-        elif lines:
-            panels.append(plots.lines(title, lines, share=logged[0] in SHARES))
-    return panels, constant
-
-
-def _faint(others: OtherSeeds, key: str, color: str) -> list[Curve]:
-    curves = [plots.curve(rows, key, "", color) for rows in others.values()]
-    return [Curve("", color, line.steps, line.values, faint=True) for line in curves if line.steps]
-
-
-def _queries(record: Record, stage: str) -> str:
-    """Where a stage's queries came from, if not from the posts of SFT."""
-    split = record.results(stage)["queries_from"]
-    return "" if split == "sft_train" else f"; queries from {split.replace('_', ' ')}"
-
-
-def _dpo(record: Record) -> list[Block]:
-    if "dpo" not in record.manifests:
-        return []
-    seeds = rows_of_seeds(record, "dpo")
-    panels, constant = _panels(record.rows("dpo"), seeds, DPO_PANELS, plots.PAPER)
-    caption = "DPO, update by update, on training pairs before each step; both are equal at first."
-    drawn = [plots.figure("dpo", caption, panels)] if panels else []
-    return [*drawn, *_constants("DPO", constant)]
+        lines = [
+            plots.curve(rows, key, key.split("/")[-1].replace("_", " "), own)
+            for key, own in zip(keys, (color, plots.RM), strict=False)
+        ]
+        lines = [line for line in lines if line.values]
+        if lines:
+            panels.append(plots.lines(title, lines, share=keys[0] in SHARES))
+    return panels
 
 
 # -- score against distance ------------------------------------------------------------------------
 
 
-def _frontier(record: Record, stage: str, others: OtherSeeds) -> list[Block]:
+def _frontier(record: Record, stage: str) -> list[Block]:
     """Score against KL, update by update: what each nat of distance gained."""
-    runs = {record.seed: record.rows(stage)} | others
-    color = plots.color_of(stage)
-    drawn = [
-        replace(path(rows, f"seed {seed}" if own else "", color), faint=not own)
-        for seed, rows in runs.items()
-        for own in [seed == record.seed]
-    ]
-    if not drawn[0].steps:
+    run = path(record.rows(stage), f"seed {record.seed}", plots.color_of(stage))
+    if not run.steps:
         return []
     caption = (
         "Reward-model score against KL from SFT, from the first update to the last (means of"
         " neighbouring updates). Where the score goes on rising while the judge's rate falls,"
         f" {named(stage)} over-optimises; this picture shows the score and not the judge's rate."
     )
-    panel = frontier("Score against distance", drawn[::-1], "KL from SFT, nats per summary")
+    panel = frontier("Score against distance", [run], "KL from SFT, nats per summary")
     name = "frontier" if stage == record.policy else f"{stage}-frontier"
     return [plots.figure(name, caption, [panel], wide=1.4, high=1.2)]
 
@@ -303,9 +197,8 @@ def frontier(title: str, runs: Sequence[Curve], x: str, ends: bool = True) -> Pa
     def draw(axes: Axes) -> None:
         for run in runs:
             across, up = plots.smoothed(run, FRONTIER_POINTS)
-            width, alpha = (0.9, 0.45) if run.faint else (1.7, 1.0)
-            axes.plot(across, up, color=run.color, lw=width, alpha=alpha, label=run.label or None)
-            if run.faint or not up or not ends:
+            axes.plot(across, up, color=run.color, label=run.label or None)
+            if not up or not ends:
                 continue
             axes.scatter(across, up, s=9, color=run.color, zorder=3)
             for place, word in ((0, "start"), (-1, "end")):
@@ -329,37 +222,3 @@ def _in_words(run: Curve) -> str:
         f"{run.label}: from {up[0]:.4g} at {across[0]:.4g} to {up[-1]:.4g} at {across[-1]:.4g};"
         f" the highest, {max(up):.4g}, at {across[up.index(max(up))]:.4g}."
     )
-
-
-# -- DPO beside the reward model -------------------------------------------------------------------
-
-GROUPS = (("by_split", "split"), ("by_strength", STRENGTH), ("by_batch", "batch"))
-RANKED = "pairs ranked as the labellers did [95%]"
-
-
-def dpo_blocks(record: Record) -> list[Block]:
-    """The section; none if the run was made without DPO."""
-    if "dpo" not in record.manifests:
-        return []
-    dpo, reward = record.results("dpo"), record.results("rm")
-    beta = record.settings["dpo"]["beta"]
-    text = (
-        f"A policy learned by DPO is a reward model too: beta ({number(beta)}) times how much"
-        " likelier it makes a summary than the SFT model does, in nats. On the same"
-        f" {whole(dpo['pairs'])} held-out comparisons as the reward model's, after learning from"
-        " the same training pairs:"
-    )
-    rows = [
-        ["reward model", accuracy(reward), number(reward["loss"], 3)],
-        ["DPO's implicit reward", accuracy(dpo), number(dpo["loss"], 3)],
-    ]
-    tables = [_group_table(reward[key], dpo[key], what) for key, what in GROUPS if dpo[key]]
-    return [Heading("DPO"), Text(text), Table(("", RANKED, "loss"), rows), *tables]
-
-
-def _group_table(reward: Row, dpo: Row, what: str) -> Table:
-    rows = [
-        [name, accuracy(reward[name]), accuracy(dpo[name]), whole(dpo[name]["pairs"])]
-        for name in sorted(dpo, key=lambda name: (len(name), name))
-    ]
-    return Table((what, "reward model [95%]", "DPO [95%]", "pairs"), rows)

@@ -3,11 +3,9 @@
 from eval.control_texts import CONTROLS
 from eval.judges.protocol import VERDICTS
 from eval.win_rate import names_of_pair
-from reports.parts import style
 from reports.parts.cells import MISSING, Number
 from reports.parts.collect import RM_AGREES, Record
 from reports.parts.page import Block, Details, Heading, Note, Table, Text
-from reports.parts.sentences import NO_GUESS
 from reports.parts.words import (
     Row,
     at_equal_length,
@@ -27,33 +25,38 @@ from reports.parts.words import (
 from stages.settings.judge import MOST_UNJUDGED
 
 AT_LENGTH = "length_controlled"
-RATES = (
-    ("raw", "raw [95%]"),
-    ("order_balanced", "order-balanced"),
-    (AT_LENGTH, "at equal length"),
-    ("shown_first", "shown first"),
-    ("shown_second", "shown second"),
-)
+RATES = {
+    "raw": "raw [95%]",
+    "order_balanced": "order-balanced",
+    AT_LENGTH: "at equal length",
+    "shown_first": "shown first",
+    "shown_second": "shown second",
+}
 RATES_CAPTION = (
     "Win rates; a tie counts half. Raw: share of all judgements, interval over posts (Wilson's if"
     " every post is won or lost, else Bonett and Price's). Order-balanced: mean of the rates when"
-    " shown first and second, bootstrap over posts. At equal length: the same mean at a ratio of 1,"
-    " by a logistic model of order and a bounded term of the log word ratio, standard errors"
-    " clustered by post. It takes off what is gained by saying more, too, so it stands beside the"
-    " raw rate and not in its place. The first two are one rate where every post has both verdicts;"
-    " only the way to its interval differs. The result table shows the second interval."
+    " shown first and second, bootstrap over posts; the result table shows this interval. At equal"
+    " length: the same mean at a ratio of 1, by a logistic model of order and a bounded term of the"
+    " log word ratio, standard errors clustered by post. It takes off what is gained by saying"
+    " more, too, so it stands beside the raw rate and not in its place."
 )
 
 
 def short_rows(numbers: Row) -> tuple[list[str], list[list[object]]]:
     """Header and rows of the terminal's second table."""
     header = ["", "at equal length [95%]", "picks first", "same if swapped"]
-    rows = []
-    for policy in numbers["policies"]:
-        statistics = _given(numbers, policy)
-        rate = at_equal_length(statistics.get(AT_LENGTH))
-        rows.append([named(policy, numbers["policies"]), rate, *_leanings(numbers, policy)])
+    rows: list[list[object]] = []
+    for name, policy in _names(numbers).items():
+        statistics = numbers[f"{policy}/statistics"]
+        leanings = [statistics[key] for key in ("share_first", "swap_consistency")]
+        shares = [percent(leaning["estimate"]) if leaning else MISSING for leaning in leanings]
+        rows.append([name, _rate(_given(numbers, policy), AT_LENGTH), *shares])
     return header, rows
+
+
+def _names(numbers: Row) -> dict[str, str]:
+    """What a page calls each policy -> its name."""
+    return {named(policy, numbers["policies"]): policy for policy in numbers["policies"]}
 
 
 def _given(numbers: Row, policy: str) -> Row:
@@ -62,29 +65,18 @@ def _given(numbers: Row, policy: str) -> Row:
     return numbers[f"{policy}/statistics"] if has_rate else {}
 
 
-def _leanings(numbers: Row, policy: str) -> list[Number]:
-    statistics = numbers[f"{policy}/statistics"]
-    shares = (statistics["share_first"], statistics["swap_consistency"])
-    return [percent(share["estimate"]) if share else MISSING for share in shares]
-
-
 def blocks(record: Record, numbers: Row) -> list[Block]:
     """The section of a run's page."""
     return [
         Heading("The judge"),
         Text(_who(numbers)),
-        _counts(numbers),
-        *rates(
-            {
-                named(policy, numbers["policies"]): _given(numbers, policy)
-                for policy in numbers["policies"]
-            }
-        ),
-        _leanings_table(numbers),
+        _rates(numbers),
+        _at_equal_length(numbers),
+        Details("Win rate by length", [_by_length(numbers)]),
+        _leanings(numbers),
         *([_differences(numbers)] if numbers["differences"] else []),
         Heading("Controls of the judge"),
         *controls(record.results("controls")),
-        *style.blocks(record, numbers),
     ]
 
 
@@ -94,9 +86,6 @@ def _who(numbers: Row) -> str:
         " pair. A verdict that turns round with the order is a tie. A win in one order and a tie in"
         " the other score 3/4 and count as won."
     )
-    if numbers["share_first"] is not None:
-        first = percent(numbers["share_first"])
-        judged += f" It prefers the summary shown first in {first} of the decided judgements."
     if numbers["judge_models"]:
         judged += f" The server said it was {', '.join(numbers['judge_models'])}."
     if numbers["judge_note"] and numbers["is_llm"]:  # of another judge the page's caveats say it
@@ -104,52 +93,13 @@ def _who(numbers: Row) -> str:
     return judged
 
 
-def _counts(numbers: Row) -> Table:
+def _rates(numbers: Row) -> Table:
+    """Every rate side by side."""
     rows = [
-        [
-            named(policy, numbers["policies"]),
-            *(whole(numbers[f"{policy}/{key}"]) for key in ("wins", "ties", "losses")),
-            percent(numbers[f"{policy}/unjudged"]),
-            interval(numbers[f"{policy}/worst_low"], numbers[f"{policy}/worst_high"]),
-        ]
-        for policy in numbers["policies"]
+        [name, *(_rate(_given(numbers, policy), key) for key in RATES)]
+        for name, policy in _names(numbers).items()
     ]
-    caption = (
-        "Posts, against the reference. The worst case is the win rate if every post without a"
-        " verdict had been lost, or won."
-    )
-    return Table(["", "wins", "ties", "losses", "unjudged", "worst case"], rows, caption)
-
-
-def rates(statistics: dict[str, Row]) -> list[Block]:
-    """Every rate side by side, what the model says, and the rates by length.
-
-    `statistics`: by the policy's name.
-    """
-    rows = [
-        [name, *(_rate(of_policy, key) for key, _ in RATES)]
-        for name, of_policy in statistics.items()
-    ]
-    blocks: list[Block] = [Table(["", *(title for _, title in RATES)], rows, RATES_CAPTION)]
-    for name, of_policy in statistics.items():
-        if of_policy:
-            note = _about_the_model(of_policy[AT_LENGTH])
-            blocks.append(Text(f"{name} at equal length: {note}{turned_by_length(of_policy)}"))
-    bins = [
-        [
-            name,
-            f"{part['from']:.2f} to {part['to']:.2f}",
-            whole(part["judgements"]),
-            share(part["rate"], part["low"], part["high"]),
-        ]
-        for name, of_policy in statistics.items()
-        for part in of_policy.get("length_bins", [])
-    ]
-    if not bins:
-        return blocks
-    columns = ("", "words, summary over other", "judgements", "win rate")
-    caption = "Win rate by length ratio, bins of about equal size where ratios differ enough."
-    return [*blocks, Details("Win rate by length", [Table(columns, bins, caption)])]
+    return Table(["", *RATES.values()], rows, RATES_CAPTION, name="rates")
 
 
 def _rate(statistics: Row, key: str) -> Number:
@@ -157,65 +107,69 @@ def _rate(statistics: Row, key: str) -> Number:
     return (at_equal_length if key == AT_LENGTH else estimate)(statistics.get(key))
 
 
-def turned_by_length(statistics: Row) -> str:
-    """Why the rate at equal length lies on the other side of even than the raw one, if it does."""
-    raw, equal = (statistics[key]["estimate"] for key in ("raw", AT_LENGTH))
-    if equal is None or (raw - NO_GUESS) * (equal - NO_GUESS) >= 0:
-        return ""
-    ratio = statistics["median_other_ratio"]
-    words = f" (these have a median of {number(ratio)} times the words)" if ratio else ""
-    return (
-        f" It lies on the other side of 50% than the raw rate, {percent(raw)}: the model puts the"
-        f" {'lead' if raw > NO_GUESS else 'deficit'} down to posts whose two texts differ in"
-        f" length{words}. A summary that leaves out what matters is shorter, too, so this does not"
-        " make it the better one."
+def _at_equal_length(numbers: Row) -> Table:
+    """What the model of the rate at equal length rests on."""
+    rows = []
+    for name, policy in _names(numbers).items():
+        model = _given(numbers, policy).get(AT_LENGTH, {})
+        effects = [model.get(key) for key in ("order_logits", "doubled_length_logits")]
+        logits = [MISSING if triple is None else _logits(triple) for triple in effects]
+        note = f"no rate: {model['why']}" if model.get("why") else ""
+        if "equal_posts" in model:
+            note = f"no finite fit: read off {posts_of(model['equal_posts'])} of equal length"
+        rows.append([name, *logits, whole(model.get("near_equal")), note or MISSING])
+    header = ("", "shown first, logits", "doubled length, logits", "nearly equal posts", "note")
+    caption = (
+        "The model of the rate at equal length. No logits: the two orders of each post were"
+        " averaged first, because order decides nearly all, or there is no fit. EXTRAPOLATED"
+        " above: few posts of nearly equal length, or a ratio of 1 outside the middle 90% of those"
+        " seen; the model answers, not the data."
     )
-
-
-def _about_the_model(model: Row) -> str:
-    if model["estimate"] is None:
-        extrapolated = " Any rate would be EXTRAPOLATED." if model["extrapolated"] else ""
-        return f"no rate, because {model['why']}.{extrapolated}"
-    order, length = (model[key] for key in ("order_logits", "doubled_length_logits"))
-    text = "the two orders of each post were averaged first, because order decides nearly all."
-    if "equal_posts" in model:
-        text = (
-            f"read off the {posts_of(model['equal_posts'])} whose two texts differ and have equally"
-            " many words. The model has no finite fit: length alone decides nearly every other"
-            " verdict."
-        )
-    elif order is not None:
-        text = (
-            f"being shown first is worth {_logits(order)} logits, a doubled length"
-            f" {_logits(length)}."
-        )
-    if model["extrapolated"]:
-        text += (
-            f" EXTRAPOLATED: only {posts_of(model['near_equal'])} of nearly equal length, or a"
-            " ratio of 1 outside the middle 90% of those seen. The model answers, not the data."
-        )
-    return text
+    return Table(header, rows, caption, name="length-model")
 
 
 def _logits(triple: list[float]) -> Number:
     return plain(dict(zip(("estimate", "low", "high"), triple, strict=True)))
 
 
-def _leanings_table(numbers: Row) -> Table:
+def _by_length(numbers: Row) -> Table:
+    rows = [
+        [
+            name,
+            f"{part['from']:.2f} to {part['to']:.2f}",
+            whole(part["judgements"]),
+            share(part["rate"], part["low"], part["high"]),
+        ]
+        for name, policy in _names(numbers).items()
+        for part in _given(numbers, policy).get("length_bins", [])
+    ]
+    columns = ("", "words, summary over other", "judgements", "win rate")
+    caption = "Win rate by length ratio, bins of about equal size where ratios differ enough."
+    return Table(columns, rows, caption)
+
+
+def _leanings(numbers: Row) -> Table:
     rows = []
-    for policy in numbers["policies"]:
+    for name, policy in _names(numbers).items():
         statistics = numbers[f"{policy}/statistics"]
-        cells = [estimate(statistics[key]) for key in ("share_first", "swap_consistency")]
-        agrees = {name: numbers[f"{policy}/rm_agrees{end}"] for end, name in RM_AGREES.items()}
-        cells += [number(statistics["median_length_ratio"]), estimate(agrees)]
-        rows.append([named(policy, numbers["policies"]), *cells])
-    header = ("", "picks the first shown", "same after a swap", "median length ratio", "RM agrees")
+        agrees = {key: numbers[f"{policy}/rm_agrees{end}"] for end, key in RM_AGREES.items()}
+        rows.append(
+            [
+                name,
+                percent(numbers[f"{policy}/unjudged"]),
+                interval(numbers[f"{policy}/worst_low"], numbers[f"{policy}/worst_high"]),
+                *(estimate(statistics[key]) for key in ("share_first", "swap_consistency")),
+                number(statistics["median_length_ratio"]),
+                estimate(agrees),
+            ]
+        )
+    header = ["", "unjudged", "worst case", "picks the first shown", "same after a swap"]
     caption = (
-        "What the judge leans to, and how much longer the summaries are. RM agrees: of the posts"
-        " that the judge decided, those on which the reward model's higher score is on its choice"
-        " (Huang et al. 2024, detail 17)."
+        "The worst case is the win rate if every post without a verdict had been lost, or won. RM"
+        " agrees: of the posts that the judge decided, those on which the reward model's higher"
+        " score is on its choice (Huang et al. 2024, detail 17)."
     )
-    return Table(header, rows, caption)
+    return Table([*header, "median length ratio", "RM agrees"], rows, caption, name="leanings")
 
 
 def _differences(numbers: Row) -> Table:

@@ -11,7 +11,6 @@ run. Each tensor is taken from the shard to which the index gives it. transforme
 and keeps the copy that it reads last.
 """
 
-import hashlib
 import json
 import shutil
 import sys
@@ -21,9 +20,8 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file
-from torch import Tensor, nn
+from torch import Tensor
 
-from stages.learning.sharding import own_part
 from stages.running.files import hash_files, read_record, sync, write_json
 from stages.settings.checks import UserError, first_line, is_out_of_memory
 
@@ -112,38 +110,6 @@ def record_lengths(run_folder: Path) -> dict[str, int]:
         if (run_folder / name).exists():
             sync(run_folder / name)
     return {name: length_of(run_folder / name) for name in RECORDS}
-
-
-def fingerprints(model: nn.Module, optimizer: Any) -> dict[str, str]:
-    """SHA-256 of every weight, by name, and of what the optimizer holds for it, by number."""
-    hashes = {f"weight {name}": tensor_hash(weight) for name, weight in model.named_parameters()}
-    for index, held in sorted(optimizer.state_dict()["state"].items()):
-        for key, value in sorted(held.items()):
-            hashes[f"optimizer {index} {key}"] = tensor_hash(torch.as_tensor(value))
-    return hashes
-
-
-def tensor_hash(x: Tensor) -> str:
-    """SHA-256 of a tensor's type, shape and bytes, on any device; of a cut one, this part's."""
-    digest = hashlib.sha256(f"{x.dtype} {list(x.shape)}".encode())
-    flat = own_part(x.detach()).cpu().contiguous().flatten()
-    digest.update(flat.view(torch.uint8).numpy().data)
-    return digest.hexdigest()
-
-
-def refuse_differences(recorded: dict[str, str], present: dict[str, str], checkpoint: Path) -> None:
-    """Raise UserError if memory does not hold what was saved; it gives the first names."""
-    differ = [
-        name
-        for name in sorted(recorded.keys() | present.keys())
-        if recorded.get(name) != present.get(name)
-    ]
-    if differ:
-        some = ", ".join(differ[:3]) + (", ..." if len(differ) > 3 else "")
-        raise UserError(
-            f"{len(differ)} things differ from what {checkpoint} recorded ({some}): remove "
-            f"{checkpoint.parent} to start the stage over"
-        )
 
 
 # -- checkpoints of others -------------------------------------------------------------------------

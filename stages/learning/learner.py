@@ -334,7 +334,8 @@ def optimizer_step(
                 accelerator.backward(loss * accelerator.num_processes)
                 sums |= {key: sums.get(key, 0.0) + x.detach().double() for key, x in stats.items()}
         totals = dict(zip(sums, global_sum(accelerator, *sums.values()), strict=True))
-        norm = {} if clip else {"gradient": gradient_norm(learner.trained)}
+        own = [x.grad for x in learner.trained.parameters() if x.grad is not None]
+        norm = {} if clip else {"gradient": whole(get_total_norm(own)).item()}
         totals |= clip() if clip else {}
         make_moments(optimizer)
         return totals, norm
@@ -363,9 +364,3 @@ def make_moments(optimizer: Any) -> None:
             step = torch.zeros((), dtype=torch.float32, device=weight.device)
             first_state = {"step": step, "exp_avg": zeros(), "exp_avg_sq": zeros()}
             optimizer.state[weight] = first_state  # all, or none
-
-
-def gradient_norm(trained: nn.Module) -> float:
-    """Of all weights that have a gradient, with the parts that other processes hold."""
-    gradients = [weight.grad for weight in trained.parameters() if weight.grad is not None]
-    return whole(get_total_norm(gradients)).item()

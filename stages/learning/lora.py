@@ -18,7 +18,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from stages.learning.learner import stream_seed
 from stages.learning.models import head_name, head_of, load_policy, load_reward_model, save_model
-from stages.learning.sharding import gathered, is_sharded, whole_weights
+from stages.learning.sharding import gathered, is_sharded
 from stages.settings.checks import UserError, unknown
 from stages.settings.config import Config
 from stages.settings.sections import Lora
@@ -114,8 +114,9 @@ def keep_model(
         return model
     with gathered(model):
         merge(model)
-        weights = whole_weights(model, accelerator.is_main_process)
         if accelerator.is_main_process:
+            parts = model.named_parameters()
+            weights = {name: x.detach().to("cpu", copy=True) for name, x in parts}
             save_model(model, tokenizer, folder, weights)
     accelerator.wait_for_everyone()
     load = load_reward_model if head_name(model) else load_policy

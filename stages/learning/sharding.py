@@ -12,7 +12,7 @@ their work differs (sampling, evaluation), the network is `gathered` first, and 
 
 import os
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -73,15 +73,6 @@ def started_engine() -> str:
     return "ddp"
 
 
-def leave_out_cudnn() -> None:
-    """Attention by another kernel than cuDNN's, which torch 2.11 prefers on an H100.
-
-    With a mask its gradient may be NaN where scores are far below 0 (pytorch issue 196678), as they
-    may be for padding, which sees nothing.
-    """
-    torch.backends.cuda.enable_cudnn_sdp(False)
-
-
 def new_accelerator(mixed_precision: str, takes_turns: bool = False) -> Accelerator:
     """The accelerator of this process. On a machine without a device, processes meet through gloo.
 
@@ -104,7 +95,9 @@ def new_accelerator(mixed_precision: str, takes_turns: bool = False) -> Accelera
         accelerator = Accelerator(
             mixed_precision=mixed_precision, cpu=on_cpu, kwargs_handlers=[ddp]
         )
-    leave_out_cudnn()
+    # With a mask the gradient of cuDNN's attention, which torch 2.11 prefers on an H100, may be NaN
+    # where scores are far below 0 (pytorch issue 196678), as for padding, which sees nothing.
+    torch.backends.cuda.enable_cudnn_sdp(False)
     torch.set_float32_matmul_precision("highest")  # whatever TORCH_ALLOW_TF32_CUBLAS_OVERRIDE says
     if accelerator.num_processes != processes:
         raise UserError(
@@ -231,11 +224,6 @@ def whole(x: Tensor) -> Tensor:
     return x.full_tensor() if isinstance(x, DTensor) else x
 
 
-def own_part(x: Tensor) -> Tensor:
-    """This process's part of a tensor; one that is not cut is returned as it is."""
-    return x.to_local() if isinstance(x, DTensor) else x
-
-
 def save_parts(network: nn.Module, optimizer: Any, folder: Path) -> None:
     """Write every process's part of the weights and of what the optimizer holds.
 
@@ -265,9 +253,3 @@ def load_parts(network: nn.Module, optimizer: Any, folder: Path) -> None:
     )
     for name in waiting:
         del optimizer.state[network.get_parameter(str(name))]
-
-
-def whole_weights(network: nn.Module, kept: bool) -> dict[str, Tensor]:
-    """The weights of a gathered network on the CPU, by name; none where they are not `kept`."""
-    named: Iterable[tuple[str, Tensor]] = network.named_parameters() if kept else ()
-    return {name: x.detach().to("cpu", copy=True) for name, x in named}

@@ -1,21 +1,18 @@
-"""What asking costs: prices, an estimate before the first request, and a cap that holds."""
+"""What asking costs: prices, and a cap that holds."""
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from threading import Condition, Lock
+from dataclasses import replace
+from threading import Condition
 from typing import NamedTuple
 
 from eval.judges.protocol import Row
-from stages.running.progress import told
 from stages.settings.checks import UserError
 from stages.settings.judge import JudgeSettings, without_price
 from stages.settings.judge_models import Known, known_model
 
 CHARACTERS_PER_TOKEN = 4  # OpenAI's own rule of thumb for English text
 TEMPLATE_TOKENS = 16  # what a chat template adds to a message
-USUAL_REPLY_TOKENS = 60  # one sentence and a verdict
-ASSUMED_REASONING_TOKENS = 500  # how long a judge reasons about two summaries: an assumption
 
 
 class Price(NamedTuple):
@@ -84,17 +81,6 @@ def cost(judge: JudgeSettings, rows: Sequence[Row]) -> float | None:
     return sum(price.of(row["prompt_tokens"], row["completion_tokens"]) for row in rows)
 
 
-def is_to_reason(judge: JudgeSettings) -> bool:
-    """Whether the settings ask the model to reason; its replies may show that it does unasked."""
-    return judge.reasoning_effort not in ("none", "default")
-
-
-def usual_reply(judge: JudgeSettings, reasons: bool) -> int:
-    """Tokens that a reply is assumed to take, with its reasoning if the judge reasons."""
-    reasoning = min(judge.reasoning_tokens, ASSUMED_REASONING_TOKENS) if reasons else 0
-    return min(judge.max_tokens, USUAL_REPLY_TOKENS) + reasoning
-
-
 class Budget:
     """Money for requests: the most that a request can cost is reserved before it is sent.
 
@@ -130,59 +116,5 @@ class Budget:
             self.spent += usd
             self.changed.notify_all()
 
-    def wake(self) -> None:
-        """Wake everyone who waits, to see whether the judge has stopped."""
-        with self.changed:
-            self.changed.notify_all()
-
     def _fits(self, usd: float) -> bool:
         return not self.cap or self.spent + self.reserved + usd <= self.cap
-
-
-@dataclass
-class Bill:
-    """Counts replies to some questions as they are kept; may be used from many threads."""
-
-    who: str
-    estimate: float | None = None
-    """USD for all of them, before the first is asked for; None where the price is unknown."""
-    replies: int = 0
-    usd: float = 0.0
-    read: int = 0
-    written: int = 0
-    reasoning: int = 0
-    cut_off: int = 0
-    """Tokens of replies that were cut off at their budget, and so written for nothing."""
-    lock: Lock = field(default_factory=Lock)
-
-    def add(self, row: Row, usd: float) -> None:
-        """Count a reply that was kept."""
-        with self.lock:
-            self.replies += 1
-            self.usd += usd
-            self.read += row["prompt_tokens"]
-            self.written += row["completion_tokens"]
-            self.reasoning += row["reasoning_tokens"]
-            self.cut_off += row["completion_tokens"] * (row["finish_reason"] == "length")
-
-    def lines(self, spent: float) -> str:
-        """The bill in lines of 80 columns; empty where nothing was asked.
-
-        `spent`: USD that count towards the cap, with replies before these and discarded ones.
-        """
-        if not self.replies:
-            return ""
-        lines = [
-            f"{self.replies:,} replies",
-            f"{self.read:,} tokens read, {self.written:,} written",
-            f"of these {self.reasoning:,} reasoning, {self.cut_off:,} in replies cut off",
-        ]
-        if self.estimate is not None:
-            lines[0] += f" cost ${usd(self.usd)}, estimated ${usd(self.estimate)}"
-            lines.append(f"${usd(spent)} spent in all, with earlier and discarded replies")
-        return "\n".join(told(self.who, line) for line in lines)
-
-
-def usd(amount: float) -> str:
-    """Dollars as pages and lines show them: cents from ten dollars on, and more digits below."""
-    return f"{amount:,.2f}" if amount >= 10 else f"{amount:.4f}"

@@ -8,11 +8,10 @@ sent, and settled afterwards. So a kill in between can lose a reply under way, b
 says less than was spent.
 """
 
-import os
+import json
 import sqlite3
-import time
 from collections.abc import Iterable, Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager
 from datetime import datetime, timezone
 from pathlib import Path
 from threading import RLock
@@ -44,7 +43,6 @@ READ = ("key", "max_tokens", "prompt_hash", "requested_model", "raw")
 """What is read again. The other columns are for people: `raw` says the same, and decides."""
 UNDER_WAY = "under way"
 SECONDS_TO_WAIT = 60.0  # where another process is writing
-CHUNK = 500  # keys of one query
 
 
 class ReplyCache:
@@ -56,14 +54,11 @@ class ReplyCache:
         with self._named():
             self.connection = sqlite3.connect(path, SECONDS_TO_WAIT, check_same_thread=False)
             self.connection.row_factory = sqlite3.Row
-            self._patiently("PRAGMA journal_mode=WAL")
-            self.connection.execute("PRAGMA synchronous=NORMAL")
             self.connection.executescript(SCHEMA)
 
     def close(self) -> None:
         """Close the file; what was kept is on disk already."""
-        with self.lock:
-            self.connection.close()
+        self.connection.close()
 
     def replies(self, *keys: str) -> list[Row]:
         """All replies under these keys, by the order of the keys and then the smallest budget."""
@@ -81,7 +76,7 @@ class ReplyCache:
     def begin(self, key: str, usd: float) -> int:
         """Enter a try that is about to be sent, at its worst price; returns its number."""
         query = "INSERT INTO tries (key, usd, outcome, time) VALUES (?, ?, ?, ?)"
-        with self._transaction(durable=False):
+        with self._transaction():
             return self.connection.execute(query, (key, usd, UNDER_WAY, now())).lastrowid or 0
 
     def settle(
@@ -92,7 +87,7 @@ class ReplyCache:
         A reply that another process has stored already is kept, unless another model gave it.
         `raw` is what the server sent; where it is no usable reply, it is stored beside the ledger.
         """
-        with self._transaction(durable=bool(reply or raw)):
+        with self._transaction():
             if reply is not None:
                 self._keep(reply)
             elif raw:
@@ -114,30 +109,14 @@ class ReplyCache:
 
     def spent(self, keys: Iterable[str]) -> float:
         """USD that these questions have cost so far; a try that was lost counts at its worst."""
-        questions, total = sorted(set(keys)), 0.0
-        for start in range(0, len(questions), CHUNK):
-            some = questions[start : start + CHUNK]
-            query = (
-                "SELECT SUM(usd), SUM(typeof(usd) != 'real' OR usd < 0) FROM tries"
-                f" WHERE key IN ({', '.join('?' * len(some))})"
-            )
-            ((usd, wrong),) = self._read(query, tuple(some))
-            if wrong:
-                raise self._damaged("what a try has cost is no sum of money")
-            total += usd or 0.0
-        return total
-
-    def _patiently(self, statement: str) -> None:
-        """Wait for another process here too: SQLite itself does not while it changes the mode."""
-        deadline = time.monotonic() + SECONDS_TO_WAIT
-        while True:
-            try:
-                self.connection.execute(statement)
-                return
-            except sqlite3.OperationalError as error:
-                if "locked" not in str(error) or time.monotonic() > deadline:
-                    raise
-                time.sleep(0.01)
+        query = (
+            "SELECT SUM(usd), SUM(typeof(usd) != 'real' OR usd < 0) FROM tries"
+            " WHERE key IN (SELECT value FROM json_each(?))"
+        )
+        ((usd, wrong),) = self._read(query, (json.dumps(sorted(set(keys))),))
+        if wrong:
+            raise self._damaged("what a try has cost is no sum of money")
+        return usd or 0.0
 
     @contextmanager
     def _named(self) -> Iterator[None]:
@@ -152,17 +131,10 @@ class ReplyCache:
         return UserError(f"{self.path}: the cache of replies fails ({what}): {mend}")
 
     @contextmanager
-    def _transaction(self, durable: bool) -> Iterator[None]:
-        """A transaction: a kill loses nothing of it; if durable, a power cut neither.
-
-        The disk is waited for outside the lock: other replies are kept meanwhile.
-        """
+    def _transaction(self) -> Iterator[None]:
+        """A transaction: neither a kill nor a power cut loses anything of it."""
         with self.lock, self._named(), self.connection:
             yield
-        if durable:
-            # Where the disk knows no log, SQLite itself waits for it.
-            with suppress(FileNotFoundError), open(f"{self.path.resolve()}-wal", "rb") as log:
-                os.fsync(log.fileno())
 
     def _read(self, query: str, values: tuple[Any, ...]) -> list[sqlite3.Row]:
         with self.lock, self._named(), closing(self.connection.execute(query, values)) as cursor:

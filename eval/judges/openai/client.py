@@ -6,17 +6,18 @@ everything with one line. An outage must stop the evaluation: if it counted as u
 look like a result. A refusal of one post, such as one that is too long, leaves that post unjudged.
 """
 
-from dataclasses import dataclass
-from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
-from eval.judges.openai.budget import Bill, Budget, Price, is_to_reason
+from eval.judges.openai.budget import Budget, Price
 from eval.judges.openai.cache import ReplyCache
 from eval.judges.openai.replies import (
     HINTS,
+    NoReplyError,
     OtherModelError,
     Pace,
+    ParameterError,
     PassingError,
+    PostError,
     about_a_post,
     hider,
     is_accepted,
@@ -25,39 +26,10 @@ from eval.judges.openai.replies import (
     reasoned,
     retry_after_of,
 )
-from eval.judges.openai.request import ChatRequest, Dialect, request_for
-from eval.judges.protocol import Comparison, Row, within
+from eval.judges.openai.request import ChatRequest, blamed_by, request_for
+from eval.judges.protocol import Comparison, Row
 from stages.settings.checks import UserError
 from stages.settings.judge import JudgeSettings, check_address, key_of_environment
-
-# A server that has answered in the right name may stumble. As many wrong names in a row are no
-# stumble; a server that has never answered in the right name is stopped by its first.
-MOST_OTHER_NAMES = 4
-# A server that has never said a word is stopped after as many questions.
-MOST_SILENT_QUESTIONS = 3
-
-
-@dataclass
-class Try:
-    """One request, as the ledger has it: at its worst price until it is known how it ended."""
-
-    number: int
-    usd: float
-    outcome: str = "lost"
-    reply: Row | None = None
-    raw: str = ""
-
-
-class DialectError(Exception):
-    """The server refused a part of the protocol: ask again without it."""
-
-
-class PostError(Exception):
-    """The server will not judge this one post, whatever else it takes."""
-
-
-class StoppedError(UserError):
-    """Somebody has stopped the judge; what was answered is kept."""
 
 
 class Chat:
@@ -80,40 +52,25 @@ class Chat:
         self.pace = Pace(judge.requests_per_minute)
         self.stopped: UserError | None = None
         self.budget = Budget(judge.max_cost, lambda: self.stopped is not None)
-        self.bill = Bill(f"judge {judge.model}")
-        self.dialect = Dialect(structured=judge.structured != "off")
-        self.confirmed: Dialect | None = None
-        """The last dialect in which the server has answered."""
-        self.reasons = is_to_reason(judge)
-        self.other_names = 0
-        """Replies in another model's name, in a row."""
-        self.silent: set[str] = set()
-        """Questions with an empty reply, by the key of the request."""
-        self.unanswerable: dict[str, str] = {}
-        """Why the server will not judge a post, by the key of the request."""
-        self.narrow: set[str] = set()
-        """Requests that leave no room for reasoning, because with it they were too long."""
+        self.replies = 0
+        self.left_out: frozenset[str] = frozenset()
+        """The parameters that the server is known to refuse."""
+        self.confirmed: frozenset[str] | None = None
+        """What was left out when the server has last answered."""
+        self.reasons = judge.reasoning_effort not in ("none", "default")
+        """Whether the judge reasons: as it is asked to, or as its replies show."""
 
     def request(self, comparison: Comparison) -> ChatRequest:
-        """The request that a comparison makes, in the dialect that the server is known to take."""
-        return request_for(comparison, self.settings, self.url, self.dialect)
+        """The request that a comparison makes, as far as the server is known to take it."""
+        return request_for(comparison, self.settings, self.url, self.left_out)
 
-    def limit(self, request: ChatRequest, max_tokens: int) -> int:
+    def limit(self, max_tokens: int) -> int:
         """The most tokens a reply may take: its budget, and room for reasoning that grows with it.
 
         A judge that reasons spends its tokens on that first, and says nothing if they run out.
         """
-        judge = self.settings
-        if not self.reasons or request.key in self.narrow:
-            return max_tokens
-        return max_tokens + judge.reasoning_tokens * max_tokens // judge.max_tokens
-
-    def refuse_post(self, request: ChatRequest, why: str) -> None:
-        """Note that the server will not judge a post, unless it may without room for reasoning."""
-        if self.reasons and request.key not in self.narrow:
-            self.narrow.add(request.key)
-        else:
-            self.unanswerable[request.key] = why
+        room = self.settings.reasoning_tokens * max_tokens // self.settings.max_tokens
+        return max_tokens + room if self.reasons else max_tokens
 
     def worst(self, request: ChatRequest, limit: int) -> float:
         """USD that a reply of at most `limit` tokens cannot exceed; 0 where no price is known."""
@@ -127,117 +84,89 @@ class Chat:
             return None  # nothing is read or written for no tokens
         return self.price.of_row(row)
 
-    def ask(self, request: ChatRequest, max_tokens: int) -> None:
+    def ask(self, comparison: Comparison, max_tokens: int) -> None:
         """Ask until a whole reply is in the cache.
 
         Raises UserError where the server refuses, does not answer after all tries, or the cap on
         the cost is too low; every other thread then gets the same error at its next try. Raises
-        DialectError where the request must be made anew, and PostError where the server will not
-        judge this post.
+        PostError where the server will not judge this post.
         """
         try:
-            self._ask(request, max_tokens)
+            self._ask(comparison, max_tokens)
         except UserError as error:
             self.stop(error)
             raise
 
-    def _ask(self, request: ChatRequest, max_tokens: int) -> None:
-        tries = self.settings.max_retries + 1
-        for number in range(1, tries + 1):
+    def _ask(self, comparison: Comparison, max_tokens: int) -> None:
+        failures = 0
+        while failures <= self.settings.max_retries:
             self.pace.wait_for_turn()
             if self.stopped:
                 raise self.stopped
-            if request.dialect != self.dialect:
-                raise DialectError("another thread has found out more")
             try:
-                self._try(request, max_tokens)
+                self._try(self.request(comparison), self.limit(max_tokens))
                 return
+            except ParameterError:
+                continue
             except PassingError as error:
                 fault = error
-            if isinstance(fault, OtherModelError) and self._is_for_good():
+            if isinstance(fault, OtherModelError) and self.confirmed is None:
                 raise UserError(f"{self._who()}{fault}")
-            if number < tries:
-                self.pace.back_off(number, fault.retry_after)
+            failures += 1
+            if failures <= self.settings.max_retries:
+                self.pace.back_off(failures, fault.retry_after)
         raise UserError(f"{self._who()}{fault}; replies are kept: run it again to go on")
-
-    def _is_for_good(self) -> bool:
-        """Whether the server answers in another name than the one asked, and not by a slip."""
-        return self.confirmed is None or self.other_names >= MOST_OTHER_NAMES
 
     def stop(self, error: UserError) -> None:
         """Let every thread end with this error at its next try, and wake those that wait."""
         self.stopped = self.stopped or error
-        self.pace.stop()
-        self.budget.wake()
+        self.pace.stopped.set()
+        self.budget.settle(0.0, 0.0)  # which wakes them
 
-    def _try(self, request: ChatRequest, max_tokens: int) -> None:
-        # Computed once: another thread may find out meanwhile that the judge reasons.
-        limit = self.limit(request, max_tokens)
+    def _try(self, request: ChatRequest, limit: int) -> None:
+        """Send a request once and keep its reply; the ledger has it at its worst until it ended."""
         worst = self.worst(request, limit)
         self.budget.reserve(worst)
-        entry = Try(self.cache.begin(request.key, worst), worst)
+        number = self.cache.begin(request.key, worst)
+        usd: float | None = None
+        outcome, row, raw = "lost", None, ""
         try:
-            exchange = partial(self._exchange, request, limit, entry)
-            within(self.settings.request_seconds, exchange)
-        except TimeoutError:
-            self.cache.settle(entry.number, worst, str(self._silence()))
-            raise self._silence() from None
-        finally:
-            self.budget.settle(worst, entry.usd)
-        assert entry.reply is not None  # without one the exchange has raised
-        self._learn(request, entry.reply, entry.usd)
-
-    def _exchange(self, request: ChatRequest, limit: int, entry: Try) -> None:
-        """Send a request, keep its reply and enter how it ended, all in the thread that hears it.
-
-        Until another thread were awake, a kill could lose the reply.
-        """
-        worst = entry.usd
-        try:
-            entry.raw = self._post(request.body(limit), request.dialect)
-            row = self._read(request, limit, entry.raw)
-            entry.usd, entry.outcome, entry.reply = at_worst(self.cost(row), worst), "reply", row
-        except PassingError as fault:
-            entry.usd, entry.outcome = at_worst(fault.usd, worst), str(fault)
-            raise
-        except (UserError, DialectError, PostError) as error:
-            entry.usd, entry.outcome = 0.0, str(error)
+            raw = self._post(request, limit)
+            row = self._read(request, limit, raw)
+            usd, outcome = self.cost(row), "reply"
+        except (NoReplyError, UserError) as error:
+            usd, outcome = getattr(error, "usd", 0.0), str(error)
             raise
         finally:
-            self.cache.settle(**vars(entry))
+            usd = worst if usd is None else usd
+            self.cache.settle(number, usd, outcome, row, raw)
+            self.budget.settle(worst, usd)
+        self.replies += 1
+        self.confirmed, self.reasons = request.left_out, self.reasons or reasoned(row)
 
-    def _learn(self, request: ChatRequest, row: Row, usd: float) -> None:
-        """Bill a reply that was kept, and note what it shows of its server."""
-        self.bill.add(row, usd)
-        if row["text"].strip() or row["finish_reason"] != "stop" or reasoned(row):
-            self.confirmed, self.other_names = request.dialect, 0
-            self.reasons = self.reasons or reasoned(row)
-            return
-        self.silent.add(request.key)
-        if self.confirmed is None and len(self.silent) >= MOST_SILENT_QUESTIONS:
-            replies = f"the replies to the first {MOST_SILENT_QUESTIONS} questions are all empty"
-            raise UserError(f"{self._who()}{replies}: check judge.model, or what its server logs")
-
-    def _post(self, body: dict[str, Any], dialect: Dialect) -> str:
-        """The raw body of a reply; raises one of four errors where none came."""
+    def _post(self, request: ChatRequest, limit: int) -> str:
+        """The raw body of a reply; raises NoReplyError or UserError where none came."""
         import openai
 
         try:
-            reply = self.client.chat.completions.with_raw_response.create(**body)
-        except openai.APITimeoutError:  # of one part of a reply, of which there may be many
-            raise self._silence() from None
+            completions = self.client.chat.completions.with_raw_response
+            reply = completions.create(**request.body(limit))
+        except openai.APITimeoutError:
+            seconds = f"no reply within {self.settings.request_seconds:g} s"
+            mend = "raise judge.request_seconds if the server needs longer"
+            raise PassingError(f"{seconds}: {mend}", usd=None) from None
         except openai.APIConnectionError as error:
             what = f"{error} {error.__cause__ or ''}".strip()
             raise PassingError(self.hide(what), usd=None) from None
         except openai.APIStatusError as error:
-            self._refuse(error.status_code, error.response, dialect)
+            self._refuse(error.status_code, error.response, request, limit)
         except Exception as error:  # a defect, whose text may hold what was sent
             if self.hide(str(error)) == str(error):
                 raise
             raise RuntimeError(self.hide(f"{type(error).__name__}: {error}")) from None
         return self.hide(reply.http_response.text)
 
-    def _refuse(self, status: int, response: Any, dialect: Dialect) -> None:
+    def _refuse(self, status: int, response: Any, request: ChatRequest, limit: int) -> NoReturn:
         """Sort an error status into what passes, what stays and what one post met; raises."""
         text = self.hide(response.text)
         words = " ".join(text.split())[:200]
@@ -245,22 +174,14 @@ class Chat:
             raise PostError(f"{kind}: {words}")
         error, mend = f"Error code: {status} - {words}", mend_of(status, text)
         if not mend:
-            raise PassingError(error, retry_after_of(response.headers))
-        if mend == HINTS[400]:
-            self._change_dialect(text, dialect)
+            raise PassingError(error, retry_after=retry_after_of(response.headers))
+        # What it has taken before is not to blame: the fault lies with the request.
+        if mend == HINTS[400] and request.left_out != self.confirmed:
+            insisted = {"response_format"} if self.settings.structured == "on" else set()
+            if blamed := blamed_by(text, request.body(limit).keys() - insisted):
+                self.left_out |= {blamed}
+                raise ParameterError(f"refused: {words}")
         raise UserError(f"{self._who()}{error}; {mend}")
-
-    def _change_dialect(self, complaint: str, sent: Dialect) -> None:
-        """Raise DialectError where the refused request leaves something to leave out."""
-        keep = ("structured",) if self.settings.structured == "on" else ()
-        if self.settings.reasoning_effort == "default":
-            keep = (*keep, "effort")
-        changed = sent.after(complaint, keep)
-        if changed is None or sent == self.confirmed:
-            return  # it has taken this dialect before: the fault lies with the request
-        if self.dialect == sent:  # else another thread has changed it already
-            self.dialect = changed
-        raise DialectError(f"refused: {complaint[:200]}")
 
     def _read(self, request: ChatRequest, limit: int, raw: str) -> Row:
         """A raw body as a row of the cache, with the limit that was sent as its `max_tokens`.
@@ -274,29 +195,16 @@ class Chat:
             "prompt_hash": request.question.hash,
             "requested_model": self.settings.model,
         }
-        if is_accepted(self.settings, row["model"]):
+        name = row["model"]
+        if is_accepted(self.settings, name):
             return row
-        self.other_names += 1
-        name, paid = row["model"], self.cost(row)
         what = (
             f"the reply is {name}'s: if that is the judge you want, set "
             f"judge.model={name}, or judge.accept_model={name} to ask it as {self.settings.model}"
         )
         if not name:
             what = "the reply names no model: to take it all the same, set judge.accept_model='*'"
-        raise OtherModelError(what, usd=paid)
-
-    def _silence(self) -> PassingError:
-        """The error for a server that has not sent a whole reply in time."""
-        mend = "raise judge.request_seconds if the server needs longer"
-        return PassingError(
-            f"no reply within {self.settings.request_seconds:g} s: {mend}", usd=None
-        )
+        raise OtherModelError(what, self.cost(row))
 
     def _who(self) -> str:
         return f"judge {self.settings.model}: "
-
-
-def at_worst(usd: float | None, worst: float) -> float:
-    """What to count for a try: its cost, or where that is unknown the most that it can be."""
-    return worst if usd is None else usd

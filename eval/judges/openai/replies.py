@@ -9,8 +9,7 @@ import random
 import re
 import time
 from collections.abc import Callable, Mapping
-from datetime import datetime, timezone
-from email.utils import parsedate_to_datetime
+from contextlib import suppress
 from fnmatch import fnmatchcase
 from threading import Event, Lock
 from typing import Any
@@ -38,17 +37,12 @@ FILTER = re.compile(r"content[_ ](?:filter|management|policy)|invalid_prompt", r
 # Worth another try: a request timeout, a conflict, a rate limit; and all server errors.
 PASSING = (408, 409, 425, 429)
 NO_CREDIT = re.compile(r"insufficient_quota|credit balance is too low")
-# A limit by the day. Google's words for it are those for one by the minute, too.
-LONG_QUOTA = re.compile(r"(?:per|by)[ _-]?(?:day|month)|\bdaily\b|\b[RT]PD\b", re.IGNORECASE)
-QUOTA = "exceeded your current quota"
-MINUTE = re.compile(r"(?:per|by)[ _-]?min", re.IGNORECASE)
 HINTS = {
     400: "check judge.model, judge.temperature and judge.max_tokens",
     401: "check OPENAI_API_KEY",
     402: "the account of OPENAI_API_KEY has no credit: replies are kept, run it again with some",
     403: "OPENAI_API_KEY has no access to this model",
     404: "check judge.model and judge.base_url",
-    429: "this quota is used up: replies are kept, run it again when there is a new one",
 }
 # How a reply ends that the filter has cut off or emptied, by words of OpenAI and of Google.
 FILTER_ENDS = re.compile(
@@ -67,17 +61,28 @@ LONGEST_RETRY_AFTER = 600.0
 SHORTEST_KEY = 8  # characters
 
 
-class PassingError(Exception):
-    """A try that failed and may be repeated."""
+class NoReplyError(Exception):
+    """A try that brought no reply; `usd` is what it cost, None where that is unknown."""
 
-    def __init__(self, what: str, retry_after: float | None = None, usd: float | None = 0) -> None:
+    def __init__(self, what: str, usd: float | None = 0, retry_after: float | None = None) -> None:
         super().__init__(what)
-        self.retry_after, self.usd = retry_after, usd
-        """`usd`: what it cost; None where that is unknown."""
+        self.usd, self.retry_after = usd, retry_after
+
+
+class PassingError(NoReplyError):
+    """It may be repeated."""
 
 
 class OtherModelError(PassingError):
     """A whole reply of a model that is neither the one asked nor one accepted for it."""
+
+
+class ParameterError(NoReplyError):
+    """The server refused a parameter, which is left out from now on."""
+
+
+class PostError(NoReplyError):
+    """The server will not judge this one post, whatever else it takes."""
 
 
 def read_reply(raw: str) -> Row:
@@ -124,7 +129,7 @@ def end_of(answer: Row) -> str:
 def tokens_beyond(usage: Row, text: str) -> int:
     """Tokens that the total alone counts: the reasoning of Google's and xAI's models.
 
-    0 where a count is missing: such a reply counts at its worst price (`Chat.cost`).
+    0 where a count is missing: such a reply counts at its worst price.
     """
     read, written = (count(usage.get(f"{kind}_tokens")) for kind in ("prompt", "completion"))
     if not read or (text and not written):
@@ -134,8 +139,7 @@ def tokens_beyond(usage: Row, text: str) -> int:
 
 def is_accepted(judge: JudgeSettings, returned: str) -> bool:
     """Whether a reply under this name is the judge's: the model asked, or a name accepted."""
-    joined = judge.accept_model.split(",")
-    patterns = {name.strip() for part in joined for name in (part, *part.split("+"))} - {""}
+    patterns = [name.strip() for name in judge.accept_model.split(",") if name.strip()]
     return is_model(judge.model, returned) or any(fnmatchcase(returned, p) for p in patterns)
 
 
@@ -188,8 +192,7 @@ def mend_of(status: int, text: str) -> str:
     """What mends a refusal that no waiting of minutes does; empty where that may."""
     if NO_CREDIT.search(text):
         return HINTS[402]
-    is_long = LONG_QUOTA.search(text) or (QUOTA in text and not MINUTE.search(text))
-    if (status in PASSING or status >= 500) and not (status == 429 and is_long):
+    if status in PASSING or status >= 500:
         return ""
     return HINTS.get(400 if status == 422 else status, "replies are kept: run it again to go on")
 
@@ -200,59 +203,42 @@ class Pace:
     def __init__(self, requests_per_minute: float) -> None:
         self.gap = 60 / requests_per_minute if requests_per_minute else 0.0
         self.next = time.monotonic()
-        self.lock = Lock()
-        self.stopped = Event()
+        self.lock, self.stopped = Lock(), Event()
 
     def wait_for_turn(self) -> None:
         """Return when the next request may be sent."""
-        while True:
-            with self.lock:
-                delay = self.next - time.monotonic()
-                if delay <= 0:
-                    self.next = time.monotonic() + self.gap
-                    return
-            if self.stopped.wait(delay):
-                return
+        with self.lock:
+            turn = max(self.next, time.monotonic())
+            self.next = turn + self.gap
+        self.stopped.wait(max(0.0, turn - time.monotonic()))
 
     def back_off(self, failures: int, retry_after: float | None) -> None:
         """Wait after the k-th failure of a request in a row, k from 1.
 
-        A wait that the server asks for holds for all threads. The jitter keeps threads that failed
-        together from trying again together.
+        No thread begins a request while one waits as the server asks. The jitter keeps threads that
+        failed together from trying again together.
         """
-        longest = min(LONGEST_WAIT, FIRST_WAIT * 2 ** (failures - 1))
-        jitter = random.Random().uniform(0.75, 1.0) * longest
+        jitter = random.uniform(0.75, 1.0) * min(LONGEST_WAIT, FIRST_WAIT * 2 ** (failures - 1))
         if retry_after is not None:
             with self.lock:
                 self.next = max(self.next, time.monotonic() + retry_after)
-            jitter = retry_after + jitter * FIRST_WAIT
-        self.stopped.wait(jitter)
-
-    def stop(self) -> None:
-        """Wake everyone who waits, for good."""
-        self.stopped.set()
+            jitter *= FIRST_WAIT
+        self.stopped.wait((retry_after or 0.0) + jitter)
 
 
 def retry_after_of(headers: Mapping[str, str]) -> float | None:
     """Seconds that a response asks to wait, from its headers; None where it does not.
 
-    Source: RFC 9110 section 10.2.3, seconds or a date; OpenAI's retry-after-ms is finer.
+    Source: RFC 9110 section 10.2.3 (of dates, nothing is read); OpenAI's retry-after-ms is finer.
     Raises UserError where it asks for a wait that is too long to sit through.
     """
-    text, finer = headers.get("retry-after"), headers.get("retry-after-ms")
-    try:
-        if finer is not None:
-            seconds = float(finer) / 1000
-        elif text is None:
-            return None
-        elif text.strip().replace(".", "", 1).isdigit():
-            seconds = float(text)
-        else:
-            seconds = (parsedate_to_datetime(text) - datetime.now(timezone.utc)).total_seconds()
-    except (TypeError, ValueError):
-        return None
-    if seconds > LONGEST_RETRY_AFTER:
-        raise UserError(
-            f"the server asks to wait {seconds:.0f} s: replies are kept, run it again after that"
-        )
-    return max(0.0, seconds)
+    for name, parts in (("retry-after-ms", 1000), ("retry-after", 1)):
+        with suppress(KeyError, ValueError):
+            seconds = float(headers[name]) / parts
+            if seconds > LONGEST_RETRY_AFTER:
+                raise UserError(
+                    f"the server asks to wait {seconds:.0f} s: replies are kept, run it again after"
+                    " that"
+                )
+            return max(0.0, seconds)
+    return None

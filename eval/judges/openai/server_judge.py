@@ -11,10 +11,10 @@ from itertools import chain
 from pathlib import Path
 from threading import Lock
 
-from eval.judges.openai.budget import Bill, price_of, usd, usual_reply
+from eval.judges.openai.budget import price_of
 from eval.judges.openai.cache import ReplyCache
-from eval.judges.openai.client import Chat, DialectError, PostError, StoppedError
-from eval.judges.openai.replies import is_accepted, reasoned
+from eval.judges.openai.client import Chat
+from eval.judges.openai.replies import PostError, is_accepted, reasoned
 from eval.judges.openai.request import ChatRequest
 from eval.judges.prompt import Question, parse_choice
 from eval.judges.protocol import (
@@ -29,10 +29,12 @@ from eval.judges.protocol import (
     unjudged_line,
 )
 from stages.running.progress import folded, told
+from stages.settings.checks import UserError
 from stages.settings.judge import JudgeSettings
 from stages.settings.judge_models import warning_of
 
-CUT_BY_FILTER = f"{FILTERED}: the server's filter has cut the reply off"
+USUAL_REPLY_TOKENS = 60  # one sentence and a verdict
+ASSUMED_REASONING_TOKENS = 500  # how long a judge reasons about two summaries: an assumption
 
 
 class OpenAIJudge(Judge):
@@ -40,29 +42,33 @@ class OpenAIJudge(Judge):
 
     def __init__(self, judge: JudgeSettings, cache: Path) -> None:
         """Raises UserError without a key."""
-        self.settings, self.price = judge, price_of(judge)
+        self.settings, self.price, self.who = judge, price_of(judge), f"judge {judge.model}"
         self.cache = ReplyCache(cache)
         self.chat = Chat(judge, self.cache, self.price)
         # Two policies may have written one summary: it is asked about once.
-        self.locks: dict[str, Lock] = defaultdict(Lock)
+        self.locks: dict[Comparison, Lock] = defaultdict(Lock)
+        self.refused: dict[Comparison, str] = {}
+        """Why the server would not judge the texts of a comparison, whose id is left out."""
         self.unjudged: dict[str, str] = {}
-        """Why the server will not judge a post, by the post's id."""
+        """Why the server would not judge a post, by the post's id."""
+        self.estimate, self.before, self.replies = "", 0.0, 0
 
     @property
     def about(self) -> About:
-        """The model, and in which dialect of the protocol it was asked."""
-        judge, dialect = self.settings, self.chat.dialect
+        """The model, and with which parameters of the protocol it was asked."""
+        judge, left_out = self.settings, self.chat.left_out
         note = "LLM behind an OpenAI-compatible API"
         if self.chat.confirmed is None:
             note = f"{note}, all replies kept from before"
             return About(kind="openai", name=judge.label, is_llm=True, note=note)
         temperature = f"temperature {judge.temperature:g}"
-        if not dialect.temperature:
+        if "temperature" in left_out:
             temperature = "its own temperature (it takes no other)"
         effort = f"reasoning effort {judge.reasoning_effort}"
-        if not dialect.effort or judge.reasoning_effort == "default":
+        if "reasoning_effort" in left_out or judge.reasoning_effort == "default":
             effort = "no reasoning effort said"
-        form = "by a JSON schema" if dialect.structured else "in plain text"
+        is_plain = judge.structured == "off" or "response_format" in left_out
+        form = "in plain text" if is_plain else "by a JSON schema"
         note = f"{note}, {temperature}, {effort}, replies {form}"
         return About(kind="openai", name=judge.label, is_llm=True, note=note)
 
@@ -77,62 +83,60 @@ class OpenAIJudge(Judge):
         """
         if warning := warning_of(self.settings.model):
             print("\n".join(folded(warning)), flush=True)
-        self.chat.bill, self.unjudged = Bill(self.chat.bill.who), {}
         requests = {request.key: request for request in map(self.chat.request, comparisons)}
         account = chain(requests.values(), map(self.chat.request, same_cap))
         keys = {key for request in account for key in (request.key, *request.other_keys)}
-        self.chat.budget.spent = self.cache.spent(keys)
-        budgets = [(request, self.next_budget(request)) for request in requests.values()]
-        todo = [(request, tokens) for request, tokens in budgets if tokens is not None]
+        self.before = self.chat.budget.spent = self.cache.spent(keys)
+        self.unjudged, self.replies = {}, self.chat.replies
+        todo = [
+            (request, tokens)
+            for request in requests.values()
+            if (tokens := self.next_budget(request)) is not None
+        ]
         print(self._estimate(len(requests), todo), flush=True)
         if todo and self.chat.confirmed is None:
-            self._ask_shortest(comparisons)
-
-    def _ask_shortest(self, comparisons: Sequence[Comparison]) -> None:
-        """Ask one missing question by itself: the shortest, which is too long for no model."""
-        for comparison in sorted(comparisons, key=lambda texts: sum(map(len, texts[1:4]))):
-            if self.next_budget(self.chat.request(comparison)) is not None:
-                self.reply(comparison)
-                return
+            missing = {request.key for request, _ in todo}
+            shortest = sorted(comparisons, key=lambda texts: sum(map(len, texts[1:])))
+            self.reply(next(pair for pair in shortest if self.chat.request(pair).key in missing))
 
     def reply(self, comparison: Comparison) -> Reply:
         """Ask; ask again with twice the budget where the reply is cut off or says nothing.
 
         Raises UserError where the judge cannot be asked.
         """
-        while True:
-            request = self.chat.request(comparison)
-            try:
-                self._see_through(request)
-            except DialectError:
-                continue
-            reply = self._best(request)
-            if request.key in self.chat.unanswerable:
-                self.unjudged[comparison.post_id] = self.chat.unanswerable[request.key]
-            elif reply.choice is None and reply.finish_reason == CONTENT_FILTER:
-                self.unjudged[comparison.post_id] = CUT_BY_FILTER
-            return reply
-
-    def _see_through(self, request: ChatRequest) -> None:
-        """Ask until a reply is usable or all asks are spent, while nobody else asks the same."""
-        with self.locks[request.key]:
-            while (max_tokens := self.next_budget(request)) is not None:
+        texts = comparison._replace(post_id="")
+        with self.locks[texts]:
+            while texts not in self.refused:
+                tokens = self.next_budget(self.chat.request(texts))
+                if tokens is None:
+                    break
                 try:
-                    self.chat.ask(request, max_tokens)
+                    self.chat.ask(texts, tokens)
                 except PostError as error:
-                    self.chat.refuse_post(request, str(error))
+                    self.refused[texts] = str(error)
+        reply = self._best(texts)
+        if texts in self.refused:
+            self.unjudged[comparison.post_id] = self.refused[texts]
+        elif reply.choice is None and reply.finish_reason == CONTENT_FILTER:
+            why = f"{FILTERED}: the server's filter has cut the reply off"
+            self.unjudged[comparison.post_id] = why
+        return reply
 
     def stop(self) -> None:
         """Send nothing more; replies under way are still kept."""
-        self.chat.stop(StoppedError("the judge was stopped: replies are kept, run it again"))
+        self.chat.stop(UserError("the judge was stopped: replies are kept, run it again"))
 
     def finish(self) -> None:
         """Print what the replies cost beside the estimate, and which posts were not judged."""
-        if lines := self.chat.bill.lines(self.chat.budget.spent):
-            print(lines, flush=True)
+        if count := self.chat.replies - self.replies:
+            line, spent = f"{count:,} replies", self.chat.budget.spent
+            if self.estimate:
+                line = f"{line} cost ${usd(spent - self.before)}, estimated ${self.estimate}"
+                line = f"{line}; ${usd(spent)} spent in all"
+            print(told(self.who, line), flush=True)
         for kind in sorted({why.partition(":")[0] for why in self.unjudged.values()}):
             posts = sorted(post for post, why in self.unjudged.items() if why.startswith(kind))
-            print(told(self.chat.bill.who, unjudged_line(posts, self.unjudged[posts[0]])))
+            print(told(self.who, unjudged_line(posts, self.unjudged[posts[0]])))
 
     def _rows(self, request: ChatRequest) -> list[Row]:
         """Replies to a request that are its judge's; those to the very request come first."""
@@ -148,50 +152,50 @@ class OpenAIJudge(Judge):
         """
         rows = self._rows(request)
         self.chat.reasons = self.chat.reasons or any(map(reasoned, rows))
-        if request.key in self.chat.unanswerable:
-            return None
         if any(choice_of(row, request.question) or _is_filtered(row) for row in rows):
             return None
         tried = max((row["max_tokens"] for row in rows if row["key"] == request.key), default=0)
         budgets = (self.settings.max_tokens * 2**k for k in range(self.settings.asks))
-        return next((size for size in budgets if self.chat.limit(request, size) > tried), None)
+        return next((size for size in budgets if self.chat.limit(size) > tried), None)
 
-    def _best(self, request: ChatRequest) -> Reply:
+    def _best(self, texts: Comparison) -> Reply:
         """The first usable reply, else one that a filter cut off, else the last; if none, why."""
-        rows = self._rows(request)
+        request = self.chat.request(texts)
+        rows, question = self._rows(request), request.question
         if not rows:
-            why = self.chat.unanswerable[request.key]
+            why = self.refused[texts]
             return Reply(
                 choice=None,
                 text=f"[no reply] {why}",
                 finish_reason=why.partition(":")[0],
                 requested_model=self.settings.model,
-                prompt_hash=request.question.hash,
+                prompt_hash=question.hash,
             )
-        usable = [row for row in rows if choice_of(row, request.question)]
+        usable = [row for row in rows if choice_of(row, question)]
         row = (usable or [row for row in rows if _is_filtered(row)] or rows[-1:])[0]
         names = {field.name for field in fields(Reply)} & set(row)
-        choice = choice_of(row, request.question)
-        return Reply(choice=choice, **{name: row[name] for name in names})
+        return Reply(choice=choice_of(row, question), **{name: row[name] for name in names})
 
     def _estimate(self, known: int, todo: list[tuple[ChatRequest, int]]) -> str:
         """What stands before the first request; it sets what the bill is compared with."""
-        who, price, chat = self.chat.bill.who, self.price, self.chat
+        price, chat, judge, self.estimate = self.price, self.chat, self.settings, ""
         start = f"{len(todo):,} of {known:,} replies to ask for"
         if not todo or price is None:
-            return told(who, start if not todo else f"{start}; price unknown (judge.input_price)")
-        written = usual_reply(self.settings, chat.reasons)
-        limits = [(request, chat.limit(request, tokens)) for request, tokens in todo]
+            return told(self.who, start if not todo else f"{start}; price unknown")
+        written = min(judge.max_tokens, USUAL_REPLY_TOKENS)
+        if chat.reasons:
+            written += min(judge.reasoning_tokens, ASSUMED_REASONING_TOKENS)
+        limits = [(request, chat.limit(tokens)) for request, tokens in todo]
         usual = sum(price.usually(request.body(limit), written) for request, limit in limits)
         worst = sum(chat.worst(request, limit) for request, limit in limits)
-        chat.bill.estimate = usual
+        self.estimate = usd(usual)
         lines = [
-            f"{start}; ${usd(chat.budget.spent)} spent before",
-            f"about ${usd(usual)}, at most ${usd(worst)} if each is asked once",
+            f"{start}; ${usd(self.before)} spent before",
+            f"about ${self.estimate}, at most ${usd(worst)} if each is asked once",
         ]
         if chat.reasons:
             lines.append(f"it reasons: {written} tokens a reply are assumed")
-        return "\n".join(told(who, line) for line in lines)
+        return "\n".join(told(self.who, line) for line in lines)
 
 
 def _is_filtered(row: Row) -> bool:
@@ -203,3 +207,8 @@ def choice_of(row: Row, question: Question) -> Choice | None:
     if row["finish_reason"] == "length":
         return None
     return parse_choice(question.without_echo(row["text"]))
+
+
+def usd(amount: float) -> str:
+    """Dollars as lines show them: cents from ten dollars on, and more digits below."""
+    return f"{amount:,.2f}" if amount >= 10 else f"{amount:.4f}"
