@@ -15,7 +15,8 @@ from torch import nn
 from transformers import AutoModelForTokenClassification, AutoTokenizer, GPTNeoXModel
 
 from eval.judge import judge_summaries
-from stages.finished import stage_folder, wanted_stages
+from stages.driving.wanted import wanted_stages
+from stages.finished import stage_folder
 from stages.learning.checkpoints import read_weights
 from stages.learning.models import load_reward_model
 from stages.learning.passes import score_responses
