@@ -28,7 +28,8 @@ from transformers import (
 )
 
 from eval.judge import judge_summaries
-from stages.finished import stage_folder, wanted_stages
+from stages.driving.wanted import wanted_stages
+from stages.finished import stage_folder
 from stages.learning.checkpoints import read_weights
 from stages.learning.models import load_reward_model
 from stages.learning.passes import score_responses
