@@ -17,6 +17,7 @@ from stages.learning.learner import Size, fitting
 from stages.learning.loop import make_accelerator, over_rows
 from stages.learning.models import load_reward_model, load_tokenizer, save_model, shift_scores
 from stages.learning.passes import score_responses
+from stages.learning.text_reward import TextReward
 from stages.posts.ragged import TokenizedSplit, load_split, pad_left, pad_right, rows_of
 from stages.rl.start_checks import KNOWN, KNOWN_ANSWERS, save_known_answers, score_in_passes
 from stages.runs import Run, open_stage
@@ -145,7 +146,7 @@ def score_rows(
     queries = [split.columns["queries"][row] for row in rows]
     summaries = [split.columns["summaries"][row] for row in rows]
     pad = -1
-    if right_padded:
+    if right_padded and not isinstance(reward_model, TextReward):
         # The whole text as the response of an empty query: padding stands on the right only.
         left = torch.empty(len(rows), 0, dtype=torch.long)
         pairs = zip(queries, summaries, strict=True)

@@ -18,7 +18,7 @@ from stages.functional import preference_loss
 from stages.learning.learner import stream
 from stages.learning.loop import check_batch, make_accelerator
 from stages.learning.lora import keep_model
-from stages.learning.models import load_tokenizer, new_reward_model, read_scores_before
+from stages.learning.models import load_tokenizer, new_reward_model, read_scores_before, save_model
 from stages.learning.passes import summary_scores
 from stages.learning.preferences import (
     gap_rows,
@@ -30,16 +30,23 @@ from stages.learning.preferences import (
     training_pairs,
 )
 from stages.learning.state import State, begin_supervised
+from stages.learning.text_reward import TextReward
 from stages.posts.ragged import TokenizedSplit, load_split
-from stages.runs import HELD_OUT_CNNDM, HELD_OUT_PAIRS, open_stage, write_rows
+from stages.runs import HELD_OUT_CNNDM, HELD_OUT_PAIRS, Run, open_stage, write_rows
 from stages.settings.config import Config
-from stages.settings.sections import BEFORE_EOS, CNNDM
+from stages.settings.sections import BEFORE_EOS, CNNDM, POSTS, PPO_TRAIN
 
 
 def train_reward_model(config: Config) -> None:
-    """Run the stage."""
+    """Run the stage. A reward of one's own is not trained: it is put where a reward model would be.
+
+    Raises UserError for a function that is not there.
+    """
     accelerator = make_accelerator(config)
     with open_stage(config, "rm", accelerator.is_main_process) as run:
+        if config.reward.function:
+            take_function(run, config.reward.function)
+            return
         data, sft = run.require("base") / "data", run.require("sft")
         tokenizer = load_tokenizer(sft / "model")
         train = training_pairs(data, config.rm.pairs)
@@ -63,6 +70,16 @@ def train_reward_model(config: Config) -> None:
             articles = load_split(data, CNNDM)
             results["cnndm"] = evaluate(state, trained, articles, HELD_OUT_CNNDM)
         run.finish(results)
+
+
+def take_function(run: Run, function: str) -> None:
+    """Save a function of texts, with the rows that it will get, as the stage's model."""
+    data, tokenizer = run.require("base") / "data", load_tokenizer(run.require("sft") / "model")
+    splits = [split for split in (*POSTS, PPO_TRAIN) if (data / f"{split}.jsonl").exists()]
+    rows = [row for split in splits for row in load_split(data, split).rows]
+    if run.main:
+        save_model(TextReward(function, tokenizer, rows), tokenizer, run.partial / "model")
+    run.finish({"function": function, "training_pairs": 0, "cnndm": None})
 
 
 def take_step(state: State, train: TokenizedSplit, rows: list[int]) -> dict[str, float]:

@@ -38,6 +38,7 @@ from transformers.modeling_layers import GenericForTokenClassification
 from transformers.utils import logging as transformers_logging
 
 from stages.learning.checkpoints import read_weights, refuse_adapter
+from stages.learning.text_reward import RECORD, TextReward, load_text_reward
 from stages.learning.vocabulary import give_reading_head
 from stages.settings.checks import UserError, check_room, first_line, is_out_of_memory
 
@@ -163,7 +164,11 @@ def load_policy(source: str | Path, dropout: float = 0.0) -> PreTrainedModel:
 
 
 def load_reward_model(source: str | Path, dropout: float = 0.0) -> PreTrainedModel:
-    """A saved reward model or critic in float32; loading is strict."""
+    """A saved reward model or critic in float32; loading is strict. A reward of one's own is a
+    `TextReward`.
+    """
+    if (Path(source) / RECORD).exists():
+        return cast(PreTrainedModel, load_text_reward(Path(source), load_tokenizer(source)))
     model, info = _load(AutoModelForTokenClassification, source, dropout, num_labels=1)
     refuse_weights(source, set(info["missing_keys"]), set(info["unexpected_keys"]))
     in_float32(model)
@@ -269,7 +274,7 @@ def refuse_weights(source: str | Path, missing: set[str], unexpected: set[str]) 
 
 
 def save_model(
-    model: PreTrainedModel,
+    model: PreTrainedModel | TextReward,
     tokenizer: PreTrainedTokenizerBase,
     folder: Path,
     weights: dict[str, Tensor] | None = None,
@@ -280,11 +285,17 @@ def save_model(
     for [PAD], the saved tokenizer pads with EOS, which has one; `load_tokenizer` takes [PAD] again.
     """
     quiet_loading()
-    model.save_pretrained(folder, state_dict=weights)
+    rows = 0
+    if isinstance(model, TextReward):
+        folder.mkdir(parents=True, exist_ok=True)
+        model.save(folder)
+    else:
+        model.save_pretrained(folder, state_dict=weights)
+        rows = model.config.get_text_config().vocab_size
     # Whether the hub could be asked is no part of a tokenizer.
     tokenizer.init_kwargs.pop("local_files_only", None)
     pad = tokenizer.pad_token
-    if tokenizer.pad_token_id >= model.config.get_text_config().vocab_size:
+    if tokenizer.pad_token_id >= rows > 0:
         tokenizer.pad_token = tokenizer.eos_token
     # As whoever generates needs it; what is saved are attributes that init_kwargs name.
     tokenizer.padding_side = tokenizer.init_kwargs["padding_side"] = "left"
@@ -353,6 +364,9 @@ def in_float32(model: nn.Module) -> None:
 
 def shift_scores(model: nn.Module, amount: float) -> None:
     """Add a number to every score of a reward model, through its head's bias (reward units)."""
+    if isinstance(model, TextReward):
+        model.bias += amount
+        return
     with torch.no_grad():
         head_of(model).bias.add_(amount)
 

@@ -19,6 +19,8 @@ from stages.settings.sections import COMPARISONS, POSTS, PPO_TRAIN
 
 WHOLE = "whole"
 """The field of a row whose post is the whole prompt."""
+MORE = "more"
+"""The field of a row with all fields that it had beside those that are used."""
 HELD_OUT_SHARE = 20
 """One post in so many is held out where the user has not done so."""
 ASSISTANT = "Assistant:"
@@ -71,10 +73,13 @@ def _post(where: str, row: Row, split: str) -> Row:
     if prompt is None or (completion is None and split != PPO_TRAIN):
         raise _unknown(where, row, "prompt" if split == PPO_TRAIN else "prompt, completion")
     text = _prompt(where, prompt, "prompt")
-    known = {"id": str(row.get("id") or _hash(text)), "subreddit": "", "title": "", "post": text}
+    used = ("prompt", "completion", "messages", "post", "summary", "id")
+    more = {name: value for name, value in row.items() if name not in used}
+    name = str(row.get("id") or _hash(text))
+    known: Row = {"id": name, "subreddit": "", "title": "", "post": text}
     if completion is not None:
         known["summary"] = _answer(where, completion, "completion")
-    return known | {WHOLE: True}
+    return known | {WHOLE: True, MORE: more}
 
 
 def _unknown(where: str, row: Row, wanted: str) -> BadRowError:

@@ -14,7 +14,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from stages.posts.bad_rows import BadRowError, BadRows
-from stages.posts.kinds import WHOLE
+from stages.posts.kinds import MORE, WHOLE
 from stages.posts.ragged import TokenizedSplit, make_ragged
 from stages.posts.readers import Located, is_cnndm, label_strength
 from stages.posts.text_metrics import first_ids, post_text
@@ -193,7 +193,7 @@ def _with_leading_space(text: str) -> str:
 
 
 def _post_facts(row: dict[str, Any], query: str) -> dict[str, Any]:
-    facts = {"id": row["id"], "title": row["title"], "query": query}
+    facts = {"id": row["id"], "title": row["title"], "query": query, **row.get(MORE, {})}
     return facts | ({"reference": row["summary"].strip()} if row.get("summary") else {})
 
 
