@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate import Accelerator
 from torch import Tensor, nn
 
 from stages.functional import preference_loss
@@ -34,7 +35,7 @@ from stages.learning.text_reward import TextReward
 from stages.posts.ragged import TokenizedSplit, load_split
 from stages.runs import HELD_OUT_CNNDM, HELD_OUT_PAIRS, Run, open_stage, write_rows
 from stages.settings.config import Config
-from stages.settings.sections import BEFORE_EOS, CNNDM, POSTS, PPO_TRAIN
+from stages.settings.sections import BEFORE_EOS, CNNDM, COMPARISONS, POSTS, PPO_TRAIN
 
 
 def train_reward_model(config: Config) -> None:
@@ -45,7 +46,7 @@ def train_reward_model(config: Config) -> None:
     accelerator = make_accelerator(config)
     with open_stage(config, "rm", accelerator.is_main_process) as run:
         if config.reward.function:
-            take_function(run, config.reward.function)
+            take_function(run, accelerator, config.reward.function)
             return
         data, sft = run.require("base") / "data", run.require("sft")
         tokenizer = load_tokenizer(sft / "model")
@@ -64,22 +65,29 @@ def train_reward_model(config: Config) -> None:
             run.log(update + 1, **stats)
         trained = keep_model(accelerator, state.learner.trained, tokenizer, run.partial / "model")
         validation = load_split(data, "comparisons_validation")
-        results: dict[str, Any] = dict(evaluate(state, trained, validation, HELD_OUT_PAIRS))
+        about = run, accelerator, trained
+        results: dict[str, Any] = dict(evaluate(*about, validation, HELD_OUT_PAIRS))
         results |= {"training_pairs": len(train), "cnndm": None}
         if (data / f"{CNNDM}.jsonl").exists():
             articles = load_split(data, CNNDM)
-            results["cnndm"] = evaluate(state, trained, articles, HELD_OUT_CNNDM)
+            results["cnndm"] = evaluate(*about, articles, HELD_OUT_CNNDM)
         run.finish(results)
 
 
-def take_function(run: Run, function: str) -> None:
-    """Save a function of texts, with the rows that it will get, as the stage's model."""
+def take_function(run: Run, accelerator: Accelerator, function: str) -> None:
+    """Save a function of texts, with the rows that it will get, as the stage's model.
+
+    Its accuracy on held-out pairs is measured like a reward model's.
+    """
     data, tokenizer = run.require("base") / "data", load_tokenizer(run.require("sft") / "model")
     splits = [split for split in (*POSTS, PPO_TRAIN) if (data / f"{split}.jsonl").exists()]
     rows = [row for split in splits for row in load_split(data, split).rows]
+    reward = TextReward(function, tokenizer, rows)
     if run.main:
-        save_model(TextReward(function, tokenizer, rows), tokenizer, run.partial / "model")
-    run.finish({"function": function, "training_pairs": 0, "cnndm": None})
+        save_model(reward, tokenizer, run.partial / "model")
+    pairs = load_split(data, COMPARISONS[1])
+    measured = evaluate(run, accelerator, reward, pairs, HELD_OUT_PAIRS)
+    run.finish(measured | {"function": function, "training_pairs": 0, "cnndm": None})
 
 
 def take_step(state: State, train: TokenizedSplit, rows: list[int]) -> dict[str, float]:
@@ -105,10 +113,10 @@ def score_pairs(
 
 @torch.no_grad()
 def evaluate(
-    state: State, reward_model: nn.Module, split: TokenizedSplit, file: str
+    run: Run, accelerator: Accelerator, reward_model: nn.Module, split: TokenizedSplit, file: str
 ) -> dict[str, float]:
     """Loss and accuracy on held-out pairs; `file` gets one row a pair."""
-    accelerator, size = state.accelerator, state.run.config.memory.forward_batch_size
+    size = run.config.memory.forward_batch_size
     reward_model.eval()
 
     def gaps(rows: list[int]) -> list[float]:
@@ -116,6 +124,6 @@ def evaluate(
         return (chosen - rejected).tolist()
 
     label = f"rm {Path(file).stem}"
-    measured = over_pairs(accelerator, split, size, label, gaps, state.run.resume)
-    write_rows(state.run, file, gap_rows(measured, split))
+    measured = over_pairs(accelerator, split, size, label, gaps, run.resume)
+    write_rows(run, file, gap_rows(measured, split))
     return summarize_gaps(measured)
