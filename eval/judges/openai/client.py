@@ -141,7 +141,8 @@ class Chat:
             usd = worst if usd is None else usd
             self.cache.settle(number, usd, outcome, row, raw)
             self.budget.settle(worst, usd)
-        self.replies += 1
+        with self.pace.lock:
+            self.replies += 1
         self.confirmed, self.reasons = request.left_out, self.reasons or reasoned(row)
 
     def _post(self, request: ChatRequest, limit: int) -> str:
