@@ -319,7 +319,8 @@ def differing_settings(records: list[Record], free: tuple[str, ...]) -> dict[str
 
 
 def _read(config: Config, folders: dict[str, Path]) -> Record:
-    side, settings_read = stage_folder(config, SIDE), {}
+    side = stage_folder(config, SIDE)
+    settings_read: dict[str, Row] = {}
     for stage, folder in folders.items():
         saved = read_record(folder / "config.json")
         learns_last = TABLE[stage].policy_gradient or stage == RELEASED
