@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from eval.summaries import longest
-from stages.finished import check_run, check_stage, read_manifest, stage_folder
+from stages.driving.wanted import check_run
+from stages.finished import check_stage, read_manifest, stage_folder
 from stages.functional import truncate_after
 from stages.learning.loop import make_accelerator
 from stages.learning.models import load_policy, load_reward_model, load_tokenizer, require_room

@@ -1,10 +1,10 @@
-"""Where a stage of a run lies, which lead to a goal, and whether a finished one is still as asked.
+"""Where a stage of a run lies, and whether a finished one is still as asked.
 
 Content decides: hashes of the settings, of the inputs and of the outputs that a manifest records.
 """
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,7 +12,6 @@ from stages.running.files import file_hash, hash_files, known_hash, read_record
 from stages.running.inputs import DATA, FOLDERS, own_inputs
 from stages.running.machine import changed_files
 from stages.settings import config as settings
-from stages.settings.checks import unknown
 from stages.settings.config import (
     HUB,
     TOY,
@@ -24,7 +23,7 @@ from stages.settings.config import (
     settings_hash,
     settings_of,
 )
-from stages.settings.stages import GIVEN_BY, NO_PART, STAGES, TRAINED, is_part, row_of, with_inputs
+from stages.settings.stages import STAGES, is_part, row_of
 
 MOST_SHOWN = 4  # differences that one line names
 PARTS_OF_MANIFEST = ("settings", "inputs", "outputs", "sizes", "results", "code")
@@ -51,7 +50,6 @@ class Problem(NamedTuple):
         return self.text
 
 
-GOALS = tuple(dict.fromkeys(row.goal for row in STAGES.values()))
 MISSING = Problem("is missing")
 
 
@@ -75,22 +73,6 @@ def gold_folder(config: Config) -> Path:
     folder = Path(config.judge.gold)
     is_run = read_manifest(seed / "normalize") is not None or not folder.is_dir()
     return seed / "normalize" if is_run else folder
-
-
-def names_of_runs() -> list[str]:
-    """The names of all runs that there are."""
-    return sorted({path.parent.name for path in settings.RUNS.glob("*/seed*")})
-
-
-def no_such_run(name: str) -> UserError:
-    """The error about a name that no run has, with the nearest names."""
-    return unknown("run", name, names_of_runs(), "run `make status` to see what there is")
-
-
-def check_run(name: str) -> None:
-    """Raise UserError where there are runs, and none is called so."""
-    if name not in (names_of_runs() or [name]):
-        raise no_such_run(name)
 
 
 def partial_of(folder: Path) -> Path:
@@ -129,46 +111,6 @@ def is_manifest(record: Mapping[str, Any]) -> bool:
 def seal_of(manifest: Mapping[str, Any]) -> str:
     """A hash of all that a manifest says, itself left out: its `seal`."""
     return hash_of({key: value for key, value in manifest.items() if key != "seal"})
-
-
-# -- which stages lead to a goal -------------------------------------------------------------------
-
-
-def stages_of(config: Config, goals: Sequence[str]) -> set[str]:
-    """The stages that some goals name.
-
-    Raises UserError for an unknown goal, and for training where nothing is trained.
-    """
-    wanted, left_out = set(), set(NO_PART[config.kind])
-    for goal in goals:
-        named = {name for name, row in STAGES.items() if goal in (name, row.goal)}
-        if not named:
-            raise unknown("goal", goal, (*GOALS, *STAGES))
-        if named & left_out and goal != "eval":
-            raise UserError(no_part(goal, config.kind))
-        wanted |= named - left_out
-    if config.outputs.label and "report" in wanted:  # the judge is tried on the file's own labels
-        wanted |= {"calibration"}
-    return wanted
-
-
-def wanted_stages(config: Config, goals: Sequence[str]) -> list[str]:
-    """The stages that lead to some goals, in order; an optional one joins if it was made before.
-
-    Raises UserError as `stages_of` does.
-    """
-    needed = with_inputs(stages_of(config, goals), config.kind)
-    joined = {name for stage in needed for name in STAGES[stage].joined_by}
-    there = {name for name in joined if read_manifest(stage_folder(config, name)) is not None}
-    return with_inputs({*needed, *there.difference(NO_PART[config.kind])}, config.kind)
-
-
-def no_part(goal: str, kind: str) -> str:
-    """Why a goal has no part in a run of this kind, with the mend."""
-    if kind == TRAINED:
-        return f"{goal} needs a released policy: add POLICY= (SET=released.policy=...)"
-    variable = GIVEN_BY[kind]
-    return f"{goal} trains, and {variable} is judged without training: leave out one of the two"
 
 
 # -- whether a finished stage still holds ----------------------------------------------------------

@@ -25,7 +25,7 @@ from stages.driving.grid import (
 )
 from stages.driving.maker import Cell, Ended, Execution, Maker
 from stages.driving.status import status
-from stages.finished import GOALS
+from stages.driving.wanted import GOALS
 from stages.running import launch
 from stages.settings.command_line import Request, add_arguments, config_of, request_of
 from stages.settings.config import LINE_BREAK, SECTIONS, Config, UserError

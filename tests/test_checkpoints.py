@@ -3,9 +3,11 @@
 import copy
 import os
 import time
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -198,3 +200,45 @@ def test_rows_measured_by_two_processes_are_known_to_one(tmp_path):
         learning_loop.over_rows(process(0, 1), lengths, 2, "other", measure, tmp_path) == together
     )
     assert calls == [[1, 5], [2, 0], [4, 3], [6]]
+
+
+def train_until_full(loop: state.State, disk: Path) -> None:
+    """Train; the disk is full from the third update to the fifth."""
+    log = loop.run.log
+    other = disk / "other"
+
+    def log_and_fill(step: int, **metrics: float) -> None:
+        log(step, **metrics)
+        if step == 3:
+            with suppress(OSError), other.open("wb", buffering=0) as file:
+                while True:
+                    file.write(b"x" * 512)
+        if step == 6:
+            other.unlink()
+
+    with mock.patch.object(loop.run, "log", log_and_fill):
+        train(loop)
+
+
+def test_records_that_have_lost_lines_do_not_fit_a_checkpoint(tmp_path, capsys):
+    killed_at(tmp_path, 5)
+    metrics = tmp_path / "sft.partial/metrics.jsonl"
+    os.truncate(metrics, metrics.read_bytes().index(b"\n", 100) + 1)
+    again = linear_state(tmp_path)
+    again.load()
+    assert "metrics.jsonl of the run has lost lines" in capsys.readouterr().err
+
+
+def test_a_full_disk_stops_no_training_and_keeps_the_last_good_checkpoint(
+    tmp_path, small_disk, capsys
+):
+    disk = small_disk()
+    loop = linear_state(tmp_path)
+    loop.run.resume = disk
+    train_until_full(loop, disk)
+    said = capsys.readouterr().err
+    assert "No space left" in said or "failed" in said
+    assert "checkpoint-0000002 is kept" in said
+    names = sorted(path.name for path in disk.iterdir())
+    assert names == ["checkpoint-0000002", "checkpoint-0000006"]
+    assert len(read_lines(loop.run.partial / "metrics.jsonl")) == 6

@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from statistics import mean, stdev
@@ -21,12 +22,13 @@ from reports.sections.scores import _reading
 from stages import base, normalize, reward, sft
 from stages.driving.start import run_module
 from stages.finished import read_manifest, seal_of, stage_folder, why_not
+from stages.learning.passes import summary_scores
 from stages.learning.preferences import training_pairs
 from stages.posts.bad_rows import in_half
 from stages.running.files import read_lines
 from stages.settings.command_line import make_config
 from stages.settings.config import Checks, JudgeSettings, UserError
-from tests.resuming import SETTINGS
+from tests.resuming import SETTINGS, Killed
 
 GOLD_ARGUMENTS = "--preset tiny --name gold --seed 7 --set".split()
 
@@ -201,3 +203,38 @@ def test_over_optimisation_is_said_only_where_the_proxy_rose_and_the_gold_fell(p
     text = _reading("ppo", gains)
     assert text.startswith(f"PPO against SFT: {said}")
     assert ("OVER-OPTIMISATION" in text) == (gold[1] < 0)
+
+
+def test_an_interrupted_scoring_goes_on_where_it_was(config, monkeypatch):
+    whole_config = replace(
+        config, judge=replace(config.judge, model="runs/gold/seed7/normalize/model")
+    )
+    judge_summaries(whole_config)
+    calls: list[int] = []
+
+    def die_at_third(*inputs):
+        calls.append(len(inputs[1]))
+        if len(calls) == 3:
+            raise Killed
+        return summary_scores(*inputs)
+
+    monkeypatch.setattr("eval.judges.gold.summary_scores", die_at_third)
+    with pytest.raises(Killed):
+        judge_summaries(config)
+    calls[:] = [0] * 3
+    judge_summaries(config)
+    size = config.memory.forward_batch_size
+    texts = {
+        (row["query"], row[key])
+        for path in stage_folder(config, "summaries").glob("*.jsonl")
+        for row in read_lines(path)
+        for key in ("summary", "reference")
+    }
+    # A row holds a post with all of its texts, and a pass as many rows as have `size` texts.
+    posts = Counter(query for query, _ in texts)
+    assert sum(calls) == len(posts) - 2 * (size // max(posts.values()))
+    found = [
+        read_lines(stage_folder(one, "judge") / "gold_scores.jsonl")
+        for one in (config, whole_config)
+    ]
+    assert found[0] == found[1]

@@ -183,30 +183,3 @@ def test_after_make_data_every_stage_to_the_page_runs_offline(made, monkeypatch)
     text = next(pages).read_text(encoding="utf-8")
     for source in manifest(made.folder)["results"]["hub"]:
         assert source["commit"] in text
-
-
-# -- a policy that others released -----------------------------------------------------------------
-
-SUMMARISE = """
-from eval import summaries
-from stages import base, released
-from stages.driving.start import run_module
-for stage in (base, released, summaries):
-    run_module(stage, {words!r})
-"""
-
-
-def test_a_released_policy_of_the_hub_is_summarised_at_the_commit_that_was_asked_for(hub, client):
-    commit = commit_of(hub, f"models/{layouts.PYTHIA}")
-    layouts.add_pythia(hub, small_tokenizer(), small_model(seed=2))  # the branch moves on
-    assert commit_of(hub, f"models/{layouts.PYTHIA}") != commit
-    own = [text for text in SETTINGS if text.split(".")[0] in ("data", "eval", "memory", "checks")]
-    policy = f"released.policy={layouts.PYTHIA}@{commit}"
-    done = client(SUMMARISE.format(words=[*NAMED, policy, *own]))
-    assert done.code == 0, done.errors
-    run = client.folder / "runs/walk/seed44413"
-    weights = load((run / "released/model/model.safetensors").read_bytes())
-    expected = load(small_model()["model.safetensors"])
-    name = "gpt_neox.layers.1.mlp.dense_4h_to_h.weight"
-    assert torch.equal(weights[name], expected[name].float())
-    assert len((run / "summaries/released.jsonl").read_text().splitlines()) == 4

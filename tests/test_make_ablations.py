@@ -170,17 +170,6 @@ def test_a_run_from_another_ones_sft_keeps_its_own_reward_model_in_its_ablations
     assert [cell.config.upstream for cell in turned] == ["tiny", "tiny"]
 
 
-def test_an_ablation_of_a_run_that_starts_from_another_ones_models(runs):
-    make()
-    request = Request(name="hot", upstream="tiny", overrides=("ppo.temperature=2",))
-    default, turned = ablation_cells(request, [44413], ["dropout"])
-    assert [cell.config.upstream for cell in (*default, *turned)] == ["tiny", "tiny"]
-    assert turned[0].config.name == "hot-dropout"
-    assert turned[0].request.overrides == ("ppo.temperature=2", "ppo.dropout=0.1")
-    with pytest.raises(UserError, match="unknown ablation 'dropuot': did you mean dropout"):
-        ablation_cells(request, [1], ["dropuot"])
-
-
 def test_a_seed_that_fails_has_no_ablations_and_the_others_go_on(runs, capsys):
     class Broken(Recorder):
         def call(self, words, label="") -> int:

@@ -13,12 +13,19 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenize
 from stages import base
 from stages.driving.start import run_module
 from stages.learning.checkpoints import read_weights
-from stages.learning.models import load_policy, load_reward_model, load_tokenizer, same_tokens
+from stages.learning.models import (
+    load_policy,
+    load_reward_model,
+    load_tokenizer,
+    same_tokens,
+    save_model,
+)
 from stages.posts.bad_rows import BadRows
 from stages.posts.ragged import load_split
-from stages.posts.tokens import tokenize_posts
+from stages.posts.tokens import plain_encoder, tokenize_posts
 from stages.running.files import read_record
 from stages.running.machine import code_of
+from stages.settings.command_line import make_config
 from stages.settings.config import UserError
 from stages.settings.prompt import format_post
 from tests.test_posts import LIMITS, POST
@@ -222,3 +229,56 @@ def test_another_length_of_summaries_is_another_input_though_all_tokens_are_equa
         run_module(base, ["--preset", "tiny", "--name", name, "--set", *SMALL, longest])
         contents.add(read_record(runs / name / "seed44413/base/manifest.json")["content"])
     assert len(contents) == 2
+
+
+def test_a_text_has_the_same_tokens_each_time_whatever_chance_the_file_asks_for(digits):
+    content = json.loads((digits / "tokenizer.json").read_text())
+    content["model"]["dropout"] = 0.5
+    (digits / "tokenizer.json").write_text(json.dumps(content))
+    encode = plain_encoder(load_tokenizer(digits))
+    assert len({str(encode(["My boss sold my bike."])) for _ in range(20)}) == 1
+
+
+def test_a_tokenizer_of_special_tokens_alone_is_refused(digits):
+    content = json.loads((digits / "tokenizer.json").read_text())
+    content["model"] |= {"vocab": {}, "merges": []}
+    blanks = {**content["added_tokens"][0], "id": 60_000, "content": "  ", "special": False}
+    content["added_tokens"].append(blanks)  # as GPT-NeoX has for white space
+    (digits / "tokenizer.json").write_text(json.dumps(content))
+    assert "has no tokens for texts: its vocabulary is empty" in refusal(load_tokenizer, digits)
+
+
+def test_of_two_files_of_weights_a_line_names_the_one_that_is_read(model, capsys):
+    torch.save({}, model / "pytorch_model.bin")
+    load_policy(model)
+    assert "model.safetensors is read, not pytorch_model.bin" in capsys.readouterr().err
+
+
+def test_what_a_config_asks_a_model_to_give_beside_logits_is_left_out_with_a_line(
+    model, tokenizer, tmp_path, capsys
+):
+    tokens = torch.tensor([[5, 6, 7]])
+    expected = load_policy(model)(tokens).logits
+    with_json(model / "config.json", output_attentions=True, return_dict=False)
+    policy = load_policy(model)
+    assert "output_attentions, return_dict of its config.json" in capsys.readouterr().err
+    assert torch.equal(policy(tokens).logits, expected)
+    save_model(policy, tokenizer, tmp_path / "saved")
+    assert load_policy(tmp_path / "saved")(tokens).keys() == {"logits", "past_key_values"}
+
+
+def test_an_output_layer_is_refused_where_the_config_says_that_it_is_the_embedding(model):
+    with_json(model / "config.json", tie_word_embeddings=True)
+    assert "has an output layer other than its embedding" in refusal(load_policy, model)
+
+
+def test_an_adapter_is_refused_beside_weights_and_alone(runs, model):
+    def start(folder):
+        own = ("base.tokenizer=", f"base.checkpoint={folder}")
+        base.make_base(make_config("tiny", name="x", overrides=(*SMALL, *own)))
+
+    with_json(model / "adapter_config.json", base_model_name_or_path="org/m")
+    assert f"model {model} has adapter_config.json beside its weights" in refusal(start, model)
+    for path in {*model.iterdir()} - {model / "adapter_config.json"}:
+        path.unlink()
+    assert f"model {model} is an adapter alone: merge it into org/m " in refusal(start, model)

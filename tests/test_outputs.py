@@ -15,7 +15,8 @@ from eval.judge import judge_summaries
 from eval.outputs import take_outputs
 from eval.win_rate import measure_win_rates, names_of_pair
 from reports.outputs_page import write_report
-from stages.finished import read_manifest, stage_folder, wanted_stages, why_not
+from stages.driving.wanted import wanted_stages
+from stages.finished import read_manifest, stage_folder, why_not
 from stages.settings.command_line import make_config
 from stages.settings.config import Outputs, UserError
 from tests.given_outputs import systems_of

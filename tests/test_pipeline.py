@@ -14,7 +14,8 @@ import pytest
 from stages import pipeline
 from stages.driving.maker import Cell, Execution, Maker
 from stages.driving.status import LABEL, status
-from stages.finished import partial_of, stage_folder, wanted_stages, why_not
+from stages.driving.wanted import wanted_stages
+from stages.finished import partial_of, stage_folder, why_not
 from stages.goals import GOALS, VARIABLES, help_lines
 from stages.running.files import write_json
 from stages.runs import open_stage

@@ -14,11 +14,15 @@ from safetensors.torch import save_file
 from torch import nn
 from transformers import AutoModelForTokenClassification, AutoTokenizer, GPTNeoXModel
 
+from eval.judge import judge_summaries
+from stages.driving.wanted import wanted_stages
+from stages.finished import stage_folder
 from stages.learning.checkpoints import read_weights
 from stages.learning.models import load_reward_model
 from stages.learning.passes import score_responses
 from stages.released import load_released_reward_model
 from stages.running.files import read_lines
+from stages.settings.command_line import make_config
 from stages.settings.config import UserError
 from tests.resuming import SETTINGS
 
@@ -171,3 +175,36 @@ def test_make_eval_policy_judges_a_released_checkpoint_to_its_page(judged):
     )
     again = make(folder, "eval", "POLICY=policy", *words)
     assert "nothing to do" in again.stdout, again.stderr
+
+
+@pytest.mark.parametrize(
+    ("changes", "goal", "said"),
+    [
+        ({}, "ppo", "ppo trains, and POLICY= is judged without training"),
+        ({"upstream": "tiny"}, "eval", "leave out UPSTREAM="),
+        ({"overrides": ("sft.epochs=3",)}, "eval", r"sft\.\* has no effect"),
+        ({"overrides": ("judge.kind=reward_model",)}, "eval", "needs a reward model"),
+    ],
+)
+def test_what_makes_no_sense_with_a_released_policy_is_one_line(changes, goal, said):
+    overrides = ("released.policy=org/policy@v1", *changes.get("overrides", ()))
+    with pytest.raises(UserError, match=said):
+        wanted_stages(make_config("tiny", **{**changes, "overrides": overrides}), [goal])
+
+
+def test_a_released_reward_model_can_be_the_gold_judge_of_any_run(whole, tmp_path, monkeypatch):
+    shutil.copytree(whole.parents[1], tmp_path / "runs", copy_function=os.link)
+    folder = paper_layout(whole / "normalize/model", tmp_path / "paper")
+    shutil.copy(whole / "normalize/model/tokenizer.json", folder)
+    shutil.copy(whole / "normalize/model/tokenizer_config.json", folder)
+    monkeypatch.chdir(tmp_path)
+    overrides = (*SETTINGS, "judge.kind=reward_model", "judge.model=paper")
+    config = make_config("tiny", name="resumed", overrides=overrides)
+    results = judge_summaries(config)
+    assert results["judge"]["name"] == "gold reward model in folder paper, not an LLM"
+    assert "NOT KNOWN" in results["judge"]["note"]
+    written = {row["id"]: row for row in read_lines(whole / "summaries/ppo.jsonl")}
+    rows = read_lines(stage_folder(config, "judge") / "gold_scores.jsonl")
+    for row in (one for one in rows if one["policy"] == "ppo"):  # it is the run's own, converted
+        expected = written[row["id"]]["reference_score"]
+        assert row["reference_score"] == pytest.approx(expected, abs=1e-4)

@@ -11,7 +11,8 @@ import pytest
 from stages import runs as runs_module
 from stages.driving.maker import Cell, Execution
 from stages.driving.status import status
-from stages.finished import changed_code, lock_of, partial_of, stage_folder, wanted_stages, why_not
+from stages.driving.wanted import wanted_stages
+from stages.finished import changed_code, lock_of, partial_of, stage_folder, why_not
 from stages.running import machine as code
 from stages.running.machine import code_of
 from stages.runs import open_stage

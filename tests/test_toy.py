@@ -1,11 +1,17 @@
 """The built-in world: what is wanted depends on the subreddit, and length gives nothing away."""
 
+import json
 import random
 import re
+import subprocess
+import sys
+from pathlib import Path
 from statistics import mean
 
 import pytest
 
+from stages.posts import toy
+from stages.posts.readers import SPLITS
 from stages.posts.toy import (
     CLAUSES,
     COMPLETE_WORDS,
@@ -183,3 +189,50 @@ def test_the_world_keeps_its_bytes(tmp_path):
         "sft_train": "efdcb60d93ebb4c9",
         "sft_validation": "c04968670b9ed8a2",
     }
+
+
+WRITE_WORLD = """
+from pathlib import Path
+from stages.posts.toy import write_world
+from stages.settings.config import World
+world = World(
+    seed={seed}, train_posts=5, validation_posts=4, train_comparisons=7, validation_comparisons=6
+)
+write_world(Path({folder!r}), world, lambda items, label, total: iter(items))
+"""
+
+
+def small_world(folder: Path, seed: int = 1, hash_seed: str = "0") -> list[bytes]:
+    """The four files of a small world, written by a process of its own."""
+    folder.mkdir()
+    subprocess.run(
+        [sys.executable, "-c", WRITE_WORLD.format(folder=str(folder), seed=seed)],
+        cwd=Path(toy.__file__).parents[2],
+        env={"PYTHONHASHSEED": hash_seed},
+        check=True,
+    )
+    assert {path.name for path in folder.iterdir()} == {f"{split}.jsonl" for split in SPLITS}
+    return [(folder / f"{split}.jsonl").read_bytes() for split in SPLITS]
+
+
+def test_splits_share_no_post_and_comparisons_are_about_posts_of_their_split(tmp_path):
+    folder = tmp_path / "world"
+    small_world(folder)
+    ids: dict[str, set[str]] = {}
+    parts: dict[str, set[str]] = {}
+    for split in SPLITS:
+        rows = [json.loads(line) for line in (folder / f"{split}.jsonl").open(encoding="utf-8")]
+        ids[split] = {row.get("id") or row["info"]["id"] for row in rows}
+        parts[split] = {row.get("split") for row in rows}
+    assert parts["comparisons_train"] == {"train"}
+    assert parts["comparisons_validation"] == {"valid1", "valid2"}
+    assert not ids["sft_train"] & ids["sft_validation"]
+    assert ids["comparisons_train"] <= ids["sft_train"]
+    assert ids["comparisons_validation"] <= ids["sft_validation"]
+
+
+def test_a_world_is_a_function_of_its_seed_in_any_process(tmp_path):
+    first = small_world(tmp_path / "first")
+    assert first == small_world(tmp_path / "again", hash_seed="77")
+    other = small_world(tmp_path / "other", seed=2)
+    assert all(one != two for one, two in zip(first, other, strict=True))

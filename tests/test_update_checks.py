@@ -12,9 +12,11 @@ from stages import functional
 from stages.rl import credit, grouped, metrics
 from stages.rl.episodes import Episodes
 from stages.rl.update_checks import check_update
+from stages.running.files import read_json
 from stages.settings.checks import UserError
 from stages.settings.ppo import Grpo, Ppo, Rloo
 from tests.planted import PLANTED, of_the_batch_before
+from tests.test_processes import launch
 
 EOS, PAD = 0, 9
 RESPONSES = torch.tensor([[4, 5, EOS, PAD], [6, 7, 8, 6]])
@@ -261,3 +263,25 @@ def test_without_a_critic_advantages_of_a_query_add_up_to_0(settings, baseline):
     check(rollout, chosen)
     with pytest.raises(UserError, match="the advantages of a query's samples do not add up to 0"):
         check(replace(rollout, advantages=rollout.advantages + 0.1), chosen)
+
+
+GATE = """
+import json
+from stages.driving.start import end_process
+from stages.learning.sharding import new_accelerator
+from tests.test_update_checks import gate
+accelerator = new_accelerator("no")
+with open(f"{{accelerator.process_index}}.json", "w") as file:
+    json.dump(gate(accelerator, {}), file)
+end_process()
+"""
+
+
+@pytest.mark.walk
+@pytest.mark.parametrize(("factors", "opens"), [((1.0, -0.2), True), ((1.0, -1.0), False)])
+def test_two_processes_whose_own_episodes_disagree_open_the_gate_alike(tmp_path, factors, opens):
+    launched = launch(tmp_path, "ddp", GATE.format(factors))
+    assert launched.returncode == 0, launched.stderr[-3000:]
+    (good, first), (bad, second) = (read_json(tmp_path / f"{rank}.json") for rank in (0, 1))
+    assert bad < 0 < good
+    assert first is second is opens

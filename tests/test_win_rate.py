@@ -10,7 +10,7 @@ import pytest
 from eval.judge import main as judge_main
 from eval.rates.formulas import wilson
 from eval.scores import agreement
-from eval.win_rate import describe, main, paired_difference, post_scores, win_rate
+from eval.win_rate import describe, main, paired_difference, post_scores, print_summary, win_rate
 from stages.finished import read_manifest, stage_folder
 from stages.running.files import read_lines
 from stages.runs import open_stage
@@ -206,3 +206,14 @@ def test_judge_and_win_rate_run_end_to_end_on_a_runs_folder(runs, capsys):
     assert "100.0%" in printed
     assert max(len(line) for line in printed.splitlines()) <= 80
     json.dumps(results, allow_nan=False)
+
+
+def test_above_2_percent_unjudged_no_rate_is_printed(capsys):
+    fine = {"win_rate": 0.617, "low": 0.6, "high": 0.63, "posts": 980, "unjudged": 0.02}
+    row: dict[str, Any] = {**fine, "unjudged": 0.021, "worst_case": [0.61, 0.63]}
+    gap = {"estimate": 0.123, "low": 0.1, "high": 0.2}
+    policies = {"sft": fine, "ppo": row}
+    print_summary({"judge": {"name": "x"}, "policies": policies, "differences": {"ppo-sft": gap}})
+    _, sft, ppo = capsys.readouterr().out.splitlines()
+    assert "61.7%" in sft
+    assert "no rate: 2.1% unjudged, so [61.0%, 63.0%]" in ppo

@@ -9,11 +9,13 @@ from dataclasses import dataclass, field
 from itertools import combinations
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 from eval.held_out import with_statistics
 from eval.win_rate import names_of_pair, pair_name
 from reports.parts.words import Row, shown
-from stages.finished import no_such_run, read_manifest, refusal, stage_folder, why_not_shown
+from stages.driving.wanted import no_such_run
+from stages.finished import read_manifest, refusal, stage_folder, why_not_shown
 from stages.running.files import read_lines, read_record
 from stages.settings import config as settings
 from stages.settings.checks import unknown
@@ -320,7 +322,7 @@ def differing_settings(records: list[Record], free: tuple[str, ...]) -> dict[str
 
 def _read(config: Config, folders: dict[str, Path]) -> Record:
     side = stage_folder(config, SIDE)
-    settings_read: dict[str, Row] = {}
+    settings_read: dict[str, Any] = {}
     for stage, folder in folders.items():
         saved = read_record(folder / "config.json")
         learns_last = TABLE[stage].policy_gradient or stage == RELEASED

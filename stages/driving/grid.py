@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from stages.driving.maker import Cell, Maker
-from stages.finished import no_part, wanted_stages
+from stages.driving.wanted import no_part, wanted_stages
 from stages.settings.command_line import Request, config_of
 from stages.settings.config import Config, UserError
 from stages.settings.presets import settings_of_ablation

@@ -15,6 +15,7 @@ from typing import Any
 
 from stages.driving.replacing import move_all_aside, replaced_stages
 from stages.driving.status import kept
+from stages.driving.wanted import wanted_stages
 from stages.driving.warm import START, Caller
 from stages.finished import (
     GOLD,
@@ -30,7 +31,6 @@ from stages.finished import (
     read_manifest,
     refusal,
     stage_folder,
-    wanted_stages,
     why_not,
 )
 from stages.running.machine import other_code

@@ -10,15 +10,8 @@ The old stages move to `aside/` first, all at once. An interrupted command goes 
 from collections.abc import Sequence
 from contextlib import ExitStack
 
-from stages.finished import (
-    changed_code,
-    damage,
-    lock_of,
-    partial_of,
-    stage_folder,
-    stages_of,
-    why_not,
-)
+from stages.driving.wanted import stages_of
+from stages.finished import changed_code, damage, lock_of, partial_of, stage_folder, why_not
 from stages.runs import held, move_aside
 from stages.settings.checks import UserError, unknown
 from stages.settings.config import Config

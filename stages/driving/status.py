@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from stages.finished import changed_code, lock_of, no_such_run, partial_of, read_manifest, why_not
+from stages.driving.wanted import no_such_run
+from stages.finished import changed_code, lock_of, partial_of, read_manifest, why_not
 from stages.running.files import read_record
 from stages.running.machine import first_of
 from stages.running.progress import COLUMNS
