@@ -34,7 +34,7 @@ from reports.parts.words import Row, in_points, number, p_value, percent, whole
 from reports.sections.samples import sample
 from stages.settings.stages import POLICY_GRADIENT_STAGES
 
-MOST_CHANGED, MOST_OTHERS = 200, 100  # posts on the page
+MOST_POSTS = 300  # on the page
 SHOWN = 4  # changed posts that stand where no script runs
 CHANGES = {
     BETTER: "better",
@@ -43,24 +43,19 @@ CHANGES = {
     UNCHANGED: "unchanged",
     UNJUDGED: "unjudged",
 }
+GRADIENT = {
+    "objective/scores": "reward-model score",
+    "objective/kl": "KL from SFT, nats per summary",
+    "policy/response_length": "length, tokens",
+    "policy/eos_rate": "responses that end",
+    "objective/entropy": "entropy, nats",
+}
 # Stage -> its curves; those of a stage are drawn where two entries have curves of their own.
-CURVES: dict[str, tuple[tuple[str, str], ...]] = {
-    "sft": (("loss/train", "SFT loss, nats per token"),),
-    "rm": (("accuracy/train", "RM accuracy on training pairs"),),
-    **{
-        stage: (
-            ("objective/scores", f"{words.named(stage)}: reward-model score"),
-            ("objective/kl", f"{words.named(stage)}: KL from SFT, nats per summary"),
-            ("objective/rlhf_reward", f"{words.named(stage)}: score - KL penalty"),
-            ("policy/response_length", f"{words.named(stage)}: length, tokens"),
-            ("policy/eos_rate", f"{words.named(stage)}: responses that end"),
-            ("objective/entropy", f"{words.named(stage)}: entropy, nats"),
-            ("loss/value_avg", f"{words.named(stage)}: value loss"),
-            ("val/explained_variance", f"{words.named(stage)}: explained variance"),
-        )
-        for stage in POLICY_GRADIENT_STAGES
-    },
-    "dpo": (("loss/train", "DPO loss"), ("rewards/margins", "DPO margin, reward units")),
+CURVES: dict[str, dict[str, str]] = {
+    "sft": {"loss/train": "loss, nats per token"},
+    "rm": {"accuracy/train": "accuracy on training pairs"},
+    **dict.fromkeys(POLICY_GRADIENT_STAGES, GRADIENT),
+    "dpo": {"loss/train": "loss", "rewards/margins": "margin, reward units"},
 }
 SHARES = ("accuracy/train", "policy/eos_rate")
 
@@ -83,8 +78,7 @@ def write_page(texts: Sequence[str], judge: str = "") -> tuple[Path, list[str]]:
     Raises UserError where they cannot be pairs.
     """
     entries, left_out = read_entries(texts, judge)
-    sides = [entry.side for entry in entries]
-    about, heading = sides, ""
+    about, heading = [entry.side for entry in entries], ""
     if len({entry.run for entry in entries}) == 1:
         entries = [replace(entry, of_one_run=True) for entry in entries]
         about, heading = [entries[0].run, *(x.policy for x in entries)], f"{entries[0].run}: "
@@ -103,19 +97,19 @@ def blocks(
 ) -> list[Block]:
     """The page: who wins, results, each pair, changed posts, settings, curves, each seed."""
     rows = [judged_row(run) for entry in entries for run in entry.runs]
-    unsure = [not pair.seeds_agree for pair in pairs if pair.over_seeds]
-    seeds = "seeds could explain it" if unsure and all(unsure) else ""
-    lone = "one pair of policies" if len(pairs) == 1 else "one seed of each"
-    single = lone if all(len(pair.each) == 1 for pair in pairs) else seeds
+    critics = [row for entry in entries for row in entry.critics]
+    cut = sentences.cut_off({entry.label: entry.mean("eos_rate") for entry in entries})
+    single = "one seed of each" if all(len(pair.each) == 1 for pair in pairs) else ""
+    ordered = by_rate(entries)
+    colors = dict(zip((entry.label for entry in entries), colors_of(entries), strict=True))
+    drawn = [(x.label, colors[x.label], *astuple(x.rate)[:3]) for x in ordered if x.rate]
     return [
-        sentences.lead(
-            answer(entries, pairs), gained.sentence(entries), sentences.distrust(rows, single)
-        ),
-        results(entries, pairs),
-        *picture(entries),
-        *sentences.against([*caveats(entries), *left_out]),
+        sentences.lead(answer(ordered, pairs), sentences.distrust(rows, single)),
+        results(ordered, pairs),
+        *plots.win_rate_figure(drawn),
+        *sentences.against([*sentences.notes_of_runs(rows, critics), *cut, *left_out]),
         Heading("Each beside the first"),
-        *(Text(conclusion(pair)) for pair in pairs),
+        *(Text(conclusion(pair)) for pair in pairs if len(pairs) > 1),
         *gained.tables(entries),
         *gained.over_kl(entries, colors_of(entries)),
         summaries(entries, pairs),
@@ -133,68 +127,40 @@ def by_rate(entries: Sequence[Entry]) -> list[Entry]:
     return sorted(entries, key=lambda entry: -entry.rate.estimate if entry.rate else 1.0)
 
 
-def answer(entries: Sequence[Entry], pairs: Sequence[Paired]) -> str:
-    """Who wins, by how much, and whether at equal length too."""
-    if any(pair.together is None for pair in pairs):
-        return " ".join(conclusion(pair) for pair in pairs)
-    best, *others = by_rate(entries)
-    lengths = f"at equal length {at_length(best)} against {at_length(others[0])}"
-    lengths = lengths.replace(str(MISSING), "not known")
-    if len(pairs) > 1:
-        above = paired.above_first(pairs)
-        several = [len(pair.each) > 1 for pair in pairs]
-        seeds_too = " and, where there are several, the seeds" if any(several) else ""
-        seeds_too = " and the seeds" if all(several) else seeds_too
-        return (
-            f"Of {len(entries)} policies {best.label} wins most often against the references,"
-            f" {rate(best)}; {others[0].label} is next, {rate(others[0])}; {lengths}."
-            f" {above} of {len(pairs)} are above {entries[0].label} by the posts"
-            f"{seeds_too}, after Holm's correction."
-        )
-    (pair,) = pairs
-    if pair.alike == pair.written or pair.together is None:
-        return conclusion(pair)
-    sign = -1 if best is pair.first else 1
-    middle, low, high = (sign * end + 0.0 for end in astuple(pair.together)[:3])  # never -0.0
-    gap = str(in_points({"estimate": middle, "low": min(low, high), "high": max(low, high)}))
-    if pair.over_seeds:
-        ends = sorted(sign * end for end in pair.over_seeds)
-        gap += f" over posts, {words.bounds_in_points((ends[0], ends[1]))} over seeds"
-    above = pair.stands and min(low, high) > 0
-    verb = "reliably wins more often than" if above else "is not reliably above"
-    return f"Against the references {best.label} {verb} {others[0].label}: {gap}; {lengths}."
+def answer(ordered: Sequence[Entry], pairs: Sequence[Paired]) -> str:
+    """Who wins, whether that is reliable, and whether at equal length too.
+
+    `ordered`: the highest win rate first.
+    """
+    lengths = ", ".join(f"{entry.label} {at_length(entry)}" for entry in ordered[:2])
+    if len(pairs) == 1:
+        return f"{conclusion(pairs[0])} At equal length: {lengths}."
+    best, second = ordered[:2]
+    return (
+        f"Of {len(ordered)} policies {best.label} wins most often against the references,"
+        f" {rate(best)}; {second.label} is next, {rate(second)}; at equal length: {lengths}."
+        f" {paired.above_first(pairs)} of {len(pairs)} are above {pairs[0].first.label} by the"
+        " posts and, where there are several, the seeds, after Holm's correction."
+    )
 
 
 def at_length(entry: Entry) -> Number:
     """The win rate at equal length, of several seeds their mean; a dash if too much is unjudged."""
-    lengths = [
-        judged_row(run)[f"{entry.policy}/statistics"]["length_controlled"] for run in entry.runs
-    ]
+    rows = [judged_row(run)[f"{entry.policy}/statistics"] for run in entry.runs]
+    lengths = [row["length_controlled"] for row in rows]
     known = [length["estimate"] for length in lengths if length["estimate"] is not None]
     if entry.rate is None or len(known) < len(lengths):
         return MISSING
     if len(lengths) == 1:
         return words.at_equal_length(lengths[0])
-    extrapolated = any(length["extrapolated"] for length in lengths)
-    mean = percent(sum(known) / len(known))
-    return replace(mean, note="EXTRAPOLATED") if extrapolated else mean
+    note = "EXTRAPOLATED" if any(length["extrapolated"] for length in lengths) else ""
+    return replace(percent(sum(known) / len(known)), note=note)
 
 
 def colors_of(entries: Sequence[Entry]) -> list[str]:
     """A colour for each entry: that of its policy where all policies differ."""
-    named = [plots.color_of(entry.policy) for entry in entries]
-    return named if len(set(named)) == len(named) else [*islice(cycle(plots.COLORS), len(named))]
-
-
-def picture(entries: Sequence[Entry]) -> list[Block]:
-    """The win rates with their intervals over posts; none where no entry has one."""
-    colors = dict(zip((entry.label for entry in entries), colors_of(entries), strict=True))
-    drawn = [
-        (entry.label, colors[entry.label], *astuple(entry.rate)[:3])
-        for entry in by_rate(entries)
-        if entry.rate
-    ]
-    return [*plots.win_rate_figure(drawn)]
+    own = [plots.color_of(entry.policy) for entry in entries]
+    return own if len(set(own)) == len(own) else [*islice(cycle(plots.COLORS), len(own))]
 
 
 def conclusion(pair: Paired) -> str:
@@ -203,52 +169,33 @@ def conclusion(pair: Paired) -> str:
     if pair.together is None:
         return f"{name}: too many posts have no verdict for a difference from {first}."
     if pair.alike == pair.written:
-        return (
-            f"{name} wrote what {first} wrote, word for word, on all {whole(pair.written)} posts."
-        )
+        return f"{name} and {first} wrote the same, word for word: {whole(pair.written)} summaries."
     verdict = f"{name} against {first} is inconclusive"
-    if pair.together.low > 0:
-        verdict = f"{name} is preferred to the references more often than {first}"
-    if pair.together.high < 0:
-        verdict = f"{name} is preferred to the references less often than {first}"
+    if pair.stands:
+        more = "more" if pair.together.estimate > 0 else "less"
+        verdict = f"{name} is preferred to the references {more} often than {first}"
+    seeds = "one pair of policies, which says nothing about other seeds"
+    if len(pair.each) > 1:
+        over = words.bounds_in_points(pair.over_seeds) if pair.over_seeds else "no spread"
+        seeds = f"by seed {', '.join(f'{100 * gap:+.1f}' for gap in pair.each)}, over seeds {over}"
     return (
         f"{verdict}: {in_points(pair.together)}, {p_value(pair.together.p_value)}; better on"
         f" {whole(pair.changes[BETTER])}, worse on {whole(pair.changes[WORSE])} of"
-        f" {whole(pair.written)} summaries. {seeds(pair)}"
+        f" {whole(pair.written)} summaries; {seeds}."
     )
 
 
-def seeds(pair: Paired) -> str:
-    """What the seeds say of a difference."""
-    if len(pair.each) == 1:
-        return "That is one pair of policies; it says nothing about other seeds."
-    each = ", ".join(f"{100 * value:+.1f}" for value in pair.each)
-    spread = "more than seeds could explain" if pair.seeds_agree else "seeds could explain it"
-    if pair.over_seeds is None:
-        spread = "no spread, which other seeds might show"
-    return f"By seed: {each}; {spread}."
-
-
-def caveats(entries: Sequence[Entry]) -> list[str]:
-    """What to hold against the comparison."""
-    rows = [judged_row(run) for entry in entries for run in entry.runs]
-    critics = [row for entry in entries for row in entry.critics]
-    cut = sentences.cut_off({entry.label: entry.mean("eos_rate") for entry in entries})
-    return [*sentences.notes_of_runs(rows, critics), *cut]
-
-
-def results(entries: Sequence[Entry], pairs: Sequence[Paired]) -> Table:
+def results(ordered: Sequence[Entry], pairs: Sequence[Paired]) -> Table:
     """A row an entry, the winner first: its win rate, and by how much it differs from the first."""
-    first = entries[0].label
+    first = pairs[0].first.label
     header = ["", "win rate [95%]", "at equal length", f"difference from {first} [95%]", "p-value"]
     pair_of = {pair.entry.label: pair for pair in pairs}
     rows = []
-    for entry in by_rate(entries):
+    for entry in ordered:
         pair, cells = pair_of.get(entry.label), [MISSING] * 3
-        if pair:
-            gap = pair.together
-            gap_cells = (in_points(gap), p_value(gap.p_value)) if gap else (MISSING, MISSING)
-            cells = [*gap_cells, words.bounds_in_points(pair.over_seeds)]
+        if pair and pair.together:
+            cells = [in_points(pair.together), p_value(pair.together.p_value)]
+            cells.append(words.bounds_in_points(pair.over_seeds))
         rows.append([entry.label, rate(entry), at_length(entry), *cells])
     caption = (
         "Win rate against the references; differences are of the same posts. Of several seeds a"
@@ -265,121 +212,27 @@ def rate(entry: Entry) -> Number:
     return words.estimate(interval) if interval else words.unjudged_share(entry.unjudged)
 
 
-def measured(entry: Entry) -> list[Number]:
-    """Score, KL, length, ROUGE-L and EOS as means over the runs."""
-    cells = [number(entry.mean("score")), number(entry.mean("kl"), 1)]
-    cells += [number(entry.mean("tokens"), 1), number(entry.mean("rougeL"), 3)]
-    return [*cells, percent(entry.mean("eos_rate"))]
-
-
 def summaries(entries: Sequence[Entry], pairs: Sequence[Paired]) -> Table:
     """A row an entry: what its summaries are like, and how many verdicts changed."""
-    first, header = entries[0].label, ["RM score", "KL, nats", "tokens", "ROUGE-L", "EOS"]
-    rows: list[list[object]] = [[first, *measured(entries[0]), *[MISSING] * (len(CHANGES) + 1)]]
-    for pair in pairs:
-        counts = [whole(pair.changes[name]) for name in CHANGES]
-        alike = percent(pair.alike / pair.written)
-        rows.append([pair.entry.label, *measured(pair.entry), *counts, alike])
+    pair_of = {pair.entry.label: pair for pair in pairs}
+    rows = []
+    for entry in entries:
+        cells = [number(entry.mean("score")), number(entry.mean("kl"), 1)]
+        cells += [number(entry.mean("tokens"), 1), number(entry.mean("rougeL"), 3)]
+        pair, changes = pair_of.get(entry.label), [MISSING] * (len(CHANGES) + 1)
+        if pair:
+            counts = [whole(pair.changes[name]) for name in CHANGES]
+            changes = [*counts, percent(pair.alike / pair.written)]
+        rows.append([entry.label, *cells, percent(entry.mean("eos_rate")), *changes])
     caption = (
         "Means over posts and seeds. RM score: by the run's own reward model; scores of two reward"
         " models do not compare. KL: from SFT, over the last 5% of PPO's updates, at least one."
-        f" EOS: summaries that end by themselves. Then verdicts on the same posts beside {first}:"
-        " better and worse changed, of both lose the reference is preferred to both. Alike:"
-        " summaries that are the same word for word."
+        " EOS: summaries that end by themselves. Then verdicts on the same posts beside"
+        f" {entries[0].label}: better and worse changed, of both lose the reference is preferred to"
+        " both. Alike: summaries that are the same word for word."
     )
-    return Table(["", *header, *CHANGES.values(), "alike"], rows, caption, name="summaries")
-
-
-def posts(entries: Sequence[Entry]) -> list[Block]:
-    """Posts whose verdict changed, and others after them, to search and sort."""
-    everything = changed_posts(entries)
-    chosen = some_of_each(everything, len(entries) - 1, MOST_CHANGED, MOST_OTHERS)
-    rows = fitting(chosen, MOST_CHANGED + MOST_OTHERS)
-    count, there = sum(map(flips, everything)), sum(map(flips, rows))
-    others, all_others = len(rows) - there, len(everything) - count
-    names = [entry.label for entry in entries]
-    text = (
-        f"{whole(there)} of the {whole(count)} posts on which a verdict became better or worse than"
-        f" that of {names[0]}, and {whole(others)} of the {whole(all_others)} others: each time the"
-        f" first in the order of the data. Seed {entries[0].seeds[0]}, or the first of a run that"
-        " lacks it."
-    )
-    few = [sample(at, row, names) for at, row in enumerate(rows[: min(SHOWN, there)], start=1)]
-    return [Text(text), SampleBrowser("changed-posts", names, rows, few, shown=1)]
-
-
-def changed_posts(entries: Sequence[Entry]) -> list[Row]:
-    """The posts of all entries in the order of the data, with a side of each, of one seed.
-
-    Each side after the first says how its verdict stands to the first's.
-    """
-    seed = entries[0].seeds[0]
-    sides = [
-        {row["id"]: row for row in post_rows(entry.runs[entry.place_of(seed)], [entry.policy])}
-        for entry in entries
-    ]
-    rows = []
-    for post, row in sides[0].items():
-        if not all(post in posts for posts in sides):
-            continue
-        first, *others = (posts[post]["sides"][0] for posts in sides)
-        marked = [side | {"change": change(first["verdict"], side["verdict"])} for side in others]
-        rows.append(row | {"sides": [first, *marked]})
-    return rows
-
-
-def some_of_each(rows: Sequence[Row], others: int, changed: int, rest: int) -> list[Row]:
-    """The first posts that changed for each of the `others`, then the first that did not.
-
-    At most `changed` and `rest`; the places are shared out evenly.
-    """
-    share = changed // others
-    wanted: set[str] = set()
-    for side in range(1, others + 1):
-        own = [row["id"] for row in rows if flipped(row["sides"][side])]
-        wanted |= set(own[:share])
-    kept = [row for row in rows if row["id"] in wanted]
-    return [*kept, *[row for row in rows if not flips(row)][:rest]]
-
-
-def flips(row: Row) -> bool:
-    """Whether a verdict on a post changed for better or worse."""
-    return any(map(flipped, row["sides"]))
-
-
-def flipped(side: Row) -> bool:
-    """Whether this side's verdict is better or worse than the first's."""
-    return side.get("change") in (BETTER, WORSE)
-
-
-def settings(entries: Sequence[Entry]) -> Block:
-    """A row a setting that is not alike."""
-    rows = [[name, *values] for name, values in settings_apart(entries).items()]
-    header = ["setting", *(entry.label for entry in entries)]
-    return Table(header, rows, name="settings") if rows else Text("No setting differs.")
-
-
-def curves(entries: Sequence[Entry]) -> list[Block]:
-    """The metrics of training, one line an entry, where two entries learned apart."""
-    panels = []
-    for stage, wanted in CURVES.items():
-        learned = {
-            entry.runs[0].folders[stage]: (entry, color)
-            for entry, color in reversed(list(zip(entries, colors_of(entries), strict=True)))
-            if stage in entry.runs[0].manifests and stage in ("sft", "rm", entry.policy)
-        }
-        for key, title in wanted:
-            lines = [
-                plots.curve(mean_curve(entry.runs, stage, key), key, entry.label, color)
-                for entry, color in reversed(learned.values())
-            ]
-            lines = [line for line in lines if line.values]
-            if len(lines) > 1:
-                panels.append(plots.lines(title, lines, share=key in SHARES))
-    if not panels:
-        return []
-    caption = "Means over the seeds."
-    return [Heading("Learning curves"), plots.figure("curves", caption, panels)]
+    header = ["", "RM score", "KL, nats", "tokens", "ROUGE-L", "EOS", *CHANGES.values(), "alike"]
+    return Table(header, rows, caption, name="summaries")
 
 
 def each_seed(entries: Sequence[Entry]) -> Table:
@@ -390,6 +243,78 @@ def each_seed(entries: Sequence[Entry]) -> Table:
         for run in entry.runs
     ]
     return Table(["", "win rate [95%]", "seed"], rows, name="seeds")
+
+
+# -- posts, settings, curves -----------------------------------------------------------------------
+
+
+def posts(entries: Sequence[Entry]) -> list[Block]:
+    """Posts side by side, those whose verdict changed first, to search and sort."""
+    everything = changed_posts(entries)
+    rows = fitting(sorted(everything, key=lambda row: not flips(row)), MOST_POSTS)
+    count, names = sum(map(flips, everything)), [entry.label for entry in entries]
+    text = (
+        f"On {whole(count)} of {whole(len(everything))} posts a verdict became better or worse than"
+        f" that of {names[0]}. They stand first; the page has {whole(len(rows))} posts. Seed"
+        f" {entries[0].seeds[0]}, or the first of a run that lacks it."
+    )
+    few = [sample(at, row, names) for at, row in enumerate(rows[: min(SHOWN, count)], start=1)]
+    return [Text(text), SampleBrowser("changed-posts", names, rows, few, shown=1)]
+
+
+def changed_posts(entries: Sequence[Entry]) -> list[Row]:
+    """The posts of all entries in the order of the data, with a side of each, of one seed.
+
+    Each side after the first says how its verdict stands to the first's.
+    """
+    seed, sides = entries[0].seeds[0], []
+    for entry in entries:
+        run = next((run for run in entry.runs if run.seed == seed), entry.runs[0])
+        sides.append({row["id"]: row for row in post_rows(run, [entry.policy])})
+    rows = []
+    for post, row in sides[0].items():
+        if not all(post in of_entry for of_entry in sides):
+            continue
+        first, *others = (of_entry[post]["sides"][0] for of_entry in sides)
+        marked = [side | {"change": change(first["verdict"], side["verdict"])} for side in others]
+        rows.append(row | {"sides": [first, *marked]})
+    return rows
+
+
+def flips(row: Row) -> bool:
+    """Whether a verdict on a post changed for better or worse."""
+    return any(side.get("change") in (BETTER, WORSE) for side in row["sides"])
+
+
+def settings(entries: Sequence[Entry]) -> Block:
+    """A row a setting that is not alike."""
+    table = settings_apart(entries).fillna(str(MISSING)).reset_index()
+    rows = table.to_numpy().tolist()
+    header = ["setting", *(entry.label for entry in entries)]
+    return Table(header, rows, name="settings") if rows else Text("No setting differs.")
+
+
+def curves(entries: Sequence[Entry]) -> list[Block]:
+    """The metrics of training, one line an entry, where two entries learned apart."""
+    panels = []
+    colored = list(zip(entries, colors_of(entries), strict=True))
+    for stage, wanted in CURVES.items():
+        learned = {
+            entry.runs[0].folders[stage]: (entry, color)
+            for entry, color in reversed(colored)
+            if stage in entry.runs[0].manifests and stage in ("sft", "rm", entry.policy)
+        }
+        for key, title in wanted.items():
+            lines = [
+                plots.curve(mean_curve(entry.runs, stage, key), key, entry.label, color)
+                for entry, color in reversed(learned.values())
+            ]
+            lines = [line for line in lines if line.values]
+            title = f"{words.named(stage)}: {title}"
+            panels += [plots.lines(title, lines, key in SHARES)] if len(lines) > 1 else []
+    if not panels:
+        return []
+    return [Heading("Learning curves"), plots.figure("curves", "Means over the seeds.", panels)]
 
 
 if __name__ == "__main__":

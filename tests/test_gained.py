@@ -33,14 +33,13 @@ def test_a_gain_that_lies_in_closing_questions_is_named(others, note):
         (table,) = _part_table(run)
         notes = gain_notes(run)
         entries = [Entry(name="x", policy=name, runs=[run, run]) for name in ("sft", "ppo")]
-        beside = gained.part_table(entries)
-    assert beside is not None
+        (by_seed,) = gained.part_table(entries)
     of_others = f"{sum(others) / 2:.2f}"
-    assert beside.texts[0] == [
+    assert by_seed.texts[0] == [
         "x:ppo: adds a closing question", "2, 2", "2.00 (+), 2.00 (+)", "1.05 (+), 1.05 (+)"
     ]  # fmt: skip
-    assert beside.texts[1][:3] == ["x:ppo: adds none", "2, 2", "4.50, 4.50"]
-    assert beside.texts[1][3].startswith(of_others)
+    assert by_seed.texts[1][:3] == ["x:ppo: adds none", "2, 2", "4.50, 4.50"]
+    assert by_seed.texts[1][3].startswith(of_others)
     assert isinstance(table, Table)
     asking, none, cut, ended = table.texts
     assert asking[:3] == ["PPO: adds a closing question", "2", "2.00 [0.73, 3.27]"]
@@ -60,8 +59,10 @@ class FourPosts:
         self.golds = {"sft": (0.0, 0.0, 0.0, 0.0), "ppo": (1.0, others[0], 1.1, others[1])}
         self.proxies = proxies
 
+    seed = 1
+
     def rows(self, stage, file):
-        if stage == "judge":
+        if stage in ("judge", "win_rate"):
             return [
                 {"policy": name, "id": str(post), "score": score}
                 for name, of_posts in self.golds.items()

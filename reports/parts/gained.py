@@ -1,4 +1,4 @@
-"""What training changed: the proxy and the gold score of policies, each less its SFT's, by seed.
+"""What training changed: the proxy and the gold score of policies, minus SFT's, by seed.
 
 The proxy is the reward model that a run's own policies learned from. Where it rises and the gold
 score falls, the policy learned the proxy's mistakes (Gao et al. 2022, 2210.10760).
@@ -8,16 +8,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+import pandas as pd
 from matplotlib.axes import Axes
 
 from eval.scores import START, mean_gain
-from eval.win_rate import posts_by_text, rows_by_policy
 from reports.parts import plots
 from reports.parts.cells import MISSING, Number
 from reports.parts.collect import Record, judged_row, policies_of
 from reports.parts.page import Figure, Table
-from reports.parts.paired import Entry
-from reports.parts.sample_views import by_id
+from reports.parts.paired import Entry, posts_frame, texts_of
 from reports.parts.style import asks
 from reports.parts.words import Row, direction, seeds_mean
 
@@ -41,11 +40,6 @@ def gains(entry: Entry, scorer: str) -> list[Row]:
 
 def tables(entries: Sequence[Entry]) -> list[Table]:
     """The tables of what training changed; none for entries without gains."""
-    return [x for x in (table(entries), part_table(entries)) if x is not None]
-
-
-def table(entries: Sequence[Entry]) -> Table | None:
-    """A row for each entry that has gains; None without any."""
     rows = [
         [entry.label, *(cell for scorer in SCORERS for cell in _cells(gains(entry, scorer)))]
         for entry in entries
@@ -58,7 +52,31 @@ def table(entries: Sequence[Entry]) -> Table | None:
         f" 0; of more than {MOST_SEEDS} seeds the lowest, the highest, and how many are + or -."
     )
     columns = ["", header[0], "by seed", header[1], "by seed"]
-    return Table(columns, rows, caption, name="gained") if rows else None
+    gained = [Table(columns, rows, caption, name="gained")] if rows else []
+    return [*gained, *part_table(entries)]
+
+
+def _cells(each: Sequence[Row]) -> list[object]:
+    """The mean with its interval, and the difference of every seed."""
+    if not each:
+        return [MISSING] * 2
+    middles = [gain["estimate"] for gain in each]
+    mean = seeds_mean(middles, lambda value: Number(value, signed=True))
+    if len(each) == 1:
+        mean = replace(mean, low=each[0]["low"], high=each[0]["high"])
+    if len(each) > MOST_SEEDS:
+        counts = (f"{sum(_sign(gain) == sign for gain in each)}{sign}" for sign in (" (+)", " (-)"))
+        return [mean, f"{min(middles):.2f} to {max(middles):.2f}: {', '.join(counts)}"]
+    return [mean, ", ".join(map(_signed, each))]
+
+
+def _sign(gain: Row) -> str:
+    """Whether a seed's interval over posts lies above or below 0."""
+    return {"rose": " (+)", "fell": " (-)"}.get(direction(gain), "")
+
+
+def _signed(gain: Row | None) -> str:
+    return str(MISSING) if gain is None else f"{gain['estimate']:.2f}{_sign(gain)}"
 
 
 def over_kl(entries: Sequence[Entry], colors: Sequence[str]) -> list[Figure]:
@@ -89,41 +107,6 @@ def over_kl(entries: Sequence[Entry], colors: Sequence[str]) -> list[Figure]:
     return [plots.figure("gold-over-kl", caption, [panel], wide=1.4)] if points else []
 
 
-def _cells(each: Sequence[Row]) -> list[object]:
-    """The mean with its interval, and the difference of every seed."""
-    if not each:
-        return [MISSING] * 2
-    middles = [gain["estimate"] for gain in each]
-    first, *others = each
-    mean = seeds_mean(middles, lambda value: Number(value, signed=True))
-    if not others:
-        mean = replace(mean, low=first["low"], high=first["high"])
-    if len(each) > MOST_SEEDS:
-        counts = (f"{sum(_sign(gain) == sign for gain in each)}{sign}" for sign in (" (+)", " (-)"))
-        return [mean, f"{min(middles):.2f} to {max(middles):.2f}: {', '.join(counts)}"]
-    return [mean, ", ".join(f"{gain['estimate']:.2f}{_sign(gain)}" for gain in each)]
-
-
-def _sign(gain: Row) -> str:
-    """Whether a seed's interval over posts lies above or below 0."""
-    return {"rose": " (+)", "fell": " (-)"}.get(direction(gain), "")
-
-
-def sentence(entries: Sequence[Entry]) -> str:
-    """In how many seeds each policy's scores rose or fell; empty where no policy has gains."""
-    counts = []
-    for entry in entries:
-        proxy, gold = (gains(entry, scorer) for scorer in SCORERS)
-        if proxy and gold:
-            counts.append(f"{entry.label} {_seeds(proxy)} and {_seeds(gold)} of {len(gold)}")
-    return f"Seeds above SFT by proxy and by gold score: {'; '.join(counts)}." if counts else ""
-
-
-def _seeds(each: Sequence[Row]) -> str:
-    rose, fell = (sum(_sign(gain) == sign for gain in each) for sign in (" (+)", " (-)"))
-    return f"{rose} ({fell} below)" if fell else str(rose)
-
-
 # -- where the gain lies ---------------------------------------------------------------------------
 
 
@@ -135,19 +118,19 @@ class Gains(NamedTuple):
     gold: Row | None
 
 
-# What tells posts apart -> the two kinds of posts, and whether a post is of the first kind, by the
-# rows of a policy's summary and of SFT's. A closing question is a habit that a reward model may pay
-# for, whatever the post says, and a summary that is cut off can score far below all others.
-KINDS: dict[str, tuple[str, str, Callable[[Row, Row], bool]]] = {
+# What tells posts apart -> the two kinds of posts, and which posts are of the first kind, by the
+# posts of a policy beside SFT's. A closing question is a habit that a reward model may pay for,
+# whatever the post says, and a summary that is cut off can score far below all others.
+KINDS: dict[str, tuple[str, str, Callable[[pd.DataFrame], Any]]] = {
     "question": (
         "adds a closing question",
         "adds none",
-        lambda own, sft: asks(own["summary"]) > asks(sft["summary"]),
+        lambda both: both["summary"].map(asks) & ~both["summary_sft"].map(asks),
     ),
     "ending": (
         "one of the two is cut off",
         "both end by themselves",
-        lambda own, sft: False in (own["has_eos"], sft["has_eos"]),  # None: not known
+        lambda both: both["ends"].isin([False]) | both["ends_sft"].isin([False]),  # None: unknown
     ),
 }
 
@@ -165,61 +148,47 @@ def part_rows(name: str, parts: Mapping[str, Sequence[Any] | None]) -> list[list
     ]
 
 
-def part_table(entries: Sequence[Entry]) -> Table | None:
-    """The gains by seed, on posts of each of the `KINDS`; None where no run has any."""
+def part_table(entries: Sequence[Entry]) -> list[Table]:
+    """The gains by seed, on posts of each of the `KINDS`; none where a run lacks the first kind."""
     rows = []
     for entry in entries:
-        each = {key: [by_kind(run, key).get(entry.policy) for run in entry.runs] for key in KINDS}
-        rows += part_rows(entry.label, {key: _by_seed(parts) for key, parts in each.items()})
+        parts = {}
+        for key in KINDS:
+            each = [by_kind(run, key).get(entry.policy) for run in entry.runs]
+            seeds = [both for both in each if both is not None]
+            kinds = zip(*seeds, strict=True) if len(seeds) == len(each) else ()
+            parts[key] = [_listed(kind) for kind in kinds] or None
+        rows += part_rows(entry.label, parts)
     header = ["", "posts", *(f"{title} - SFT" for title in SCORERS.values())]
     caption = f"By seed, as above, on two kinds of posts. {CHOSEN}"
-    return Table(header, rows, caption, name="where-the-gain-lies") if rows else None
+    return [Table(header, rows, caption, name="where-the-gain-lies")] if rows else []
 
 
-def _by_seed(parts: Sequence[tuple[Gains, Gains] | None]) -> list[list[str]] | None:
-    """The cells of each kind of posts; None where a run has no posts of the first kind."""
-    seeds = [both for both in parts if both is not None]
-    if len(seeds) < len(parts):
-        return None
-    return [
-        [
-            ", ".join(str(gains.posts) for gains in each),
-            *(", ".join(map(_signed, scorer)) for scorer in list(zip(*each, strict=True))[1:]),
-        ]
-        for each in zip(*seeds, strict=True)
-    ]
-
-
-def _signed(gain: Row | None) -> str:
-    return str(MISSING) if gain is None else f"{gain['estimate']:.2f}{_sign(gain)}"
+def _listed(seeds: Sequence[Gains]) -> list[str]:
+    scores = [[_signed(gain.proxy) for gain in seeds], [_signed(gain.gold) for gain in seeds]]
+    return [", ".join(str(gain.posts) for gain in seeds), *map(", ".join, scores)]
 
 
 def by_kind(record: Record, key: str) -> dict[str, tuple[Gains, Gains]]:
-    """The gains of each policy on the two kinds of posts; without posts of the first it is left
-    out.
+    """The gains of each policy on the two kinds of posts; without posts of the first, or without a
+    gold score, it is left out.
     """
-    written = {name: record.rows("summaries", f"{name}.jsonl") for name in policies_of(record)}
-    texts, post_of = {name: by_id(rows) for name, rows in written.items()}, posts_by_text(written)
-    scored = {
-        name: by_id(rows)
-        for name, rows in rows_by_policy(record.rows("judge", "gold_scores.jsonl")).items()
-    }
-    is_first, both, gains = KINDS[key][2], (texts, scored), {}
-    for name in [name for name in texts if name != START and name in scored and START in scored]:
-        first = [post for post, row in texts[name].items() if is_first(row, texts[START][post])]
-        rest = [post for post in texts[name] if post not in {*first}]
-        if first:
-            gains[name] = (
-                Gains(len(first), *(_gain(x[name], x[START], first, post_of) for x in both)),
-                Gains(len(rest), *(_gain(x[name], x[START], rest, post_of) for x in both)),
-            )
-    return gains
+    frames = {name: posts_frame(record, name) for name in policies_of(record)}
+    frames = {name: posts for name, posts in frames.items() if posts["gold"].notna().any()}
+    kinds = {}
+    for name in [name for name in frames if name != START and START in frames]:
+        both = frames[name].merge(frames[START], on="post", suffixes=("", f"_{START}"))
+        is_first = KINDS[key][2](both).astype(bool)
+        if is_first.any():
+            kinds[name] = _gains(both[is_first]), _gains(both[~is_first])
+    return kinds
 
 
-def _gain(
-    own: dict[str, Row], start: dict[str, Row], posts: Sequence[str], post_of: Mapping[str, str]
-) -> Row | None:
-    """The mean difference of two policies' scores on some posts; None on fewer than two."""
-    pairs = {post: (own[post]["score"], start[post]["score"]) for post in posts if post in start}
-    known = {post: pair for post, pair in pairs.items() if None not in pair}
-    return mean_gain({post: score - before for post, (score, before) in known.items()}, post_of)
+def _gains(both: pd.DataFrame) -> Gains:
+    """The mean differences on some posts; None on fewer than two."""
+    means = []
+    for scorer in SCORERS:
+        gaps = zip(both["post"], both[scorer] - both[f"{scorer}_{START}"], strict=True)
+        known = {post: gap for post, gap in gaps if gap == gap}
+        means.append(mean_gain(known, texts_of(both)))
+    return Gains(len(both), *means)
