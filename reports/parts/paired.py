@@ -165,11 +165,6 @@ class Paired:
         return mean_of_seeds(self.each)
 
     @property
-    def seeds_agree(self) -> bool:
-        """Whether the interval over seeds leaves out 0."""
-        return self.over_seeds is not None and not self.over_seeds[0] <= 0 <= self.over_seeds[1]
-
-    @property
     def is_clear(self) -> bool:
         """Whether the intervals over seeds and over posts leave out 0, both on one side."""
         if self.together is None or self.over_seeds is None or self.alike == self.written:
