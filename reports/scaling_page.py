@@ -83,7 +83,6 @@ def blocks(records: list[Record], left_out: Sequence[str] = ()) -> list[Block]:
         details.measured_table(frame),
     ]
     if several:
-        content += details.reward_models(records, frame)
         content += [Heading("What differs between the sizes"), Text(_checked(records))]
     return content
 

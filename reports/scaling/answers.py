@@ -1,6 +1,6 @@
 """The blocks of the first screen, their plots over parameters, and over-optimisation."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pandas as pd
@@ -10,7 +10,7 @@ from matplotlib.ticker import NullLocator
 from reports.parts import plots
 from reports.parts.cells import MISSING, Number
 from reports.parts.page import Block, Figure, Note, Table, Text
-from reports.parts.plots import GRID, INK, Panel
+from reports.parts.plots import INK, Panel
 from reports.parts.words import estimate, named, number, percent, seeds_of
 from reports.scaling import measures
 from reports.scaling.beside_paper import NOT_COMPARABLE, PaperNumber
@@ -27,8 +27,6 @@ from reports.scaling.measures import (
 )
 
 WIDE, HIGH = 1.6, 1.2
-# Colours of sizes, from small to large: one hue, darker with size.
-SHADES = ("#9ecae1", "#6baed6", "#3f8fc5", "#2171b5", "#08519c", "#08306b")
 APART = 1.025  # factor of parameters between the dots of two policies
 
 
@@ -141,7 +139,7 @@ def win_rate_figure(frame: pd.DataFrame, paper_numbers: Sequence[PaperNumber]) -
 
 
 def over_optimisation(frame: pd.DataFrame) -> list[Block]:
-    """The seeds where over-optimisation was found, and where every seed ended."""
+    """The seeds where over-optimisation was found, and the rule."""
     lines = []
     for row in measures.rows_of(over_optimised(frame)):
         fell = ["the win rate"] * (row["difference_high"] < 0)
@@ -154,75 +152,47 @@ def over_optimisation(frame: pd.DataFrame) -> list[Block]:
     first: Block = Text("No seed is over-optimised by this rule.")
     if lines:
         first = Note(f"OVER-OPTIMISATION: {'; '.join(lines)}.")
-    caption = "Every seed at the end of PPO; darker is larger, X is over-optimised."
-    figure = plots.figure("frontier", caption, [ends(frame)], WIDE, HIGH)
-    return [first, Text(measures.OVER_OPTIMISED_RULE), figure]
+    return [first, Text(measures.OVER_OPTIMISED_RULE)]
 
 
 # -- plots -----------------------------------------------------------------------------------------
 
-Lines = Mapping[str, tuple[str, str]]
-"""Column of the frame -> its label and colour."""
-
 
 def win_rates(frame: pd.DataFrame, comparable: Sequence[PaperNumber]) -> Panel:
-    """Win rates of all policies over parameters, the references at 50 %, and the paper's seeds at
-    the parameters of our run of the same size.
+    """Win rates of all policies over parameters: every seed, the means of the sizes, the references
+    at 50 %, and the paper's seeds at the parameters of our run of the same size.
     """
-    lines = {f"{x}/win_rate": (named(x), plots.color_of(x)) for x in policies(frame)}
     places = {
         str(preset).removeprefix("pythia-"): parameters_of(rows)
         for preset, rows in frame.groupby("preset")
     }
-    papers = {
-        key: [
-            (places[entry.size], value)
-            for entry in comparable
-            if entry.key == key.replace("/", "_")
-            for value in entry.paper_values
-        ]
-        for key in lines
-    }
-    return shares("Win rate against the reference", frame, lines, papers, even="references")
-
-
-def shares(
-    title: str,
-    frame: pd.DataFrame,
-    lines: Lines,
-    papers: Mapping[str, Sequence[tuple[float, float]]] | None = None,
-    even: str = "",
-) -> Panel:
-    """Columns of shares over parameters: every seed, and the means of the sizes; `papers`: column
-    -> points of the paper. `even` names the line at 50 %, if there is one.
-    """
-    there = {key: frame.dropna(subset=[key]) for key in lines if key in frame}
+    there = {policy: frame.dropna(subset=[f"{policy}/win_rate"]) for policy in policies(frame)}
     means = {
-        key: [(parameters_of(seeds), float(seeds[key].mean())) for _, seeds in sizes(rows)]
-        for key, rows in there.items()
+        policy: [(parameters_of(seeds), seeds[f"{policy}/win_rate"].mean()) for _, seeds in groups]
+        for policy, groups in ((policy, sizes(rows)) for policy, rows in there.items())
     }
 
     def draw(axes: Axes) -> None:
-        if even:
-            axes.axhline(0.5, color=INK, lw=1, ls=(0, (4, 3)), label=even)
-        for place, (key, rows) in enumerate(there.items()):
-            label, color = lines[key]
-            axes.plot(*zip(*means[key], strict=True), color=color, label=label)
+        axes.axhline(0.5, color=INK, lw=1, ls=(0, (4, 3)), label="references")
+        for place, (policy, rows) in enumerate(there.items()):
+            color, key = plots.color_of(policy), f"{policy}_win_rate"
+            axes.plot(*zip(*means[policy], strict=True), color=color, label=named(policy))
             apart = rows["parameters"] * APART ** (place - (len(there) - 1) / 2)
-            axes.plot(apart, rows[key], "o", color=color, ms=4.5, alpha=0.75)
-            if points := (papers or {}).get(key):
-                axes.plot(*zip(*points, strict=True), "D", mfc="none", mec=color, ms=6.5)
+            axes.plot(apart, rows[f"{policy}/win_rate"], "o", color=color, ms=4.5, alpha=0.75)
+            for entry in [entry for entry in comparable if entry.key == key]:
+                at = [places[entry.size]] * len(entry.paper_values)
+                axes.plot(at, entry.paper_values, "D", mfc="none", mec=color, ms=6.5)
         _log_sizes(axes, frame["parameters"])
-        axes.set_ylim(*((0, 1) if even else (None, None)))
+        axes.set_ylim(0, 1)
         axes.yaxis.set_major_formatter(plots.PERCENT)
         plots.legend(axes)
 
     about = " ".join(
-        f"{lines[key][0]} at {plots.count(size)} parameters: {value:.1%}."
-        for key, points in means.items()
+        f"{named(policy)} at {plots.count(size)} parameters: {value:.1%}."
+        for policy, points in means.items()
         for size, value in points
     )
-    return Panel(title, draw, about)
+    return Panel("Win rate against the reference", draw, about)
 
 
 def _log_sizes(axes: Axes, parameters: pd.Series) -> None:
@@ -232,25 +202,3 @@ def _log_sizes(axes: Axes, parameters: pd.Series) -> None:
     axes.xaxis.set_minor_locator(NullLocator())
     axes.set_xlabel("parameters")
     axes.margins(x=0.12)
-
-
-def ends(frame: pd.DataFrame) -> Panel:
-    """The win rate over KL at the end of PPO, seed by seed; over-optimised seeds are crossed."""
-    bad = over_optimised(frame).index
-
-    def draw(axes: Axes) -> None:
-        axes.axhline(0.5, color=INK, lw=1, ls=(0, (4, 3)))
-        for place, (_, seeds) in enumerate(sizes(frame)):
-            color = SHADES[min(place, len(SHADES) - 1)]
-            for index, row in seeds.dropna(subset=["ppo/win_rate"]).iterrows():
-                mark, size = ("X", 9) if index in bad else ("o", 6)
-                axes.plot(row["kl"], row["ppo/win_rate"], mark, color=color, ms=size, mec=GRID)
-        axes.set_xlabel("KL from SFT, nats per summary")
-        axes.set_ylim(0, 1)
-        axes.yaxis.set_major_formatter(plots.PERCENT)
-
-    about = " ".join(
-        f"{row['name']} seed {row['seed']}: KL {row['kl']:.1f}, win rate {row['ppo/win_rate']:.1%}."
-        for row in frame.to_dict("records")
-    )
-    return Panel("Win rate at the end of PPO", draw, about)

@@ -9,11 +9,9 @@ import pandas as pd
 from eval.rates.formulas import mean_of_seeds
 from reports.parts import paper, plots, words
 from reports.parts.cells import MISSING, Number
-from reports.parts.collect import Record
 from reports.parts.page import Block, Details, Heading, Table
 from reports.parts.words import named, number, percent
 from reports.scaling import beside_paper
-from reports.scaling.answers import shares
 from reports.scaling.beside_paper import NOT_COMPARABLE, PaperNumber
 from reports.scaling.measures import (
     LEAST_SIZES,
@@ -241,20 +239,3 @@ def not_comparable(paper_numbers: Sequence[PaperNumber]) -> list[str]:
 def _values(key: str, values: Sequence[float]) -> str:
     forms = {name: form for name, _, form in paper.COMPARED}
     return ", ".join(str(forms[key](value)) for value in values) or str(MISSING)
-
-
-# -- reward models ---------------------------------------------------------------------------------
-
-
-def reward_models(records: Sequence[Record], frame: pd.DataFrame) -> list[Block]:
-    """The reward models' accuracy over parameters, beside how often the longer summary is right."""
-    longer = {
-        (record.name, record.seed): record.results("rm")["length"]["longer"]["estimate"]
-        for record in records
-    }
-    keys = zip(frame["name"], frame["seed"], strict=True)
-    with_longer = frame.assign(longer=[longer[name, seed] for name, seed in keys])
-    drawn = {"accuracy": ("reward model", plots.RM), "longer": ("the longer one", plots.OTHER)}
-    caption = "A dot is a seed. The longer one: how often the longer summary is preferred."
-    panel = shares("Reward model's accuracy", with_longer, drawn)
-    return [Heading("Reward models"), plots.figure("accuracy", caption, [panel], 1.2, 1.2)]
