@@ -17,7 +17,7 @@ from reports.parts import gained, page, paired, plots, sentences, words
 from reports.parts.cells import MISSING, Number
 from reports.parts.collect import judged_row
 from reports.parts.page import Block, Heading, Table, Text
-from reports.parts.paired import Entry, Paired, beside, mean_curve, read_entries, settings_apart
+from reports.parts.paired import Entry, Paired, beside, read_entries, settings_apart
 from reports.parts.run_report import stem_about, write_about_runs
 from reports.parts.sample_views import (
     BETTER,
@@ -32,7 +32,6 @@ from reports.parts.sample_views import (
 )
 from reports.parts.words import Row, in_points, number, p_value, percent, whole
 from reports.sections.samples import sample
-from stages.settings.stages import POLICY_GRADIENT_STAGES
 
 MOST_POSTS = 300  # on the page
 SHOWN = 4  # changed posts that stand where no script runs
@@ -43,21 +42,6 @@ CHANGES = {
     UNCHANGED: "unchanged",
     UNJUDGED: "unjudged",
 }
-GRADIENT = {
-    "objective/scores": "reward-model score",
-    "objective/kl": "KL from SFT, nats per summary",
-    "policy/response_length": "length, tokens",
-    "policy/eos_rate": "responses that end",
-    "objective/entropy": "entropy, nats",
-}
-# Stage -> its curves; those of a stage are drawn where two entries have curves of their own.
-CURVES: dict[str, dict[str, str]] = {
-    "sft": {"loss/train": "loss, nats per token"},
-    "rm": {"accuracy/train": "accuracy on training pairs"},
-    **dict.fromkeys(POLICY_GRADIENT_STAGES, GRADIENT),
-    "dpo": {"loss/train": "loss", "rewards/margins": "margin, reward units"},
-}
-SHARES = ("accuracy/train", "policy/eos_rate")
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -95,7 +79,7 @@ def write_page(texts: Sequence[str], judge: str = "") -> tuple[Path, list[str]]:
 def blocks(
     entries: Sequence[Entry], pairs: Sequence[Paired], left_out: Sequence[str]
 ) -> list[Block]:
-    """The page: who wins, results, each pair, changed posts, settings, curves, each seed."""
+    """The page: who wins, results, each pair, each seed, changed posts, settings."""
     rows = [judged_row(run) for entry in entries for run in entry.runs]
     critics = [row for entry in entries for row in entry.critics]
     cut = sentences.cut_off({entry.label: entry.mean("eos_rate") for entry in entries})
@@ -118,7 +102,6 @@ def blocks(
         *posts(entries),
         Heading("Settings that differ"),
         settings(entries),
-        *curves(entries),
     ]
 
 
@@ -245,7 +228,7 @@ def each_seed(entries: Sequence[Entry]) -> Table:
     return Table(["", "win rate [95%]", "seed"], rows, name="seeds")
 
 
-# -- posts, settings, curves -----------------------------------------------------------------------
+# -- posts and settings ----------------------------------------------------------------------------
 
 
 def posts(entries: Sequence[Entry]) -> list[Block]:
@@ -292,29 +275,6 @@ def settings(entries: Sequence[Entry]) -> Block:
     rows = table.to_numpy().tolist()
     header = ["setting", *(entry.label for entry in entries)]
     return Table(header, rows, name="settings") if rows else Text("No setting differs.")
-
-
-def curves(entries: Sequence[Entry]) -> list[Block]:
-    """The metrics of training, one line an entry, where two entries learned apart."""
-    panels = []
-    colored = list(zip(entries, colors_of(entries), strict=True))
-    for stage, wanted in CURVES.items():
-        learned = {
-            entry.runs[0].folders[stage]: (entry, color)
-            for entry, color in reversed(colored)
-            if stage in entry.runs[0].manifests and stage in ("sft", "rm", entry.policy)
-        }
-        for key, title in wanted.items():
-            lines = [
-                plots.curve(mean_curve(entry.runs, stage, key), key, entry.label, color)
-                for entry, color in reversed(learned.values())
-            ]
-            lines = [line for line in lines if line.values]
-            title = f"{words.named(stage)}: {title}"
-            panels += [plots.lines(title, lines, key in SHARES)] if len(lines) > 1 else []
-    if not panels:
-        return []
-    return [Heading("Learning curves"), plots.figure("curves", "Means over the seeds.", panels)]
 
 
 if __name__ == "__main__":

@@ -9,8 +9,8 @@ from dataclasses import replace
 
 import pytest
 
-from reports import compare_page, run_page
-from reports.parts import collect, page, sentences, words
+from reports import run_page
+from reports.parts import collect, page, words
 from reports.sections import curves
 from stages.settings import stages
 from stages.settings.command_line import make_config
@@ -102,14 +102,3 @@ def test_a_rival_stands_beside_ppo_with_its_own_curves():
         assert f"x-{name}.svg" in text
     assert "x-rloo-critic.svg" not in text
     assert "| RLOO | 63.0%" in text
-
-
-def test_notes_name_the_rival():
-    row = collect.numbers_of(rival(sft=0.6, ppo=0.4, accuracy=0.51))
-    notes = " ".join(sentences.caveats(row))
-    assert "RLOO may have had nothing to learn" in notes
-    assert "PPO" not in notes
-
-
-def test_the_pages_of_comparisons_know_curves_of_every_policy_gradient():
-    assert {"sft", "rm", "dpo", *stages.POLICY_GRADIENT_STAGES} == set(compare_page.CURVES)
