@@ -59,10 +59,15 @@ write_report = partial(run_report.write_report, make=report)
 
 def blocks(record: Record, numbers: Row, wins: Row) -> list[Block]:
     """The page, from the result down to the hashes."""
+    drawn = [
+        (name, plots.OTHER, row["win_rate"], row["low"], row["high"])
+        for name, row in in_order(wins).items()
+        if has_rate(row)
+    ]
     return [
         sentences.lead(answer(numbers, wins), sentences.distrust([numbers])),
         table(wins),
-        *figure(wins),
+        *plots.win_rate_figure(drawn),
         *sentences.against(caveats(numbers)),
         *_given_names(numbers),
         *samples.blocks(record),
@@ -112,44 +117,25 @@ def table(wins: Row) -> Table:
     return Table(header, rows, caption, strong=True)
 
 
-def figure(wins: Row) -> list[Block]:
-    """The win rates with their intervals; none where no system has one."""
-    drawn = [
-        (name, plots.OTHER, row["win_rate"], row["low"], row["high"])
-        for name, row in in_order(wins).items()
-        if has_rate(row)
-    ]
-    return [*plots.win_rate_figure(drawn)]
-
-
 def leads(wins: Row) -> str:
-    """Which system leads, whether it beats the next one reliably, and where it stands to the
+    """Which system leads, which others it is not reliably better than, and where it stands to the
     reference; p-values are corrected after Holm for all systems, and for all pairs of them.
-
-    Of one system: whether it beats the reference, loses to it, or is inconclusive against it.
     """
-    systems = in_order(wins)
-    rated = [name for name in systems if has_rate(systems[name])]
+    rated = {name: system for name, system in in_order(wins).items() if has_rate(system)}
     if not rated:
         return "No system has a rate: too many comparisons had no verdict."
-    best, first = systems[rated[0]], rated[0]
-    p_values = [systems[name]["p_value"] for name in rated]
-    stands = beside_reference(best, holm(p_values)[0])
-    if len(systems) == 1:
-        return f"{first} {stands}: {rate(best)}."
-    if len(rated) == 1:
-        return f"{first} leads with {rate(best)}, the only one with a rate. It {stands}."
-    pairs = {names_of_pair(name): gap for name, gap in wins["differences"].items()}
-    pairs = {names: gap for names, gap in pairs.items() if set(names) <= {*rated}}
-    corrected = holm([gap["p_value"] for gap in pairs.values()])
-    apart = {frozenset(names): p < LEVEL for names, p in zip(pairs, corrected, strict=True)}
-    same = [name for name in rated[1:] if not apart.get(frozenset((first, name)), False)]
-    if rated[1] not in same:
-        lead = f"{first} leads with {rate(best)} and is reliably better than the next, {rated[1]}"
-    else:
-        lead = f"{first} leads with {rate(best)}, but its lead over {', '.join(same)} is"
-        lead += " inconclusive"
-    return f"{lead}. It {stands}."
+    first, *others = rated
+    best, corrected = rated[first], holm([system["p_value"] for system in rated.values()])
+    stands = f"{rate(best)}, and {beside_reference(best, corrected[0])}"
+    if not others:
+        return f"{first} has {stands}."
+    pairs = {frozenset(names_of_pair(name)): gap for name, gap in wins["differences"].items()}
+    pairs = {names: gap for names, gap in pairs.items() if names <= {*rated}}
+    p_values = holm([gap["p_value"] for gap in pairs.values()])
+    apart = {names for names, p in zip(pairs, p_values, strict=True) if p < LEVEL}
+    same = [name for name in others if frozenset((first, name)) not in apart]
+    lead = f"is inconclusive over {', '.join(same)}" if same else "is reliable"
+    return f"{first} leads with {stands}. Its lead {lead}."
 
 
 def beside_reference(system: Row, corrected: float) -> str:

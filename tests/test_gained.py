@@ -50,8 +50,10 @@ class FourPosts:
         self.golds = {"sft": (0.0, 0.0, 0.0, 0.0), "ppo": (1.0, others[0], 1.1, others[1])}
         self.proxies = proxies
 
+    seed = 1
+
     def rows(self, stage, file):
-        if stage == "judge":
+        if stage in ("judge", "win_rate"):
             return [
                 {"policy": name, "id": str(post), "score": score}
                 for name, of_posts in self.golds.items()
