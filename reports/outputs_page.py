@@ -42,8 +42,8 @@ def main(argv: list[str] | None = None) -> None:
 def report(record: Record, path: Path) -> Report:
     """The report of given summaries."""
     numbers = judged_row(record) | {"name": record.name, "seed": record.seed}
-    summaries = record.results("summaries")  # where the file had such systems
-    numbers |= {key: summaries.get(key) for key in ("reference_system", "given_names")}
+    # Where the file had such systems.
+    numbers["given_names"] = record.results("summaries").get("given_names")
     wins = record.results("win_rate")
     return Report(
         title=f"Judged: {record.name}",
@@ -65,10 +65,10 @@ def blocks(record: Record, numbers: Row, wins: Row) -> list[Block]:
         if has_rate(row)
     ]
     return [
-        sentences.lead(answer(numbers, wins), sentences.distrust([numbers])),
+        sentences.lead(answer(wins), sentences.distrust([numbers])),
         table(wins),
         *plots.win_rate_figure(drawn),
-        *sentences.against(caveats(numbers)),
+        *sentences.against(sentences.caveats(numbers)),
         *_given_names(numbers),
         *samples.blocks(record),
         *judging.blocks(record, numbers),
@@ -148,18 +148,6 @@ def beside_reference(system: Row, corrected: float) -> str:
     return "is inconclusive against the reference"
 
 
-def caveats(numbers: Row) -> list[str]:
-    """What to hold against the numbers; that the reference is a system comes first."""
-    system = numbers.get("reference_system")
-    if not system:
-        return sentences.caveats(numbers)
-    place = (
-        f"The reference is the system {system}. The controls are made from its summaries, whose"
-        " worth is not known: a judge that fails them may have read well."
-    )
-    return [place, *sentences.caveats(numbers)]
-
-
 def _given_names(numbers: Row) -> list[Block]:
     """What a file calls the systems whose names no file of ours can have."""
     names = numbers.get("given_names") or {}
@@ -167,16 +155,13 @@ def _given_names(numbers: Row) -> list[Block]:
     return [Text(f"Names that no file can have are replaced: {names_given}.")] if names else []
 
 
-def answer(numbers: Row, wins: Row) -> str:
+def answer(wins: Row) -> str:
     """Who leads, and what was judged."""
     count = len(wins["policies"])
     many = f"{count} systems'" if count > 1 else "one system's"
-    system = numbers.get("reference_system")
-    which = f" which is the system {system}," if system else ""
     return (
         f"{leads(wins)} We judged {many} summaries of {posts_of(wins['posts'])} as they are:"
-        f" no run here wrote them. Each was compared with the reference,{which} in"
-        " both orders."
+        " no run here wrote them. Each was compared with the reference in both orders."
     )
 
 
@@ -190,7 +175,7 @@ def headline(numbers: Row, wins: Row, path: Path) -> str:
     ]
     lines = text_table(["", "win rate [95%]", "at equal length"], rows)
     title = f"{numbers['name']}: {posts_of(wins['posts'])}, judged by {judge(numbers)}"
-    return run_report.headline(title, [lines], leads(wins), caveats(numbers), path)
+    return run_report.headline(title, [lines], leads(wins), sentences.caveats(numbers), path)
 
 
 if __name__ == "__main__":
