@@ -42,8 +42,8 @@ def main(argv: list[str] | None = None) -> None:
 def report(record: Record, path: Path) -> Report:
     """The report of given summaries."""
     numbers = judged_row(record) | {"name": record.name, "seed": record.seed}
-    summaries = record.results("summaries")  # where the file had such systems
-    numbers |= {key: summaries.get(key) for key in ("reference_system", "given_names")}
+    # Where the file had such systems.
+    numbers["given_names"] = record.results("summaries").get("given_names")
     wins = record.results("win_rate")
     return Report(
         title=f"Judged: {record.name}",
@@ -59,11 +59,16 @@ write_report = partial(run_report.write_report, make=report)
 
 def blocks(record: Record, numbers: Row, wins: Row) -> list[Block]:
     """The page, from the result down to the hashes."""
+    drawn = [
+        (name, plots.OTHER, row["win_rate"], row["low"], row["high"])
+        for name, row in in_order(wins).items()
+        if has_rate(row)
+    ]
     return [
-        sentences.lead(answer(numbers, wins), sentences.distrust([numbers])),
+        sentences.lead(answer(wins), sentences.distrust([numbers])),
         table(wins),
-        *figure(wins),
-        *sentences.against(caveats(numbers)),
+        *plots.win_rate_figure(drawn),
+        *sentences.against(sentences.caveats(numbers)),
         *_given_names(numbers),
         *samples.blocks(record),
         *judging.blocks(record, numbers),
@@ -112,44 +117,25 @@ def table(wins: Row) -> Table:
     return Table(header, rows, caption, strong=True)
 
 
-def figure(wins: Row) -> list[Block]:
-    """The win rates with their intervals; none where no system has one."""
-    drawn = [
-        (name, plots.OTHER, row["win_rate"], row["low"], row["high"])
-        for name, row in in_order(wins).items()
-        if has_rate(row)
-    ]
-    return [*plots.win_rate_figure(drawn)]
-
-
 def leads(wins: Row) -> str:
-    """Which system leads, whether it beats the next one reliably, and where it stands to the
+    """Which system leads, which others it is not reliably better than, and where it stands to the
     reference; p-values are corrected after Holm for all systems, and for all pairs of them.
-
-    Of one system: whether it beats the reference, loses to it, or is inconclusive against it.
     """
-    systems = in_order(wins)
-    rated = [name for name in systems if has_rate(systems[name])]
+    rated = {name: system for name, system in in_order(wins).items() if has_rate(system)}
     if not rated:
         return "No system has a rate: too many comparisons had no verdict."
-    best, first = systems[rated[0]], rated[0]
-    p_values = [systems[name]["p_value"] for name in rated]
-    stands = beside_reference(best, holm(p_values)[0])
-    if len(systems) == 1:
-        return f"{first} {stands}: {rate(best)}."
-    if len(rated) == 1:
-        return f"{first} leads with {rate(best)}, the only one with a rate. It {stands}."
-    pairs = {names_of_pair(name): gap for name, gap in wins["differences"].items()}
-    pairs = {names: gap for names, gap in pairs.items() if set(names) <= {*rated}}
-    corrected = holm([gap["p_value"] for gap in pairs.values()])
-    apart = {frozenset(names): p < LEVEL for names, p in zip(pairs, corrected, strict=True)}
-    same = [name for name in rated[1:] if not apart.get(frozenset((first, name)), False)]
-    if rated[1] not in same:
-        lead = f"{first} leads with {rate(best)} and is reliably better than the next, {rated[1]}"
-    else:
-        lead = f"{first} leads with {rate(best)}, but its lead over {', '.join(same)} is"
-        lead += " inconclusive"
-    return f"{lead}. It {stands}."
+    first, *others = rated
+    best, corrected = rated[first], holm([system["p_value"] for system in rated.values()])
+    stands = f"{rate(best)}, and {beside_reference(best, corrected[0])}"
+    if not others:
+        return f"{first} has {stands}."
+    pairs = {frozenset(names_of_pair(name)): gap for name, gap in wins["differences"].items()}
+    pairs = {names: gap for names, gap in pairs.items() if names <= {*rated}}
+    p_values = holm([gap["p_value"] for gap in pairs.values()])
+    apart = {names for names, p in zip(pairs, p_values, strict=True) if p < LEVEL}
+    same = [name for name in others if frozenset((first, name)) not in apart]
+    lead = f"is inconclusive over {', '.join(same)}" if same else "is reliable"
+    return f"{first} leads with {stands}. Its lead {lead}."
 
 
 def beside_reference(system: Row, corrected: float) -> str:
@@ -162,18 +148,6 @@ def beside_reference(system: Row, corrected: float) -> str:
     return "is inconclusive against the reference"
 
 
-def caveats(numbers: Row) -> list[str]:
-    """What to hold against the numbers; that the reference is a system comes first."""
-    system = numbers.get("reference_system")
-    if not system:
-        return sentences.caveats(numbers)
-    place = (
-        f"The reference is the system {system}. The controls are made from its summaries, whose"
-        " worth is not known: a judge that fails them may have read well."
-    )
-    return [place, *sentences.caveats(numbers)]
-
-
 def _given_names(numbers: Row) -> list[Block]:
     """What a file calls the systems whose names no file of ours can have."""
     names = numbers.get("given_names") or {}
@@ -181,16 +155,13 @@ def _given_names(numbers: Row) -> list[Block]:
     return [Text(f"Names that no file can have are replaced: {names_given}.")] if names else []
 
 
-def answer(numbers: Row, wins: Row) -> str:
+def answer(wins: Row) -> str:
     """Who leads, and what was judged."""
     count = len(wins["policies"])
     many = f"{count} systems'" if count > 1 else "one system's"
-    system = numbers.get("reference_system")
-    which = f" which is the system {system}," if system else ""
     return (
         f"{leads(wins)} We judged {many} summaries of {posts_of(wins['posts'])} as they are:"
-        f" no run here wrote them. Each was compared with the reference,{which} in"
-        " both orders."
+        " no run here wrote them. Each was compared with the reference in both orders."
     )
 
 
@@ -204,7 +175,7 @@ def headline(numbers: Row, wins: Row, path: Path) -> str:
     ]
     lines = text_table(["", "win rate [95%]", "at equal length"], rows)
     title = f"{numbers['name']}: {posts_of(wins['posts'])}, judged by {judge(numbers)}"
-    return run_report.headline(title, [lines], leads(wins), caveats(numbers), path)
+    return run_report.headline(title, [lines], leads(wins), sentences.caveats(numbers), path)
 
 
 if __name__ == "__main__":

@@ -9,10 +9,10 @@ seed by seed; nothing is extrapolated.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from itertools import combinations
 from statistics import fmean
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -106,8 +106,7 @@ def _rows(record: Record) -> list[dict[str, object]]:
 # -- at equal KL -----------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, kw_only=True)
-class Matched:
+class Matched(NamedTuple):
     """One rival - another at equal KL, one difference a seed."""
 
     first: str
@@ -116,7 +115,7 @@ class Matched:
     low: float
     high: float
     """The KL at which they were compared, nats: lowest and highest over the seeds."""
-    apart: list[int]
+    apart: int
     """Seeds in which no KL is covered by both."""
 
     @property
@@ -130,32 +129,26 @@ class Matched:
         interval = mean_of_seeds(self.each)
         return interval is not None and (interval[0] > 0 or interval[1] < 0)
 
-    def difference(self, measure: str) -> Number:
-        """The mean difference with its interval over seeds."""
-        return seeds_mean(self.each, FORMS[measure])
-
 
 def matched(frame: pd.DataFrame, first: str, second: str, measure: str) -> Matched:
     """The mean difference over the roots of KL that both lines cover, seed by seed."""
     known = frame.dropna(subset=[measure])
     known = known.assign(root=np.sqrt(known["kl"].clip(lower=0.0))).sort_values(["root", measure])
-    each, apart, kls = [], [], []
-    for seed in sorted(known["seed"].unique().tolist()):
-        own = known[known["seed"] == seed]
-        line, other = (own[own["rival"] == rival] for rival in (first, second))
+    each, apart, ends = [], 0, []
+    for _, seed in known.groupby("seed"):
+        line, other = (seed[seed["rival"] == rival] for rival in (first, second))
         if line.empty or other.empty:
             continue
-        low = max(line["root"].iloc[0], other["root"].iloc[0])
-        high = min(line["root"].iloc[-1], other["root"].iloc[-1])
+        low = max(line["root"].min(), other["root"].min())
+        high = min(line["root"].max(), other["root"].max())
         if low > high:
-            apart.append(seed)
+            apart += 1
             continue
         roots = np.linspace(low, high, GRID)
         values, others = (np.interp(roots, x["root"], x[measure]) for x in (line, other))
         each.append(float(np.mean(values - others)))
-        kls += [low**2, high**2]
-    ends = (min(kls), max(kls)) if kls else (0.0, 0.0)
-    return Matched(first=first, second=second, each=each, low=ends[0], high=ends[1], apart=apart)
+        ends += [low**2, high**2]
+    return Matched(first, second, each, min(ends, default=0.0), max(ends, default=0.0), apart)
 
 
 def rivals_of(frame: pd.DataFrame) -> list[str]:
@@ -191,7 +184,7 @@ def answer(frame: pd.DataFrame) -> str:
     if not clear:
         return f"At equal KL no rival is shown to be over another in {title}, over {seeds} seeds."
     over = "; ".join(
-        f"{named(x.first)} over {named(x.second)} ({x.difference(measure)},"
+        f"{named(x.first)} over {named(x.second)} ({seeds_mean(x.each, FORMS[measure])},"
         f" {seeds_of(len(x.each))})"
         for x in clear
     )
@@ -216,7 +209,6 @@ def blocks(records: Sequence[Record], frame: pd.DataFrame, left_out: Sequence[st
         *against([*notes_of_runs(rows), *left_out]),
         Heading("Each rival"),
         rivals_table(frame),
-        Heading("How they are compared"),
         Text(METHOD),
     ]
 
@@ -228,9 +220,8 @@ METHOD = (
     " summary's tokens; of DPO the log-ratio of its held-out summaries; of best-of-n the bound"
     " log n - (n - 1) / n. Its true KL may be smaller, so it may have been compared with rivals at"
     " a larger KL than its own. Between its points a rival is a straight line over the square root"
-    f" of KL. Two lines are compared at {GRID} places of the stretch that both cover. The interval"
-    " is Student's t over the seeds' mean differences; the first paragraph corrects for the number"
-    " of pairs. Seconds compare only where nothing else ran."
+    f" of KL, and two lines are compared at {GRID} places of the stretch that both cover. The first"
+    " paragraph corrects for the number of pairs. Seconds compare only where nothing else ran."
 )
 
 
@@ -238,10 +229,11 @@ def pairs_table(frame: pd.DataFrame) -> Table:
     """All pairs of rivals: the differences at equal KL, and where they were compared."""
     rows = []
     for pair in pairs_of(frame, measure_of(frame)):
-        gaps = [matched(frame, pair.first, pair.second, key).difference(key) for key in TITLES]
+        each = {key: matched(frame, pair.first, pair.second, key).each for key in TITLES}
+        gaps = [seeds_mean(each[key], FORMS[key]) for key in TITLES]
         verdict = "yes" if pair.is_clear else "inconclusive" if pair.each else "no KL in common"
         ends = [number(x, 1) if pair.each else MISSING for x in (pair.low, pair.high)]
-        seeds = f"{len(pair.each)} of {len(pair.each) + len(pair.apart)}"
+        seeds = f"{len(pair.each)} of {len(pair.each) + pair.apart}"
         rows.append([pair.names, verdict, *gaps, *ends, seeds])
     header = ["pair", "over?", *TITLES.values(), "KL from, nats", "KL to, nats", "seeds"]
     caption = (
@@ -315,11 +307,7 @@ def _panel(frame: pd.DataFrame, measure: str) -> plots.Panel:
         axes.set_xlabel("square root of KL, nats")
         plots.legend(axes)
 
-    about = " ".join(
-        f"{named(rival)}: " + ", ".join(f"{y.mean():.2f} at {root:.2f}" for root, y in line) + "."
-        for rival, line in lines.items()
-    )
-    return plots.Panel(title, draw, about)
+    return plots.Panel(title, draw)
 
 
 if __name__ == "__main__":

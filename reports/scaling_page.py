@@ -3,10 +3,8 @@
     python -m reports.scaling_page --names tiny-s tiny tiny-l
 
 takes all finished seeds of these runs and writes runs/reports/scaling-<names>.md and .html, called
-scaling-ladder where the runs are the built-in ladder of presets. The first screen says at which
-sizes PPO beats the references and which seeds failed. The page checks, against what the runs
-recorded, that the sizes differ in nothing but the base model. The numbers are made in
-`reports/scaling`.
+scaling-ladder where the runs are the built-in ladder of presets. The page checks, against what the
+runs recorded, that the sizes differ in nothing but the base model.
 """
 
 from collections.abc import Sequence
@@ -41,9 +39,7 @@ def write_page(names: Sequence[str], judge: str) -> str:
     title = f"Sizes side by side: {', '.join(names)}" if several else f"Seeds of run {names[0]}"
     stem = stem_about("scaling", ladder_of(names) or names)
     path = write_about_runs(stem, title, blocks(records, left_out), names, records)
-    frame = frame_of(records)
-    lines = [answers.answer(size_verdicts(frame)), *(details.conclusions(frame) if several else [])]
-    return page.for_terminal(lines, path)
+    return page.for_terminal([answers.answer(size_verdicts(frame_of(records)))], path)
 
 
 def ladder_of(names: Sequence[str]) -> list[str]:
@@ -63,42 +59,38 @@ def collect(names: Sequence[str], judge: str = "") -> tuple[list[Record], list[s
 
 def blocks(records: list[Record], left_out: Sequence[str] = ()) -> list[Block]:
     """The page: the answer for each size and its plot, then what it rests on."""
-    frame, verdicts = frame_of(records), size_verdicts(frame_of(records))
-    paper_numbers = beside_paper.rows(records, frame)
-    unlike, bad = alike(records, frame), answers.called_out_lines(verdicts)
-    lead = sentences.lead(answers.answer(verdicts), distrust(frame, verdicts, bool(unlike)))
-    notes = [*bad, *caveats(frame), *unlike, *details.not_comparable(paper_numbers), *left_out]
-    first = [lead, answers.answers_table(verdicts), answers.win_rate_figure(frame, paper_numbers)]
-    growth, differing = [], []
-    if len(verdicts) > 1:
-        growth = [
-            Heading("Does it grow with size?"),
-            *(Text(sentence) for sentence in [*details.conclusions(frame), details.RANGE]),
-            *details.fits_blocks(frame),
-        ]
-        differing = [Heading("What differs between the sizes"), Text(_checked(records))]
-    return [
-        *first,
-        *sentences.against(notes),
-        *growth,
+    frame = frame_of(records)
+    verdicts, several = size_verdicts(frame), frame["name"].nunique() > 1
+    paper_numbers, unlike = beside_paper.rows(records, frame), alike(records, frame)
+    notes = [*answers.called_out_lines(verdicts), *caveats(frame), *unlike]
+    content = [
+        sentences.lead(answers.answer(verdicts), distrust(frame, verdicts, bool(unlike))),
+        answers.answers_table(verdicts),
+        answers.win_rate_figure(frame, paper_numbers),
+        *sentences.against([*notes, *details.not_comparable(paper_numbers), *left_out]),
+    ]
+    if several:
+        content += [Heading("Does it grow with size?"), details.growth_table(frame)]
+    content += [
         Heading("Seeds and posts apart"),
         Text(RULE),
         details.spreads_table(frame),
         details.seeds_table(frame),
         Heading("Over-optimisation"),
-        *answers.frontier_blocks(records, frame),
+        *answers.over_optimisation(frame),
         *details.paper_blocks(paper_numbers),
         Heading("Everything measured"),
         details.measured_table(frame),
-        *differing,
     ]
+    if several:
+        content += [Heading("What differs between the sizes"), Text(_checked(records))]
+    return content
 
 
 def distrust(frame: pd.DataFrame, verdicts: Sequence[SizeVerdict], unlike: bool) -> str:
     """What to distrust, in a few words."""
-    called = [bad for size in verdicts for bad in size.called_out]
-    collapsed = sum(bad.collapsed for bad in called)
-    counts = {"COLLAPSED": collapsed, "fell behind": len(called) - collapsed}
+    collapsed = pd.concat([size.called_out["collapsed"] for size in verdicts])
+    counts = {"COLLAPSED": collapsed.sum(), "fell behind": (~collapsed.astype(bool)).sum()}
     reasons = [f"{count} of {len(frame)} seeds {what}" for what, count in counts.items() if count]
     reasons += ["the sizes are NOT alike"] if unlike else []
     reasons += ["one seed"] if any(size.seeds == 1 for size in verdicts) else []

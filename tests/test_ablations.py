@@ -2,24 +2,18 @@
 
 import math
 import statistics
-from dataclasses import replace
 
 import pytest
-import torch
-from accelerate import Accelerator
 
 from reports import ablations_page
 from reports.parts import ablated, page
 from reports.parts.blocks import escape
-from reports.parts.run_report import where
 from stages.finished import stage_folder
-from stages.rl.credit import credit, shape
-from stages.rl.episodes import Episodes
 from stages.settings import config as settings
 from stages.settings.command_line import make_config
 from stages.settings.config import UserError
 from stages.settings.presets import ABLATIONS, GROUPS, ablations_named
-from tests.fabricated_runs import OFFLINE, ONLINE, fabricate
+from tests.fabricated_runs import OFFLINE, fabricate
 
 SEEDS = (1, 2, 3)
 T2 = 4.302653  # Student's t at 97.5% with 2 degrees of freedom, from a table
@@ -51,9 +45,7 @@ def ablate(name, won, more=(), **changes):
 
 
 def text_of(*names):
-    return page.to_markdown(
-        "x", "x", ablations_page.blocks("tiny", *ablated.collect("tiny", names))
-    )
+    return page.to_markdown("x", "x", ablations_page.blocks(*ablated.collect("tiny", names)))
 
 
 def cells(text, section, *first):
@@ -80,7 +72,7 @@ def test_means_differences_and_intervals_are_those_computed_by_hand(runs):
         config = turned("dropout", seed)
         fabricate(config, ppo=rate, scores=wins(count), texts=OWN_TEXTS, found=found)
     text = text_of("dropout")
-    less, seeds, posts, failed, changed, rate, kl, tokens, eos = cells(text, FIRST, "dropout")
+    less, seeds, posts, failed, changed, rate, kl, tokens, eos, _ = cells(text, FIRST, "dropout")
     shown = "{:.1f}% [{:.1f}, {:.1f}]".format
     assert rate == shown(*(100 * x for x in by_hand(rates)))
     assert kl == "{:.2f} [{:.2f}, {:.2f}]".format(*by_hand(kls))
@@ -93,14 +85,6 @@ def test_means_differences_and_intervals_are_those_computed_by_hand(runs):
     assert posts == "[+21.3, +69.6]"
     assert cells(text, "Each seed", "dropout", "2")[:2] == ["55.0% [52.0, 58.0]", "1.20"]
     assert cells(text, "Each seed", "default", "3")[:2] == ["63.0% [60.0, 66.0]", "7.31"]
-
-
-def test_an_interval_of_a_share_ends_at_0_and_at_100_percent(runs):
-    default_runs()
-    for seed, rate in zip(SEEDS, (0.91, 0.8, 0.06), strict=True):
-        config = turned("dropout", seed)
-        fabricate(config, scores=wins(1), texts=OWN_TEXTS, found={"policy/eos_rate": rate})
-    assert cells(text_of("dropout"), FIRST, "dropout")[8] == "59.0% [0.0, 100.0]"
 
 
 def test_changed_summaries_are_counted_by_their_text(runs):
@@ -140,15 +124,6 @@ def test_a_difference_that_seeds_and_posts_both_bear_out_is_said_to_be_one(runs)
         "critic-sft: inconclusive (+16.7 points of win rate [-55.0, +88.4] over 3 seeds; 359 seeds"
         " would narrow it to +-3 points at this spread)." in text
     )
-
-
-def test_a_worse_ablation_can_be_clear_too(runs):
-    for seed in SEEDS:
-        fabricate(make_config("tiny", seed=seed), scores=wins(18 + seed % 2))
-    ablate("dropout", (5, 6, 4))
-    pair = ablated.collect("tiny", ["dropout"])[1][0].pair
-    assert pair
-    assert pair.is_clear
 
 
 def test_few_posts_cannot_be_outvoted_by_seeds_that_agree(runs):
@@ -204,29 +179,15 @@ def test_every_switch_is_explained_on_the_page(runs, capsys):
 # -- what to hold against it -----------------------------------------------------------------------
 
 
-def test_missing_seeds_are_noted_and_only_common_ones_compared(runs):
-    default_runs()
-    ablate("dropout", (5, 6))
-    default, (one,), left_out = ablated.collect("tiny", ["dropout"])
-    assert one.pair
-    assert ([run.seed for run in one.pair.runs], len(default.runs), left_out) == ([1, 2], 3, [])
-    assert "Fewer than the default's 3 seeds have: dropout 2. Each is" in text_of("dropout")
-
-
-def test_an_unfinished_seed_is_left_out_and_named(runs):
+def test_missing_and_unfinished_seeds_are_noted_and_only_common_ones_compared(runs):
     default_runs()
     ablate("dropout", (5, 6, 7))
     (stage_folder(turned("dropout", 2), "judge") / "manifest.json").unlink()
-    assert "tiny-dropout seed2 is left out: stage judge is missing." in text_of("dropout")
-
-
-def test_a_seed_with_too_much_unjudged_is_left_out(runs):
-    default_runs()
-    ablate("dropout", (5, 6))
-    fabricate(turned("dropout", 3), scores=wins(3), unjudged=0.05)
-    text = text_of("dropout")
-    assert "tiny-dropout seed3 is left out: too many of its posts have no verdict." in text
-    assert "3 seeds have: dropout 2." in text
+    default, (one,), left_out = ablated.collect("tiny", ["dropout"])
+    assert one.pair
+    assert ([run.seed for run in one.pair.runs], len(default.runs)) == ([1, 3], 3)
+    assert left_out == ["tiny-dropout seed2 is left out: stage judge is missing."]
+    assert "Fewer than the default's 3 seeds have: dropout 2. Each is" in text_of("dropout")
 
 
 def test_an_ablation_without_any_rate_is_left_out_and_the_others_compared(runs):
@@ -268,19 +229,7 @@ def test_unknown_names_and_none_are_refused_in_one_line(runs, capsys, names, sai
     assert not page.beside_the_runs().exists()
 
 
-def test_runs_that_were_not_judged_alike_are_noted(runs):
-    default_runs()
-    ablate("dropout", (5, 6, 7), judge=ONLINE)
-    assert "The runs were not judged alike: judge or number of posts differ." in text_of("dropout")
-
-
-def test_a_judge_that_fails_its_checks_is_flagged(runs):
-    default_runs()
-    ablate("dropout", (5, 6, 7), controls_pass=False)
-    assert "THE JUDGE FAILED ITS CHECKS: it does not reliably prefer" in text_of("dropout")
-
-
-def test_a_judge_that_is_no_llm_is_named(runs):
+def test_a_judge_that_differs_or_fails_its_checks_is_flagged_and_one_that_is_no_llm_named(runs):
     default_runs()
     ablate("dropout", (5, 6, 7))
     text = text_of("dropout")
@@ -299,7 +248,7 @@ def test_a_run_that_turned_something_else_is_noted(runs):
     said = "is not the default with this switch alone:"
     assert f"dropout, seed 1, {said} ppo.kl_coef (0.1)." in text
     assert f"dropout, seed 2, {said} ppo.dropout (0.3)." in text
-    assert "dropout, seed 2: its SFT or reward model is not the default's." in text
+    assert "dropout, seed 2, has another SFT or reward model than the default." in text
 
 
 def test_a_switch_of_the_reward_model_shares_base_and_sft_and_the_page_says_so(runs):
@@ -310,16 +259,11 @@ def test_a_switch_of_the_reward_model_shares_base_and_sft_and_the_page_says_so(r
     assert {"rm", "normalize", "ppo"} <= of_switch
     assert not {"base", "sft"} & of_switch
     text = text_of("read-before-eos", "dropout")
-    assert "same SFT and reward model (read-before-eos: a reward model of its own);" in text
-    said = "read-before-eos shares base and sft with the default and makes rm and normalize itself."
-    assert said in text
-    assert "Its reward models rank 70.0% of held-out pairs right, the default's 78.1%." in text
-    assert "is not the default" not in text.replace("that are not the default", "")
-    assert "reward model is not the default's" not in text
+    assert "read-before-eos makes rm and normalize itself. So, unlike those of other" in text
+    assert "is not the default" not in text
+    assert "model than the default" not in text
     assert "judged by its own" not in text
-    alone = text_of("dropout")
-    assert "of its own" not in alone
-    assert "held-out pairs" not in alone
+    assert "itself. So" not in text_of("dropout")
 
 
 def test_a_switch_of_the_reward_model_from_another_sft_or_judged_by_itself_is_noted(runs):
@@ -331,54 +275,8 @@ def test_a_switch_of_the_reward_model_from_another_sft_or_judged_by_itself_is_no
     switch = ("rm.read_at=before_eos",)
     alone = make_config("tiny", seed=4, name="tiny-read-before-eos", overrides=switch)
     fabricate(alone, scores=wins(5), found={"sft": {"loss/validation": 1.0}})
-    said = "read-before-eos, seed 4: its SFT model is not the default's."
+    said = "read-before-eos, seed 4, has another SFT model than the default."
     assert said in text_of("read-before-eos")
-
-
-# -- what it cannot show ---------------------------------------------------------------------------
-
-
-def test_why_normalization_cannot_matter_is_said_where_it_is_asked_and_true(runs):
-    default_runs()
-    ablate("no-normalization", (1, 2, 0))
-    ablate("dropout", (1, 2, 0))
-    assert "it cancels in each TD error" in text_of("no-normalization", "dropout")
-    assert "TD error" not in text_of("dropout")
-    plain = vars(make_config("tiny").ppo)
-    assert ablations_page.shift_cancels(plain)
-    for other in ({"gamma": 0.9}, {"critic_init": "sft"}, {"whiten_rewards": True}):
-        assert not ablations_page.shift_cancels(plain | other)
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [{}, {"gamma": 0.9}, {"score_at": "eos"}, {"whiten_rewards": True}, {"lam": 0.5}],
-    ids=str,
-)
-def test_a_constant_on_scores_and_values_cancels_exactly_where_the_page_says_so(changes):
-    eos, pad, shift = 0, 9, 3.0
-    generator = torch.Generator().manual_seed(1)
-    responses = torch.tensor([[4, 5, eos, pad, pad], [6, 7, 8, 6, eos], [eos, pad, pad, pad, pad]])
-    noise = [torch.randn(3, 5, generator=generator, dtype=torch.float64) for _ in range(3)]
-    plain = Episodes(
-        queries=torch.ones(3, 2, dtype=torch.long),
-        responses=responses,
-        logprobs=noise[0],
-        ref_logprobs=noise[1],
-        values=noise[2],
-        sampled_logprobs=noise[0],
-        sampler_gaps=torch.zeros(3),
-        scores=noise[2][0, :3],
-    )
-    moved = replace(plain, values=noise[2] + shift, scores=plain.scores + shift)
-    config = replace(make_config("tiny").ppo, whiten_advantages=False, **changes)
-    process = Accelerator(cpu=True)
-    before, after = (
-        credit(process, shape(x, config, pad, config.kl_coef, config.score_at), config)
-        for x in (plain, moved)
-    )
-    distance = (after.advantages - before.advantages)[before.response_mask].abs().max()
-    assert (distance < 1e-12) == ablations_page.shift_cancels(vars(config))
 
 
 def test_the_processors_of_all_runs_that_are_compared_are_named(runs):
@@ -386,6 +284,23 @@ def test_the_processors_of_all_runs_that_are_compared_are_named(runs):
     ablate("dropout", (1, 2, 3))
     path = stage_folder(turned("dropout", 2), "ppo") / "manifest.json"
     path.write_text(path.read_text().replace("AVX2", "AVX512"))
+    ablations_page.write_page("tiny", ["dropout"])
     named = "Computed on: CPU, 2 cores (AMD EPYC, AVX2) / CPU, 2 cores (AMD EPYC, AVX512);"
-    default, others, _ = ablated.collect("tiny", ["dropout"])
-    assert named in where(ablations_page.compared(default, others))
+    assert named in (page.beside_the_runs() / "ablations-tiny.md").read_text()
+
+
+# -- how fast PPO learns ---------------------------------------------------------------------------
+
+
+def test_the_update_of_a_runs_own_gain():
+    def curve(*rewards):
+        return [{"objective/scores": reward} for reward in rewards]
+
+    # From 2 to 12, the mean of the last four of 20: the target is 11. Updates 8 to 12 have a mean
+    # of 10, and 9 to 13 one of 12.
+    late = curve(*[2.0] * 8, *[12.0] * 12)
+    assert ablated.update_of_gain(late) == 13
+    steps = curve(*[2.0] * 4, *[10.0] * 6, *[12.0] * 10)
+    assert ablated.update_of_gain(steps) == 13  # (2 * 10 + 36) / 5
+    assert ablated.update_of_gain(curve(2.0, *[1.0] * 19)) is None
+    assert ablated.update_of_gain(late, alone=5) == 8  # the critic's are no slowness of the policy

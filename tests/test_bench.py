@@ -17,7 +17,6 @@ from reports.parts.words import number, whole
 from reports.sharing import publish
 from reports.sharing.publish import GENERATED
 from reports.speed import bench_page, measure, speed
-from reports.speed.bench_page import STEPS
 from reports.speed.speed import PEER, TRL, peer_interpreter, run_peer, task_of
 from stages.running.files import write_json
 from stages.running.signals import forget_signals
@@ -45,17 +44,14 @@ def prepared(tmp_path_factory):
 # -- what is measured ------------------------------------------------------------------------------
 
 
-def test_a_whole_update_is_measured_with_its_steps_peak_and_tokens(prepared):
+def test_a_whole_update_is_measured_with_its_peak_and_tokens(prepared):
     measure.main(["update", str(prepared / "update.json"), *CASE.request.arguments])
     update = json.loads((prepared / "update.json").read_text("utf-8"))
     queries = json.loads((prepared / "queries.json").read_text("utf-8"))
     lengths = [len(query) for query in queries]
     assert update["queries"] == {"mean": sum(lengths) / 4, "longest": max(lengths)}
     assert sum(lengths) < update["tokens"] <= sum(lengths) + 4 * RESPONSE
-    steps = [update[step] for step in STEPS]
-    assert all(seconds > 0 for seconds in steps)
-    assert sum(steps) <= update["seconds"]
-    assert min(update["peak"], update["matrix_rate"] - 1e8) > 0
+    assert min(update["seconds"], update["peak"], update["matrix_rate"] - 1e8) > 0
 
 
 def passed(tokens, attended, logits):
@@ -119,9 +115,7 @@ def test_trl_makes_one_update_of_the_same_task(prepared, monkeypatch):
     write_json(prepared / "task.json", task)
     measured = run_peer(TRL_PYTHON, prepared / "task.json", prepared / "result.json")
     assert "failed" not in measured, measured
-    steps = [measured[step] for step in STEPS]
-    assert all(seconds > 0 for seconds in steps)
-    assert sum(steps) <= measured["seconds"]
+    assert measured["seconds"] > 0
     assert measured["tokens"] == sum(map(len, task["queries"])) + 4 * RESPONSE
     assert (measured["versions"]["trl"], measured["threads"]) == ("1.9.2", 1)
 
@@ -181,16 +175,15 @@ def test_a_shape_that_fails_is_left_out_and_the_others_are_kept(tmp_path, monkey
 NAME = "tiny-s:4:2"
 
 
-def run_of(seconds, learn, peak):
-    run = {"seconds": seconds, "sample": 1.0, "measure": 0.5, "score": 0.5, "learn": learn}
+def run_of(seconds, peak):
     about = {"matrix_rate": 1e9, "device": "CPU, 2 cores, threads: 2"}
-    return run | about | {"peak": peak, "flops": 1e10, "tokens": 800}
+    return {"seconds": seconds, **about, "peak": peak, "flops": 1e10, "tokens": 800}
 
 
 def bench_of(commit="abc", **runs):
     """A bench at 1 Gflop/s: an update of 10 Gflop needs 10 s."""
-    runs_of_ours = [run_of(seconds, 0.6 * seconds, 3e6) for seconds in (20.0, 22.0)]
-    runs_of_trl = [run_of(seconds, 0.9 * seconds, 6e6) for seconds in (50.0, 40.0)]
+    runs_of_ours = [run_of(seconds, 3e6) for seconds in (20.0, 22.0)]
+    runs_of_trl = [run_of(seconds, 6e6) for seconds in (50.0, 40.0)]
     about = {"date": "2026-11-22T00:00:00+00:00", "code_version": commit, "machine": "a processor"}
     lists = {"versions": {"torch": "2.13.0"}, "peers": {"trl": TRL}, "left_out": []}
     measured = {"ours": runs_of_ours, "trl": runs_of_trl} | runs

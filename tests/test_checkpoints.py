@@ -242,3 +242,10 @@ def test_a_full_disk_stops_no_training_and_keeps_the_last_good_checkpoint(
     names = sorted(path.name for path in disk.iterdir())
     assert names == ["checkpoint-0000002", "checkpoint-0000006"]
     assert len(read_lines(loop.run.partial / "metrics.jsonl")) == 6
+
+
+def test_every_update_deals_its_episodes_into_other_minibatches(tmp_path):
+    loop, seeds = linear_state(tmp_path), set()
+    for loop.learner.update in range(5):
+        seeds.add(loop.minibatch_seed)
+    assert len(seeds) == 5

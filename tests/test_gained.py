@@ -12,14 +12,14 @@ from reports.parts.words import plain
 from reports.sections.scores import gain_notes
 
 PROXIES = (1.9, 2.0, 2.1, 7.0)
-QUESTIONS = "where it ends with a question and SFT does not (2 posts: 1.05 [0.41, 1.69])"
+QUESTIONS = "where it ends with a question and SFT does not (2 posts: 1.05 [0.41, 1.69]"
 
 
 @pytest.mark.parametrize(
     ("others", "note"),
     [
-        ((0.5, -0.5), [f"only {QUESTIONS}; elsewhere it did not reliably move (2 posts: {{}})."]),
-        ((0.1, 0.11), [f"more {QUESTIONS} than elsewhere (2 posts: {{}})."]),
+        ((0.5, -0.5), [f"only {QUESTIONS}; the others, 2 posts: {{}})."]),
+        ((0.1, 0.11), [f"more {QUESTIONS}; the others, 2 posts: {{}})."]),
         ((1.0, 1.1), []),
     ],
 )
@@ -50,8 +50,10 @@ class FourPosts:
         self.golds = {"sft": (0.0, 0.0, 0.0, 0.0), "ppo": (1.0, others[0], 1.1, others[1])}
         self.proxies = proxies
 
+    seed = 1
+
     def rows(self, stage, file):
-        if stage == "judge":
+        if stage in ("judge", "win_rate"):
             return [
                 {"policy": name, "id": str(post), "score": score}
                 for name, of_posts in self.golds.items()

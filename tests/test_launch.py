@@ -153,7 +153,7 @@ def test_the_engine_is_what_accelerate_tells_its_processes(monkeypatch):
 def test_an_engine_that_nobody_has_seen_train_is_refused(monkeypatch, environ, kind):
     for name, value in environ.items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(UserError, match=f"LAUNCH starts {kind}, which nobody has seen"):
+    with pytest.raises(UserError, match=f"the environment starts {kind}, which nobody has seen"):
         make_accelerator(make_config("tiny"))
 
 

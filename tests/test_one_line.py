@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import openai
 import pytest
 import torch
 from safetensors import SafetensorError
@@ -138,3 +139,27 @@ def test_every_command_ends_in_one_line():
             if isinstance(node, ast.Call)
         }
         assert "in_one_line" in called or called & handing_on, path
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "said"),
+    [
+        ("HTTPS_PROXY", "http://[::1", "HTTPS_PROXY in the environment is no address of a proxy"),
+        ("SSL_CERT_FILE", "nowhere.pem", "SSL_CERT_FILE=nowhere.pem holds no certificates"),
+    ],
+)
+def test_a_variable_that_keeps_a_client_from_being_made_is_named(
+    monkeypatch, variable, value, said
+):
+    monkeypatch.setenv(variable, value)
+    with pytest.raises(Exception) as fault:  # noqa: PT011 - of whichever library
+        openai.OpenAI(api_key="x").models.list()
+    assert str(what_to_mend(fault.value)).startswith(said)
+
+
+def test_a_command_whose_output_is_closed_prints_into_no_file(tmp_path):
+    code = "from stages.settings.faults import in_one_line\nwith in_one_line():\n    "
+    code += "open('first', 'w').write('x'); print('lost')"
+    words = f'"{sys.executable}" -c "{code}" >&-'
+    subprocess.run(words, shell=True, cwd=tmp_path, env={"PYTHONPATH": str(ROOT)}, check=True)
+    assert (tmp_path / "first").read_text() == "x"

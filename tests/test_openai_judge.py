@@ -1,7 +1,12 @@
 """The judge behind a server: what it asks, what it refuses, and what it waits for."""
 
+import json
 import re
+import socket
+import threading
 import time
+from contextlib import suppress
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -126,16 +131,46 @@ def test_what_no_try_mends_stops_with_one_line_and_is_never_unjudged(
     assert "\n" not in str(stop.value)
 
 
-def test_an_account_without_credit_stops_at_once_and_the_next_run_goes_on():
-    said = {"error": {"message": "You exceeded", "code": "insufficient_quota"}}
-    replies = [chat(GOOD), (429, said), chat(GOOD)]
+NO_CREDIT = {"error": {"message": "You exceeded", "code": "insufficient_quota"}}
+SPENT = {
+    "error": {"message": "You exceeded your current quota. Retry in 9s.", "id": "RequestsPerDay"}
+}
+
+
+@pytest.mark.parametrize(
+    ("refusal", "said"), [(NO_CREDIT, "no credit.*kept"), (SPENT, "quota is used up: .*kept")]
+)
+def test_a_spent_account_or_quota_stops_at_once_and_the_next_run_goes_on(refusal, said):
+    replies = [chat(GOOD), (429, refusal), chat(GOOD)]
     one, two = (Comparison("p", f"post {k}.", "one", "two") for k in range(2))
     with serving(lambda number, body: replies[number]) as server:
-        with pytest.raises(UserError, match=r"no credit.*replies are kept") as stop:
+        with pytest.raises(UserError, match=said) as stop:
             list(judge_all(make_judge(llm_config(server), {}), [one, two], 1))
         assert "\n" not in str(stop.value)
         assert len(list(judge_all(make_judge(llm_config(server), {}), [one, two], 1))) == 2
     assert len(server.requests) == 3
+
+
+def test_a_reply_that_comes_byte_by_byte_is_left_in_time():
+    """Each part began the wait anew, for ever."""
+    body = json.dumps(chat(GOOD)[1])
+    text = f"HTTP/1.1 200 OK\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode()
+
+    def dribble(connection: socket.socket) -> None:
+        connection.recv(65536)
+        with suppress(OSError):  # the client hangs up
+            for at in range(0, len(text), 10):
+                connection.sendall(text[at : at + 10])
+                time.sleep(0.1)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}/v1"
+        threading.Thread(target=lambda: dribble(listener.accept()[0]), daemon=True).start()
+        config = llm_config(SimpleNamespace(url=url), request_seconds=1, max_retries=0)
+        begin = time.monotonic()
+        with pytest.raises(UserError, match=r"no reply within 1 s: raise judge\.request_seconds"):
+            make_judge(config, {}).reply(Comparison("p", "post", "one", "two"))
+    assert time.monotonic() - begin < 3  # of the 4 s that the whole reply takes
 
 
 def test_a_refusal_stops_threads_that_wait_for_their_turn():

@@ -39,15 +39,13 @@ def test_a_rehearsal_is_a_run_of_every_stage_of_which_the_table_alone_stays(plac
     assert ended.value.code == 0
     assert Path.cwd() == place
     names = {path.name for path in Path("runs").rglob("*")}
-    assert names == {"tried", "rehearsal", "rehearsal.json", "rehearsal.md"}
+    assert names == {"tried", "rehearsal", "rehearsal.json"}
     stages = record()["stages"]
     assert tuple(stages) == rehearse.REHEARSED
     assert all(row["plan"] > 0 and row["seconds"] > 0 for row in stages.values())
     assert all(stages[stage]["update"] > 0 for stage in rehearse.LEARNED)
-    assert 0 < stages["ppo"]["rollout"] < stages["ppo"]["update"]
-    assert tuple(record()["hours"]) == rehearse.LEARNED
-    assert record()["batches"] == {"sft": 4, "rm": 2, "ppo": 4}
-    assert max(map(len, (FOLDER / "rehearsal.md").read_text("utf-8").splitlines())) <= 80
+    assert tuple(stage for stage in stages if "hours" in stages[stage]) == rehearse.LEARNED
+    assert max(map(len, capsys.readouterr().out.splitlines())) <= 80
 
 
 @pytest.mark.walk
@@ -67,7 +65,6 @@ def test_a_rehearsal_that_is_stopped_leaves_the_table_of_the_stages_that_finishe
         rehearse.main(WORDS)
     assert ended.value.code == 143
     assert [*record()["stages"]] == ["sft"]
-    assert [*record()["hours"]] == ["sft"]
 
 
 def test_a_rehearsal_in_which_no_stage_finished_leaves_nothing(place, monkeypatch):

@@ -73,7 +73,7 @@ def test_two_lines_are_compared_where_both_are_over_the_root_of_kl():
 def test_lines_without_a_kl_in_common_are_not_compared():
     both = frame(line("ppo", 1, 2, kls=(1, 2)), line("rloo", 1, 1, kls=(3, 9)))
     pair = matched(both, "ppo", "rloo", "gold")
-    assert (pair.each, pair.apart) == ([], [1])
+    assert (pair.each, pair.apart) == ([], 1)
     assert "needs several seeds, and this is one" in answer(both)
     twice = pd.concat([both, both.assign(seed=2)])
     assert "no rival is shown to be over another in gold score, over 2 seeds" in answer(twice)

@@ -8,7 +8,7 @@ Source: Gao et al. 2022 (2210.10760), where a gold reward model stands in for pe
 
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from itertools import chain, groupby
 from math import isnan, nan
 from pathlib import Path
@@ -52,58 +52,22 @@ from stages.settings.prompt import format_post, parse_post
 from stages.settings.stages import TRAINED
 
 KIND = "gold_reward_model"
-HELD_OUT = ("accuracy", "accuracy_low", "accuracy_high", "pairs")
 Text = tuple[str, str]
 """A query and a summary of it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Gold:
-    """The gold reward model of a config: where it lies and what is known of its training."""
+    """The gold reward model of a config."""
 
     folder: Path
     label: str
     """How pages name it."""
+    note: str
+    """How far it can be believed: what is known of its training and its accuracy."""
     max_query_tokens: int
     prompt: str
     """The template of the queries that it learned."""
-    trained: bool = True
-    """Whether the run trained its policies itself, so that it has a reward model of its own."""
-    shared_posts: int | None = None
-    """Posts whose comparisons both it and the run's own reward model learned; None: not known."""
-    own_posts: int | None = None
-    """Posts whose comparisons the run's own reward model learned; None: not known."""
-    held_out: dict[str, float] | None = None
-    """Its accuracy on held-out comparisons, as its own run measured it; None: not known."""
-
-    @property
-    def about(self) -> About:
-        """Who judges, and how far it can be believed."""
-        name = f"gold reward model {self.label}, not an LLM"
-        return About(
-            kind=KIND, name=name, is_llm=False, note=f"{self._training()}; {self._accuracy()}"
-        )
-
-    def _training(self) -> str:
-        if not self.trained:
-            return "another reward model; whether a policy was optimised against it is NOT KNOWN"
-        data = "trained on other comparisons than the run's own, with no post in common"
-        if self.shared_posts is None:
-            data = "whether it was trained on other comparisons than the run's own is NOT KNOWN"
-        elif self.shared_posts:
-            data = (
-                "trained in part on THE SAME comparisons as the run's own"
-                f" ({self.shared_posts:,} of {self.own_posts:,} posts) and may share its mistakes"
-            )
-        start = "another reward model than the run's own, not an LLM"
-        return f"{start}: {data}; no policy was optimised against it"
-
-    def _accuracy(self) -> str:
-        if self.held_out is None:
-            return "its accuracy is not known"
-        *shares, pairs = (self.held_out[key] for key in HELD_OUT)
-        share, low, high = (100 * value for value in shares)
-        return f"it ranks {share:.1f}% [{low:.1f}, {high:.1f}] of {pairs:,} held-out pairs right"
 
 
 def find_gold(config: Config) -> Gold:
@@ -115,32 +79,50 @@ def find_gold(config: Config) -> Gold:
     folder = gold_folder(config)
     if is_gold_of(config, config):
         raise own_gold(config)
-    trained = config.kind == TRAINED
-    if read_manifest(folder) is None:
-        if not (folder / "config.json").exists():
-            raise no_gold(config)
-        return Gold(
-            folder=folder,
-            label=f"in folder {folder.name}",
-            max_query_tokens=config.data.max_query_tokens,
-            prompt=config.data.prompt,
-            trained=trained,
-        )
-    maker = recorded_config(folder)
-    assert maker is not None  # a finished stage has its settings
-    check_stage(maker, "normalize")
-    own, gold = trained_posts(config), trained_posts(maker)
-    pairs = stage_folder(maker, "rm") / HELD_OUT_PAIRS
+    maker = recorded_config(folder) if read_manifest(folder) is not None else None
+    if maker is not None:
+        check_stage(maker, "normalize")
+        label, folder = f"{maker.name} seed {maker.seed}", folder / "model"
+    elif (folder / "config.json").exists():
+        label = f"in folder {folder.name}"
+    else:
+        raise no_gold(config)
+    data = (maker or config).data
     return Gold(
-        folder=folder / "model",
-        label=f"{maker.name} seed {maker.seed}",
-        max_query_tokens=maker.data.max_query_tokens,
-        prompt=maker.data.prompt,
-        trained=trained,
-        shared_posts=len(own & gold) if own is not None and gold is not None else None,
-        own_posts=len(own) if own is not None else None,
-        held_out=pair_accuracy(read_lines(pairs)) if pairs.exists() else None,
+        folder=folder,
+        label=label,
+        note=f"{training_of(config, maker)}; {accuracy_of(maker)}",
+        max_query_tokens=data.max_query_tokens,
+        prompt=data.prompt,
     )
+
+
+def training_of(config: Config, maker: Config | None) -> str:
+    """Whether the gold model learned other comparisons than a run's own; no maker: not known."""
+    if config.kind != TRAINED:
+        return "another reward model; whether a policy was optimised against it is NOT KNOWN"
+    own, gold = trained_posts(config), trained_posts(maker) if maker else None
+    data = "trained on other comparisons than the run's own, with no post in common"
+    if own is None or gold is None:
+        data = "whether it was trained on other comparisons than the run's own is NOT KNOWN"
+    elif shared := len(own & gold):
+        data = (
+            "trained in part on THE SAME comparisons as the run's own"
+            f" ({shared:,} of {len(own):,} posts) and may share its mistakes"
+        )
+    start = "another reward model than the run's own, not an LLM"
+    return f"{start}: {data}; no policy was optimised against it"
+
+
+def accuracy_of(maker: Config | None) -> str:
+    """The gold model's accuracy on held-out comparisons, as its own run measured it."""
+    pairs = stage_folder(maker, "rm") / HELD_OUT_PAIRS if maker else None
+    if pairs is None or not pairs.exists():
+        return "its accuracy is not known"
+    measured = pair_accuracy(read_lines(pairs))
+    share, low, high = (100 * measured[f"accuracy{end}"] for end in ("", "_low", "_high"))
+    count = measured["pairs"]
+    return f"it ranks {share:.1f}% [{low:.1f}, {high:.1f}] of {count:,} held-out pairs right"
 
 
 def trained_posts(config: Config) -> set[str] | None:
@@ -174,12 +156,12 @@ class GoldJudge(Judge):
     @property
     def about(self) -> About:
         """Who judges, and how far it can be believed."""
-        return self.gold.about
+        name = f"gold reward model {self.gold.label}, not an LLM"
+        return About(kind=KIND, name=name, is_llm=False, note=self.gold.note)
 
     def facts(self) -> dict[str, Any]:
-        """What the manifest keeps of the model."""
-        facts = asdict(self.gold) | {"folder": self.gold.folder.name}
-        return {key: facts[key] for key in facts if key not in ("max_query_tokens", "prompt")}
+        """How pages name the scorer."""
+        return {"label": self.gold.label}
 
     def keep_in(self, folder: Path) -> None:
         """Finished parts of the scoring outlast the process in this folder."""

@@ -5,8 +5,8 @@
 It is a run like any other, through the pipeline and in as many processes, with fewer rows and
 smaller batches, on random weights of the shape and rows as long as the limits allow (`inputs.py`).
 What the stages recorded of memory and time stands beside the plan, and from the seconds of an
-update follow the hours of the whole run, at most: its rows are shorter. The table stays, as JSON
-and Markdown, in `runs/<name>/rehearsal/`; the run itself is removed.
+update follow the hours of the whole run, at most: its rows are shorter. The numbers stay, as JSON,
+in `runs/<name>/rehearsal/`; the run itself is removed.
 """
 
 import argparse
@@ -22,11 +22,11 @@ from reports.needs.gpus import GIB
 from reports.needs.inputs import draw_weights, write_rows, write_tokenizer
 from reports.needs.memory import Setting, setting_of
 from reports.needs.parts import STAGE_OF_PART, part_bytes
-from reports.needs.shapes import parameters, shape_of
+from reports.needs.shapes import shape_of
 from reports.needs.work import updates_of
 from stages import pipeline
 from stages.finished import read_manifest, stage_folder
-from stages.running.files import read_lines, write_json, write_text
+from stages.running.files import read_lines, write_json
 from stages.running.launch import add_launch_arguments
 from stages.running.signals import CALLER_SAYS_STOP
 from stages.settings import config as settings
@@ -112,9 +112,7 @@ def rehearse(request: Request, args: argparse.Namespace) -> int:
     if record["stages"]:
         lines = table_lines(record, args.price_per_hour)
         write_json(folder / "rehearsal.json", record)
-        page = "\n".join([f"# Rehearsal of {config.name}", "", "```", *lines, "```", ""])
-        write_text(folder / "rehearsal.md", page)
-        show([*lines, "", f"saved in {settings.RUNS / config.name}/rehearsal, .md and .json"])
+        show([*lines, "", f"saved in {settings.RUNS / config.name}/rehearsal/rehearsal.json"])
     return code
 
 
@@ -140,25 +138,14 @@ def record_of(config: Config, short: Config, processes: int, sharded: bool) -> d
     how = {"devices": processes, "on_gpu": not device.startswith("CPU"), "sharded": sharded}
     setting = setting_of(short, **how)
     rows = {stage: row_of(setting, stage, manifest) for stage, manifest in manifests.items()}
-    return {
-        "name": config.name,
-        "parameters": parameters(setting.shape),
-        "device": device,
-        "half": setting.half,
-        "memory": vars(config.memory),
-        "batches": {stage: getattr(short, stage).batch_size for stage in LEARNED},
-        "stages": rows,
-        "hours": {
-            stage: hours_of(config, short, stage, rows[stage]["update"])
-            for stage in LEARNED
-            if stage in rows
-        },
-    }
+    for stage in [stage for stage in LEARNED if stage in rows]:
+        rows[stage]["hours"] = hours_of(config, short, stage, rows[stage]["update"])
+    return {"name": config.name, "device": device, "half": setting.half, "stages": rows}
 
 
 def row_of(setting: Setting, stage: str, manifest: dict[str, Any]) -> Row:
     """What a stage of the rehearsal recorded: peak and plan in GiB (on a CPU the peak of the whole
-    process); seconds of the stage, of its last update and of sampling and scoring in it.
+    process); seconds of the stage, and of its last update.
     """
     peak = manifest["peak_gpu_gib" if setting.on_gpu else "peak_memory_gib"]
     parts = part_bytes(setting).items()
@@ -166,7 +153,7 @@ def row_of(setting: Setting, stage: str, manifest: dict[str, Any]) -> Row:
     row = {"plan": plan, "peak": peak, "seconds": manifest["seconds"]}
     if stage in LEARNED:
         last = read_lines(stage_folder(setting.config, stage) / "metrics.jsonl")[-1]
-        row |= {"update": last["seconds/update"], "rollout": last.get("seconds/rollout", 0.0)}
+        row["update"] = last["seconds/update"]
     return row
 
 
@@ -183,33 +170,20 @@ def hours_of(config: Config, short: Config, stage: str, update: float) -> float:
 
 def table_lines(record: dict[str, Any], price: float) -> list[str]:
     """The whole table, in lines of at most 80 columns."""
-    memory = record["memory"]
-    batches = ", ".join(f"{stage} {size}" for stage, size in record["batches"].items())
+    columns = ("plan", "peak", "seconds", "update", "hours")
     lines = [
-        f"rehearsal of {record['name']}: {record['parameters']:,} parameters, random",
-        f"  {record['device']}, {'bf16 autocast' if record['half'] else 'float32'}",
-        f"  microbatch {memory['microbatch_size']}, without gradients "
-        f"{memory['forward_batch_size']}; batches: {batches}",
-        "",
-        "GiB on one device (of a CPU's peak: with libraries); seconds of a stage, of its",
-        "last update, and in it of sampling and scoring",
-        f"{'stage':12}{'plan':>8}{'peak':>8}{'seconds':>10}{'an update':>11}{'rollout':>10}",
+        f"rehearsal of {record['name']} on {record['device']},"
+        f" {'bf16 autocast' if record['half'] else 'float32'}",
+        "GiB on one device (of a CPU's peak: with libraries); seconds of a stage and of its",
+        "last update; hours of all updates at this speed, at most: real rows are shorter",
+        f"{'stage':12}" + "".join(f"{name:>10}" for name in columns),
     ]
     for stage, row in record["stages"].items():
-        line = f"{stage:12}{row['plan']:>8.2f}{row['peak']:>8.2f}{row['seconds']:>10.1f}"
-        if "update" in row:
-            line += f"{row['update']:>11.2f}{row['rollout']:>10.2f}"
-        lines.append(line)
-    hours = record["hours"]
-    needed = sum(hours.values())
+        cells = (f"{row[name]:>10,.2f}" if name in row else f"{'-':>10}" for name in columns)
+        lines.append(f"{stage:12}{''.join(cells)}")
+    needed = sum(row.get("hours", 0.0) for row in record["stages"].values())
     paid = f", ${needed * price:,.0f} at ${price:g} an hour" if price else ""
-    lines += [
-        "",
-        "hours of all updates at this speed, at most: real rows are shorter",
-        *(f"  {stage:12}{spent:>12,.2f}" for stage, spent in hours.items()),
-        f"  {'together':12}{needed:>12,.2f}{paid}",
-    ]
-    return [line[:80] for line in lines]
+    return [line[:80] for line in [*lines, f"together {needed:,.2f} hours{paid}"]]
 
 
 @in_one_line()

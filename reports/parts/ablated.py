@@ -7,6 +7,7 @@ difference, paired by post, does not lie above 0), or where PPO ended in an erro
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from statistics import fmean
 from typing import Any
 
 from eval.win_rate import pair_name
@@ -118,34 +119,27 @@ def there(base: str) -> list[str]:
 
 def seeds_of(name: str, judge: str) -> SeedsOfRun:
     """The seeds of a run. Raises UserError if none has finished, and none ended in an error."""
-    ended = ended_in_an_error(name)
+    ended = [
+        int(path.name.removeprefix("seed"))
+        for path in sorted((settings.RUNS / name).glob("seed*"))
+        if (partial_of(path / POLICY) / "failed.json").exists() and not (path / POLICY).exists()
+    ]
     try:
         runs, left_out = find_runs(name, judge)
     except UserError:
         if not ended:
             raise
         runs, left_out = [], []
-    unrated = [run for run in runs if numbers(run)["ppo/win_rate"] is None]
+    rated = [run for run in runs if numbers(run)["ppo/win_rate"] is not None]
+    gone = tuple(f"{name} seed{seed} " for seed in ended)
+    left_out = [line for line in left_out if not line.startswith(gone)]
     left_out += [
         f"{name} seed{run.seed} is left out: too many of its posts have no verdict."
-        for run in unrated
+        for run in runs
+        if run not in rated
     ]
-    rated = [run for run in runs if run not in unrated]
-    gone = {f"{name} seed{seed} " for seed in ended}
-    left_out = [line for line in left_out if not any(line.startswith(mark) for mark in gone)]
-    left_out += [f"{mark}failed: its PPO ended in an error." for mark in sorted(gone)]
+    left_out += [f"{mark}failed: its PPO ended in an error." for mark in gone]
     return SeedsOfRun(runs=rated, ended=ended, left_out=left_out)
-
-
-def ended_in_an_error(name: str) -> list[int]:
-    """The seeds of a run whose PPO ended in an error and was not finished since."""
-    ended = []
-    for seed in (settings.RUNS / name).glob("seed*"):
-        broken = (partial_of(seed / POLICY) / "failed.json").exists()
-        number = seed.name.removeprefix("seed")
-        if broken and number.isdigit() and not (seed / POLICY).exists():
-            ended.append(int(number))
-    return sorted(ended)
 
 
 def fails(row: Row) -> bool | None:
@@ -175,33 +169,55 @@ def ablation_of(name: str, base: str, default: SeedsOfRun, turned: SeedsOfRun) -
 
 
 def numbers(record: Record) -> Row:
-    """One run's row, with what ablations look at beside it."""
+    """One run's row, with what ablations look at beside it: `pace` is the update at which the gain
+    in reward is there.
+    """
     ppo = record.results(POLICY)
-    return numbers_of(record) | {"eos_rate": ppo["policy/eos_rate"], "kl": ppo["objective/kl_k1"]}
+    pace = update_of_gain(record.rows(POLICY), record.settings[POLICY]["critic_updates"])
+    own = {"eos_rate": ppo["policy/eos_rate"], "kl": ppo["objective/kl_k1"], "pace": pace}
+    return numbers_of(record) | own
+
+
+GAIN = 0.9  # share of a run's gain in reward that is timed
+SMOOTHED = 5  # updates whose mean reward counts as one
+
+
+def update_of_gain(rows: Sequence[Row], alone: int = 0) -> int | None:
+    """The policy's update at which GAIN of a run's own gain in reward is there; None where its
+    reward did not rise. `alone`: updates of the critic before them, which do not count.
+
+    It ends the first SMOOTHED updates whose mean reward is GAIN of the way from the first update's
+    to the mean of the last fifth.
+    """
+    rewards = [row["objective/scores"] for row in rows]
+    start, end = rewards[0], fmean(rewards[-max(1, len(rewards) // 5) :])
+    if end <= start:
+        return None
+    target, ends = start + GAIN * (end - start), range(SMOOTHED, len(rewards) + 1)
+    return next((n - alone for n in ends if fmean(rewards[n - SMOOTHED : n]) >= target), None)
 
 
 def oddities(name: str, run: Record, default: Record) -> list[str]:
     """What a run differs in from the default, apart from this one switch."""
-    wanted = switched(name)
+    wanted, taken, which = switched(name), taken_stages(name), f"{name}, seed {run.seed},"
+    own = {
+        f"{section}.{key}": value
+        for section, values in run.settings.items()
+        for key, value in values.items()
+    }
     differing = differing_settings([default, run], free=MEMORY_KNOBS)
     wrong = [key for key in differing if key not in wanted]
-    wrong += [key for key, value in wanted.items() if _value(run, key) != value]
+    wrong += [key for key, value in wanted.items() if own.get(key) != value]
     notes = []
     if wrong:
-        values = ", ".join(f"{key} ({words.shown(key, _value(run, key))})" for key in wrong)
-        notes.append(
-            f"{name}, seed {run.seed}, is not the default with this switch alone: {values}."
-        )
-    taken = taken_stages(name)
-    inputs = [
-        {stage: record.manifests[POLICY]["inputs"].get(stage) for stage in taken}
-        for record in (default, run)
-    ]
-    shared = "SFT or reward" if "normalize" in taken else "SFT"
-    if inputs[0] != inputs[1]:
-        notes.append(f"{name}, seed {run.seed}: its {shared} model is not the default's.")
+        values = ", ".join(f"{key} ({words.shown(key, own.get(key))})" for key in wrong)
+        notes.append(f"{which} is not the default with this switch alone: {values}.")
+    inputs = [record.manifests[POLICY]["inputs"] for record in (default, run)]
+    if any(inputs[0].get(stage) != inputs[1].get(stage) for stage in taken):
+        shared = "SFT or reward" if "normalize" in taken else "SFT"
+        notes.append(f"{which} has another {shared} model than the default.")
     if "normalize" not in taken and run.results("win_rate")["judge"]["kind"] == "reward_model":
-        notes.append(f"{name}, seed {run.seed}, is judged by its own reward model, no one else's.")
+        notes.append(f"{which} is judged by its own reward model, no one else's.")
     return notes
 
 
@@ -209,11 +225,6 @@ def taken_stages(name: str) -> tuple[str, ...]:
     """The stages before PPO that the runs of an ablation take from the default."""
     sections = {override_of(text)[0] for text in settings_of_ablation(name)}
     return shared_before(first_changed(sections))
-
-
-def _value(run: Record, key: str) -> Any:
-    section, name = key.split(".")
-    return run.settings[section].get(name)
 
 
 def switched(name: str) -> dict[str, Any]:

@@ -1,23 +1,22 @@
-"""What training changed: the proxy and the gold score of policies, each less its SFT's, by seed.
+"""What training changed: the proxy and the gold score of policies, minus SFT's, by seed.
 
 The proxy is the reward model that a run's own policies learned from. Where it rises and the gold
 score falls, the policy learned the proxy's mistakes (Gao et al. 2022, 2210.10760).
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import pandas as pd
 from matplotlib.axes import Axes
 
 from eval.scores import START, mean_gain
-from eval.win_rate import posts_by_text, rows_by_policy
 from reports.parts import plots
 from reports.parts.cells import MISSING, Number
 from reports.parts.collect import Record, judged_row, policies_of
 from reports.parts.page import Figure, Table
-from reports.parts.paired import Entry
-from reports.parts.sample_views import by_id
+from reports.parts.paired import Entry, posts_frame, texts_of
 from reports.parts.words import Row, direction, seeds_mean
 
 SCORERS = {"proxy": "proxy", "gold": "gold score"}
@@ -51,6 +50,25 @@ def table(entries: Sequence[Entry]) -> list[Table]:
     return [Table(columns, rows, caption, name="gained")] if rows else []
 
 
+def _cells(each: Sequence[Row]) -> list[object]:
+    """The mean with its interval, and the difference of every seed."""
+    if not each:
+        return [MISSING] * 2
+    middles = [gain["estimate"] for gain in each]
+    mean = seeds_mean(middles, lambda value: Number(value, signed=True))
+    if len(each) == 1:
+        mean = replace(mean, low=each[0]["low"], high=each[0]["high"])
+    if len(each) > MOST_SEEDS:
+        counts = (f"{sum(_sign(gain) == sign for gain in each)}{sign}" for sign in (" (+)", " (-)"))
+        return [mean, f"{min(middles):.2f} to {max(middles):.2f}: {', '.join(counts)}"]
+    return [mean, ", ".join(f"{gain['estimate']:.2f}{_sign(gain)}" for gain in each)]
+
+
+def _sign(gain: Row) -> str:
+    """Whether a seed's interval over posts lies above or below 0."""
+    return {"rose": " (+)", "fell": " (-)"}.get(direction(gain), "")
+
+
 def over_kl(entries: Sequence[Entry], colors: Sequence[str]) -> list[Figure]:
     """The gold score - SFT's over the square root of KL from it, a point for each seed.
 
@@ -79,41 +97,6 @@ def over_kl(entries: Sequence[Entry], colors: Sequence[str]) -> list[Figure]:
     return [plots.figure("gold-over-kl", caption, [panel], wide=1.4)] if points else []
 
 
-def _cells(each: Sequence[Row]) -> list[object]:
-    """The mean with its interval, and the difference of every seed."""
-    if not each:
-        return [MISSING] * 2
-    middles = [gain["estimate"] for gain in each]
-    first, *others = each
-    mean = seeds_mean(middles, lambda value: Number(value, signed=True))
-    if not others:
-        mean = replace(mean, low=first["low"], high=first["high"])
-    if len(each) > MOST_SEEDS:
-        counts = (f"{sum(_sign(gain) == sign for gain in each)}{sign}" for sign in (" (+)", " (-)"))
-        return [mean, f"{min(middles):.2f} to {max(middles):.2f}: {', '.join(counts)}"]
-    return [mean, ", ".join(f"{gain['estimate']:.2f}{_sign(gain)}" for gain in each)]
-
-
-def _sign(gain: Row) -> str:
-    """Whether a seed's interval over posts lies above or below 0."""
-    return {"rose": " (+)", "fell": " (-)"}.get(direction(gain), "")
-
-
-def sentence(entries: Sequence[Entry]) -> str:
-    """In how many seeds each policy's scores rose or fell; empty where no policy has gains."""
-    counts = []
-    for entry in entries:
-        proxy, gold = (gains(entry, scorer) for scorer in SCORERS)
-        if proxy and gold:
-            counts.append(f"{entry.label} {_seeds(proxy)} and {_seeds(gold)} of {len(gold)}")
-    return f"Seeds above SFT by proxy and by gold score: {'; '.join(counts)}." if counts else ""
-
-
-def _seeds(each: Sequence[Row]) -> str:
-    rose, fell = (sum(_sign(gain) == sign for gain in each) for sign in (" (+)", " (-)"))
-    return f"{rose} ({fell} below)" if fell else str(rose)
-
-
 # -- where the gain lies ---------------------------------------------------------------------------
 
 
@@ -130,41 +113,36 @@ def asks(summary: str) -> bool:
     return summary.rstrip(" \n\t\"'”’)").endswith("?")
 
 
-# What tells posts apart -> whether a post is of the first kind, by the rows of a policy's summary
-# and of SFT's. A closing question is a habit that a reward model may pay for, whatever the post
-# says, and a summary that is cut off can score far below all others.
-KINDS: dict[str, Callable[[Row, Row], bool]] = {
-    "question": lambda own, sft: asks(own["summary"]) > asks(sft["summary"]),
-    "ending": lambda own, sft: False in (own["has_eos"], sft["has_eos"]),  # None: not known
+# What tells posts apart -> which posts are of the first kind, by the posts of a policy beside
+# SFT's. A closing question is a habit that a reward model may pay for, whatever the post says, and
+# a summary that is cut off can score far below all others.
+KINDS: dict[str, Callable[[pd.DataFrame], Any]] = {
+    "question": lambda both: both["summary"].map(asks) & ~both["summary_sft"].map(asks),
+    # None: not known.
+    "ending": lambda both: both["ends"].isin([False]) | both["ends_sft"].isin([False]),
 }
 
 
 def by_kind(record: Record, key: str) -> dict[str, tuple[Gains, Gains]]:
-    """The gains of each policy on the two kinds of posts; without posts of the first it is left
-    out.
+    """The gains of each policy on the two kinds of posts; without posts of the first, or without a
+    gold score, it is left out.
     """
-    written = {name: record.rows("summaries", f"{name}.jsonl") for name in policies_of(record)}
-    texts, post_of = {name: by_id(rows) for name, rows in written.items()}, posts_by_text(written)
-    scored = {
-        name: by_id(rows)
-        for name, rows in rows_by_policy(record.rows("judge", "gold_scores.jsonl")).items()
-    }
-    is_first, both, gains = KINDS[key], (texts, scored), {}
-    for name in [name for name in texts if name != START and name in scored and START in scored]:
-        first = [post for post, row in texts[name].items() if is_first(row, texts[START][post])]
-        rest = [post for post in texts[name] if post not in {*first}]
-        if first:
-            gains[name] = (
-                Gains(len(first), *(_gain(x[name], x[START], first, post_of) for x in both)),
-                Gains(len(rest), *(_gain(x[name], x[START], rest, post_of) for x in both)),
-            )
-    return gains
+    frames = {name: posts_frame(record, name) for name in policies_of(record)}
+    frames = {name: posts for name, posts in frames.items() if posts["gold"].notna().any()}
+    kinds = {}
+    for name in [name for name in frames if name != START and START in frames]:
+        both = frames[name].merge(frames[START], on="post", suffixes=("", f"_{START}"))
+        is_first = KINDS[key](both).astype(bool)
+        if is_first.any():
+            kinds[name] = _gains(both[is_first]), _gains(both[~is_first])
+    return kinds
 
 
-def _gain(
-    own: dict[str, Row], start: dict[str, Row], posts: Sequence[str], post_of: Mapping[str, str]
-) -> Row | None:
-    """The mean difference of two policies' scores on some posts; None on fewer than two."""
-    pairs = {post: (own[post]["score"], start[post]["score"]) for post in posts if post in start}
-    known = {post: pair for post, pair in pairs.items() if None not in pair}
-    return mean_gain({post: score - before for post, (score, before) in known.items()}, post_of)
+def _gains(both: pd.DataFrame) -> Gains:
+    """The mean differences on some posts; None on fewer than two."""
+    means = []
+    for scorer in SCORERS:
+        gaps = zip(both["post"], both[scorer] - both[f"{scorer}_{START}"], strict=True)
+        known = {post: gap for post, gap in gaps if gap == gap}
+        means.append(mean_gain(known, texts_of(both)))
+    return Gains(len(both), *means)

@@ -1,28 +1,73 @@
 """Policies of finished runs beside another one, seed by seed and on the same posts.
 
 An entry is named `name[/seed][:policy]`; without a seed it is all finished seeds of the run.
-`reports.compare_page` and `reports.ablations_page` put it into words.
+`posts_frame` is what every comparison is made from: one row for each judged post of a policy.
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from statistics import fmean
 
+import pandas as pd
+
 from eval.rates.formulas import CONFIDENCE, Interval, holm, mean_of_seeds, p_of_seeds
 from eval.scores import Scores
 from eval.win_rate import PairedInterval, paired_difference, win_rate
-from reports.parts import plots
-from reports.parts.blocks import Block
-from reports.parts.cells import MISSING, Number
 from reports.parts.collect import Record, explained_by_critic, find_runs, judged_row, policies_of
-from reports.parts.sample_views import SCORES, by_id, change, verdict_of
+from reports.parts.sample_views import SCORES, change, verdict_of
 from reports.parts.words import Row, named, shown
 from stages.settings.checks import UserError
 from stages.settings.judge import MOST_UNJUDGED
 
 DEFAULT_POLICY = "ppo"
+WRITTEN = {
+    "query": "query",
+    "summary": "summary",
+    "proxy": "score",
+    "length": "tokens",
+    "kl": "kl",
+    "ends": "has_eos",
+}
+
+
+def posts_frame(run: Record, policy: str) -> pd.DataFrame:
+    """A row for each post that was judged of a policy, in the order of the judgements.
+
+    seed; post: its id; text: the first id with an equal text; policy; score: of both orders in
+    [0, 1], NaN unjudged; verdict; proxy, gold: scores of the run's own reward model and of the one
+    that judged; length: tokens; kl: log-ratio to SFT, nats; query, summary, ends. NaN or None where
+    something is not known.
+    """
+    judged = [row for row in run.rows("win_rate", SCORES) if row["policy"] == policy]
+    written = {row["id"]: row for row in run.rows("summaries", f"{policy}.jsonl")}
+    gold = run.rows("judge", "gold_scores.jsonl")
+    golds = {row["id"]: row["score"] for row in gold if row["policy"] == policy}
+    rows = [
+        {
+            "seed": run.seed,
+            "post": row["id"],
+            "text": row.get("post") or row["id"],
+            "policy": policy,
+            "score": row["score"],
+            "verdict": verdict_of(row["score"]),
+            "gold": golds.get(row["id"]),
+            **{to: written.get(row["id"], {}).get(key) for to, key in WRITTEN.items()},
+        }
+        for row in judged
+    ]
+    columns = ["seed", "post", "text", "policy", "score", "verdict", "gold", *WRITTEN]
+    return pd.DataFrame(rows, columns=columns).astype(
+        {"score": float, "gold": float, "proxy": float}
+    )
+
+
+def scores_of(posts: pd.DataFrame, column: str = "score") -> Scores:
+    """Each post's mean over the seeds, in the order of the first seed; None if a seed lacks it."""
+    groups = posts.groupby("post", sort=False)[column]
+    means = groups.mean().where(groups.count() == posts["seed"].nunique())
+    return {str(post): None if mean != mean else float(mean) for post, mean in means.items()}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,32 +112,10 @@ class Entry:
             for folder in folders
         ]
 
-    def place_of(self, seed: int) -> int:
-        """Which of its runs has a seed; the first if none has it."""
-        return self.seeds.index(seed) if seed in self.seeds else 0
-
     @cached_property
-    def written(self) -> list[dict[str, Row]]:
-        """The summary of each post, of each run."""
-        return [by_id(run.rows("summaries", f"{self.policy}.jsonl")) for run in self.runs]
-
-    @cached_property
-    def post_of(self) -> dict[str, str]:
-        """Id -> the first id with the same text."""
-        rows = [row for run in self.runs for row in run.rows("win_rate", SCORES)]
-        return {row["id"]: row.get("post") or row["id"] for row in rows}
-
-    @cached_property
-    def scores(self) -> list[Scores]:
-        """The score of each post, of each run; None if it is unjudged."""
-        return [
-            {
-                row["id"]: row["score"]
-                for row in run.rows("win_rate", SCORES)
-                if row["policy"] == self.policy
-            }
-            for run in self.runs
-        ]
+    def posts(self) -> pd.DataFrame:
+        """The posts of all its runs."""
+        return pd.concat([posts_frame(run, self.policy) for run in self.runs], ignore_index=True)
 
     def mean(self, key: str) -> float | None:
         """The mean over its runs of a number of its summaries; None where one has none."""
@@ -102,15 +125,19 @@ class Entry:
     @property
     def unjudged(self) -> float:
         """The largest share of posts without a verdict, of all its runs."""
-        shares = [[score is None for score in scores.values()] for scores in self.scores]
-        return max(fmean(lacking) for lacking in shares)
+        return float(self.posts["score"].isna().groupby(self.posts["seed"]).mean().max())
 
     @property
     def rate(self) -> Interval | None:
         """The win rate over the posts, as a mean over seeds; None if too much is unjudged."""
         if self.unjudged > MOST_UNJUDGED:
             return None
-        return win_rate(mean_scores(self.scores), self.post_of)
+        return win_rate(scores_of(self.posts), texts_of(self.posts))
+
+
+def texts_of(posts: pd.DataFrame) -> dict[str, str]:
+    """Id -> the first id with the same text."""
+    return dict(zip(posts["post"], posts["text"], strict=True))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,8 +146,8 @@ class Paired:
 
     entry: Entry
     first: Entry
-    pairs: list[tuple[int, int]]
-    """Which run of the entry stands beside which of the first."""
+    runs: list[Record]
+    """The runs of the entry that are compared."""
     together: PairedInterval | None
     """The difference of the win rates over posts; None if too much is unjudged."""
     each: list[float]
@@ -133,19 +160,9 @@ class Paired:
     """Summaries in all pairs."""
 
     @property
-    def runs(self) -> list[Record]:
-        """The runs of the entry that are compared."""
-        return [self.entry.runs[own] for own, _ in self.pairs]
-
-    @property
     def over_seeds(self) -> tuple[float, float] | None:
         """95% interval of the mean difference over seeds."""
         return mean_of_seeds(self.each)
-
-    @property
-    def seeds_agree(self) -> bool:
-        """Whether the interval over seeds leaves out 0."""
-        return self.over_seeds is not None and not self.over_seeds[0] <= 0 <= self.over_seeds[1]
 
     @property
     def is_clear(self) -> bool:
@@ -180,30 +197,44 @@ def above_first(pairs: Sequence[Paired]) -> int:
     )
 
 
-def mean_scores(sides: Sequence[Scores]) -> Scores:
-    """Each post's mean over the seeds; None if a seed has no verdict on it."""
-    means: dict[str, float | None] = {}
-    for post in sides[0]:
-        values = [side.get(post) for side in sides]
-        judged = [value for value in values if value is not None]
-        means[post] = fmean(judged) if len(judged) == len(values) else None
-    return means
+def beside(entry: Entry, first: Entry) -> Paired:
+    """An entry beside the first: the same seeds, or two single runs whatever their seeds.
 
-
-def picture(name: str, what: str, each: Mapping[str, Sequence[float]]) -> list[Block]:
-    """The mean difference of each with its interval over seeds; none where nothing has a rate.
-
-    `each`: its name -> the differences of its seeds. `what` says from what they differ.
+    Raises UserError where they have no seed or post in common, or a post has two texts.
     """
-    rows: list[tuple[str, float, float | None, float | None]] = []
-    for label, values in each.items():
-        if values:
-            low, high = mean_of_seeds(values) or (None, None)
-            ends = (low and 100 * low, high and 100 * high)
-            rows.append((label, 100 * fmean(values), ends[0], ends[1]))
-    caption = "Mean over seeds; bars are 95% t intervals over seeds, where seeds differ."
-    panel = plots.differences(f"Win rate, {what}", rows)
-    return [plots.figure(name, caption, [panel], 1.75, plots.tall(rows))] if rows else []
+    others = first.posts
+    if len(entry.runs) == len(first.runs) == 1:
+        others = others.assign(seed=entry.seeds[0])
+    elif not {*entry.seeds} & {*first.seeds}:
+        raise UserError(f"{entry.label} and {first.label} have no seed in common: name one of each")
+    both = entry.posts.merge(others, on=["seed", "post"], suffixes=("", "_first"))
+    if both.empty:
+        raise UserError(f"the posts differ: {entry.label} and {first.label} have none in common")
+    for post in both.loc[both["query"].fillna("") != both["query_first"].fillna(""), "post"]:
+        raise UserError(
+            f"the posts differ: {post} has another text in {entry.label} than in {first.label}"
+        )
+    together, each = None, []
+    if max(entry.unjudged, first.unjudged) <= MOST_UNJUDGED:
+        sides = scores_of(both), scores_of(both, "score_first")
+        together = paired_difference(*sides, texts_of(both))
+        gaps = both["score"] - both["score_first"]
+        each = gaps.groupby(both["seed"], sort=False).mean().tolist()
+    texts = both.dropna(subset=["summary", "summary_first"])
+    verdicts = zip(both["verdict_first"], both["verdict"], strict=True)
+    return Paired(
+        entry=entry,
+        first=first,
+        runs=[run for run in entry.runs if run.seed in {*both["seed"]}],
+        together=together,
+        each=each,
+        changes=Counter(change(before, after) for before, after in verdicts),
+        alike=int((texts["summary"] == texts["summary_first"]).sum()),
+        written=len(texts),
+    )
+
+
+# -- what was named --------------------------------------------------------------------------------
 
 
 def read_entries(texts: Sequence[str], judge: str = "") -> tuple[list[Entry], list[str]]:
@@ -248,96 +279,28 @@ def read_entry(text: str, judge: str) -> tuple[Entry, list[str]]:
         left_out = []
     if not runs:
         raise UserError(f"{text}: seed {seed} of {name} has not finished: run `make eval` for it")
-    lacking = [run for run in runs if policy not in policies_of(run)]
-    if len(lacking) == len(runs):
+    having = [run for run in runs if policy in policies_of(run)]
+    if not having:
         there = ", ".join(policies_of(runs[0]))
         raise UserError(f"{text}: run {name} has no policy {policy}: it has {there}")
-    left_out += [
-        f"{name} seed{run.seed} is left out: it has no policy {policy}." for run in lacking
-    ]
-    runs = [run for run in runs if run not in lacking]
-    return Entry(name=name, seed=seed, policy=policy, runs=runs), left_out
+    lacking = [run.seed for run in runs if run not in having]
+    left_out += [f"{name} seed{at} is left out: it has no policy {policy}." for at in lacking]
+    return Entry(name=name, seed=seed, policy=policy, runs=having), left_out
 
 
-def beside(entry: Entry, first: Entry) -> Paired:
-    """An entry beside the first. Raises UserError where they have no seed or post in common."""
-    pairs = pairs_of(entry, first)
-    written = [(entry.written[own], first.written[other]) for own, other in pairs]
-    for posts, others in written:
-        check_posts(entry, first, posts, others)
-    scores = [(entry.scores[own], first.scores[other]) for own, other in pairs]
-    judged = max(entry.unjudged, first.unjudged) <= MOST_UNJUDGED
-    own_scores, first_scores = (mean_scores(sides) for sides in zip(*scores, strict=True))
-    texts = [
-        (posts[post]["summary"], others[post]["summary"])
-        for posts, others in written
-        for post in posts
-        if post in others
-    ]
-    return Paired(
-        entry=entry,
-        first=first,
-        pairs=pairs,
-        together=paired_difference(own_scores, first_scores, entry.post_of) if judged else None,
-        each=[paired_difference(*sides).estimate for sides in scores] if judged else [],
-        changes=Counter(
-            change(verdict_of(others[post]), verdict_of(posts[post]))
-            for posts, others in scores
-            for post in posts
-            if post in others
-        ),
-        alike=sum(text == other for text, other in texts),
-        written=len(texts),
-    )
-
-
-def pairs_of(entry: Entry, first: Entry) -> list[tuple[int, int]]:
-    """The runs with the same seed; two single runs are a pair whatever their seeds."""
-    if len(entry.runs) == len(first.runs) == 1:
-        return [(0, 0)]
-    shared = [seed for seed in entry.seeds if seed in first.seeds]
-    if not shared:
-        raise UserError(f"{entry.label} and {first.label} have no seed in common: name one of each")
-    return [(entry.seeds.index(seed), first.seeds.index(seed)) for seed in shared]
-
-
-def check_posts(entry: Entry, first: Entry, posts: dict[str, Row], others: dict[str, Row]) -> None:
-    """Raise UserError unless posts of both have one text, and some are in both."""
-    shared = [post for post in posts if post in others]
-    if not shared:
-        raise UserError(f"the posts differ: {entry.label} and {first.label} have none in common")
-    for post in shared:
-        if posts[post]["query"] != others[post]["query"]:
-            raise UserError(
-                f"the posts differ: {post} has another text in {entry.label} than in {first.label}"
-            )
-
-
-def settings_apart(entries: Sequence[Entry]) -> dict[str, list[str | Number]]:
-    """The settings that are not alike -> their values, one an entry; a dash where it has none.
+def settings_apart(entries: Sequence[Entry]) -> pd.DataFrame:
+    """The settings that are not alike, a row each and a column an entry; NaN where it has none.
 
     A section is compared between the entries that have it: not every run has an optional stage.
     """
-    held = [values_of(entry) for entry in entries]
-    differing = {}
-    for section, key in dict.fromkeys(name for values in held for name in values):
-        values = [own.get((section, key), MISSING) for own in held]
-        having = [value for value, own in zip(values, held, strict=True) if _has(own, section)]
-        if len(set(having)) > 1:
-            differing[f"{section}.{key}"] = values
-    return differing
-
-
-def _has(values: dict[tuple[str, str], str], section: str) -> bool:
-    return any(name == section for name, _ in values)
-
-
-def values_of(entry: Entry) -> dict[tuple[str, str], str]:
-    """Every setting of an entry's runs, by section and field, as a page shows it."""
-    shown_values: dict[tuple[str, str], dict[str, None]] = {}
-    for run in entry.runs:
-        for section, values in run.settings.items():
-            for key, value in values.items():
-                text = shown(f"{section}.{key}", value)
-                shown_values.setdefault((section, key), {})[text] = None
-    return {name: ", ".join(values) for name, values in shown_values.items()}
+    columns = {}
+    for entry in entries:
+        held: dict[str, dict[str, None]] = {}
+        for run in entry.runs:
+            for section, values in run.settings.items():
+                for key, value in values.items():
+                    name = f"{section}.{key}"
+                    held.setdefault(name, {})[shown(name, value)] = None
+        columns[entry.label] = pd.Series({name: ", ".join(texts) for name, texts in held.items()})
+    table = pd.DataFrame(columns)
+    return table[table.nunique(axis=1) > 1]

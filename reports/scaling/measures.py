@@ -6,7 +6,6 @@ A fit is a straight line over the logarithm of parameters, where points can carr
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf, nan, sqrt
-from statistics import median
 
 import numpy as np
 import pandas as pd
@@ -14,7 +13,7 @@ import pandas as pd
 from eval.rates.formulas import TAILS, Z
 from reports.parts.collect import Record, numbers_of, policies_of
 from reports.parts.sentences import NO_GUESS
-from reports.parts.words import Row, direction, percent
+from reports.parts.words import Row, direction
 from stages.settings.checks import UserError
 from stages.settings.stages import POLICY_STAGES
 
@@ -23,19 +22,17 @@ LEAST_SIZES = 4  # three points leave a line one degree of freedom: t is 12.7 th
 
 @dataclass(frozen=True, kw_only=True)
 class Fit:
-    """How a number changes with ten times the parameters."""
+    """How a number changes with ten times the parameters; of a power law, its exponent."""
 
     per_tenfold: float
     low: float
     high: float
     r_squared: float
-    sizes: int
-    power: bool
-    """Whether it is an exponent: the number is multiplied by 10 to this power."""
 
 
-def fit(parameters: Sequence[float], means: Sequence[float], power: bool = False) -> Fit | str:
-    """`y = a + b log10(parameters)` through the means of the sizes; a sentence if there is no fit.
+def fit(parameters: Sequence[float], means: Sequence[float], power: bool = False) -> Fit | None:
+    """`y = a + b log10(parameters)` through the means of the sizes; None for fewer than
+    LEAST_SIZES, or where a mean is missing.
 
     b with Student's 95% interval, sizes - 2 degrees of freedom: a size is one point, however many
     seeds it has, because seeds of one size say nothing about the form over sizes. With `power`,
@@ -45,11 +42,8 @@ def fit(parameters: Sequence[float], means: Sequence[float], power: bool = False
     import statsmodels.api
 
     x, y = np.log10(np.array(parameters, dtype=float)), np.array(means, dtype=float)
-    if len(set(x)) < LEAST_SIZES:
-        points = {1: "one size", 2: "two sizes", 3: "three sizes"}.get(len(set(x)), "no size")
-        return f"no fit: {points} cannot carry a line with an interval; it takes {LEAST_SIZES}"
-    if not np.isfinite(y).all() or (power and (y <= 0).any()):
-        return "no fit: a size has no such number"
+    if len(set(x)) < LEAST_SIZES or not np.isfinite(y).all() or (power and (y <= 0).any()):
+        return None
     fitted = statsmodels.api.OLS(np.log10(y) if power else y, statsmodels.api.add_constant(x)).fit()
     low, high = fitted.conf_int()[1]
     return Fit(
@@ -57,8 +51,6 @@ def fit(parameters: Sequence[float], means: Sequence[float], power: bool = False
         low=float(low),
         high=float(high),
         r_squared=float(fitted.rsquared),
-        sizes=len(x),
-        power=power,
     )
 
 
@@ -124,33 +116,29 @@ def _as_numbers(values: Row) -> dict[str, float]:
     return {key: nan for key in lacking if key.endswith(RATES) or "difference" in key}
 
 
+def _more(record: Record) -> Row:
+    written, judged = (record.results(stage) for stage in ("summaries", "win_rate"))
+    gains = judged.get("scores", {}).get("gains", {}).get("ppo", {})
+    longer = record.results("rm")["length"]["longer"]["estimate"]
+    numbers: Row = {"sft_loss": record.results("sft")["loss/validation"], "longer": longer}
+    for policy in policies_of(record):
+        numbers[f"{policy}/copied"] = written["policies"][policy]["copied_title_words"]
+        at_length = judged["policies"][policy]["statistics"]["length_controlled"]
+        numbers |= {f"{policy}/controlled_{end}": at_length[end] for end in ("low", "high")}
+        numbers[f"{policy}/extrapolated"] = at_length["extrapolated"]
+    gold = gains.get("gold") or {}
+    return numbers | {"gold_gain/high": gold.get("high")}
+
+
 def rows_of(frame: pd.DataFrame) -> list[Row]:
     """The rows of a frame by the names of its columns."""
     return [{str(key): value for key, value in row.items()} for row in frame.to_dict("records")]
 
 
-def _more(record: Record) -> Row:
-    written = record.results("summaries")["policies"]
-    judged = record.results("win_rate")
-    gains = judged.get("scores", {}).get("gains", {}).get("ppo", {})
-    longer = record.results("rm")["length"]["longer"]["estimate"]
-    numbers: Row = {"sft_loss": record.results("sft")["loss/validation"], "longer": longer}
-    for policy in policies_of(record):
-        numbers[f"{policy}/copied"] = written[policy]["copied_title_words"]
-        at_length = judged["policies"][policy]["statistics"]["length_controlled"]
-        for end in ("low", "high"):
-            numbers[f"{policy}/controlled_{end}"] = at_length[end]
-        numbers[f"{policy}/extrapolated"] = at_length["extrapolated"]
-    for scorer in ("proxy", "gold"):
-        for key in ("estimate", "low", "high"):
-            numbers[f"{scorer}_gain/{key}"] = (gains.get(scorer) or {}).get(key)
-    return numbers
-
-
 def sizes(frame: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
-    """The runs and their seeds, from the smallest model to the largest."""
-    groups = [(str(name), seeds) for name, seeds in frame.groupby("name", sort=False)]
-    return sorted(groups, key=lambda group: parameters_of(group[1]))
+    """The runs from the smallest model to the largest, each with its seeds in their order."""
+    order = frame.sort_values(["parameters", "seed"], kind="stable")
+    return [(str(name), seeds) for name, seeds in order.groupby("name", sort=False)]
 
 
 def parameters_of(seeds: pd.DataFrame) -> float:
@@ -166,19 +154,13 @@ def policies(frame: pd.DataFrame) -> list[str]:
 
 
 def given(seeds: pd.DataFrame, key: str) -> list[float]:
-    """The numbers of the seeds that have one, in the order of the seeds."""
-    if key not in seeds:
-        return []
-    return [
-        float(value)
-        for value in seeds.sort_values("seed")[key]
-        if value is not None and value == value
-    ]
+    """The numbers of the seeds that have one."""
+    return seeds[key].dropna().astype(float).tolist() if key in seeds else []
 
 
 # -- verdicts --------------------------------------------------------------------------------------
 
-BEATS, DOES_NOT = "beats the references", "does not beat the references"
+BEATS, DOES_NOT = "beats the references", "does NOT beat the references"
 UNKNOWN = "inconclusive"
 BEHIND = 0.10  # of the win rate: three half widths of an interval over 600 posts
 RULE = (
@@ -189,37 +171,18 @@ RULE = (
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class CalledOut:
-    """A seed that nobody should miss."""
-
-    seed: int
-    collapsed: bool
-    """Else it fell behind."""
-    why: str
-
-
-def called_out(seeds: pd.DataFrame) -> list[CalledOut]:
-    """The seeds of one size that collapsed or fell behind; a seed without a rate is not judged.
+def called_out(seeds: pd.DataFrame) -> pd.DataFrame:
+    """The rows of the seeds of one size that collapsed or fell behind, with columns `collapsed` and
+    `median`, the median win rate of the other seeds. A seed without a rate is not judged.
 
     Source: Huang et al. 2024 call two of four 1B seeds over-optimised, which end at 20 and 22 %
     where SFT has 33 %; the rule finds those two.
     """
-    seeds_called = []
-    for row in seeds.sort_values("seed").to_dict("records"):
-        rate, below = row["ppo/win_rate"], row["difference_high"]
-        if rate != rate or below != below or rate is None:
-            continue
-        others = list(seeds.loc[seeds["seed"] != row["seed"], "ppo/win_rate"].dropna())
-        gap = median(others) - rate if others else 0.0
-        if below < 0:
-            why = f"PPO {percent(rate)}, its own SFT {percent(row['sft/win_rate'])}"
-        elif gap >= BEHIND:
-            why = f"PPO {percent(rate)}, the median of the others {percent(median(others))}"
-        else:
-            continue
-        seeds_called.append(CalledOut(seed=row["seed"], collapsed=below < 0, why=why))
-    return seeds_called
+    rates = seeds["ppo/win_rate"].astype(float)
+    known = seeds.dropna(subset=["ppo/win_rate", "difference_high"]).sort_values("seed")
+    medians = [rates.drop(index).median() for index in known.index]
+    known = known.assign(median=medians, collapsed=known["difference_high"] < 0)
+    return known[known["collapsed"] | (known["median"] - known["ppo/win_rate"] >= BEHIND)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -232,7 +195,6 @@ class SizeVerdict:
     """Those with a win rate that may be given."""
     known: int
     """Of which it is known whether they collapsed or fell behind."""
-    verdict: str
     win_rate: Pooled | None
     """None if no seed has a rate that may be given."""
     controlled: Pooled | None
@@ -241,7 +203,12 @@ class SizeVerdict:
     """Whether in any of these seeds the model answers at equal length, and not the data."""
     tokens: float
     reference_tokens: float
-    called_out: tuple[CalledOut, ...]
+    called_out: pd.DataFrame
+
+    @property
+    def verdict(self) -> str:
+        """Whether PPO beats the references."""
+        return verdict_of(self.win_rate)
 
 
 def pooled(seeds: pd.DataFrame, key: str, low: str, high: str) -> Pooled | None:
@@ -271,23 +238,20 @@ def size_verdicts(frame: pd.DataFrame) -> list[SizeVerdict]:
     verdicts = []
     for name, seeds in sizes(frame):
         wins = pooled(seeds, "ppo/win_rate", "ppo/low", "ppo/high")
-        lengths = [given(seeds, key) for key in ("ppo/tokens", "reference/tokens")]
         keys = [f"ppo/controlled{end}" for end in ("", "_low", "_high")]
-        verdicts.append(
-            SizeVerdict(
-                name=name,
-                parameters=parameters_of(seeds),
-                seeds=wins.seeds if wins else 0,
-                known=len(seeds.dropna(subset=["ppo/win_rate", "difference_high"])),
-                verdict=verdict_of(wins),
-                win_rate=wins,
-                controlled=pooled(seeds, keys[0], keys[1], keys[2]),
-                extrapolated=bool(seeds.dropna(subset=keys)["ppo/extrapolated"].any()),
-                tokens=sum(lengths[0]) / len(lengths[0]),
-                reference_tokens=sum(lengths[1]) / len(lengths[1]),
-                called_out=tuple(called_out(seeds)),
-            )
+        verdict = SizeVerdict(
+            name=name,
+            parameters=parameters_of(seeds),
+            seeds=wins.seeds if wins else 0,
+            known=len(seeds.dropna(subset=["ppo/win_rate", "difference_high"])),
+            win_rate=wins,
+            controlled=pooled(seeds, keys[0], keys[1], keys[2]),
+            extrapolated=bool(seeds.dropna(subset=keys)["ppo/extrapolated"].any()),
+            tokens=seeds["ppo/tokens"].mean(),
+            reference_tokens=seeds["reference/tokens"].mean(),
+            called_out=called_out(seeds),
         )
+        verdicts.append(verdict)
     return verdicts
 
 
@@ -298,38 +262,10 @@ OVER_OPTIMISED_RULE = (
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class OverOptimised:
-    """A seed whose policy learned its reward model's mistakes."""
-
-    name: str
-    seed: int
-    kl: float
-    """Nats per episode at the end of PPO."""
-    proxy_gain: float
-    """By how much the reward model's mean score rose, reward units."""
-    win_rate_fell: bool
-    gold_fell: bool
-
-
-def over_optimised(frame: pd.DataFrame) -> list[OverOptimised]:
-    """The over-optimised seeds, in the order of the frame.
+def over_optimised(frame: pd.DataFrame) -> pd.DataFrame:
+    """The rows of the seeds whose policy learned its reward model's mistakes.
 
     Source: Gao et al. 2022 (2210.10760); Huang et al. 2024 find it in two of four 1B seeds.
     """
-    bad_seeds = []
-    for row in frame.to_dict("records"):
-        gain = row["score_gain"]
-        win_rate_fell = row["difference_high"] < 0  # False where there is no number
-        gold_fell = row["gold_gain/high"] < 0
-        if direction(gain) == "rose" and (win_rate_fell or gold_fell):
-            bad_seed = OverOptimised(
-                name=row["name"],
-                seed=row["seed"],
-                kl=row["kl"],
-                proxy_gain=gain["estimate"],
-                win_rate_fell=bool(win_rate_fell),
-                gold_fell=bool(gold_fell),
-            )
-            bad_seeds.append(bad_seed)
-    return bad_seeds
+    fell = (frame["difference_high"] < 0) | (frame["gold_gain/high"] < 0)  # no number: not below
+    return frame[fell & (frame["score_gain"].map(direction) == "rose")]

@@ -29,8 +29,6 @@ from stages.settings.config import UserError
 from stages.settings.faults import Parser, in_one_line
 
 STEM = "bench"
-STEPS = ("sample", "measure", "score", "learn")
-"""The steps of an update that compute."""
 
 
 @in_one_line()
@@ -157,32 +155,31 @@ def _range(values: pd.Series) -> str:
 
 
 def blocks(bench: Record) -> list[Block]:
-    """The page: the answer, every update and step, how it was measured."""
+    """The page: the answer, every update, how it was measured."""
     return [
         Text(answer(bench), lead=True),
         updates_table(bench),
         *(Note(failure) for failure in failures(bench)),
         Heading("How it was measured"),
         *(Text(sentence) for sentence in method(bench)),
-        machine_table(bench),
     ]
 
 
 def updates_table(bench: Record) -> Table:
-    """A row for everybody at every shape: ours beside TRL, and every step."""
+    """A row for everybody at every shape: ours beside TRL."""
     rows = [
         [
             f"PPO, {bench['shapes'][row['shape']]['preset']}",
             bench["about"]["peers"].get(row["who"], row["who"]),
             number(row["seconds"]),
             whole(row["tokens"] / row["seconds"]),
-            *(number(row[name]) for name in ("speedup", "memory", "bound", *STEPS)),
+            *(number(row[name]) for name in ("speedup", "memory", "bound")),
             number(row["peak"] / 1e9),
             percent(row["spread"]),
         ]
         for row in figures(bench).reset_index().to_dict("records")
     ]
-    header = "update||seconds|tokens/s|times|of its memory|over the bound"
+    header = "update||seconds|tokens/s|times|of its memory|over the bound|GB|spread"
     caption = (
         f"Of the fastest run. Times: the speed over that of {TRL}; of its memory: the same of the"
         " most that any run held, GB, above what its process held before the weights. Over the"
@@ -190,38 +187,25 @@ def updates_table(bench: Record) -> Table:
         " slowest run above the fastest. Episodes, microbatches, epochs and lengths of queries"
         " stand in bench.json."
     )
-    return Table([*header.split("|"), *STEPS, "GB", "spread"], rows, caption, strong=True)
+    return Table(header.split("|"), rows, caption, strong=True)
 
 
 def method(bench: Record) -> list[str]:
-    """What the numbers mean, and what they leave out."""
+    """What the numbers mean, what they leave out, and what they were measured with."""
+    about = bench["about"]
+    versions = ", ".join(f"{name} {version}" for name, version in about["versions"].items())
+    changed = " ".join(about["overrides"]) or "the preset's"
     return [
         "Texts: synthetic token ids with the lengths of real posts. Both implementations get the"
         " same ids in one batch and new weights of the published shape. Every measurement is a"
         " process of its own, ours and TRL's interleaved. Before it comes the smallest update,"
         " which is not counted.",
-        "sample: drawing the responses. measure: log-probabilities (TRL takes the policy's from"
-        " sampling and measures the reference policy alone). score: reward model and critic."
-        " learn: what follows, with all epochs of all networks.",
         f"Lower bound: the operations of all matrix products that an update needs, without"
         f" padding, at {matrix_rate(bench) / 1e9:,.0f} Gflop/s, the rate of a large"
         " matrix product in the same call. See reports/needs/work.py.",
+        f"Measured on {about['date']} with code {about['code_version']}, each {about['runs']}"
+        f" times, on {about['machine']}; {versions}; settings: {changed}.",
     ]
-
-
-def machine_table(bench: Record) -> Table:
-    """Machine, versions and date."""
-    about = bench["about"]
-    rows = {
-        "date": about["date"],
-        "code": about["code_version"],
-        "machine": about["machine"],
-        "device": first_run(bench)["device"],
-        "runs of each": about["runs"],
-        "settings": " ".join(about["overrides"]) or "the preset's",
-        **about["versions"],
-    }
-    return Table(("", "measured with"), [[key, str(value)] for key, value in rows.items()])
 
 
 if __name__ == "__main__":

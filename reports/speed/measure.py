@@ -29,7 +29,6 @@ from stages.learning.loop import make_accelerator
 from stages.learning.lora import adapt
 from stages.learning.models import new_reward_model
 from stages.learning.sampling import Noise
-from stages.rl import rollout as rollout_module
 from stages.rl.credit import credit, shape
 from stages.rl.episodes import Rollout
 from stages.rl.metrics import describe
@@ -43,13 +42,6 @@ from stages.settings.config import Config, Ppo
 from stages.settings.faults import Parser, in_one_line
 
 WARM_TOKENS = 2
-# Functions of a rollout -> the step that their time counts as.
-STEPS = {
-    "sample": "sample",
-    "response_statistics": "measure",
-    "response_values": "score",  # TRL counts both scalar networks there
-    "score_responses": "score",
-}
 SHARES = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 0.99, 1.0)
 # At these shares of 4,707 real posts, as parts of the limit of 512 tokens.
 QUANTILES = (0.105, 0.42, 0.525, 0.68, 0.833, 0.927, 0.99, 1.0)
@@ -78,8 +70,8 @@ def synthetic_queries(published: Shape, limit: int, count: int) -> list[list[int
 
 
 def measure_update(config: Config, folder: Path) -> dict[str, Any]:
-    """Seconds of an update and of its steps, peak memory, tokens; and by counting, the operations
-    of the matrix products that it must do.
+    """Seconds of an update, peak memory, tokens; and by counting, the operations of the matrix
+    products that it must do.
     """
     accelerator, ppo = make_accelerator(config), config.ppo
     meter = Meter(torch.device(accelerator.device))
@@ -93,8 +85,7 @@ def measure_update(config: Config, folder: Path) -> dict[str, Any]:
     noise = Noise(seed=config.seed, purpose="bench", length=WARM_TOKENS)
     take_update(learner, rows[: config.memory.microbatch_size], once, noise)
     noise = replace(noise, length=config.data.max_summary_tokens)
-    with meter.watching(rollout_module, STEPS):
-        rollout, measured = meter.whole(lambda: take_update(learner, rows, ppo, noise))
+    rollout, measured = meter.whole(lambda: take_update(learner, rows, ppo, noise))
     sampled = int((rollout.responses != learner.networks.pad_id).sum())
     return {
         **measured,

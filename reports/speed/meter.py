@@ -1,4 +1,4 @@
-"""Peak memory and time of a piece of work, and of the steps inside it, on a GPU or on a CPU.
+"""Peak memory and time of a piece of work, on a GPU or on a CPU.
 
 On a GPU torch counts its own tensors. On a CPU it is the process's resident memory, above what the
 process held before it loaded weights. The operating system keeps the highest value, so that no peak
@@ -7,11 +7,9 @@ is missed between two looks.
 
 import resource
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
-from unittest import mock
+from typing import TypeVar
 
 import torch
 from torch import nn
@@ -33,61 +31,27 @@ class Meter:
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.on_gpu = device.type == "cuda"
-        self.spent: dict[str, float] = {}
-        """Seconds of each step that is watched, since `whole` began."""
-        self.last = 0.0
-        """When the last of these steps ended."""
         keep_freed_memory(AT_ONCE, AT_ONCE)
         warm_up(device)
         self.before = torch.cuda.memory_allocated(device) if self.on_gpu else _status("VmRSS")
 
     def whole(self, work: Callable[[], T]) -> tuple[T, dict[str, float]]:
-        """What some work returns; its `seconds`, those of each watched step, those of `learn`,
-        which is all after the last of them, and its `peak`, the most that was held, bytes.
+        """What some work returns; its `seconds`, and its `peak`, the most that was held, bytes.
 
         The process keeps freed memory, as a real run does: it is faster.
         """
         keep_freed_memory()
-        self.spent = dict.fromkeys(self.spent, 0.0)
         if self.on_gpu:
             torch.cuda.reset_peak_memory_stats(self.device)
         elif CLEAR.exists():
             CLEAR.write_text("5", encoding="ascii")  # the highest value starts again from here
         self.wait()
-        started = self.last = time.perf_counter()
+        started = time.perf_counter()
         result = work()
         self.wait()
-        ended = time.perf_counter()
+        seconds = time.perf_counter() - started
         most = torch.cuda.max_memory_allocated(self.device) if self.on_gpu else _status("VmHWM")
-        seconds = {"seconds": ended - started, **self.spent, "learn": ended - self.last}
-        return result, seconds | {"peak": most - self.before}
-
-    @contextmanager
-    def watching(self, owner: Any, steps: Mapping[str, str]) -> Iterator[None]:
-        """While this lasts, the time of an owner's functions counts as that of their steps; calls
-        with gradients are of learning.
-        """
-
-        def timed(name: str, step: str) -> Callable[..., Any]:
-            function = getattr(owner, name)
-
-            def call(*args: Any, **kwargs: Any) -> Any:
-                if torch.is_grad_enabled():
-                    return function(*args, **kwargs)
-                self.wait()
-                started = time.perf_counter()
-                result = function(*args, **kwargs)
-                self.wait()
-                self.last = time.perf_counter()
-                self.spent[step] += self.last - started
-                return result
-
-            return call
-
-        self.spent |= dict.fromkeys(steps.values(), 0.0)
-        watched: dict[str, Any] = {name: timed(name, step) for name, step in steps.items()}
-        with mock.patch.multiple(owner, **watched):
-            yield
+        return result, {"seconds": seconds, "peak": most - self.before}
 
     def wait(self) -> None:
         """Until the device has done all that was asked of it."""

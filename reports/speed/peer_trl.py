@@ -2,9 +2,8 @@
 
     runs/peers/trl/bin/python -m reports.speed.peer_trl task.json result.json
 
-TRL is driven by its own settings, and none of its code is changed. Only the functions that its
-rollout calls are timed. It has the policy's log-probabilities from sampling, so what it measures is
-the ref_policy. Nothing of ours is imported but the meter.
+TRL is driven by its own settings, and none of its code is changed. Nothing of ours is imported but
+the meter.
 """
 
 import json
@@ -26,13 +25,6 @@ from transformers.utils import logging as transformers_logging
 from reports.speed.meter import Meter, hold
 
 PPO = "trl.experimental.ppo"
-# Functions of TRL's rollout -> what their time counts as, in the words of ours.
-STEPS = {
-    "batch_generation": "sample",
-    "forward": "measure",
-    "selective_log_softmax": "measure",
-    "get_reward": "score",  # reward model and critic
-}
 LIBRARIES = ("trl", "torch", "transformers", "accelerate")
 WARM_TOKENS = 2
 
@@ -101,11 +93,11 @@ def measure(task: dict[str, Any]) -> dict[str, Any]:
     if task["cpu_threads"]:
         torch.set_num_threads(task["cpu_threads"])
     transformers_logging.set_verbosity_error()
-    owner, queries = import_module(f"{PPO}.ppo_trainer"), task["queries"]
+    queries = task["queries"]
     meter = Meter(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
     networks = load(task)
     few = {"queries": queries[: task["microbatch_size"]], "num_ppo_epochs": 1}
-    with tempfile.TemporaryDirectory() as folder, meter.watching(owner, STEPS):
+    with tempfile.TemporaryDirectory() as folder:
         make_trainer(task | few | {"response_length": WARM_TOKENS}, networks, folder).train()
         _, measured = meter.whole(make_trainer(task, networks, folder).train)
     return {

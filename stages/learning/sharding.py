@@ -66,7 +66,7 @@ def started_engine() -> str:
         unseen = {f"FSDP version {version}" if version != "2" else "FSDP with offloaded weights"}
     if unseen:
         raise UserError(
-            f"LAUNCH starts {', '.join(sorted(unseen))}, which nobody has seen train these stages: "
+            f"the environment starts {', '.join(sorted(unseen))}, which nobody has seen train these stages: "
             "take GPUS=.. with ENGINE=ddp or ENGINE=fsdp2, and lora.rank or memory.* where memory "
             "is short"
         )

@@ -21,6 +21,7 @@ from stages.settings.checks import (
     LESS_MEMORY,
     RESTORE,
     UserError,
+    address_fault,
     fail,
     first_line,
     is_out_of_memory,
@@ -55,6 +56,7 @@ DAMAGED = {
 }
 DAMAGED_TEXTS = ("PytorchStreamReader", "Invalid magic number", "Error(s) in loading state_dict")
 OS_ERROR = re.compile(r"\(os error (\d+)\)")  # as libraries in Rust write it
+PROXIES = [x for name in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY") for x in (name, name.lower())]
 OURS = {"stages", "eval", "reports", "tests"}
 
 
@@ -79,6 +81,8 @@ def what_to_mend(error: BaseException) -> str | None:
         return text
     if is_out_of_memory(error) or NO_PRIMITIVE in text:
         return f"out of memory: {LESS_MEMORY}"
+    if line := network_fault(error):
+        return line
     if number := OS_ERROR.search(str(error)):
         return _about_a_file(OSError(int(number[1]), os.strerror(int(number[1]))), text)
     # torch has one of its own; shutil has a list of all files that it could not copy.
@@ -108,6 +112,7 @@ def in_one_line() -> Iterator[None]:
 
     A Ctrl-C is one line too. A reader that has gone, as in `| head -1`, is none.
     """
+    open_closed_streams()
     try:
         with redirect_stdout(VisibleStream(sys.stdout)):
             yield
@@ -123,6 +128,35 @@ def in_one_line() -> Iterator[None]:
         if line is None:
             raise
         fail(UserError(line))
+
+
+def open_closed_streams() -> None:
+    """Put nothing in the place of what the caller has closed (`>&-`).
+
+    Else the next file that is opened would have its number, and get what is printed.
+    """
+    for name in ("stdin", "stdout", "stderr"):
+        if getattr(sys, name) is None:
+            number = os.open(os.devnull, os.O_RDWR)
+            os.set_inheritable(number, True)
+            setattr(sys, name, os.fdopen(number, "r" if name == "stdin" else "w"))
+
+
+def network_fault(error: BaseException) -> str | None:
+    """Which variable keeps a client of the network from being made; None if none does."""
+    kind, text = type(error).__name__, str(error)
+    of_a_file = isinstance(error, FileNotFoundError) and error.filename is None
+    if kind not in ("InvalidURL", "SSLError") and "proxy URL" not in text and not of_a_file:
+        return None
+    for name in PROXIES:
+        scheme, _, rest = os.environ.get(name, "").rpartition("://")
+        known = scheme in ("", "http", "https", "socks5", "socks5h")
+        if scheme + rest and (not known or address_fault(f"http://{rest}")):
+            return f"{name} in the environment is no address of a proxy: correct or unset it"
+    for name in ("SSL_CERT_FILE", "SSL_CERT_DIR"):
+        if os.environ.get(name):
+            return f"{name}={os.environ[name]} holds no certificates: correct or unset it"
+    return None
 
 
 class Parser(argparse.ArgumentParser):

@@ -118,7 +118,7 @@ class JudgeSettings:
     reasoning_tokens: int = 4096
     """Room for reasoning beside `max_tokens`, where the judge is asked to reason or is seen to."""
     accept_model: str = ""
-    """Other names under which the server may answer, joined by commas or `+`: aliases, proxies.
+    """Other names under which the server may answer, joined by commas: aliases, proxies.
     `*` and `?` stand for any characters. Empty: `model` alone, also with a date or revision."""
     asks: int = 4
     """Replies asked for until one is usable, each with twice the budget of the one before."""
@@ -241,7 +241,7 @@ class Outputs:
     """Column of the post. Columns `title` and `subreddit` are used where they are; where there is
     no post, the column `query` is shown as it is."""
     reference: str = "reference"
-    """Column of the reference; or the name of the system that takes its place."""
+    """Column of the reference."""
     label: str = ""
     """Column that says whether people prefer the summary to the reference; empty: none."""
 

@@ -6,6 +6,7 @@ everything with one line. An outage must stop the evaluation: if it counted as u
 look like a result. A refusal of one post, such as one that is too long, leaves that post unjudged.
 """
 
+import time
 from typing import Any, NoReturn
 
 from eval.judges.openai.budget import Budget, Price
@@ -141,16 +142,22 @@ class Chat:
             usd = worst if usd is None else usd
             self.cache.settle(number, usd, outcome, row, raw)
             self.budget.settle(worst, usd)
-        self.replies += 1
+        with self.pace.lock:
+            self.replies += 1
         self.confirmed, self.reasons = request.left_out, self.reasons or reasoned(row)
 
     def _post(self, request: ChatRequest, limit: int) -> str:
         """The raw body of a reply; raises NoReplyError or UserError where none came."""
         import openai
 
+        end, parts = time.monotonic() + self.settings.request_seconds, []
         try:
-            completions = self.client.chat.completions.with_raw_response
-            reply = completions.create(**request.body(limit))
+            completions = self.client.chat.completions.with_streaming_response
+            with completions.create(**request.body(limit)) as reply:
+                for part in reply.iter_bytes():  # the client's timeout begins anew at each
+                    parts.append(part)
+                    if time.monotonic() > end:
+                        raise openai.APITimeoutError(reply.http_request)
         except openai.APITimeoutError:
             seconds = f"no reply within {self.settings.request_seconds:g} s"
             mend = "raise judge.request_seconds if the server needs longer"
@@ -164,7 +171,7 @@ class Chat:
             if self.hide(str(error)) == str(error):
                 raise
             raise RuntimeError(self.hide(f"{type(error).__name__}: {error}")) from None
-        return self.hide(reply.http_response.text)
+        return self.hide(b"".join(parts).decode(errors="replace"))
 
     def _refuse(self, status: int, response: Any, request: ChatRequest, limit: int) -> NoReturn:
         """Sort an error status into what passes, what stays and what one post met; raises."""

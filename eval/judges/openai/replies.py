@@ -37,12 +37,16 @@ FILTER = re.compile(r"content[_ ](?:filter|management|policy)|invalid_prompt", r
 # Worth another try: a request timeout, a conflict, a rate limit; and all server errors.
 PASSING = (408, 409, 425, 429)
 NO_CREDIT = re.compile(r"insufficient_quota|credit balance is too low")
+# A limit by the day. Google's words for it are those for one by the minute, too.
+LONG_QUOTA = re.compile(r"(?:per|by)[ _-]?(?:day|month)|\bdaily\b|\b[RT]PD\b", re.IGNORECASE)
+QUOTA, MINUTE = "exceeded your current quota", re.compile(r"(?:per|by)[ _-]?min", re.IGNORECASE)
 HINTS = {
     400: "check judge.model, judge.temperature and judge.max_tokens",
     401: "check OPENAI_API_KEY",
     402: "the account of OPENAI_API_KEY has no credit: replies are kept, run it again with some",
     403: "OPENAI_API_KEY has no access to this model",
     404: "check judge.model and judge.base_url",
+    429: "this quota is used up: replies are kept, run it again when there is a new one",
 }
 # How a reply ends that the filter has cut off or emptied, by words of OpenAI and of Google.
 FILTER_ENDS = re.compile(
@@ -192,7 +196,8 @@ def mend_of(status: int, text: str) -> str:
     """What mends a refusal that no waiting of minutes does; empty where that may."""
     if NO_CREDIT.search(text):
         return HINTS[402]
-    if status in PASSING or status >= 500:
+    is_long = LONG_QUOTA.search(text) or (QUOTA in text and not MINUTE.search(text))
+    if (status in PASSING or status >= 500) and not (status == 429 and is_long):
         return ""
     return HINTS.get(400 if status == 422 else status, "replies are kept: run it again to go on")
 
