@@ -66,8 +66,8 @@ def started_engine() -> str:
         unseen = {f"FSDP version {version}" if version != "2" else "FSDP with offloaded weights"}
     if unseen:
         raise UserError(
-            f"the environment starts {', '.join(sorted(unseen))}, which nobody has seen train these stages: "
-            "take GPUS=.. with ENGINE=ddp or ENGINE=fsdp2, and lora.rank or memory.* where memory "
+            f"the environment starts {', '.join(sorted(unseen))}, which nobody has seen train "
+            "these stages: take GPUS=.. with ENGINE=ddp or ENGINE=fsdp2, and lora.rank or memory.* where memory "
             "is short"
         )
     return "ddp"
