@@ -67,8 +67,8 @@ def started_engine() -> str:
     if unseen:
         raise UserError(
             f"the environment starts {', '.join(sorted(unseen))}, which nobody has seen train "
-            "these stages: take GPUS=.. with ENGINE=ddp or ENGINE=fsdp2, and lora.rank or memory.* where memory "
-            "is short"
+            "these stages: take GPUS=.. with ENGINE=ddp or ENGINE=fsdp2, and lora.rank or memory.* "
+            "where memory is short"
         )
     return "ddp"
 
