@@ -219,13 +219,6 @@ def _check_confidence(where: str, extra: Any) -> None:
         )
 
 
-def text_of(where: str, row: dict[str, Any], name: str) -> str:
-    """The text in a column. Raises BadRowError where there is none, or no whole one."""
-    _require_type(where, row, name, str)
-    text: str = row[name]
-    return text
-
-
 def _require_all(
     where: str, row: dict[str, Any], names: Sequence[str], of_info: Sequence[str]
 ) -> None:
