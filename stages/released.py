@@ -85,9 +85,7 @@ def load_released_reward_model(folder: Path) -> tuple[PreTrainedModel, float | N
         return load_reward_model(folder).eval(), None
     refuse_adapter(folder)
     weights, _ = read_weights(folder)
-    is_scalar_model = "base_config" in saved or "base_model" in saved
-    config = _base_config(folder, saved) if is_scalar_model else _own_config(folder)
-    model = AutoModelForTokenClassification.from_config(config).float()
+    model = AutoModelForTokenClassification.from_config(_config(folder, saved)).float()
     rows = [name for name, x in weights.items() if x.shape == (1, head_of(model).in_features)]
     if len(rows) != 1:
         raise UserError(
@@ -120,40 +118,29 @@ def load_released_reward_model(folder: Path) -> tuple[PreTrainedModel, float | N
 
 def _normalization(folder: Path, saved: dict[str, Any]) -> tuple[float, float]:
     """Mean and deviation that the configuration takes off scores, and divides them by."""
-    fields = {"bias": 0.0}
-    if saved.get("normalize_reward"):
-        fields = {"mean": 0.0, "std": 1.0}
-    for name, without in fields.items():
-        fields[name] = value = saved.get(name, without)
-        if type(value) not in (int, float) or not math.isfinite(value):
-            raise UserError(f"{folder}/config.json: {name} must be a number, not {value!r}")
-    mean, *deviation = fields.values()
-    return float(mean), float(deviation[0]) if deviation else 1.0
+    usual = {"mean": 0.0, "std": 1.0} if saved.get("normalize_reward") else {"bias": 0.0}
+    values = [saved.get(name, without) for name, without in usual.items()]
+    if not all(type(value) in (int, float) and math.isfinite(value) for value in values):
+        names = " and ".join(usual)
+        raise UserError(f"{folder}/config.json: {names} must be a number, not {values[0]!r}")
+    return float(values[0]), float([*values, 1.0][1])
 
 
-def _own_config(folder: Path) -> Any:
-    """The configuration of a folder with one label, a bias of its head, and no dropout."""
-    try:
-        config = AutoConfig.from_pretrained(
-            str(folder), trust_remote_code=False, num_labels=1, token_classification_bias=True
-        )
-    except Exception as error:  # whatever a library says of a file that the user has given
-        raise UserError(f"{folder}: config.json does not load: {first_line(error)}") from None
-    require_heads(config, str(folder))
-    return plain_config(with_dropout(config, 0.0), folder)
-
-
-def _base_config(folder: Path, saved: dict[str, Any]) -> Any:
-    """The configuration of a ScalarModel's backbone, with one label and no dropout."""
-    backbone: dict[str, Any] = saved.get("base_config") or {}
+def _config(folder: Path, saved: dict[str, Any]) -> Any:
+    """The configuration of a folder, or of its ScalarModel's backbone, with one label, a bias of
+    its head, and no dropout.
+    """
+    as_ours = {"num_labels": 1, "token_classification_bias": True}
     others = "model_type architectures torch_dtype dtype id2label label2id num_labels".split()
-    kind = backbone.get("model_type")
-    fields = {name: value for name, value in backbone.items() if name not in others}
-    if kind is None:
-        raise UserError(f"{folder}: base_config in config.json names no model_type")
+    backbone: dict[str, Any] | None = saved.get("base_config")
     try:
-        config = AutoConfig.for_model(kind, **fields, num_labels=1, token_classification_bias=True)
-    except (KeyError, TypeError, ValueError) as error:
-        raise UserError(f"{folder}: its base_config does not load: {first_line(error)}") from None
+        if backbone is None:
+            config = AutoConfig.from_pretrained(str(folder), trust_remote_code=False, **as_ours)
+        else:
+            fields = {name: value for name, value in backbone.items() if name not in others}
+            config = AutoConfig.for_model(backbone["model_type"], **fields | as_ours)
+    except Exception as error:  # whatever a library says of a file that the user has given
+        what = f"its configuration does not load ({first_line(error)})"
+        raise UserError(f"{folder}: {what}: fetch it anew") from None
     require_heads(config, str(folder))
     return plain_config(with_dropout(config, 0.0), folder)

@@ -31,11 +31,11 @@ from stages.learning.preferences import (
     training_pairs,
 )
 from stages.learning.state import State, begin_supervised
-from stages.learning.text_reward import TextReward
 from stages.posts.ragged import TokenizedSplit, load_split
 from stages.runs import HELD_OUT_CNNDM, HELD_OUT_PAIRS, Run, open_stage, write_rows
 from stages.settings.config import Config
 from stages.settings.sections import BEFORE_EOS, CNNDM, COMPARISONS, POSTS, PPO_TRAIN
+from stages.text_reward import TextReward
 
 
 def train_reward_model(config: Config) -> None:
@@ -85,8 +85,7 @@ def take_function(run: Run, accelerator: Accelerator, function: str) -> None:
     reward = TextReward(function, tokenizer, rows)
     if run.main:
         save_model(reward, tokenizer, run.partial / "model")
-    pairs = load_split(data, COMPARISONS[1])
-    measured = evaluate(run, accelerator, reward, pairs, HELD_OUT_PAIRS)
+    measured = evaluate(run, accelerator, reward, load_split(data, COMPARISONS[1]), HELD_OUT_PAIRS)
     run.finish(measured | {"function": function, "training_pairs": 0, "cnndm": None})
 
 

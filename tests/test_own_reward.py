@@ -8,10 +8,10 @@ from eval import summaries
 from stages import base, normalize, ppo, reward, rloo, sft
 from stages.driving.start import run_module
 from stages.finished import read_manifest
-from stages.learning.text_reward import TextReward
 from stages.running.files import read_lines
 from stages.settings.checks import UserError
 from stages.settings.command_line import make_config
+from stages.text_reward import TextReward
 
 # Every token of a response can raise this reward, so no rare event decides whether it is learned.
 MODULE = """
@@ -49,8 +49,8 @@ def module(runs, tmp_path, monkeypatch):
 
 @pytest.mark.learns
 def test_a_function_of_texts_is_centred_learned_and_measured(module):
-    for stage in (base, sft, reward, normalize, ppo, rloo, summaries):
-        run_module(stage, ["--preset", "tiny", "--name", "own", "--set", *OWN])
+    for module_ in (base, sft, reward, normalize, ppo, rloo, summaries):
+        run_module(module_, ["--preset", "tiny", "--name", "own", "--set", *OWN])
     run = module / "own" / "seed44413"
     mean = (read_manifest(run / "normalize") or {})["results"]["mean_before"]
     rows = read_lines(run / "base/data/sft_train.jsonl")

@@ -38,9 +38,9 @@ from transformers.modeling_layers import GenericForTokenClassification
 from transformers.utils import logging as transformers_logging
 
 from stages.learning.checkpoints import read_weights, refuse_adapter
-from stages.learning.text_reward import RECORD, TextReward, load_text_reward
 from stages.learning.vocabulary import give_reading_head
 from stages.settings.checks import UserError, check_room, first_line, is_out_of_memory
+from stages.text_reward import RECORD, TextReward, load_text_reward
 
 PAD_TOKEN = "[PAD]"
 LM_HEAD = {"lm_head.weight", "lm_head.bias", "embed_out.weight"}

@@ -22,10 +22,10 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from stages.functional import entropy, sequence_logprobs, token_logprobs
-from stages.learning.text_reward import TextReward
 from stages.learning.vocabulary import LEARNED, LogitStatistics, reading, reading_head
 from stages.posts.ragged import TokenizedSplit, pad_left, pad_right
 from stages.settings.families import SHARING
+from stages.text_reward import TextReward
 
 EMPTY = -1
 QUERY = 0  # the number of a row's first block; the texts are 1, 2, ..

@@ -17,12 +17,9 @@ from typing import Any
 from stages.posts.bad_rows import BadRowError
 from stages.settings.sections import COMPARISONS, POSTS, PPO_TRAIN
 
-WHOLE = "whole"
-"""The field of a row whose post is the whole prompt."""
-MORE = "more"
-"""The field of a row with all fields that it had beside those that are used."""
-HELD_OUT_SHARE = 20
-"""One post in so many is held out where the user has not done so."""
+# Fields of a row: whether its post is the whole prompt, and all that it had beside what is used.
+WHOLE, MORE = "whole", "more"
+HELD_OUT_SHARE = 20  # one post in so many is held out where the user has not done so
 ASSISTANT = "Assistant:"
 Row = dict[str, Any]
 
@@ -43,9 +40,9 @@ def _pair(where: str, row: Row, split: str) -> Row:
     sides = [row["chosen"], row["rejected"]]
     prompt = row.get("prompt")
     if prompt is None and all(isinstance(side, list) for side in sides):
-        shared = [first for first, second in zip(*sides, strict=False) if first == second]
-        shared = shared[: min(map(len, sides)) - 1]
-        prompt, sides = shared, [side[len(shared) :] for side in sides]
+        pairs = list(zip(*sides, strict=False))[:-1]  # an answer has one turn at least
+        alike = next((n for n, (left, right) in enumerate(pairs) if left != right), len(pairs))
+        prompt, sides = sides[0][:alike], [side[alike:] for side in sides]
     text = _prompt(where, prompt, "prompt")
     name = str(row.get("id") or _hash(text))
     first = int(_hash(f"{name} {sides}"), 16) % 2  # so that the chosen one is not always the first
@@ -59,7 +56,6 @@ def _pair(where: str, row: Row, split: str) -> Row:
         "choice": first,
         "batch": "own",
         "split": split,
-        "extra": {},
     }
 
 
@@ -83,8 +79,8 @@ def _post(where: str, row: Row, split: str) -> Row:
 
 
 def _unknown(where: str, row: Row, wanted: str) -> BadRowError:
-    fields = ", ".join(map(str, row)) or "none"
-    return BadRowError(where, f"a row of no known kind (its fields: {fields[:80]}): give {wanted}")
+    fields = ", ".join(map(str, row))[:80]
+    return BadRowError(where, f"a row of no known kind (its fields: {fields}): give {wanted}")
 
 
 def _prompt(where: str, prompt: Any, field: str) -> str:
@@ -96,10 +92,9 @@ def _prompt(where: str, prompt: Any, field: str) -> str:
 
 
 def _answer(where: str, text: Any, field: str) -> str:
-    """The text of an answer, or of the last turn of one that is given as messages."""
-    if isinstance(text, list):
-        *_, last = _turns(where, text, field) or [""]
-        return last.removeprefix(ASSISTANT).strip()
+    """The text of an answer; of messages that of the last turn."""
+    if isinstance(text, list) and text:
+        return _turns(where, text, field)[-1].removeprefix(ASSISTANT).strip()
     if not isinstance(text, str):
         raise BadRowError(where, f"field {field} is no text: give text or messages")
     return text
@@ -150,11 +145,6 @@ def _are_whole(located: Sequence[tuple[str, Row]]) -> bool:
 
 
 def recognised(located: Mapping[str, Sequence[tuple[str, Row]]]) -> list[str]:
-    """A line for each split with rows of the user's own kind: how many, of how many prompts."""
-    lines = []
-    for split, rows in located.items():
-        if _are_whole(rows):
-            prompts = {row.get("info", row)["id"] for _, row in rows}
-            kind = "pairs" if split in COMPARISONS else "rows"
-            lines.append(f"{split}: {len(rows):,} {kind} with {len(prompts):,} whole prompts")
-    return lines
+    """A line for each split with rows of the user's own kind."""
+    whole = {split: len(rows) for split, rows in located.items() if _are_whole(rows)}
+    return [f"{split}: {rows:,} rows, each with a whole prompt" for split, rows in whole.items()]

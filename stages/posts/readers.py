@@ -292,24 +292,18 @@ def subsample(data: Data, located: dict[str, list[Located]]) -> dict[str, list[L
 # -- what the published data hold ------------------------------------------------------------------
 
 
-def known_rows(data: Data) -> dict[str, int]:
-    """The known number of rows by split; empty unless published data sets are read from the hub."""
-    known: dict[str, int] = {}
-    if data.source == HUB:
-        for source in (data.sft_dataset, data.comparisons_dataset):
-            known |= KNOWN_ROWS.get(source.partition("@")[0].partition(":")[0], {})
-    return known
-
-
 def beside_known(data: Data, located: Mapping[str, Sequence[Located]]) -> dict[str, Any]:
-    """For each split whose number of rows is known: `rows` read and `known`."""
-    rows = {split: len(located[split]) for split in (*POSTS, *COMPARISONS)}
+    """For each split of published data sets from the hub: `rows` read and `known`."""
+    names = (data.sft_dataset, data.comparisons_dataset) if data.source == HUB else ()
+    rows = {split: len(of_split) for split, of_split in located.items()}
     held_out = COMPARISONS[1]
-    articles = sum(is_cnndm(row) for _, row in located[held_out])
-    rows[f"{held_out}, TL;DR"] = rows[held_out] - articles
+    articles = sum(is_cnndm(row) for _, row in located.get(held_out, ()))
+    rows[f"{held_out}, TL;DR"] = rows.get(held_out, 0) - articles
     rows[f"{held_out}, CNN/DM"] = articles
     return {
-        split: {"rows": rows[split], "known": count} for split, count in known_rows(data).items()
+        split: {"rows": rows.get(split, 0), "known": count}
+        for name in names
+        for split, count in KNOWN_ROWS.get(name.partition("@")[0].partition(":")[0], {}).items()
     }
 
 

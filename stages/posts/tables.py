@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from stages.posts.bad_rows import BadRowError
-from stages.settings.checks import UserError, first_line
+from stages.settings.checks import UserError
 
 LONGEST_CELL = 2**24  # characters; the standard library's 131,072 are too few for some posts
 
@@ -62,20 +62,6 @@ def _jsonl(path: Path) -> Iterator[tuple[str, Any]]:
                 yield f"{path}:{number}", line
 
 
-def _json(path: Path) -> Iterator[tuple[str, Any]]:
-    """Rows of one JSON array, by their number."""
-    try:
-        rows = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{path}: not JSON ({first_line(error)}): write it again") from None
-    if not isinstance(rows, list):
-        raise UserError(f"{path}: not an array of rows: give [{{...}}, ...] or a .jsonl file")
-    for number, row in enumerate(rows, start=1):
-        if not isinstance(row, dict):
-            raise BadRowError(f"{path}:{number}", "not a JSON object")
-        yield f"{path}:{number}", row
-
-
 def _parquet(path: Path) -> Iterator[tuple[str, Any]]:
     import pyarrow.parquet
 
@@ -119,7 +105,6 @@ def _csv(path: Path) -> Iterator[tuple[str, Any]]:
 
 READERS: dict[str, Callable[[Path], Iterator[tuple[str, Any]]]] = {
     ".jsonl": _jsonl,
-    ".json": _json,
     ".csv": _csv,
     ".parquet": _parquet,
 }

@@ -30,11 +30,11 @@ from stages.learning.models import (
 )
 from stages.learning.passes import PolicyAndCritic
 from stages.learning.sharding import place, prepare, whole
-from stages.learning.text_reward import RECORD
 from stages.running.files import read_record
 from stages.runs import Run
 from stages.settings.ppo import PolicyGradient, Ppo
 from stages.settings.sections import Memory, Optimizer
+from stages.text_reward import RECORD
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -91,7 +91,7 @@ def data_inputs(config: Config, stage: str) -> dict[str, str]:
     if folder.is_file():
         return {DATA: _hash_of([folder])}
     both = [
-        [folder / f"{split}{ending}" for ending in (".jsonl", ".json", ".csv", ".parquet")]
+        [folder / f"{split}{ending}" for ending in OUTPUT_FILES]
         for split in (*POSTS, *COMPARISONS, PPO_TRAIN)
     ]
     there = [[path for path in paths if path.is_file()] for paths in both]

@@ -1,9 +1,8 @@
-"""A reward of one's own: a function of texts where else a reward model stands.
+"""A reward of one's own: `reward.function=module:function` where else a reward model stands.
 
-`reward.function=module:function` is called as `function(queries, responses, rows)`: lists of texts,
-and of what the user's rows hold beside them (`id`, `reference` and their other fields). It gives a
-number for each. No response holds its EOS. What is saved is its name and what normalization took
-off; the module is imported from the working folder.
+The module lies in the working folder. `function(queries, responses, rows)` gets lists of texts and
+of what the user's rows hold beside them (`id`, `reference`, other fields), and gives a number for
+each. No response holds its EOS.
 """
 
 import importlib
@@ -50,10 +49,8 @@ class TextReward(nn.Module):
     ) -> None:
         super().__init__()
         self.name, self.function, self.tokenizer = function, load_function(function), tokenizer
-        self.bias = bias
-        """Added to every number, reward units."""
-        self.rows = list(rows)
-        self.row_of = {row["query"]: row for row in rows}
+        self.bias = bias  # added to every number, reward units
+        self.rows = {row["query"]: row for row in rows}
 
     def scores(self, queries: Tensor, responses: Tensor, pad_id: int) -> Tensor:
         """The function's number for each text, [B]; shapes as in `score_responses`."""
@@ -68,7 +65,7 @@ class TextReward(nn.Module):
         return texts
 
     def _numbers(self, queries: list[str], responses: list[str]) -> list[float]:
-        rows = [self.row_of.get(query, {}) for query in queries]
+        rows = [self.rows.get(query, {}) for query in queries]
         try:
             numbers = [float(number) for number in self.function(queries, responses, rows)]
             if len(numbers) != len(queries):
@@ -87,7 +84,7 @@ class TextReward(nn.Module):
     def save(self, folder: Path) -> None:
         """Write what `load_text_reward` reads, beside the tokenizer."""
         write_json(folder / RECORD, {"function": self.name, "bias": self.bias})
-        write_lines(folder / ROWS, self.rows)
+        write_lines(folder / ROWS, self.rows.values())
 
 
 def load_text_reward(folder: Path, tokenizer: PreTrainedTokenizerBase) -> TextReward:
