@@ -10,7 +10,7 @@ import math
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -28,8 +28,7 @@ def load_function(name: str) -> Reward:
     module, _, function = name.partition(":")
     sys.path.insert(0, str(Path.cwd()))
     try:
-        loaded: Reward = getattr(importlib.import_module(module), function)
-        return loaded
+        return cast(Reward, getattr(importlib.import_module(module), function))
     except Exception as error:  # whatever the user's module raises
         what = f"{type(error).__name__}: {first_line(error)}"
         raise UserError(f"reward.function={name} does not load ({what}): correct it") from None

@@ -340,3 +340,11 @@ def test_a_saved_policy_generates_for_two_texts_in_one_batch_as_for_each(
     for text, row in zip(texts, together, strict=True):
         alone = plain.generate(**reader(text, return_tensors="pt"), **settings)
         assert row[-5:].tolist() == alone[0, -5:].tolist()
+
+
+def test_the_pad_token_is_new_and_the_next_free_id(tokenizer, tokenizer_folder):
+    entries = json.loads((tokenizer_folder / "tokenizer.json").read_text())["model"]["vocab"]
+    assert tokenizer.eos_token_id == 0
+    assert tokenizer.pad_token == "[PAD]"
+    assert tokenizer.pad_token_id == len(entries)
+    assert tokenizer.pad_token_id != tokenizer.eos_token_id
