@@ -20,6 +20,7 @@ pipeline    which stages are done, stale or missing, and what makes them
 functional  every formula
 finished    is a finished stage still what is asked for
 runs        a run's folder: config, metrics, manifest, checkpoints, lock
+text_reward a function of texts in the place of a reward model
 rl          what any policy-gradient stage shares
 learning    what every stage that learns shares
 posts       text in, tokens out

@@ -34,6 +34,7 @@ from stages.learning.lora import check_adapters
 from stages.learning.models import require_heads
 from stages.posts import tokens
 from stages.posts.bad_rows import SKIPPED_FILE, BadRows, in_half
+from stages.posts.kinds import recognised
 from stages.posts.ragged import load_split, save_split
 from stages.posts.readers import (
     Located,
@@ -138,7 +139,9 @@ def read_rows(config: Config) -> SourceRows:
     """The rows that the settings use, checked."""
     source = world_folder(config) if config.data.source == TOY else config.data.source
     bad = BadRows(config.data.on_bad_row)
-    located = dict(read_source(config.data, str(source), bad))
+    located = read_source(config.data, str(source), bad)
+    for line in recognised(located):
+        print(line, flush=True)
     published = beside_known(config.data, located)
     located = subsample(config.data, located)
     # News articles occur among the validation comparisons only (Huang et al. 2024, detail 1).

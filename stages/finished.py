@@ -29,8 +29,6 @@ MOST_SHOWN = 4  # differences that one line names
 PARTS_OF_MANIFEST = ("settings", "inputs", "outputs", "sizes", "results", "code")
 GOLD = "gold reward model"  # as an input of the stages that ask it
 ATTEMPT = "attempt.json"  # what a stage under way is made with
-
-
 MAKE_VARIABLES = {
     "released.policy": "POLICY",
     "released.reward_model": "REWARD_MODEL",
@@ -94,18 +92,13 @@ def read_manifest(folder: Path) -> dict[str, Any] | None:
     manifest: dict[str, Any] | None = read_record(path)
     if manifest is None:
         return None
-    if not is_manifest(manifest):
+    parts = [manifest.get(part) for part in PARTS_OF_MANIFEST]
+    if "content" not in manifest or not all(isinstance(part, dict) for part in parts):
         raise UserError(f"{path} is no manifest of this version: move {folder} away")
     if manifest.get("seal", seal_of(manifest)) != seal_of(manifest):
         mend = f"restore it, or move {folder} away, so that it is made anew"
         raise UserError(f"{path} was changed after its stage wrote it: {mend}")
     return manifest
-
-
-def is_manifest(record: Mapping[str, Any]) -> bool:
-    """Whether a record can be a stage's manifest."""
-    parts = [record.get(part) for part in PARTS_OF_MANIFEST]
-    return "content" in record and all(isinstance(part, dict) for part in parts)
 
 
 def seal_of(manifest: Mapping[str, Any]) -> str:

@@ -23,6 +23,7 @@ from stages.runs import Run, open_stage
 from stages.settings.checks import UserError
 from stages.settings.config import Config
 from stages.settings.families import CHECKED_ROWS
+from stages.text_reward import TextReward
 
 # How far the mean may be from 0, reward units. In bf16 a score moves with the side of its padding:
 # by 0.014 (its deviation, SmolLM2-135M, where scores deviate by 0.43), and by more where scores are
@@ -145,7 +146,7 @@ def score_rows(
     queries = [split.columns["queries"][row] for row in rows]
     summaries = [split.columns["summaries"][row] for row in rows]
     pad = -1
-    if right_padded:
+    if right_padded and not isinstance(reward_model, TextReward):
         # The whole text as the response of an empty query: padding stands on the right only.
         left = torch.empty(len(rows), 0, dtype=torch.long)
         pairs = zip(queries, summaries, strict=True)

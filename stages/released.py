@@ -10,11 +10,13 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import torch
 from transformers import AutoConfig, AutoModelForTokenClassification, PreTrainedModel
 
 from stages.learning.checkpoints import read_weights, refuse_adapter
 from stages.learning.models import (
     head_name,
+    head_of,
     in_float32,
     load_reward_model,
     load_tokenizer,
@@ -36,7 +38,7 @@ from stages.settings.config import Config
 
 # In released reward models. Checkpoints of older versions of transformers hold the buffers; they
 # are computed, not learned.
-BACKBONE, HEAD = "lm_backbone.", "scalar_head."
+BACKBONE = "lm_backbone."
 OLD_BUFFERS = (".attention.bias", ".attention.masked_bias", ".rotary_emb.inv_freq")
 
 
@@ -69,54 +71,76 @@ def take_released(config: Config) -> None:
 def load_released_reward_model(folder: Path) -> tuple[PreTrainedModel, float | None]:
     """A reward model in our layout, in float32, and the mean that was folded into its bias.
 
-    The mean is None where the folder is in our layout already. Raises UserError for a folder that
-    holds neither.
+    The mean is None where the folder is in our layout already. Others are a `ScalarModel` (Huang et
+    al. 2024), an `AutoModelForSequenceClassification` with one label (TRL) and a backbone with a
+    layer of one row (OpenRLHF, which may keep mean and deviation of its scores in the
+    configuration). A head without a bias gets one of 0. Raises UserError for a folder that holds
+    none of them.
     """
     saved = read_record(folder / "config.json")
     if saved is None:
         raise UserError(f"{folder} holds no reward model: config.json is missing")
-    if "base_config" not in saved and "base_model" not in saved:
-        if len(saved.get("id2label", ())) != 1:
-            raise UserError(
-                f"{folder} holds no reward model: that is an AutoModelForTokenClassification with"
-                " one label, or a released ScalarModel"
-            )
+    labels = len(saved.get("id2label", ()))
+    if "TokenClassification" in str(saved.get("architectures")) and labels == 1:
         return load_reward_model(folder).eval(), None
     refuse_adapter(folder)
     weights, _ = read_weights(folder)
-    mean = saved.get("bias", 0.0)
-    if type(mean) not in (int, float) or not math.isfinite(mean):
-        raise UserError(f"{folder}/config.json: bias must be the mean of the scores, not {mean!r}")
-    model = AutoModelForTokenClassification.from_config(_base_config(folder, saved)).float()
-    head = head_name(model)
-    renamed = {
-        name.replace(BACKBONE, f"{model.base_model_prefix}.").replace(HEAD, f"{head}."): x.float()
-        for name, x in weights.items()
-        if not name.endswith(OLD_BUFFERS)
-    }
+    model = AutoModelForTokenClassification.from_config(_config(folder, saved)).float()
+    rows = [name for name, x in weights.items() if x.shape == (1, head_of(model).in_features)]
+    if len(rows) != 1:
+        raise UserError(
+            f"{folder} holds no reward model: {len(rows)} of its weights are a head of one row "
+            "(known are token and sequence classification with one label, and a ScalarModel)"
+        )
+    head, new_head = rows[0].removesuffix("weight"), f"{head_name(model)}."
+    renamed = {f"{new_head}bias": torch.zeros(1)}
+    for name, x in weights.items():
+        if name.startswith(head):
+            renamed[name.replace(head, new_head)] = x.float()
+        elif not name.endswith(OLD_BUFFERS):
+            renamed[name.replace(BACKBONE, f"{model.base_model_prefix}.")] = x.float()
     try:
         loaded = model.load_state_dict(renamed, strict=False)
     except RuntimeError:  # it lists every weight of another shape
-        why = "its weights have other shapes than its base_config"
-        raise UserError(f"{folder} does not load: {why}") from None
+        raise UserError(
+            f"{folder} does not load: its weights have other shapes than its configuration says"
+        ) from None
     refuse_weights(folder, set(loaded.missing_keys), set(loaded.unexpected_keys))
     refuse_odd(folder, model)
+    mean, deviation = _normalization(folder, saved)
     shift_scores(model, -mean)
+    with torch.no_grad():
+        for weight in head_of(model).parameters():
+            weight.div_(deviation)
     in_float32(model)
-    return model.eval(), float(mean)
+    return model.eval(), mean
 
 
-def _base_config(folder: Path, saved: dict[str, Any]) -> Any:
-    """The configuration of the backbone, as the folder holds it, with one label and no dropout."""
-    backbone: dict[str, Any] = saved.get("base_config") or {}
+def _normalization(folder: Path, saved: dict[str, Any]) -> tuple[float, float]:
+    """Mean and deviation that the configuration takes off scores, and divides them by."""
+    usual = {"mean": 0.0, "std": 1.0} if saved.get("normalize_reward") else {"bias": 0.0}
+    values = [saved.get(name, without) for name, without in usual.items()]
+    if not all(type(value) in (int, float) and math.isfinite(value) for value in values):
+        names = " and ".join(usual)
+        raise UserError(f"{folder}/config.json: {names} must be a number, not {values[0]!r}")
+    return float(values[0]), float([*values, 1.0][1])
+
+
+def _config(folder: Path, saved: dict[str, Any]) -> Any:
+    """The configuration of a folder, or of its ScalarModel's backbone, with one label, a bias of
+    its head, and no dropout.
+    """
+    as_ours = {"num_labels": 1, "token_classification_bias": True}
     others = "model_type architectures torch_dtype dtype id2label label2id num_labels".split()
-    kind = backbone.get("model_type")
-    fields = {name: value for name, value in backbone.items() if name not in others}
-    if kind is None:
-        raise UserError(f"{folder}: base_config in config.json names no model_type")
+    backbone: dict[str, Any] | None = saved.get("base_config")
     try:
-        config = AutoConfig.for_model(kind, **fields, num_labels=1, token_classification_bias=True)
-    except (KeyError, TypeError, ValueError) as error:
-        raise UserError(f"{folder}: its base_config does not load: {first_line(error)}") from None
+        if backbone is None:
+            config = AutoConfig.from_pretrained(str(folder), trust_remote_code=False, **as_ours)
+        else:
+            fields = {name: value for name, value in backbone.items() if name not in others}
+            config = AutoConfig.for_model(backbone["model_type"], **fields | as_ours)
+    except Exception as error:  # whatever a library says of a file that the user has given
+        what = f"its configuration does not load ({first_line(error)})"
+        raise UserError(f"{folder}: {what}: fetch it anew") from None
     require_heads(config, str(folder))
     return plain_config(with_dropout(config, 0.0), folder)

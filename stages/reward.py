@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate import Accelerator
 from torch import Tensor, nn
 
 from stages.functional import preference_loss
 from stages.learning.learner import stream
 from stages.learning.loop import check_batch, make_accelerator
 from stages.learning.lora import keep_model
-from stages.learning.models import load_tokenizer, new_reward_model, read_scores_before
+from stages.learning.models import load_tokenizer, new_reward_model, read_scores_before, save_model
 from stages.learning.passes import summary_scores
 from stages.learning.preferences import (
     gap_rows,
@@ -31,15 +32,22 @@ from stages.learning.preferences import (
 )
 from stages.learning.state import State, begin_supervised
 from stages.posts.ragged import TokenizedSplit, load_split
-from stages.runs import HELD_OUT_CNNDM, HELD_OUT_PAIRS, open_stage, write_rows
+from stages.runs import HELD_OUT_CNNDM, HELD_OUT_PAIRS, Run, open_stage, write_rows
 from stages.settings.config import Config
-from stages.settings.sections import BEFORE_EOS, CNNDM
+from stages.settings.sections import BEFORE_EOS, CNNDM, COMPARISONS, POSTS, PPO_TRAIN
+from stages.text_reward import TextReward
 
 
 def train_reward_model(config: Config) -> None:
-    """Run the stage."""
+    """Run the stage. A reward of one's own is not trained: it is put where a reward model would be.
+
+    Raises UserError for a function that is not there.
+    """
     accelerator = make_accelerator(config)
     with open_stage(config, "rm", accelerator.is_main_process) as run:
+        if config.reward.function:
+            take_function(run, accelerator, config.reward.function)
+            return
         data, sft = run.require("base") / "data", run.require("sft")
         tokenizer = load_tokenizer(sft / "model")
         train = training_pairs(data, config.rm.pairs)
@@ -57,12 +65,28 @@ def train_reward_model(config: Config) -> None:
             run.log(update + 1, **stats)
         trained = keep_model(accelerator, state.learner.trained, tokenizer, run.partial / "model")
         validation = load_split(data, "comparisons_validation")
-        results: dict[str, Any] = dict(evaluate(state, trained, validation, HELD_OUT_PAIRS))
+        about = run, accelerator, trained
+        results: dict[str, Any] = dict(evaluate(*about, validation, HELD_OUT_PAIRS))
         results |= {"training_pairs": len(train), "cnndm": None}
         if (data / f"{CNNDM}.jsonl").exists():
             articles = load_split(data, CNNDM)
-            results["cnndm"] = evaluate(state, trained, articles, HELD_OUT_CNNDM)
+            results["cnndm"] = evaluate(*about, articles, HELD_OUT_CNNDM)
         run.finish(results)
+
+
+def take_function(run: Run, accelerator: Accelerator, function: str) -> None:
+    """Save a function of texts, with the rows that it will get, as the stage's model.
+
+    Its accuracy on held-out pairs is measured like a reward model's.
+    """
+    data, tokenizer = run.require("base") / "data", load_tokenizer(run.require("sft") / "model")
+    splits = [split for split in (*POSTS, PPO_TRAIN) if (data / f"{split}.jsonl").exists()]
+    rows = [row for split in splits for row in load_split(data, split).rows]
+    reward = TextReward(function, tokenizer, rows)
+    if run.main:
+        save_model(reward, tokenizer, run.partial / "model")
+    measured = evaluate(run, accelerator, reward, load_split(data, COMPARISONS[1]), HELD_OUT_PAIRS)
+    run.finish(measured | {"function": function, "training_pairs": 0, "cnndm": None})
 
 
 def take_step(state: State, train: TokenizedSplit, rows: list[int]) -> dict[str, float]:
@@ -88,10 +112,10 @@ def score_pairs(
 
 @torch.no_grad()
 def evaluate(
-    state: State, reward_model: nn.Module, split: TokenizedSplit, file: str
+    run: Run, accelerator: Accelerator, reward_model: nn.Module, split: TokenizedSplit, file: str
 ) -> dict[str, float]:
     """Loss and accuracy on held-out pairs; `file` gets one row a pair."""
-    accelerator, size = state.accelerator, state.run.config.memory.forward_batch_size
+    size = run.config.memory.forward_batch_size
     reward_model.eval()
 
     def gaps(rows: list[int]) -> list[float]:
@@ -99,6 +123,6 @@ def evaluate(
         return (chosen - rejected).tolist()
 
     label = f"rm {Path(file).stem}"
-    measured = over_pairs(accelerator, split, size, label, gaps, state.run.resume)
-    write_rows(state.run, file, gap_rows(measured, split))
+    measured = over_pairs(accelerator, split, size, label, gaps, run.resume)
+    write_rows(run, file, gap_rows(measured, split))
     return summarize_gaps(measured)

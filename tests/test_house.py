@@ -47,6 +47,7 @@ MARKED = {
     "stages.functional": "stages.settings",
     "stages.finished": "stages.running",
     "stages.runs": "stages.running",
+    "stages.text_reward": "stages.running",
     "stages.goals": "stages.settings",
     "stages.__main__": "stages.driving",
     "stages.pipeline": "stages.driving",

@@ -125,7 +125,7 @@ def gold_pass(place: Any) -> Any:
 
 def evaluation_pass(place: Any) -> Any:
     loop = state_of(place.config, place.reward_model, run=place.run)
-    row = loop, place.reward_model, SPLITS[reward], "pairs.jsonl"
+    row = loop.run, loop.accelerator, place.reward_model, SPLITS[reward], "pairs.jsonl"
     place.learner.accelerator = loop.accelerator
     return lambda: list(reward.evaluate(*row).values())
 

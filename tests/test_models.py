@@ -3,6 +3,7 @@
 import json
 import math
 import shutil
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForTokenClassification,
+    AutoTokenizer,
     GPTNeoXConfig,
     GPTNeoXForCausalLM,
 )
@@ -320,6 +322,24 @@ def test_a_tokenizer_without_eos_is_refused(tokenizer_folder, tmp_path):
     with pytest.raises(UserError, match="EOS") as refusal:
         load_tokenizer(folder)
     assert "\n" not in str(refusal.value)
+
+
+def test_a_saved_policy_generates_for_two_texts_in_one_batch_as_for_each(
+    policy, tokenizer, tmp_path
+):
+    assert policy.config.vocab_size == tokenizer.pad_token_id  # no row for [PAD]
+    save_model(policy, tokenizer, tmp_path)
+    assert load_tokenizer(tmp_path).get_vocab() == tokenizer.get_vocab()
+    assert load_tokenizer(tmp_path).pad_token_id == tokenizer.pad_token_id
+    plain = AutoModelForCausalLM.from_pretrained(tmp_path).eval()
+    reader = AutoTokenizer.from_pretrained(tmp_path)
+    settings: dict[str, Any] = {"max_new_tokens": 5, "min_new_tokens": 5, "do_sample": False}
+    settings |= {"pad_token_id": reader.pad_token_id, "return_dict_in_generate": False}
+    texts = ["My boss sold my bike.", "I"]
+    together = plain.generate(**reader(texts, padding=True, return_tensors="pt"), **settings)
+    for text, row in zip(texts, together, strict=True):
+        alone = plain.generate(**reader(text, return_tensors="pt"), **settings)
+        assert row[-5:].tolist() == alone[0, -5:].tolist()
 
 
 def test_the_pad_token_is_new_and_the_next_free_id(tokenizer, tokenizer_folder):

@@ -21,7 +21,6 @@ from stages.posts.readers import (
     check_comparison,
     differences,
     kept_odd_rows,
-    known_rows,
     label_strength,
     read_source,
 )
@@ -189,7 +188,7 @@ def test_the_reward_model_learns_from_empty_and_equal_summaries(reward_model, od
     state = odd_state(reward_model)
     assert all_finite(reward.take_step(state, odd_pairs, [0, 1, 2]))
     assert all(torch.isfinite(weight).all() for weight in reward_model.parameters())
-    found = reward.evaluate(state, reward_model, odd_pairs, "odd")
+    found = reward.evaluate(state.run, state.accelerator, reward_model, odd_pairs, "odd")
     assert all_finite(found)
     assert found["pairs"] == 3
     # Read at EOS: of an empty summary that is the token after the query. Equal texts, equal scores.
@@ -305,6 +304,10 @@ def test_a_split_of_bad_rows_alone_is_refused_even_where_rows_are_skipped(tmp_pa
 
 
 # -- counts of published data, and the optional split ----------------------------------------------
+
+
+def known_rows(data):
+    return {split: count["known"] for split, count in beside_known(data, {}).items()}
 
 
 def test_published_data_are_counted_beside_the_known_numbers():

@@ -1,35 +1,94 @@
-"""A reward of one's own takes one line: the stages' document says where, and here it is done."""
+"""A reward of one's own: a function of texts, from its module to the policy that learns it."""
+
+from pathlib import Path
 
 import pytest
-import torch
 
-from stages import base, normalize, ppo, reward, sft
+from eval import summaries
+from stages import base, normalize, ppo, reward, rloo, sft
 from stages.driving.start import run_module
-from stages.rl import rollout
+from stages.finished import read_manifest
 from stages.running.files import read_lines
+from stages.settings.checks import UserError
+from stages.settings.command_line import make_config
+from stages.text_reward import TextReward
 
 # Every token of a response can raise this reward, so no rare event decides whether it is learned.
+MODULE = """
+def letters(queries, responses, rows):
+    assert all(row["query"] == query and row["reference"] for row, query in zip(rows, queries))
+    return [response.count("e") for response in responses]
+
+def fails(queries, responses, rows):
+    return [1 / (len(response) - len("short")) for response in responses]
+
+def fewer(queries, responses, rows):
+    return [1.0]
+
+def infinite(queries, responses, rows):
+    return [float("inf") if response == "long" else 0 for response in responses]
+"""
 OWN = """
     base.hidden_size=32 base.num_layers=1 ppo.critic_init=sft memory.cpu_threads=1
     world.train_posts=96 world.validation_posts=16
-    world.train_comparisons=64 world.validation_comparisons=32
+    world.train_comparisons=64 world.validation_comparisons=32 eval.posts=16
     ppo.total_episodes=256 ppo.batch_size=32 ppo.learning_rate=0.02 ppo.eos_trick=off
     ppo.critic_updates=0 ppo.critic_learning_rate=0.02
+    rloo.total_episodes=64 rloo.batch_size=32 rloo.eos_trick=off reward.function=mine:letters
 """.split()
-RISE = 1.5  # at least 3.75 with 3 seeds
+RISE = 1.0
+
+
+@pytest.fixture
+def module(runs, tmp_path, monkeypatch):
+    """The module in the working folder."""
+    monkeypatch.chdir(tmp_path)
+    Path("mine.py").write_text(MODULE)
+    return runs
 
 
 @pytest.mark.learns
-def test_a_reward_of_ones_own_passes_the_start_checks_and_is_learned(runs, monkeypatch):
-    def even_tokens(model, queries, responses, pad_id, group):
-        return ((responses % 2 == 0) & (responses != pad_id)).sum(dim=1).to(torch.float32)
-
-    for module in (base, sft, reward, normalize):
-        run_module(module, ["--preset", "tiny", "--name", "own", "--set", *OWN])
-    monkeypatch.setattr(rollout, "score_responses", even_tokens)
-    run_module(ppo, ["--preset", "tiny", "--name", "own", "--set", *OWN])
-    rows = read_lines(runs / "own" / "seed44413" / "ppo" / "metrics.jsonl")
-    scores = [row["objective/scores"] for row in rows]
-    for score, row in zip(scores, rows, strict=True):
-        assert 0 <= score <= row["policy/response_length"]
+def test_a_function_of_texts_is_centred_learned_and_measured(module):
+    for module_ in (base, sft, reward, normalize, ppo, rloo, summaries):
+        run_module(module_, ["--preset", "tiny", "--name", "own", "--set", *OWN])
+    run = module / "own" / "seed44413"
+    mean = (read_manifest(run / "normalize") or {})["results"]["mean_before"]
+    rows = read_lines(run / "base/data/sft_train.jsonl")
+    assert mean == pytest.approx(sum(row["reference"].count("e") for row in rows) / len(rows))
+    assert not list(run.glob("rm/model/*.safetensors"))
+    for stage in ("ppo", "rloo"):
+        for row in read_lines(run / stage / "samples.jsonl"):
+            text = row["response"].removesuffix("<|endoftext|>")
+            assert row["score"] == pytest.approx(text.count("e") - mean, abs=1e-4)
+    for row in read_lines(run / "summaries/ppo.jsonl"):
+        assert row["score"] == pytest.approx(row["summary"].count("e") - mean, abs=1e-4)
+    scores = [row["objective/scores"] for row in read_lines(run / "ppo/metrics.jsonl")]
     assert sum(scores[-3:]) / 3 > scores[0] + RISE
+
+
+@pytest.mark.parametrize(
+    ("function", "reason"),
+    [
+        ("fails", "ZeroDivisionError: division by zero, for 'short'"),
+        ("fewer", "ValueError: gave 1 numbers for 2 texts, for 'short'"),
+        ("infinite", "ValueError: gave inf, for 'long'"),
+    ],
+)
+def test_a_function_that_fails_is_one_line_that_names_it_and_the_text(
+    module, tokenizer, function, reason
+):
+    own = TextReward(f"mine:{function}", tokenizer, [])
+    with pytest.raises(UserError) as refusal:
+        own._numbers(["?", "?"], ["short", "long"])
+    assert str(refusal.value) == f"reward.function=mine:{function}: {reason}"
+
+
+@pytest.mark.parametrize("name", ["nowhere:f", "mine:nothing"])
+def test_a_function_that_is_not_there_is_one_line(module, tokenizer, name):
+    with pytest.raises(UserError, match=rf"^reward\.function={name} does not load \("):
+        TextReward(name, tokenizer, [])
+
+
+def test_a_critic_cannot_start_as_a_function():
+    with pytest.raises(UserError, match="critic_init must be sft or zero with reward"):
+        make_config("tiny", name="own", overrides=("reward.function=mine:letters",))

@@ -1,5 +1,6 @@
 """Released checkpoints: judged without training, and reward models of the paper's layout."""
 
+import copy
 import json
 import os
 import shutil
@@ -12,7 +13,19 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from torch import nn
-from transformers import AutoModelForTokenClassification, AutoTokenizer, GPTNeoXModel
+from transformers import (
+    AutoModel,
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+    AutoTokenizer,
+    Gemma3TextConfig,
+    GPT2Config,
+    GPTNeoXConfig,
+    GPTNeoXModel,
+    LlamaConfig,
+    Olmo2Config,
+    Qwen2Config,
+)
 
 from eval.judge import judge_summaries
 from stages.driving.wanted import wanted_stages
@@ -25,6 +38,7 @@ from stages.running.files import read_lines
 from stages.settings.command_line import make_config
 from stages.settings.config import UserError
 from tests.resuming import SETTINGS
+from tests.test_families import GROUPED, WIDTH
 
 ROOT = Path(__file__).parents[1]
 MEAN = 1.75
@@ -100,13 +114,67 @@ def test_a_converted_reward_model_scores_as_the_papers_forward_pass(whole, tmp_p
     assert torch.allclose(same, found, atol=1e-6)  # where memory lies changes rounding
 
 
+FAMILIES = {
+    "llama": LlamaConfig(**GROUPED, vocab_size=40),
+    "qwen2": Qwen2Config(**GROUPED, vocab_size=40),
+    "gpt2": GPT2Config(n_embd=32, n_layer=2, n_head=4, vocab_size=40),
+    "gpt_neox": GPTNeoXConfig(**WIDTH, intermediate_size=64, vocab_size=40),
+    "gemma3": Gemma3TextConfig(**GROUPED, vocab_size=40, sliding_window=4),
+    "olmo2": Olmo2Config(**GROUPED, vocab_size=40, pad_token_id=39),
+}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_sequence_classifier_gives_its_own_scores_at_the_last_token(family, tmp_path):
+    config = copy.deepcopy(FAMILIES[family])
+    config.num_labels, config.pad_token_id = 1, 39
+    torch.manual_seed(3)
+    theirs = AutoModelForSequenceClassification.from_config(config).eval()
+    theirs.to(torch.bfloat16).save_pretrained(tmp_path / "theirs")
+    theirs = AutoModelForSequenceClassification.from_pretrained(
+        tmp_path / "theirs", dtype=torch.float32
+    ).eval()
+    model, mean = load_released_reward_model(tmp_path / "theirs")
+    assert mean == 0.0
+    queries, responses = (
+        torch.tensor([[39, 6, 7, 8], [9, 5, 3, 2]]),
+        torch.tensor([[11, 12, 0]] * 2),
+    )
+    own = score_responses(model, queries, responses, 39)
+    for row, query in enumerate(([6, 7, 8], [9, 5, 3, 2])):
+        expected = theirs(torch.tensor([[*query, 11, 12, 0]])).logits[0, 0]
+        assert own[row].item() == pytest.approx(expected.item(), abs=1e-5)
+    model.save_pretrained(tmp_path / "ours")
+    again, mean = load_released_reward_model(tmp_path / "ours")
+    assert mean is None
+    assert torch.allclose(score_responses(again, queries, responses, 39), own, atol=1e-6)
+
+
+def test_a_backbone_with_a_value_head_and_a_normalization_gives_its_own_scores(tmp_path):
+    """OpenRLHF's layout: a head of any name without a bias; mean and std in the configuration."""
+    torch.manual_seed(4)
+    theirs = AutoModel.from_config(FAMILIES["llama"]).eval()
+    head = torch.randn(1, 32)
+    weights = {f"model.{name}": x.clone() for name, x in theirs.state_dict().items()}
+    save_file(weights | {"value_head.weight": head}, tmp_path / "model.safetensors")
+    config = FAMILIES["llama"].to_dict() | {"architectures": ["RewardModel"]}
+    config |= {"normalize_reward": True, "mean": 0.75, "std": 2.0}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    model, mean = load_released_reward_model(tmp_path)
+    assert mean == 0.75
+    tokens = [9, 5, 3, 2, 11, 12, 0]
+    raw = (theirs(torch.tensor([tokens])).last_hidden_state[0, -1] * head).sum()
+    own = score_responses(model, torch.tensor([tokens[:4]]), torch.tensor([tokens[4:]]), 39)
+    assert own.item() == pytest.approx((raw.item() - 0.75) / 2.0, abs=1e-5)
+
+
 def test_what_is_no_reward_model_is_one_line(whole, tmp_path):
     ours, mean = load_released_reward_model(whole / "normalize/model")
     assert mean is None  # ours already
     assert ours.config.num_labels == 1
     with pytest.raises(UserError, match=r"config\.json is missing"):
         load_released_reward_model(tmp_path)
-    with pytest.raises(UserError, match="holds no reward model: that is"):
+    with pytest.raises(UserError, match="holds no reward model: 0 of"):
         load_released_reward_model(whole / "sft/model")
     folder = paper_layout(whole / "normalize/model", tmp_path / "paper")
     weights, _ = read_weights(folder)
@@ -120,12 +188,16 @@ def test_what_is_no_reward_model_is_one_line(whole, tmp_path):
 
     norm, head = "lm_backbone.final_layer_norm.weight", "scalar_head.weight"
     without = {k: v for k, v in weights.items() if k not in (norm, "scalar_head.bias")}
-    assert "lacks 2 weights (classifier.bias, gpt_neox.final_layer_norm" in error(without)
+    assert "lacks 1 weights (gpt_neox.final_layer_norm.weight)" in error(without)
     assert "has unexpected 1 weights (gpt_neox.more)" in error(
         weights | {"lm_backbone.more": torch.ones(1)}
     )
-    assert "other shapes" in error(weights | {head: torch.ones(1, 1)})  # would be broadcast
+    assert "0 of its weights are a head" in error(weights | {head: torch.ones(1, 1)})
     assert "not finite" in error(weights | {norm: weights[norm] * torch.nan})
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"bias": torch.nan}))
+    assert "bias must be a number, not nan" in error(weights)
+    (folder / "config.json").write_text(json.dumps(config))
     (folder / "model.safetensors").unlink()
     with pytest.raises(UserError, match="holds no weights"):
         load_released_reward_model(folder)

@@ -36,11 +36,11 @@ def prompts() -> tuple[torch.Tensor, torch.Tensor]:
 @pytest.mark.parametrize("family", CONFIGS)
 def test_samples_are_those_of_the_librarys_cache_with_every_row_to_the_end(family, monkeypatch):
     policy, (queries, uniforms) = policy_of(family), prompts()
-    responses, logprobs = sample(policy, queries, uniforms, 1.0, EOS, PAD)
+    responses, logprobs = sample(policy, queries, uniforms, 3.0, EOS, PAD)
     with monkeypatch.context() as patch:
         patch.setattr(sampling, "sampler_cache", lambda config, room: DynamicCache(config=config))
         patch.setattr(sampling, "ENDED_SHARE", 2.0)  # nobody leaves
-        whole, theirs = sample(policy, queries, uniforms, 1.0, EOS, PAD)
+        whole, theirs = sample(policy, queries, uniforms, 3.0, EOS, PAD)
     assert torch.equal(responses, truncate_after(whole, EOS, PAD))
     close(logprobs, torch.where(responses != PAD, theirs, 0.0), 1e-6)
     ended = (responses == EOS).any(dim=1)

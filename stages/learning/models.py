@@ -2,8 +2,9 @@
 
 The policy is an `AutoModelForCausalLM`; the reward model and the critic are an
 `AutoModelForTokenClassification` with one label, a scalar for every token, whose head bias carries
-the reward normalization. Both open with plain transformers. Any causal family that has both
-classes will do.
+the reward normalization. Both open with plain transformers. A causal family that has no such class
+gets transformers' generic one here; elsewhere such a model opens as an
+`AutoModelForSequenceClassification` with one label, without the bias.
 
 A released reward model may also be in the layout of the code of Huang et al. 2024: a class of its
 own with a backbone under `lm_backbone`, a linear layer `scalar_head` on its last hidden state, and
@@ -22,6 +23,7 @@ import torch.nn.functional as F
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
     MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING,
     AutoConfig,
     AutoModelForCausalLM,
@@ -32,11 +34,13 @@ from transformers import (
     PreTrainedTokenizerBase,
     PreTrainedTokenizerFast,
 )
+from transformers.modeling_layers import GenericForTokenClassification
 from transformers.utils import logging as transformers_logging
 
 from stages.learning.checkpoints import read_weights, refuse_adapter
 from stages.learning.vocabulary import give_reading_head
 from stages.settings.checks import UserError, check_room, first_line, is_out_of_memory
+from stages.text_reward import RECORD, TextReward, load_text_reward
 
 PAD_TOKEN = "[PAD]"
 LM_HEAD = {"lm_head.weight", "lm_head.bias", "embed_out.weight"}
@@ -73,8 +77,10 @@ def load_tokenizer(source: str | Path) -> PreTrainedTokenizerBase:
         raise UserError(f"tokenizer {source} has no tokens for texts: its vocabulary is empty")
     vocabulary = tokenizer.get_vocab()
     last = max(vocabulary.values())
-    if tokenizer.pad_token_id == last and tokenizer.pad_token.startswith(PAD_TOKEN):
-        return tokenizer  # saved by an earlier stage
+    final = tokenizer.convert_ids_to_tokens(last)
+    if final.startswith(PAD_TOKEN) and tokenizer.pad_token in (final, tokenizer.eos_token):
+        tokenizer.pad_token = final  # saved by an earlier stage
+        return tokenizer
     name = PAD_TOKEN
     while name in vocabulary:  # an encoder's own [PAD], which is a token among others here
         name += PAD_TOKEN
@@ -158,7 +164,11 @@ def load_policy(source: str | Path, dropout: float = 0.0) -> PreTrainedModel:
 
 
 def load_reward_model(source: str | Path, dropout: float = 0.0) -> PreTrainedModel:
-    """A saved reward model or critic in float32; loading is strict."""
+    """A saved reward model or critic in float32; loading is strict. A reward of one's own is a
+    `TextReward`.
+    """
+    if (Path(source) / RECORD).exists():
+        return cast(PreTrainedModel, load_text_reward(Path(source), load_tokenizer(source)))
     model, info = _load(AutoModelForTokenClassification, source, dropout, num_labels=1)
     refuse_weights(source, set(info["missing_keys"]), set(info["unexpected_keys"]))
     in_float32(model)
@@ -191,6 +201,8 @@ def _load(
             how = quantised.get("quant_method") if isinstance(quantised, dict) else None
             what = f"quantised ({how or 'quantization_config in config.json'})"
             raise UserError(f"model {source} is {what}: give the weights that it was made from")
+        if auto is AutoModelForTokenClassification:
+            require_heads(config, str(source))
         model, info = _filled(
             auto, Path(source), plain_config(with_dropout(config, dropout), source)
         )
@@ -262,20 +274,33 @@ def refuse_weights(source: str | Path, missing: set[str], unexpected: set[str]) 
 
 
 def save_model(
-    model: PreTrainedModel,
+    model: PreTrainedModel | TextReward,
     tokenizer: PreTrainedTokenizerBase,
     folder: Path,
     weights: dict[str, Tensor] | None = None,
 ) -> None:
     """Write model and tokenizer in the plain transformers layout.
 
-    `weights` by name, if the model does not hold them whole itself.
+    `weights` by name, if the model does not hold them whole itself. Where its embedding has no row
+    for [PAD], the saved tokenizer pads with EOS, which has one; `load_tokenizer` takes [PAD] again.
     """
     quiet_loading()
-    model.save_pretrained(folder, state_dict=weights)
+    rows = 0
+    if isinstance(model, TextReward):
+        folder.mkdir(parents=True, exist_ok=True)
+        model.save(folder)
+    else:
+        model.save_pretrained(folder, state_dict=weights)
+        rows = model.config.get_text_config().vocab_size
     # Whether the hub could be asked is no part of a tokenizer.
     tokenizer.init_kwargs.pop("local_files_only", None)
+    pad = tokenizer.pad_token
+    if tokenizer.pad_token_id >= rows > 0:
+        tokenizer.pad_token = tokenizer.eos_token
+    # As whoever generates needs it; what is saved are attributes that init_kwargs name.
+    tokenizer.padding_side = tokenizer.init_kwargs["padding_side"] = "left"
     tokenizer.save_pretrained(folder)
+    tokenizer.pad_token = pad
 
 
 # -- the scalar head -------------------------------------------------------------------------------
@@ -291,12 +316,30 @@ class Float32Head(nn.Linear):
 
 
 def require_heads(config: PretrainedConfig, source: str) -> None:
-    """Raise UserError if a model family has no token-classification head in transformers."""
-    if type(config) not in MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING:
+    """Let a model's family have a token-classification class, a generic one where it has none.
+
+    Raises UserError for a family that has no causal LM either.
+    """
+    family = type(config)
+    if family in MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING:
+        return
+    causal = MODEL_FOR_CAUSAL_LM_MAPPING.get(family, None)
+    if causal is None:
         raise UserError(
-            f"model {source} is a {config.model_type}, a family without a token-classification "
-            "head in transformers, so it can be no reward model: choose another base.checkpoint"
+            f"model {source} is a {config.model_type}, a family without a causal LM in "
+            "transformers: choose another base.checkpoint"
         )
+    of_family = next(
+        kind
+        for kind in causal.__mro__
+        if kind.__name__.endswith("PreTrainedModel") and kind.config_class is not None
+    )
+    made_here = type(
+        family.__name__.removesuffix("Config") + "ForTokenClassification",
+        (GenericForTokenClassification, of_family),
+        {"config_class": family, "base_model_prefix": causal.base_model_prefix},
+    )
+    AutoModelForTokenClassification.register(family, made_here, exist_ok=True)
 
 
 def head_name(model: nn.Module) -> str:
@@ -321,6 +364,9 @@ def in_float32(model: nn.Module) -> None:
 
 def shift_scores(model: nn.Module, amount: float) -> None:
     """Add a number to every score of a reward model, through its head's bias (reward units)."""
+    if isinstance(model, TextReward):
+        model.bias += amount
+        return
     with torch.no_grad():
         head_of(model).bias.add_(amount)
 

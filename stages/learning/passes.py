@@ -25,6 +25,7 @@ from stages.functional import entropy, sequence_logprobs, token_logprobs
 from stages.learning.vocabulary import LEARNED, LogitStatistics, reading, reading_head
 from stages.posts.ragged import TokenizedSplit, pad_left, pad_right
 from stages.settings.families import SHARING
+from stages.text_reward import TextReward
 
 EMPTY = -1
 QUERY = 0  # the number of a row's first block; the texts are 1, 2, ..
@@ -168,6 +169,8 @@ def score_responses(
 
     Shapes: queries [B, Q] left-padded, responses [B, T] right-padded -> [B], reward units.
     """
+    if isinstance(reward_model, TextReward):
+        return reward_model.scores(queries, responses, pad_id)
     tokens = torch.cat([queries, responses], dim=1)
     rows = _response_rows(reward_model, tokens, tokens != pad_id, responses.shape[1], group)
     return _scores(reward_model, rows).flatten()
@@ -277,6 +280,10 @@ def summary_scores(
     Shapes: B queries; K lists of B summaries.
     Source: Huang et al. 2024, details 10 and 12.
     """
+    if isinstance(reward_model, TextReward):
+        left = pad_left(list(queries), EMPTY)
+        each = [reward_model.scores(left, pad_right(list(x), EMPTY), EMPTY) for x in summaries]
+        return torch.stack(each).to(device)
     rows = _rows_for(reward_model, queries, summaries, device)
     return _scores(reward_model, rows).T.reshape(len(summaries), len(queries))
 

@@ -1,10 +1,11 @@
-"""Readers for the two real schemas, from a folder or from the hub; every row is checked.
+"""Readers for the two real schemas, from files or from the hub; every row is checked.
 
 Posts have the schema of `tldr_3_filtered` (id, subreddit, title, post, summary), comparisons that
 of `openai/summarize_from_feedback` (info, summaries, choice, worker, batch, split, extra). They
-come from a folder (`sft_train.jsonl`, ... or `.parquet`) or from the hub through `datasets`. A bad
-row is refused with file, line and field, or skipped. Source: Huang et al. 2024, details 1 and 10,
-and the pages of the data sets.
+come from a folder (`sft_train.jsonl`, ... or another ending), from one file of pairs, or from the
+hub through `datasets`. Rows of other kinds are made rows of these by `kinds.py`. A bad row is
+refused with file, line and field, or skipped. Source: Huang et al. 2024, details 1 and 10, and the
+pages of the data sets.
 
 A repository of the hub holds its configurations in one of two ways: its card names them, or, on the
 branch that the hub's bot converts to Parquet, each has a folder of its name and there is no card.
@@ -16,8 +17,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from stages.posts import kinds
 from stages.posts.bad_rows import BadRowError, BadRows
-from stages.posts.tables import parse_line, raw_rows
+from stages.posts.tables import READERS, parse_line, raw_rows
 from stages.posts.text_metrics import labels_of, pair_of
 from stages.running.hub import ABOUT_THE_DISK, Fetched, fetch
 from stages.running.inputs import Source, dataset_source
@@ -55,28 +57,37 @@ KNOWN_ROWS = {
 Located = tuple[str, dict[str, Any]]  # "file:line" and the row
 
 
-def read_source(
-    data: Data, folder: str, bad: BadRows | None = None
-) -> Iterator[tuple[str, list[Located]]]:
-    """Each split's checked rows, from a folder or, for source `hub`, through `datasets`.
+def read_source(data: Data, folder: str, bad: BadRows | None = None) -> dict[str, list[Located]]:
+    """Each split's checked rows, from a folder, a file, or, for source `hub`, through `datasets`.
 
     The optional split is left out where it is not there. `bad` notes the rows that are skipped.
     Raises UserError for a missing file and for a bad row that is not skipped.
     """
+    located = {
+        split: read_split(data, folder, split, bad)
+        for split in (*SPLITS, PPO_TRAIN)
+        if (data.sft_dataset or split in COMPARISONS if folder == HUB else _there(folder, split))
+        and (folder != HUB or split != PPO_TRAIN)
+    }
+    located = kinds.derive(located)
     for split in SPLITS:
-        yield split, read_split(data, folder, split, bad)
-    if folder != HUB and any(path.exists() for path in _files(Path(folder), PPO_TRAIN)):
-        yield PPO_TRAIN, read_split(data, folder, PPO_TRAIN, bad)
+        if split not in located:
+            first = f"{Path(folder) / split}.jsonl"
+            raise UserError(f"{first} is missing (or .parquet, .csv): add it, or correct DATA=")
+        if not located[split]:
+            raise UserError(f"{folder}: split {split} is empty: give it at least one good row")
+    return located
 
 
 def read_split(data: Data, folder: str, split: str, bad: BadRows | None = None) -> list[Located]:
     """The checked rows of one split. Raises UserError as `read_source` does."""
     bad = bad or BadRows(data.on_bad_row)
     located, ids = [], set[str]()
-    raw = read_hub(data, split) if folder == HUB else _read_file(Path(folder), split)
+    raw = read_hub(data, split) if folder == HUB else raw_rows(*_there(folder, split))
     for where, row in raw:
         with bad.of(split):
-            checked = parse_line(where, row) if isinstance(row, bytes) else row
+            given_row = parse_line(where, row) if isinstance(row, bytes) else row
+            checked = kinds.as_known(where, given_row, split)
             if split in COMPARISONS:
                 check_comparison(where, checked)
             else:
@@ -84,21 +95,16 @@ def read_split(data: Data, folder: str, split: str, bad: BadRows | None = None) 
             if split == HELD_OUT:
                 _check_new(where, checked["id"], ids)
             located.append((where, checked))
-    if not located:
-        raise UserError(f"{folder}: split {split} is empty: give it at least one good row")
     return located
 
 
-def _files(folder: Path, split: str) -> tuple[Path, Path]:
-    return folder / f"{split}.jsonl", folder / f"{split}.parquet"
-
-
-def _read_file(folder: Path, split: str) -> Iterator[tuple[str, Any]]:
-    jsonl, parquet = _files(folder, split)
-    path = next((file for file in (jsonl, parquet) if file.exists()), None)
-    if path is None:
-        raise UserError(f"{jsonl} is missing (or {split}.parquet): add it, or correct DATA=")
-    yield from raw_rows(path)
+def _there(source: str, split: str) -> list[Path]:
+    """The file of a split, if there is one; a file that is given alone holds pairs."""
+    path = Path(source)
+    if path.is_file():
+        return [path] if split == COMPARISONS[0] else []
+    files = (path / f"{split}{ending}" for ending in READERS)
+    return [file for file in files if file.is_file()][:1]
 
 
 # -- from the hub ----------------------------------------------------------------------------------
@@ -286,24 +292,18 @@ def subsample(data: Data, located: dict[str, list[Located]]) -> dict[str, list[L
 # -- what the published data hold ------------------------------------------------------------------
 
 
-def known_rows(data: Data) -> dict[str, int]:
-    """The known number of rows by split; empty unless published data sets are read from the hub."""
-    known: dict[str, int] = {}
-    if data.source == HUB:
-        for source in (data.sft_dataset, data.comparisons_dataset):
-            known |= KNOWN_ROWS.get(source.partition("@")[0].partition(":")[0], {})
-    return known
-
-
 def beside_known(data: Data, located: Mapping[str, Sequence[Located]]) -> dict[str, Any]:
-    """For each split whose number of rows is known: `rows` read and `known`."""
-    rows = {split: len(located[split]) for split in (*POSTS, *COMPARISONS)}
+    """For each split of published data sets from the hub: `rows` read and `known`."""
+    names = (data.sft_dataset, data.comparisons_dataset) if data.source == HUB else ()
+    rows = {split: len(of_split) for split, of_split in located.items()}
     held_out = COMPARISONS[1]
-    articles = sum(is_cnndm(row) for _, row in located[held_out])
-    rows[f"{held_out}, TL;DR"] = rows[held_out] - articles
+    articles = sum(is_cnndm(row) for _, row in located.get(held_out, ()))
+    rows[f"{held_out}, TL;DR"] = rows.get(held_out, 0) - articles
     rows[f"{held_out}, CNN/DM"] = articles
     return {
-        split: {"rows": rows[split], "known": count} for split, count in known_rows(data).items()
+        split: {"rows": rows.get(split, 0), "known": count}
+        for name in names
+        for split, count in KNOWN_ROWS.get(name.partition("@")[0].partition(":")[0], {}).items()
     }
 
 

@@ -14,6 +14,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from stages.posts.bad_rows import BadRowError, BadRows
+from stages.posts.kinds import MORE, WHOLE
 from stages.posts.ragged import TokenizedSplit, make_ragged
 from stages.posts.readers import Located, is_cnndm, label_strength
 from stages.posts.text_metrics import first_ids, post_text
@@ -192,7 +193,7 @@ def _with_leading_space(text: str) -> str:
 
 
 def _post_facts(row: dict[str, Any], query: str) -> dict[str, Any]:
-    facts = {"id": row["id"], "title": row["title"], "query": query}
+    facts = {"id": row["id"], "title": row["title"], "query": query, **row.get(MORE, {})}
     return facts | ({"reference": row["summary"].strip()} if row.get("summary") else {})
 
 
@@ -240,6 +241,8 @@ def _cut(
     limit: int,
 ) -> tuple[str, list[int]]:
     template, fields, cut = part
+    if cut == WHOLE:  # its end says what is asked for
+        return "", encode([fields["post"]])[0][-limit:]
     try:
         return fit_query(lambda text: encode([text])[0], template, fields, cut, limit)
     except ValueError as error:
@@ -254,6 +257,8 @@ def _template_of(row: dict[str, Any], prompt: str) -> tuple[str, dict[str, str],
     info = row.get("info", row)
     if "info" in row and is_cnndm(row):
         return ARTICLE_TEMPLATE, {"article": info["article"]}, "article"
+    if info.get(WHOLE):
+        return "{post}", {"post": info["post"]}, WHOLE
     return prompt, {name: info[name] for name in FIELDS}, "post"
 
 

@@ -34,6 +34,7 @@ from stages.running.files import read_record
 from stages.runs import Run
 from stages.settings.ppo import PolicyGradient, Ppo
 from stages.settings.sections import Memory, Optimizer
+from stages.text_reward import RECORD
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,10 +168,15 @@ def load_scorer(origins: Origins, dropout: float = 0.0) -> PreTrainedModel:
 
 
 def load_critic(origins: Origins, ppo: Ppo) -> PreTrainedModel:
-    """The reward model; its backbone with a head of zeros; or the SFT model's with a new head."""
-    if ppo.critic_init == "sft":
-        return new_reward_model(origins.policy, stream(origins.seed, "critic head"), ppo.dropout)
-    critic = load_scorer(origins, ppo.dropout)
+    """The reward model; its backbone with a head of zeros; or the SFT model's with a new head.
+
+    A reward of one's own has no backbone: the SFT model's takes its place.
+    """
+    if ppo.critic_init == "sft" or (origins.reward_model / RECORD).exists():
+        generator = stream(origins.seed, "critic head")
+        critic = new_reward_model(origins.policy, generator, ppo.dropout)
+    else:
+        critic = load_scorer(origins, ppo.dropout)
     if ppo.critic_init == "zero":
         zero_head(critic)
     return critic

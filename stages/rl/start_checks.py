@@ -321,7 +321,7 @@ def replay_known_answers(
     answers = [answer for answer in saved if answer["response"][-1:] == [networks.eos_id]]
     if not answers:
         return
-    device = next(networks.reward_model.parameters()).device
+    device = learner.accelerator.device
     queries, responses = (
         pad([torch.tensor(answer[column]) for answer in answers], networks.pad_id)
         .to(device)

@@ -75,7 +75,10 @@ def dataset_source(setting: str, text: str) -> Source:
 
 def own_inputs(config: Config, stage: str) -> dict[str, str]:
     """A hash of the user's own files that a stage reads, by what names them."""
-    return data_inputs(config, stage) | folder_inputs(config, stage)
+    own = data_inputs(config, stage) | folder_inputs(config, stage)
+    if stage == "rm" and (module := config.reward.function.partition(":")[0]):
+        own["reward.function"] = _hash_of([Path(*module.split(".")).with_suffix(".py")])
+    return own
 
 
 def data_inputs(config: Config, stage: str) -> dict[str, str]:
@@ -85,8 +88,10 @@ def data_inputs(config: Config, stage: str) -> dict[str, str]:
     if not STAGES[stage].reads_data or config.data.source in settings.NO_FOLDERS:
         return {}
     folder = Path(config.data.source)
+    if folder.is_file():
+        return {DATA: _hash_of([folder])}
     both = [
-        [folder / f"{split}{ending}" for ending in (".jsonl", ".parquet")]
+        [folder / f"{split}{ending}" for ending in OUTPUT_FILES]
         for split in (*POSTS, *COMPARISONS, PPO_TRAIN)
     ]
     there = [[path for path in paths if path.is_file()] for paths in both]

@@ -276,7 +276,7 @@ def _check_given(config: Config) -> None:
         raise UserError(
             f"preset {config.preset} needs a tokenizer folder: add --tokenizer (make: TOKENIZER=)"
         )
-    if config.data.source not in (TOY, HUB) and not Path(config.data.source).is_dir():
+    if config.data.source not in (TOY, HUB) and not Path(config.data.source).exists():
         raise UserError(f"data.source: no folder {config.data.source}: correct DATA= (--data)")
 
 

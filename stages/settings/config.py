@@ -34,6 +34,7 @@ from stages.settings.sections import (
     Memory,
     Normalize,
     Optimizer,
+    Reward,
     Rm,
     Sft,
     World,
@@ -49,8 +50,8 @@ MUST_BE_A_RUN_NAME = f"be the name of a folder, and none of {', '.join(RESERVED)
 __all__ = [
     "ALL_PAIRS", "HUB", "RANDOM", "RUNS", "SECTIONS", "TOY", "TRAIN_TOKENIZER", "Base",
     "Checks", "Config", "Data", "Dpo", "Eval", "Grpo", "JudgeSettings", "Lora", "Memory",
-    "Normalize", "Optimizer", "Outputs", "Ppo", "Released", "Rloo", "Rm", "Sft", "UserError",
-    "World", "fail", "hash_of", "settings_hash", "settings_of",
+    "Normalize", "Optimizer", "Outputs", "Ppo", "Released", "Reward", "Rloo", "Rm", "Sft",
+    "UserError", "World", "fail", "hash_of", "settings_hash", "settings_of",
 ]
 # fmt: on
 
@@ -85,6 +86,7 @@ class Config:
     data: Data = field(default_factory=Data)
     optimizer: Optimizer = field(default_factory=Optimizer)
     sft: Sft = field(default_factory=Sft)
+    reward: Reward = field(default_factory=Reward)
     rm: Rm = field(default_factory=Rm)
     normalize: Normalize = field(default_factory=Normalize)
     ppo: Ppo = field(default_factory=Ppo)
@@ -110,6 +112,9 @@ class Config:
         for name, most in counts.items() if self.kind != OUTPUTS else ():
             there = f"be at most {most}, the posts of {name}, not {self.eval.posts}"
             require(not most or self.eval.posts <= most, "eval.posts", there)
+        starts = not self.reward.function or self.ppo.critic_init != "reward_model"
+        mend = "be sft or zero with reward.function, which is no model to start from"
+        require(starts, "ppo.critic_init", mend)
         alone = self.kind == TRAINED or not self.eval.best_of
         require(alone, "eval.best_of", "be empty where no SFT is trained")
 
@@ -197,6 +202,8 @@ def settings_of(config: Config, stage: str) -> dict[str, Any]:
         sections.pop("world")
     if row.reads_data and config.data.source != HUB:
         del sections["data"]["sft_dataset"], sections["data"]["comparisons_dataset"]
+    if not config.reward.function:
+        sections.pop("reward", None)
     if "dpo" in sections:
         sections["rm"] = {"pairs": config.rm.pairs, "by_post": config.rm.by_post}
     if stage not in config.lora.adapted_stages:

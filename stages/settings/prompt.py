@@ -32,7 +32,9 @@ def check_prompt(template: str) -> None:
 
 
 def format_post(row: Mapping[str, str], template: str = PROMPT) -> str:
-    """The prompt of one post, without truncation."""
+    """The prompt of one post, without truncation; a post that is a whole prompt stays as it is."""
+    if row.get("whole"):
+        return row["post"]
     return template.format(**{name: row[name] for name in FIELDS})
 
 

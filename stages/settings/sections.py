@@ -218,6 +218,19 @@ class Rm(Supervised):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Reward:
+    """What policies are rewarded for, where it is no reward model."""
+
+    function: str = ""
+    """`module:function`, which gives a number for each response, in place of a reward model: it
+    gets lists of queries, responses and rows. The module lies in the working folder."""
+
+    def __post_init__(self) -> None:
+        plain = not self.function or all(self.function.partition(":"))
+        require(plain, "reward.function", "be module:function, or empty")
+
+
+@dataclass(frozen=True, kw_only=True)
 class Normalize:
     """Reward normalization (Huang et al. 2024, detail 15)."""
 

@@ -97,6 +97,7 @@ ROWS = {
         "the reward model, from comparisons",
         "rm",
         module="stages.reward",
+        sections=("optimizer", "rm", "lora", "reward"),
         function="train_reward_model",
         inputs=("base", "sft"),
         shared=True,
@@ -200,7 +201,7 @@ POLICY_GRADIENT_STAGES = tuple(name for name, stage in STAGES.items() if stage.p
 LORA_STAGES = tuple(name for name, stage in STAGES.items() if "lora" in stage.sections)
 # A run with an upstream has these sections as the upstream has them, but for its overrides. Later
 # stages depend on them only through the outputs of the shared stages.
-SHARED_SECTIONS = ("base", "world", "data", "sft", "rm", "normalize")
+SHARED_SECTIONS = ("base", "world", "data", "sft", "reward", "rm", "normalize")
 
 
 def shared_before(stage: str) -> tuple[str, ...]:
