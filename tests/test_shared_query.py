@@ -18,6 +18,7 @@ from transformers import (
 )
 
 from stages.learning.passes import shared_rows, shares_query, summary_logprobs, summary_scores
+from stages.settings.families import SHARING
 from tests.conftest import close
 from tests.test_families import CONFIGS, GROUPED
 
@@ -77,7 +78,7 @@ WAYS = {
 
 @pytest.mark.parametrize("count", [1, 2, 3])
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("family", CONFIGS)
+@pytest.mark.parametrize("family", sorted(SHARING))
 def test_values_and_gradients_are_those_of_rows_of_their_own(family, way, count, texts):
     auto, ours, read = WAYS[way]
     queries, summaries = first(count, texts)
