@@ -51,8 +51,7 @@ class Tracker(Mirror):
     def __init__(self, config: Config, stage: str, library: str) -> None:
         """Raises UserError if the library is missing, or refuses a setting."""
         self.config, self.stage, self.library = config, stage, library
-        self.tracker: Any = None
-        """accelerate's; None after it has failed."""
+        self.tracker: Any = None  # accelerate's; None after it has failed
         setting = SETTINGS[library]
         try:
             import_module(library)
@@ -107,11 +106,10 @@ def make_tracker(config: Config, stage: str, library: str) -> Any:
 
     # After an hour what was not sent stays on this disk, and the pipeline goes on.
     wait = {} if "WANDB_FINISH_TIMEOUT" in os.environ else {"finish_timeout": 3600.0}
-    quiet = wandb.Settings(**QUIET | wait, allow_val_change=True)
     request: dict[str, Any] = {
         **{"group": config.name, "job_type": stage, "name": run, "id": number, "resume": "allow"},
         "config": {**public_settings(config), "code_version": code_version()},
-        "settings": quiet,
+        "settings": wandb.Settings(**QUIET | wait, allow_val_change=True),
     }
     return tracking.WandBTracker(place, **request)
 
