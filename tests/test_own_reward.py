@@ -1,5 +1,7 @@
 """A reward of one's own: a function of texts, from its module to the policy that learns it."""
 
+import json
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -10,7 +12,7 @@ from stages.driving.start import run_module
 from stages.finished import read_manifest
 from stages.running.files import read_lines
 from stages.settings.checks import UserError
-from stages.settings.command_line import make_config
+from stages.settings.command_line import make_config, recorded_config
 from stages.text_reward import TextReward
 
 # Every token of a response can raise this reward, so no rare event decides whether it is learned.
@@ -92,3 +94,11 @@ def test_a_function_that_is_not_there_is_one_line(module, tokenizer, name):
 def test_a_critic_cannot_start_as_a_function():
     with pytest.raises(UserError, match="critic_init must be sft or zero with reward"):
         make_config("tiny", name="own", overrides=("reward.function=mine:letters",))
+
+
+def test_a_run_from_before_there_was_such_a_section_is_read_as_one_without_a_function(tmp_path):
+    config = make_config("tiny")
+    saved = asdict(config)
+    del saved["reward"]
+    (tmp_path / "config.json").write_text(json.dumps(saved))
+    assert recorded_config(tmp_path) == config

@@ -248,6 +248,7 @@ def recorded_config(folder: Path) -> Config | None:
         if plain["preset"] not in PRESETS:
             raise unknown("preset", plain["preset"], PRESETS)
         require(all(type(text) is str for text in saved["overrides"]), "overrides", "be texts")
+        saved = {"reward": {}} | saved  # older runs have no such section
         sections = {name: section_from(name, saved[name]) for name in SECTIONS}
         return Config(**plain, overrides=tuple(saved["overrides"]), **sections)
     except UserError as error:
