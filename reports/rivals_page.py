@@ -69,7 +69,7 @@ def policies_frame(records: Sequence[Record]) -> pd.DataFrame:
     """A row per seed, rival and setting, for policies that have a win rate and a KL.
 
     setting: the coefficient of the KL penalty, or n. kl: from SFT, nats a summary; of best-of-n the
-    bound. gold: the gold scorer's mean, NaN where none scored. seconds: of training, NaN for none.
+    bound. gold: the gold scorer's mean, NaN where none scored.
     """
     rows = [row for record in records for row in _rows(record)]
     if not rows:
@@ -87,7 +87,6 @@ def _rows(record: Record) -> list[dict[str, object]]:
         learned, best = policy in POLICY_GRADIENT_STAGES, policy.startswith(BEST_OF)
         by_updates = learned or policy == "sft"
         setting = policy.removeprefix(BEST_OF) if best else ""
-        trained = policy != "sft" and policy in record.manifests
         row = {
             "seed": record.seed,
             "rival": BEST if best else policy,
@@ -97,7 +96,6 @@ def _rows(record: Record) -> list[dict[str, object]]:
             "gold": gold[policy]["estimate"] if gold.get(policy) else np.nan,
             "proxy": numbers[f"{policy}/score"],
             "tokens": numbers[f"{policy}/tokens"],
-            "seconds": record.manifests[policy]["seconds"] if trained else np.nan,
         }
         rows.append(row)
     return rows
@@ -261,7 +259,6 @@ def rivals_table(frame: pd.DataFrame) -> Table:
             number(group["proxy"].mean()),
             number(group["kl"].mean()),
             number(group["tokens"].mean(), 1),
-            whole(group["seconds"].mean()),
             whole(len(group)),
         ]
         for rival in frame["rival"].unique()
@@ -269,7 +266,7 @@ def rivals_table(frame: pd.DataFrame) -> Table:
     ]
     header = ["", "kl_coef or n", "win rate [95%]", "gold score [95%]", "reward", "KL, nats"]
     caption = "Means over seeds of held-out summaries; in brackets 95% intervals over seeds."
-    return Table([*header, "tokens", "seconds of training", "seeds"], rows, caption)
+    return Table([*header, "tokens", "seeds"], rows, caption)
 
 
 def figure(frame: pd.DataFrame) -> Block:
