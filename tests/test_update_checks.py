@@ -265,6 +265,20 @@ def test_without_a_critic_advantages_of_a_query_add_up_to_0(settings, baseline):
         check(replace(rollout, advantages=rollout.advantages + 0.1), chosen)
 
 
+def gate(accelerator, factors):
+    """What the critic explains in this process, and whether the gate opens; values lie this
+    process's factor times as far from their mean as the returns do.
+    """
+    settings = Ppo(**SIZES, baseline="gated", lam=1.0)  # the returns do not depend on the values
+    shaped = credit.shape(episodes(seed=accelerator.process_index), settings, PAD, KL_COEF)
+    returns = credit.credit(accelerator, shaped, settings).returns
+    assert returns is not None
+    values = returns.lerp(returns[shaped.value_mask].mean(), 1 - factors[accelerator.process_index])
+    rollout = credit.credit(accelerator, replace(shaped, values=values), settings)
+    explained = functional.explained_variance(values, returns, shaped.value_mask)
+    return explained.item(), credit.uses_critic(accelerator, rollout, settings)
+
+
 GATE = """
 import json
 from stages.driving.start import end_process
