@@ -17,6 +17,7 @@ from stages.functional import dpo_loss, sequence_logprobs
 from stages.learning.learner import Order, batch_rows
 from stages.learning.loop import make_optimizer
 from stages.learning.models import load_policy
+from stages.learning.preferences import summarize_gaps
 from stages.posts.ragged import TokenizedSplit, make_ragged
 from stages.runs import open_stage
 from stages.settings.command_line import make_config
@@ -232,3 +233,7 @@ def test_a_wrong_reference_stops_the_stage_at_its_first_batch(policy_folder, pai
     assert "\n" not in str(refusal.value)
     assert "dpo" in str(refusal.value) or "loss/train" in str(refusal.value)
     assert not list(runs.glob("*/*/dpo*"))
+
+
+def test_a_gap_of_0_counts_as_wrong():
+    assert summarize_gaps([1.0, 0.0, -1.0, 2.0])["accuracy"] == 0.5
