@@ -18,7 +18,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
-from eval.rates.formulas import mean_of_seeds, p_of_seeds
+from eval.rates.formulas import CONFIDENCE, holm, mean_of_seeds, p_of_seeds
 from reports.parts import page, plots
 from reports.parts.cells import MISSING, Number
 from reports.parts.collect import Record, find_runs, numbers_of, policies_of
@@ -225,18 +225,22 @@ METHOD = (
 
 def pairs_table(frame: pd.DataFrame) -> Table:
     """All pairs of rivals: the differences at equal KL, and where they were compared."""
-    rows = []
-    for pair in pairs_of(frame, measure_of(frame)):
+    rows, pairs = [], pairs_of(frame, measure_of(frame))
+    corrected = holm([p_of_seeds(pair.each) for pair in pairs])
+    for pair, p_value in zip(pairs, corrected, strict=True):
         each = {key: matched(frame, pair.first, pair.second, key).each for key in TITLES}
         gaps = [seeds_mean(each[key], FORMS[key]) for key in TITLES]
-        verdict = "yes" if pair.is_clear else "inconclusive" if pair.each else "no KL in common"
+        verdict = "inconclusive" if pair.each else "no KL in common"
+        if pair.is_clear:
+            verdict = "better" if p_value < 1 - CONFIDENCE else "better by itself alone"
         ends = [number(x, 1) if pair.each else MISSING for x in (pair.low, pair.high)]
         seeds = f"{len(pair.each)} of {len(pair.each) + pair.apart}"
         rows.append([pair.names, verdict, *gaps, *ends, seeds])
-    header = ["pair", "over?", *TITLES.values(), "KL from, nats", "KL to, nats", "seeds"]
+    header = ["pair", "verdict", *TITLES.values(), "KL from, nats", "KL to, nats", "seeds"]
     caption = (
-        "The better one first. Mean differences at equal KL with 95% intervals over seeds; over:"
-        f" the interval of the {TITLES[measure_of(frame)]} leaves out 0."
+        "The better one first. Mean differences at equal KL with 95% intervals over seeds. Better:"
+        f" in {TITLES[measure_of(frame)]}, also after Holm's correction for all pairs; by itself"
+        " alone: before it."
     )
     return Table(header, rows, caption, strong=True)
 
