@@ -119,7 +119,7 @@ SETTINGS: list[tuple[str, str]] = [  # words of a command line, the line
     ("--preset outputs", "needs a file of summaries: add INPUT="),
     ("--name tiny-s", "is the folder of that preset"),
     ("--name x --upstream gone", "upstream gone has no seed 44413"),
-    ("--name x --data gone", "data.source: no folder gone"),
+    ("--name x --data gone", "data.source: no file or folder gone"),
     ("--name x --data bad\x1bname", "must hold no control characters"),
     ("--set judge.model=gpt-6", "judge.model: judge.kind=facts judges and does not read it"),
     ("--name x --set ppo.kl_target=6 ppo.kl_coef=0", "ppo.kl_coef must be above 0 with"),

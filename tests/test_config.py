@@ -118,7 +118,7 @@ def test_the_posts_preset_asks_for_posts_and_a_tokenizer(tmp_path):
         make_config("posts", data=str(tmp_path))
     config = make_config("posts", data=str(tmp_path), tokenizer="t")
     assert (config.data.source, config.base.tokenizer) == (str(tmp_path), "t")
-    with pytest.raises(UserError, match="no folder"):
+    with pytest.raises(UserError, match="no file or folder"):
         make_config("posts", data=str(tmp_path / "nowhere"), tokenizer="t")
 
 

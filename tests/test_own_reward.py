@@ -102,3 +102,10 @@ def test_a_run_from_before_there_was_such_a_section_is_read_as_one_without_a_fun
     del saved["reward"]
     (tmp_path / "config.json").write_text(json.dumps(saved))
     assert recorded_config(tmp_path) == config
+
+
+def test_a_module_that_is_not_there_is_refused_before_any_stage_is_made(runs, capsys):
+    with pytest.raises(SystemExit):
+        run_module(base, ["--preset", "tiny", "--name", "x", "--set", *OWN])
+    assert "reward.function: no file mine.py in this folder" in capsys.readouterr().err
+    assert not (runs / "x").exists()

@@ -76,8 +76,8 @@ def dataset_source(setting: str, text: str) -> Source:
 def own_inputs(config: Config, stage: str) -> dict[str, str]:
     """A hash of the user's own files that a stage reads, by what names them."""
     own = data_inputs(config, stage) | folder_inputs(config, stage)
-    if stage == "rm" and (module := config.reward.function.partition(":")[0]):
-        own["reward.function"] = _hash_of([Path(*module.split(".")).with_suffix(".py")])
+    if stage == "rm" and config.reward.module:
+        own["reward.function"] = _hash_of([config.reward.module])
     return own
 
 

@@ -278,7 +278,11 @@ def _check_given(config: Config) -> None:
             f"preset {config.preset} needs a tokenizer folder: add --tokenizer (make: TOKENIZER=)"
         )
     if config.data.source not in (TOY, HUB) and not Path(config.data.source).exists():
-        raise UserError(f"data.source: no folder {config.data.source}: correct DATA= (--data)")
+        what = f"no file or folder {config.data.source}"
+        raise UserError(f"data.source: {what}: correct DATA= (--data)")
+    module = config.reward.module
+    if module and not module.exists():  # known here, and hours before it is called
+        raise UserError(f"reward.function: no file {module} in this folder: correct the name")
 
 
 class SplitOverrides(argparse.Action):

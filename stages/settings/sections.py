@@ -5,6 +5,7 @@ unit. Standard library only.
 """
 
 from dataclasses import dataclass, fields
+from pathlib import Path
 
 from stages.settings.checks import at_least_0, in_range, one_of, positive, require
 from stages.settings.prompt import PROMPT, check_prompt
@@ -228,6 +229,12 @@ class Reward:
     def __post_init__(self) -> None:
         plain = not self.function or all(self.function.partition(":"))
         require(plain, "reward.function", "be module:function, or empty")
+
+    @property
+    def module(self) -> Path | None:
+        """The module's file, from the working folder."""
+        name = self.function.partition(":")[0]
+        return Path(*name.split(".")).with_suffix(".py") if name else None
 
 
 @dataclass(frozen=True, kw_only=True)
