@@ -38,6 +38,8 @@ class Base:
     tokenizer: str = ""
     """Folder or hub id[@revision]; empty: the checkpoint's own; `train`: a BPE trained on the
     posts, for new weights alone."""
+    bos: str = "auto"
+    """What begins each query: BOS `always` or `never`, or `auto`, as the tokenizer does."""
     vocab_size: int = 1024
     """Upper bound for the vocabulary of a trained tokenizer, tokens."""
     hidden_size: int = 128
@@ -48,6 +50,7 @@ class Base:
     """Attention heads of a random model."""
 
     def __post_init__(self) -> None:
+        one_of(self, "base", "bos", ("auto", "always", "never"))
         positive(self, "base", "vocab_size", "hidden_size", "num_layers", "num_heads")
         even = self.hidden_size % (2 * self.num_heads) == 0  # rotary positions turn pairs
         require(even, "base.hidden_size", "be an even multiple of num_heads")
