@@ -203,6 +203,29 @@ def smollm2_full() -> Config:
     )
 
 
+def own() -> Config:
+    """A model and data of one's own; `reports/needs/own.py` chooses what depends on them.
+
+    The critic starts at zero, which no run showed to be worse; rows that cannot be used are left
+    out and listed.
+    """
+    return Config(
+        preset="own",
+        name="own",
+        data=Data(source="", on_bad_row="skip"),
+        sft=Sft(loss_on_query=False),
+        **rivals(
+            total_episodes=640,
+            batch_size=32,
+            samples_per_query=4,
+            critic_init="zero",
+            lam=1.0,
+            eos_trick="subtract",
+        ),
+        judge=JudgeSettings(kind="reward_model"),
+    )
+
+
 def outputs() -> Config:
     """Summaries that exist already: nothing is trained, and the default judge is an LLM."""
     return Config(preset="outputs", name="outputs", data=Data(source=""))
@@ -236,6 +259,7 @@ PRESETS: dict[str, Callable[[], Config]] = {
     "pythia-1b-24gb": partial(paper_with_lora, "1b", "24gb", "ppo", 2, 32),
     "pythia-2.8b-lora": partial(paper_with_lora, "2.8b", "lora", "ppo", 4, 32),
     "pythia-6.9b-lora": partial(paper_with_lora, "6.9b", "lora", ",".join(LORA_STAGES), 2, 16),
+    "own": own,
     "outputs": outputs,
 }
 
