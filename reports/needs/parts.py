@@ -1,11 +1,10 @@
-"""The parts of every stage: what each holds on a device at its worst moment, and what fits.
+"""The parts of every stage: what each holds on a device at its worst moment.
 
 A rehearsal measures what is planned here. Standard library only.
 """
 
 from dataclasses import replace
 
-from reports.needs.gpus import Gpu
 from reports.needs.memory import (
     FULL,
     HALF,
@@ -17,6 +16,7 @@ from reports.needs.memory import (
     sampling,
     training,
 )
+from reports.needs.shapes import rows_of
 
 # Part -> its stage.
 STAGE_OF_PART = {
@@ -30,7 +30,7 @@ STAGE_OF_PART = {
 
 def part_bytes(setting: Setting) -> dict[str, Bytes]:
     """The worst moment of every part, by the part's name."""
-    config, data = setting.config, setting.data
+    config, data = setting.config, setting.config.data
     small, large = config.memory.microbatch_size, config.memory.forward_batch_size
     alone = replace(setting, sharded=False)  # what learns nothing is loaded whole by every process
     policy, scorer = (Network(shape=setting.shape, scalar=scalar) for scalar in (False, True))
@@ -41,7 +41,7 @@ def part_bytes(setting: Setting) -> dict[str, Bytes]:
     # Rows of the reward model hold a query with both summaries, and have no logits.
     pair = data.max_query_comparison_tokens + data.max_comparison_tokens
     pairs = min(max(1, small // 2), share_of(config.rm.batch_size, setting))
-    references = config.normalize.posts or setting.lengths.rows["sft_train"] or large
+    references = config.normalize.posts or rows_of(setting.config)["sft_train"] or large
     scored = (min(large, references), longest, 0)
     summaries = (large, data.max_query_tokens, data.max_summary_tokens)
     return {
@@ -71,7 +71,7 @@ def _episode_rows(setting: Setting, size: int) -> Batch:
 
     A query stands once before its samples, which no pass parts.
     """
-    query, response = setting.data.max_query_tokens, setting.data.max_summary_tokens
+    query, response = setting.config.data.max_query_tokens, setting.config.data.max_summary_tokens
     group = setting.config.ppo.samples_per_query
     return max(1, size // group), query + group * response, group * response
 
@@ -87,7 +87,7 @@ def _ppo_networks(setting: Setting) -> list[Network]:
 
 def _rollout(setting: Setting) -> Bytes:
     """One autocast spans what measures: the copies of policy and critic stay until its end."""
-    data, networks = setting.data, _ppo_networks(setting)
+    data, networks = setting.config.data, _ppo_networks(setting)
     large = setting.config.memory.forward_batch_size
     size = min(large, share_of(setting.config.ppo.batch_size, setting))
     sampled = sampling(setting, networks, (size, data.max_query_tokens, data.max_summary_tokens))
@@ -103,11 +103,3 @@ def _ppo_learn(setting: Setting) -> Bytes:
     minibatch = max(1, share_of(ppo.batch_size, setting) // ppo.num_minibatches)
     batch = _episode_rows(setting, min(setting.config.memory.microbatch_size, minibatch))
     return training(setting, _ppo_networks(setting), batch)
-
-
-# -- does it fit -----------------------------------------------------------------------------------
-
-
-def too_large(parts: dict[str, Bytes], gpu: Gpu) -> list[str]:
-    """The parts that need more than a GPU has for tensors."""
-    return [name for name, held in parts.items() if held.total > gpu.usable]
