@@ -17,17 +17,22 @@ from reports.parts import gained, page, paired, plots, sentences, words
 from reports.parts.cells import MISSING, Number
 from reports.parts.collect import judged_row
 from reports.parts.page import Block, Heading, Table, Text
-from reports.parts.paired import Entry, Paired, beside, read_entries, settings_apart
-from reports.parts.run_report import stem_about, write_about_runs
-from reports.parts.sample_views import (
+from reports.parts.paired import (
     BETTER,
     FAILING,
     UNCHANGED,
     UNJUDGED,
     WORSE,
+    Entry,
+    Paired,
+    beside,
     change,
-    post_rows,
+    posts_frame,
+    read_entries,
+    settings_apart,
+    side_by_side,
 )
+from reports.parts.run_report import stem_about, write_about_runs
 from reports.parts.words import Row, in_points, number, p_value, percent, whole
 from reports.sections.samples import samples
 from reports.sections.scores import gain_notes
@@ -254,33 +259,28 @@ def posts(entries: Sequence[Entry]) -> list[Block]:
     return [Text(text), *samples(first, names)]
 
 
-def changed_posts(entries: Sequence[Entry]) -> list[Row]:
-    """The posts of all entries in the order of the data, with a side of each, of one seed.
+def changed_posts(entries: Sequence[Entry]) -> list[list[Row]]:
+    """The posts of all entries in the order of the data: of each the entries' rows, of one seed.
 
-    Each side after the first says how its verdict stands to the first's.
+    Each row has in `change` how its verdict stands to the first's.
     """
-    seed, sides = entries[0].seeds[0], []
-    for entry in entries:
-        run = next((run for run in entry.runs if run.seed == seed), entry.runs[0])
-        sides.append({row["id"]: row for row in post_rows(run, [entry.policy])})
-    rows = []
-    for post, row in sides[0].items():
-        if not all(post in of_entry for of_entry in sides):
-            continue
-        first, *others = (of_entry[post]["sides"][0] for of_entry in sides)
-        marked = [side | {"change": change(first["verdict"], side["verdict"])} for side in others]
-        rows.append(row | {"sides": [first, *marked]})
-    return rows
+    seed = entries[0].seeds[0]
+    runs = [next((x for x in entry.runs if x.seed == seed), entry.runs[0]) for entry in entries]
+    frames = [posts_frame(run, x.policy) for run, x in zip(runs, entries, strict=True)]
+    return [
+        [row | {"change": change(rows[0]["verdict"], row["verdict"])} for row in rows]
+        for rows in side_by_side(frames)
+    ]
 
 
-def flips(row: Row) -> bool:
+def flips(rows: Sequence[Row]) -> bool:
     """Whether a verdict on a post changed for better or worse."""
-    return any(side.get("change") in (BETTER, WORSE) for side in row["sides"])
+    return any(row["change"] in (BETTER, WORSE) for row in rows)
 
 
 def settings(entries: Sequence[Entry]) -> Block:
     """A row a setting that is not alike."""
-    table = settings_apart(entries).fillna(str(MISSING)).reset_index()
+    table = settings_apart({x.label: x.runs for x in entries}).fillna(str(MISSING)).reset_index()
     rows = table.to_numpy().tolist()
     header = ["setting", *(entry.label for entry in entries)]
     return Table(header, rows, name="settings") if rows else Text("No setting differs.")

@@ -12,8 +12,9 @@ from collections.abc import Sequence
 import pandas as pd
 
 from reports.parts import page, sentences
-from reports.parts.collect import MEMORY_KNOBS, Record, differing_settings, find_runs
+from reports.parts.collect import MEMORY_KNOBS, Record, find_runs
 from reports.parts.page import Block, Heading, Text
+from reports.parts.paired import settings_apart
 from reports.parts.run_report import stem_about, write_about_runs
 from reports.scaling import answers, beside_paper, details
 from reports.scaling.measures import RULE, SizeVerdict, frame_of, rows_of, size_verdicts, sizes
@@ -82,8 +83,6 @@ def blocks(records: list[Record], left_out: Sequence[str] = ()) -> list[Block]:
         Heading("Everything measured"),
         details.measured_table(frame),
     ]
-    if several:
-        content += [Heading("What differs between the sizes"), Text(_checked(records))]
     return content
 
 
@@ -117,10 +116,10 @@ def caveats(frame: pd.DataFrame) -> list[str]:
 
 def alike(records: list[Record], frame: pd.DataFrame) -> list[str]:
     """A warning for each way in which the sizes differ but should not."""
-    different = differing_settings(records, FREE)
+    different = settings_apart({f"{x.name}/{x.seed}": [x] for x in records}, FREE)
     warnings = [
-        f"The sizes are NOT alike: {name} differs ({' / '.join(values)})."
-        for name, values in different.items()
+        f"The sizes are NOT alike: {name} differs ({' / '.join(sorted({*row.dropna()}))})."
+        for name, row in different.iterrows()
     ]
     for column, what in (("judge", "The judge"), ("posts", "The number of posts judged")):
         if frame[column].nunique() > 1:
@@ -129,19 +128,6 @@ def alike(records: list[Record], frame: pd.DataFrame) -> list[str]:
     if len({frozenset(seeds["seed"]) for _, seeds in sizes(frame)}) > 1:
         warnings.append("The sizes were run with different seeds.")
     return warnings
-
-
-def _checked(records: list[Record]) -> str:
-    different = differing_settings(records, FREE)
-    checked = (
-        f"{', '.join(different)}."
-        if different
-        else "nothing but the base model and how batches are cut to fit memory (and the seed)."
-    )
-    return (
-        f"Checked against the settings that the {len(records)} runs recorded, the sizes differ in"
-        f" {checked}"
-    )
 
 
 if __name__ == "__main__":

@@ -11,8 +11,15 @@ from reports import compare_page
 from reports.compare_page import changed_posts
 from reports.parts import gained
 from reports.parts.page import PUBLIC, beside_the_runs
-from reports.parts.paired import Paired, above_first, beside, parts_of, read_entries, settings_apart
-from reports.parts.sample_views import change
+from reports.parts.paired import (
+    Paired,
+    above_first,
+    beside,
+    change,
+    parts_of,
+    read_entries,
+    settings_apart,
+)
 from reports.parts.words import direction, plain
 from stages.finished import stage_folder
 from stages.settings.command_line import make_config
@@ -52,11 +59,11 @@ def test_changes_differences_and_settings_are_those_counted_by_hand(runs):
     assert (found.alike, found.written) == (0, 9)
     rates = [one.rate for one in entries]
     assert [one.estimate for one in rates if one] == pytest.approx([sum(A) / 9, sum(B) / 9])
-    apart = settings_apart(entries)
+    apart = settings_apart({one.label: one.runs for one in entries})
     assert apart.T.to_dict("list") == {"ppo.kl_coef": ["0.05", "0.1"]}
     rows = changed_posts(entries)
     expected = "worse unchanged better failing better unchanged unchanged failing worse".split()
-    assert [row["sides"][1]["change"] for row in rows] == expected
+    assert [row[1]["change"] for row in rows] == expected
 
 
 def test_seeds_are_paired_and_their_spread_decides_what_is_clear(runs):

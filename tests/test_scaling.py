@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from reports import scaling_page
-from reports.parts import collect, page
+from reports.parts import page
 from reports.parts.run_report import stem_about, where
 from reports.scaling import answers, details
 from reports.scaling.measures import UNKNOWN, Pooled, frame_of, size_verdicts
@@ -80,15 +80,15 @@ def test_a_seed_without_an_optional_stage_is_compared_in_what_both_have(runs):
     first, *others = records
     dpo = {"dpo": {"beta": 0.05}}
     records = [replace(first, settings=first.settings | dpo), *others]
-    assert collect.differing_settings(records, scaling_page.FREE) == {}
+    assert scaling_page.alike(records, frame_of(records)) == []
     records[1] = replace(others[0], settings=others[0].settings | {"dpo": {"beta": 0.1}})
-    assert collect.differing_settings(records, scaling_page.FREE) == {"dpo.beta": ["0.05", "0.1"]}
+    said = "The sizes are NOT alike: dpo.beta differs (0.05 / 0.1)."
+    assert scaling_page.alike(records, frame_of(records)) == [said]
 
 
 def test_sizes_that_differ_in_the_model_only_are_alike(runs):
     records, _ = four_runs()
     assert scaling_page.alike(records, frame_of(records)) == []
-    assert "nothing but the base model" in page.to_markdown("x", "x", scaling_page.blocks(records))
 
 
 def test_sizes_that_differ_in_a_setting_are_flagged(runs):
@@ -99,7 +99,6 @@ def test_sizes_that_differ_in_a_setting_are_flagged(runs):
     for differs in ("ppo.kl_coef differs (0.05 / 0.1)", "memory.cpu_threads differs (1 / 2)"):
         assert any(differs in note for note in notes)
     assert len(notes) == 2
-    assert "nothing but the base model" not in page.to_html("", scaling_page.blocks(records))
     assert "memory.cpu_threads: 1 / 2" in where(records)
 
 

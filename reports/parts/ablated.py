@@ -12,8 +12,8 @@ from typing import Any
 
 from eval.win_rate import pair_name
 from reports.parts import words
-from reports.parts.collect import MEMORY_KNOBS, Record, differing_settings, find_runs, numbers_of
-from reports.parts.paired import Entry, Paired, beside
+from reports.parts.collect import MEMORY_KNOBS, Record, find_runs, numbers_of
+from reports.parts.paired import Entry, Paired, beside, settings_apart
 from reports.parts.words import Row
 from stages.finished import partial_of
 from stages.settings import config as settings
@@ -205,8 +205,8 @@ def oddities(name: str, run: Record, default: Record) -> list[str]:
         for section, values in run.settings.items()
         for key, value in values.items()
     }
-    differing = differing_settings([default, run], free=MEMORY_KNOBS)
-    wrong = [key for key in differing if key not in wanted]
+    differing = settings_apart({"default": [default], name: [run]}, free=MEMORY_KNOBS)
+    wrong = [key for key in differing.index if key not in wanted]
     wrong += [key for key, value in wanted.items() if own.get(key) != value]
     notes = []
     if wrong:

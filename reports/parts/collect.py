@@ -303,23 +303,6 @@ def explained_by_critic(ppo: Path | None) -> Row | None:
     return counts | {"first": values[0], "last": values[-1]} | means
 
 
-def differing_settings(records: list[Record], free: tuple[str, ...]) -> dict[str, list[str]]:
-    """The settings that are not alike in all runs -> their values, but for the `free` ones.
-
-    A free one is a section (`memory`) or a field (`base.hidden_size`). A section is compared
-    between the runs that have it: an optional stage may be missing from some.
-    """
-    different = {}
-    for section in dict.fromkeys(section for record in records for section in record.settings):
-        having = [record.settings[section] for record in records if section in record.settings]
-        for key in dict.fromkeys(key for values in having for key in values):
-            name = f"{section}.{key}"
-            values_shown = {shown(name, values.get(key)) for values in having}
-            if not {section, name} & set(free) and len(values_shown) > 1:
-                different[name] = sorted(values_shown)
-    return different
-
-
 def _read(config: Config, folders: dict[str, Path]) -> Record:
     side = stage_folder(config, SIDE)
     settings_read: dict[str, Any] = {}
