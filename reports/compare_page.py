@@ -7,11 +7,9 @@ without the texts of real data. Everything was judged against the references bef
 asked here.
 """
 
-from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import astuple, replace
 from itertools import cycle, islice
-from pathlib import Path
 
 from reports.parts import gained, page, paired, plots, sentences, words
 from reports.parts.cells import MISSING, Number
@@ -51,16 +49,11 @@ def main(argv: list[str] | None = None) -> None:
     """Write the page; print its verdicts and its path."""
     parser = page.arguments("policies of finished runs side by side")
     parser.add_argument("--runs", nargs="+", default=[], help="name[/seed][:policy], two or more")
-
-    def write(args: Namespace) -> str:
-        path, conclusions = write_page(args.runs, args.judge)
-        return page.for_terminal(conclusions, path)
-
-    page.print_page(write, parser, argv)
+    page.print_page(lambda args: write_page(args.runs, args.judge), parser, argv)
 
 
-def write_page(texts: Sequence[str], judge: str = "") -> tuple[Path, list[str]]:
-    """Write the page about what some texts name; its path and its verdicts.
+def write_page(texts: Sequence[str], judge: str = "") -> str:
+    """Write the page about what some texts name; its verdicts for the terminal.
 
     Raises UserError where they cannot be pairs.
     """
@@ -76,7 +69,7 @@ def write_page(texts: Sequence[str], judge: str = "") -> tuple[Path, list[str]]:
     records = [run for entry in entries for run in entry.runs]
     names = list(dict.fromkeys(entry.name for entry in entries))
     path = write_about_runs(stem_about("compare", about), title, content, names, records)
-    return path, [conclusion(pair) for pair in pairs]
+    return page.for_terminal([conclusion(pair) for pair in pairs], path)
 
 
 def blocks(

@@ -72,7 +72,7 @@ def test_means_differences_and_intervals_are_those_computed_by_hand(runs):
         config = turned("dropout", seed)
         fabricate(config, ppo=rate, scores=wins(count), texts=OWN_TEXTS, found=found)
     text = text_of("dropout")
-    less, seeds, posts, failed, changed, rate, kl, tokens, eos, _ = cells(text, FIRST, "dropout")
+    less, seeds, posts, failed, changed, rate, kl, tokens, eos = cells(text, FIRST, "dropout")
     shown = "{:.1f}% [{:.1f}, {:.1f}]".format
     assert rate == shown(*(100 * x for x in by_hand(rates)))
     assert kl == "{:.2f} [{:.2f}, {:.2f}]".format(*by_hand(kls))
@@ -287,20 +287,3 @@ def test_the_processors_of_all_runs_that_are_compared_are_named(runs):
     ablations_page.write_page("tiny", ["dropout"])
     named = "Computed on: CPU, 2 cores (AMD EPYC, AVX2) / CPU, 2 cores (AMD EPYC, AVX512);"
     assert named in (page.beside_the_runs() / "ablations-tiny.md").read_text()
-
-
-# -- how fast PPO learns ---------------------------------------------------------------------------
-
-
-def test_the_update_of_a_runs_own_gain():
-    def curve(*rewards):
-        return [{"objective/scores": reward} for reward in rewards]
-
-    # From 2 to 12, the mean of the last four of 20: the target is 11. Updates 8 to 12 have a mean
-    # of 10, and 9 to 13 one of 12.
-    late = curve(*[2.0] * 8, *[12.0] * 12)
-    assert ablated.update_of_gain(late) == 13
-    steps = curve(*[2.0] * 4, *[10.0] * 6, *[12.0] * 10)
-    assert ablated.update_of_gain(steps) == 13  # (2 * 10 + 36) / 5
-    assert ablated.update_of_gain(curve(2.0, *[1.0] * 19)) is None
-    assert ablated.update_of_gain(late, alone=5) == 8  # the critic's are no slowness of the policy

@@ -2,6 +2,7 @@
 
 import json
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -180,7 +181,7 @@ def test_a_policy_whose_summaries_are_often_cut_off_is_named_among_the_caveats(r
     cut = {"ppo": made["policies"]["ppo"] | {"eos_rate": 0.409}}  # 0.991 in the other seed
     found = {"summaries": made | {"policies": made["policies"] | cut}}
     fabricate(make_config("tiny", seed=2), scores=A, found=found)
-    path, _ = compare_page.write_page(["tiny:sft", "tiny:ppo"])
+    path = Path(compare_page.write_page(["tiny:sft", "tiny:ppo"]).splitlines()[-1])
     said = "Only 70.0% of PPO's summaries end by themselves; the others are cut off."
     assert said in path.with_suffix(".md").read_text()
 
@@ -224,7 +225,7 @@ def test_the_page_says_the_verdict_first(runs, capsys):
 
 def test_texts_of_real_data_are_not_in_the_page_that_may_be_published(runs):
     finish("pythia-1b", A, 1, preset="pythia-1b", texts=TEXTS)
-    path, _ = compare_page.write_page(["pythia-1b/1:ppo", "pythia-1b/1:sft"])
+    path = Path(compare_page.write_page(["pythia-1b/1:ppo", "pythia-1b/1:sft"]).splitlines()[-1])
     assert path.name == "compare-pythia-1b-1-ppo-sft.html"
     markdown = path.with_suffix(".md").read_text()
     assert markdown.startswith("# pythia-1b/1: PPO beside SFT\n")

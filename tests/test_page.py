@@ -70,7 +70,6 @@ GAP = Number(1.5, 1, "points", -0.54, 3.5, signed=True)
         (Number(-0.001), "0.00"),
         (Number(None, 1, "%", 59.0, 61.5), "[59.0, 61.5]"),
         (Number(14, 1, "%", 12, 16, is_range=True), "14.0% (12.0 to 16.0)"),
-        (Number(1.51e-7, 1, form="e"), "1.5e-07"),
         (Number(note="(2.0% unjudged)"), "– (2.0% unjudged)"),
         (PValue(0.0004), "p < 0.001"),
         (PValue(0.0321), "p = 0.032"),

@@ -251,7 +251,7 @@ def test_a_switch_with_which_no_seed_ended_is_on_the_page(runs):
         break_ppo(turned("dropout", seed))
     text = text_of("dropout")
     assert "dropout: matters (it changes how many seeds fail). 4 of 4 seeds failed" in text
-    assert cells(text, FIRST, "dropout") == ["–", "–", "–", "4 of 4", *["–"] * 6]
+    assert cells(text, FIRST, "dropout") == ["–", "–", "–", "4 of 4", *["–"] * 5]
     assert cells(text, "The critic", "dropout") == ["–"] * 5
     assert "| critic-sft" not in text
     with pytest.raises(UserError, match="tiny-critic-sft"):

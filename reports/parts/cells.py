@@ -27,8 +27,6 @@ class Number:
     """Words that follow it."""
     signed: bool = False
     """Whether a plus is shown, as of a difference."""
-    form: str = "f"
-    """How Python formats it: `f`, `e` or `g`."""
     is_range: bool = False
     """Whether the bounds are the lowest and the highest of several values, and no interval."""
 
@@ -51,9 +49,8 @@ class Number:
     def _text(self, value: float | None) -> str:
         if value is None or isnan(value):
             return ""
-        if self.form == "f":
-            value = round(value, self.digits) + 0.0  # never -0.0
-        return f"{value:{'+' if self.signed else ''},.{self.digits}{self.form}}"
+        value = round(value, self.digits) + 0.0  # never -0.0
+        return f"{value:{'+' if self.signed else ''},.{self.digits}f}"
 
 
 class PValue(Number):

@@ -47,13 +47,6 @@ PUBLIC = "public"  # folder of a page about real data without the texts of other
 PLOT = re.compile(r"^!\[Plot: (?P<name>[\w-]+)\]\(", re.MULTILINE)  # no escaped text looks so
 
 
-def write_public(
-    folder: Path, stem: str, title: str, blocks: Sequence[Block], made_from: Mapping[str, Any]
-) -> None:
-    """Write the page below `public/` without posts and references, which others wrote."""
-    write(folder / PUBLIC, stem, title, [block.without_the_data() for block in blocks], made_from)
-
-
 def write(
     folder: Path, stem: str, title: str, blocks: Sequence[Block], made_from: Mapping[str, Any]
 ) -> Path:

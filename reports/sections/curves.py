@@ -1,7 +1,5 @@
 """Everything that training logged, as curves in groups."""
 
-from collections.abc import Sequence
-
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
@@ -167,58 +165,37 @@ def _panels(rows: list[Row], titles: Panels, color: str) -> list[Panel]:
 
 def _frontier(record: Record, stage: str) -> list[Block]:
     """Score against KL, update by update: what each nat of distance gained."""
-    run = path(record.rows(stage), f"seed {record.seed}", plots.color_of(stage))
-    if not run.steps:
+    rows = [row for row in record.rows(stage) if all(row.get(x) is not None for x in FRONTIER)]
+    kl, scores = (plots.curve(rows, key, "", "") for key in FRONTIER)
+    if not kl.steps:
         return []
     caption = (
         "Reward-model score against KL from SFT, from the first update to the last (means of"
         " neighbouring updates). Where the score goes on rising while the judge's rate falls,"
         f" {named(stage)} over-optimises; this picture shows the score and not the judge's rate."
     )
-    panel = frontier("Score against distance", [run], "KL from SFT, nats per summary")
+    run = Curve(f"seed {record.seed}", plots.color_of(stage), kl.values, scores.values)
     name = "frontier" if stage == record.policy else f"{stage}-frontier"
-    return [plots.figure(name, caption, [panel], wide=1.4, high=1.2)]
+    return [plots.figure(name, caption, [frontier(run)], wide=1.4, high=1.2)]
 
 
-def path(rows: list[Row], label: str, color: str) -> Curve:
-    """Where a seed went: KL across and score up."""
-    both = [row for row in rows if all(row.get(key) is not None for key in FRONTIER)]
-    kl, scores = (plots.curve(both, key, "", "") for key in FRONTIER)
-    return Curve(label, color, kl.values, scores.values)
-
-
-def frontier(title: str, runs: Sequence[Curve], x: str, ends: bool = True) -> Panel:
-    """Where training went: the score against another number, update by update.
-
-    A run is a curve whose `steps` are that number; neighbouring updates are averaged. `ends`:
-    whether the first and the last are named.
+def frontier(run: Curve) -> Panel:
+    """Where training went: `values` of a run's curve are scores and its `steps` the KL at them;
+    neighbouring updates are averaged.
     """
+    across, up = plots.smoothed(run, FRONTIER_POINTS)
 
     def draw(axes: Axes) -> None:
-        for run in runs:
-            across, up = plots.smoothed(run, FRONTIER_POINTS)
-            axes.plot(across, up, color=run.color, label=run.label or None)
-            if not up or not ends:
-                continue
-            axes.scatter(across, up, s=9, color=run.color, zorder=3)
-            for place, word in ((0, "start"), (-1, "end")):
-                axes.annotate(
-                    word, (across[place], up[place]), (4, -10), textcoords="offset points"
-                )
-        axes.set_xlabel(x)
+        axes.plot(across, up, color=run.color, marker="o", ms=3)
+        for place, word in ((0, "start"), (-1, "end")):
+            axes.annotate(word, (across[place], up[place]), (4, -10), textcoords="offset points")
+        axes.set_xlabel("KL from SFT, nats per summary")
         axes.set_ylabel("score")
         for axis in (axes.xaxis, axes.yaxis):
             axis.set_major_locator(MaxNLocator(4))
-        plots.legend(axes)
 
-    return Panel(title, draw, " ".join(_in_words(run) for run in runs if run.label))
-
-
-def _in_words(run: Curve) -> str:
-    across, up = plots.smoothed(run, FRONTIER_POINTS)
-    if not up:
-        return f"{run.label}: no points."
-    return (
+    about = (
         f"{run.label}: from {up[0]:.4g} at {across[0]:.4g} to {up[-1]:.4g} at {across[-1]:.4g};"
         f" the highest, {max(up):.4g}, at {across[up.index(max(up))]:.4g}."
     )
+    return Panel("Score against distance", draw, about)
