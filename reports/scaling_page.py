@@ -14,10 +14,10 @@ import pandas as pd
 from reports.parts import page, sentences
 from reports.parts.collect import MEMORY_KNOBS, Record, find_runs
 from reports.parts.page import Block, Heading, Text
-from reports.parts.paired import settings_apart
+from reports.parts.paired import rows_of, settings_apart
 from reports.parts.run_report import stem_about, write_about_runs
 from reports.scaling import answers, beside_paper, details
-from reports.scaling.measures import RULE, SizeVerdict, frame_of, rows_of, size_verdicts, sizes
+from reports.scaling.measures import RULE, SizeVerdict, frame_of, size_verdicts, sizes
 from stages.driving.grid import LADDER
 
 # What may differ between sizes: the base model itself, and how batches are cut.
@@ -67,7 +67,7 @@ def blocks(records: list[Record], left_out: Sequence[str] = ()) -> list[Block]:
     content = [
         sentences.lead(answers.answer(verdicts), distrust(frame, verdicts, bool(unlike))),
         answers.answers_table(verdicts),
-        answers.win_rate_figure(frame, paper_numbers),
+        *answers.win_rate_figure(frame, paper_numbers),
         *sentences.against([*notes, *details.not_comparable(paper_numbers), *left_out]),
     ]
     if several:

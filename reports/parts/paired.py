@@ -67,6 +67,11 @@ def posts_frame(run: Record, policy: str) -> pd.DataFrame:
     )
 
 
+def rows_of(frame: pd.DataFrame) -> list[Row]:
+    """The rows of a frame by the names of its columns."""
+    return [{str(key): value for key, value in row.items()} for row in frame.to_dict("records")]
+
+
 def verdict_of(score: float | None) -> str:
     """What both orders say together; a judge that contradicts itself has said even."""
     if score is None:
@@ -85,7 +90,7 @@ def change(before: str, after: str) -> str:
 
 def side_by_side(frames: Sequence[pd.DataFrame]) -> list[list[Row]]:
     """For each post that all frames have its row in every frame, in the order of the first."""
-    first, *others = ({row["post"]: row for row in x.to_dict("records")} for x in frames)
+    first, *others = ({row["post"]: row for row in rows_of(x)} for x in frames)
     both = [post for post in first if all(post in other for other in others)]
     return [[rows[post] for rows in (first, *others)] for post in both]
 

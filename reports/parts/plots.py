@@ -131,12 +131,10 @@ def win_rates(rates: Sequence[tuple[str, str, float, float, float]]) -> Panel:
     return Panel("Win rate against the reference", draw)
 
 
-def win_rate_figure(
-    rates: Sequence[tuple[str, str, float, float, float]], name: str = "win-rate"
-) -> list[blocks.Figure]:
+def win_rate_figure(rates: Sequence[tuple[str, str, float, float, float]]) -> list[blocks.Figure]:
     """The rates with their intervals over posts as a picture; none where there is no rate."""
     caption = "Bars are 95% intervals over the posts; the dashed line is even with the reference."
-    return [figure(name, caption, [win_rates(rates)], 1.75, tall(rates))] if rates else []
+    return [figure("win-rate", caption, [win_rates(rates)], 1.75, tall(rates))] if rates else []
 
 
 def differences(title: str, rows: Sequence[tuple[str, float, float | None, float | None]]) -> Panel:
