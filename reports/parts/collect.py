@@ -8,7 +8,6 @@ are fractions, a number that a run does not have is None.
 from dataclasses import dataclass, field
 from itertools import combinations
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 from eval.held_out import with_statistics
@@ -32,9 +31,8 @@ RELEASED = "released"  # the policy of a run that trains none
 GIVEN = "outputs"  # the section of settings that only a run of given summaries has
 MEMORY_KNOBS = tuple(f"memory.{name}" for name in settings.CUT_BATCHES)
 EXPLAINED = "val/explained_variance"
-ADVANTAGES = {"follows": "val/advantage_score_correlation", "at_eos": "policy/advantage_at_eos"}
 WRITTEN = ("rouge1", "rouge2", "rougeL", "tokens", "eos_rate", "score")
-RM_AGREES = {"": "estimate", "_low": "low", "_high": "high"}
+ENDS = {"": "estimate", "_low": "low", "_high": "high"}  # of an interval, in a flat row
 WINS = ("wins", "ties", "losses", "unjudged", "statistics", "identical")
 NO_DIFFERENCE = {"headline": False, **dict.fromkeys(("estimate", "low", "high", "p_value"))}
 
@@ -171,10 +169,7 @@ def numbers_of(record: Record) -> Row:
         "parameters": base["parameters"],
         "sft_rows": base["tokens"]["sft_train"]["rows"],
         "comparisons": reward["training_pairs"],
-        "accuracy": reward["accuracy"],
-        "accuracy_low": reward["accuracy_low"],
-        "accuracy_high": reward["accuracy_high"],
-        "pairs": reward["pairs"],
+        **{key: reward[key] for key in ("accuracy", "accuracy_low", "accuracy_high", "pairs")},
         "episodes": learned["episodes"],
         "kl": learned["objective/kl"],
         "explained_by_critic": explained_by_critic(record.folders.get("ppo")),
@@ -189,15 +184,15 @@ def judged_row(record: Record) -> Row:
     policies, controls = policies_of(record), record.results("controls")
     checks, differences = (controls, record.calibration), _differences(wins)
     main = differences.get(pair_name(record.policy, "sft"), NO_DIFFERENCE)
+    main = main if main["headline"] else NO_DIFFERENCE
     learned = record.results("base") if record.policy else {}  # empty: nothing was trained
     labels = {split: learned["rows"][split] for split in COMPARISONS} if learned else {}
     return {
         "policies": policies,
         "policy": record.policy,
         "judge": wins["judge"]["name"],
-        "judge_kind": wins["judge"]["kind"],
         "is_llm": wins["judge"]["is_llm"],
-        "judge_note": wins["judge"]["note"],
+        **{f"judge_{key}": wins["judge"][key] for key in ("kind", "note")},
         "judge_flags": flags_of(controls, record.calibration),
         "judge_undecided": [x["undecided"] for x in checks if x and x.get("undecided")],
         "released_policy": record.settings.get(RELEASED, {}).get("policy", ""),
@@ -205,11 +200,8 @@ def judged_row(record: Record) -> Row:
         "texts": wins["texts"],
         "judgements": judge["judgements"],
         "judge_models": judge["models"],
-        "share_first": judge["share_first"],
         "differences": differences,
-        "difference": main["estimate"] if main["headline"] else None,
-        "difference_low": main["low"] if main["headline"] else None,
-        "difference_high": main["high"] if main["headline"] else None,
+        **{f"difference{end}": main[key] for end, key in ENDS.items()},
         "score_gain": wins["policies"].get(record.policy, {}).get("score_gain"),
         "reference/tokens": summaries["reference_tokens"],
         "reference/score": summaries["policies"][policies[-1]]["reference_score"],
@@ -264,7 +256,7 @@ def _policy_row(record: Record, policy: str) -> Row:
         "kl": distance(record, policy),
         "below_penalty": below_penalty(record, policy),
         "special_tokens": written.get("special_tokens"),
-        **{f"rm_agrees{end}": agrees.get(name) for end, name in RM_AGREES.items()},
+        **{f"rm_agrees{end}": agrees.get(name) for end, name in ENDS.items()},
     }
 
 
@@ -286,21 +278,17 @@ def explained_by_critic(ppo: Path | None) -> Row | None:
     """How PPO's critic stood while the policy learned; None where nothing was logged of it.
 
     `updates`: the policy's; `below`: those of them in which the critic explained less than a
-    constant; `first` and `last`: the explained variance at the ends. `follows`, `at_eos`: means
-    over updates of what was logged of the advantages (`stages.rl.metrics`), if it was. `ppo` is the
-    stage's folder.
+    constant; `first` and `last`: the explained variance at the ends. `ppo` is the stage's folder.
     """
     if ppo is None or not (path := ppo / "metrics.jsonl").exists():
         return None
     alone = read_record(ppo / "config.json")["ppo"]["critic_updates"]
-    rows = [row for row in read_lines(path) if row["step"] > alone and EXPLAINED in row]
-    values = [row[EXPLAINED] for row in rows]
+    rows = (row for row in read_lines(path) if row["step"] > alone)
+    values = [row[EXPLAINED] for row in rows if EXPLAINED in row]
     if not values:
         return None
-    counts = {"updates": len(values), "below": sum(value < 0 for value in values)}
-    logged = {name: [row[key] for row in rows if key in row] for name, key in ADVANTAGES.items()}
-    means = {name: fmean(each) for name, each in logged.items() if each}
-    return counts | {"first": values[0], "last": values[-1]} | means
+    below = sum(value < 0 for value in values)
+    return {"updates": len(values), "below": below, "first": values[0], "last": values[-1]}
 
 
 def _read(config: Config, folders: dict[str, Path]) -> Record:

@@ -4,7 +4,7 @@ from eval.control_texts import CONTROLS
 from eval.judges.protocol import VERDICTS
 from eval.win_rate import names_of_pair
 from reports.parts.cells import MISSING, Number
-from reports.parts.collect import RM_AGREES, Record
+from reports.parts.collect import ENDS, Record
 from reports.parts.page import Block, Details, Heading, Note, Table, Text
 from reports.parts.words import (
     Row,
@@ -152,7 +152,7 @@ def _leanings(numbers: Row) -> Table:
     rows = []
     for name, policy in _names(numbers).items():
         statistics = numbers[f"{policy}/statistics"]
-        agrees = {key: numbers[f"{policy}/rm_agrees{end}"] for end, key in RM_AGREES.items()}
+        agrees = {key: numbers[f"{policy}/rm_agrees{end}"] for end, key in ENDS.items()}
         rows.append(
             [
                 name,
