@@ -16,9 +16,9 @@ from statistics import fmean
 from eval.rates.formulas import mean_of_seeds
 from reports.parts import gained, page, plots, words
 from reports.parts.ablated import POLICY, AblatedRun, SeedsOfRun, collect, taken_stages, there
+from reports.parts.blocks import Block, Heading, Table, Text
 from reports.parts.cells import MISSING, Number
 from reports.parts.collect import Record
-from reports.parts.page import Block, Heading, Table, Text
 from reports.parts.paired import Entry
 from reports.parts.run_report import write_about_runs
 from reports.parts.sentences import against, distrust, lead, notes_of_runs, unjudged

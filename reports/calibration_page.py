@@ -8,8 +8,8 @@ evaluated the run.
 """
 
 from reports.parts import page
+from reports.parts.blocks import Block, Text
 from reports.parts.collect import SIDE, flags_of, load_run, results_of
-from reports.parts.page import Block, Text
 from reports.parts.run_report import made_from
 from reports.parts.sentences import checks_of_judge
 from reports.parts.words import Row, estimate, in_points

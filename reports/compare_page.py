@@ -12,9 +12,9 @@ from dataclasses import astuple, replace
 from itertools import cycle, islice
 
 from reports.parts import gained, page, paired, plots, sentences, words
+from reports.parts.blocks import Block, Heading, Table, Text
 from reports.parts.cells import MISSING, Number
 from reports.parts.collect import judged_row
-from reports.parts.page import Block, Heading, Table, Text
 from reports.parts.paired import (
     BETTER,
     FAILING,

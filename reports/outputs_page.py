@@ -12,9 +12,9 @@ from pathlib import Path
 from eval.rates.formulas import holm
 from eval.win_rate import names_of_pair
 from reports.parts import plots, run_report, sentences
+from reports.parts.blocks import Block, Table, Text
 from reports.parts.cells import Number
 from reports.parts.collect import Record, judged_row
-from reports.parts.page import Block, Table, Text
 from reports.parts.run_report import Report, text_table
 from reports.parts.words import (
     Row,

@@ -20,9 +20,9 @@ from matplotlib.axes import Axes
 
 from eval.rates.formulas import CONFIDENCE, holm, mean_of_seeds, p_of_seeds
 from reports.parts import page, plots
+from reports.parts.blocks import Block, Heading, Table, Text
 from reports.parts.cells import MISSING, Number
 from reports.parts.collect import Record, find_runs, numbers_of, policies_of
-from reports.parts.page import Block, Heading, Table, Text
 from reports.parts.run_report import write_about_runs
 from reports.parts.sentences import against, distrust, lead, notes_of_runs
 from reports.parts.verdicts import after_holm

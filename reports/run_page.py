@@ -11,9 +11,9 @@ from functools import partial
 from pathlib import Path
 
 from reports.parts import plots, run_report, sentences
+from reports.parts.blocks import Block, Heading, Table, Text
 from reports.parts.cells import MISSING
 from reports.parts.collect import Record, judged_row, numbers_of
-from reports.parts.page import Block, Heading, Table, Text
 from reports.parts.run_report import Report, text_table
 from reports.parts.words import Row, at_equal_length, judge, named, number, percent, rate, whole
 from reports.sections import calibration, curves, judging, made_with, reward, samples, scores

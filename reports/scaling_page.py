@@ -12,8 +12,8 @@ from collections.abc import Sequence
 import pandas as pd
 
 from reports.parts import page, sentences
+from reports.parts.blocks import Block, Heading, Text
 from reports.parts.collect import MEMORY_KNOBS, Record, find_runs
-from reports.parts.page import Block, Heading, Text
 from reports.parts.paired import rows_of, settings_apart
 from reports.parts.run_report import stem_about, write_about_runs
 from reports.scaling import answers, beside_paper, details

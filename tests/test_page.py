@@ -6,8 +6,9 @@ import re
 import pytest
 
 from reports.parts import page
+from reports.parts.blocks import Details, Figure, Heading, Sample, Table, Text
 from reports.parts.cells import MISSING, Number, PValue, columns_of
-from reports.parts.page import Details, Figure, Heading, Sample, Table, Text, files_of, write
+from reports.parts.page import files_of, write
 
 
 def test_a_link_leads_into_each_section_by_the_anchor_that_github_gives_its_heading():

@@ -6,7 +6,7 @@ import pytest
 
 from reports import scaling_page
 from reports.parts import page
-from reports.parts.page import Figure, Heading, Note, Table, Text
+from reports.parts.blocks import Figure, Heading, Note, Table, Text
 from reports.parts.run_report import code_line
 from reports.scaling import beside_paper
 from reports.scaling.answers import answers_table

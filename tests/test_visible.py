@@ -8,7 +8,7 @@ import pytest
 
 from reports import run_page
 from reports.parts import page
-from reports.parts.page import Details, Heading, Note, Sample, Table, Text
+from reports.parts.blocks import Details, Heading, Note, Sample, Table, Text
 from stages.finished import stage_folder
 from stages.running.files import write_json
 from stages.settings.checks import HIDDEN, UserError, visible

@@ -13,9 +13,9 @@ from matplotlib.axes import Axes
 
 from eval.scores import START, mean_gain
 from reports.parts import plots
+from reports.parts.blocks import Figure, Table
 from reports.parts.cells import MISSING, Number
 from reports.parts.collect import Record, judged_row, policies_of
-from reports.parts.page import Figure, Table
 from reports.parts.paired import Entry, posts_frame, texts_of
 from reports.parts.words import Row, direction, seeds_mean
 

@@ -19,26 +19,11 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from reports.parts.blocks import (
-    Block,
-    Details,
-    Figure,
-    Heading,
-    Note,
-    Sample,
-    Table,
-    Text,
-    as_record,
-    escape,
-    slug,
-)
+from reports.parts.blocks import Block, Figure, Heading, Table, Text, as_record, escape, slug
 from stages.running.files import file_hash, read_record, write_json, write_text
 from stages.settings import config as settings
 from stages.settings.checks import UserError
 from stages.settings.faults import Parser, in_one_line
-
-# Pages name the kinds of blocks and this module together.
-__all__ = ["PUBLIC", "Block", "Details", "Figure", "Heading", "Note", "Sample", "Table", "Text"]
 
 TEMPLATES = Path(__file__).with_name("templates")
 STYLE = Path(__file__).with_name("style.css")

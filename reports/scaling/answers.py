@@ -8,8 +8,8 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import NullLocator
 
 from reports.parts import plots
+from reports.parts.blocks import Block, Figure, Note, Table, Text
 from reports.parts.cells import MISSING, Number
-from reports.parts.page import Block, Figure, Note, Table, Text
 from reports.parts.paired import rows_of
 from reports.parts.plots import INK, Panel
 from reports.parts.words import estimate, named, number, percent, seeds_of

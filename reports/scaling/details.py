@@ -8,8 +8,8 @@ import pandas as pd
 
 from eval.rates.formulas import mean_of_seeds
 from reports.parts import paper, plots, words
+from reports.parts.blocks import Block, Details, Heading, Table
 from reports.parts.cells import MISSING, Number
-from reports.parts.page import Block, Details, Heading, Table
 from reports.parts.paired import rows_of
 from reports.parts.words import named, number, percent
 from reports.scaling import beside_paper

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 from eval.calibration import HUMAN_CEILING, NAMES, correct
 from eval.rates.correction import SHIFT
+from reports.parts.blocks import Block, Heading, Note, Table, Text
 from reports.parts.cells import MISSING
 from reports.parts.collect import Record, policies_of
-from reports.parts.page import Block, Heading, Note, Table, Text
 from reports.parts.paired import posts_frame
 from reports.parts.words import STRENGTH, Row, estimate, in_points, named, percent, plain, whole
 from stages.settings.judge import MOST_UNJUDGED

@@ -3,9 +3,9 @@
 from collections.abc import Mapping, Sequence
 from statistics import fmean
 
+from reports.parts.blocks import Table
 from reports.parts.cells import MISSING
 from reports.parts.collect import Record, explained_by_critic
-from reports.parts.page import Table
 from reports.parts.words import number
 
 

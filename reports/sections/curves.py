@@ -4,8 +4,8 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
 from reports.parts import plots
+from reports.parts.blocks import Block, Details, Figure
 from reports.parts.collect import Record
-from reports.parts.page import Block, Details, Figure
 from reports.parts.plots import Curve, Panel
 from reports.parts.words import Row, named
 

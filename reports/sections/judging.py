@@ -3,9 +3,9 @@
 from eval.control_texts import CONTROLS
 from eval.judges.protocol import VERDICTS
 from eval.win_rate import names_of_pair
+from reports.parts.blocks import Block, Details, Heading, Note, Table, Text
 from reports.parts.cells import MISSING, Number
 from reports.parts.collect import ENDS, Record
-from reports.parts.page import Block, Details, Heading, Note, Table, Text
 from reports.parts.words import (
     Row,
     at_equal_length,

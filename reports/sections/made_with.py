@@ -1,7 +1,7 @@
 """What a run was made with: repositories, lengths of its data, settings, time, versions, hashes."""
 
+from reports.parts.blocks import Block, Details, Heading, Table, Text
 from reports.parts.collect import GIVEN, RELEASED, Record
-from reports.parts.page import Block, Details, Heading, Table, Text
 from reports.parts.run_report import code_line, made_from, where
 from reports.parts.sentences import distrust, lead
 from reports.parts.words import Row, rate, shown, whole

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 
 from eval.rates.length_control import word_count
+from reports.parts.blocks import Block, Heading, Sample, Text
 from reports.parts.collect import GIVEN, Record, policies_of
-from reports.parts.page import Block, Heading, Sample, Text
 from reports.parts.paired import UNJUDGED, posts_frame, side_by_side
 from reports.parts.words import Row, named, number, whole
 

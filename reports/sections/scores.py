@@ -1,8 +1,8 @@
 """Scores of summaries: proxy and gold."""
 
+from reports.parts.blocks import Block, Note, Table, Text
 from reports.parts.collect import Record
 from reports.parts.gained import by_kind
-from reports.parts.page import Block, Note, Table, Text
 from reports.parts.words import Row, direction, named, plain, posts_of, whole
 
 SCORERS = ("proxy", "gold")

@@ -17,7 +17,7 @@ from pathlib import Path
 import pandas as pd
 
 from reports.parts import page
-from reports.parts.page import Block, Heading, Note, Table, Text
+from reports.parts.blocks import Block, Heading, Note, Table, Text
 from reports.parts.words import number, percent, whole
 from reports.speed import speed
 from reports.speed.speed import OURS, PEER, TRL, Record
