@@ -164,8 +164,12 @@ def conclusion(pair: Paired) -> str:
 
 def caveats(entries: Sequence[Entry]) -> list[str]:
     """What to hold against the comparison."""
-    rows = [judged_row(run) for entry in entries for run in entry.runs]
-    critics = [row for entry in entries for row in entry.critics]
+    own = {x.label: {} if x.policy == "ppo" else {"explained_by_critic": None} for x in entries}
+    rows = [
+        judged_row(run) | {"name": entry.label} | own[entry.label]
+        for entry in entries
+        for run in entry.runs
+    ]
     cut = sentences.cut_off({entry.label: entry.mean("eos_rate") for entry in entries})
     runs = {(run.name, run.seed): run for entry in entries for run in entry.runs}
     gains = [
@@ -173,7 +177,7 @@ def caveats(entries: Sequence[Entry]) -> list[str]:
         for (name, seed), run in runs.items()
         for note in gain_notes(run)
     ]
-    return [*sentences.notes_of_runs(rows, critics), *cut, *gains]
+    return [*sentences.notes_of_runs(rows), *cut, *gains]
 
 
 def results(ordered: Sequence[Entry], pairs: Sequence[Paired]) -> Table:

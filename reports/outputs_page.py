@@ -41,9 +41,8 @@ def main(argv: list[str] | None = None) -> None:
 
 def report(record: Record, path: Path) -> Report:
     """The report of given summaries."""
-    numbers = judged_row(record) | {"name": record.name, "seed": record.seed}
-    # Where the file had such systems.
-    numbers["given_names"] = record.results("summaries").get("given_names")
+    # The given names: where no file can have them.
+    numbers = judged_row(record) | {"given_names": record.results("summaries").get("given_names")}
     wins = record.results("win_rate")
     return Report(
         title=f"Judged: {record.name}",

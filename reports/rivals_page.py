@@ -22,7 +22,7 @@ from eval.rates.formulas import CONFIDENCE, holm, mean_of_seeds, p_of_seeds
 from reports.parts import page, plots
 from reports.parts.blocks import Block, Heading, Table, Text
 from reports.parts.cells import MISSING, Number
-from reports.parts.collect import Record, find_runs, numbers_of, policies_of
+from reports.parts.collect import Record, find_all, numbers_of, policies_of
 from reports.parts.run_report import write_about_runs
 from reports.parts.sentences import against, distrust, lead, notes_of_runs
 from reports.parts.verdicts import after_holm
@@ -54,9 +54,7 @@ def write_page(name: str, kl_coefs: Sequence[str], judge: str = "") -> str:
     where no policy has a win rate.
     """
     names = [f"{name}-kl{coef}" for coef in dict.fromkeys(kl_coefs)]
-    collected = [find_runs(run, judge) for run in names]
-    records = [record for runs, _ in collected for record in runs]
-    left_out = [line for _, lines in collected for line in lines]
+    records, left_out = find_all(names, judge)
     frame, stem = policies_frame(records), f"rivals-{name}"
     if frame.empty:
         raise UserError(f"no policy of {', '.join(names)} has a win rate: see the judge's replies")

@@ -41,9 +41,7 @@ write_report = partial(run_report.write_report, make=report)
 
 def row_of(record: Record) -> Row:
     """The run's numbers; of a policy that others trained those of the evaluation."""
-    if not record.is_released:
-        return numbers_of(record)
-    return judged_row(record) | {"name": record.name, "seed": record.seed}
+    return judged_row(record) if record.is_released else numbers_of(record)
 
 
 def blocks(record: Record) -> list[Block]:

@@ -13,7 +13,7 @@ import pandas as pd
 
 from reports.parts import page, sentences
 from reports.parts.blocks import Block, Heading, Text
-from reports.parts.collect import MEMORY_KNOBS, Record, find_runs
+from reports.parts.collect import MEMORY_KNOBS, Record, find_all
 from reports.parts.paired import rows_of, settings_apart
 from reports.parts.run_report import stem_about, write_about_runs
 from reports.scaling import answers, beside_paper, details
@@ -35,7 +35,7 @@ def main(argv: list[str] | None = None) -> None:
 def write_page(names: Sequence[str], judge: str) -> str:
     """Write the page of some runs; its verdicts for the terminal."""
     names = list(dict.fromkeys(names))
-    records, left_out = collect(names, judge)
+    records, left_out = find_all(names, judge)
     several = len({record.name for record in records}) > 1
     title = f"Sizes side by side: {', '.join(names)}" if several else f"Seeds of run {names[0]}"
     stem = stem_about("scaling", ladder_of(names) or names)
@@ -48,14 +48,6 @@ def ladder_of(names: Sequence[str]) -> list[str]:
     smallest = min(LADDER, key=len)  # every other preset's name begins with it
     study = min(names, key=len).removeprefix(smallest)
     return [f"ladder{study}"] if {f"{preset}{study}" for preset in LADDER} == set(names) else []
-
-
-def collect(names: Sequence[str], judge: str = "") -> tuple[list[Record], list[str]]:
-    """All finished seeds of the runs, and a line on each that is not."""
-    runs_of_names = [find_runs(name, judge) for name in names]
-    return [run for runs, _ in runs_of_names for run in runs], [
-        line for _, out in runs_of_names for line in out
-    ]
 
 
 def blocks(records: list[Record], left_out: Sequence[str] = ()) -> list[Block]:

@@ -9,6 +9,7 @@ import pytest
 
 from reports import calibration_page, run_page, scaling_page
 from reports.parts import collect, page, sentences, words
+from reports.parts.collect import find_all
 from reports.sections import calibration
 from stages.finished import read_manifest, stage_folder, why_not
 from stages.settings import config as settings
@@ -214,7 +215,7 @@ def test_a_judge_that_fails_a_control_is_flagged_on_every_page(places):
     *texts, _ = report(places, controls_pass=False)
     said = "THE JUDGE FAILED ITS CHECKS: it does not reliably prefer the reference to the post's"
     assert all(said in " ".join(html.unescape(text).split()) for text in texts)
-    records, _ = scaling_page.collect(["tiny"])
+    records, _ = find_all(["tiny"])
     assert said in html.unescape(page.to_html("x", scaling_page.blocks(records)))
 
 
@@ -295,7 +296,7 @@ def test_folders_and_servers_of_the_user_stay_off_the_page(places):
 def test_the_papers_numbers_stand_beside_pythia_only(places, made):
     fabricate(make_config("pythia-1b"), judge=ONLINE)
     fabricate(make_config("pythia-1b", seed=2), judge=ONLINE, unjudged=0.05)
-    records, _ = scaling_page.collect(["pythia-1b"])
+    records, _ = find_all(["pythia-1b"])
     text = page.to_markdown("x", "x", scaling_page.blocks(records[1:]))
     assert "53.9%" in text  # a seed of the paper
     assert "not an llm" not in text.lower()

@@ -7,6 +7,7 @@ import pytest
 
 from reports import scaling_page
 from reports.parts import page
+from reports.parts.collect import find_all
 from reports.parts.run_report import stem_about, where
 from reports.scaling import answers, details
 from reports.scaling.measures import UNKNOWN, Pooled, frame_of, size_verdicts
@@ -23,7 +24,7 @@ def four_runs(**changes):
                 make_config(preset, seed=seed), **(changes if preset == "tiny" else {})
             )
             fabricate(config, ppo=ppo, sft=0.25, accuracy=ppo + 0.2, size=size)
-    return scaling_page.collect(["tiny", "tiny-s"])
+    return find_all(["tiny", "tiny-s"])
 
 
 def test_the_mean_over_seeds_is_the_mean(runs):
@@ -50,7 +51,7 @@ def test_seeds_and_posts_spread_apart(runs):
 def test_a_size_with_a_rate_that_may_not_be_given_is_not_compared(runs):
     four_runs()
     fabricate(make_config("tiny", seed=3), unjudged=0.05, size=10**6)
-    records, _ = scaling_page.collect(["tiny", "tiny-s"])
+    records, _ = find_all(["tiny", "tiny-s"])
     frame = frame_of(records)
     assert details.growth_table(frame).texts[0][2:5] == ["–", "1 of 1", "–"]
     text = page.to_markdown("x", "x", scaling_page.blocks(records))

@@ -5,6 +5,7 @@ so that many of them are a table: keys of one policy start with its name (`ppo/w
 are fractions, a number that a run does not have is None.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
 from pathlib import Path
@@ -153,6 +154,12 @@ def _config_of(seed: Path, judge: str) -> Config | None:
     return recorded_config(chosen[0]) if chosen else None
 
 
+def find_all(names: Sequence[str], judge: str = "") -> tuple[list[Record], list[str]]:
+    """All finished seeds of the runs, and a line on each that is not."""
+    each = [find_runs(name, judge) for name in names]
+    return [run for runs, _ in each for run in runs], [line for _, out in each for line in out]
+
+
 def numbers_of(record: Record) -> Row:
     """The numbers of one run that a report shows or compares.
 
@@ -162,9 +169,7 @@ def numbers_of(record: Record) -> Row:
         raise UserError(f"{record.name} judges what others made: only its own page shows it")
     base, reward, learned = (record.results(stage) for stage in ("base", "rm", record.policy))
     return {
-        "name": record.name,
         "preset": record.preset,
-        "seed": record.seed,
         "checkpoint": shown("base.checkpoint", record.settings["base"]["checkpoint"]),
         "parameters": base["parameters"],
         "sft_rows": base["tokens"]["sft_train"]["rows"],
@@ -172,7 +177,6 @@ def numbers_of(record: Record) -> Row:
         **{key: reward[key] for key in ("accuracy", "accuracy_low", "accuracy_high", "pairs")},
         "episodes": learned["episodes"],
         "kl": learned["objective/kl"],
-        "explained_by_critic": explained_by_critic(record.folders.get("ppo")),
         "scores": learned["objective/scores"],
         **judged_row(record),
     }
@@ -188,8 +192,11 @@ def judged_row(record: Record) -> Row:
     learned = record.results("base") if record.policy else {}  # empty: nothing was trained
     labels = {split: learned["rows"][split] for split in COMPARISONS} if learned else {}
     return {
+        "name": record.name,
+        "seed": record.seed,
         "policies": policies,
         "policy": record.policy,
+        "explained_by_critic": explained_by_critic(record),
         "judge": wins["judge"]["name"],
         "is_llm": wins["judge"]["is_llm"],
         **{f"judge_{key}": wins["judge"][key] for key in ("kind", "note")},
@@ -263,8 +270,7 @@ def _policy_row(record: Record, policy: str) -> Row:
 def distance(record: Record, policy: str) -> float | None:
     """KL of a policy from SFT while it learned, nats a summary; None where it was not measured."""
     if policy in record.gradient_stages:
-        kl: float = record.results(policy)["objective/kl"]
-        return kl
+        return float(record.results(policy)["objective/kl"])
     return 0.0 if policy == "sft" and policy in record.manifests else None
 
 
@@ -274,17 +280,17 @@ def below_penalty(record: Record, policy: str) -> float | None:
     return first[0].get("policy/below_penalty") if first else None
 
 
-def explained_by_critic(ppo: Path | None) -> Row | None:
+def explained_by_critic(record: Record) -> Row | None:
     """How PPO's critic stood while the policy learned; None where nothing was logged of it.
 
-    `updates`: the policy's; `below`: those of them in which the critic explained less than a
-    constant; `first` and `last`: the explained variance at the ends. `ppo` is the stage's folder.
+    `updates`: the policy's; `below`: those in which the critic explained less than a constant;
+    `first` and `last`: the explained variance at the ends.
     """
-    if ppo is None or not (path := ppo / "metrics.jsonl").exists():
+    if "ppo" not in record.folders:
         return None
-    alone = read_record(ppo / "config.json")["ppo"]["critic_updates"]
-    rows = (row for row in read_lines(path) if row["step"] > alone)
-    values = [row[EXPLAINED] for row in rows if EXPLAINED in row]
+    alone = record.settings["ppo"]["critic_updates"]
+    rows = [row for row in record.rows("ppo") if row["step"] > alone and EXPLAINED in row]
+    values = [row[EXPLAINED] for row in rows]
     if not values:
         return None
     below = sum(value < 0 for value in values)

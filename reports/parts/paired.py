@@ -15,7 +15,7 @@ import pandas as pd
 from eval.rates.formulas import CONFIDENCE, Interval, holm, mean_of_seeds, p_of_seeds
 from eval.scores import Scores
 from eval.win_rate import PairedInterval, paired_difference, win_rate
-from reports.parts.collect import Record, explained_by_critic, find_runs, judged_row, policies_of
+from reports.parts.collect import Record, find_runs, judged_row, policies_of
 from reports.parts.words import Row, named, shown
 from stages.settings.checks import UserError
 from stages.settings.judge import MOST_UNJUDGED
@@ -133,16 +133,6 @@ class Entry:
     def seeds(self) -> list[int]:
         """The seeds of its runs."""
         return [run.seed for run in self.runs]
-
-    @property
-    def critics(self) -> list[Row]:
-        """What a note on the critic is made from, of each run; a policy may have none."""
-        ppo = self.policy == "ppo"
-        folders = [run.folders.get(self.policy) if ppo else None for run in self.runs]
-        return [
-            {"name": self.label, "explained_by_critic": explained_by_critic(folder)}
-            for folder in folders
-        ]
 
     @cached_property
     def posts(self) -> pd.DataFrame:

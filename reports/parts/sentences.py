@@ -168,16 +168,12 @@ def notes_of_judges(rows: list[Row]) -> list[str]:
     return list(dict.fromkeys(note for note in notes if note))
 
 
-def notes_of_runs(rows: list[Row], critics: Sequence[Row] | None = None) -> list[str]:
-    """What to hold against a comparison of runs: their judges, their data, and PPO's critic.
-
-    `critics`: the rows whose critics count; all where None.
-    """
+def notes_of_runs(rows: list[Row]) -> list[str]:
+    """What to hold against a comparison of runs: their judges, their data, and PPO's critic."""
     unlike = ["The runs were not judged alike: judge or number of posts differ."]
     alike = len({(row["judge"], row["posts"]) for row in rows}) < 2
-    critic = critic_notes(rows if critics is None else critics)
     data = dict.fromkeys(note for row in rows for note in doubts.notes(row))
-    return [*notes_of_judges(rows), *data, *([] if alike else unlike), *critic]
+    return [*notes_of_judges(rows), *data, *([] if alike else unlike), *critic_notes(rows)]
 
 
 def critic_notes(rows: Sequence[Row]) -> list[str]:

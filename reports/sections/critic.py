@@ -16,7 +16,7 @@ def table(groups: Mapping[str, Sequence[Record]]) -> Table:
     """
     rows: list[list[object]] = []
     for name, runs in groups.items():
-        logged = (explained_by_critic(run.folders.get("ppo")) for run in runs)
+        logged = (explained_by_critic(run) for run in runs)
         critics = [critic for critic in logged if critic]
         if not critics:
             rows.append([name, *[MISSING] * 3])
