@@ -123,11 +123,7 @@ PYTHON | python | | interpreter that makes the environment
 VENV | venv | | the environment; VENV= (empty): PYTHON as it is
 """
 RECORDED = "runs have the settings that they were made with"
-DEFAULTS = {
-    "NAMES": "tiny-s tiny tiny-l",
-    "SHAPES": "pythia-14m:32:8 pythia-70m:16:4 pythia-14m:32:8:rloo pythia-70m:16:4:rloo"
-    " pythia-14m:32:8:grpo pythia-70m:16:4:grpo",
-}
+DEFAULTS = {"NAMES": "tiny-s tiny tiny-l", "SHAPES": "pythia-14m:32:8 pythia-70m:16:4"}
 AS_SETTINGS = {
     "POLICY": "released.policy",
     "REWARD_MODEL": "released.reward_model",

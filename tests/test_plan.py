@@ -10,8 +10,15 @@ import torch
 
 from reports.needs.inputs import model_config
 from reports.needs.memory import Setting, saved_activations, saved_per_token, setting_of
-from reports.needs.parts import STAGE_OF_PART, part_bytes
-from reports.needs.plan import SHARDED, gpus_for, lines_of, parse, too_large
+from reports.needs.plan import (
+    SHARDED,
+    STAGE_OF_PART,
+    gpus_for,
+    lines_of,
+    parse,
+    part_bytes,
+    too_large,
+)
 from reports.needs.shapes import (
     PUBLISHED,
     Shape,

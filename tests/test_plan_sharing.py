@@ -9,8 +9,7 @@ import pytest
 
 from reports.needs.inputs import draw_weights
 from reports.needs.memory import saved_activations, setting_of
-from reports.needs.parts import part_bytes
-from reports.needs.plan import lines_of, parse
+from reports.needs.plan import lines_of, parse, part_bytes
 from reports.needs.shapes import PUBLISHED
 from stages.settings.command_line import make_config
 from tests.test_plan import setting

@@ -111,7 +111,7 @@ def test_the_html_loads_nothing_and_is_well_formed(made):
     assert """content="default-src 'none'; style-src 'unsafe-inline'; img-src data:;""" in html
     assert len(found.ids) == len(set(found.ids))
     assert not re.search(r"@import|https?://", html)
-    assert found.tags.count("img") == 8
+    assert found.tags.count("img") == 7
 
 
 def test_a_post_cannot_put_markup_on_the_page(made):
@@ -135,7 +135,7 @@ def test_the_headline_fits_a_terminal_and_ends_with_the_path(places, capsys):
 def test_every_plot_of_the_markdown_page_is_a_file_beside_it(made):
     folder, markdown, *_ = made
     named = re.findall(r"\]\(([^)]+\.svg)\)", markdown)
-    assert len(named) == 8
+    assert len(named) == 7
     assert all((folder / name).exists() for name in named)
     assert not list(folder.glob("*.partial"))
 
@@ -267,7 +267,7 @@ def test_two_renders_are_byte_for_byte_the_same(tmp_path, monkeypatch):
     first = (read_manifest(folder_of()) or {})["outputs"]
     run_page.main(["--preset", "tiny"])
     assert first == (read_manifest(folder_of()) or {})["outputs"]
-    assert len(first) == 14  # md, html, json, eight plots, headline, numbers, settings
+    assert len(first) == 13  # md, html, json, seven plots, headline, numbers, settings
 
 
 def test_a_model_without_pretraining_on_real_posts_is_called_poor(places):

@@ -85,7 +85,6 @@ def test_a_run_without_ppo_and_critic_has_a_whole_page_with_curves_and_kl():
     assert result.endswith("| 7.3 |")  # KL
     assert "What RLOO optimised, update by update" in text
     assert "x-rloo.svg" in text
-    assert "x-frontier.svg" in text
     assert "PPO" not in text.split("## Settings")[0].replace("treat another", "")
     panels = curves.GRADIENT_GROUPS["-critic"][1]
     assert "How the critic learned" not in text
@@ -98,7 +97,7 @@ def test_a_run_without_ppo_and_critic_has_a_whole_page_with_curves_and_kl():
 def test_a_rival_stands_beside_ppo_with_its_own_curves():
     text = text_of(rival(beside_ppo=True))
     assert "BEATS the references" in text
-    for name in ("ppo", "ppo-critic", "frontier", "rloo", "rloo-policy", "rloo-frontier"):
+    for name in ("ppo", "ppo-critic", "rloo", "rloo-policy"):
         assert f"x-{name}.svg" in text
     assert "x-rloo-critic.svg" not in text
     assert "| RLOO | 63.0%" in text

@@ -2,8 +2,7 @@
 
 shapes    published shapes of models and their parameters; rows and tokens of the data
 memory    bytes on one device, moment by moment
-parts     the parts of every stage
-plan      the command `make plan`: what fits on which GPUs
+plan      the parts of every stage, and what fits on which GPUs: the command `make plan`
 inputs    what a rehearsal reads: random weights, and the longest rows
 rehearse  the command `make rehearse`
 """

@@ -20,7 +20,7 @@ from unittest import mock
 
 from reports.needs.inputs import draw_weights, write_rows, write_tokenizer
 from reports.needs.memory import GIB, Setting, setting_of
-from reports.needs.parts import STAGE_OF_PART, part_bytes
+from reports.needs.plan import STAGE_OF_PART, part_bytes
 from reports.needs.shapes import rows_of, shape_of
 from stages import pipeline
 from stages.finished import read_manifest, stage_folder

@@ -48,14 +48,9 @@ def named(policy: str, others: Iterable[str] = ()) -> str:
     return capitals if policy in POLICY_STAGES and capitals not in others else policy
 
 
-def interval(low: float, high: float) -> Number:
-    """A 95% interval of fractions, in percent."""
-    return Number(None, 1, "%", 100 * low, 100 * high)
-
-
-def share(estimate: float, low: float, high: float) -> Number:
-    """A fraction with its 95% interval, in percent."""
-    return Number(100 * estimate, 1, "%", 100 * low, 100 * high)
+def share(estimate: float | None, low: float, high: float) -> Number:
+    """A fraction with its 95% interval, in percent; None: the interval alone."""
+    return Number(None if estimate is None else 100 * estimate, 1, "%", 100 * low, 100 * high)
 
 
 def estimate(rate: Row | Interval | None) -> Number:

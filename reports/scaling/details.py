@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
+import numpy as np
 import pandas as pd
 
 from eval.rates.formulas import mean_of_seeds
@@ -152,7 +153,7 @@ def spreads_table(frame: pd.DataFrame) -> Table:
                     named(policy),
                     str(len(rates)),
                     percent(rates.mean()),
-                    words.interval(max(0.0, bounds[0]), min(1.0, bounds[1])) if bounds else MISSING,
+                    words.share(None, *np.clip(bounds, 0, 1)) if bounds else MISSING,
                     number(100 * rates.std(), 1),
                     number(100 * halves.mean(), 1),
                 ]

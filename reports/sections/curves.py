@@ -1,12 +1,9 @@
 """Everything that training logged, as curves in groups."""
 
-from matplotlib.axes import Axes
-from matplotlib.ticker import MaxNLocator
-
 from reports.parts import plots
 from reports.parts.blocks import Block, Details, Figure
 from reports.parts.collect import Record
-from reports.parts.plots import Curve, Panel
+from reports.parts.plots import Panel
 from reports.parts.words import Row, named
 
 SHARES = {
@@ -98,12 +95,10 @@ SAME = {
 }
 SHOWN = ("", "-text")  # the others are folded
 COUNTS = {"step", "episode"}
-FRONTIER = ("objective/kl", "objective/scores")
-FRONTIER_POINTS = 40
 
 
 def blocks(record: Record) -> list[Block]:
-    """The figures: supervised learning, each policy gradient in groups, its frontier, DPO."""
+    """The figures: supervised learning, each policy gradient in groups, DPO."""
     rows = record.rows("sft")
     validation = plots.curve(rows, "loss/validation", "validation", plots.INK, dots=True)
     train = plots.curve(rows, "loss/train", "train", plots.SFT)
@@ -113,7 +108,7 @@ def blocks(record: Record) -> list[Block]:
         plots.figure("supervised", "Supervised fine-tuning and the reward model.", panels)
     ]
     for stage in record.gradient_stages:
-        figures += [*_gradient(record, stage), *_frontier(record, stage)]
+        figures += _gradient(record, stage)
     if "dpo" in record.manifests:
         panels = _panels(record.rows("dpo"), DPO_PANELS, plots.PAPER)
         caption = "DPO, update by update, on training pairs before each step."
@@ -158,44 +153,3 @@ def _panels(rows: list[Row], titles: Panels, color: str) -> list[Panel]:
         if lines:
             panels.append(plots.lines(title, lines, share=keys[0] in SHARES))
     return panels
-
-
-# -- score against distance ------------------------------------------------------------------------
-
-
-def _frontier(record: Record, stage: str) -> list[Block]:
-    """Score against KL, update by update: what each nat of distance gained."""
-    rows = [row for row in record.rows(stage) if all(row.get(x) is not None for x in FRONTIER)]
-    kl, scores = (plots.curve(rows, key, "", "") for key in FRONTIER)
-    if not kl.steps:
-        return []
-    caption = (
-        "Reward-model score against KL from SFT, from the first update to the last (means of"
-        " neighbouring updates). Where the score goes on rising while the judge's rate falls,"
-        f" {named(stage)} over-optimises; this picture shows the score and not the judge's rate."
-    )
-    run = Curve(f"seed {record.seed}", plots.color_of(stage), kl.values, scores.values)
-    name = "frontier" if stage == record.policy else f"{stage}-frontier"
-    return [plots.figure(name, caption, [frontier(run)], wide=1.4, high=1.2)]
-
-
-def frontier(run: Curve) -> Panel:
-    """Where training went: `values` of a run's curve are scores and its `steps` the KL at them;
-    neighbouring updates are averaged.
-    """
-    across, up = plots.smoothed(run, FRONTIER_POINTS)
-
-    def draw(axes: Axes) -> None:
-        axes.plot(across, up, color=run.color, marker="o", ms=3)
-        for place, word in ((0, "start"), (-1, "end")):
-            axes.annotate(word, (across[place], up[place]), (4, -10), textcoords="offset points")
-        axes.set_xlabel("KL from SFT, nats per summary")
-        axes.set_ylabel("score")
-        for axis in (axes.xaxis, axes.yaxis):
-            axis.set_major_locator(MaxNLocator(4))
-
-    about = (
-        f"{run.label}: from {up[0]:.4g} at {across[0]:.4g} to {up[-1]:.4g} at {across[-1]:.4g};"
-        f" the highest, {max(up):.4g}, at {across[up.index(max(up))]:.4g}."
-    )
-    return Panel("Score against distance", draw, about)

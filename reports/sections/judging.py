@@ -11,7 +11,6 @@ from reports.parts.words import (
     at_equal_length,
     difference,
     estimate,
-    interval,
     judge,
     named,
     number,
@@ -157,7 +156,7 @@ def _leanings(numbers: Row) -> Table:
             [
                 name,
                 percent(numbers[f"{policy}/unjudged"]),
-                interval(numbers[f"{policy}/worst_low"], numbers[f"{policy}/worst_high"]),
+                share(None, numbers[f"{policy}/worst_low"], numbers[f"{policy}/worst_high"]),
                 *(estimate(statistics[key]) for key in ("share_first", "swap_consistency")),
                 number(statistics["median_length_ratio"]),
                 estimate(agrees),
