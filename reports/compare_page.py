@@ -17,9 +17,7 @@ from reports.parts.cells import MISSING, Number
 from reports.parts.collect import judged_row
 from reports.parts.paired import (
     BETTER,
-    FAILING,
-    UNCHANGED,
-    UNJUDGED,
+    CHANGES,
     WORSE,
     Entry,
     Paired,
@@ -36,13 +34,6 @@ from reports.sections.samples import samples
 from reports.sections.scores import gain_notes
 
 SHOWN = 5  # posts
-CHANGES = {
-    BETTER: "better",
-    WORSE: "worse",
-    FAILING: "both lose",
-    UNCHANGED: "unchanged",
-    UNJUDGED: "unjudged",
-}
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -226,7 +217,7 @@ def summaries(entries: Sequence[Entry], pairs: Sequence[Paired]) -> Table:
         f" {entries[0].label}: better and worse changed, of both lose the reference is preferred to"
         " both. Alike: summaries that are the same word for word."
     )
-    header = ["", "RM score", "KL, nats", "tokens", "ROUGE-L", "EOS", *CHANGES.values(), "alike"]
+    header = ["", "RM score", "KL, nats", "tokens", "ROUGE-L", "EOS", *CHANGES, "alike"]
     return Table(header, rows, caption, name="summaries")
 
 

@@ -51,7 +51,7 @@ def test_changes_differences_and_settings_are_those_counted_by_hand(runs):
     assert left_out == []
     assert [one.label for one in entries] == ["tiny/1:ppo", "b/1:ppo"]
     found = beside(entries[1], entries[0])
-    counts = {"better": 2, "worse": 2, "failing": 2, "unchanged": 3}
+    counts = {"better": 2, "worse": 2, "both lose": 2, "unchanged": 3}
     assert dict(found.changes) == counts
     assert found.together is not None
     # -1, 0, +1/2, 0, +1, 0, 0, 0, -1/2
@@ -63,7 +63,8 @@ def test_changes_differences_and_settings_are_those_counted_by_hand(runs):
     apart = settings_apart({one.label: one.runs for one in entries})
     assert apart.T.to_dict("list") == {"ppo.kl_coef": ["0.05", "0.1"]}
     rows = changed_posts(entries)
-    expected = "worse unchanged better failing better unchanged unchanged failing worse".split()
+    expected = ["worse", "unchanged", "better", "both lose", "better", "unchanged"]
+    expected += ["unchanged", "both lose", "worse"]
     assert [row[1]["change"] for row in rows] == expected
 
 
@@ -277,7 +278,7 @@ def test_a_side_may_be_named_as_its_folder_is(runs):
         ("lost", "even", "better"),
         ("even", "won", "better"),
         ("won", "lost", "worse"),
-        ("lost", "lost", "failing"),
+        ("lost", "lost", "both lose"),
         ("won", "won", "unchanged"),
         ("even", "even", "unchanged"),
         ("unjudged", "won", "unjudged"),

@@ -184,7 +184,7 @@ def numbers_of(record: Record) -> Row:
 
 def judged_row(record: Record) -> Row:
     """The numbers of the evaluation alone, of whatever policies were judged on whatever posts."""
-    wins, judge, summaries = (record.results(stage) for stage in ("win_rate", "judge", "summaries"))
+    wins, judge, summaries = map(record.results, ("win_rate", "judge", "summaries"))
     policies, controls = policies_of(record), record.results("controls")
     checks, differences = (controls, record.calibration), _differences(wins)
     main = differences.get(pair_name(record.policy, "sft"), NO_DIFFERENCE)

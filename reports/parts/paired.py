@@ -4,6 +4,7 @@ An entry is named `name[/seed][:policy]`; without a seed it is all finished seed
 `posts_frame` is what every comparison is made from: one row for each judged post of a policy.
 """
 
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -22,7 +23,8 @@ from stages.settings.judge import MOST_UNJUDGED
 
 DEFAULT_POLICY = "ppo"
 WON, EVEN, LOST, UNJUDGED = "won", "even", "lost", "unjudged"
-BETTER, WORSE, FAILING, UNCHANGED = "better", "worse", "failing", "unchanged"
+BETTER, WORSE, FAILING, UNCHANGED = "better", "worse", "both lose", "unchanged"
+CHANGES = (BETTER, WORSE, FAILING, UNCHANGED, UNJUDGED)
 HEIGHTS = {LOST: 0, EVEN: 1, WON: 2}
 WRITTEN = {
     "query": "query",
@@ -80,7 +82,7 @@ def verdict_of(score: float | None) -> str:
 
 
 def change(before: str, after: str) -> str:
-    """How one verdict stands to another on the same post; `failing`: both lose."""
+    """How one verdict stands to another on the same post."""
     if UNJUDGED in (before, after):
         return UNJUDGED
     if before == after:
@@ -284,12 +286,10 @@ def parts_of(text: str) -> tuple[str, str, str]:
 
     Raises UserError for what cannot be read so.
     """
-    run, _, policy = text.partition(":")
-    name, slash, seed = run.partition("/")
-    seed = seed.removeprefix("seed")
-    if not name or (slash and not seed.isdigit()):
+    parts = re.fullmatch(r"([^:/]+)(?:/(?:seed)?(\d+))?(?::(.*))?", text)
+    if parts is None:
         raise UserError(f"{text!r} names no side: write name[/seed][:policy], such as tiny:ppo")
-    return name, seed, policy or DEFAULT_POLICY
+    return parts[1], parts[2] or "", parts[3] or DEFAULT_POLICY
 
 
 def read_entry(text: str, judge: str) -> tuple[Entry, list[str]]:

@@ -165,10 +165,14 @@ def briefly(name: str) -> str:
     return name.removesuffix(", not an LLM").removesuffix(" (offline rule, not an LLM)")
 
 
+def side(low: float, high: float, even: float = 0.0) -> int:
+    """1 where an interval lies above a number, -1 where it lies below, 0 where it holds it."""
+    return (low > even) - (high < even)
+
+
 def direction(gain: Row | None) -> str:
     """Whether a score rose or fell, by the interval over posts; one post alone shows neither."""
     if gain is None:
         return "is not known"
-    if gain["low"] == gain["high"] or gain["low"] <= 0 <= gain["high"]:
-        return "did not reliably move"
-    return "rose" if gain["low"] > 0 else "fell"
+    moved = side(gain["low"], gain["high"]) if gain["low"] < gain["high"] else 0
+    return {1: "rose", -1: "fell", 0: "did not reliably move"}[moved]

@@ -205,7 +205,8 @@ def paper_blocks(paper_numbers: Sequence[PaperNumber]) -> list[Block]:
     ]
     header = ("size", "number", "verdict", "ours, by seed", "the paper's, by seed", "source")
     labels = Details(
-        "How far to trust the paper's numbers", [Table(("label", "meaning"), paper.labels())]
+        "How far to trust the paper's numbers",
+        [Table(("label", "meaning"), [*paper.load()["labels"].items()])],
     )
     caption = f"{beside_paper.RULE} {paper.caption()}"
     return [Heading("Beside the paper"), Table(header, rows, caption, name="paper"), labels]

@@ -13,7 +13,7 @@ import pandas as pd
 from eval.rates.formulas import TAILS, Z
 from reports.parts.collect import Record, numbers_of, policies_of
 from reports.parts.sentences import NO_GUESS
-from reports.parts.words import Row, direction
+from reports.parts.words import Row, direction, side
 from stages.settings.checks import UserError
 from stages.settings.stages import POLICY_STAGES
 
@@ -202,11 +202,8 @@ def pooled(seeds: pd.DataFrame, key: str, low: str, high: str) -> Pooled | None:
 
 def verdict_of(interval: Pooled | None) -> str:
     """What a win rate says whose whole interval lies on one side of 50 %, or does not."""
-    if interval is None:
-        return UNKNOWN
-    if interval.low > NO_GUESS:
-        return BEATS
-    return DOES_NOT if interval.high < NO_GUESS else UNKNOWN
+    place = side(interval.low, interval.high, NO_GUESS) if interval else 0
+    return {1: BEATS, -1: DOES_NOT, 0: UNKNOWN}[place]
 
 
 def size_verdicts(frame: pd.DataFrame) -> list[SizeVerdict]:
