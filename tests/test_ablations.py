@@ -111,43 +111,6 @@ def test_the_switches_of_the_critic_have_a_page_of_their_own(runs):
 # -- words -----------------------------------------------------------------------------------------
 
 
-def test_a_difference_that_seeds_and_posts_both_bear_out_is_said_to_be_one(runs):
-    default_runs()
-    ablate("dropout", (10, 11, 9))
-    ablate("critic-sft", (10, 0, 0))
-    text = text_of("dropout", "critic-sft")
-    said = "Matters: dropout; inconclusive: critic-sft."
-    assert said in text
-    assert "dropout: matters (+50.0 points of win rate [+37.6, +62.4] over 3 seeds)." in text
-    # t(357) 28.87 / sqrt(358) is 3.0005 points, t(358) 28.87 / sqrt(359) is 2.9963.
-    assert (
-        "critic-sft: inconclusive (+16.7 points of win rate [-55.0, +88.4] over 3 seeds; 359 seeds"
-        " would narrow it to +-3 points at this spread)." in text
-    )
-
-
-def test_few_posts_cannot_be_outvoted_by_seeds_that_agree(runs):
-    """Every seed wins the same single post more: seeds nearly agree, posts say nothing."""
-    default_runs()
-    ablate("dropout", (1, 1, 1))
-    (one,) = ablated.collect("tiny", ["dropout"])[1]
-    assert one.pair
-    assert not one.pair.is_clear
-    text = text_of("dropout")
-    assert cells(text, FIRST, "dropout")[1] == "–"  # over seeds
-    assert "None is shown to matter for the win rate; inconclusive: dropout." in text
-    assert "dropout: inconclusive (+5.0 points in every seed; over posts [" in text
-
-
-def test_one_seed_says_nothing_about_seeds(runs):
-    default_runs(seeds=(1,))
-    ablate("dropout", (15,))
-    text = text_of("dropout")
-    assert "dropout: no verdict (1 seed with a win rate)" in text
-    assert "No verdict: dropout." in text
-    assert cells(text, FIRST, "dropout")[:2] == ["+75.0", "–"]
-
-
 def test_an_ablation_that_changed_no_summary_is_said_to_have_changed_none(runs):
     default_runs()
     ablate("no-eos-trick", (0, 0, 0), texts=None)
@@ -229,16 +192,6 @@ def test_unknown_names_and_none_are_refused_in_one_line(runs, capsys, names, sai
     assert not page.beside_the_runs().exists()
 
 
-def test_a_judge_that_differs_or_fails_its_checks_is_flagged_and_one_that_is_no_llm_named(runs):
-    default_runs()
-    ablate("dropout", (5, 6, 7))
-    text = text_of("dropout")
-    assert "Not an LLM judged (facts rule)" in text
-    assert "not judged alike" not in text
-    assert "is not the default with this switch alone" not in text
-    assert "its SFT or reward model is not" not in text
-
-
 def test_a_run_that_turned_something_else_is_noted(runs):
     default_runs()
     ablate("dropout", (5,), more=("ppo.kl_coef=0.1",))
@@ -277,13 +230,3 @@ def test_a_switch_of_the_reward_model_from_another_sft_or_judged_by_itself_is_no
     fabricate(alone, scores=wins(5), found={"sft": {"loss/validation": 1.0}})
     said = "read-before-eos, seed 4, has another SFT model than the default."
     assert said in text_of("read-before-eos")
-
-
-def test_the_processors_of_all_runs_that_are_compared_are_named(runs):
-    default_runs()
-    ablate("dropout", (1, 2, 3))
-    path = stage_folder(turned("dropout", 2), "ppo") / "manifest.json"
-    path.write_text(path.read_text().replace("AVX2", "AVX512"))
-    ablations_page.write_page("tiny", ["dropout"])
-    named = "Computed on: CPU, 2 cores (AMD EPYC, AVX2) / CPU, 2 cores (AMD EPYC, AVX512);"
-    assert named in (page.beside_the_runs() / "ablations-tiny.md").read_text()

@@ -12,15 +12,7 @@ from reports import compare_page
 from reports.compare_page import changed_posts
 from reports.parts import gained
 from reports.parts.page import PUBLIC, beside_the_runs
-from reports.parts.paired import (
-    Paired,
-    above_first,
-    beside,
-    change,
-    parts_of,
-    read_entries,
-    settings_apart,
-)
+from reports.parts.paired import Paired, above_first, beside, parts_of, read_entries, settings_apart
 from reports.parts.words import direction, plain
 from stages.finished import stage_folder
 from stages.settings.command_line import make_config
@@ -270,19 +262,3 @@ def test_a_side_may_be_named_as_its_folder_is(runs):
     assert parts_of("tiny") == ("tiny", "", "ppo")
     with pytest.raises(UserError, match="names no side"):
         parts_of("tiny/seed:ppo")
-
-
-@pytest.mark.parametrize(
-    ("before", "after", "name"),
-    [
-        ("lost", "even", "better"),
-        ("even", "won", "better"),
-        ("won", "lost", "worse"),
-        ("lost", "lost", "both lose"),
-        ("won", "won", "unchanged"),
-        ("even", "even", "unchanged"),
-        ("unjudged", "won", "unjudged"),
-    ],
-)
-def test_a_change_of_verdict_has_a_name(before, after, name):
-    assert change(before, after) == name

@@ -11,7 +11,6 @@ from reports.parts.collect import find_all
 from reports.parts.run_report import code_line
 from reports.scaling import beside_paper
 from reports.scaling.answers import answers_table
-from reports.scaling.details import measured_table
 from reports.scaling.measures import BEATS, UNKNOWN, frame_of, size_verdicts
 from stages.settings.command_line import make_config
 from tests.fabricated_runs import ONLINE, pythia_study
@@ -123,8 +122,3 @@ def test_code_versions_are_named_in_one_line(records):
         "Caveat: the code behind this page is not one committed version (1234567-dirty: ppo;"
         " 508a0d9: ppo); 1 held changes that were not committed."
     )
-
-
-def test_taking_the_longer_summary_stands_beside_the_reward_model(records):
-    table = measured_table(frame_of(records))
-    assert ["accuracy of taking the longer summary", *["61.0% (61.0 to 61.0)"] * 3] in table.texts

@@ -255,13 +255,6 @@ def test_no_rate_is_corrected_where_too_much_is_unjudged(places):
     assert "| PPO | – |" in corrected
 
 
-def test_a_judge_without_a_calibration_has_no_page(places, capsys):
-    fabricate(make_config("tiny"))
-    with pytest.raises(SystemExit):
-        calibration_page.main(["--preset", "tiny"])
-    assert "run `make judge-calibration PRESET=tiny SEED=44413`" in capsys.readouterr().err
-
-
 def test_two_renders_are_byte_for_byte_the_same(tmp_path, monkeypatch):
     report(lay_out(tmp_path, monkeypatch))
     first = (read_manifest(folder_of()) or {})["outputs"]

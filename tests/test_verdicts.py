@@ -6,7 +6,7 @@ from math import sqrt
 
 import pytest
 
-from eval.rates.formulas import fisher_exact, p_of_seeds, seeds_needed, within_margin
+from eval.rates.formulas import fisher_exact, p_of_seeds, within_margin
 from eval.win_rate import PairedInterval
 from reports.parts import ablated, verdicts
 from reports.parts.ablated import AblatedRun, SeedsOfRun
@@ -63,14 +63,6 @@ def test_two_one_sided_tests_are_the_90_percent_interval():
     assert within_margin([0.0231, 0.0031, 0.0131], 0.03)  # 2.996
     assert not within_margin([-0.0232, -0.0032, -0.0132], 0.03)
     assert not within_margin([0.0], 0.03)
-
-
-def test_the_seeds_needed_are_the_fewest_whose_interval_is_narrow_enough():
-    # s = 5 points. t(12) 5 / sqrt(13) = 2.1788 * 1.3868 = 3.02, t(13) 5 / sqrt(14) = 2.89.
-    assert seeds_needed([0.05, -0.05, 0.0], 0.03) == 14
-    # s = 1 point. t(1) 1 / sqrt(2) = 8.98, t(2) 1 / sqrt(3) = 2.48.
-    assert seeds_needed([0.01, 0.02, 0.03], 0.03) == 3
-    assert seeds_needed([0.02, 0.02, 0.02], 0.03) == 2
 
 
 @pytest.mark.parametrize(
