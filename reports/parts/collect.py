@@ -118,7 +118,8 @@ def find_runs(name: str, judge: str = "") -> tuple[list[Record], list[str]]:
     Raises UserError if no seed has finished, or if several have judged the run and none is named.
     """
     records, left_out = [], []
-    for folder in sorted((settings.RUNS / name).glob("seed*"), key=_seed):
+    folders_of_seeds = (settings.RUNS / name).glob("seed*")
+    for folder in sorted(folders_of_seeds, key=lambda path: (len(path.name), path.name)):
         config = _config_of(folder, judge)
         if config is None:
             left_out.append(f"{name} {folder.name} is left out: stage win_rate is missing.")
@@ -334,8 +335,3 @@ def _part_of_the_run(config: Config) -> dict[str, Path]:
         for stage, folder in folders.items()
         if not TABLE[stage].optional or stage in summarised
     }
-
-
-def _seed(folder: Path) -> int:
-    digits = folder.name.removeprefix("seed")
-    return int(digits) if digits.isdigit() else -1
