@@ -50,13 +50,9 @@ def setting(preset: str = "pythia-1b", devices: int = 1, **memory) -> Setting:
     [
         ("pythia-14m", 14_067_712),
         ("pythia-70m", 70_426_624),
-        ("pythia-160m", 162_322_944),
-        ("pythia-410m", 405_334_016),
         ("pythia-1b", 1_011_781_632),
-        ("pythia-1.4b", 1_414_647_808),
         ("pythia-2.8b", 2_775_208_960),
         ("pythia-6.9b", 6_857_302_016),
-        ("pythia-12b", 11_846_072_320),
         ("smollm2-135m", 134_515_008),
         ("smollm2-1.7b", 1_711_376_384),
     ],

@@ -3,7 +3,6 @@
 import html
 import re
 from dataclasses import replace
-from html.parser import HTMLParser
 
 import pytest
 
@@ -11,11 +10,11 @@ from reports import calibration_page, run_page, scaling_page
 from reports.parts import collect, page, sentences, words
 from reports.parts.collect import find_all
 from reports.sections import calibration
-from stages.finished import read_manifest, stage_folder, why_not
+from stages.finished import read_manifest, stage_folder
 from stages.settings import config as settings
 from stages.settings.command_line import make_config
 from stages.settings.config import Base, Data, JudgeSettings
-from tests.fabricated_runs import ONLINE, STAGES, calibrated, fabricate, two_judges, write_manifest
+from tests.fabricated_runs import ONLINE, STAGES, calibrated, fabricate, write_manifest
 
 CALIBRATION_PAGE = "tiny-seed44413-judge-calibration.md"
 
@@ -55,29 +54,6 @@ def made(tmp_path_factory):
         return folder_of(), *report(folder)
 
 
-class Page(HTMLParser):
-    """What a page opens, loads and leaves open."""
-
-    def __init__(self, text):
-        super().__init__()
-        self.open, self.tags, self.loads, self.ids = [], [], [], []
-        self.feed(text)
-
-    def handle_starttag(self, tag, attrs):
-        self.tags.append(tag)
-        self.ids += [value for key, value in attrs if key == "id"]
-        self.loads += [v for k, v in attrs if k in ("src", "href", "xlink:href", "srcset")]
-        if tag not in ("meta", "br", "img"):
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag, attrs):
-        self.handle_starttag(tag, attrs)
-        self.open.pop()
-
-    def handle_endtag(self, tag):
-        assert self.open.pop() == tag
-
-
 def test_the_result_table_shows_the_numbers_of_the_manifests(made):
     _, markdown, html, headline, results = made
     written, wins = results["summaries"], results["win_rate"]["policies"]
@@ -102,16 +78,15 @@ def test_the_result_table_shows_the_numbers_of_the_manifests(made):
     assert "+21.8 points [+17.8, +25.8]" in headline
 
 
-def test_the_html_loads_nothing_and_is_well_formed(made):
+def test_the_html_loads_nothing(made):
     html = made[2]
-    found = Page(html)
-    assert found.open == []
-    assert all(link.startswith("data:image/svg+xml;base64,") for link in found.loads)
-    assert not {"link", "iframe", "object", "script"} & set(found.tags)
+    loads, ids = (re.findall(rf'<[^>]* {key}="([^"]*)"', html) for key in ("(?:src|href)", "id"))
+    assert len(loads) == html.count("<img") == 7
+    assert all(link.startswith("data:image/svg+xml;base64,") for link in loads)
+    assert not re.search(r"<(link|iframe|object|script)\b", html)
     assert """content="default-src 'none'; style-src 'unsafe-inline'; img-src data:;""" in html
-    assert len(found.ids) == len(set(found.ids))
+    assert len(ids) == len(set(ids)) > 5
     assert not re.search(r"@import|https?://", html)
-    assert found.tags.count("img") == 7
 
 
 def test_a_post_cannot_put_markup_on_the_page(made):
@@ -299,30 +274,6 @@ def test_the_papers_numbers_stand_beside_pythia_only(places, made):
     assert "63.0%" not in beside_paper  # more than 2% of seed 2 is unjudged
     assert "Beside the paper" not in made[1]
     assert "not comparable with this run" in made[1]
-
-
-def test_two_judges_of_one_run_stand_side_by_side(places):
-    """Verdicts, win rates and pages of both are kept."""
-    two = two_judges()
-    for config in two:
-        run_page.write_report(config)
-    pages = [(folder_of(config=one) / "tiny-seed44413.md").read_text() for one in two]
-    assert [collect.numbers_of(collect.load_run(one))["ppo/win_rate"] for one in two] == [
-        0.63,
-        0.55,
-    ]
-    assert ["63.0% [60.0, 66.0]" in text for text in pages] == [True, False]
-    assert ["55.0% [52.0, 58.0]" in text for text in pages] == [False, True]
-    for one in two:
-        assert [why_not(one, stage) for stage in ("judge", "win_rate", "report")] == [None] * 3
-
-
-@pytest.mark.parametrize("name", ["tiny-seed44413.md", "tiny-seed44413-ppo.svg", "numbers.json"])
-def test_a_page_that_was_deleted_is_missing(places, name):
-    report(places)
-    assert why_not(make_config("tiny"), "report") is None
-    (folder_of() / name).unlink()
-    assert str(why_not(make_config("tiny"), "report")) == f"has changed on disk ({name})"
 
 
 def test_threads_precision_and_device_stand_on_the_page(made):

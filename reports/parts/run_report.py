@@ -41,14 +41,11 @@ class Report:
     """Whether the page is written once more without the texts of real data, to be published."""
 
 
-Make = Callable[[Record, Path], Report]
-"""Makes the report of a run whose page will have this path."""
-
-
-def write_report(config: Config, make: Make) -> str:
+def write_report(config: Config, make: Callable[[Record, Path], Report]) -> str:
     """Write the page, its numbers and the headline of one finished run; returns the headline.
 
-    Raises UserError, with the make command to run, if a stage is missing or stale.
+    `make` is given the run and the path that its page will have. Raises UserError, with the make
+    command to run, if a stage is missing or stale.
     """
     record = load_run(config)
     with open_stage(config, "report") as run:

@@ -112,7 +112,8 @@ def _at_equal_length(numbers: Row) -> Table:
     for name, policy in _names(numbers).items():
         model = _given(numbers, policy).get(AT_LENGTH, {})
         effects = [model.get(key) for key in ("order_logits", "doubled_length_logits")]
-        logits = [MISSING if triple is None else _logits(triple) for triple in effects]
+        ends = ("estimate", "low", "high")
+        logits = [plain(dict(zip(ends, x, strict=True)) if x else None) for x in effects]
         note = f"no rate: {model['why']}" if model.get("why") else ""
         if "equal_posts" in model:
             note = f"no finite fit: read off {posts_of(model['equal_posts'])} of equal length"
@@ -125,10 +126,6 @@ def _at_equal_length(numbers: Row) -> Table:
         " seen; the model answers, not the data."
     )
     return Table(header, rows, caption, name="length-model")
-
-
-def _logits(triple: list[float]) -> Number:
-    return plain(dict(zip(("estimate", "low", "high"), triple, strict=True)))
 
 
 def _by_length(numbers: Row) -> Table:
