@@ -15,19 +15,10 @@ from statistics import fmean
 
 from eval.rates.formulas import mean_of_seeds
 from reports.parts import gained, page, plots, words
-from reports.parts.ablated import (
-    GAIN,
-    POLICY,
-    SMOOTHED,
-    AblatedRun,
-    SeedsOfRun,
-    collect,
-    taken_stages,
-    there,
-)
+from reports.parts.ablated import POLICY, AblatedRun, SeedsOfRun, collect, taken_stages, there
+from reports.parts.blocks import Block, Heading, Table, Text
 from reports.parts.cells import MISSING, Number
 from reports.parts.collect import Record
-from reports.parts.page import Block, Heading, Table, Text
 from reports.parts.paired import Entry
 from reports.parts.run_report import write_about_runs
 from reports.parts.sentences import against, distrust, lead, notes_of_runs, unjudged
@@ -42,7 +33,6 @@ MEASURED: tuple[tuple[str, str, Callable[[float | None], Number]], ...] = (
     ("kl", "KL, nats", partial(number, digits=2)),
     ("ppo/tokens", "tokens", partial(number, digits=1)),
     ("eos_rate", "EOS sampled", percent),
-    ("pace", "update of the gain", partial(number, digits=1)),
 )
 DEFAULT = "default"
 # Of switches that are named on the first screen.
@@ -150,10 +140,7 @@ def means_table(default: SeedsOfRun, others: list[AblatedRun]) -> Table:
         " Then means over seeds with 95% intervals, none where all seeds give one number;"
         " shares are cut at 0 and 100%. Failed: seeds whose PPO ended in an error or is not above"
         " its own SFT by the interval over posts. Changed: held-out summaries that are not the"
-        " default's, word for word. EOS sampled, and KL: in the last 5% of PPO's updates. Update of"
-        f" the gain: of the policy's, the one that ends the first {SMOOTHED} whose mean reward has"
-        f" {GAIN:.0%} of the run's own gain, from the first update to the mean of the last fifth;"
-        " of the seeds whose reward rose."
+        " default's, word for word. EOS sampled, and KL: in the last 5% of PPO's updates."
     )
     return Table(header, rows, caption, strong=True)
 

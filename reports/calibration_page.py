@@ -8,11 +8,11 @@ evaluated the run.
 """
 
 from reports.parts import page
+from reports.parts.blocks import Block, Text
 from reports.parts.collect import SIDE, flags_of, load_run, results_of
-from reports.parts.page import Block, Text
 from reports.parts.run_report import made_from
 from reports.parts.sentences import checks_of_judge
-from reports.parts.words import Row, estimate, in_points
+from reports.parts.words import Row, estimate, in_points, side
 from reports.sections.calibration import calibration, corrected_rates
 from stages.driving.trackers import open_trackers
 from stages.finished import MISSING, inputs_now, mend, refusal, stage_folder, why_not
@@ -77,11 +77,10 @@ def beside_the_longer(results: Row) -> str:
     if results["agreement"] is None or "longest" not in results["simple"]:
         return ""
     gap = results["simple"]["longest"]["difference"]
-    how_often = "reliably more often" if gap["low"] > 0 else "NOT reliably more often"
-    how_often = "LESS often" if gap["high"] < 0 else how_often
+    how_often = {1: "reliably more often", -1: "LESS often", 0: "NOT reliably more often"}
     return (
-        f"It agrees with the labels on {estimate(results['agreement'])} of the pairs, {how_often}"
-        f" than the longer text does ({in_points(gap)})."
+        f"It agrees with the labels on {estimate(results['agreement'])} of the pairs,"
+        f" {how_often[side(gap['low'], gap['high'])]} than the longer text does ({in_points(gap)})."
     )
 
 

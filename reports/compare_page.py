@@ -7,55 +7,44 @@ without the texts of real data. Everything was judged against the references bef
 asked here.
 """
 
-from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import astuple, replace
 from itertools import cycle, islice
-from pathlib import Path
 
 from reports.parts import gained, page, paired, plots, sentences, words
+from reports.parts.blocks import Block, Heading, Table, Text
 from reports.parts.cells import MISSING, Number
 from reports.parts.collect import judged_row
-from reports.parts.page import Block, Heading, Table, Text
-from reports.parts.paired import Entry, Paired, beside, read_entries, settings_apart
-from reports.parts.run_report import stem_about, write_about_runs
-from reports.parts.sample_views import (
+from reports.parts.paired import (
     BETTER,
-    FAILING,
-    UNCHANGED,
-    UNJUDGED,
+    CHANGES,
     WORSE,
+    Entry,
+    Paired,
+    beside,
     change,
-    post_rows,
+    posts_frame,
+    read_entries,
+    settings_apart,
+    side_by_side,
 )
+from reports.parts.run_report import stem_about, write_about_runs
 from reports.parts.words import Row, in_points, number, p_value, percent, whole
 from reports.sections.samples import samples
 from reports.sections.scores import gain_notes
 
 SHOWN = 5  # posts
-CHANGES = {
-    BETTER: "better",
-    WORSE: "worse",
-    FAILING: "both lose",
-    UNCHANGED: "unchanged",
-    UNJUDGED: "unjudged",
-}
 
 
 def main(argv: list[str] | None = None) -> None:
     """Write the page; print its verdicts and its path."""
     parser = page.arguments("policies of finished runs side by side")
     parser.add_argument("--runs", nargs="+", default=[], help="name[/seed][:policy], two or more")
-
-    def write(args: Namespace) -> str:
-        path, conclusions = write_page(args.runs, args.judge)
-        return page.for_terminal(conclusions, path)
-
-    page.print_page(write, parser, argv)
+    page.print_page(lambda args: write_page(args.runs, args.judge), parser, argv)
 
 
-def write_page(texts: Sequence[str], judge: str = "") -> tuple[Path, list[str]]:
-    """Write the page about what some texts name; its path and its verdicts.
+def write_page(texts: Sequence[str], judge: str = "") -> str:
+    """Write the page about what some texts name; its verdicts for the terminal.
 
     Raises UserError where they cannot be pairs.
     """
@@ -71,7 +60,7 @@ def write_page(texts: Sequence[str], judge: str = "") -> tuple[Path, list[str]]:
     records = [run for entry in entries for run in entry.runs]
     names = list(dict.fromkeys(entry.name for entry in entries))
     path = write_about_runs(stem_about("compare", about), title, content, names, records)
-    return path, [conclusion(pair) for pair in pairs]
+    return page.for_terminal([conclusion(pair) for pair in pairs], path)
 
 
 def blocks(
@@ -166,8 +155,12 @@ def conclusion(pair: Paired) -> str:
 
 def caveats(entries: Sequence[Entry]) -> list[str]:
     """What to hold against the comparison."""
-    rows = [judged_row(run) for entry in entries for run in entry.runs]
-    critics = [row for entry in entries for row in entry.critics]
+    own = {x.label: {} if x.policy == "ppo" else {"explained_by_critic": None} for x in entries}
+    rows = [
+        judged_row(run) | {"name": entry.label} | own[entry.label]
+        for entry in entries
+        for run in entry.runs
+    ]
     cut = sentences.cut_off({entry.label: entry.mean("eos_rate") for entry in entries})
     runs = {(run.name, run.seed): run for entry in entries for run in entry.runs}
     gains = [
@@ -175,7 +168,7 @@ def caveats(entries: Sequence[Entry]) -> list[str]:
         for (name, seed), run in runs.items()
         for note in gain_notes(run)
     ]
-    return [*sentences.notes_of_runs(rows, critics), *cut, *gains]
+    return [*sentences.notes_of_runs(rows), *cut, *gains]
 
 
 def results(ordered: Sequence[Entry], pairs: Sequence[Paired]) -> Table:
@@ -224,7 +217,7 @@ def summaries(entries: Sequence[Entry], pairs: Sequence[Paired]) -> Table:
         f" {entries[0].label}: better and worse changed, of both lose the reference is preferred to"
         " both. Alike: summaries that are the same word for word."
     )
-    header = ["", "RM score", "KL, nats", "tokens", "ROUGE-L", "EOS", *CHANGES.values(), "alike"]
+    header = ["", "RM score", "KL, nats", "tokens", "ROUGE-L", "EOS", *CHANGES, "alike"]
     return Table(header, rows, caption, name="summaries")
 
 
@@ -254,33 +247,28 @@ def posts(entries: Sequence[Entry]) -> list[Block]:
     return [Text(text), *samples(first, names)]
 
 
-def changed_posts(entries: Sequence[Entry]) -> list[Row]:
-    """The posts of all entries in the order of the data, with a side of each, of one seed.
+def changed_posts(entries: Sequence[Entry]) -> list[list[Row]]:
+    """The posts of all entries in the order of the data: of each the entries' rows, of one seed.
 
-    Each side after the first says how its verdict stands to the first's.
+    Each row has in `change` how its verdict stands to the first's.
     """
-    seed, sides = entries[0].seeds[0], []
-    for entry in entries:
-        run = next((run for run in entry.runs if run.seed == seed), entry.runs[0])
-        sides.append({row["id"]: row for row in post_rows(run, [entry.policy])})
-    rows = []
-    for post, row in sides[0].items():
-        if not all(post in of_entry for of_entry in sides):
-            continue
-        first, *others = (of_entry[post]["sides"][0] for of_entry in sides)
-        marked = [side | {"change": change(first["verdict"], side["verdict"])} for side in others]
-        rows.append(row | {"sides": [first, *marked]})
-    return rows
+    seed = entries[0].seeds[0]
+    runs = [next((x for x in entry.runs if x.seed == seed), entry.runs[0]) for entry in entries]
+    frames = [posts_frame(run, x.policy) for run, x in zip(runs, entries, strict=True)]
+    return [
+        [row | {"change": change(rows[0]["verdict"], row["verdict"])} for row in rows]
+        for rows in side_by_side(frames)
+    ]
 
 
-def flips(row: Row) -> bool:
+def flips(rows: Sequence[Row]) -> bool:
     """Whether a verdict on a post changed for better or worse."""
-    return any(side.get("change") in (BETTER, WORSE) for side in row["sides"])
+    return any(row["change"] in (BETTER, WORSE) for row in rows)
 
 
 def settings(entries: Sequence[Entry]) -> Block:
     """A row a setting that is not alike."""
-    table = settings_apart(entries).fillna(str(MISSING)).reset_index()
+    table = settings_apart({x.label: x.runs for x in entries}).fillna(str(MISSING)).reset_index()
     rows = table.to_numpy().tolist()
     header = ["setting", *(entry.label for entry in entries)]
     return Table(header, rows, name="settings") if rows else Text("No setting differs.")

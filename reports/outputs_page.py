@@ -12,20 +12,11 @@ from pathlib import Path
 from eval.rates.formulas import holm
 from eval.win_rate import names_of_pair
 from reports.parts import plots, run_report, sentences
+from reports.parts.blocks import Block, Table, Text
 from reports.parts.cells import Number
 from reports.parts.collect import Record, judged_row
-from reports.parts.page import Block, Table, Text
 from reports.parts.run_report import Report, text_table
-from reports.parts.words import (
-    Row,
-    at_equal_length,
-    judge,
-    percent,
-    posts_of,
-    share,
-    unjudged_share,
-    whole,
-)
+from reports.parts.words import Row, at_equal_length, judge, percent, posts_of, rate, share, whole
 from reports.sections import calibration, judging, made_with, samples
 from stages.driving.start import run_stage
 from stages.running.progress import shortened
@@ -41,9 +32,8 @@ def main(argv: list[str] | None = None) -> None:
 
 def report(record: Record, path: Path) -> Report:
     """The report of given summaries."""
-    numbers = judged_row(record) | {"name": record.name, "seed": record.seed}
-    # Where the file had such systems.
-    numbers["given_names"] = record.results("summaries").get("given_names")
+    # The given names: where no file can have them.
+    numbers = judged_row(record) | {"given_names": record.results("summaries").get("given_names")}
     wins = record.results("win_rate")
     return Report(
         title=f"Judged: {record.name}",
@@ -66,7 +56,7 @@ def blocks(record: Record, numbers: Row, wins: Row) -> list[Block]:
     ]
     return [
         sentences.lead(answer(wins), sentences.distrust([numbers])),
-        table(wins),
+        table(numbers, wins),
         *plots.win_rate_figure(drawn),
         *sentences.against(sentences.caveats(numbers)),
         *_given_names(numbers),
@@ -90,22 +80,23 @@ def in_order(wins: Row) -> dict[str, Row]:
     return {name: wins["policies"][name] for name in sorted(worth, key=worth.__getitem__)[::-1]}
 
 
-def rate(system: Row) -> Number:
-    """A system's raw win rate with its interval; a dash if too many posts are unjudged."""
-    if not has_rate(system):
-        return unjudged_share(system["unjudged"])
-    return share(system["win_rate"], system["low"], system["high"])
+def rates(numbers: Row, wins: Row) -> dict[str, list[Number]]:
+    """Each system's raw win rate and that at equal length, best first; a dash where too many posts
+    are unjudged.
+    """
+    cells = {}
+    for name, system in in_order(wins).items():
+        at_length = system["statistics"]["length_controlled"] if has_rate(system) else None
+        cells[name] = [rate(numbers, name), at_equal_length(at_length)]
+    return cells
 
 
-def _at_equal_length(system: Row) -> Number:
-    return at_equal_length(system["statistics"]["length_controlled"] if has_rate(system) else None)
-
-
-def table(wins: Row) -> Table:
+def table(numbers: Row, wins: Row) -> Table:
     """All systems, best first."""
+    systems = wins["policies"]
     rows = [
-        [name, rate(row), _at_equal_length(row), whole(row["posts"]), percent(row["unjudged"])]
-        for name, row in in_order(wins).items()
+        [name, *cells, whole(systems[name]["posts"]), percent(systems[name]["unjudged"])]
+        for name, cells in rates(numbers, wins).items()
     ]
     caption = (
         "Best raw win rate first. Win rate: share of the system's judged posts on which its summary"
@@ -126,7 +117,8 @@ def leads(wins: Row) -> str:
         return "No system has a rate: too many comparisons had no verdict."
     first, *others = rated
     best, corrected = rated[first], holm([system["p_value"] for system in rated.values()])
-    stands = f"{rate(best)}, and {beside_reference(best, corrected[0])}"
+    win_rate = share(best["win_rate"], best["low"], best["high"])
+    stands = f"{win_rate}, and {beside_reference(best, corrected[0])}"
     if not others:
         return f"{first} has {stands}."
     pairs = {frozenset(names_of_pair(name)): gap for name, gap in wins["differences"].items()}
@@ -167,12 +159,9 @@ def answer(wins: Row) -> str:
 
 def headline(numbers: Row, wins: Row, path: Path) -> str:
     """The result for a terminal of 80 columns; ends with the page's path."""
-    systems = in_order(wins)
+    systems = rates(numbers, wins)
     names = shortened([*systems], 22)
-    rows = [
-        [name, rate(system), _at_equal_length(system)]
-        for name, system in zip(names, systems.values(), strict=True)
-    ]
+    rows = [[name, *cells] for name, cells in zip(names, systems.values(), strict=True)]
     lines = text_table(["", "win rate [95%]", "at equal length"], rows)
     title = f"{numbers['name']}: {posts_of(wins['posts'])}, judged by {judge(numbers)}"
     return run_report.headline(title, [lines], leads(wins), sentences.caveats(numbers), path)

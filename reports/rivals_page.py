@@ -20,9 +20,9 @@ from matplotlib.axes import Axes
 
 from eval.rates.formulas import CONFIDENCE, holm, mean_of_seeds, p_of_seeds
 from reports.parts import page, plots
+from reports.parts.blocks import Block, Heading, Table, Text
 from reports.parts.cells import MISSING, Number
-from reports.parts.collect import Record, find_runs, numbers_of, policies_of
-from reports.parts.page import Block, Heading, Table, Text
+from reports.parts.collect import Record, find_all, numbers_of, policies_of
 from reports.parts.run_report import write_about_runs
 from reports.parts.sentences import against, distrust, lead, notes_of_runs
 from reports.parts.verdicts import after_holm
@@ -54,9 +54,7 @@ def write_page(name: str, kl_coefs: Sequence[str], judge: str = "") -> str:
     where no policy has a win rate.
     """
     names = [f"{name}-kl{coef}" for coef in dict.fromkeys(kl_coefs)]
-    collected = [find_runs(run, judge) for run in names]
-    records = [record for runs, _ in collected for record in runs]
-    left_out = [line for _, lines in collected for line in lines]
+    records, left_out = find_all(names, judge)
     frame, stem = policies_frame(records), f"rivals-{name}"
     if frame.empty:
         raise UserError(f"no policy of {', '.join(names)} has a win rate: see the judge's replies")
@@ -285,26 +283,18 @@ def figure(frame: pd.DataFrame) -> Block:
 
 def _panel(frame: pd.DataFrame, measure: str) -> plots.Panel:
     title, factor = {"gold": ("Gold score", 1.0), "win_rate": ("Win rate, %", 100.0)}[measure]
-    lines = {
-        rival: [
-            (np.sqrt(group["kl"].clip(lower=0.0)).mean(), factor * group[measure])
-            for _, group in settings_of(frame, rival)
-            if group[measure].notna().all()
-        ]
-        for rival in rivals_of(frame)
-    }
 
     def draw(axes: Axes) -> None:
-        for rival, line in lines.items():
+        for rival in rivals_of(frame):
+            groups = [x for _, x in settings_of(frame, rival) if x[measure].notna().all()]
+            roots = [np.sqrt(group["kl"].clip(lower=0.0)).mean() for group in groups]
+            values = [(factor * group[measure]).tolist() for group in groups]
             color = plots.color_of(rival) if rival != BEST else plots.INK
-            roots, means = [root for root, _ in line], [values.mean() for _, values in line]
-            style = ":" if rival == BEST else "-"
+            style, means = ":" if rival == BEST else "-", [fmean(each) for each in values]
             axes.plot(roots, means, style, marker="o", ms=3.5, color=color, label=named(rival))
-            bands = [(root, mean_of_seeds(values.tolist())) for root, values in line]
-            known = [(root, *band) for root, band in bands if band]
-            if known:
-                at, low, high = np.array(known).T
-                axes.fill_between(at, low, high, color=color, alpha=0.13, lw=0)
+            bands = [mean_of_seeds(each) or (np.nan, np.nan) for each in values]
+            low, high = np.reshape(bands, (-1, 2)).T
+            axes.fill_between(roots, low, high, color=color, alpha=0.13, lw=0)
         axes.set_xlabel("square root of KL, nats")
         plots.legend(axes)
 

@@ -11,9 +11,9 @@ from functools import partial
 from pathlib import Path
 
 from reports.parts import plots, run_report, sentences
+from reports.parts.blocks import Block, Heading, Table, Text
 from reports.parts.cells import MISSING
 from reports.parts.collect import Record, judged_row, numbers_of
-from reports.parts.page import Block, Heading, Table, Text
 from reports.parts.run_report import Report, text_table
 from reports.parts.words import Row, at_equal_length, judge, named, number, percent, rate, whole
 from reports.sections import calibration, curves, judging, made_with, reward, samples, scores
@@ -41,9 +41,7 @@ write_report = partial(run_report.write_report, make=report)
 
 def row_of(record: Record) -> Row:
     """The run's numbers; of a policy that others trained those of the evaluation."""
-    if not record.is_released:
-        return numbers_of(record)
-    return judged_row(record) | {"name": record.name, "seed": record.seed}
+    return judged_row(record) if record.is_released else numbers_of(record)
 
 
 def blocks(record: Record) -> list[Block]:

@@ -12,11 +12,12 @@ from collections.abc import Sequence
 import pandas as pd
 
 from reports.parts import page, sentences
-from reports.parts.collect import MEMORY_KNOBS, Record, differing_settings, find_runs
-from reports.parts.page import Block, Heading, Text
+from reports.parts.blocks import Block, Heading, Text
+from reports.parts.collect import MEMORY_KNOBS, Record, find_all
+from reports.parts.paired import rows_of, settings_apart
 from reports.parts.run_report import stem_about, write_about_runs
 from reports.scaling import answers, beside_paper, details
-from reports.scaling.measures import RULE, SizeVerdict, frame_of, rows_of, size_verdicts, sizes
+from reports.scaling.measures import RULE, SizeVerdict, frame_of, size_verdicts, sizes
 from stages.driving.grid import LADDER
 
 # What may differ between sizes: the base model itself, and how batches are cut.
@@ -34,7 +35,7 @@ def main(argv: list[str] | None = None) -> None:
 def write_page(names: Sequence[str], judge: str) -> str:
     """Write the page of some runs; its verdicts for the terminal."""
     names = list(dict.fromkeys(names))
-    records, left_out = collect(names, judge)
+    records, left_out = find_all(names, judge)
     several = len({record.name for record in records}) > 1
     title = f"Sizes side by side: {', '.join(names)}" if several else f"Seeds of run {names[0]}"
     stem = stem_about("scaling", ladder_of(names) or names)
@@ -49,14 +50,6 @@ def ladder_of(names: Sequence[str]) -> list[str]:
     return [f"ladder{study}"] if {f"{preset}{study}" for preset in LADDER} == set(names) else []
 
 
-def collect(names: Sequence[str], judge: str = "") -> tuple[list[Record], list[str]]:
-    """All finished seeds of the runs, and a line on each that is not."""
-    runs_of_names = [find_runs(name, judge) for name in names]
-    return [run for runs, _ in runs_of_names for run in runs], [
-        line for _, out in runs_of_names for line in out
-    ]
-
-
 def blocks(records: list[Record], left_out: Sequence[str] = ()) -> list[Block]:
     """The page: the answer for each size and its plot, then what it rests on."""
     frame = frame_of(records)
@@ -66,7 +59,7 @@ def blocks(records: list[Record], left_out: Sequence[str] = ()) -> list[Block]:
     content = [
         sentences.lead(answers.answer(verdicts), distrust(frame, verdicts, bool(unlike))),
         answers.answers_table(verdicts),
-        answers.win_rate_figure(frame, paper_numbers),
+        *answers.win_rate_figure(frame, paper_numbers),
         *sentences.against([*notes, *details.not_comparable(paper_numbers), *left_out]),
     ]
     if several:
@@ -82,8 +75,6 @@ def blocks(records: list[Record], left_out: Sequence[str] = ()) -> list[Block]:
         Heading("Everything measured"),
         details.measured_table(frame),
     ]
-    if several:
-        content += [Heading("What differs between the sizes"), Text(_checked(records))]
     return content
 
 
@@ -117,10 +108,10 @@ def caveats(frame: pd.DataFrame) -> list[str]:
 
 def alike(records: list[Record], frame: pd.DataFrame) -> list[str]:
     """A warning for each way in which the sizes differ but should not."""
-    different = differing_settings(records, FREE)
+    different = settings_apart({f"{x.name}/{x.seed}": [x] for x in records}, FREE)
     warnings = [
-        f"The sizes are NOT alike: {name} differs ({' / '.join(values)})."
-        for name, values in different.items()
+        f"The sizes are NOT alike: {name} differs ({' / '.join(sorted({*row.dropna()}))})."
+        for name, row in different.iterrows()
     ]
     for column, what in (("judge", "The judge"), ("posts", "The number of posts judged")):
         if frame[column].nunique() > 1:
@@ -129,19 +120,6 @@ def alike(records: list[Record], frame: pd.DataFrame) -> list[str]:
     if len({frozenset(seeds["seed"]) for _, seeds in sizes(frame)}) > 1:
         warnings.append("The sizes were run with different seeds.")
     return warnings
-
-
-def _checked(records: list[Record]) -> str:
-    different = differing_settings(records, FREE)
-    checked = (
-        f"{', '.join(different)}."
-        if different
-        else "nothing but the base model and how batches are cut to fit memory (and the seed)."
-    )
-    return (
-        f"Checked against the settings that the {len(records)} runs recorded, the sizes differ in"
-        f" {checked}"
-    )
 
 
 if __name__ == "__main__":

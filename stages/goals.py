@@ -69,7 +69,7 @@ look
 help | | request | this
 status | | NAME | what is done, stale, running, half done, missing, failed
 settings | | request | every setting of PRESET with its value
-plan | reports.needs.plan | request devices GPU MFU PRICE_PER_HOUR | what a run needs
+plan | reports.needs.plan | request devices GPU | the memory that a run needs
 rehearse | reports.needs.rehearse | request devices PRICE_PER_HOUR | the same, measured here
 develop
 install | - | | the environment alone
@@ -109,10 +109,9 @@ ENGINE | engine | it is one process | ddp: each process holds all networks; fsdp
 JOB | job* | name the goals themselves | what each run of a study makes: JOB='ppo eval'
 GPU | gpu | the number of cards is GPUS | for plan: the kind of card, such as h100-80gb
 PRESETS | presets* | one run takes PRESET | for study: a grid, with SEEDS
-MFU | mfu | | for plan: the share of a card's peak that is assumed
 SHAPES | shapes* | | for bench: SHAPES='pythia-14m:32:8'
 RUNS | runs* | one run takes NAME | for compare: name[/seed][:policy]; for bench: how many
-PRICE_PER_HOUR | price-per-hour | | for plan, rehearse: of one card, USD
+PRICE_PER_HOUR | price-per-hour | | for rehearse: of this machine, USD
 POLICY | policy | | a released checkpoint for eval: folder or hub id[@revision]
 REWARD_MODEL | reward-model | | what scores its summaries; without it there are no scores
 INPUT | input | | summaries to judge: JSONL, CSV, Parquet, folder, run
@@ -124,11 +123,7 @@ PYTHON | python | | interpreter that makes the environment
 VENV | venv | | the environment; VENV= (empty): PYTHON as it is
 """
 RECORDED = "runs have the settings that they were made with"
-DEFAULTS = {
-    "NAMES": "tiny-s tiny tiny-l",
-    "SHAPES": "pythia-14m:32:8 pythia-70m:16:4 pythia-14m:32:8:rloo pythia-70m:16:4:rloo"
-    " pythia-14m:32:8:grpo pythia-70m:16:4:grpo",
-}
+DEFAULTS = {"NAMES": "tiny-s tiny tiny-l", "SHAPES": "pythia-14m:32:8 pythia-70m:16:4"}
 AS_SETTINGS = {
     "POLICY": "released.policy",
     "REWARD_MODEL": "released.reward_model",

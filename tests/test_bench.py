@@ -10,19 +10,21 @@ from pathlib import Path
 import pytest
 
 from reports.needs import memory
-from reports.needs.shapes import QUERY_TOKENS, shape_of
-from reports.needs.work import update_flops
+from reports.needs.shapes import shape_of
 from reports.parts import page
 from reports.parts.words import number, whole
 from reports.sharing import publish
 from reports.sharing.publish import GENERATED
 from reports.speed import bench_page, measure, speed
 from reports.speed.speed import PEER, TRL, peer_interpreter, run_peer, task_of
+from stages.learning.models import load_tokenizer
+from stages.posts.tokens import plain_encoder
 from stages.running.files import write_json
 from stages.running.signals import forget_signals
 from stages.settings import config as settings
 from stages.settings.command_line import config_of, make_config
 from stages.settings.config import UserError
+from stages.settings.prompt import format_post
 
 ROOT = Path(__file__).parents[1]
 TRL_PYTHON = ROOT / "runs" / "peers" / PEER / "bin" / "python"
@@ -69,14 +71,18 @@ def test_the_work_of_an_update_is_what_a_hand_count_gives_row_by_row():
         learn = 4 * 3 * (with_logits + without)  # epochs; forward and backward
         expected += sample + 2 * with_logits + 2 * without + learn
     setting = memory.setting_of(CONFIG, on_gpu=False)
-    assert update_flops(setting, (10, 100)) == pytest.approx(expected)
+    assert measure.update_flops(setting, (10, 100)) == pytest.approx(expected)
 
 
-def test_synthetic_queries_have_the_mean_length_of_real_ones_and_end_at_the_limit():
+def test_synthetic_queries_have_the_mean_length_of_real_ones_and_end_at_the_limit(shared):
+    text = (shared / "tldr-human" / "sft_validation.jsonl").read_text(encoding="utf-8")
+    posts = [format_post(json.loads(line)) for line in text.splitlines()]
+    encode = plain_encoder(load_tokenizer(shared / "tokenizer"))
+    mean = sum(map(len, encode(posts))) / len(posts)
     shape = shape_of(make_config("pythia-70m").base)
     queries = measure.synthetic_queries(shape, 512, 2048)
     lengths = [len(query) for query in queries]
-    assert sum(lengths) / 2048 == pytest.approx(QUERY_TOKENS, rel=0.03)
+    assert sum(lengths) / 2048 == pytest.approx(mean, rel=0.03)
     assert max(lengths) == 512
     assert min(map(min, queries)) >= 1  # no EOS
     assert max(map(max, queries)) < shape.vocabulary

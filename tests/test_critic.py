@@ -208,7 +208,7 @@ def test_a_runs_page_tells_in_how_many_updates_the_critic_was_worse_than_a_const
 
 def test_updates_in_which_the_critic_learned_alone_do_not_count(runs):
     record = run_with([0.1, -0.2], name="alone", alone=(-5.0, -3.0))
-    explained = collect.explained_by_critic(record.folders["ppo"])
+    explained = collect.explained_by_critic(record)
     expected = {"updates": 2, "below": 1, "first": 0.1, "last": -0.2}
     assert explained is not None
     assert {key: explained[key] for key in expected} == expected

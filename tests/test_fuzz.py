@@ -22,8 +22,7 @@ from eval.judges.openai.replies import PassingError, read_reply
 from eval.judges.openai.server_judge import choice_of
 from eval.judges.prompt import LINES, make_question
 from reports.parts import page
-from reports.parts.blocks import Text, link
-from reports.parts.page import Details, Heading, Note, Sample, Table
+from reports.parts.blocks import Details, Heading, Note, Sample, Table, Text, link
 from stages.posts.bad_rows import BadRows
 from stages.posts.readers import kept_odd_rows, read_split
 from stages.settings.checks import HIDDEN, UserError, visible

@@ -9,6 +9,7 @@ import pytest
 from reports.parts import gained
 from reports.parts.paired import Entry
 from reports.parts.words import plain
+from reports.sections import scores
 from reports.sections.scores import gain_notes
 
 PROXIES = (1.9, 2.0, 2.1, 7.0)
@@ -27,10 +28,10 @@ def test_a_gain_that_lies_in_closing_questions_is_named(others, note):
     """Four posts: PPO adds a question to two of them, where the gold score rises."""
     run: Any = FourPosts(others)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(gained, "policies_of", lambda record: ["sft", "ppo"])
+        patch.setattr(scores, "policies_of", lambda record: ["sft", "ppo"])
         notes = gain_notes(run)
-        asking, rest = gained.by_kind(run, "question")["ppo"]
-        cut, ended = gained.by_kind(run, "ending")["ppo"]
+        asking, rest = scores.by_kind(run, scores.adds_question)["ppo"]
+        cut, ended = scores.by_kind(run, scores.is_cut_off)["ppo"]
     assert (asking.posts, rest.posts, cut.posts, ended.posts) == (2, 2, 1, 3)
     assert str(plain(asking.proxy)) == "2.00 [0.73, 3.27]"
     assert str(plain(asking.gold)) == "1.05 [0.41, 1.69]"  # (1.0 + 1.1) / 2, half t(1) * 0.05
@@ -78,7 +79,7 @@ def test_a_proxy_that_rose_only_where_a_summary_is_cut_off_is_named(proxies, nam
     """Where both end the mean of 0.1, -0.1 and 0.3 is 0.1, half t(2) * 0.2 / sqrt 3 = 0.497."""
     run: Any = FourPosts((1.0, 1.1), proxies)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(gained, "policies_of", lambda record: ["sft", "ppo"])
+        patch.setattr(scores, "policies_of", lambda record: ["sft", "ppo"])
         notes = gain_notes(run)
     text = (
         "PPO's proxy rose, but not reliably where its summary and SFT's both end by themselves"

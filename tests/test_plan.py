@@ -1,6 +1,5 @@
 """What `make plan` counts, against published numbers, real modules, autograd and by hand."""
 
-import json
 import subprocess
 import sys
 from dataclasses import replace
@@ -9,22 +8,25 @@ from pathlib import Path
 import pytest
 import torch
 
-from reports.needs.gpus import GPUS, SHARDED, gpus_for
 from reports.needs.inputs import model_config
 from reports.needs.memory import Setting, saved_activations, saved_per_token, setting_of
-from reports.needs.parts import STAGE_OF_PART, part_bytes, too_large
-from reports.needs.plan import lines_of, parse
+from reports.needs.plan import (
+    SHARDED,
+    STAGE_OF_PART,
+    gpus_for,
+    lines_of,
+    parse,
+    part_bytes,
+    too_large,
+)
 from reports.needs.shapes import (
     PUBLISHED,
-    QUERY_TOKENS,
-    SUMMARY_TOKENS,
     Shape,
     adapter_parameters,
     parameters,
     read_shape,
     shape_of,
 )
-from reports.needs.work import forward_flops, updates_of, work_of
 from stages.learning.loop import use_gradient_checkpointing
 from stages.settings.command_line import make_config
 from stages.settings.config import Base, UserError
@@ -48,13 +50,9 @@ def setting(preset: str = "pythia-1b", devices: int = 1, **memory) -> Setting:
     [
         ("pythia-14m", 14_067_712),
         ("pythia-70m", 70_426_624),
-        ("pythia-160m", 162_322_944),
-        ("pythia-410m", 405_334_016),
         ("pythia-1b", 1_011_781_632),
-        ("pythia-1.4b", 1_414_647_808),
         ("pythia-2.8b", 2_775_208_960),
         ("pythia-6.9b", 6_857_302_016),
-        ("pythia-12b", 11_846_072_320),
         ("smollm2-135m", 134_515_008),
         ("smollm2-1.7b", 1_711_376_384),
     ],
@@ -212,54 +210,17 @@ def test_several_cards_hold_every_gradient_twice_and_share_nothing_else():
 def test_every_preset_fits_the_cards_it_is_made_for(preset):
     gpu, devices = gpus_for(preset)
     run = replace(setting(preset, devices), sharded=preset in SHARDED)
-    assert not too_large(part_bytes(run), GPUS[gpu])
-
-
-# -- work and costs --------------------------------------------------------------------------------
-
-
-def test_updates_are_those_of_the_paper():
-    assert updates_of(setting()) == {"sft": 911, "rm": 1450, "ppo": 1953}
-
-
-def test_operations_of_a_forward_pass_by_hand():
-    # 16 blocks of 12 H^2 weights; attention of 100 tokens to 100; logits at 10 positions.
-    by_hand = 2 * 16 * 12 * 2048**2 * 100 + 4 * 16 * 2048 * 100 * 100 + 2 * 2048 * 50304 * 10
-    assert forward_flops(setting(), tokens=100, length=100, logits=10) == by_hand
-
-
-def test_learning_of_ppo_is_four_epochs_of_three_passes_through_two_networks():
-    works = {work.label: work for work in work_of(setting()) if work.stage == "ppo"}
-    length, episodes = QUERY_TOKENS + 53, 1953 * 512
-    critic = 4 * 3 * forward_flops(setting(), episodes * length, length, 0)
-    assert works["learn critic"].flops == pytest.approx(critic)
-    head = 4 * 3 * 2 * 2048 * 50304 * episodes * 53
-    assert works["learn policy"].flops == pytest.approx(critic + head)
-
-
-def test_mean_lengths_are_those_of_real_posts(shared):
-    folder, tokenizer = shared / "tldr-human", shared / "tokenizer"
-    from stages.learning.models import load_tokenizer
-    from stages.posts.tokens import plain_encoder
-    from stages.settings.prompt import format_post
-
-    text = (folder / "sft_validation.jsonl").read_text(encoding="utf-8")
-    rows = [json.loads(line) for line in text.splitlines()]
-    encode = plain_encoder(load_tokenizer(tokenizer))
-    queries = [len(tokens) for tokens in encode([format_post(row) for row in rows])]
-    summaries = [len(tokens) + 1 for tokens in encode([" " + row["summary"] for row in rows])]
-    assert sum(queries) / len(rows) == pytest.approx(QUERY_TOKENS, rel=0.03)
-    assert sum(summaries) / len(rows) == pytest.approx(SUMMARY_TOKENS, rel=0.03)
+    assert not too_large(part_bytes(run), gpu)
 
 
 # -- what is printed -------------------------------------------------------------------------------
 
 
 def test_a_plan_says_everything_in_80_columns():
-    lines = lines_of(parse(["--preset", "pythia-6.9b", "--gpus", "1", "--price-per-hour", "2"]))
+    lines = lines_of(parse(["--preset", "pythia-6.9b", "--gpus", "1"]))
     text = "\n".join(lines)
     assert all(len(line) <= 80 for line in lines), [line for line in lines if len(line) > 80]
-    words = ("6,857,302,016", "1 x h100-80gb", "does not fit", "ASSUMED", "$", *STAGE_OF_PART)
+    words = ("6,857,302,016", "1 x h100-80gb", "does not fit", "make rehearse", *STAGE_OF_PART)
     assert [word for word in words if word not in text] == []
 
 
@@ -268,7 +229,6 @@ def test_a_plan_says_everything_in_80_columns():
     [
         (["--gpu", "h100"], "unknown GPU 'h100': did you mean h100-80gb"),
         (["--gpus", "-1"], "GPUS=-1: give the number of cards"),
-        (["--mfu", "2"], "MFU must lie above 0 and not above 1"),
     ],
 )
 def test_what_cannot_be_planned_is_one_line(arguments, line):

@@ -6,11 +6,11 @@ import pytest
 
 from reports import scaling_page
 from reports.parts import page
-from reports.parts.page import Figure, Heading, Note, Table, Text
+from reports.parts.blocks import Figure, Heading, Note, Table, Text
+from reports.parts.collect import find_all
 from reports.parts.run_report import code_line
 from reports.scaling import beside_paper
 from reports.scaling.answers import answers_table
-from reports.scaling.details import measured_table
 from reports.scaling.measures import BEATS, UNKNOWN, frame_of, size_verdicts
 from stages.settings.command_line import make_config
 from tests.fabricated_runs import ONLINE, pythia_study
@@ -18,7 +18,7 @@ from tests.fabricated_runs import ONLINE, pythia_study
 
 @pytest.fixture
 def records(runs):
-    found, left_out = scaling_page.collect(pythia_study())
+    found, left_out = find_all(pythia_study())
     assert (len(found), left_out) == (12, [])
     return found
 
@@ -82,7 +82,7 @@ def test_every_number_of_the_paper_has_a_verdict_with_its_seeds(records):
 
 
 def test_with_another_judge_win_rates_are_not_comparable_and_the_rest_is(runs):
-    records, _ = scaling_page.collect(pythia_study(judge=ONLINE))
+    records, _ = find_all(pythia_study(judge=ONLINE))
     rows = beside_paper.rows(records, frame_of(records))
     found = {(one.size, one.key): one for one in rows}
     one = found["2.8b", "ppo_win_rate"]
@@ -95,7 +95,7 @@ def test_with_another_judge_win_rates_are_not_comparable_and_the_rest_is(runs):
 
 def test_other_settings_than_the_papers_are_named_and_not_compared(runs):
     ppo = replace(make_config("pythia-1b").ppo, kl_coef=0.2)
-    records, _ = scaling_page.collect(pythia_study(ppo=ppo))
+    records, _ = find_all(pythia_study(ppo=ppo))
     rows = beside_paper.rows(records, frame_of(records))
     assert {one.verdict for one in rows} == {beside_paper.NOT_COMPARABLE}
     assert rows[0].why == "other settings than the paper's: ppo.kl_coef"
@@ -122,8 +122,3 @@ def test_code_versions_are_named_in_one_line(records):
         "Caveat: the code behind this page is not one committed version (1234567-dirty: ppo;"
         " 508a0d9: ppo); 1 held changes that were not committed."
     )
-
-
-def test_taking_the_longer_summary_stands_beside_the_reward_model(records):
-    table = measured_table(frame_of(records))
-    assert ["accuracy of taking the longer summary", *["61.0% (61.0 to 61.0)"] * 3] in table.texts

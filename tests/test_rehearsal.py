@@ -93,6 +93,10 @@ def test_a_rehearsal_changes_counts_alone():
     assert (short.ppo.num_updates, short.ppo.policy_learns(0)) == (2, True)
 
 
+def test_updates_are_those_of_the_paper():
+    assert rehearse.updates_of(make_config("pythia-1b")) == {"sft": 911, "rm": 1450, "ppo": 1953}
+
+
 def test_hours_are_updates_at_the_measured_seconds_and_the_size_of_their_batch():
     config = make_config("pythia-1b")
     short = make_config("pythia-1b", name="short", overrides=("ppo.batch_size=128",))

@@ -3,18 +3,18 @@
 import html
 import re
 from dataclasses import replace
-from html.parser import HTMLParser
 
 import pytest
 
 from reports import calibration_page, run_page, scaling_page
 from reports.parts import collect, page, sentences, words
+from reports.parts.collect import find_all
 from reports.sections import calibration
-from stages.finished import read_manifest, stage_folder, why_not
+from stages.finished import read_manifest, stage_folder
 from stages.settings import config as settings
 from stages.settings.command_line import make_config
 from stages.settings.config import Base, Data, JudgeSettings
-from tests.fabricated_runs import ONLINE, STAGES, calibrated, fabricate, two_judges, write_manifest
+from tests.fabricated_runs import ONLINE, STAGES, calibrated, fabricate, write_manifest
 
 CALIBRATION_PAGE = "tiny-seed44413-judge-calibration.md"
 
@@ -54,29 +54,6 @@ def made(tmp_path_factory):
         return folder_of(), *report(folder)
 
 
-class Page(HTMLParser):
-    """What a page opens, loads and leaves open."""
-
-    def __init__(self, text):
-        super().__init__()
-        self.open, self.tags, self.loads, self.ids = [], [], [], []
-        self.feed(text)
-
-    def handle_starttag(self, tag, attrs):
-        self.tags.append(tag)
-        self.ids += [value for key, value in attrs if key == "id"]
-        self.loads += [v for k, v in attrs if k in ("src", "href", "xlink:href", "srcset")]
-        if tag not in ("meta", "br", "img"):
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag, attrs):
-        self.handle_starttag(tag, attrs)
-        self.open.pop()
-
-    def handle_endtag(self, tag):
-        assert self.open.pop() == tag
-
-
 def test_the_result_table_shows_the_numbers_of_the_manifests(made):
     _, markdown, html, headline, results = made
     written, wins = results["summaries"], results["win_rate"]["policies"]
@@ -101,16 +78,15 @@ def test_the_result_table_shows_the_numbers_of_the_manifests(made):
     assert "+21.8 points [+17.8, +25.8]" in headline
 
 
-def test_the_html_loads_nothing_and_is_well_formed(made):
+def test_the_html_loads_nothing(made):
     html = made[2]
-    found = Page(html)
-    assert found.open == []
-    assert all(link.startswith("data:image/svg+xml;base64,") for link in found.loads)
-    assert not {"link", "iframe", "object", "script"} & set(found.tags)
+    loads, ids = (re.findall(rf'<[^>]* {key}="([^"]*)"', html) for key in ("(?:src|href)", "id"))
+    assert len(loads) == html.count("<img") == 7
+    assert all(link.startswith("data:image/svg+xml;base64,") for link in loads)
+    assert not re.search(r"<(link|iframe|object|script)\b", html)
     assert """content="default-src 'none'; style-src 'unsafe-inline'; img-src data:;""" in html
-    assert len(found.ids) == len(set(found.ids))
+    assert len(ids) == len(set(ids)) > 5
     assert not re.search(r"@import|https?://", html)
-    assert found.tags.count("img") == 8
 
 
 def test_a_post_cannot_put_markup_on_the_page(made):
@@ -134,7 +110,7 @@ def test_the_headline_fits_a_terminal_and_ends_with_the_path(places, capsys):
 def test_every_plot_of_the_markdown_page_is_a_file_beside_it(made):
     folder, markdown, *_ = made
     named = re.findall(r"\]\(([^)]+\.svg)\)", markdown)
-    assert len(named) == 8
+    assert len(named) == 7
     assert all((folder / name).exists() for name in named)
     assert not list(folder.glob("*.partial"))
 
@@ -214,7 +190,7 @@ def test_a_judge_that_fails_a_control_is_flagged_on_every_page(places):
     *texts, _ = report(places, controls_pass=False)
     said = "THE JUDGE FAILED ITS CHECKS: it does not reliably prefer the reference to the post's"
     assert all(said in " ".join(html.unescape(text).split()) for text in texts)
-    records, _ = scaling_page.collect(["tiny"])
+    records, _ = find_all(["tiny"])
     assert said in html.unescape(page.to_html("x", scaling_page.blocks(records)))
 
 
@@ -254,19 +230,12 @@ def test_no_rate_is_corrected_where_too_much_is_unjudged(places):
     assert "| PPO | – |" in corrected
 
 
-def test_a_judge_without_a_calibration_has_no_page(places, capsys):
-    fabricate(make_config("tiny"))
-    with pytest.raises(SystemExit):
-        calibration_page.main(["--preset", "tiny"])
-    assert "run `make judge-calibration PRESET=tiny SEED=44413`" in capsys.readouterr().err
-
-
 def test_two_renders_are_byte_for_byte_the_same(tmp_path, monkeypatch):
     report(lay_out(tmp_path, monkeypatch))
     first = (read_manifest(folder_of()) or {})["outputs"]
     run_page.main(["--preset", "tiny"])
     assert first == (read_manifest(folder_of()) or {})["outputs"]
-    assert len(first) == 14  # md, html, json, eight plots, headline, numbers, settings
+    assert len(first) == 13  # md, html, json, seven plots, headline, numbers, settings
 
 
 def test_a_model_without_pretraining_on_real_posts_is_called_poor(places):
@@ -295,7 +264,7 @@ def test_folders_and_servers_of_the_user_stay_off_the_page(places):
 def test_the_papers_numbers_stand_beside_pythia_only(places, made):
     fabricate(make_config("pythia-1b"), judge=ONLINE)
     fabricate(make_config("pythia-1b", seed=2), judge=ONLINE, unjudged=0.05)
-    records, _ = scaling_page.collect(["pythia-1b"])
+    records, _ = find_all(["pythia-1b"])
     text = page.to_markdown("x", "x", scaling_page.blocks(records[1:]))
     assert "53.9%" in text  # a seed of the paper
     assert "not an llm" not in text.lower()
@@ -305,30 +274,6 @@ def test_the_papers_numbers_stand_beside_pythia_only(places, made):
     assert "63.0%" not in beside_paper  # more than 2% of seed 2 is unjudged
     assert "Beside the paper" not in made[1]
     assert "not comparable with this run" in made[1]
-
-
-def test_two_judges_of_one_run_stand_side_by_side(places):
-    """Verdicts, win rates and pages of both are kept."""
-    two = two_judges()
-    for config in two:
-        run_page.write_report(config)
-    pages = [(folder_of(config=one) / "tiny-seed44413.md").read_text() for one in two]
-    assert [collect.numbers_of(collect.load_run(one))["ppo/win_rate"] for one in two] == [
-        0.63,
-        0.55,
-    ]
-    assert ["63.0% [60.0, 66.0]" in text for text in pages] == [True, False]
-    assert ["55.0% [52.0, 58.0]" in text for text in pages] == [False, True]
-    for one in two:
-        assert [why_not(one, stage) for stage in ("judge", "win_rate", "report")] == [None] * 3
-
-
-@pytest.mark.parametrize("name", ["tiny-seed44413.md", "tiny-seed44413-ppo.svg", "numbers.json"])
-def test_a_page_that_was_deleted_is_missing(places, name):
-    report(places)
-    assert why_not(make_config("tiny"), "report") is None
-    (folder_of() / name).unlink()
-    assert str(why_not(make_config("tiny"), "report")) == f"has changed on disk ({name})"
 
 
 def test_threads_precision_and_device_stand_on_the_page(made):

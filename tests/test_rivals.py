@@ -122,7 +122,7 @@ def test_tables_hold_means_and_differences_as_numbers():
 
 
 def test_runs_without_any_win_rate_have_no_page(monkeypatch):
-    monkeypatch.setattr(rivals_page, "find_runs", lambda *_: ([], []))
+    monkeypatch.setattr(rivals_page, "find_all", lambda *_: ([], []))
     with pytest.raises(UserError, match=r"no policy of tiny-kl0\.1 has a win rate"):
         rivals_page.write_page("tiny", ["0.1"])
 

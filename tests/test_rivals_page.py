@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from reports import run_page
-from reports.parts import collect, page, sentences, words
+from reports.parts import collect, page, words
 from reports.sections import curves
 from stages.settings import stages
 from stages.settings.command_line import make_config
@@ -20,8 +20,6 @@ OF_A_CRITIC = (
     *("loss/value_avg", "val/explained_variance", "val/clipfrac_avg", "critic/grad_norm"),
     *("val/advantage_score_correlation", "policy/advantage_at_eos"),
 )
-EPISODE = {"step": 1, "query": "TL;DR:", "response": " sold", "score": 1.0, "kl": 0.5}
-EPISODE |= {"tokens": [" sold"], "log_ratios": [0.5], "advantages": [1.5], "rewards": [-0.1]}
 
 
 @pytest.fixture(autouse=True)
@@ -39,11 +37,10 @@ def renamed(results):
     return json.loads(json.dumps(results).replace('"ppo', '"rloo'))
 
 
-def rival(seed=1, beside_ppo=False, **changes):
-    """A finished run whose policy RLOO made, in the place of PPO's or beside it."""
-    config = make_config("tiny", seed=seed)
-    fabricate(config, **changes)
-    record = collect.load_run(config)
+def rival():
+    """A finished run whose policy RLOO made, in the place of PPO's."""
+    fabricate(make_config("tiny"))
+    record = collect.load_run(make_config("tiny"))
     own = record.folders["ppo"]
     folder = own.with_name("rloo")
     shutil.copytree(own, folder)
@@ -52,31 +49,22 @@ def rival(seed=1, beside_ppo=False, **changes):
         for row in record.rows("ppo")
     ]
     write_rows(folder / "metrics.jsonl", rows)
-    write_rows(folder / "samples.jsonl", [EPISODE])
     summaries, rates = record.folders["summaries"], record.folders["win_rate"]
     shutil.copy(summaries / "ppo.jsonl", summaries / "rloo.jsonl")
     scores = record.rows("win_rate", "post_scores.jsonl")
     manifests = record.manifests | {"rloo": record.manifests["ppo"]}
     folders = record.folders | {"rloo": folder}
-    if not beside_ppo:
-        del manifests["ppo"], folders["ppo"]
+    del manifests["ppo"], folders["ppo"]
     for stage in ("summaries", "win_rate"):
-        results = renamed(record.results(stage))
-        if beside_ppo:
-            results["policies"] |= record.results(stage)["policies"]
-        manifests[stage] = manifests[stage] | {"results": results}
+        manifests[stage] = manifests[stage] | {"results": renamed(record.results(stage))}
     write_rows(rates / "post_scores.jsonl", [*scores, *map(renamed, scores)])
-    settings = {key: own for key, own in record.settings.items() if beside_ppo or key != "ppo"}
+    settings = {key: own for key, own in record.settings.items() if key != "ppo"}
     return replace(record, manifests=manifests, folders=folders, settings=settings, _results={})
-
-
-def text_of(record):
-    return page.to_markdown("x", "x", run_page.blocks(record))
 
 
 def test_a_run_without_ppo_and_critic_has_a_whole_page_with_curves_and_kl():
     record = rival()
-    text = text_of(record)
+    text = page.to_markdown("x", "x", run_page.blocks(record))
     assert "RLOO BEATS the references: 63.0%" in text
     assert "optimised the summariser against it with RLOO for 7,680 episodes" in text
     assert "RLOO beats SFT: +21.8 points [+17.8, +25.8]" in text
@@ -85,7 +73,6 @@ def test_a_run_without_ppo_and_critic_has_a_whole_page_with_curves_and_kl():
     assert result.endswith("| 7.3 |")  # KL
     assert "What RLOO optimised, update by update" in text
     assert "x-rloo.svg" in text
-    assert "x-frontier.svg" in text
     assert "PPO" not in text.split("## Settings")[0].replace("treat another", "")
     panels = curves.GRADIENT_GROUPS["-critic"][1]
     assert "How the critic learned" not in text
@@ -93,19 +80,3 @@ def test_a_run_without_ppo_and_critic_has_a_whole_page_with_curves_and_kl():
     assert "RLOO" in run_page.headline(
         collect.numbers_of(record), record.folders["rloo"] / "x.html"
     )
-
-
-def test_a_rival_stands_beside_ppo_with_its_own_curves():
-    text = text_of(rival(beside_ppo=True))
-    assert "BEATS the references" in text
-    for name in ("ppo", "ppo-critic", "frontier", "rloo", "rloo-policy", "rloo-frontier"):
-        assert f"x-{name}.svg" in text
-    assert "x-rloo-critic.svg" not in text
-    assert "| RLOO | 63.0%" in text
-
-
-def test_notes_name_the_rival():
-    row = collect.numbers_of(rival(sft=0.6, ppo=0.4, accuracy=0.51))
-    notes = " ".join(sentences.caveats(row))
-    assert "RLOO may have had nothing to learn" in notes
-    assert "PPO" not in notes

@@ -90,15 +90,6 @@ def test_an_axis_of_shares_ends_at_100_percent():
     assert max(shown) == 100.0
 
 
-def test_the_frontier_names_its_start_and_its_end():
-    kl, score = [0.0, 1.0, 2.0, 4.0], [0.1, 0.9, 1.4, 1.2]
-    line = plots.Curve("seed 1", plots.PPO, kl, score)
-    panel = curves.frontier("Score against distance", [line], "KL")
-    svg = plots.drawn([panel], 1, 1, "")
-    assert ">start</text>" in svg
-    assert ">end</text>" in svg
-
-
 @pytest.mark.parametrize(
     ("policy", "kind", "note", "said"),
     [

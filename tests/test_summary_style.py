@@ -8,8 +8,8 @@ import torch
 from accelerate import Accelerator
 
 from eval.summaries import describe, make_rows
-from reports.parts.gained import asks
 from reports.parts.sentences import unshown
+from reports.sections.scores import asks
 from stages.learning.models import load_tokenizer
 from stages.rl.metrics import describe_special, describe_texts, summarize
 from stages.settings.prompt import format_post

@@ -7,8 +7,6 @@ import sys
 import pytest
 
 from reports import run_page
-from reports.parts import page
-from reports.parts.page import Details, Heading, Note, Sample, Table, Text
 from stages.finished import stage_folder
 from stages.running.files import write_json
 from stages.settings.checks import HIDDEN, UserError, visible
@@ -51,24 +49,6 @@ def test_what_a_command_prints_steers_nothing(capsys):
         print(HOSTILE, flush=True)
         sys.stdout.write(HOSTILE)
     assert capsys.readouterr().out == f"{visible(HOSTILE)}\n{visible(HOSTILE)}"
-
-
-def test_every_file_of_a_page_is_free_of_it(tmp_path):
-    blocks = [
-        Text(WHOLE),
-        Heading(WHOLE),
-        Note(WHOLE),
-        Table((WHOLE, "n"), [[WHOLE, "1"]], WHOLE, name="t"),
-        Sample(WHOLE, WHOLE, [("SFT" + WHOLE, WHOLE, WHOLE)]),
-        Details(WHOLE, [Text(WHOLE)]),
-    ]
-    page.write(tmp_path, "p", WHOLE, blocks, {})
-    files = [path for path in tmp_path.rglob("*") if path.suffix in (".md", ".html")]
-    assert len(files) == 2
-    for path in files:
-        text = path.read_bytes().decode()
-        assert not hidden_in(text), path
-        assert "red" in text
 
 
 def test_the_page_of_a_run_on_hostile_posts_is_free_of_it(runs, no_drawing, monkeypatch, capsys):

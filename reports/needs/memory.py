@@ -13,18 +13,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from reports.needs.shapes import (
-    Lengths,
-    Shape,
-    adapter_parameters,
-    block_weights,
-    lengths_of,
-    parameters,
-    shape_of,
-)
-from stages.settings.config import Config, Data, UserError
+from reports.needs.shapes import Shape, adapter_parameters, block_weights, parameters, shape_of
+from stages.settings.config import Config, UserError
 from stages.settings.families import CHUNK
 
+GIB = 2**30
 FULL, HALF = 4, 2  # bytes of a float32 and of a bf16 number
 MOMENTS = 8  # bytes of Adam's two moments of one parameter
 
@@ -119,16 +112,10 @@ class Setting:
 
     config: Config
     shape: Shape
-    lengths: Lengths
     devices: int = 1
     on_gpu: bool = True
     sharded: bool = False
     """Whether the devices share weights, gradients and moments: ENGINE=fsdp2."""
-
-    @property
-    def data(self) -> Data:
-        """What limits the longest rows."""
-        return self.config.data
 
     @property
     def shards(self) -> int:
@@ -156,13 +143,12 @@ class Setting:
 
 
 def setting_of(config: Config, **more: Any) -> Setting:
-    """The setting of a run, with the shape and the lengths that its settings name.
-
-    Raises UserError as `shape_of` does, and where logits are not read in chunks.
+    """The setting of a run. Raises UserError as `shape_of` does, and where logits are not read in
+    chunks.
     """
     if config.ppo.logprob_dtype == "bf16":
         raise UserError("ppo.logprob_dtype=bf16 has no plan: leave it at float32 here")
-    return Setting(config=config, shape=shape_of(config.base), lengths=lengths_of(config), **more)
+    return Setting(config=config, shape=shape_of(config.base), **more)
 
 
 # -- activations -----------------------------------------------------------------------------------

@@ -16,10 +16,9 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from reports.needs.gpus import GIB, GPUS
-from reports.needs.memory import Setting
-from reports.needs.parts import part_bytes
-from reports.needs.shapes import lengths_of, read_shape
+from reports.needs.memory import GIB, Setting
+from reports.needs.plan import GPUS, part_bytes, usable_bytes
+from reports.needs.shapes import read_shape
 from stages.base import make_tokenizer, read_rows
 from stages.posts.tokens import Limits, first_tokens, tokenize_comparisons, tokenize_posts
 from stages.running.hub import fetch_tokenizer
@@ -187,7 +186,7 @@ def _of_memory(config: Config, path: Path, gpu: str) -> Choices:
     """
     on_card = bool(gpu) or torch.cuda.is_available()
     if gpu:
-        usable, where = GPUS[gpu].usable, "a card"
+        usable, where = usable_bytes(gpu), "a card"
     elif on_card:
         usable, where = OF_CARD * torch.cuda.mem_get_info()[0], "free"
     else:
@@ -202,7 +201,7 @@ def _of_memory(config: Config, path: Path, gpu: str) -> Choices:
     for size in sizes:
         memory = replace(config.memory, microbatch_size=size, forward_batch_size=4 * size)
         tried = replace(config, memory=memory)
-        setting = Setting(config=tried, shape=shape, lengths=lengths_of(tried), on_gpu=on_card)
+        setting = Setting(config=tried, shape=shape, on_gpu=on_card)
         most = max(part.total for part in part_bytes(setting).values())
         why = f"needs {most / GIB:.1f} of {usable / GIB:.0f} GiB {where}"
         if most <= usable:

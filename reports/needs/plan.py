@@ -2,36 +2,189 @@
 
     python -m reports.needs.plan --preset pythia-6.9b --gpus 8
 
-Parameters; bytes on each GPU, stage by stage, and which knob would make them fit; updates, tokens
-and hours at an assumed share of the GPU's peak.
+Parameters; bytes on each GPU, stage by stage, and which knob would make them fit. Hours are not
+counted but measured: `make rehearse`.
 """
 
 import argparse
 import textwrap
 from collections.abc import Sequence
+from dataclasses import replace
 
-from reports.needs import gpus, work
-from reports.needs.memory import Setting, setting_of
-from reports.needs.parts import part_bytes, too_large
-from reports.needs.shapes import parameters
+from reports.needs.memory import (
+    FULL,
+    GIB,
+    HALF,
+    Batch,
+    Bytes,
+    Network,
+    Setting,
+    passing,
+    sampling,
+    setting_of,
+    training,
+)
+from reports.needs.shapes import parameters, rows_of
 from stages.running.launch import check_numbers
-from stages.settings.checks import require
+from stages.settings.checks import UserError, unknown
 from stages.settings.command_line import add_arguments, config_of, request_of
 from stages.settings.faults import Parser, in_one_line, show
 
 COLUMNS = ("weights", "gradients", "optimizer", "copies", "activations", "logits", "cache", "other")
 HEADS = ("weight", "grad", "optim", "copy", "activ", "logit", "cache", "other", "total")
 
+# Part -> its stage.
+STAGE_OF_PART = {
+    **dict.fromkeys(("sft step", "sft validation"), "sft"),
+    **dict.fromkeys(("rm step", "rm validation"), "rm"),
+    "references": "normalize",
+    **dict.fromkeys(("ppo rollout", "ppo learn"), "ppo"),
+    "summaries": "summaries",
+}
+
+
+def part_bytes(setting: Setting) -> dict[str, Bytes]:
+    """The worst moment of every part, by the part's name."""
+    config, data = setting.config, setting.config.data
+    small, large = config.memory.microbatch_size, config.memory.forward_batch_size
+    alone = replace(setting, sharded=False)  # what learns nothing is loaded whole by every process
+    policy, scorer = (Network(shape=setting.shape, scalar=scalar) for scalar in (False, True))
+    sft, rm = [_learner(setting, "sft", scalar=False)], [_learner(setting, "rm", scalar=True)]
+    longest = data.max_query_summary_tokens
+    positions = longest if config.sft.loss_on_query else data.max_summary_tokens
+    sft_size = min(small, share_of(config.sft.batch_size, setting))
+    # Rows of the reward model hold a query with both summaries, and have no logits.
+    pair = data.max_query_comparison_tokens + data.max_comparison_tokens
+    pairs = min(max(1, small // 2), share_of(config.rm.batch_size, setting))
+    references = config.normalize.posts or rows_of(setting.config)["sft_train"] or large
+    scored = (min(large, references), longest, 0)
+    summaries = (large, data.max_query_tokens, data.max_summary_tokens)
+    return {
+        "sft step": training(setting, sft, (sft_size, longest, positions)),
+        "sft validation": passing(setting, sft, (small, longest, positions)),
+        "rm step": training(setting, rm, (pairs, pair, 0)),
+        "rm validation": passing(setting, rm, (max(1, large // 2), pair, 0)),
+        "references": passing(alone, [scorer], scored),
+        "ppo rollout": _rollout(setting),
+        "ppo learn": _ppo_learn(setting),
+        "summaries": sampling(alone, [policy, scorer], summaries),
+    }
+
+
+def share_of(batch: int, setting: Setting) -> int:
+    """Rows of a global batch that one device gets."""
+    return max(1, batch // setting.devices)
+
+
+def _learner(setting: Setting, stage: str, scalar: bool) -> Network:
+    rank = setting.rank(stage)
+    return Network(shape=setting.shape, scalar=scalar, adapter=rank, trained=True)
+
+
+def _episode_rows(setting: Setting, size: int) -> Batch:
+    """Rows of a pass over `size` of PPO's episodes, their tokens, and the positions of responses.
+
+    A query stands once before its samples, which no pass parts.
+    """
+    query, response = setting.config.data.max_query_tokens, setting.config.data.max_summary_tokens
+    group = setting.config.ppo.samples_per_query
+    return max(1, size // group), query + group * response, group * response
+
+
+def _ppo_networks(setting: Setting) -> list[Network]:
+    """Policy and critic, which learn; the reward model and, without LoRA, the reference policy."""
+    shape, each = setting.shape, HALF if setting.config.memory.frozen_dtype == "bf16" else FULL
+    policy, critic = (_learner(setting, "ppo", scalar=scalar) for scalar in (False, True))
+    scorer = Network(shape=shape, scalar=True, frozen=True, each=each)
+    reference = Network(shape=shape, frozen=True, each=each)
+    return [policy, critic, scorer] + ([] if setting.rank("ppo") else [reference])
+
+
+def _rollout(setting: Setting) -> Bytes:
+    """One autocast spans what measures: the copies of policy and critic stay until its end."""
+    data, networks = setting.config.data, _ppo_networks(setting)
+    large = setting.config.memory.forward_batch_size
+    size = min(large, share_of(setting.config.ppo.batch_size, setting))
+    sampled = sampling(setting, networks, (size, data.max_query_tokens, data.max_summary_tokens))
+    batch = _episode_rows(setting, size)
+    measured = passing(setting, networks, batch, together=True)
+    critic = setting.half * networks[1].cast_bytes(recomputed=True)
+    measured = replace(measured, copies=measured.copies + critic)
+    return max(sampled, measured, key=lambda moment: moment.total)
+
+
+def _ppo_learn(setting: Setting) -> Bytes:
+    ppo = setting.config.ppo
+    minibatch = max(1, share_of(ppo.batch_size, setting) // ppo.num_minibatches)
+    batch = _episode_rows(setting, min(setting.config.memory.microbatch_size, minibatch))
+    return training(setting, _ppo_networks(setting), batch)
+
+
+# -- does it fit -----------------------------------------------------------------------------------
+
+# What the CUDA context, cuBLAS and NCCL take, and what the allocator cannot use between blocks.
+# An assumption; `make rehearse` measures what is left.
+CONTEXT_GIB = 1.0
+USABLE = 0.94
+# GiB of each card, as `nvidia-smi` shows it.
+GPUS = {
+    "h200-141gb": 140.4,
+    "h100-80gb": 79.6,
+    "a100-80gb": 80.0,
+    "a100-40gb": 40.0,
+    "l40s-48gb": 45.0,
+    "rtx4090-24gb": 23.99,
+    "rtx3090-24gb": 24.0,
+    "a10-24gb": 22.5,
+    "l4-24gb": 22.5,
+}
+# The GPUs that a preset is made for, and how many.
+MADE_FOR = {
+    "pythia-1b-24gb": ("rtx4090-24gb", 1),
+    "pythia-2.8b": ("h200-141gb", 1),
+    "pythia-6.9b": ("h100-80gb", 8),
+    "pythia-6.9b-lora": ("h100-80gb", 8),
+}
+USUAL = ("h100-80gb", 1)
+# Presets whose networks one GPU cannot hold: several share them.
+SHARDED = ("pythia-6.9b",)
+
+
+def gpus_for(preset: str, gpu: str = "", gpus: int = 0) -> tuple[str, int]:
+    """Name and number of the GPUs to plan for: as asked, or else those of the preset.
+
+    Raises UserError for an unknown GPU, with the nearest name, or a negative number.
+    """
+    name, number = MADE_FOR.get(preset, USUAL)
+    if gpu and gpu not in GPUS:
+        raise unknown("GPU", gpu, GPUS)
+    if gpus < 0:
+        raise UserError(f"GPUS={gpus}: give the number of cards, at least 1")
+    return gpu or name, gpus or number
+
+
+def usable_bytes(gpu: str) -> float:
+    """Bytes of a GPU that are for tensors."""
+    return (GPUS[gpu] * USABLE - CONTEXT_GIB) * GIB
+
+
+def too_large(parts: dict[str, Bytes], gpu: str) -> list[str]:
+    """The parts that need more than a GPU has for tensors."""
+    return [name for name, held in parts.items() if held.total > usable_bytes(gpu)]
+
+
+# -- what is printed -------------------------------------------------------------------------------
+
 
 def gib(count: float) -> str:
     """Bytes as GiB: three digits."""
-    value = count / gpus.GIB
+    value = count / GIB
     return "-" if not count else f"{value:.2f}" if value < 9.995 else f"{value:.1f}"
 
 
-def title_lines(setting: Setting, gpu_name: str) -> list[str]:
+def title_lines(setting: Setting, gpu: str) -> list[str]:
     """Which run, which model, which GPUs."""
-    config, gpu = setting.config, gpus.GPUS[gpu_name]
+    config = setting.config
     policy, scorer = parameters(setting.shape), parameters(setting.shape, scalar=True)
     shared = ", ENGINE=fsdp2" if setting.sharded else ""
     precision = "bf16 autocast, float32 weights" if setting.half else "float32"
@@ -39,13 +192,13 @@ def title_lines(setting: Setting, gpu_name: str) -> list[str]:
         f"{config.name}, seed {config.seed}"[:80],
         f"  starts from {config.base.checkpoint} ({setting.shape.family})"[:80],
         f"  {policy:,} parameters; reward model and critic {scorer:,}",
-        f"  {setting.devices} x {gpu_name}{shared}, {precision}",
-        f"  of {gpu.memory_gib:.1f} GiB a card {gib(gpu.usable)} are for tensors: "
-        f"{gpus.USABLE:.0%} less {gpus.CONTEXT_GIB:g} for CUDA",
+        f"  {setting.devices} x {gpu}{shared}, {precision}",
+        f"  of {GPUS[gpu]:.1f} GiB a card {gib(usable_bytes(gpu))} are for tensors: "
+        f"{USABLE:.0%} less {CONTEXT_GIB:g} for CUDA",
     ]
 
 
-def memory_lines(setting: Setting, gpu: gpus.Gpu) -> list[str]:
+def memory_lines(setting: Setting, gpu: str) -> list[str]:
     """A row for every part of every stage; whether all fit, or what would need less."""
 
     def row(name: str, cells: Sequence[str], end: str) -> str:
@@ -66,26 +219,6 @@ def memory_lines(setting: Setting, gpu: gpus.Gpu) -> list[str]:
     return [*lines, "smaller memory.* settings need less, and lora.rank=16"]
 
 
-def work_lines(setting: Setting, gpu: gpus.Gpu, mfu: float, price: float) -> list[str]:
-    """Updates, tokens and hours of every stage and of the whole run, and its price."""
-    updates, hours = work.updates_of(setting), work.hours_by_stage(setting, gpu, mfu)
-    tokens = work.totals((each.stage, each.tokens) for each in work.work_of(setting))
-    lines = [f"{'stage':12}{'updates':>10}{'million tokens':>16}{'hours':>10}"]
-    for stage, spent in hours.items():
-        count = f"{updates[stage]:,}" if stage in updates else "-"
-        lines.append(f"{stage:12}{count:>10}{tokens[stage] / 1e6:>16,.0f}{spent:>10.2f}")
-    needed = sum(hours.values())
-    cards = needed * setting.devices
-    paid = f", ${cards * price:,.0f} at ${price:g} an hour" if price else ""
-    return [
-        *lines,
-        f"{'together':38}{needed:>10.2f}",
-        f"at {mfu:.0%} of {gpu.teraflops:g} Tflop/s: ASSUMED, not measured. "
-        "`make rehearse` measures.",
-        f"cards: {cards:,.1f} hours of one card{paid}",
-    ]
-
-
 def parse(argv: list[str] | None) -> argparse.Namespace:
     """The command line of a plan."""
     parser = Parser(description="what a run needs, before anything is downloaded")
@@ -94,8 +227,6 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--gpus", type=int, default=0, help="number of GPUs of a machine")
     parser.add_argument("--nodes", type=int, default=1, help="number of machines")
     parser.add_argument("--engine", default="", help="ddp or fsdp2; default: the preset's")
-    parser.add_argument("--mfu", type=float, default=work.MFU, help="share of the peak, assumed")
-    parser.add_argument("--price-per-hour", type=float, default=0.0, help="of one GPU, USD")
     return parser.parse_args(argv)
 
 
@@ -103,22 +234,14 @@ def lines_of(args: argparse.Namespace) -> list[str]:
     """What is printed. Raises UserError for an unknown preset, setting, GPU or shape, and for
     numbers out of range.
     """
-    require(0 < args.mfu <= 1, "MFU", f"lie above 0 and not above 1, not {args.mfu:g}")
-    require(args.price_per_hour >= 0, "PRICE_PER_HOUR", "be at least 0")
     request = request_of(args)
-    name, cards = gpus.gpus_for(request.preset, args.gpu, args.gpus)
-    engine = args.engine or ("fsdp2" if request.preset in gpus.SHARDED else "ddp")
+    name, cards = gpus_for(request.preset, args.gpu, args.gpus)
+    engine = args.engine or ("fsdp2" if request.preset in SHARDED else "ddp")
     check_numbers(cards, args.nodes, engine)
     devices, sharded = cards * args.nodes, engine == "fsdp2"
     setting = setting_of(config_of(request), devices=devices, sharded=sharded)
-    gpu = gpus.GPUS[name]
-    return [
-        *title_lines(setting, name),
-        "",
-        *memory_lines(setting, gpu),
-        "",
-        *work_lines(setting, gpu, args.mfu, args.price_per_hour),
-    ]
+    measure = f"its hours, measured: make rehearse PRESET={request.preset}"
+    return [*title_lines(setting, name), "", *memory_lines(setting, name), "", measure]
 
 
 @in_one_line()

@@ -18,12 +18,10 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from reports.needs.gpus import GIB
 from reports.needs.inputs import draw_weights, write_rows, write_tokenizer
-from reports.needs.memory import Setting, setting_of
-from reports.needs.parts import STAGE_OF_PART, part_bytes
-from reports.needs.shapes import shape_of
-from reports.needs.work import updates_of
+from reports.needs.memory import GIB, Setting, setting_of
+from reports.needs.plan import STAGE_OF_PART, part_bytes
+from reports.needs.shapes import rows_of, shape_of
 from stages import pipeline
 from stages.finished import read_manifest, stage_folder
 from stages.running.files import read_lines, write_json
@@ -162,7 +160,17 @@ def hours_of(config: Config, short: Config, stage: str, update: float) -> float:
     are the longest.
     """
     larger = getattr(config, stage).batch_size / getattr(short, stage).batch_size
-    return updates_of(setting_of(config))[stage] * update * larger / 3600
+    return updates_of(config)[stage] * update * larger / 3600
+
+
+def updates_of(config: Config) -> dict[str, int]:
+    """Updates of each training stage, as the stages count them."""
+    rows = rows_of(config)
+    return {
+        "sft": config.sft.epochs * rows["sft_train"] // config.sft.batch_size,
+        "rm": config.rm.epochs * rows["comparisons_train"] // config.rm.batch_size,
+        "ppo": config.ppo.num_updates,
+    }
 
 
 # -- what is printed -------------------------------------------------------------------------------

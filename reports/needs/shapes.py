@@ -1,8 +1,7 @@
-"""Shapes of causal language models and of the data, and how many parameters follow from a shape.
+"""Shapes of causal language models, how many parameters follow from a shape, and rows of the data.
 
 A model that is not published here is read from the `config.json` of its folder. Rows of the
-published data sets are known counts; rows of a folder are counted. Tokens of a row are means of
-real posts with the tokenizer that Pythia uses. Standard library only.
+published data sets are known counts; rows of a folder are counted. Standard library only.
 """
 
 import json
@@ -11,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from stages.settings.config import HUB, RANDOM, TOY, TRAIN_TOKENIZER, Base, Config, UserError
-from stages.settings.sections import ALL_PAIRS, CNNDM, EMBEDDING_MULTIPLE
+from stages.settings.sections import ALL_PAIRS, EMBEDDING_MULTIPLE
 
 # Families by `model_type`, and those whose blocks are built as Llama's. Logits of all are read in
 # chunks, and samples of a query share a row (stages/settings/families.py).
@@ -181,7 +180,7 @@ def read_shape(path: Path) -> Shape:
         raise UserError(f"{path}: not the configuration of a model ({error})") from None
 
 
-# -- rows and tokens of the data -------------------------------------------------------------------
+# -- rows of the data ------------------------------------------------------------------------------
 
 # Rows of the published data: TL;DR posts, and comparisons of them (Huang et al. 2024).
 HUB_ROWS = {
@@ -189,62 +188,24 @@ HUB_ROWS = {
     "sft_validation": 6_447,
     "comparisons_train": 92_858,
     "comparisons_validation": 83_802,
-    "comparisons_cnndm": 2_284,
 }
-# Means over 4,707 posts of OpenAI's filtered TL;DR data and 4,107 human comparisons of such posts,
-# in tokens of GPT-NeoX's tokenizer, with the template, cut to 512 tokens, summaries with EOS.
-QUERY_TOKENS = 346.0
-SUMMARY_TOKENS = 33.8
-COMPARED_TOKENS = 32.5
-# CNN/DM articles are cut at 1919 tokens; most are shorter. An assumption: half of the limit.
-ARTICLE_TOKENS = 960.0
-# What the built-in world's own tokenizer makes of its posts (`make sft PRESET=tiny`, the manifest
-# of `base`): a query fills most of its limit.
-TOY_SHARE = 0.8
 
 
-@dataclass(frozen=True, kw_only=True)
-class Lengths:
-    """Rows of the splits, and mean tokens of a row, which say how much work there is. The longest
-    rows, which say how much memory it takes, are the limits of `data.max_*`.
-    """
-
-    rows: dict[str, int]
-    query: float
-    summary: float
-    """Of a reference, with its EOS."""
-    compared: float
-    """Of a compared summary."""
-
-
-def lengths_of(config: Config) -> Lengths:
-    """What a run reads."""
-    data = config.data
-    share = TOY_SHARE if data.source == TOY else 1.0
-    used = {
-        name: min(count, data.rows.get(name) or count) for name, count in _rows_of(config).items()
-    }
-    if config.rm.pairs != ALL_PAIRS:
-        used["comparisons_train"] //= 2
-    query = data.max_query_tokens * share
-    return Lengths(
-        rows=used,
-        query=query if data.source == TOY else min(QUERY_TOKENS, query),
-        summary=min(SUMMARY_TOKENS, data.max_summary_tokens * share),
-        compared=min(COMPARED_TOKENS, data.max_comparison_tokens * share),
-    )
-
-
-def _rows_of(config: Config) -> dict[str, int]:
-    """Rows of every split of the data. A missing file has 0: the run says what is wrong with it."""
+def rows_of(config: Config) -> dict[str, int]:
+    """Rows of every split that a run reads. A missing file has 0: the run says what is wrong."""
     source, world = config.data.source, config.world
     if source == HUB:
-        return HUB_ROWS
-    if source != TOY:
-        return {name: _lines_of(Path(source), name) for name in HUB_ROWS} | {CNNDM: 0}
-    posts, pairs = world.train_posts, world.train_comparisons
-    counts = (posts, world.validation_posts, pairs, world.validation_comparisons, 0)
-    return dict(zip(HUB_ROWS, counts, strict=True))
+        rows = HUB_ROWS
+    elif source == TOY:
+        posts, pairs = world.train_posts, world.train_comparisons
+        counts = (posts, world.validation_posts, pairs, world.validation_comparisons)
+        rows = dict(zip(HUB_ROWS, counts, strict=True))
+    else:
+        rows = {name: _lines_of(Path(source), name) for name in HUB_ROWS}
+    used = {name: min(count, config.data.rows.get(name) or count) for name, count in rows.items()}
+    if config.rm.pairs != ALL_PAIRS:
+        used["comparisons_train"] //= 2
+    return used
 
 
 def _lines_of(folder: Path, split: str) -> int:

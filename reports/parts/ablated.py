@@ -7,13 +7,12 @@ difference, paired by post, does not lie above 0), or where PPO ended in an erro
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from statistics import fmean
 from typing import Any
 
 from eval.win_rate import pair_name
 from reports.parts import words
-from reports.parts.collect import MEMORY_KNOBS, Record, differing_settings, find_runs, numbers_of
-from reports.parts.paired import Entry, Paired, beside
+from reports.parts.collect import MEMORY_KNOBS, Record, find_runs, numbers_of
+from reports.parts.paired import Entry, Paired, beside, settings_apart
 from reports.parts.words import Row
 from stages.finished import partial_of
 from stages.settings import config as settings
@@ -169,32 +168,9 @@ def ablation_of(name: str, base: str, default: SeedsOfRun, turned: SeedsOfRun) -
 
 
 def numbers(record: Record) -> Row:
-    """One run's row, with what ablations look at beside it: `pace` is the update at which the gain
-    in reward is there.
-    """
+    """One run's row, with what ablations look at beside it."""
     ppo = record.results(POLICY)
-    pace = update_of_gain(record.rows(POLICY), record.settings[POLICY]["critic_updates"])
-    own = {"eos_rate": ppo["policy/eos_rate"], "kl": ppo["objective/kl_k1"], "pace": pace}
-    return numbers_of(record) | own
-
-
-GAIN = 0.9  # share of a run's gain in reward that is timed
-SMOOTHED = 5  # updates whose mean reward counts as one
-
-
-def update_of_gain(rows: Sequence[Row], alone: int = 0) -> int | None:
-    """The policy's update at which GAIN of a run's own gain in reward is there; None where its
-    reward did not rise. `alone`: updates of the critic before them, which do not count.
-
-    It ends the first SMOOTHED updates whose mean reward is GAIN of the way from the first update's
-    to the mean of the last fifth.
-    """
-    rewards = [row["objective/scores"] for row in rows]
-    start, end = rewards[0], fmean(rewards[-max(1, len(rewards) // 5) :])
-    if end <= start:
-        return None
-    target, ends = start + GAIN * (end - start), range(SMOOTHED, len(rewards) + 1)
-    return next((n - alone for n in ends if fmean(rewards[n - SMOOTHED : n]) >= target), None)
+    return numbers_of(record) | {"eos_rate": ppo["policy/eos_rate"], "kl": ppo["objective/kl_k1"]}
 
 
 def oddities(name: str, run: Record, default: Record) -> list[str]:
@@ -205,8 +181,8 @@ def oddities(name: str, run: Record, default: Record) -> list[str]:
         for section, values in run.settings.items()
         for key, value in values.items()
     }
-    differing = differing_settings([default, run], free=MEMORY_KNOBS)
-    wrong = [key for key in differing if key not in wanted]
+    differing = settings_apart({"default": [default], name: [run]}, free=MEMORY_KNOBS)
+    wrong = [key for key in differing.index if key not in wanted]
     wrong += [key for key, value in wanted.items() if own.get(key) != value]
     notes = []
     if wrong:

@@ -27,8 +27,6 @@ class Number:
     """Words that follow it."""
     signed: bool = False
     """Whether a plus is shown, as of a difference."""
-    form: str = "f"
-    """How Python formats it: `f`, `e` or `g`."""
     is_range: bool = False
     """Whether the bounds are the lowest and the highest of several values, and no interval."""
 
@@ -51,9 +49,8 @@ class Number:
     def _text(self, value: float | None) -> str:
         if value is None or isnan(value):
             return ""
-        if self.form == "f":
-            value = round(value, self.digits) + 0.0  # never -0.0
-        return f"{value:{'+' if self.signed else ''},.{self.digits}{self.form}}"
+        value = round(value, self.digits) + 0.0  # never -0.0
+        return f"{value:{'+' if self.signed else ''},.{self.digits}f}"
 
 
 class PValue(Number):
@@ -95,29 +92,23 @@ def columns_of(header: Sequence[str], rows: Sequence[Sequence[object]]) -> list[
 
 def _columns(title: str, cells: Sequence[object]) -> list[Column]:
     numbers = [cell if isinstance(cell, Number) else Number(note=str(cell)) for cell in cells]
-    notes: list[str | float | None] = [number.note or None for number in numbers]
-    if all(number.is_missing for number in numbers):
-        return [(title, notes)]
-    lows: list[str | float | None] = [_finite(number.low) for number in numbers]
-    name = title.replace(INTERVAL, "") if _any(lows) else title
     units = {number.unit for number in numbers if not number.is_missing}
+    more: dict[str, list[str | float | None]] = {
+        "low": [_finite(number.low) for number in numbers],
+        "high": [_finite(number.high) for number in numbers],
+        "unit": [number.unit if len(units) > 1 else None for number in numbers],
+        "note": [number.note or None for number in numbers],
+    }
+    if all(number.is_missing for number in numbers):
+        return [(title, more["note"])]
+    held = {end: values for end, values in more.items() if {*values} != {None}}
+    name = title.replace(INTERVAL, "") if "low" in held else title
     unit = units.pop() if len(units) == 1 else ""
     middle = f"{name}, {unit}".removeprefix(", ") if unit else name
-    more: list[Column] = [
-        ("low", lows),
-        ("high", [_finite(number.high) for number in numbers]),
-        ("unit", [number.unit if units else None for number in numbers]),
-        ("note", notes),
-    ]
     return [
         (middle, [_finite(number.value) for number in numbers]),
-        *((f"{name} {end}".strip(), values) for end, values in more if _any(values)),
+        *((f"{name} {end}".strip(), values) for end, values in held.items()),
     ]
-
-
-def _any(values: list[str | float | None]) -> bool:
-    """Whether a column holds anything."""
-    return any(value is not None for value in values)
 
 
 def _finite(value: float | None) -> float | None:

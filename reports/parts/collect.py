@@ -5,10 +5,10 @@ so that many of them are a table: keys of one policy start with its name (`ppo/w
 are fractions, a number that a run does not have is None.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 from eval.held_out import with_statistics
@@ -32,9 +32,8 @@ RELEASED = "released"  # the policy of a run that trains none
 GIVEN = "outputs"  # the section of settings that only a run of given summaries has
 MEMORY_KNOBS = tuple(f"memory.{name}" for name in settings.CUT_BATCHES)
 EXPLAINED = "val/explained_variance"
-ADVANTAGES = {"follows": "val/advantage_score_correlation", "at_eos": "policy/advantage_at_eos"}
 WRITTEN = ("rouge1", "rouge2", "rougeL", "tokens", "eos_rate", "score")
-RM_AGREES = {"": "estimate", "_low": "low", "_high": "high"}
+ENDS = {"": "estimate", "_low": "low", "_high": "high"}  # of an interval, in a flat row
 WINS = ("wins", "ties", "losses", "unjudged", "statistics", "identical")
 NO_DIFFERENCE = {"headline": False, **dict.fromkeys(("estimate", "low", "high", "p_value"))}
 
@@ -119,7 +118,8 @@ def find_runs(name: str, judge: str = "") -> tuple[list[Record], list[str]]:
     Raises UserError if no seed has finished, or if several have judged the run and none is named.
     """
     records, left_out = [], []
-    for folder in sorted((settings.RUNS / name).glob("seed*"), key=_seed):
+    folders_of_seeds = (settings.RUNS / name).glob("seed*")
+    for folder in sorted(folders_of_seeds, key=lambda path: (len(path.name), path.name)):
         config = _config_of(folder, judge)
         if config is None:
             left_out.append(f"{name} {folder.name} is left out: stage win_rate is missing.")
@@ -155,6 +155,12 @@ def _config_of(seed: Path, judge: str) -> Config | None:
     return recorded_config(chosen[0]) if chosen else None
 
 
+def find_all(names: Sequence[str], judge: str = "") -> tuple[list[Record], list[str]]:
+    """All finished seeds of the runs, and a line on each that is not."""
+    each = [find_runs(name, judge) for name in names]
+    return [run for runs, _ in each for run in runs], [line for _, out in each for line in out]
+
+
 def numbers_of(record: Record) -> Row:
     """The numbers of one run that a report shows or compares.
 
@@ -164,20 +170,14 @@ def numbers_of(record: Record) -> Row:
         raise UserError(f"{record.name} judges what others made: only its own page shows it")
     base, reward, learned = (record.results(stage) for stage in ("base", "rm", record.policy))
     return {
-        "name": record.name,
         "preset": record.preset,
-        "seed": record.seed,
         "checkpoint": shown("base.checkpoint", record.settings["base"]["checkpoint"]),
         "parameters": base["parameters"],
         "sft_rows": base["tokens"]["sft_train"]["rows"],
         "comparisons": reward["training_pairs"],
-        "accuracy": reward["accuracy"],
-        "accuracy_low": reward["accuracy_low"],
-        "accuracy_high": reward["accuracy_high"],
-        "pairs": reward["pairs"],
+        **{key: reward[key] for key in ("accuracy", "accuracy_low", "accuracy_high", "pairs")},
         "episodes": learned["episodes"],
         "kl": learned["objective/kl"],
-        "explained_by_critic": explained_by_critic(record.folders.get("ppo")),
         "scores": learned["objective/scores"],
         **judged_row(record),
     }
@@ -185,19 +185,22 @@ def numbers_of(record: Record) -> Row:
 
 def judged_row(record: Record) -> Row:
     """The numbers of the evaluation alone, of whatever policies were judged on whatever posts."""
-    wins, judge, summaries = (record.results(stage) for stage in ("win_rate", "judge", "summaries"))
+    wins, judge, summaries = map(record.results, ("win_rate", "judge", "summaries"))
     policies, controls = policies_of(record), record.results("controls")
     checks, differences = (controls, record.calibration), _differences(wins)
     main = differences.get(pair_name(record.policy, "sft"), NO_DIFFERENCE)
+    main = main if main["headline"] else NO_DIFFERENCE
     learned = record.results("base") if record.policy else {}  # empty: nothing was trained
     labels = {split: learned["rows"][split] for split in COMPARISONS} if learned else {}
     return {
+        "name": record.name,
+        "seed": record.seed,
         "policies": policies,
         "policy": record.policy,
+        "explained_by_critic": explained_by_critic(record),
         "judge": wins["judge"]["name"],
-        "judge_kind": wins["judge"]["kind"],
         "is_llm": wins["judge"]["is_llm"],
-        "judge_note": wins["judge"]["note"],
+        **{f"judge_{key}": wins["judge"][key] for key in ("kind", "note")},
         "judge_flags": flags_of(controls, record.calibration),
         "judge_undecided": [x["undecided"] for x in checks if x and x.get("undecided")],
         "released_policy": record.settings.get(RELEASED, {}).get("policy", ""),
@@ -205,11 +208,8 @@ def judged_row(record: Record) -> Row:
         "texts": wins["texts"],
         "judgements": judge["judgements"],
         "judge_models": judge["models"],
-        "share_first": judge["share_first"],
         "differences": differences,
-        "difference": main["estimate"] if main["headline"] else None,
-        "difference_low": main["low"] if main["headline"] else None,
-        "difference_high": main["high"] if main["headline"] else None,
+        **{f"difference{end}": main[key] for end, key in ENDS.items()},
         "score_gain": wins["policies"].get(record.policy, {}).get("score_gain"),
         "reference/tokens": summaries["reference_tokens"],
         "reference/score": summaries["policies"][policies[-1]]["reference_score"],
@@ -264,15 +264,14 @@ def _policy_row(record: Record, policy: str) -> Row:
         "kl": distance(record, policy),
         "below_penalty": below_penalty(record, policy),
         "special_tokens": written.get("special_tokens"),
-        **{f"rm_agrees{end}": agrees.get(name) for end, name in RM_AGREES.items()},
+        **{f"rm_agrees{end}": agrees.get(name) for end, name in ENDS.items()},
     }
 
 
 def distance(record: Record, policy: str) -> float | None:
     """KL of a policy from SFT while it learned, nats a summary; None where it was not measured."""
     if policy in record.gradient_stages:
-        kl: float = record.results(policy)["objective/kl"]
-        return kl
+        return float(record.results(policy)["objective/kl"])
     return 0.0 if policy == "sft" and policy in record.manifests else None
 
 
@@ -282,42 +281,21 @@ def below_penalty(record: Record, policy: str) -> float | None:
     return first[0].get("policy/below_penalty") if first else None
 
 
-def explained_by_critic(ppo: Path | None) -> Row | None:
+def explained_by_critic(record: Record) -> Row | None:
     """How PPO's critic stood while the policy learned; None where nothing was logged of it.
 
-    `updates`: the policy's; `below`: those of them in which the critic explained less than a
-    constant; `first` and `last`: the explained variance at the ends. `follows`, `at_eos`: means
-    over updates of what was logged of the advantages (`stages.rl.metrics`), if it was. `ppo` is the
-    stage's folder.
+    `updates`: the policy's; `below`: those in which the critic explained less than a constant;
+    `first` and `last`: the explained variance at the ends.
     """
-    if ppo is None or not (path := ppo / "metrics.jsonl").exists():
+    if "ppo" not in record.folders:
         return None
-    alone = read_record(ppo / "config.json")["ppo"]["critic_updates"]
-    rows = [row for row in read_lines(path) if row["step"] > alone and EXPLAINED in row]
+    alone = record.settings["ppo"]["critic_updates"]
+    rows = [row for row in record.rows("ppo") if row["step"] > alone and EXPLAINED in row]
     values = [row[EXPLAINED] for row in rows]
     if not values:
         return None
-    counts = {"updates": len(values), "below": sum(value < 0 for value in values)}
-    logged = {name: [row[key] for row in rows if key in row] for name, key in ADVANTAGES.items()}
-    means = {name: fmean(each) for name, each in logged.items() if each}
-    return counts | {"first": values[0], "last": values[-1]} | means
-
-
-def differing_settings(records: list[Record], free: tuple[str, ...]) -> dict[str, list[str]]:
-    """The settings that are not alike in all runs -> their values, but for the `free` ones.
-
-    A free one is a section (`memory`) or a field (`base.hidden_size`). A section is compared
-    between the runs that have it: an optional stage may be missing from some.
-    """
-    different = {}
-    for section in dict.fromkeys(section for record in records for section in record.settings):
-        having = [record.settings[section] for record in records if section in record.settings]
-        for key in dict.fromkeys(key for values in having for key in values):
-            name = f"{section}.{key}"
-            values_shown = {shown(name, values.get(key)) for values in having}
-            if not {section, name} & set(free) and len(values_shown) > 1:
-                different[name] = sorted(values_shown)
-    return different
+    below = sum(value < 0 for value in values)
+    return {"updates": len(values), "below": below, "first": values[0], "last": values[-1]}
 
 
 def _read(config: Config, folders: dict[str, Path]) -> Record:
@@ -357,8 +335,3 @@ def _part_of_the_run(config: Config) -> dict[str, Path]:
         for stage, folder in folders.items()
         if not TABLE[stage].optional or stage in summarised
     }
-
-
-def _seed(folder: Path) -> int:
-    digits = folder.name.removeprefix("seed")
-    return int(digits) if digits.isdigit() else -1

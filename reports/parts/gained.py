@@ -4,19 +4,16 @@ The proxy is the reward model that a run's own policies learned from. Where it r
 score falls, the policy learned the proxy's mistakes (Gao et al. 2022, 2210.10760).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
 
-import pandas as pd
 from matplotlib.axes import Axes
 
-from eval.scores import START, mean_gain
 from reports.parts import plots
+from reports.parts.blocks import Figure, Table
 from reports.parts.cells import MISSING, Number
-from reports.parts.collect import Record, judged_row, policies_of
-from reports.parts.page import Figure, Table
-from reports.parts.paired import Entry, posts_frame, texts_of
+from reports.parts.collect import judged_row
+from reports.parts.paired import Entry
 from reports.parts.words import Row, direction, seeds_mean
 
 SCORERS = {"proxy": "proxy", "gold": "gold score"}
@@ -95,54 +92,3 @@ def over_kl(entries: Sequence[Entry], colors: Sequence[str]) -> list[Figure]:
     caption = "A point is a seed. Below 0 the policy is worse than SFT by the gold score."
     panel = plots.Panel("Gold score - SFT", draw, about)
     return [plots.figure("gold-over-kl", caption, [panel], wide=1.4)] if points else []
-
-
-# -- where the gain lies ---------------------------------------------------------------------------
-
-
-class Gains(NamedTuple):
-    """Mean differences from SFT on some posts."""
-
-    posts: int
-    proxy: Row | None
-    gold: Row | None
-
-
-def asks(summary: str) -> bool:
-    """Whether a summary ends with a question."""
-    return summary.rstrip(" \n\t\"'”’)").endswith("?")
-
-
-# What tells posts apart -> which posts are of the first kind, by the posts of a policy beside
-# SFT's. A closing question is a habit that a reward model may pay for, whatever the post says, and
-# a summary that is cut off can score far below all others.
-KINDS: dict[str, Callable[[pd.DataFrame], Any]] = {
-    "question": lambda both: both["summary"].map(asks) & ~both["summary_sft"].map(asks),
-    # None: not known.
-    "ending": lambda both: both["ends"].isin([False]) | both["ends_sft"].isin([False]),
-}
-
-
-def by_kind(record: Record, key: str) -> dict[str, tuple[Gains, Gains]]:
-    """The gains of each policy on the two kinds of posts; without posts of the first, or without a
-    gold score, it is left out.
-    """
-    frames = {name: posts_frame(record, name) for name in policies_of(record)}
-    frames = {name: posts for name, posts in frames.items() if posts["gold"].notna().any()}
-    kinds = {}
-    for name in [name for name in frames if name != START and START in frames]:
-        both = frames[name].merge(frames[START], on="post", suffixes=("", f"_{START}"))
-        is_first = KINDS[key](both).astype(bool)
-        if is_first.any():
-            kinds[name] = _gains(both[is_first]), _gains(both[~is_first])
-    return kinds
-
-
-def _gains(both: pd.DataFrame) -> Gains:
-    """The mean differences on some posts; None on fewer than two."""
-    means = []
-    for scorer in SCORERS:
-        gaps = zip(both["post"], both[scorer] - both[f"{scorer}_{START}"], strict=True)
-        known = {post: gap for post, gap in gaps if gap == gap}
-        means.append(mean_gain(known, texts_of(both)))
-    return Gains(len(both), *means)

@@ -19,39 +19,17 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from reports.parts.blocks import (
-    Block,
-    Details,
-    Figure,
-    Heading,
-    Note,
-    Sample,
-    Table,
-    Text,
-    as_record,
-    escape,
-    slug,
-)
+from reports.parts.blocks import Block, Figure, Heading, Table, Text, as_record, escape, slug
 from stages.running.files import file_hash, read_record, write_json, write_text
 from stages.settings import config as settings
 from stages.settings.checks import UserError
 from stages.settings.faults import Parser, in_one_line
-
-# Pages name the kinds of blocks and this module together.
-__all__ = ["PUBLIC", "Block", "Details", "Figure", "Heading", "Note", "Sample", "Table", "Text"]
 
 TEMPLATES = Path(__file__).with_name("templates")
 STYLE = Path(__file__).with_name("style.css")
 COLUMNS = 80
 PUBLIC = "public"  # folder of a page about real data without the texts of others
 PLOT = re.compile(r"^!\[Plot: (?P<name>[\w-]+)\]\(", re.MULTILINE)  # no escaped text looks so
-
-
-def write_public(
-    folder: Path, stem: str, title: str, blocks: Sequence[Block], made_from: Mapping[str, Any]
-) -> None:
-    """Write the page below `public/` without posts and references, which others wrote."""
-    write(folder / PUBLIC, stem, title, [block.without_the_data() for block in blocks], made_from)
 
 
 def write(

@@ -4,8 +4,9 @@ An entry is named `name[/seed][:policy]`; without a seed it is all finished seed
 `posts_frame` is what every comparison is made from: one row for each judged post of a policy.
 """
 
+import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from statistics import fmean
@@ -15,13 +16,16 @@ import pandas as pd
 from eval.rates.formulas import CONFIDENCE, Interval, holm, mean_of_seeds, p_of_seeds
 from eval.scores import Scores
 from eval.win_rate import PairedInterval, paired_difference, win_rate
-from reports.parts.collect import Record, explained_by_critic, find_runs, judged_row, policies_of
-from reports.parts.sample_views import SCORES, change, verdict_of
+from reports.parts.collect import Record, find_runs, judged_row, policies_of
 from reports.parts.words import Row, named, shown
 from stages.settings.checks import UserError
 from stages.settings.judge import MOST_UNJUDGED
 
 DEFAULT_POLICY = "ppo"
+WON, EVEN, LOST, UNJUDGED = "won", "even", "lost", "unjudged"
+BETTER, WORSE, FAILING, UNCHANGED = "better", "worse", "both lose", "unchanged"
+CHANGES = (BETTER, WORSE, FAILING, UNCHANGED, UNJUDGED)
+HEIGHTS = {LOST: 0, EVEN: 1, WON: 2}
 WRITTEN = {
     "query": "query",
     "summary": "summary",
@@ -29,6 +33,7 @@ WRITTEN = {
     "length": "tokens",
     "kl": "kl",
     "ends": "has_eos",
+    **{key: key for key in ("reference", "reference_tokens", "reference_score")},
 }
 
 
@@ -37,10 +42,11 @@ def posts_frame(run: Record, policy: str) -> pd.DataFrame:
 
     seed; post: its id; text: the first id with an equal text; policy; score: of both orders in
     [0, 1], NaN unjudged; verdict; proxy, gold: scores of the run's own reward model and of the one
-    that judged; length: tokens; kl: log-ratio to SFT, nats; query, summary, ends. NaN or None where
-    something is not known.
+    that judged; length: tokens; kl: log-ratio to SFT, nats; query, summary, reference; ends: by
+    itself. NaN or None where something is not known.
     """
-    judged = [row for row in run.rows("win_rate", SCORES) if row["policy"] == policy]
+    scores = run.rows("win_rate", "post_scores.jsonl")
+    judged = [row for row in scores if row["policy"] == policy]
     written = {row["id"]: row for row in run.rows("summaries", f"{policy}.jsonl")}
     gold = run.rows("judge", "gold_scores.jsonl")
     golds = {row["id"]: row["score"] for row in gold if row["policy"] == policy}
@@ -61,6 +67,34 @@ def posts_frame(run: Record, policy: str) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=columns).astype(
         {"score": float, "gold": float, "proxy": float}
     )
+
+
+def rows_of(frame: pd.DataFrame) -> list[Row]:
+    """The rows of a frame by the names of its columns."""
+    return [{str(key): value for key, value in row.items()} for row in frame.to_dict("records")]
+
+
+def verdict_of(score: float | None) -> str:
+    """What both orders say together; a judge that contradicts itself has said even."""
+    if score is None:
+        return UNJUDGED
+    return EVEN if score == 0.5 else WON if score > 0.5 else LOST
+
+
+def change(before: str, after: str) -> str:
+    """How one verdict stands to another on the same post."""
+    if UNJUDGED in (before, after):
+        return UNJUDGED
+    if before == after:
+        return FAILING if after == LOST else UNCHANGED
+    return BETTER if HEIGHTS[after] > HEIGHTS[before] else WORSE
+
+
+def side_by_side(frames: Sequence[pd.DataFrame]) -> list[list[Row]]:
+    """For each post that all frames have its row in every frame, in the order of the first."""
+    first, *others = ({row["post"]: row for row in rows_of(x)} for x in frames)
+    both = [post for post in first if all(post in other for other in others)]
+    return [[rows[post] for rows in (first, *others)] for post in both]
 
 
 def scores_of(posts: pd.DataFrame, column: str = "score") -> Scores:
@@ -101,16 +135,6 @@ class Entry:
     def seeds(self) -> list[int]:
         """The seeds of its runs."""
         return [run.seed for run in self.runs]
-
-    @property
-    def critics(self) -> list[Row]:
-        """What a note on the critic is made from, of each run; a policy may have none."""
-        ppo = self.policy == "ppo"
-        folders = [run.folders.get(self.policy) if ppo else None for run in self.runs]
-        return [
-            {"name": self.label, "explained_by_critic": explained_by_critic(folder)}
-            for folder in folders
-        ]
 
     @cached_property
     def posts(self) -> pd.DataFrame:
@@ -262,12 +286,10 @@ def parts_of(text: str) -> tuple[str, str, str]:
 
     Raises UserError for what cannot be read so.
     """
-    run, _, policy = text.partition(":")
-    name, slash, seed = run.partition("/")
-    seed = seed.removeprefix("seed")
-    if not name or (slash and not seed.isdigit()):
+    parts = re.fullmatch(r"([^:/]+)(?:/(?:seed)?(\d+))?(?::(.*))?", text)
+    if parts is None:
         raise UserError(f"{text!r} names no side: write name[/seed][:policy], such as tiny:ppo")
-    return name, seed, policy or DEFAULT_POLICY
+    return parts[1], parts[2] or "", parts[3] or DEFAULT_POLICY
 
 
 def read_entry(text: str, judge: str) -> tuple[Entry, list[str]]:
@@ -288,19 +310,22 @@ def read_entry(text: str, judge: str) -> tuple[Entry, list[str]]:
     return Entry(name=name, seed=seed, policy=policy, runs=having), left_out
 
 
-def settings_apart(entries: Sequence[Entry]) -> pd.DataFrame:
-    """The settings that are not alike, a row each and a column an entry; NaN where it has none.
+def settings_apart(
+    groups: Mapping[str, Sequence[Record]], free: Sequence[str] = ()
+) -> pd.DataFrame:
+    """The settings that are not alike, a row each and a column a group; NaN where it has none.
 
-    A section is compared between the entries that have it: not every run has an optional stage.
+    `free`: sections (`memory`) and fields (`base.hidden_size`) that may differ. A section is
+    compared between the groups that have it: not every run has an optional stage.
     """
     columns = {}
-    for entry in entries:
+    for title, runs in groups.items():
         held: dict[str, dict[str, None]] = {}
-        for run in entry.runs:
-            for section, values in run.settings.items():
-                for key, value in values.items():
-                    name = f"{section}.{key}"
+        for section, values in (item for run in runs for item in run.settings.items()):
+            for key, value in values.items():
+                name = f"{section}.{key}"
+                if section not in free and name not in free:
                     held.setdefault(name, {})[shown(name, value)] = None
-        columns[entry.label] = pd.Series({name: ", ".join(texts) for name, texts in held.items()})
+        columns[title] = pd.Series({name: ", ".join(texts) for name, texts in held.items()})
     table = pd.DataFrame(columns)
     return table[table.nunique(axis=1) > 1]

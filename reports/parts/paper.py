@@ -58,8 +58,3 @@ def caption() -> str:
         f" judge was {numbers['judge']}; win rates of different judges do not compare, for the"
         " same policy can move by tens of points."
     )
-
-
-def labels() -> list[list[str]]:
-    """What the label behind a source means, as rows of a table."""
-    return [[name, text] for name, text in load()["labels"].items()]

@@ -78,9 +78,8 @@ def curve(
     rows: list[dict[str, Any]], key: str, label: str, color: str, dots: bool = False
 ) -> Curve:
     """The rows of metrics.jsonl that have a key, as a line."""
-    present = [(row["step"], row[key]) for row in rows if row.get(key) is not None]
-    finite = [(step, value) for step, value in present if math.isfinite(value)]
-    return Curve(label, color, [step for step, _ in finite], [value for _, value in finite], dots)
+    there = [row for row in rows if row.get(key) is not None and math.isfinite(row[key])]
+    return Curve(label, color, [row["step"] for row in there], [row[key] for row in there], dots)
 
 
 def lines(title: str, curves: Sequence[Curve], share: bool = False) -> Panel:
@@ -131,12 +130,10 @@ def win_rates(rates: Sequence[tuple[str, str, float, float, float]]) -> Panel:
     return Panel("Win rate against the reference", draw)
 
 
-def win_rate_figure(
-    rates: Sequence[tuple[str, str, float, float, float]], name: str = "win-rate"
-) -> list[blocks.Figure]:
+def win_rate_figure(rates: Sequence[tuple[str, str, float, float, float]]) -> list[blocks.Figure]:
     """The rates with their intervals over posts as a picture; none where there is no rate."""
     caption = "Bars are 95% intervals over the posts; the dashed line is even with the reference."
-    return [figure(name, caption, [win_rates(rates)], 1.75, tall(rates))] if rates else []
+    return [figure("win-rate", caption, [win_rates(rates)], 1.75, tall(rates))] if rates else []
 
 
 def differences(title: str, rows: Sequence[tuple[str, float, float | None, float | None]]) -> Panel:
@@ -226,21 +223,10 @@ def _draw_line(axes: Axes, line: Curve) -> None:
     if line.dots:
         axes.plot(line.steps, line.values, "o:", color=line.color, label=line.label, ms=4)
         return
-    steps, values = smoothed(line)
-    if len(steps) < len(line.steps):
-        bands = [line.values[group] for group in _groups(len(line.steps), MOST_POINTS)]
-        lows, highs = [min(band) for band in bands], [max(band) for band in bands]
+    size = max(1, math.ceil(len(line.steps) / MOST_POINTS))
+    groups = [slice(start, start + size) for start in range(0, len(line.steps), size)]
+    steps, values = ([fmean(each[x]) for x in groups] for each in (line.steps, line.values))
+    if size > 1:
+        lows, highs = ([edge(line.values[x]) for x in groups] for edge in (min, max))
         axes.fill_between(steps, lows, highs, color=line.color, alpha=0.18, lw=0)
     axes.plot(steps, values, color=line.color, label=line.label)
-
-
-def smoothed(line: Curve, most: int = MOST_POINTS) -> tuple[list[float], list[float]]:
-    """Steps and values of a curve, as means of neighbours: at most so many points."""
-    groups = _groups(len(line.steps), most)
-    return [fmean(line.steps[x]) for x in groups], [fmean(line.values[x]) for x in groups]
-
-
-def _groups(length: int, most: int) -> list[slice]:
-    """At most so many runs of neighbours that cover all points."""
-    size = max(1, math.ceil(length / most))
-    return [slice(start, start + size) for start in range(0, length, size)]

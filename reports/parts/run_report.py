@@ -41,14 +41,11 @@ class Report:
     """Whether the page is written once more without the texts of real data, to be published."""
 
 
-Make = Callable[[Record, Path], Report]
-"""Makes the report of a run whose page will have this path."""
-
-
-def write_report(config: Config, make: Make) -> str:
+def write_report(config: Config, make: Callable[[Record, Path], Report]) -> str:
     """Write the page, its numbers and the headline of one finished run; returns the headline.
 
-    Raises UserError, with the make command to run, if a stage is missing or stale.
+    `make` is given the run and the path that its page will have. Raises UserError, with the make
+    command to run, if a stage is missing or stale.
     """
     record = load_run(config)
     with open_stage(config, "report") as run:
@@ -56,9 +53,7 @@ def write_report(config: Config, make: Make) -> str:
         stem = f"{record.name}-seed{record.seed}"
         report = make(record, run.folder / f"{stem}.html")
         origin = made_from("run", [record.name], record.folders.values())
-        page.write(run.partial, stem, report.title, report.blocks, origin)
-        if report.without_the_data:
-            page.write_public(run.partial, stem, report.title, report.blocks, origin)
+        write_both(run.partial, stem, report.title, report.blocks, origin, report.without_the_data)
         write_text(run.partial / "headline.txt", report.headline)
         write_json(run.partial / "numbers.json", report.numbers)
         run.finish({})
@@ -80,14 +75,11 @@ def headline(
 def text_table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> list[str]:
     """The lines of a table in a terminal: the first column flush left, the others right."""
     lines = [[str(cell) for cell in row] for row in (header, *rows)]
-    widths = [max(len(line[index]) for line in lines) for index in range(len(header))]
-    return [_columns(line, widths) for line in lines]
-
-
-def _columns(cells: Sequence[str], widths: Sequence[int]) -> str:
-    first, *others = zip(cells, widths, strict=True)
-    text = "  ".join([first[0].ljust(first[1]), *(cell.rjust(width) for cell, width in others)])
-    return text.rstrip()
+    first, *widths = (max(map(len, column)) for column in zip(*lines, strict=True))
+    return [
+        "  ".join([name.ljust(first), *map(str.rjust, cells, widths)]).rstrip()
+        for name, *cells in lines
+    ]
 
 
 def stem_about(kind: str, names: Sequence[str]) -> str:
@@ -124,9 +116,17 @@ def write_about_runs(
         blocks += [Heading("Code and processors"), Text(code_line(records)), Text(where(records))]
     folders = [folder for record in records for folder in record.folders.values()]
     origin = made_from(stem.partition("-")[0], names, folders)
+    has_real_texts = any(record.has_real_texts for record in records)
+    return write_both(folder, stem, title, blocks, origin, has_real_texts)
+
+
+def write_both(
+    folder: Path, stem: str, title: str, blocks: Sequence[Block], origin: Row, has_real_texts: bool
+) -> Path:
+    """Write a page, and of real texts once more below `public/`, without those of others."""
     public = [block.without_the_data() for block in blocks]
-    if public != blocks and any(record.has_real_texts for record in records):
-        page.write_public(folder, stem, title, blocks, origin)
+    if has_real_texts and public != blocks:
+        page.write(folder / page.PUBLIC, stem, title, public, origin)
     return page.write(folder, stem, title, blocks, origin)
 
 

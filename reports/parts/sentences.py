@@ -20,6 +20,7 @@ from reports.parts.words import (
     named,
     percent,
     rate,
+    side,
     whole,
 )
 from stages.settings.judge import MOST_UNJUDGED
@@ -69,12 +70,9 @@ def opening(row: Row) -> Text:
     caveat = distrust([row], guess if by_chance else "", "one seed")
     if any(row[f"{name}/unjudged"] > MOST_UNJUDGED for name in row["policies"]):
         return lead("Too many comparisons had no verdict for a conclusion; see below.", caveat)
-    stands = "is INCONCLUSIVE against"
-    if row[f"{policy}/low"] > NO_GUESS:
-        stands = "BEATS"
-    if row[f"{policy}/high"] < NO_GUESS:
-        stands = "does NOT reach"
-    verdict = f"{named(policy)} {stands} the references: {rate(row, policy)}."
+    stands = {1: "BEATS", -1: "does NOT reach", 0: "is INCONCLUSIVE against"}
+    place = side(row[f"{policy}/low"], row[f"{policy}/high"], NO_GUESS)
+    verdict = f"{named(policy)} {stands[place]} the references: {rate(row, policy)}."
     return lead(verdict, f"{beats_sft(row)}.", caveat)
 
 
@@ -83,11 +81,9 @@ def beats_sft(row: Row) -> str:
     name = named(row["policy"])
     if row["difference"] is None:
         return f"{name} and SFT cannot be compared: too many comparisons had no verdict"
-    if row["difference_low"] > 0:
-        return f"{name} beats SFT: {above_sft(row)}"
-    if row["difference_high"] < 0:
-        return f"{name} is WORSE than SFT: {above_sft(row)}"
-    return f"{name} did not significantly beat SFT: {above_sft(row)}"
+    stands = {1: "beats", -1: "is WORSE than", 0: "did not significantly beat"}
+    place = side(row["difference_low"], row["difference_high"])
+    return f"{name} {stands[place]} SFT: {above_sft(row)}"
 
 
 def what_was_trained(row: Row) -> str:
@@ -168,16 +164,12 @@ def notes_of_judges(rows: list[Row]) -> list[str]:
     return list(dict.fromkeys(note for note in notes if note))
 
 
-def notes_of_runs(rows: list[Row], critics: Sequence[Row] | None = None) -> list[str]:
-    """What to hold against a comparison of runs: their judges, their data, and PPO's critic.
-
-    `critics`: the rows whose critics count; all where None.
-    """
+def notes_of_runs(rows: list[Row]) -> list[str]:
+    """What to hold against a comparison of runs: their judges, their data, and PPO's critic."""
     unlike = ["The runs were not judged alike: judge or number of posts differ."]
     alike = len({(row["judge"], row["posts"]) for row in rows}) < 2
-    critic = critic_notes(rows if critics is None else critics)
     data = dict.fromkeys(note for row in rows for note in doubts.notes(row))
-    return [*notes_of_judges(rows), *data, *([] if alike else unlike), *critic]
+    return [*notes_of_judges(rows), *data, *([] if alike else unlike), *critic_notes(rows)]
 
 
 def critic_notes(rows: Sequence[Row]) -> list[str]:

@@ -1,9 +1,7 @@
 """Whether a switch matters: one verdict, from differences paired by seed and from failures.
 
-A switch matters where the 95% t interval over seeds leaves out 0, or where Fisher's exact test
-says that it changes how many seeds fail. It does not matter where two one-sided tests at 5% (the
-90% t interval over seeds; Schuirmann 1987) show the difference to lie within `MARGIN`. Else it is
-inconclusive. Of fewer than `FEWEST` seeds there is no verdict.
+The rule stands on the page (`reports.ablations_page.limits`): a t interval over seeds, Fisher's
+exact test, and two one-sided tests at 5% (the 90% t interval; Schuirmann 1987).
 """
 
 from collections.abc import Mapping, Sequence

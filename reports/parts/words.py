@@ -48,14 +48,9 @@ def named(policy: str, others: Iterable[str] = ()) -> str:
     return capitals if policy in POLICY_STAGES and capitals not in others else policy
 
 
-def interval(low: float, high: float) -> Number:
-    """A 95% interval of fractions, in percent."""
-    return Number(None, 1, "%", 100 * low, 100 * high)
-
-
-def share(estimate: float, low: float, high: float) -> Number:
-    """A fraction with its 95% interval, in percent."""
-    return Number(100 * estimate, 1, "%", 100 * low, 100 * high)
+def share(estimate: float | None, low: float, high: float) -> Number:
+    """A fraction with its 95% interval, in percent; None: the interval alone."""
+    return Number(None if estimate is None else 100 * estimate, 1, "%", 100 * low, 100 * high)
 
 
 def estimate(rate: Row | Interval | None) -> Number:
@@ -170,10 +165,14 @@ def briefly(name: str) -> str:
     return name.removesuffix(", not an LLM").removesuffix(" (offline rule, not an LLM)")
 
 
+def side(low: float, high: float, even: float = 0.0) -> int:
+    """1 where an interval lies above a number, -1 where it lies below, 0 where it holds it."""
+    return (low > even) - (high < even)
+
+
 def direction(gain: Row | None) -> str:
     """Whether a score rose or fell, by the interval over posts; one post alone shows neither."""
     if gain is None:
         return "is not known"
-    if gain["low"] == gain["high"] or gain["low"] <= 0 <= gain["high"]:
-        return "did not reliably move"
-    return "rose" if gain["low"] > 0 else "fell"
+    moved = side(gain["low"], gain["high"]) if gain["low"] < gain["high"] else 0
+    return {1: "rose", -1: "fell", 0: "did not reliably move"}[moved]

@@ -8,8 +8,9 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import NullLocator
 
 from reports.parts import plots
+from reports.parts.blocks import Block, Figure, Note, Table, Text
 from reports.parts.cells import MISSING, Number
-from reports.parts.page import Block, Figure, Note, Table, Text
+from reports.parts.paired import rows_of
 from reports.parts.plots import INK, Panel
 from reports.parts.words import estimate, named, number, percent, seeds_of
 from reports.scaling import measures
@@ -107,7 +108,7 @@ def _seeds(size: SizeVerdict) -> str:
 def called_out_lines(verdicts: Sequence[SizeVerdict]) -> list[str]:
     """One line that names every seed that collapsed or fell behind; no line if none did."""
     lines = []
-    for row in measures.rows_of(pd.concat([size.called_out for size in verdicts])):
+    for row in rows_of(pd.concat([size.called_out for size in verdicts])):
         other = f"the median of the others {percent(row['median'])}"
         if row["collapsed"]:
             other = f"its own SFT {percent(row['sft/win_rate'])}"
@@ -117,7 +118,7 @@ def called_out_lines(verdicts: Sequence[SizeVerdict]) -> list[str]:
     return [f"{'; '.join(lines)}. The rule: Seeds and posts apart."] if lines else []
 
 
-def win_rate_figure(frame: pd.DataFrame, paper_numbers: Sequence[PaperNumber]) -> Figure:
+def win_rate_figure(frame: pd.DataFrame, paper_numbers: Sequence[PaperNumber]) -> list[Figure]:
     """Win rate against parameters, or of each seed where there is one size."""
     if len(sizes(frame)) == 1:
         drawn = [
@@ -126,8 +127,7 @@ def win_rate_figure(frame: pd.DataFrame, paper_numbers: Sequence[PaperNumber]) -
             for keys in [[f"{policy}/{key}" for key in ("win_rate", "low", "high")]]
             for row in frame.dropna(subset=keys).sort_values("seed").to_dict("records")
         ]
-        caption = "Each seed with its 95% interval over posts. Dashed: even with the references."
-        return plots.figure("sizes", caption, [plots.win_rates(drawn)], 1.75, plots.tall(drawn))
+        return plots.win_rate_figure(drawn)
     comparable = [entry for entry in paper_numbers if entry.verdict != NOT_COMPARABLE]
     caption = (
         "A dot is a seed, a line goes through the means of the seeds. The axis of parameters is"
@@ -135,13 +135,13 @@ def win_rate_figure(frame: pd.DataFrame, paper_numbers: Sequence[PaperNumber]) -
     )
     if sources := {entry.source for entry in comparable if entry.key == "ppo_win_rate"}:
         caption += f" Diamonds: seeds of Huang et al. 2024, {sources.pop()}, at our parameters."
-    return plots.figure("sizes", caption, [win_rates(frame, comparable)], WIDE, HIGH)
+    return [plots.figure("sizes", caption, [win_rates(frame, comparable)], WIDE, HIGH)]
 
 
 def over_optimisation(frame: pd.DataFrame) -> list[Block]:
     """The seeds where over-optimisation was found, and the rule."""
     lines = []
-    for row in measures.rows_of(over_optimised(frame)):
+    for row in rows_of(over_optimised(frame)):
         fell = ["the win rate"] * (row["difference_high"] < 0)
         fell += ["the gold score"] * (row["gold_gain/high"] < 0)
         lines.append(
@@ -182,7 +182,12 @@ def win_rates(frame: pd.DataFrame, comparable: Sequence[PaperNumber]) -> Panel:
             for entry in [entry for entry in comparable if entry.key == key]:
                 at = [places[entry.size]] * len(entry.paper_values)
                 axes.plot(at, entry.paper_values, "D", mfc="none", mec=color, ms=6.5)
-        _log_sizes(axes, frame["parameters"])
+        ticks = sorted(set(frame["parameters"]))
+        axes.set_xscale("log")
+        axes.set_xticks(ticks, [plots.count(tick) for tick in ticks])
+        axes.xaxis.set_minor_locator(NullLocator())
+        axes.set_xlabel("parameters")
+        axes.margins(x=0.12)
         axes.set_ylim(0, 1)
         axes.yaxis.set_major_formatter(plots.PERCENT)
         plots.legend(axes)
@@ -193,12 +198,3 @@ def win_rates(frame: pd.DataFrame, comparable: Sequence[PaperNumber]) -> Panel:
         for size, value in points
     )
     return Panel("Win rate against the reference", draw, about)
-
-
-def _log_sizes(axes: Axes, parameters: pd.Series) -> None:
-    places = sorted(set(parameters))
-    axes.set_xscale("log")
-    axes.set_xticks(places, [plots.count(place) for place in places])
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.set_xlabel("parameters")
-    axes.margins(x=0.12)

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf, sqrt
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -11,7 +10,7 @@ import pandas as pd
 from eval.rates.formulas import TAILS
 from reports.parts import paper
 from reports.parts.collect import Record
-from reports.scaling.measures import given, sizes
+from reports.scaling.measures import Interval, given, sizes
 from stages.settings.config import Config
 from stages.settings.presets import PRESETS
 
@@ -25,23 +24,22 @@ RULE = (
 # The sections that a number of the paper depends on; the judge is looked at apart.
 SECTIONS = ("base", "data", "optimizer", "sft", "rm", "ppo", "lora", "eval")
 JUDGED = ("sft_win_rate", "ppo_win_rate", "rm_gpt_agreement")
-Interval = tuple[float, float, float]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class PaperNumber:
     """One number of the paper at one size, and what ours says of it."""
 
     size: str
     """As the paper names it, or the run's name where the paper has no such size."""
-    key: str
     what: str
-    own_values: tuple[float, ...]
-    paper_values: tuple[float, ...]
-    """The paper's seeds, or its mean alone."""
     verdict: str
     why: str
-    source: str
+    key: str = ""
+    own_values: tuple[float, ...] = ()
+    paper_values: tuple[float, ...] = ()
+    """The paper's seeds, or its mean alone."""
+    source: str = ""
 
 
 def welch(
@@ -96,7 +94,9 @@ def rows(records: Sequence[Record], frame: pd.DataFrame) -> list[PaperNumber]:
         size = paper.size_of(own[0].preset)
         reason = not_comparable(own)
         if size is None or reason:
-            rows_made.append(_without(size or name, reason or "the paper has no such size"))
+            why = reason or "the paper has no such size"
+            entry = PaperNumber(size or name, "everything", NOT_COMPARABLE, why)
+            rows_made.append(entry)
             continue
         for key, column, _ in paper.COMPARED:
             if values := given(seeds, column):
@@ -105,23 +105,14 @@ def rows(records: Sequence[Record], frame: pd.DataFrame) -> list[PaperNumber]:
     return rows_made
 
 
-def _without(size: str, why: str) -> PaperNumber:
-    nothing: dict[str, Any] = {"key": "", "own_values": (), "paper_values": ()}
-    return PaperNumber(
-        size=size, what="everything", verdict=NOT_COMPARABLE, why=why, source="", **nothing
-    )
-
-
 def _row(size: str, key: str, own_values: list[float], why: str) -> PaperNumber:
     entry = paper.load()["sizes"][key]
     count = len(paper.load()["seeds"])
     paper_values = tuple(entry.get("seeds", {}).get(size, ()))
     mean = entry["mean"][size]
-    deviation = (
-        float(np.std(paper_values, ddof=1)) if paper_values else entry.get("sd", {}).get(size)
-    )
+    deviation = entry.get("sd", {}).get(size)
     if paper_values:
-        mean = float(np.mean(paper_values))
+        mean, deviation = float(np.mean(paper_values)), float(np.std(paper_values, ddof=1))
     verdict = NOT_COMPARABLE if why else verdict_of(welch(own_values, mean, deviation, count), mean)
     if not why and verdict == UNKNOWN:
         why = "the interval of the difference is too wide"

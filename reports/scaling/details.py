@@ -4,38 +4,27 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
+import numpy as np
 import pandas as pd
 
 from eval.rates.formulas import mean_of_seeds
 from reports.parts import paper, plots, words
+from reports.parts.blocks import Block, Details, Heading, Table
 from reports.parts.cells import MISSING, Number
-from reports.parts.page import Block, Details, Heading, Table
+from reports.parts.paired import rows_of
 from reports.parts.words import named, number, percent
 from reports.scaling import beside_paper
 from reports.scaling.beside_paper import NOT_COMPARABLE, PaperNumber
-from reports.scaling.measures import (
-    LEAST_SIZES,
-    fit,
-    given,
-    parameters_of,
-    policies,
-    rows_of,
-    sizes,
-)
+from reports.scaling.measures import LEAST_SIZES, fit, given, parameters_of, policies, sizes
 
 Form = Callable[[float | None], Number]
 one_digit, three_digits = partial(number, digits=1), partial(number, digits=3)
 
 
-def in_points(value: float | None) -> Number:
-    """A difference of two shares, in points."""
-    return MISSING if value is None or value != value else words.points(value)
-
-
 MEASURED: tuple[tuple[str, str, Form], ...] = (
     ("accuracy", "RM accuracy", percent),
     ("longer", "accuracy of taking the longer summary", percent),
-    ("difference", "PPO - SFT", in_points),
+    ("difference", "PPO - SFT", words.points),
     ("kl", "KL of PPO from SFT, nats per summary", one_digit),
     ("scores", "score while PPO ended", number),
     ("sft_loss", "SFT validation loss, nats a token", three_digits),
@@ -52,12 +41,11 @@ OF_POLICIES: tuple[tuple[str, str, Form], ...] = (
     ("copied", "words of the title that are copied", percent),
 )
 # What may grow with size -> its name, the columns of its interval over posts or pairs, its form.
-GROWING: dict[str, tuple[str, tuple[str, str] | None, Form]] = {
+GROWING: dict[str, tuple[str, tuple[str, str], Form]] = {
     "ppo/win_rate": ("PPO win rate", ("ppo/low", "ppo/high"), percent),
     "sft/win_rate": ("SFT win rate", ("sft/low", "sft/high"), percent),
     "accuracy": ("RM accuracy", ("accuracy_low", "accuracy_high"), percent),
-    "difference": ("PPO - SFT", ("difference_low", "difference_high"), in_points),
-    "sft_loss": ("SFT validation loss (power law)", None, three_digits),
+    "difference": ("PPO - SFT", ("difference_low", "difference_high"), words.points),
 }
 
 
@@ -79,28 +67,27 @@ def growth_table(frame: pd.DataFrame) -> Table:
                 title,
                 *ranges,
                 f"{sum(steps > 0)} of {len(steps)}",
-                _beside(*ranges) if bounds else MISSING,
-                *_fit_cells([parameters_of(seeds) for seeds in groups], means, key == "sft_loss"),
+                _beside(*ranges),
+                *_fit_cells([parameters_of(seeds) for seeds in groups], means),
             ]
         )
     caption = (
         "Means over seeds; in brackets from the lowest to the highest end of the 95% intervals of a"
         " size's seeds: ranges that overlap establish no rise by themselves; none where a seed has"
         " too many posts without a verdict. Ten times: a straight line through the means of the"
-        " sizes, by ordinary least squares, with 95% intervals; of the loss: the exponent of a"
-        " power law. A line may hold between the sizes that were run, and nowhere else; fewer than"
-        f" {LEAST_SIZES} sizes cannot carry one with an interval."
+        " sizes, by ordinary least squares, with 95% intervals. A line may hold between the sizes"
+        f" that were run, and nowhere else; fewer than {LEAST_SIZES} sizes cannot carry one with an"
+        " interval."
     )
     header = ["", "smallest", "largest", "steps that rise", "ranges", "for ten times", "R²"]
     return Table(header, rows, caption, name="growth")
 
 
-def _range(seeds: pd.DataFrame, key: str, bounds: tuple[str, str] | None, form: Form) -> Number:
+def _range(seeds: pd.DataFrame, key: str, bounds: tuple[str, str], form: Form) -> Number:
     """The mean, and the lowest and highest end of the seeds' intervals; a dash where one lacks."""
     if seeds[key].isna().any():
         return MISSING
-    low, high = bounds or (key, key)
-    ends = form(seeds[low].min()).value, form(seeds[high].max()).value
+    ends = form(seeds[bounds[0]].min()).value, form(seeds[bounds[1]].max()).value
     return replace(form(seeds[key].mean()), low=ends[0], high=ends[1])
 
 
@@ -112,14 +99,9 @@ def _beside(smallest: Number, largest: Number) -> object:
     return "apart" if largest_low > high or largest_high < low else "overlap"
 
 
-def _fit_cells(parameters: Sequence[float], means: Sequence[float], power: bool) -> list[Number]:
-    line = fit(parameters, means, power)
-    if line is None:
-        return [MISSING, MISSING]
-    ends = line.per_tenfold, line.low, line.high
-    middle, low, high = (value * (1 if power else 100) for value in ends)
-    digits, unit = (3, "") if power else (1, "points")
-    return [Number(middle, digits, unit, low, high, signed=True), number(line.r_squared)]
+def _fit_cells(parameters: Sequence[float], means: Sequence[float]) -> list[Number]:
+    line = fit(parameters, means)
+    return [MISSING, MISSING] if line is None else [words.points(*line[0]), number(line[1])]
 
 
 # -- everything measured, seeds and posts apart ----------------------------------------------------
@@ -134,7 +116,7 @@ def measured_table(frame: pd.DataFrame) -> Table:
     rows: list[list[object]] = [["seeds", *(str(len(seeds)) for _, seeds in groups)]]
     for key, title, form in listed:
         cells = [_of_seeds(seeds, key, form) for _, seeds in groups]
-        rows += [[title, *cells]] if any(cell != MISSING for cell in cells) else []
+        rows += [[title, *cells]] if not all(cell.is_missing for cell in cells) else []
     header = ["", *(f"{name}, {plots.count(parameters_of(seeds))}" for name, seeds in groups)]
     caption = (
         "Mean over the seeds that have the number; in brackets the lowest and the highest seed."
@@ -171,7 +153,7 @@ def spreads_table(frame: pd.DataFrame) -> Table:
                     named(policy),
                     str(len(rates)),
                     percent(rates.mean()),
-                    words.interval(max(0.0, bounds[0]), min(1.0, bounds[1])) if bounds else MISSING,
+                    words.share(None, *np.clip(bounds, 0, 1)) if bounds else MISSING,
                     number(100 * rates.std(), 1),
                     number(100 * halves.mean(), 1),
                 ]
@@ -223,7 +205,8 @@ def paper_blocks(paper_numbers: Sequence[PaperNumber]) -> list[Block]:
     ]
     header = ("size", "number", "verdict", "ours, by seed", "the paper's, by seed", "source")
     labels = Details(
-        "How far to trust the paper's numbers", [Table(("label", "meaning"), paper.labels())]
+        "How far to trust the paper's numbers",
+        [Table(("label", "meaning"), [*paper.load()["labels"].items()])],
     )
     caption = f"{beside_paper.RULE} {paper.caption()}"
     return [Heading("Beside the paper"), Table(header, rows, caption, name="paper"), labels]

@@ -13,45 +13,31 @@ import pandas as pd
 from eval.rates.formulas import TAILS, Z
 from reports.parts.collect import Record, numbers_of, policies_of
 from reports.parts.sentences import NO_GUESS
-from reports.parts.words import Row, direction
+from reports.parts.words import Row, direction, side
 from stages.settings.checks import UserError
 from stages.settings.stages import POLICY_STAGES
 
+Interval = tuple[float, float, float]
+"""An estimate with its lower and upper bound."""
 LEAST_SIZES = 4  # three points leave a line one degree of freedom: t is 12.7 there, and 4.3 here
 
 
-@dataclass(frozen=True, kw_only=True)
-class Fit:
-    """How a number changes with ten times the parameters; of a power law, its exponent."""
-
-    per_tenfold: float
-    low: float
-    high: float
-    r_squared: float
-
-
-def fit(parameters: Sequence[float], means: Sequence[float], power: bool = False) -> Fit | None:
-    """`y = a + b log10(parameters)` through the means of the sizes; None for fewer than
+def fit(parameters: Sequence[float], means: Sequence[float]) -> tuple[Interval, float] | None:
+    """`y = a + b log10(parameters)` through the means of the sizes: b, and R². None for fewer than
     LEAST_SIZES, or where a mean is missing.
 
     b with Student's 95% interval, sizes - 2 degrees of freedom: a size is one point, however many
-    seeds it has, because seeds of one size say nothing about the form over sizes. With `power`,
-    log10 of y is fitted, so b is the exponent of a power law.
-    Source: ordinary least squares by statsmodels; Kaplan et al. 2020 for the power law of a loss.
+    seeds it has, because seeds of one size say nothing about the form over sizes.
+    Source: ordinary least squares by statsmodels.
     """
     import statsmodels.api
 
     x, y = np.log10(np.array(parameters, dtype=float)), np.array(means, dtype=float)
-    if len(set(x)) < LEAST_SIZES or not np.isfinite(y).all() or (power and (y <= 0).any()):
+    if len(set(x)) < LEAST_SIZES or not np.isfinite(y).all():
         return None
-    fitted = statsmodels.api.OLS(np.log10(y) if power else y, statsmodels.api.add_constant(x)).fit()
-    low, high = fitted.conf_int()[1]
-    return Fit(
-        per_tenfold=float(fitted.params[1]),
-        low=float(low),
-        high=float(high),
-        r_squared=float(fitted.rsquared),
-    )
+    line = statsmodels.api.OLS(y, statsmodels.api.add_constant(x)).fit()
+    low, high = map(float, line.conf_int()[1])
+    return (float(line.params[1]), low, high), float(line.rsquared)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,11 +116,6 @@ def _more(record: Record) -> Row:
     return numbers | {"gold_gain/high": gold.get("high")}
 
 
-def rows_of(frame: pd.DataFrame) -> list[Row]:
-    """The rows of a frame by the names of its columns."""
-    return [{str(key): value for key, value in row.items()} for row in frame.to_dict("records")]
-
-
 def sizes(frame: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
     """The runs from the smallest model to the largest, each with its seeds in their order."""
     order = frame.sort_values(["parameters", "seed"], kind="stable")
@@ -187,7 +168,7 @@ def called_out(seeds: pd.DataFrame) -> pd.DataFrame:
 
 @dataclass(frozen=True, kw_only=True)
 class SizeVerdict:
-    """What is known of PPO at one size."""
+    """What is known of PPO at one size; None where no seed has a rate that may be given."""
 
     name: str
     parameters: float
@@ -196,9 +177,8 @@ class SizeVerdict:
     known: int
     """Of which it is known whether they collapsed or fell behind."""
     win_rate: Pooled | None
-    """None if no seed has a rate that may be given."""
     controlled: Pooled | None
-    """At equal length; None if no seed has one."""
+    """At equal length."""
     extrapolated: bool
     """Whether in any of these seeds the model answers at equal length, and not the data."""
     tokens: float
@@ -222,36 +202,32 @@ def pooled(seeds: pd.DataFrame, key: str, low: str, high: str) -> Pooled | None:
 
 def verdict_of(interval: Pooled | None) -> str:
     """What a win rate says whose whole interval lies on one side of 50 %, or does not."""
-    if interval is None:
-        return UNKNOWN
-    if interval.low > NO_GUESS:
-        return BEATS
-    return DOES_NOT if interval.high < NO_GUESS else UNKNOWN
+    place = side(interval.low, interval.high, NO_GUESS) if interval else 0
+    return {1: BEATS, -1: DOES_NOT, 0: UNKNOWN}[place]
 
 
 def size_verdicts(frame: pd.DataFrame) -> list[SizeVerdict]:
-    """One verdict a size, from the smallest to the largest.
-
-    The win rate is that of the seeds that have one: a seed with too many posts without a verdict
-    is left out, and the page says so.
+    """One verdict a size, from the smallest to the largest, by the seeds that have a win rate: one
+    with too many posts without a verdict is left out, and the page says so.
     """
     verdicts = []
     for name, seeds in sizes(frame):
         wins = pooled(seeds, "ppo/win_rate", "ppo/low", "ppo/high")
         keys = [f"ppo/controlled{end}" for end in ("", "_low", "_high")]
-        verdict = SizeVerdict(
-            name=name,
-            parameters=parameters_of(seeds),
-            seeds=wins.seeds if wins else 0,
-            known=len(seeds.dropna(subset=["ppo/win_rate", "difference_high"])),
-            win_rate=wins,
-            controlled=pooled(seeds, keys[0], keys[1], keys[2]),
-            extrapolated=bool(seeds.dropna(subset=keys)["ppo/extrapolated"].any()),
-            tokens=seeds["ppo/tokens"].mean(),
-            reference_tokens=seeds["reference/tokens"].mean(),
-            called_out=called_out(seeds),
+        verdicts.append(
+            SizeVerdict(
+                name=name,
+                parameters=parameters_of(seeds),
+                seeds=wins.seeds if wins else 0,
+                known=len(seeds.dropna(subset=["ppo/win_rate", "difference_high"])),
+                win_rate=wins,
+                controlled=pooled(seeds, keys[0], keys[1], keys[2]),
+                extrapolated=bool(seeds.dropna(subset=keys)["ppo/extrapolated"].any()),
+                tokens=seeds["ppo/tokens"].mean(),
+                reference_tokens=seeds["reference/tokens"].mean(),
+                called_out=called_out(seeds),
+            )
         )
-        verdicts.append(verdict)
     return verdicts
 
 

@@ -4,9 +4,10 @@ from dataclasses import replace
 
 from eval.calibration import HUMAN_CEILING, NAMES, correct
 from eval.rates.correction import SHIFT
+from reports.parts.blocks import Block, Heading, Note, Table, Text
 from reports.parts.cells import MISSING
 from reports.parts.collect import Record, policies_of
-from reports.parts.page import Block, Heading, Note, Table, Text
+from reports.parts.paired import posts_frame
 from reports.parts.words import STRENGTH, Row, estimate, in_points, named, percent, plain, whole
 from stages.settings.judge import MOST_UNJUDGED
 
@@ -28,26 +29,14 @@ def corrected_rates(record: Record) -> dict[str, Row | None]:
 
     None if it cannot be computed, or if too many posts have no verdict for any rate.
     """
-    rates: dict[str, Row | None] = {}
-    for policy, scores in _given_scores(record).items():
-        rate = correct(scores, record.calibration_pairs) if scores else None
+    judged, rates = record.results("win_rate")["policies"], {}
+    for policy in policies_of(record):
+        posts = posts_frame(record, policy).dropna(subset=["score"])
+        scores = [*zip(posts["text"], posts["score"], strict=True)]
+        is_known = scores and judged[policy]["unjudged"] <= MOST_UNJUDGED
+        rate = correct(scores, record.calibration_pairs) if is_known else None
         rates[policy] = vars(rate) if rate else None
     return rates
-
-
-def _given_scores(record: Record) -> dict[str, list[tuple[str, float]]]:
-    """For each policy its scores and their posts; none where too much is unjudged for any rate."""
-    scores: dict[str, list[tuple[str, float]]] = {}
-    for row in record.rows("win_rate", "post_scores.jsonl"):
-        if row["score"] is not None:
-            about = row.get("post") or row["id"], row["score"]
-            scores.setdefault(row["policy"], []).append(about)
-    judged = record.results("win_rate")["policies"]
-    return {
-        policy: scores[policy] if judged[policy]["unjudged"] <= MOST_UNJUDGED else []
-        for policy in policies_of(record)
-        if policy in scores
-    }
 
 
 def calibration(results: Row, corrected: dict[str, Row | None]) -> list[Block]:

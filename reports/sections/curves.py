@@ -1,14 +1,9 @@
 """Everything that training logged, as curves in groups."""
 
-from collections.abc import Sequence
-
-from matplotlib.axes import Axes
-from matplotlib.ticker import MaxNLocator
-
 from reports.parts import plots
+from reports.parts.blocks import Block, Details, Figure
 from reports.parts.collect import Record
-from reports.parts.page import Block, Details, Figure
-from reports.parts.plots import Curve, Panel
+from reports.parts.plots import Panel
 from reports.parts.words import Row, named
 
 SHARES = {
@@ -100,12 +95,10 @@ SAME = {
 }
 SHOWN = ("", "-text")  # the others are folded
 COUNTS = {"step", "episode"}
-FRONTIER = ("objective/kl", "objective/scores")
-FRONTIER_POINTS = 40
 
 
 def blocks(record: Record) -> list[Block]:
-    """The figures: supervised learning, each policy gradient in groups, its frontier, DPO."""
+    """The figures: supervised learning, each policy gradient in groups, DPO."""
     rows = record.rows("sft")
     validation = plots.curve(rows, "loss/validation", "validation", plots.INK, dots=True)
     train = plots.curve(rows, "loss/train", "train", plots.SFT)
@@ -115,7 +108,7 @@ def blocks(record: Record) -> list[Block]:
         plots.figure("supervised", "Supervised fine-tuning and the reward model.", panels)
     ]
     for stage in record.gradient_stages:
-        figures += [*_gradient(record, stage), *_frontier(record, stage)]
+        figures += _gradient(record, stage)
     if "dpo" in record.manifests:
         panels = _panels(record.rows("dpo"), DPO_PANELS, plots.PAPER)
         caption = "DPO, update by update, on training pairs before each step."
@@ -160,65 +153,3 @@ def _panels(rows: list[Row], titles: Panels, color: str) -> list[Panel]:
         if lines:
             panels.append(plots.lines(title, lines, share=keys[0] in SHARES))
     return panels
-
-
-# -- score against distance ------------------------------------------------------------------------
-
-
-def _frontier(record: Record, stage: str) -> list[Block]:
-    """Score against KL, update by update: what each nat of distance gained."""
-    run = path(record.rows(stage), f"seed {record.seed}", plots.color_of(stage))
-    if not run.steps:
-        return []
-    caption = (
-        "Reward-model score against KL from SFT, from the first update to the last (means of"
-        " neighbouring updates). Where the score goes on rising while the judge's rate falls,"
-        f" {named(stage)} over-optimises; this picture shows the score and not the judge's rate."
-    )
-    panel = frontier("Score against distance", [run], "KL from SFT, nats per summary")
-    name = "frontier" if stage == record.policy else f"{stage}-frontier"
-    return [plots.figure(name, caption, [panel], wide=1.4, high=1.2)]
-
-
-def path(rows: list[Row], label: str, color: str) -> Curve:
-    """Where a seed went: KL across and score up."""
-    both = [row for row in rows if all(row.get(key) is not None for key in FRONTIER)]
-    kl, scores = (plots.curve(both, key, "", "") for key in FRONTIER)
-    return Curve(label, color, kl.values, scores.values)
-
-
-def frontier(title: str, runs: Sequence[Curve], x: str, ends: bool = True) -> Panel:
-    """Where training went: the score against another number, update by update.
-
-    A run is a curve whose `steps` are that number; neighbouring updates are averaged. `ends`:
-    whether the first and the last are named.
-    """
-
-    def draw(axes: Axes) -> None:
-        for run in runs:
-            across, up = plots.smoothed(run, FRONTIER_POINTS)
-            axes.plot(across, up, color=run.color, label=run.label or None)
-            if not up or not ends:
-                continue
-            axes.scatter(across, up, s=9, color=run.color, zorder=3)
-            for place, word in ((0, "start"), (-1, "end")):
-                axes.annotate(
-                    word, (across[place], up[place]), (4, -10), textcoords="offset points"
-                )
-        axes.set_xlabel(x)
-        axes.set_ylabel("score")
-        for axis in (axes.xaxis, axes.yaxis):
-            axis.set_major_locator(MaxNLocator(4))
-        plots.legend(axes)
-
-    return Panel(title, draw, " ".join(_in_words(run) for run in runs if run.label))
-
-
-def _in_words(run: Curve) -> str:
-    across, up = plots.smoothed(run, FRONTIER_POINTS)
-    if not up:
-        return f"{run.label}: no points."
-    return (
-        f"{run.label}: from {up[0]:.4g} at {across[0]:.4g} to {up[-1]:.4g} at {across[-1]:.4g};"
-        f" the highest, {max(up):.4g}, at {across[up.index(max(up))]:.4g}."
-    )

@@ -3,15 +3,14 @@
 from eval.control_texts import CONTROLS
 from eval.judges.protocol import VERDICTS
 from eval.win_rate import names_of_pair
+from reports.parts.blocks import Block, Details, Heading, Note, Table, Text
 from reports.parts.cells import MISSING, Number
-from reports.parts.collect import RM_AGREES, Record
-from reports.parts.page import Block, Details, Heading, Note, Table, Text
+from reports.parts.collect import ENDS, Record
 from reports.parts.words import (
     Row,
     at_equal_length,
     difference,
     estimate,
-    interval,
     judge,
     named,
     number,
@@ -113,7 +112,8 @@ def _at_equal_length(numbers: Row) -> Table:
     for name, policy in _names(numbers).items():
         model = _given(numbers, policy).get(AT_LENGTH, {})
         effects = [model.get(key) for key in ("order_logits", "doubled_length_logits")]
-        logits = [MISSING if triple is None else _logits(triple) for triple in effects]
+        ends = ("estimate", "low", "high")
+        logits = [plain(dict(zip(ends, x, strict=True)) if x else None) for x in effects]
         note = f"no rate: {model['why']}" if model.get("why") else ""
         if "equal_posts" in model:
             note = f"no finite fit: read off {posts_of(model['equal_posts'])} of equal length"
@@ -126,10 +126,6 @@ def _at_equal_length(numbers: Row) -> Table:
         " seen; the model answers, not the data."
     )
     return Table(header, rows, caption, name="length-model")
-
-
-def _logits(triple: list[float]) -> Number:
-    return plain(dict(zip(("estimate", "low", "high"), triple, strict=True)))
 
 
 def _by_length(numbers: Row) -> Table:
@@ -152,12 +148,12 @@ def _leanings(numbers: Row) -> Table:
     rows = []
     for name, policy in _names(numbers).items():
         statistics = numbers[f"{policy}/statistics"]
-        agrees = {key: numbers[f"{policy}/rm_agrees{end}"] for end, key in RM_AGREES.items()}
+        agrees = {key: numbers[f"{policy}/rm_agrees{end}"] for end, key in ENDS.items()}
         rows.append(
             [
                 name,
                 percent(numbers[f"{policy}/unjudged"]),
-                interval(numbers[f"{policy}/worst_low"], numbers[f"{policy}/worst_high"]),
+                share(None, numbers[f"{policy}/worst_low"], numbers[f"{policy}/worst_high"]),
                 *(estimate(statistics[key]) for key in ("share_first", "swap_consistency")),
                 number(statistics["median_length_ratio"]),
                 estimate(agrees),

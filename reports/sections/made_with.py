@@ -1,7 +1,7 @@
 """What a run was made with: repositories, lengths of its data, settings, time, versions, hashes."""
 
+from reports.parts.blocks import Block, Details, Heading, Table, Text
 from reports.parts.collect import GIVEN, RELEASED, Record
-from reports.parts.page import Block, Details, Heading, Table, Text
 from reports.parts.run_report import code_line, made_from, where
 from reports.parts.sentences import distrust, lead
 from reports.parts.words import Row, rate, shown, whole
@@ -47,11 +47,9 @@ def _named(record: dict[str, str]) -> str:
 
 
 LONGEST = {
-    "query": ("longest_query",),
-    "summary": ("longest_summary", "longest_chosen", "longest_rejected"),
-    "query and summary": (
-        *("longest_query_summary", "longest_query_chosen", "longest_query_rejected"),
-    ),
+    "query": "query",
+    "summary": "summary chosen rejected",
+    "query and summary": "query_summary query_chosen query_rejected",
 }
 ODD = {
     "over a limit": "over_limit",
@@ -68,10 +66,10 @@ def splits(results: Row) -> Table:
     rows = []
     for split, measured in results["tokens"].items():
         odd = results["rows"].get(split, {})
-        longest = [
-            max((measured[key] for key in keys if measured.get(key) is not None), default=None)
-            for keys in LONGEST.values()
-        ]
+        lengths = (
+            [measured.get(f"longest_{key}") for key in keys.split()] for keys in LONGEST.values()
+        )
+        longest = [max((x for x in each if x is not None), default=None) for each in lengths]
         counts = [measured.get("rows"), *longest, *(odd.get(key) for key in ODD.values())]
         rows.append([split.replace("_", " "), *map(whole, counts)])
     caption = (

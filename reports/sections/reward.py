@@ -6,9 +6,9 @@ DPO's implicit reward is a reward model too, ranked on the same held-out pairs.
 from math import exp
 
 from reports.parts import paper
+from reports.parts.blocks import Block, Heading, Table
 from reports.parts.cells import MISSING
 from reports.parts.collect import Record
-from reports.parts.page import Block, Heading, Table
 from reports.parts.words import STRENGTH, Row, accuracy, estimate, in_points, number, percent, whole
 
 SCORERS = {"rm": "the reward model", "dpo": "DPO's implicit reward"}

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 
 from eval.rates.length_control import word_count
+from reports.parts.blocks import Block, Heading, Sample, Text
 from reports.parts.collect import GIVEN, Record, policies_of
-from reports.parts.page import Block, Heading, Sample, Text
-from reports.parts.sample_views import post_rows
+from reports.parts.paired import UNJUDGED, posts_frame, side_by_side
 from reports.parts.words import Row, named, number, whole
 
 SAMPLES = 5
@@ -14,44 +14,39 @@ OUTCOMES = {1.0: "preferred to the reference", 0.5: "even", 0.0: "the reference 
 
 def blocks(record: Record) -> list[Block]:
     """The first held-out posts with the reference, every policy's summary and what was judged."""
-    policies, rows = policies_of(record), post_rows(record)
+    policies = policies_of(record)
+    posts = side_by_side([posts_frame(record, name) for name in policies])
     names = [named(name, policies) for name in policies]
     held_out = "" if GIVEN in record.settings else " held-out"  # nobody knows that of a user's file
     rule = (
-        f"The first {whole(len(rows[:SAMPLES]))} of {whole(len(rows))}{held_out} posts, in the"
+        f"The first {whole(len(posts[:SAMPLES]))} of {whole(len(posts))}{held_out} posts, in the"
         " order of the data: nobody chose them."
     )
-    return [Heading("Samples"), Text(rule), *samples(rows[:SAMPLES], names)]
+    return [Heading("Samples"), Text(rule), *samples(posts[:SAMPLES], names)]
 
 
-def samples(rows: Sequence[Row], names: Sequence[str]) -> list[Sample]:
+def samples(posts: Sequence[Sequence[Row]], names: Sequence[str]) -> list[Sample]:
     """Posts, each with the reference and the summaries of who is named, in one order."""
-    return [
-        Sample(
-            f"Post {place}",
-            row["post"],
-            [
-                ("Reference", row["reference"]["text"], _scored(row["reference"])),
-                *(
-                    (name, side["text"], _facts(side))
-                    for name, side in zip(names, row["sides"], strict=True)
-                ),
-            ],
-        )
-        for place, row in enumerate(rows, start=1)
-    ]
+    samples_shown = []
+    for place, rows in enumerate(posts, start=1):
+        first = rows[0]
+        scored = _scored(first["reference"], first["reference_tokens"], first["reference_score"])
+        sides = [(name, x["summary"], _facts(x)) for name, x in zip(names, rows, strict=True)]
+        summaries = [("Reference", first["reference"], scored), *sides]
+        samples_shown.append(Sample(f"Post {place}", first["query"], summaries))
+    return samples_shown
 
 
-def _facts(side: Row) -> str:
+def _facts(row: Row) -> str:
     """What is known of a summary, in a line."""
-    points = side["points"]
-    outcome = "unjudged" if points is None else OUTCOMES.get(points, f"judged {points:g} of 1")
-    ends = ", cut at the limit" if side["ends"] is False else ""
-    return f"Judge: {outcome}; {_scored(side)}{ends}"
+    outcome = OUTCOMES.get(row["score"], f"judged {row['score']:g} of 1")
+    outcome = UNJUDGED if row["verdict"] == UNJUDGED else outcome
+    ends = ", cut at the limit" if row["ends"] is False else ""
+    return f"Judge: {outcome}; {_scored(row['summary'], row['length'], row['proxy'])}{ends}"
 
 
-def _scored(text: Row) -> str:
+def _scored(text: str, tokens: int | None, score: float | None) -> str:
     """The reward model's score and the length; of given summaries only the words are known."""
-    if text["tokens"] is None:
-        return f"{word_count(text['text'])} words"
-    return f"RM score {number(text['score'])}, {text['tokens']} tokens"
+    if tokens is None:
+        return f"{word_count(text)} words"
+    return f"RM score {number(score)}, {tokens} tokens"

@@ -1,11 +1,16 @@
-"""Scores of summaries: proxy and gold."""
+"""Scores of summaries: proxy and gold, and on which posts a gain lies."""
 
-from reports.parts.collect import Record
-from reports.parts.gained import by_kind
-from reports.parts.page import Block, Note, Table, Text
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import pandas as pd
+
+from eval.scores import START, mean_gain
+from reports.parts.blocks import Block, Note, Table, Text
+from reports.parts.collect import Record, policies_of
+from reports.parts.gained import SCORERS
+from reports.parts.paired import posts_frame, texts_of
 from reports.parts.words import Row, direction, named, plain, posts_of, whole
-
-SCORERS = ("proxy", "gold")
 
 
 def blocks(record: Record) -> list[Block]:
@@ -71,7 +76,7 @@ def gain_notes(record: Record) -> list[str]:
     the posts on which neither summary is cut off.
     """
     notes = []
-    for name, (added, rest) in by_kind(record, "question").items():
+    for name, (added, rest) in by_kind(record, adds_question).items():
         if added.gold is None or rest.gold is None or direction(added.gold) != "rose":
             continue
         only = direction(rest.gold) != "rose"
@@ -82,7 +87,7 @@ def gain_notes(record: Record) -> list[str]:
                 f" {plain(added.gold)}; the others, {posts_of(rest.posts)}: {plain(rest.gold)})."
             )
     gains = record.results("win_rate").get("scores", {}).get("gains", {})
-    for name, (_, rest) in by_kind(record, "ending").items():
+    for name, (_, rest) in by_kind(record, is_cut_off).items():
         rose = gains.get(name, {}).get("proxy") and direction(gains[name]["proxy"]) == "rose"
         if rose and rest.proxy and direction(rest.proxy) != "rose":
             notes.append(
@@ -90,3 +95,54 @@ def gain_notes(record: Record) -> list[str]:
                 f" by themselves ({posts_of(rest.posts)}: {plain(rest.proxy)})."
             )
     return notes
+
+
+class Gains(NamedTuple):
+    """Mean differences from SFT on some posts; None on fewer than two."""
+
+    posts: int
+    proxy: Row | None
+    gold: Row | None
+
+
+def adds_question(both: pd.DataFrame) -> Any:
+    """The posts on which a policy's summary ends with a question and SFT's does not: a habit that a
+    reward model may pay for, whatever the post says.
+    """
+    return both["summary"].map(asks) & ~both[f"summary_{START}"].map(asks)
+
+
+def asks(summary: str) -> bool:
+    """Whether a summary ends with a question."""
+    return summary.rstrip(" \n\t\"'”’)").endswith("?")
+
+
+def is_cut_off(both: pd.DataFrame) -> Any:
+    """The posts of which one of both summaries is known not to end: it can score far below all."""
+    return both["ends"].isin([False]) | both[f"ends_{START}"].isin([False])
+
+
+def by_kind(
+    record: Record, is_first: Callable[[pd.DataFrame], Any]
+) -> dict[str, tuple[Gains, Gains]]:
+    """The gains of each policy on the posts of a kind and on the others; without posts of the kind,
+    or without a gold score, it is left out.
+    """
+    frames = {name: posts_frame(record, name) for name in policies_of(record)}
+    frames = {name: posts for name, posts in frames.items() if posts["gold"].notna().any()}
+    kinds = {}
+    for name in [name for name in frames if name != START and START in frames]:
+        both = frames[name].merge(frames[START], on="post", suffixes=("", f"_{START}"))
+        first = is_first(both).astype(bool)
+        if first.any():
+            kinds[name] = _gains(both[first]), _gains(both[~first])
+    return kinds
+
+
+def _gains(both: pd.DataFrame) -> Gains:
+    means = []
+    for scorer in SCORERS:
+        gaps = zip(both["post"], both[scorer] - both[f"{scorer}_{START}"], strict=True)
+        known = {post: gap for post, gap in gaps if gap == gap}
+        means.append(mean_gain(known, texts_of(both)))
+    return Gains(len(both), *means)

@@ -17,7 +17,7 @@ from pathlib import Path
 import pandas as pd
 
 from reports.parts import page
-from reports.parts.page import Block, Heading, Note, Table, Text
+from reports.parts.blocks import Block, Heading, Note, Table, Text
 from reports.parts.words import number, percent, whole
 from reports.speed import speed
 from reports.speed.speed import OURS, PEER, TRL, Record
@@ -202,7 +202,7 @@ def method(bench: Record) -> list[str]:
         " which is not counted.",
         f"Lower bound: the operations of all matrix products that an update needs, without"
         f" padding, at {matrix_rate(bench) / 1e9:,.0f} Gflop/s, the rate of a large"
-        " matrix product in the same call. See reports/needs/work.py.",
+        " matrix product in the same call. See reports/speed/measure.py.",
         f"Measured on {about['date']} with code {about['code_version']}, each {about['runs']}"
         f" times, on {about['machine']}; {versions}; settings: {changed}.",
     ]

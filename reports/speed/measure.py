@@ -8,6 +8,7 @@ tokens.
 """
 
 import random
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -19,9 +20,8 @@ import torch
 from accelerate import Accelerator
 
 from reports.needs.inputs import draw_weights
-from reports.needs.memory import setting_of
-from reports.needs.shapes import Shape, parameters, shape_of
-from reports.needs.work import update_flops
+from reports.needs.memory import Setting, setting_of
+from reports.needs.shapes import Shape, block_weights, parameters, shape_of
 from reports.speed.meter import Meter, hold, matrix_rate
 from reports.speed.speed import EOS_ID, QUERIES
 from stages.learning.learner import stream
@@ -96,6 +96,32 @@ def measure_update(config: Config, folder: Path) -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "queries": {"mean": sum(lengths) / len(lengths), "longest": max(lengths)},
     }
+
+
+def update_flops(setting: Setting, queries: Sequence[int]) -> float:
+    """Operations of the matrix products that one update of PPO must do, for queries of so many
+    tokens each: counted row by row, so no padding is in it, and all tokens are sampled.
+    """
+    response, total = setting.config.data.max_summary_tokens, 0.0
+    # The backward pass is two forward ones, and recomputed activations are one more.
+    learned = setting.config.ppo.num_ppo_epochs * (3 + setting.recomputed)
+    for query in queries:
+        whole = query + response
+        policy, scorer = (forward_flops(setting.shape, whole, whole, n) for n in (response, 0))
+        total += forward_flops(setting.shape, query, query, 0)
+        total += forward_flops(setting.shape, response, query, response)
+        total += (2 + learned) * (policy + scorer)
+    return total
+
+
+def forward_flops(shape: Shape, tokens: int, length: int, logits: int) -> float:
+    """Operations of a forward pass: two for each weight and token, attention over whole rows of
+    `length` tokens (a kernel with a mask computes the upper triangle too), and the output layer at
+    the positions that have logits.
+    """
+    layers = 2 * shape.layers * block_weights(shape) * tokens
+    attention = 4 * shape.layers * shape.attention * length * tokens
+    return layers + attention + 2 * shape.hidden * shape.vocabulary * logits
 
 
 def load_learner(config: Config, folder: Path, accelerator: Accelerator) -> PolicyLearner:
