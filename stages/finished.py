@@ -230,37 +230,26 @@ def gold_inputs(config: Config, stage: str) -> dict[str, str | None]:
     return {GOLD: str(manifest["content"])}
 
 
-def no_gold(config: Config) -> UserError:
-    """The error about a gold reward model that is not there."""
-    return UserError(
-        f"judge.model={config.judge.gold}: there is no reward model in {gold_folder(config)}: name"
-        " a run whose `make rm` has finished (name or name/seed1), or a model's folder"
-    )
-
-
-def is_gold_of(config: Config, run: Config) -> bool:
-    """Whether the gold reward model that `config` names is the one that `run` made for itself.
-
-    A folder is known by its weights, wherever it lies.
+def check_gold(config: Config) -> None:
+    """Raise UserError where the gold reward model that `judge.model` names is not there, or is the
+    one that the run made for itself; a folder is known by its weights, wherever it lies.
     """
-    folder = gold_folder(config)
+    if not config.judge.gold:
+        return
+    folder, name = gold_folder(config), f"judge.model={config.judge.gold}"
     gold = read_manifest(folder)
+    if gold is None and not (folder / "config.json").exists():
+        raise UserError(
+            f"{name}: there is no reward model in {folder}: name a run whose `make rm` has finished"
+            " (name or name/seed1), or a model's folder"
+        )
     weights = {known_hash(path) for path in folder.glob("*.safetensors")}
-    records = [read_manifest(stage_folder(run, stage)) for stage in ("rm", "normalize")]
-    return any(
-        (gold is not None and gold["content"] == own["content"])
-        or not weights.isdisjoint(own["outputs"].values())
-        for own in records
-        if own is not None
-    )
-
-
-def own_gold(config: Config) -> UserError:
-    """The error about a gold reward model that is the run's own."""
-    return UserError(
-        f"judge.model={config.judge.gold} is this run's own reward model: name another run's, or"
-        " leave judge.model out"
-    )
+    for stage in ("rm", "normalize"):
+        own = read_manifest(stage_folder(config, stage)) or {"content": "", "outputs": {}}
+        is_equal = gold is not None and gold["content"] == own["content"]
+        if is_equal or not weights.isdisjoint(own["outputs"].values()):
+            mend = "name another run's, or leave judge.model out"
+            raise UserError(f"{name} is this run's own reward model: {mend}")
 
 
 def damage(config: Config, stage: str, records_alone: bool = False) -> Problem | None:

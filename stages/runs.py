@@ -17,8 +17,8 @@ import platform
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from contextvars import ContextVar
 from datetime import datetime, timezone
 from pathlib import Path
@@ -67,31 +67,13 @@ TRACKED = "tracked.json"  # the id of the stage's run at wandb
 WHILE_WORKING = (RESUME, ATTEMPT, TRACKED, "progress.json", "progress.json.partial")  # no outputs
 
 
-class Mirror:
-    """Where a stage is shown beside its folder while it is under way; this one shows nothing."""
-
-    def log(self, step: int, metrics: dict[str, float]) -> None:
-        """The metrics of one step."""
-
-    def finish(self) -> None:
-        """The stage has finished, and lies in its place."""
-
-    def close(self, failed: bool) -> None:
-        """The stage has ended, finished or not."""
-
-
-OpenMirrors = Callable[[Config, str], list[Mirror]]
-open_mirrors: ContextVar[OpenMirrors] = ContextVar("open_mirrors", default=lambda *_: [])
-
-
-@contextmanager
-def mirrored_by(function: OpenMirrors) -> Iterator[None]:
-    """Stages that are opened inside this block are shown in the mirrors that a function opens."""
-    token = open_mirrors.set(function)
-    try:
-        yield
-    finally:
-        open_mirrors.reset(token)
+# What shows metrics of a step, or results (no step), beside a stage's folder.
+Show = Callable[[int | None, Mapping[str, Any]], None]
+Track = Callable[[Config, str], AbstractContextManager[Show]]
+# Opens it for a stage under way; set by what drives stages.
+tracking: ContextVar[Track] = ContextVar(
+    "tracking", default=lambda *_: nullcontext(lambda *_: None)
+)
 
 
 class Run:
@@ -111,9 +93,7 @@ class Run:
         self.outer: dict[str, str | None] = {}  # beside other stages, as they were at its begin
         self.code: dict[str, Any] = {}
         self.version = ""  # of the code, when this process began: files may change while it runs
-        self.mirrors: list[Mirror] = []
-        """Where the stage is shown beside its folder; none unless `mirrored_by` says so."""
-        self.finished = False
+        self.show: Show = lambda *_: None
         self.latest: dict[str, float] = {}
         """The last value of each metric."""
 
@@ -142,12 +122,10 @@ class Run:
         return progress(items, label, total, done, note if self.main else None, numbers)
 
     def log(self, step: int, **metrics: float) -> None:
-        """Append one line to metrics.jsonl (keys are TRL's), and show it in the mirrors."""
+        """Append one line to metrics.jsonl (keys are TRL's), and show it."""
         self.latest |= metrics
-        if self.main:
-            self.append("metrics.jsonl", {"step": step, **metrics})
-            for mirror in self.mirrors:
-                mirror.log(step, metrics)
+        self.append("metrics.jsonl", {"step": step, **metrics})
+        self.show(step, metrics)
 
     def append(self, name: str, row: dict[str, Any]) -> None:
         """Append one JSON line to a file of this stage."""
@@ -202,10 +180,9 @@ class Run:
         whole = json.loads(json.dumps(manifest))  # as it is read
         write_json(self.partial / "manifest.json", {**manifest, "seal": seal_of(whole)})
         put_in_place(self.config, self.stage)
-        self.finished = True
         say_result(self.stage, seconds, results)
-        for mirror in self.mirrors:
-            mirror.finish()
+        cost = {key: manifest[key] for key in ("seconds", "peak_memory_gib")}
+        self.show(None, results | cost)
 
 
 def write_rows(run: Run, name: str, rows: Sequence[dict[str, Any]]) -> None:
@@ -240,14 +217,11 @@ def open_stage(config: Config, stage: str, main: bool = True) -> Iterator[Run]:
             put_in_place(config, stage)
             _prepare(run)
             try:
-                run.mirrors = open_mirrors.get()(config, stage)
-                yield run
+                with tracking.get()(config, stage) as run.show:
+                    yield run
             except Exception as error:
                 _keep_or_remove(run, error)
                 raise
-            finally:
-                for mirror in run.mirrors:
-                    mirror.close(failed=not run.finished)
     finally:
         remove_empty_folders(run.folder.parent)
 

@@ -15,7 +15,7 @@ from contextlib import contextmanager, redirect_stdout
 from types import ModuleType
 from typing import Any, NoReturn, TypeVar
 
-from stages.driving.trackers import open_trackers
+from stages.driving.trackers import tracked
 from stages.finished import make_command
 from stages.running.signals import (
     CALLER_SAYS_STOP,
@@ -26,7 +26,7 @@ from stages.running.signals import (
     handled_signals,
     leave_closed_terminal,
 )
-from stages.runs import mirrored_by
+from stages.runs import tracking
 from stages.settings.checks import (
     UserError,
     card_memory,
@@ -63,8 +63,8 @@ def run_stage(
         config = read(argv, description)
     command = f"{make_command(config, stage)} {os.environ.get(GOES_ON_WITH, '')}".rstrip()
     try:
-        visible = redirect_stdout(VisibleStream(sys.stdout))
-        with ended_by_signal(command), visible, mirrored_by(open_trackers):
+        tracking.set(tracked)
+        with ended_by_signal(command), redirect_stdout(VisibleStream(sys.stdout)):
             return function(config)
     except UserError as error:
         leave(f"error: {error}")

@@ -8,13 +8,15 @@ printed in one line, and the stage goes on. Standard library at the top.
 import os
 import secrets
 import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
 
-from stages.finished import partial_of, read_manifest, stage_folder
+from stages.finished import partial_of, stage_folder
 from stages.running.files import read_json, write_json
 from stages.running.machine import code_version
-from stages.runs import TRACKED, Mirror
+from stages.runs import TRACKED, Show
 from stages.settings.checks import UserError
 from stages.settings.config import Config, public_settings, slug
 from stages.settings.stages import STAGES, TRAINING_STAGES
@@ -34,24 +36,36 @@ QUIET: dict[str, Any] = {
 REFUSED = ("UsageError", "AuthenticationError")  # as wandb calls a setting that it refuses
 
 
-def open_trackers(config: Config, stage: str) -> list[Mirror]:
-    """The trackers that the environment asks for.
+@contextmanager
+def tracked(config: Config, stage: str) -> Iterator[Show]:
+    """What takes a stage's metrics, and its results as those of no step, while it is under way.
 
-    Raises UserError if a package that they need is missing, or refuses a setting.
+    Raises UserError if a package that the environment asks for is missing, or refuses a setting.
     """
     wanted = {library for library, setting in SETTINGS.items() if os.environ.get(setting)}
-    wanted -= {WANDB} if os.environ.get("WANDB_MODE") == "disabled" else set()
     wanted -= set() if stage in TRAINING_STAGES else {BOARD}
-    return [Tracker(config, stage, library) for library in sorted(wanted)]
+    trackers = [Tracker(config, stage, library) for library in sorted(wanted)]
+
+    def show(step: int | None, values: Mapping[str, Any]) -> None:
+        start = "" if step is not None else f"results/{stage}/"
+        if step is None and STAGES[stage].per_judge:
+            start += f"{config.judge.folder}/"
+        numbers = {f"{start}{key}": x for key, x in values.items() if isinstance(x, int | float)}
+        for tracker in trackers:
+            tracker.call("log", numbers, step=step)
+
+    try:
+        yield show
+    finally:
+        for tracker in trackers:
+            tracker.call("finish")
 
 
-class Tracker(Mirror):
-    """One stage in one library."""
+class Tracker:
+    """accelerate's tracker of a stage in one library; what fails in it is its last call."""
 
     def __init__(self, config: Config, stage: str, library: str) -> None:
-        """Raises UserError if the library is missing, or refuses a setting."""
-        self.config, self.stage, self.library = config, stage, library
-        self.tracker: Any = None  # accelerate's; None after it has failed
+        self.library, self.tracker = library, None
         setting = SETTINGS[library]
         try:
             import_module(library)
@@ -64,30 +78,19 @@ class Tracker(Mirror):
             if isinstance(error, ValueError) or type(error).__name__ in REFUSED:
                 mend = f"{one_line(error)} Correct it, or unset {setting}"
                 raise UserError(f"{library}: {mend}") from None
-            self._give_up("the beginning", error)
+            self._give_up("start", error)
 
-    def log(self, step: int, metrics: dict[str, float]) -> None:
-        """The metrics of one step."""
-        self._call("logging", "log", metrics, step=step)
-
-    def finish(self) -> None:
-        """Show the stage's results."""
-        self._call("the results", "log", results_of(self.config, self.stage))
-
-    def close(self, failed: bool) -> None:
-        """End the connection."""
-        self._call("the end", "finish")
-
-    def _call(self, what: str, method: str, *values: Any, **more: Any) -> None:
+    def call(self, method: str, *values: Any, **more: Any) -> None:
+        """Call a method of accelerate's, unless an earlier call has failed."""
         if self.tracker is not None:
             try:
                 getattr(self.tracker, method)(*values, **more)
             except Exception as error:
-                self._give_up(what, error)
+                self._give_up(method, error)
 
-    def _give_up(self, what: str, error: Exception) -> None:
+    def _give_up(self, method: str, error: Exception) -> None:
         self.tracker = None
-        text = f"{what} failed ({one_line(error)}): the stage goes on without it"
+        text = f"{method} failed ({one_line(error)}): the stage goes on without it"
         print(f"{self.library}: {text}", file=sys.stderr, flush=True)
 
 
@@ -118,15 +121,3 @@ def one_line(error: Exception) -> str:
     """An error of a library in one line; a setting that it refuses takes it several to say."""
     lines = [line.strip() for line in str(error).splitlines() if "further information" not in line]
     return " ".join(filter(None, lines))[:300] or type(error).__name__
-
-
-def results_of(config: Config, stage: str) -> dict[str, Any]:
-    """A finished stage's numbers, `results/ppo/objective/kl`, and what it took.
-
-    Results hold texts too, such as folders; those stay here.
-    """
-    manifest = read_manifest(stage_folder(config, stage)) or {}
-    cost = {key: manifest[key] for key in ("seconds", "peak_memory_gib")}
-    key = f"{stage}/{config.judge.folder}" if STAGES[stage].per_judge else stage
-    values = (manifest["results"] | cost).items()
-    return {f"results/{key}/{name}": x for name, x in values if isinstance(x, int | float)}
