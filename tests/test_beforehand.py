@@ -5,7 +5,7 @@ import re
 import pytest
 
 from stages import base
-from stages.driving.maker import check_rows
+from stages.driving.wanted import check_rows
 from stages.finished import read_manifest, stage_folder
 from stages.settings.command_line import make_config
 from stages.settings.config import UserError

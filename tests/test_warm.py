@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from stages.driving import warm
+from stages.driving import maker
 from tests.resuming import ARGUMENTS
 
 ROOT = Path(__file__).parents[1]
 
 pytestmark = [
     pytest.mark.walk,
-    pytest.mark.skipif(not warm.can_be_forked(), reason="nothing is forked here"),
+    pytest.mark.skipif(not maker.can_be_forked(), reason="nothing is forked here"),
 ]
 
 STAGE = """
@@ -160,7 +160,7 @@ def test_forked_stages_put_out_what_those_of_their_own_interpreters_do(tmp_path)
 
 
 def test_stages_are_forked_where_there_is_no_accelerator(monkeypatch, tmp_path):
-    monkeypatch.setattr(warm, "Path", lambda _: tmp_path)
-    assert warm.can_be_forked()
+    monkeypatch.setattr(maker, "Path", lambda _: tmp_path)
+    assert maker.can_be_forked()
     (tmp_path / "nvidia0").touch()
-    assert not warm.can_be_forked()
+    assert not maker.can_be_forked()

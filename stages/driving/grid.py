@@ -22,40 +22,39 @@ STUDY_GOALS = ("ppo", "eval")
 RIVALS = ("ppo", "rloo", "grpo")
 KL_COEFS = ("0.02", "0.05", "0.1", "0.2")
 BEST_OF_N = "1,2,4,8,16,32,64"
-Page = Callable[[Sequence[Cell]], Sequence[str]]
+Page = Callable[[list[str]], Sequence[str]]
 
 
 def make_grid(maker: Maker, start: Sequence[Cell], others: Sequence[Cell], page: Page) -> int:
-    """Make the runs that others begin from, then these, then the page that compares them.
+    """Make the runs that others begin from, then these, then the page if they were evaluated.
 
     A seed whose own run fails has no others; the other seeds go on. The end names what failed.
-    `page` gives a page's module and arguments of the runs that are there; no words: no page.
+    `page` gives a page's module and arguments of the names of runs that are there.
     """
     maker.says_stop = True
     codes = maker.make_all(start)
-    there = {cell.config.seed for cell, code in zip(start, codes, strict=True) if not code}
+    ready = {cell.config.seed for cell, code in zip(start, codes, strict=True) if not code}
     if maker.execution.dry_run:
         # What a cell lacks can be looked up only where the run that it begins from is complete.
-        there -= {cell.config.seed for cell in start if others and maker.missing(cell)}
-        for cell in others:
-            done = cell.config.seed in there and not maker.missing(cell)
-            first = cell.config.own_from or "ppo"
-            todo = f"would make {first} and what follows, {' '.join(cell.request.overrides)}"
-            print(f"{cell.label}: {'nothing to do' if done else todo}")
-        return max(codes)
-    cells = [*start, *(cell for cell in others if cell.config.seed in there)]
+        ready -= {cell.config.seed for cell in start if others and maker.missing(cell)}
+        for cell in (cell for cell in others if cell.config.seed not in ready):
+            first, overrides = cell.config.own_from or "ppo", " ".join(cell.request.overrides)
+            print(f"{cell.label}: would make {first} and what follows, {overrides}")
+    cells = [*start, *(cell for cell in others if cell.config.seed in ready)]
     codes += maker.make_all(cells[len(start) :])
+    if maker.execution.dry_run:
+        return max(codes)
     if maker.stopped:
         name = signal.Signals(maker.stopped - 128).name
         print(f"stopped by {name}: the same command, without REPLACE, goes on", file=sys.stderr)
         return maker.stopped
-    done_cells = [cell for cell, code in zip(cells, codes, strict=True) if not code]
-    failed = [cell.label for cell in cells if cell not in done_cells]
+    done = [cell.config.name for cell, code in zip(cells, codes, strict=True) if not code]
+    failed = [cell.label for cell, code in zip(cells, codes, strict=True) if code]
     if failed:
         print(f"error: {len(failed)} runs failed: {', '.join(failed)}", file=sys.stderr)
-    module, *words = page(done_cells) if done_cells else ("",)
-    if not module:
+    if not done or "eval" not in cells[-1].goals:
         return max(codes)
+    module, *words = page([*dict.fromkeys(done)])
     command = [sys.executable, "-m", f"reports.{module}", *words]
     return max(*codes, maker.call([*command, "--judge", cells[0].config.judge.folder]))
 
@@ -114,26 +113,21 @@ def ablation_cells(
     return default, turned
 
 
-def distinct_ablations(
-    request: Request, seed: int, names: Sequence[str]
-) -> tuple[list[str], list[str]]:
-    """The ablations that make runs of their own here, and a line on each other one.
+def distinct_ablations(request: Request, seed: int, names: Sequence[str]) -> list[str]:
+    """The ablations that make runs of their own; a line says which other run each of the rest is.
 
     A switch may stand already where it would be turned, or two may come to the same settings.
     Raises UserError where none is left.
     """
     (default,), turned = ablation_cells(request, [seed], names)
-    seen, lines = {"the run itself": _settings_alone(default.config)}, []
+    seen = {_settings_alone(default.config): "the run itself"}
     for name, cell in zip(dict.fromkeys(names), turned, strict=True):
-        config = _settings_alone(cell.config)
-        twin = next((label for label, other in seen.items() if other == config), "")
-        if twin:
-            lines.append(f"ablation {name} is left out: with these settings it is {twin}")
-        else:
-            seen[name] = config
-    if names and len(seen) == 1:
-        raise UserError("; ".join(lines))
-    return list(seen)[1:], lines
+        twin = seen.setdefault(_settings_alone(cell.config), name)
+        if twin != name:
+            print(f"ablation {name} is left out: with these settings it is {twin}")
+    if len(seen) == 1:
+        raise UserError("no ablation is left: name another one, see ABLATIONS= in make help")
+    return [*seen.values()][1:]
 
 
 def _settings_alone(config: Config) -> Config:
@@ -145,8 +139,7 @@ def make_ablations(
     maker: Maker, request: Request, seeds: Sequence[int], names: Sequence[str]
 ) -> int:
     """Make the runs and their ablations, then the page that compares them."""
-    names, lines = distinct_ablations(request, seeds[0], names)
-    print("".join(f"{line}\n" for line in lines), end="")
+    names = distinct_ablations(request, seeds[0], names)
     default, turned = ablation_cells(request, seeds, names)
     page = ["ablations_page", "--name", default[0].config.name, "--ablations", *names]
     return make_grid(maker, default, turned, lambda _: page)
@@ -214,9 +207,4 @@ def study_cells(
 
 def make_study(maker: Maker, cells: Sequence[Cell]) -> int:
     """Make every cell that is missing, then the page about all sizes; returns the exit status."""
-
-    def page(done: Sequence[Cell]) -> list[str]:
-        names = dict.fromkeys(cell.config.name for cell in done)
-        return ["scaling_page", "--names", *names] if "eval" in cells[0].goals else [""]
-
-    return make_grid(maker, cells, [], page)
+    return make_grid(maker, cells, [], lambda names: ["scaling_page", "--names", *names])

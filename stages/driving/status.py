@@ -4,11 +4,10 @@ Standard library only.
 """
 
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from stages.driving.wanted import no_such_run
 from stages.finished import changed_code, lock_of, partial_of, read_manifest, why_not
 from stages.running.files import read_record
 from stages.running.machine import first_of
@@ -29,10 +28,26 @@ MARKS = (
 
 
 class Seen(NamedTuple):
-    """One stage as it lies on disk: its mark in the grid, and why."""
+    """One stage as it lies on disk: its mark in the table, and why."""
 
     mark: str
     why: str = ""
+
+
+def names_of_runs() -> list[str]:
+    """The names of all runs that there are."""
+    return sorted({path.parent.name for path in settings.RUNS.glob("*/seed*")})
+
+
+def no_such_run(name: str) -> UserError:
+    """The error about a name that no run has, with the nearest names."""
+    return unknown("run", name, names_of_runs(), "run `make status` to see what there is")
+
+
+def check_run(name: str) -> None:
+    """Raise UserError where there are runs, and none is called so."""
+    if name not in (names_of_runs() or [name]):
+        raise no_such_run(name)
 
 
 def look(folder: Path, stage: str) -> Seen:
@@ -69,51 +84,48 @@ def kept(partial: Path) -> str:
 
 
 def seed_lines(seed: Path) -> list[str]:
-    """A seed's row of the grid, one more for each judge if there are several, and the reasons."""
-    rows: dict[str, dict[str, Seen]] = {"": {}}  # by judge, first what all share
-    reasons = []
+    """A seed's row of the table, and the reasons of what is not done.
+
+    Where there are several judges, the row shows one that is not done, if any.
+    """
+    marks, reasons = [], []
     for stage in SHOWN:
-        parent = seed / stage if STAGES[stage].per_judge else seed
-        names = {path.name.removesuffix(".partial") for path in parent.glob("*") if path.is_dir()}
-        for name in sorted(names) if parent != seed else [stage]:
-            judge = name if parent != seed else ""
+        folders = [seed / stage]
+        if STAGES[stage].per_judge:
+            paths = (path for path in (seed / stage).glob("*") if path.is_dir())
+            names = sorted({path.name.removesuffix(".partial") for path in paths})
+            folders = [seed / stage / name for name in names] or folders
+        views = []
+        for folder in folders:
             try:
-                seen = look(parent / name, stage)
+                views.append(look(folder, stage))
             except (UserError, OSError) as error:  # of a record that a person has changed
-                seen = Seen("fail", what_to_mend(error) or "")
-            rows.setdefault(judge, {})[stage] = seen
-            if seen.why:
-                reasons.append(f"{stage}{f', judge {judge}' if judge else ''}: {seen.why}")
+                views.append(Seen("fail", what_to_mend(error) or ""))
+            judge = f", judge {folder.name}" if len(folders) > 1 else ""
+            reasons += [f"{stage}{judge}: {views[-1].why}"] if views[-1].why else []
+        marks.append(next((seen.mark for seen in views if seen.mark != "ok"), "ok"))
     number = seed.name.removeprefix("seed")
-    label = f"{seed.parent.name[: LABEL - 1 - len(number)]} {number}"
-    shared, *judged = rows.pop(""), *(row for _, row in sorted(rows.items()))
-    if len(judged) > 1:
-        lines = [_line(label, shared, "")]
-        lines += [_line(f"  {judge}", rows[judge], "") for judge in sorted(rows)]
-    else:
-        lines = [_line(label, shared | (judged[0] if judged else {}), "-")]
+    lines = [_line(f"{seed.parent.name[: LABEL - 1 - len(number)]} {number}", marks)]
     for reason in reasons:
         lines += textwrap.wrap(reason, COLUMNS, initial_indent="  ", subsequent_indent="      ")
     return lines
 
 
-def _line(label: str, row: Mapping[str, Seen], missing: str) -> str:
-    marks = [row[stage].mark if stage in row else missing for stage in SHOWN]
-    return f"{label[:LABEL]:{LABEL}} " + "".join(f"{mark:5}" for mark in marks).rstrip()
+def _line(label: str, marks: Sequence[str]) -> str:
+    return f"{label:{LABEL}} " + "".join(f"{mark:5}" for mark in marks).rstrip()
 
 
 def status(name: str = "") -> list[str]:
-    """The grid of runs, seeds and stages, at most 80 columns wide.
+    """The table of runs, seeds and stages, at most 80 columns wide.
 
     Raises UserError if `name` is given and there is no such run.
     """
     folders = settings.RUNS.glob("*/seed*")
     seeds = sorted(folders, key=lambda seed: (seed.parent.name, len(seed.name), seed.name))
-    names = [seed.parent.name for seed in seeds]
-    if name and name not in names:
-        raise no_such_run(name) if names else unknown("run", name, (), "there is no run yet")
+    if name and name not in names_of_runs():
+        raise no_such_run(name)
     if not seeds:
         return ["no runs yet: make sft rm ppo eval"]
     shown = [seed for seed in seeds if name in ("", seed.parent.name)]
-    head = _line("run and seed", {stage: Seen(head) for stage, head in SHOWN.items()}, "")
-    return [head, *(line for seed in shown for line in seed_lines(seed)), "", *MARKS]
+    lines = [line for seed in shown for line in seed_lines(seed)]
+    return [_line("run and seed", [*SHOWN.values()]), *lines, "", *MARKS]
