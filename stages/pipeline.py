@@ -13,16 +13,7 @@ import argparse
 from collections.abc import Callable
 from dataclasses import fields
 
-from stages.driving.grid import (
-    KL_COEFS,
-    LADDER,
-    SEEDS,
-    STUDY_GOALS,
-    make_ablations,
-    make_rivals,
-    make_study,
-    study_cells,
-)
+from stages.driving import grid
 from stages.driving.maker import Cell, Ended, Execution, Maker
 from stages.driving.status import status
 from stages.driving.wanted import GOALS
@@ -49,7 +40,13 @@ LOOKS: dict[str, Callable[[Request], list[str]]] = {
     "status": lambda request: status(request.name),
     "settings": lambda request: settings_lines(config_of(request, whole=False)),
 }
-GRIDS = ("study", "ablations", "rivals")
+GRIDS: dict[str, Callable[[Request, argparse.Namespace], grid.Grid]] = {
+    "study": lambda request, args: grid.study(request, args.presets, args.seeds, args.job),
+    "ablations": lambda request, args: grid.ablations(
+        request, args.seeds, ablations_named(args.ablations)
+    ),
+    "rivals": lambda request, args: grid.rivals(request, args.seeds, args.kl_coefs),
+}
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
@@ -61,11 +58,11 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--max-cost", default="", help="the most that a judge may cost, USD")
     parser.add_argument("--replace", default="", help="1, or stages: what is made anew")
     parser.add_argument("--dry-run", action="store_true", help="say what would be made")
-    parser.add_argument("--seeds", type=int, nargs="+", default=SEEDS, help="of a grid")
-    parser.add_argument("--presets", nargs="+", default=LADDER, help="sizes of a study")
-    parser.add_argument("--job", nargs="+", default=STUDY_GOALS, help="goals of its cells")
+    parser.add_argument("--seeds", type=int, nargs="+", default=grid.SEEDS, help="of a grid")
+    parser.add_argument("--presets", nargs="+", default=grid.LADDER, help="sizes of a study")
+    parser.add_argument("--job", nargs="+", default=grid.STUDY_GOALS, help="goals of its cells")
     parser.add_argument("--ablations", nargs="+", default=list(ABLATIONS))
-    parser.add_argument("--kl-coefs", nargs="+", default=KL_COEFS, help="of the rivals")
+    parser.add_argument("--kl-coefs", nargs="+", default=grid.KL_COEFS, help="of the rivals")
     return parser.parse_args(argv)
 
 
@@ -102,14 +99,10 @@ def make_goals(request: Request, args: argparse.Namespace, ended: Ended | None =
         ended=ended,
     )
     with Maker(execution) as maker:
-        if "study" in args.goals:
-            return make_study(maker, study_cells(request, args.presets, args.seeds, args.job))
-        if "ablations" in args.goals:
-            return make_ablations(maker, request, args.seeds, ablations_named(args.ablations))
-        if "rivals" in args.goals:
-            return make_rivals(maker, request, args.seeds, args.kl_coefs)
-        cell = Cell(request=request, config=config_of(request), goals=tuple(args.goals))
-        return maker.make(cell)
+        goal, *_ = goals = tuple(args.goals)
+        if goal not in GRIDS:
+            return maker.make(Cell(request=request, config=config_of(request), goals=goals))
+        return grid.make_grid(maker, GRIDS[goal](request, args))
 
 
 if __name__ == "__main__":

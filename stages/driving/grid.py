@@ -6,8 +6,9 @@ failed. `stages.pipeline` calls this.
 
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 from stages.driving.maker import Cell, Maker
 from stages.driving.wanted import no_part, wanted_stages
@@ -22,112 +23,105 @@ STUDY_GOALS = ("ppo", "eval")
 RIVALS = ("ppo", "rloo", "grpo")
 KL_COEFS = ("0.02", "0.05", "0.1", "0.2")
 BEST_OF_N = "1,2,4,8,16,32,64"
-Page = Callable[[list[str]], Sequence[str]]
 
 
-def make_grid(maker: Maker, start: Sequence[Cell], others: Sequence[Cell], page: Page) -> int:
+class Grid(NamedTuple):
+    """Runs to be made, and the page that compares them."""
+
+    start: list[Cell]
+    others: list[Cell]
+    """Begin from a run of the same seed in `start`."""
+    page: list[str]
+    """Its module in `reports`, and the words of its command line."""
+
+
+def make_grid(maker: Maker, grid: Grid) -> int:
     """Make the runs that others begin from, then these, then the page if they were evaluated.
 
     A seed whose own run fails has no others; the other seeds go on. The end names what failed.
-    `page` gives a page's module and arguments of the names of runs that are there.
     """
     maker.says_stop = True
-    codes = maker.make_all(start)
-    ready = {cell.config.seed for cell, code in zip(start, codes, strict=True) if not code}
+    codes = maker.make_all(grid.start)
+    ready = {cell.config.seed for cell, code in zip(grid.start, codes, strict=True) if not code}
     if maker.execution.dry_run:
         # What a cell lacks can be looked up only where the run that it begins from is complete.
-        ready -= {cell.config.seed for cell in start if others and maker.missing(cell)}
-        for cell in (cell for cell in others if cell.config.seed not in ready):
+        ready -= {cell.config.seed for cell in grid.start if grid.others and maker.missing(cell)}
+        for cell in (cell for cell in grid.others if cell.config.seed not in ready):
             first, overrides = cell.config.own_from or "ppo", " ".join(cell.request.overrides)
             print(f"{cell.label}: would make {first} and what follows, {overrides}")
-    cells = [*start, *(cell for cell in others if cell.config.seed in ready)]
-    codes += maker.make_all(cells[len(start) :])
+    others = [cell for cell in grid.others if cell.config.seed in ready]
+    codes += maker.make_all(others)
     if maker.execution.dry_run:
         return max(codes)
     if maker.stopped:
         name = signal.Signals(maker.stopped - 128).name
         print(f"stopped by {name}: the same command, without REPLACE, goes on", file=sys.stderr)
         return maker.stopped
-    done = [cell.config.name for cell, code in zip(cells, codes, strict=True) if not code]
-    failed = [cell.label for cell, code in zip(cells, codes, strict=True) if code]
+    cells = list(zip([*grid.start, *others], codes, strict=True))
+    failed = [cell.label for cell, code in cells if code]
     if failed:
         print(f"error: {len(failed)} runs failed: {', '.join(failed)}", file=sys.stderr)
-    if not done or "eval" not in cells[-1].goals:
+    done = {cell.config.name for cell, code in cells if not code}
+    if not done or "eval" not in cells[-1][0].goals:
         return max(codes)
-    module, *words = page([*dict.fromkeys(done)])
+    gone = {cell.config.name for cell, _ in cells} - done
+    module, *words = (word for word in grid.page if word not in gone)
     command = [sys.executable, "-m", f"reports.{module}", *words]
-    return max(*codes, maker.call([*command, "--judge", cells[0].config.judge.folder]))
+    return max(*codes, maker.call([*command, "--judge", cells[0][0].config.judge.folder]))
 
 
-def config_to_train(request: Request, goal: str) -> Config:
-    """The config of a run of a grid. Raises UserError for a run that trains nothing."""
-    config = config_of(request)
-    if config.kind != TRAINED:
-        raise UserError(no_part(goal, config.kind))
-    return config
-
-
-def branch(request: Request, config: Config, name: str, overrides: Sequence[str]) -> Cell:
+def branch(cell: Cell, name: str, overrides: Sequence[str], goals: Sequence[str]) -> Cell:
     """A run with other settings that takes the stages before the first one that these change from
-    the run of `request`, or from its upstream.
+    another run, or from its upstream.
     """
+    request, keys = cell.request, {text.partition("=")[0] for text in overrides}
     # What the run itself changes in shared stages it has on record; its upstream has not.
     own = [
         text
         for text in request.overrides
-        if request.upstream or text.split(".")[0] not in SHARED_SECTIONS
+        if text.partition("=")[0] not in keys
+        and (request.upstream or text.split(".")[0] not in SHARED_SECTIONS)
     ]
     turned = replace(
         request,
-        name=f"{config.name}-{name}",
-        upstream=request.upstream or config.name,
-        overrides=overridden(own, overrides),
+        name=f"{cell.config.name}-{name}",
+        upstream=request.upstream or cell.config.name,
+        overrides=(*own, *overrides),
     )
-    upstream = None if request.upstream else config
-    return Cell(request=turned, config=config_of(turned, upstream), goals=("eval",))
+    config = config_of(turned, None if request.upstream else cell.config)
+    return Cell(request=turned, config=config, goals=tuple(goals))
 
 
-def overridden(own: Sequence[str], others: Sequence[str]) -> tuple[str, ...]:
-    """Overrides with others after them, which stand for those of the same key."""
-    keys = {text.partition("=")[0] for text in others}
-    return (*(text for text in own if text.partition("=")[0] not in keys), *others)
+def start_cells(request: Request, seeds: Sequence[int], *goals: str) -> list[Cell]:
+    """A run for each seed. Raises UserError for a run that trains nothing."""
+    requests = [replace(request, seed=seed) for seed in dict.fromkeys(seeds)]
+    cells = [Cell(request=each, config=config_of(each), goals=goals) for each in requests]
+    if cells[0].config.kind != TRAINED:
+        raise UserError(no_part("a grid of runs", cells[0].config.kind))
+    return cells
 
 
-# -- ablations -------------------------------------------------------------------------------------
+def ablations(request: Request, seeds: Sequence[int], names: Sequence[str]) -> Grid:
+    """The runs to compare with, and each of them with one switch turned.
 
-
-def ablation_cells(
-    request: Request, seeds: Sequence[int], names: Sequence[str]
-) -> tuple[list[Cell], list[Cell]]:
-    """The runs to compare with, one per seed, and each of them with one switch turned.
-
-    Raises UserError for an unknown ablation.
+    A switch may stand already where it would be turned, or two may come to the same settings: then
+    a line says which other run it is. Raises UserError for an unknown ablation.
     """
-    switches = {name: settings_of_ablation(name) for name in names}
-    default, turned = [], []
-    for seed in dict.fromkeys(seeds):
-        of_seed = replace(request, seed=seed)
-        config = config_to_train(of_seed, "ablations")
-        default.append(Cell(request=of_seed, config=config, goals=("eval",)))
-        turned += [branch(of_seed, config, name, switch) for name, switch in switches.items()]
-    return default, turned
-
-
-def distinct_ablations(request: Request, seed: int, names: Sequence[str]) -> list[str]:
-    """The ablations that make runs of their own; a line says which other run each of the rest is.
-
-    A switch may stand already where it would be turned, or two may come to the same settings.
-    Raises UserError where none is left.
-    """
-    (default,), turned = ablation_cells(request, [seed], names)
-    seen = {_settings_alone(default.config): "the run itself"}
-    for name, cell in zip(dict.fromkeys(names), turned, strict=True):
-        twin = seen.setdefault(_settings_alone(cell.config), name)
-        if twin != name:
-            print(f"ablation {name} is left out: with these settings it is {twin}")
-    if len(seen) == 1:
+    start, others = start_cells(request, seeds, "eval"), []
+    for cell in start:
+        seen = {_settings_alone(cell.config): "the run itself"}
+        for name in dict.fromkeys(names):
+            turned = branch(cell, name, settings_of_ablation(name), ["eval"])
+            twin = seen.setdefault(_settings_alone(turned.config), name)
+            if twin == name:
+                others.append(turned)
+            elif cell is start[0]:
+                print(f"ablation {name} is left out: with these settings it is {twin}")
+    name = start[0].config.name
+    own = dict.fromkeys(cell.config.name.removeprefix(f"{name}-") for cell in others)
+    if not own:
         raise UserError("no ablation is left: name another one, see ABLATIONS= in make help")
-    return [*seen.values()][1:]
+    return Grid(start, others, ["ablations_page", "--name", name, "--ablations", *own])
 
 
 def _settings_alone(config: Config) -> Config:
@@ -135,59 +129,31 @@ def _settings_alone(config: Config) -> Config:
     return replace(config, name="run", upstream="", own_from="", overrides=())
 
 
-def make_ablations(
-    maker: Maker, request: Request, seeds: Sequence[int], names: Sequence[str]
-) -> int:
-    """Make the runs and their ablations, then the page that compares them."""
-    names = distinct_ablations(request, seeds[0], names)
-    default, turned = ablation_cells(request, seeds, names)
-    page = ["ablations_page", "--name", default[0].config.name, "--ablations", *names]
-    return make_grid(maker, default, turned, lambda _: page)
+def rivals(request: Request, seeds: Sequence[int], kl_coefs: Sequence[str]) -> Grid:
+    """The runs that give SFT and reward model; and from each, for every coefficient of the KL
+    penalty, one with all rivals. The first of these has best-of-n and DPO too, on which the penalty
+    has no effect. Summaries are sampled as PPO samples, which is what KL is of.
 
-
-# -- rivals ----------------------------------------------------------------------------------------
-
-
-def rival_cells(
-    request: Request, seeds: Sequence[int], kl_coefs: Sequence[str]
-) -> tuple[list[Cell], list[Cell]]:
-    """The runs that give SFT and reward model, one per seed; and from each, for every coefficient
-    of the KL penalty, one with all rivals. The first of these has best-of-n and DPO too, on which
-    the penalty has no effect. Summaries are sampled as PPO samples, which is what KL is of.
-
-    Raises UserError for coefficients that are no numbers, and for a run that trains nothing.
+    Raises UserError for coefficients that are no numbers.
     """
-    start, rivals = [], []
-    first, *_ = coefs = list(dict.fromkeys(kl_coefs))
-    for seed in dict.fromkeys(seeds):
-        of_seed = replace(request, seed=seed)
-        config = config_to_train(of_seed, "rivals")
-        start.append(Cell(request=of_seed, config=config, goals=("rm",)))
-        for coef in coefs:
-            overrides = [*(f"{rival}.kl_coef={coef}" for rival in RIVALS)]
-            overrides.append(f"eval.temperature={config.ppo.temperature:g}")
-            overrides += [f"eval.best_of={BEST_OF_N}"] if coef == first else []
-            goals = (*RIVALS, *(["dpo"] if coef == first else []), "eval")
-            rivals.append(replace(branch(of_seed, config, f"kl{coef}", overrides), goals=goals))
-    return start, rivals
-
-
-def make_rivals(
-    maker: Maker, request: Request, seeds: Sequence[int], kl_coefs: Sequence[str]
-) -> int:
-    """Make the rivals of a run, then the page that compares them at equal KL."""
-    start, rivals = rival_cells(request, seeds, kl_coefs)
+    start, others = start_cells(request, seeds, "rm"), []
+    for cell in start:
+        for coef in dict.fromkeys(kl_coefs):
+            goals = [*RIVALS, "eval"]
+            overrides = [f"{rival}.kl_coef={coef}" for rival in RIVALS]
+            overrides.append(f"eval.temperature={cell.config.ppo.temperature:g}")
+            if coef == kl_coefs[0]:
+                goals.append("dpo")
+                overrides.append(f"eval.best_of={BEST_OF_N}")
+            others.append(branch(cell, f"kl{coef}", overrides, goals))
     page = ["rivals_page", "--name", start[0].config.name, "--kl-coefs", *kl_coefs]
-    return make_grid(maker, start, rivals, lambda _: page)
+    return Grid(start, others, page)
 
 
-# -- the study -------------------------------------------------------------------------------------
-
-
-def study_cells(
+def study(
     request: Request, presets: Sequence[str], seeds: Sequence[int], goals: Sequence[str] = ()
-) -> list[Cell]:
-    """A cell for each preset and seed, a whole row of sizes before the next seed.
+) -> Grid:
+    """A run for each preset and seed, a whole row of sizes before the next seed.
 
     With a name each run is called after its preset and that name, such as tiny-xs-other.
     Raises UserError for an unknown preset or goal, a setting without a name, and an upstream.
@@ -198,13 +164,8 @@ def study_cells(
     for seed in dict.fromkeys(seeds):
         for preset in dict.fromkeys(presets):
             name = f"{preset}-{request.name}" if request.name else ""
-            part = replace(request, preset=preset, seed=seed, name=name)
-            config = config_to_train(part, "study")
-            cells.append(Cell(request=part, config=config, goals=tuple(goals) or STUDY_GOALS))
-            wanted_stages(config, cells[-1].goals)
-    return cells
-
-
-def make_study(maker: Maker, cells: Sequence[Cell]) -> int:
-    """Make every cell that is missing, then the page about all sizes; returns the exit status."""
-    return make_grid(maker, cells, [], lambda names: ["scaling_page", "--names", *names])
+            part = replace(request, preset=preset, name=name)
+            cells += start_cells(part, [seed], *(goals or STUDY_GOALS))
+            wanted_stages(cells[-1].config, cells[-1].goals)
+    names = dict.fromkeys(cell.config.name for cell in cells)
+    return Grid(cells, [], ["scaling_page", "--names", *names])

@@ -34,20 +34,11 @@ class Seen(NamedTuple):
     why: str = ""
 
 
-def names_of_runs() -> list[str]:
-    """The names of all runs that there are."""
-    return sorted({path.parent.name for path in settings.RUNS.glob("*/seed*")})
-
-
-def no_such_run(name: str) -> UserError:
-    """The error about a name that no run has, with the nearest names."""
-    return unknown("run", name, names_of_runs(), "run `make status` to see what there is")
-
-
 def check_run(name: str) -> None:
-    """Raise UserError where there are runs, and none is called so."""
-    if name not in (names_of_runs() or [name]):
-        raise no_such_run(name)
+    """Raise UserError, with the nearest names, where there are runs, and none is called so."""
+    names = sorted({path.parent.name for path in settings.RUNS.glob("*/seed*")})
+    if names and name not in names:
+        raise unknown("run", name, names, "run `make status` to see what there is")
 
 
 def look(folder: Path, stage: str) -> Seen:
@@ -122,8 +113,8 @@ def status(name: str = "") -> list[str]:
     """
     folders = settings.RUNS.glob("*/seed*")
     seeds = sorted(folders, key=lambda seed: (seed.parent.name, len(seed.name), seed.name))
-    if name and name not in names_of_runs():
-        raise no_such_run(name)
+    if name:
+        check_run(name)
     if not seeds:
         return ["no runs yet: make sft rm ppo eval"]
     shown = [seed for seed in seeds if name in ("", seed.parent.name)]
