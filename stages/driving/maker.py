@@ -23,9 +23,8 @@ from typing import Any
 
 from stages.driving.start import load, run_module
 from stages.driving.wanted import ANEW, check_rows, check_settings, lacking, wanted_stages
-from stages.finished import changed_code, lock_of, partial_of, read_manifest, stage_folder, why_not
+from stages.finished import lock_of, partial_of, read_manifest, stage_folder, why_not
 from stages.running import launch
-from stages.running.machine import other_code
 from stages.running.progress import folded
 from stages.running.signals import (
     CALLER_SAYS_STOP,
@@ -117,26 +116,24 @@ class Maker:
     # -- runs --------------------------------------------------------------------------------------
 
     def make_all(self, cells: Sequence[Cell]) -> list[int]:
-        """Make several runs in turn; each one's status. A failed run stops no other."""
+        """Make several runs in turn; each one's status. A failed run stops no other, and what a
+        user can mend of it is one line.
+        """
         codes: list[int] = []
         for cell in cells:
-            codes.append(self.stopped or self._status_of(cell))
+            try:
+                codes.append(self.stopped or self.make(cell))
+            except Exception as error:
+                line = what_to_mend(error)
+                if line is None:
+                    raise
+                say_error(f"error: {cell.label}: {line}")
+                codes.append(2)
             if not (self.stopped or self.execution.dry_run):
                 outcome = f"FAILED with status {codes[-1]}" if codes[-1] else "is done"
                 news = f"{cell.label} {outcome}; {len(codes)} of {len(cells)} runs are through"
                 print(f"\n{news}", flush=True)
         return codes
-
-    def _status_of(self, cell: Cell) -> int:
-        """Make one of several runs; its status. What a user can mend is said in one line."""
-        try:
-            return self.make(cell)
-        except Exception as error:
-            line = what_to_mend(error)
-            if line is None:
-                raise
-            say_error(f"error: {cell.label}: {line}")
-            return 2
 
     def make(self, cell: Cell) -> int:
         """Make what is missing or stale of one run; return the status of the first that fails.
@@ -173,11 +170,8 @@ class Maker:
                 return code
             if self.execution.ended:
                 self.execution.ended(config, stage)
-        code_line = other_code({name: changed_code(config, name) for name in own})
-        parts = [] if renewed else [f"nothing to do, {len(own)} stages are done"]
-        parts += [f"{code_line}: REPLACE=1 makes them anew"] if code_line else []
-        if parts:
-            print(f"{cell.label}: {'; '.join(parts)}")
+        if not renewed:
+            print(f"{cell.label}: nothing to do, {len(own)} stages are done")
         if "report" in own and "report" not in renewed:  # a new page has printed it already
             print((stage_folder(config, "report") / "headline.txt").read_text(), end="")
         return self.stopped
@@ -284,14 +278,10 @@ def move_all_aside(config: Config, stages: Sequence[str]) -> None:
     Raises UserError, and moves nothing, if one of them is under way elsewhere.
     """
     folders = {stage: stage_folder(config, stage) for stage in stages}
-    there = [
-        (stage, path)
-        for stage, folder in folders.items()
-        for path in (folder, partial_of(folder))
-        if path.is_dir()
-    ]
     with ExitStack() as locks:
-        for stage in dict(there):
-            locks.enter_context(held(lock_of(folders[stage]), stage))
-        for stage, path in there:
-            print(f"{stage}: moved to {move_aside(path)}", flush=True)
+        for stage, folder in folders.items():
+            if folder.parent.is_dir():
+                locks.enter_context(held(lock_of(folder), stage))
+        for stage, folder in folders.items():
+            for path in (path for path in (folder, partial_of(folder)) if path.is_dir()):
+                print(f"{stage}: moved to {move_aside(path)}", flush=True)

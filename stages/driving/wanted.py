@@ -127,11 +127,10 @@ def _following(config: Config, named: Sequence[str], own: Sequence[str]) -> list
     for stage in named:
         if stage not in STAGES:
             raise unknown("stage", stage, STAGES)
-        if config.is_upstreams(stage):
-            where = f"it belongs to {config.upstream}"
-            raise UserError(f"REPLACE={stage}: {where}: leave out UPSTREAM=")
         if stage not in own:
-            raise UserError(f"REPLACE={stage}: no goal here needs it: add {STAGES[stage].goal}")
+            mend = f"add {STAGES[stage].goal}"
+            mend = "leave out UPSTREAM=" if config.is_upstreams(stage) else mend
+            raise UserError(f"REPLACE={stage}: no goal here makes it: {mend}")
     following: list[str] = []
     for name in own:
         row = row_of(name, config.kind)
