@@ -175,9 +175,7 @@ def test_replace_leaves_the_stages_of_an_upstream_alone(runs):
     of_rm = replaced(named("rm.epochs=3", upstream="tiny"), name="other")
     for config in (ablation, of_rm):
         make(config)
-        with pytest.raises(
-            UserError, match="REPLACE=sft: no goal here makes it: leave out UP"
-        ):
+        with pytest.raises(UserError, match="REPLACE=sft: no goal here makes it: leave out UP"):
             make(config, *ALL_GOALS, replace="sft")
     assert make(of_rm, replace="rm")[:3] == ["rm", "normalize", "ppo"]
 

@@ -18,8 +18,8 @@ import pytest
 
 from reports.sharing import cards
 from stages import runs as runs_module
-from stages.driving import trackers
-from stages.driving.trackers import SETTINGS, tracked
+from stages.driving import start
+from stages.driving.start import SETTINGS, tracked
 from stages.running.files import read_lines
 from stages.runs import open_stage
 from stages.settings.checks import UserError
@@ -35,7 +35,7 @@ SECRET = "http://pa55word.judge.example.org/v1"
 OFFLINE = {"WANDB_MODE": "offline", "WANDB_PROJECT": "tldr"}
 LIVE = """
 import sys
-from stages.driving.trackers import tracked
+from stages.driving.start import tracked
 from stages.runs import open_stage, tracking
 from stages.settings.checks import UserError, fail
 from stages.settings.command_line import make_config
@@ -122,7 +122,7 @@ def test_a_bad_setting_of_wandb_is_one_line_and_leaves_no_file(tmp_path, environ
     assert done.code == 2
     (line,) = [line for line in done.errors.splitlines() if line.startswith("error: ")]
     assert said in line
-    assert line.endswith("Correct it, or unset WANDB_PROJECT")
+    assert line.endswith("correct it, or unset WANDB_PROJECT")
     assert not (tmp_path / "runs").exists()
 
 
@@ -135,7 +135,7 @@ def test_a_library_that_is_missing_is_one_line_and_leaves_no_file(runs, monkeypa
     assert not runs.exists()
 
 
-@pytest.mark.parametrize("call", ["start", "log", "finish"])
+@pytest.mark.parametrize("call", ["log", "finish"])
 def test_what_fails_there_is_one_line_and_the_stage_goes_on(runs, monkeypatch, capsys, call):
     class Failing:
         def __getattr__(self, name):
@@ -145,7 +145,7 @@ def test_what_fails_there_is_one_line_and_the_stage_goes_on(runs, monkeypatch, c
 
             return answer
 
-    monkeypatch.setattr(trackers, "make_tracker", lambda *_: Failing())
+    monkeypatch.setattr(start, "make_tracker", lambda *_: Failing())
     monkeypatch.setitem(sys.modules, "wandb", ModuleType("wandb"))
     monkeypatch.setenv("WANDB_PROJECT", "tldr")
     monkeypatch.setattr(runs_module, "tracking", SimpleNamespace(get=lambda: tracked))
@@ -155,7 +155,7 @@ def test_what_fails_there_is_one_line_and_the_stage_goes_on(runs, monkeypatch, c
         run.finish({})
     assert [row["step"] for row in read_lines(run.folder / "metrics.jsonl")] == [1, 2]
     lines = [line for line in capsys.readouterr().err.splitlines() if "wandb" in line]
-    reason = "first line second line"
+    reason = "ConnectionError: first line second line"
     assert lines == [f"wandb: {call} failed ({reason}): the stage goes on without it"]
 
 
