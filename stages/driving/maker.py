@@ -206,10 +206,7 @@ class Maker:
 
     def call(self, words: Sequence[str]) -> int:
         """Run a command to its end; return its exit status, as a shell gives it."""
-        # Tools beside this interpreter, such as `accelerate`, are found by their names.
-        path = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", "")))
-        started_by = " ".join(self.execution.started_by)
-        environment = {**os.environ, "PATH": path, GOES_ON_WITH: started_by}
+        environment = {**os.environ, GOES_ON_WITH: " ".join(self.execution.started_by)}
         environment |= {CALLER_SAYS_STOP: "1"} if self.says_stop else {}
         if tuple(words[:3]) == START and self.forks:
             code = self._call_forked(words[3], words[4:], environment)

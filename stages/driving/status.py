@@ -6,7 +6,6 @@ Standard library only.
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from stages.finished import changed_code, lock_of, partial_of, read_manifest, why_not
 from stages.running.files import read_record
@@ -27,13 +26,6 @@ MARKS = (
 )
 
 
-class Seen(NamedTuple):
-    """One stage as it lies on disk: its mark in the table, and why."""
-
-    mark: str
-    why: str = ""
-
-
 def check_run(name: str) -> None:
     """Raise UserError, with the nearest names, where there are runs, and none is called so."""
     names = sorted({path.parent.name for path in settings.RUNS.glob("*/seed*")})
@@ -41,28 +33,28 @@ def check_run(name: str) -> None:
         raise unknown("run", name, names, "run `make status` to see what there is")
 
 
-def look(folder: Path, stage: str) -> Seen:
-    """Whether a stage is done, stale, running, half done, failed or missing, and why."""
+def look(folder: Path, stage: str) -> tuple[str, str]:
+    """A stage's mark in the table, and why it is not done; empty where that needs no words."""
     partial, finished = partial_of(folder), read_manifest(folder) is not None
     config = recorded_config(folder if folder.is_dir() else partial)
     if config is None:
-        return Seen("-")
+        return "-", ""
     if holder_of(lock_of(folder)) is not None:
         noted = read_record(partial / "progress.json")
         if noted is None:
-            return Seen("run", "running, just begun")
+            return "run", "running, just begun"
         left = f"{noted['total']}, {noted['seconds_left']} s left"
-        return Seen("run", f"running, {noted['label']} {noted['done']} of {left}")
+        return "run", f"running, {noted['label']} {noted['done']} of {left}"
     if not finished and partial.is_dir():
         failure = read_record(partial / "failed.json")
         if failure is not None:
-            return Seen("fail", f"failed: {failure['error']}")
-        return Seen("half", f"half done, {kept(partial)}")
+            return "fail", f"failed: {failure['error']}"
+        return "half", f"half done, {kept(partial)}"
     problem = why_not(config, stage)
     if problem:
-        return Seen("old", str(problem)) if finished else Seen("-")
+        return ("old", str(problem)) if finished else ("-", "")
     files = changed_code(config, stage)
-    return Seen("ok*", f"was made with other code ({first_of(files)})") if files else Seen("ok")
+    return ("ok*", f"was made with other code ({first_of(files)})") if files else ("ok", "")
 
 
 def kept(partial: Path) -> str:
@@ -81,20 +73,18 @@ def seed_lines(seed: Path) -> list[str]:
     """
     marks, reasons = [], []
     for stage in SHOWN:
-        folders = [seed / stage]
-        if STAGES[stage].per_judge:
-            paths = (path for path in (seed / stage).glob("*") if path.is_dir())
-            names = sorted({path.name.removesuffix(".partial") for path in paths})
-            folders = [seed / stage / name for name in names] or folders
+        paths = (seed / stage).glob("[!.]*") if STAGES[stage].per_judge else ()
+        judges = sorted({path.name.removesuffix(".partial") for path in paths})
+        folders = [seed / stage / judge for judge in judges] or [seed / stage]
         views = []
         for folder in folders:
             try:
                 views.append(look(folder, stage))
             except (UserError, OSError) as error:  # of a record that a person has changed
-                views.append(Seen("fail", what_to_mend(error) or ""))
+                views.append(("fail", what_to_mend(error) or ""))
             judge = f", judge {folder.name}" if len(folders) > 1 else ""
-            reasons += [f"{stage}{judge}: {views[-1].why}"] if views[-1].why else []
-        marks.append(next((seen.mark for seen in views if seen.mark != "ok"), "ok"))
+            reasons += [f"{stage}{judge}: {views[-1][1]}"] if views[-1][1] else []
+        marks.append(next((mark for mark, _ in views if mark != "ok"), "ok"))
     number = seed.name.removeprefix("seed")
     lines = [_line(f"{seed.parent.name[: LABEL - 1 - len(number)]} {number}", marks)]
     for reason in reasons:
@@ -111,12 +101,11 @@ def status(name: str = "") -> list[str]:
 
     Raises UserError if `name` is given and there is no such run.
     """
-    folders = settings.RUNS.glob("*/seed*")
-    seeds = sorted(folders, key=lambda seed: (seed.parent.name, len(seed.name), seed.name))
     if name:
         check_run(name)
+    folders = settings.RUNS.glob(f"{name or '*'}/seed*")
+    seeds = sorted(folders, key=lambda seed: (seed.parent.name, len(seed.name), seed.name))
     if not seeds:
         return ["no runs yet: make sft rm ppo eval"]
-    shown = [seed for seed in seeds if name in ("", seed.parent.name)]
-    lines = [line for seed in shown for line in seed_lines(seed)]
+    lines = [line for seed in seeds for line in seed_lines(seed)]
     return [_line("run and seed", [*SHOWN.values()]), *lines, "", *MARKS]

@@ -1,13 +1,12 @@
 """Which stages a command makes: those that lead to its goals, of these what is missing or stale,
 and what REPLACE makes anew. Standard library only.
 
-Content decides everything (`stages.finished.why_not`), the age of a file decides nothing. A run
-takes hours, and its last stages are asked for in the same command. So the settings of all of them
-are checked first, and the rows as soon as the base stage has counted them.
+Content decides everything (`stages.finished.why_not`), the age of a file decides nothing. What the
+last stages would refuse is refused before the first.
 
-REPLACE=1 makes anew the stages of the goals that were asked for, and of the stages that they need
-those made with other settings or other code. REPLACE=ppo makes that stage anew and what follows
-from it; REPLACE="ppo rloo" does so for both. What an upstream supplies stays as it is.
+REPLACE=1 makes anew the stages of the goals, and of the stages that they need those made with other
+settings or other code. REPLACE="ppo rloo" makes these anew and what follows from either. What an
+upstream supplies stays as it is.
 """
 
 from collections.abc import Sequence
@@ -25,7 +24,7 @@ from stages.finished import (
     stage_folder,
     why_not,
 )
-from stages.settings.checks import UserError, check_dealt, check_filled, check_room, unknown
+from stages.settings.checks import UserError, check_dealt, check_filled, unknown
 from stages.settings.config import Config
 from stages.settings.judge_models import check_asking
 from stages.settings.sections import COMPARISONS, POSTS
@@ -109,21 +108,10 @@ def replaced_stages(
 
     `own`: the stages that the run makes itself. Raises UserError for any other one.
     """
-    if replace not in ("", ALL):
-        return _following(config, replace.split(), own)
-    wanted = stages_of(config, goals)
-    return [name for name in own if replace and (name in wanted or _differs(config, name))]
-
-
-def _differs(config: Config, stage: str) -> bool:
-    """Whether a stage was made, or begun, with other settings or other code, or is damaged."""
-    problem = why_not(config, stage) or damage(config, stage)
-    needs_replace = problem is not None and problem.needs_replace
-    return needs_replace or bool(changed_code(config, stage))
-
-
-def _following(config: Config, named: Sequence[str], own: Sequence[str]) -> list[str]:
-    """Stages of the run and those made from them, directly or not, in the order of the run."""
+    named, anew = replace.split(), list[str]()
+    if replace == ALL:
+        wanted = stages_of(config, goals)
+        return [name for name in own if name in wanted or differs(config, name)]
     for stage in named:
         if stage not in STAGES:
             raise unknown("stage", stage, STAGES)
@@ -131,12 +119,17 @@ def _following(config: Config, named: Sequence[str], own: Sequence[str]) -> list
             mend = f"add {STAGES[stage].goal}"
             mend = "leave out UPSTREAM=" if config.is_upstreams(stage) else mend
             raise UserError(f"REPLACE={stage}: no goal here makes it: {mend}")
-    following: list[str] = []
     for name in own:
         row = row_of(name, config.kind)
-        if name in named or {*row.inputs, *row.joined_by}.intersection(following):
-            following.append(name)
-    return following
+        if name in named or {*row.inputs, *row.joined_by}.intersection(anew):
+            anew.append(name)
+    return anew
+
+
+def differs(config: Config, stage: str) -> bool:
+    """Whether a stage was made, or begun, with other settings or other code, or is damaged."""
+    problem = why_not(config, stage) or damage(config, stage)
+    return (problem or MISSING).needs_replace or bool(changed_code(config, stage))
 
 
 # -- what would be refused hours later -------------------------------------------------------------
@@ -161,23 +154,14 @@ def check_settings(
 
 
 def check_rows(config: Config, stages: Sequence[str]) -> None:
-    """Raise UserError where the base stage has too few rows for one of some stages, or its model
-    too few positions for DPO's summaries.
-    """
+    """Raise UserError where the base stage has too few rows for one of some stages."""
     manifest = read_manifest(stage_folder(config, "base"))
-    results = manifest["results"] if manifest else {}
-    rows = {split: counts["rows"] for split, counts in results.get("rows", {}).items()}
-    half = results.get("halves", {}).get(config.rm.pairs)
+    counts = manifest["results"].get("rows", {}) if manifest else {}
+    rows = {split: of_split["rows"] for split, of_split in counts.items()}
     for stage in stages:
-        split = LEARNED.get(stage, "")
-        size = getattr(getattr(config, stage, None), "batch_size", 0)
-        if split == COMPARISONS[0] and half is not None:
-            check_filled(stage, size, half, f" of rm.pairs={config.rm.pairs}")
-        elif split in rows:
-            check_filled(stage, size, rows[split])
+        split = LEARNED.get(stage)
+        if split in rows:
+            check_filled(stage, getattr(config, stage).batch_size, rows[split])
     if "summaries" in stages and config.eval.posts > rows.get(POSTS[1], config.eval.posts):
         check = f"eval.posts is {config.eval.posts} but the validation split has {rows[POSTS[1]]}"
         raise UserError(f"{check} posts: lower it, or 0 for all")
-    if "dpo" in stages and "positions" in results:
-        query, longest = results["tokens"][POSTS[1]]["longest_query"], "eval.dpo_summary_tokens"
-        check_room(results["positions"], query, config.eval.dpo_summary_tokens, longest)
