@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import fields
 
 from stages.driving import grid
-from stages.driving.maker import Cell, Ended, Execution, Maker
+from stages.driving.maker import Cell, Ended, Maker
 from stages.driving.status import status
 from stages.driving.wanted import GOALS
 from stages.running import launch
@@ -67,7 +67,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
 
 
 @in_one_line()
-def main(argv: list[str] | None = None, ended: Ended | None = None) -> None:
+def main(argv: list[str] | None = None, ended: Ended = lambda *_: None) -> None:
     """Make what is asked for; exits with the status of the stage that failed.
 
     `ended` is called with the config and the name of each stage that has finished.
@@ -83,13 +83,13 @@ def main(argv: list[str] | None = None, ended: Ended | None = None) -> None:
     raise SystemExit(make_goals(request, args, ended))
 
 
-def make_goals(request: Request, args: argparse.Namespace, ended: Ended | None = None) -> int:
+def make_goals(request: Request, args: argparse.Namespace, ended: Ended = lambda *_: None) -> int:
     """Make what a command line asks for; return the exit status."""
     if not args.dry_run:
         require_packages()
     if args.max_cost and not is_above_0(args.max_cost):
         raise UserError(f"MAX_COST={args.max_cost}: give dollars above 0, such as MAX_COST=20")
-    execution = Execution(
+    maker = Maker(
         launch=launch.launch_words(args.gpus, args.nodes, args.engine),
         started_by=tuple(launch.launch_variables(args)),
         processes=args.gpus * args.nodes,
@@ -98,7 +98,7 @@ def make_goals(request: Request, args: argparse.Namespace, ended: Ended | None =
         dry_run=args.dry_run,
         ended=ended,
     )
-    with Maker(execution) as maker:
+    with maker:
         goal, *_ = goals = tuple(args.goals)
         if goal not in GRIDS:
             return maker.make(Cell(request=request, config=config_of(request), goals=goals))

@@ -4,7 +4,6 @@ import pytest
 
 from reports.parts import ablated
 from stages.driving.grid import ablations, make_grid
-from stages.driving.maker import Execution
 from stages.driving.status import LABEL, status
 from stages.finished import stage_folder, why_not
 from stages.settings import config as settings
@@ -108,7 +107,7 @@ def test_a_switch_of_the_reward_model_shares_what_comes_before_it_and_goes_on(ru
     """Of a run with settings of its own; beside a switch of PPO's; after a failure; status."""
     mine = Request(name="mine", overrides=("sft.epochs=3", "rm.epochs=3", "ppo.lam=0.9"))
     names = ["read-before-eos", "dropout"]
-    dry = Recorder(Execution(dry_run=True))
+    dry = Recorder(dry_run=True)
     assert make_grid(dry, ablations(mine, [1, 2], names)) == 0
     assert not runs.exists()
     planned = capsys.readouterr().out
@@ -123,7 +122,7 @@ def test_a_switch_of_the_reward_model_shares_what_comes_before_it_and_goes_on(ru
             fails = words[0] == "mine-read-before-eos" and words[1:3] == ["2", "ppo"]
             return 7 if fails else super().call(words)
 
-    maker = Broken(Execution())
+    maker = Broken()
     assert make_grid(maker, ablations(mine, [1, 2], names)) == 7
     again = Recorder()
     assert make_grid(again, ablations(mine, [1, 2], names)) == 0
@@ -170,7 +169,7 @@ def test_a_seed_that_fails_has_no_ablations_and_the_others_go_on(runs, capsys):
         def call(self, words, label="") -> int:
             return 7 if words[1:3] == ["2", "sft"] else super().call(words)
 
-    maker = Broken(Execution())
+    maker = Broken()
     assert make_grid(maker, ablations(Request(), [1, 2, 3], ["dropout"])) == 7
     done = sorted(str(one.relative_to(runs)) for one in runs.glob("tiny-dropout/*/ppo"))
     assert done == ["tiny-dropout/seed1/ppo", "tiny-dropout/seed3/ppo"]
@@ -179,9 +178,9 @@ def test_a_seed_that_fails_has_no_ablations_and_the_others_go_on(runs, capsys):
 
 
 def test_a_dry_run_names_what_is_missing_and_says_of_the_rest_that_nothing_is_to_do(runs, capsys):
-    assert make_grid(Recorder(Execution()), ablations(Request(), [1], ["dropout"])) == 0
+    assert make_grid(Recorder(), ablations(Request(), [1], ["dropout"])) == 0
     capsys.readouterr()
-    dry = Recorder(Execution(dry_run=True))
+    dry = Recorder(dry_run=True)
     assert make_grid(dry, ablations(Request(), [1], ["dropout", "critic-sft"])) == 0
     assert capsys.readouterr().out.splitlines()[:3] == [
         "tiny seed 1: nothing to do",

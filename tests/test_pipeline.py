@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from stages import pipeline
-from stages.driving.maker import Cell, Execution, Maker
+from stages.driving.maker import Cell, Maker
 from stages.driving.status import LABEL, status
 from stages.driving.wanted import wanted_stages
 from stages.finished import partial_of, stage_folder, why_not
@@ -48,10 +48,8 @@ def finish(config: Config, stage: str, text: str = "made") -> Path:
 class Recorder(Maker):
     """A maker whose stages are one file each, and that remembers what it was told to run."""
 
-    def __init__(
-        self, execution: Execution | None = None, fails: str = "", text: str = "made"
-    ) -> None:
-        super().__init__(execution or Execution())
+    def __init__(self, fails: str = "", text: str = "made", **execution: Any) -> None:
+        super().__init__(**execution)
         self.commands: list[list[str]] = []
         self.made: list[tuple[str, str]] = []
         self.fails, self.text = fails, text
@@ -75,7 +73,7 @@ def make(
     config: Config = TINY, *goals: str, maker: Recorder | None = None, **execution: Any
 ) -> list[str]:
     """Make the goals of a config (`eval` without any); the stages that ran."""
-    maker = maker or Recorder(Execution(**execution))
+    maker = maker or Recorder(**execution)
     request = Request(
         preset=config.preset,
         seed=config.seed,
@@ -170,9 +168,7 @@ def test_other_data_in_the_users_folder_are_found(runs, tmp_path):
 
 
 def test_training_is_started_by_the_launcher_and_only_judges_get_the_cap(runs):
-    maker = Recorder(
-        Execution(launch=("accelerate", "launch", "--num_processes", "2"), max_cost="5")
-    )
+    maker = Recorder(launch=("accelerate", "launch", "--num_processes", "2"), max_cost="5")
     make(TINY, maker=maker)
     by_stage = dict(zip(EVALUATED, maker.commands, strict=True))
     for stage, words in by_stage.items():

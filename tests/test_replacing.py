@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from stages import runs as runs_module
-from stages.driving.maker import Cell, Execution
+from stages.driving.maker import Cell
 from stages.driving.status import status
 from stages.driving.wanted import wanted_stages
 from stages.finished import changed_code, lock_of, partial_of, stage_folder, why_not
@@ -182,7 +182,7 @@ def test_replace_leaves_the_stages_of_an_upstream_alone(runs):
 
 def test_an_interrupted_replace_goes_on_without_it(runs):
     make(TINY, *ALL_GOALS)
-    failing = Recorder(Execution(replace="sft"), fails="ppo")
+    failing = Recorder(replace="sft", fails="ppo")
     assert failing.make(Cell(request=Request(), config=TINY, goals=ALL_GOALS)) == 3
     interrupt("ppo")
     assert make(TINY, *ALL_GOALS) == AFTER_PPO

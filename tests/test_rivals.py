@@ -12,7 +12,6 @@ from reports.parts.cells import MISSING, Number
 from reports.parts.collect import find_runs
 from reports.rivals_page import answer, matched, policies_frame
 from stages.driving.grid import KL_COEFS, RIVALS, make_grid, rivals
-from stages.driving.maker import Execution
 from stages.pipeline import main
 from stages.settings.command_line import Request
 from stages.settings.config import UserError
@@ -143,7 +142,7 @@ def test_each_coefficient_is_a_run_with_all_rivals_and_the_first_has_best_of_n_t
 
 
 def test_a_seed_without_a_reward_model_has_no_rivals(runs, capsys):
-    maker = Recorder(Execution(), fails="rm")
+    maker = Recorder(fails="rm")
     assert make_grid(maker, rivals(Request(preset="tiny", seed=1), [1], ("0.05",)))
     assert not any(name == "tiny-kl0.05" for name, _ in maker.made)
 

@@ -46,9 +46,9 @@ def run(arguments):
 """
 CALLER = """
 import sys
-from stages.driving.maker import START, Execution, Maker
+from stages.driving.maker import START, Maker
 from stages.settings.faults import in_one_line
-with in_one_line(), Maker(Execution()) as maker:
+with in_one_line(), Maker() as maker:
     codes = [maker.call([*START, "stage_here", *stage.split()]) for stage in sys.argv[1:]]
     print("codes", codes, maker.stopped, flush=True)
 """

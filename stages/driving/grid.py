@@ -43,7 +43,7 @@ def make_grid(maker: Maker, grid: Grid) -> int:
     maker.says_stop = True
     codes = maker.make_all(grid.start)
     ready = {cell.config.seed for cell, code in zip(grid.start, codes, strict=True) if not code}
-    if maker.execution.dry_run:
+    if maker.dry_run:
         # What a cell lacks can be looked up only where the run that it begins from is complete.
         ready -= {cell.config.seed for cell in grid.start if grid.others and maker.missing(cell)}
         for cell in (cell for cell in grid.others if cell.config.seed not in ready):
@@ -51,7 +51,7 @@ def make_grid(maker: Maker, grid: Grid) -> int:
             print(f"{cell.label}: would make {first} and what follows, {overrides}")
     others = [cell for cell in grid.others if cell.config.seed in ready]
     codes += maker.make_all(others)
-    if maker.execution.dry_run:
+    if maker.dry_run:
         return max(codes)
     if maker.stopped:
         name = signal.Signals(maker.stopped - 128).name

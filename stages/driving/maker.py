@@ -15,8 +15,8 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
-from multiprocessing.process import BaseProcess
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -61,9 +61,9 @@ class Cell:
         return f"{self.config.name} seed {self.config.seed}"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Execution:
-    """How stages are made: no result depends on it."""
+@dataclass(kw_only=True)
+class Maker:
+    """Makes the stages of cells, one after the other, and stops when told to."""
 
     launch: tuple[str, ...] = ()
     """Command that starts the stages that run models; empty: this interpreter."""
@@ -77,22 +77,16 @@ class Execution:
     """What is made anew: `1` or stages (`stages.driving.wanted`); empty: nothing."""
     dry_run: bool = False
     """Whether to print only what would be made."""
-    ended: Ended | None = None
+    ended: Ended = lambda *_: None
     """Called with the config and the name of each stage that has finished."""
-
-
-class Maker:
-    """Makes the stages of cells, one after the other, and stops when told to."""
-
-    def __init__(self, execution: Execution) -> None:
-        self.execution = execution
-        self.stopped = 0
-        self.says_stop = False
-        """Whether who calls this says how its whole work goes on, so that stages need not."""
-        self.running: subprocess.Popen[bytes] | None = None
-        self.forked: BaseProcess | None = None
-        # Where torch has worked already, a fork would lack its threads.
-        self.forks = can_be_forked() and "torch" not in sys.modules
+    says_stop: bool = False
+    """Whether who calls this says how its whole work goes on, so that stages need not."""
+    stopped: int = 0
+    """The exit status after a signal."""
+    forks: bool = field(default_factory=lambda: can_be_forked() and "torch" not in sys.modules)
+    """Where torch has worked already, a fork would lack its threads."""
+    hand_on: Callable[[int], None] = lambda _: None
+    """Gives a signal to the stage that is under way."""
 
     def __enter__(self) -> Any:
         self.handlers = {number: signal.signal(number, self._stop) for number in handled_signals()}
@@ -108,10 +102,7 @@ class Maker:
         leave_closed_terminal()
         self.stopped = 128 + number
         if number != signal.SIGINT:  # a Ctrl-C reaches the stages from the terminal itself
-            if self.running is not None:
-                launch.hand_on(self.running, number)
-            if self.forked is not None and self.forked.pid is not None:
-                os.kill(self.forked.pid, number)
+            self.hand_on(number)
 
     # -- runs --------------------------------------------------------------------------------------
 
@@ -129,7 +120,7 @@ class Maker:
                     raise
                 say_error(f"error: {cell.label}: {line}")
                 codes.append(2)
-            if not (self.stopped or self.execution.dry_run):
+            if not (self.stopped or self.dry_run):
                 outcome = f"FAILED with status {codes[-1]}" if codes[-1] else "is done"
                 news = f"{cell.label} {outcome}; {len(codes)} of {len(cells)} runs are through"
                 print(f"\n{news}", flush=True)
@@ -143,10 +134,10 @@ class Maker:
         config = cell.config
         wanted = wanted_stages(config, cell.goals)
         own = [stage for stage in wanted if not config.is_upstreams(stage)]
-        if not self.execution.dry_run:
+        if not self.dry_run:
             settle(config, own)
         steps = self.missing(cell)
-        if self.execution.dry_run:
+        if self.dry_run:
             lines = [f"would make {stage} ({why})" for stage, why in steps.items()]
             print("\n".join(f"{cell.label}: {line}" for line in lines or ["nothing to do"]))
             return 0
@@ -168,8 +159,7 @@ class Maker:
             if code:
                 say_if_killed(stage, code)
                 return code
-            if self.execution.ended:
-                self.execution.ended(config, stage)
+            self.ended(config, stage)
         if not renewed:
             print(f"{cell.label}: nothing to do, {len(own)} stages are done")
         if "report" in own and "report" not in renewed:  # a new page has printed it already
@@ -178,9 +168,9 @@ class Maker:
 
     def missing(self, cell: Cell) -> dict[str, str]:
         """The stages that a cell lacks, and why. Raises UserError for what `make` would refuse."""
-        steps = lacking(cell.config, cell.goals, self.execution.replace)
-        capped = self.execution.max_cost != ""
-        check_settings(cell.config, [*steps], self.execution.processes, capped)
+        steps = lacking(cell.config, cell.goals, self.replace)
+        capped = self.max_cost != ""
+        check_settings(cell.config, [*steps], self.processes, capped)
         return steps
 
     # -- one stage ---------------------------------------------------------------------------------
@@ -188,15 +178,15 @@ class Maker:
     def command(self, cell: Cell, stage: str) -> list[str]:
         """The command line that makes one stage."""
         row = row_of(stage, cell.config.kind)
-        launcher = self.execution.launch if row.computes else ()
-        capped = "judge" in row.sections and self.execution.max_cost
+        launcher = self.launch if row.computes else ()
+        capped = "judge" in row.sections and self.max_cost
         start = [*launcher, *START[1:], row.module] if launcher else [*START, row.module]
         words = [*start, *cell.request.arguments]
-        return [*words, "--max-cost", self.execution.max_cost] if capped else words
+        return [*words, "--max-cost", self.max_cost] if capped else words
 
     def call_until_it_fits(self, config: Config, stage: str, words: Sequence[str]) -> int:
         """`call`, and once more each time that several processes have halved what did not fit."""
-        folder, alone = stage_folder(config, stage), self.execution.processes == 1
+        folder, alone = stage_folder(config, stage), self.processes == 1
         while True:
             before = halvings(folder)
             code = self.call(words)
@@ -206,13 +196,15 @@ class Maker:
 
     def call(self, words: Sequence[str]) -> int:
         """Run a command to its end; return its exit status, as a shell gives it."""
-        environment = {**os.environ, GOES_ON_WITH: " ".join(self.execution.started_by)}
+        environment = {**os.environ, GOES_ON_WITH: " ".join(self.started_by)}
         environment |= {CALLER_SAYS_STOP: "1"} if self.says_stop else {}
         if tuple(words[:3]) == START and self.forks:
             code = self._call_forked(words[3], words[4:], environment)
         else:
-            self.running = subprocess.Popen(words, env=environment)
-            code, self.running = self.running.wait(), None
+            process = subprocess.Popen(words, env=environment)
+            self.hand_on = partial(launch.hand_on, process)
+            code = process.wait()
+        self.hand_on = lambda _: None
         return code if code >= 0 else 128 - code
 
     def _call_forked(
@@ -228,14 +220,15 @@ class Maker:
         if self.stopped:
             return self.stopped
         stage = (module, arguments, environment, os.getpid())
-        self.forked = multiprocessing.get_context("fork").Process(target=_run, args=stage)
+        process = multiprocessing.get_context("fork").Process(target=_run, args=stage)
         sys.stdout.flush()
         signal.pthread_sigmask(signal.SIG_BLOCK, handled_signals())  # until the stage handles them
-        self.forked.start()
+        process.start()
+        assert process.pid is not None
+        self.hand_on = partial(os.kill, process.pid)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, handled_signals())
-        self.forked.join()
-        code, self.forked = self.forked.exitcode, None
-        return code or 0
+        process.join()
+        return process.exitcode or 0
 
 
 def can_be_forked() -> bool:
