@@ -80,14 +80,6 @@ walks | - | | tests with servers, browsers, processes and kills
 bench | reports.speed.bench_page | SHAPES RUNS SET | speed, memory beside TRL
 simulations | tests.simulations | | how often 95% intervals hold the true rate
 """
-PYTEST = "OMP_WAIT_POLICY=passive pytest -n 2 --dist loadfile --no-loadscope-reorder"
-# What developers' goals run: modules of the environment, after the variables that they get.
-COMMANDS = {
-    "check": ("ruff check .", "ruff format --check .", "mypy stages eval reports tests"),
-    "test": (f"{PYTEST} -m 'not walk'",),
-    # CI repeats all tests without AVX2.
-    "walks": (f"{PYTEST} -m walk", f"ATEN_CPU_CAPABILITY=avx2 {PYTEST} -m learns"),
-}
 # Variable | option of the module: `*` takes words, `!` is a switch | what else to do | one line.
 OF_VARIABLES = """
 PRESET | preset | name the runs | which kind of run; see below

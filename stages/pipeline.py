@@ -68,10 +68,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
 
 @in_one_line()
 def main(argv: list[str] | None = None, ended: Ended = lambda *_: None) -> None:
-    """Make what is asked for; exits with the status of the stage that failed.
-
-    `ended` is called with the config and the name of each stage that has finished.
-    """
+    """Make what is asked for; exits with the status of the stage that failed, if any."""
     args = parse(argv)
     request = request_of(args)
     alone = next((goal for goal in args.goals if goal in (*LOOKS, *GRIDS)), None)
@@ -80,7 +77,8 @@ def main(argv: list[str] | None = None, ended: Ended = lambda *_: None) -> None:
     if alone in LOOKS:
         show(LOOKS[alone](request))
         return
-    raise SystemExit(make_goals(request, args, ended))
+    if code := make_goals(request, args, ended):
+        raise SystemExit(code)
 
 
 def make_goals(request: Request, args: argparse.Namespace, ended: Ended = lambda *_: None) -> int:

@@ -41,6 +41,7 @@ from stages.settings.config import Config, public_settings, slug
 from stages.settings.faults import VisibleStream, in_one_line, what_to_mend
 from stages.settings.stages import STAGES
 
+# Whether wandb is online is its own WANDB_MODE.
 WANDB, BOARD = "wandb", "tensorboard"
 SETTINGS = {WANDB: "WANDB_PROJECT", BOARD: "TENSORBOARD_LOGGING_DIR"}
 # What wandb would send beside what is logged: output of the terminal, command line, host, folder,
