@@ -53,7 +53,7 @@ from stages.running.machine import (
 )
 from stages.running.progress import progress, say_result
 from stages.settings import config as settings
-from stages.settings.checks import UserError
+from stages.settings.checks import UserError, first_line
 from stages.settings.config import Config, hash_of, settings_hash, settings_of
 from stages.settings.stages import CARD, STAGES, row_of
 
@@ -154,10 +154,7 @@ class Run:
         seconds = round(time.monotonic() - self.started, 1)
         manifest = {
             "stage": self.stage,
-            "preset": self.config.preset,
-            "name": self.config.name,
-            "seed": self.config.seed,
-            "upstream": self.config.upstream,
+            **{key: getattr(self.config, key) for key in ("preset", "name", "seed", "upstream")},
             "settings_hash": settings_hash(self.config, self.stage),
             "settings": settings_of(self.config, self.stage),
             "code_version": self.version,
@@ -192,9 +189,7 @@ def write_rows(run: Run, name: str, rows: Sequence[dict[str, Any]]) -> None:
 
 
 def halvings(folder: Path) -> list[dict[str, Any]]:
-    """What did not fit into memory so far in the stage that is under way for a folder: update,
-    setting, its value, and its value from then on.
-    """
+    """What did not fit into memory so far in a stage under way, and what it takes since."""
     return read_json(partial_of(folder) / RESUME / HALVED) or []
 
 
@@ -244,11 +239,8 @@ def _prepare(run: Run) -> None:
             for path in run.partial.glob(name):
                 path.unlink()
         if files := changed_files(code):
-            print(
-                f"{run.stage} goes on with other code than it began with ({first_of(files)}):"
-                f" REPLACE={run.stage} begins it anew",
-                file=sys.stderr,
-            )
+            text = f"goes on with other code than it began with ({first_of(files)})"
+            print(f"{run.stage} {text}: REPLACE={run.stage} begins it anew", file=sys.stderr)
     else:
         if run.resume.is_dir():
             move_aside(run.partial)
@@ -266,9 +258,8 @@ def _keep_or_remove(run: Run, error: Exception) -> None:
     if isinstance(error, UserError) and not run.resume.is_dir():
         shutil.rmtree(run.partial, ignore_errors=True)
         return
-    line = (str(error).splitlines() or [""])[0] or type(error).__name__
     with suppress(OSError):  # a full disk is one of the errors
-        write_json(run.partial / "failed.json", {"error": line})
+        write_json(run.partial / "failed.json", {"error": first_line(error)})
 
 
 def put_in_place(config: Config, stage: str) -> None:
@@ -343,20 +334,12 @@ def held(path: Path, stage: str) -> Iterator[None]:
 
 
 def holder_of(path: Path) -> dict[str, Any] | None:
-    """The living process that a lock names, or None; one on another machine counts as living.
-
-    One that has ended while nobody waits for it (a zombie) does not live, nor does one whose number
-    another process has got since.
-    """
+    """The living process that a lock names, or None; one on another machine counts as living."""
     try:
         holder = json.loads(path.read_text())
         host, number, started = holder["host"], int(holder["pid"]), holder["started"]
     except (OSError, ValueError, LookupError, TypeError):
         return None
-    if host == platform.node():
-        if start_of(number) != started:
-            return None
-        with suppress(OSError):
-            if Path(f"/proc/{number}/stat").read_text().rpartition(") ")[2].startswith("Z"):
-                return None
+    if host == platform.node() and start_of(number) != started:
+        return None  # it has ended, and another process may have got its number
     return dict(holder)
