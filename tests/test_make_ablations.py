@@ -10,8 +10,7 @@ from stages.settings import config as settings
 from stages.settings.command_line import Request, make_config
 from stages.settings.config import UserError, override_of
 from stages.settings.presets import ABLATIONS, PRESETS
-from stages.settings.stages import SHARED_STAGES
-from tests.test_pipeline import EVALUATED, Recorder, finish, make, typed
+from tests.test_pipeline import EVALUATED, Recorder, finish, make
 
 # These turn the paper's way back on where a preset starts PPO otherwise.
 AS_IN_TINY = ("critic-reward-model", "critic-paper", "critic-updates", "lambda-0.95")
@@ -71,6 +70,8 @@ def test_a_switch_that_changes_nothing_or_what_another_does_is_left_out(runs, ca
     own = ablations(Request(), [1], list(ABLATIONS)).page[4:]
     assert own == [name for name in ABLATIONS if name not in AS_IN_TINY]
     assert left_out.format("critic-paper", "no-critic-updates") in capsys.readouterr().out
+    with pytest.raises(UserError, match="unknown ablation 'dropuot': did you mean dropout"):
+        ablations(Request(), [1], ["dropuot"])
     with pytest.raises(UserError, match="no ablation is left"):
         ablations(together, [1], ["no-critic-updates"])
     maker = Recorder()
@@ -79,28 +80,18 @@ def test_a_switch_that_changes_nothing_or_what_another_does_is_left_out(runs, ca
     assert not (runs / "together-critic-zero-alone").exists()
 
 
-def test_an_ablation_of_a_run_with_settings_of_its_own_takes_them_from_its_record(runs):
-    """As it was impossible: SFT, RM, data and world differ from the preset's."""
-    changed = ("sft.epochs=3", "rm.epochs=3", "world.seed=5", "ppo.lam=0.9")
-    mine = Request(name="mine", overrides=changed)
+def test_a_run_from_another_ones_sft_keeps_its_own_reward_model_in_its_ablations(runs):
+    make()
+    request = Request(name="hot", upstream="tiny", overrides=("rm.epochs=3", "sft.epochs=2"))
+    names = ["read-before-eos", "dropout"]
     maker = Recorder()
-    assert make_grid(maker, ablations(mine, [1, 2], ["dropout"])) == 0
-    for seed in (1, 2):
-        config = make_config("tiny", name="mine", seed=seed, overrides=changed)
-        one = make_config(
-            "tiny",
-            name="mine-dropout",
-            seed=seed,
-            upstream="mine",
-            overrides=("ppo.lam=0.9", "ppo.dropout=0.1"),
-        )
-        assert one.sft == config.sft
-        assert one.world.seed == 5
-        assert (one.ppo.lam, one.ppo.dropout) == (0.9, 0.1)
-        assert all(why_not(one, stage) is None for stage in EVALUATED)
-    own = [stage for name, stage in maker.made if name == "mine-dropout"]
-    assert own == 2 * [stage for stage in EVALUATED if stage not in SHARED_STAGES]
-    assert maker.made[-1][1] == "reports.ablations_page"
+    assert make_grid(maker, ablations(request, [44413], names)) == 0
+    for name in ("hot", "hot-read-before-eos", "hot-dropout"):
+        made = [stage for whose, stage in maker.made if whose == name]
+        assert made == [stage for stage in EVALUATED if stage not in ("base", "sft")], name
+    turned = ablations(request, [44413], names).others
+    assert [cell.config.rm.epochs for cell in turned] == [3, 3]
+    assert [cell.config.upstream for cell in turned] == ["tiny", "tiny"]
 
 
 def test_a_switch_of_the_reward_model_shares_what_comes_before_it_and_goes_on(runs, capsys):
@@ -150,20 +141,6 @@ def test_a_switch_of_the_reward_model_shares_what_comes_before_it_and_goes_on(ru
     assert ("mine-read-before-eos", "rm") in third.made
 
 
-def test_a_run_from_another_ones_sft_keeps_its_own_reward_model_in_its_ablations(runs):
-    make()
-    request = Request(name="hot", upstream="tiny", overrides=("rm.epochs=3", "sft.epochs=2"))
-    names = ["read-before-eos", "dropout"]
-    maker = Recorder()
-    assert make_grid(maker, ablations(request, [44413], names)) == 0
-    for name in ("hot", "hot-read-before-eos", "hot-dropout"):
-        made = [stage for whose, stage in maker.made if whose == name]
-        assert made == [stage for stage in EVALUATED if stage not in ("base", "sft")], name
-    turned = ablations(request, [44413], names).others
-    assert [cell.config.rm.epochs for cell in turned] == [3, 3]
-    assert [cell.config.upstream for cell in turned] == ["tiny", "tiny"]
-
-
 def test_a_seed_that_fails_has_no_ablations_and_the_others_go_on(runs, capsys):
     class Broken(Recorder):
         def call(self, words, label="") -> int:
@@ -187,19 +164,3 @@ def test_a_dry_run_names_what_is_missing_and_says_of_the_rest_that_nothing_is_to
         "tiny-dropout seed 1: nothing to do",
         "tiny-critic-sft seed 1: would make ppo (is missing)",
     ]
-
-
-def test_make_passes_seeds_and_ablations_on_and_refuses_an_unknown_one_at_once(tmp_path):
-    found = typed(tmp_path, "-n", "ablations", "SEEDS=1 2", "ABLATIONS=dropout critic-sft")
-    assert found.returncode == 0, found.stderr
-    lines = [
-        line for line in found.stdout.splitlines() if "would make ppo and what follows" in line
-    ]
-    assert [line.split(":")[0] for line in lines] == [
-        f"tiny-{name} seed {seed}" for seed in (1, 2) for name in ("dropout", "critic-sft")
-    ]
-    assert lines[0].endswith("ppo.dropout=0.1")
-    refused = typed(tmp_path, "ablations", "ABLATIONS=dropout dropuot")
-    assert refused.returncode == 2
-    assert "unknown ablation 'dropuot': did you mean dropout?" in refused.stderr
-    assert not list(tmp_path.iterdir())

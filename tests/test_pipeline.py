@@ -198,30 +198,6 @@ def test_what_the_last_stages_would_refuse_is_refused_before_the_first(
     make(named(*overrides), "sft", processes=processes)
 
 
-def test_a_finished_run_with_other_settings_is_refused_with_the_difference_and_the_ways_out(runs):
-    make(named("sft.epochs=3"))
-    before = everything(runs)
-    for forgotten, difference in (
-        (named(), "stage sft was made with other settings (sft.epochs: made with 3, asked 2)"),
-        (named("sft.epochs=3", "ppo.lam=0.5"), "ppo.lam: made with 0.95, asked 0.5"),
-        (named("sft.epochs=3", "memory.cpu_threads=1"), "memory.cpu_threads: made with 2, asked 1"),
-    ):
-        with pytest.raises(UserError) as refusal:
-            make(forgotten)
-        assert difference in str(refusal.value)
-        assert "another NAME" in str(refusal.value)
-        assert "REPLACE=1`, which moves the old one aside" in str(refusal.value)
-    assert everything(runs) == before
-
-
-def test_a_finished_stage_that_lost_a_file_is_refused_and_not_made_again_unasked(runs):
-    make()
-    (stage_folder(TINY, "sft") / "out.txt").unlink()
-    with pytest.raises(UserError, match=r"sft has changed on disk \(out.txt\).*REPLACE=1"):
-        make()
-    assert make(TINY, replace="1")[0] == "sft"
-
-
 def test_an_upstream_without_a_stage_is_refused_with_its_command(runs):
     finish(TINY, "base")
     with pytest.raises(UserError, match="`make sft PRESET=tiny SEED=44413`"):

@@ -11,14 +11,12 @@ import pytest
 from stages import runs as runs_module
 from stages.driving.maker import Cell
 from stages.driving.status import status
-from stages.driving.wanted import wanted_stages
 from stages.finished import changed_code, lock_of, partial_of, stage_folder, why_not
 from stages.running import machine as code
 from stages.running.machine import code_of
 from stages.runs import open_stage
 from stages.settings.command_line import Request, make_config
 from stages.settings.config import UserError
-from stages.settings.stages import STAGES
 from tests.test_pipeline import EVALUATED, Recorder, make, named
 
 ROOT = Path(__file__).parents[1]
@@ -200,15 +198,3 @@ def test_a_replace_moves_nothing_while_another_process_makes_one_of_its_stages(r
     assert not (runs / "tiny/seed44413/aside").exists()
     assert make(TINY, *ALL_GOALS) == []
     assert make(TINY, "eval", replace="ppo") == AFTER_PPO
-
-
-def test_looking_says_what_replace_would_make_and_moves_nothing(runs, capsys):
-    make(TINY, *ALL_GOALS)
-    capsys.readouterr()
-    assert make(TINY, "ppo", "eval", replace="1", dry_run=True) == []
-    lines = capsys.readouterr().out.splitlines()
-    assert lines == [
-        f"tiny seed 44413: would make {stage} (anew, as REPLACE asks)" for stage in AFTER_PPO
-    ]
-    assert wanted_stages(TINY, ALL_GOALS) == [name for name in STAGES if name in EVALUATED]
-    assert not (runs / "tiny/seed44413/aside").exists()
