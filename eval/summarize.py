@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from eval.summaries import longest
-from stages.driving.status import check_run
+from stages.driving.wanted import check_run
 from stages.finished import check_stage, read_manifest, stage_folder
 from stages.functional import truncate_after
 from stages.learning.loop import make_accelerator

@@ -67,7 +67,7 @@ ablations | | runs ABLATIONS | one switch at a time against a run, over SEEDS
 rivals | | runs PENALTIES | PPO, RLOO, Dr.GRPO, best-of-n at equal KL, over SEEDS
 look
 help | | request | this
-status | | NAME | what is done, stale, running, half done, missing, failed
+status | reports.sharing.status | NAME | what is done, stale, running, half done, missing, failed
 settings | | request | every setting of PRESET with its value
 plan | reports.needs.plan | request devices GPU MFU PRICE_PER_HOUR | what a run needs
 rehearse | reports.needs.rehearse | request devices PRICE_PER_HOUR | the same, measured here

@@ -1,12 +1,12 @@
-"""Makes what is asked for, or looks at what there is. Standard library only.
+"""Makes what is asked for, or shows its settings. Standard library only.
 
     python -m stages.pipeline sft rm ppo eval --preset tiny      what `make sft rm ppo eval` calls
     python -m stages.pipeline ablations --preset tiny --seeds 1 2         or rivals
     python -m stages.pipeline study --presets tiny-s tiny --seeds 1 2
-    python -m stages.pipeline status | settings
+    python -m stages.pipeline settings --preset tiny
 
-Looking (`--dry-run`, status) writes nothing. If a finished stage has other settings than those
-asked for, it is refused with the difference; `--replace` moves it aside.
+Looking (`--dry-run`) writes nothing. If a finished stage has other settings than those asked for,
+it is refused with the difference; `--replace` moves it aside.
 """
 
 import argparse
@@ -15,7 +15,6 @@ from dataclasses import fields
 
 from stages.driving import grid
 from stages.driving.maker import Cell, Ended, Maker
-from stages.driving.status import status
 from stages.driving.wanted import GOALS
 from stages.running import launch
 from stages.settings.command_line import Request, add_arguments, config_of, request_of
@@ -35,11 +34,6 @@ def settings_lines(config: Config) -> list[str]:
     return lines
 
 
-# Goals that only look -> the lines that they print.
-LOOKS: dict[str, Callable[[Request], list[str]]] = {
-    "status": lambda request: status(request.name),
-    "settings": lambda request: settings_lines(config_of(request, whole=False)),
-}
 GRIDS: dict[str, Callable[[Request, argparse.Namespace], grid.Grid]] = {
     "study": lambda request, args: grid.study(request, args.presets, args.seeds, args.job),
     "ablations": lambda request, args: grid.ablations(
@@ -71,11 +65,11 @@ def main(argv: list[str] | None = None, ended: Ended = lambda *_: None) -> None:
     """Make what is asked for; exits with the status of the stage that failed, if any."""
     args = parse(argv)
     request = request_of(args)
-    alone = next((goal for goal in args.goals if goal in (*LOOKS, *GRIDS)), None)
+    alone = next((goal for goal in args.goals if goal in ("settings", *GRIDS)), None)
     if alone and len(args.goals) > 1:
         raise UserError(f"{alone} stands alone: give the other goals in a command of their own")
-    if alone in LOOKS:
-        show(LOOKS[alone](request))
+    if alone == "settings":
+        show(settings_lines(config_of(request, whole=False)))
         return
     if code := make_goals(request, args, ended):
         raise SystemExit(code)

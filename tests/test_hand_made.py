@@ -12,7 +12,7 @@ from eval import win_rate
 from eval.judge import kept_judgements
 from reports import scaling_page
 from reports.parts import collect
-from stages.driving.status import status
+from reports.sharing.status import status
 from stages.finished import why_not
 from stages.running import hub
 from stages.running.files import KeptRows, read_json, write_json

@@ -3,8 +3,8 @@
 import pytest
 
 from reports.parts import ablated
+from reports.sharing.status import LABEL, status
 from stages.driving.grid import ablations, make_grid
-from stages.driving.status import LABEL, status
 from stages.finished import stage_folder, why_not
 from stages.settings import config as settings
 from stages.settings.command_line import Request, make_config

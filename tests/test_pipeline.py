@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
+from reports.sharing.status import LABEL, status
 from stages import pipeline
 from stages.driving.maker import Cell, Maker
-from stages.driving.status import LABEL, status
 from stages.driving.wanted import wanted_stages
 from stages.finished import partial_of, stage_folder, why_not
 from stages.goals import GOALS, VARIABLES, help_lines

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from reports.sharing.status import status
 from stages import runs as runs_module
 from stages.driving.maker import Cell
-from stages.driving.status import status
 from stages.finished import changed_code, lock_of, partial_of, stage_folder, why_not
 from stages.running import machine as code
 from stages.running.machine import code_of

@@ -5,7 +5,8 @@ import shutil
 import pytest
 
 from reports import run_page
-from stages.driving.status import kept, status
+from reports.sharing.status import status
+from stages.driving.wanted import kept
 from stages.running.progress import COLUMNS
 from stages.settings.checks import UserError
 from stages.settings.command_line import make_config

@@ -14,7 +14,7 @@ from typing import Any
 from eval.held_out import with_statistics
 from eval.win_rate import names_of_pair, pair_name
 from reports.parts.words import Row, shown
-from stages.driving.status import check_run
+from stages.driving.wanted import check_run
 from stages.finished import read_manifest, refusal, stage_folder, why_not_shown
 from stages.running.files import read_lines, read_record
 from stages.settings import config as settings

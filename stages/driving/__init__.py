@@ -1,7 +1,6 @@
-"""What drives stages and shows how far they are. Standard library only at the top.
+"""What drives stages. Standard library only at the top.
 
 start     a stage's command line: errors in one line, signals, wandb and TensorBoard
-status    what is done, stale, running, half done, failed, missing
 wanted    which stages a command makes, and what would be refused hours later
 maker     makes the stages of runs: processes, or forks after libraries are loaded once
 grid      many runs: ablations and rivals over seeds, the study over presets and seeds

@@ -10,9 +10,9 @@ upstream supplies stays as it is.
 """
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
-from stages.driving.status import kept
 from stages.finished import (
     MISSING,
     changed_code,
@@ -24,6 +24,8 @@ from stages.finished import (
     stage_folder,
     why_not,
 )
+from stages.runs import RESUME
+from stages.settings import config as settings
 from stages.settings.checks import UserError, check_dealt, check_filled, unknown
 from stages.settings.config import Config
 from stages.settings.judge_models import check_asking
@@ -96,6 +98,22 @@ def lacking(config: Config, goals: Sequence[str], replace: str = "") -> dict[str
         elif before:
             steps[stage] = f"if {before[-1]} puts out something else than before"
     return steps
+
+
+def kept(partial: Path) -> str:
+    """What an interrupted stage goes on from."""
+    checkpoints = sorted((partial / RESUME).glob("checkpoint-[0-9]*[0-9]"))
+    if checkpoints:
+        return f"its last checkpoint is of update {int(checkpoints[-1].name.split('-')[1])}"
+    measured = [*(partial / RESUME).glob("*.jsonl"), *partial.glob("judgements.jsonl")]
+    return "its finished part is kept" if measured else "without a checkpoint"
+
+
+def check_run(name: str) -> None:
+    """Raise UserError, with the nearest names, where there are runs, and none is called so."""
+    names = sorted({path.parent.name for path in settings.RUNS.glob("*/seed*")})
+    if names and name not in names:
+        raise unknown("run", name, names, "run `make status` to see what there is")
 
 
 # -- what REPLACE makes anew -----------------------------------------------------------------------

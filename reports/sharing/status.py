@@ -7,15 +7,16 @@ import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
+from stages.driving.wanted import check_run, kept
 from stages.finished import changed_code, lock_of, partial_of, read_manifest, why_not
 from stages.running.files import read_record
 from stages.running.machine import first_of
 from stages.running.progress import COLUMNS
-from stages.runs import RESUME, holder_of
+from stages.runs import holder_of
 from stages.settings import config as settings
-from stages.settings.checks import UserError, unknown
+from stages.settings.checks import UserError
 from stages.settings.command_line import recorded_config
-from stages.settings.faults import what_to_mend
+from stages.settings.faults import Parser, in_one_line, show, what_to_mend
 from stages.settings.stages import STAGES
 
 SHOWN = {name: stage.head for name, stage in STAGES.items() if stage.head}
@@ -24,13 +25,6 @@ MARKS = (
     "ok done, ok* done with other code, old stale, run running, half interrupted,",
     "fail failed, - missing",
 )
-
-
-def check_run(name: str) -> None:
-    """Raise UserError, with the nearest names, where there are runs, and none is called so."""
-    names = sorted({path.parent.name for path in settings.RUNS.glob("*/seed*")})
-    if names and name not in names:
-        raise unknown("run", name, names, "run `make status` to see what there is")
 
 
 def look(folder: Path, stage: str) -> tuple[str, str]:
@@ -55,15 +49,6 @@ def look(folder: Path, stage: str) -> tuple[str, str]:
         return ("old", str(problem)) if finished else ("-", "")
     files = changed_code(config, stage)
     return ("ok*", f"was made with other code ({first_of(files)})") if files else ("ok", "")
-
-
-def kept(partial: Path) -> str:
-    """What an interrupted stage goes on from."""
-    checkpoints = sorted((partial / RESUME).glob("checkpoint-[0-9]*[0-9]"))
-    if checkpoints:
-        return f"its last checkpoint is of update {int(checkpoints[-1].name.split('-')[1])}"
-    measured = [*(partial / RESUME).glob("*.jsonl"), *partial.glob("judgements.jsonl")]
-    return "its finished part is kept" if measured else "without a checkpoint"
 
 
 def seed_lines(seed: Path) -> list[str]:
@@ -109,3 +94,15 @@ def status(name: str = "") -> list[str]:
         return ["no runs yet: make sft rm ppo eval"]
     lines = [line for seed in seeds for line in seed_lines(seed)]
     return [_line("run and seed", [*SHOWN.values()]), *lines, "", *MARKS]
+
+
+@in_one_line()
+def main(argv: list[str] | None = None) -> None:
+    """Print the table."""
+    parser = Parser(description="what there is of each run")
+    parser.add_argument("--name", default="", help="the run's folder; else all runs")
+    show(status(parser.parse_args(argv).name))
+
+
+if __name__ == "__main__":
+    main()
