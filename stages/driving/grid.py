@@ -26,13 +26,11 @@ BEST_OF_N = "1,2,4,8,16,32,64"
 
 
 class Grid(NamedTuple):
-    """Runs to be made, and the page that compares them."""
+    """Runs, others that begin from one of the same seed, and the page's module and words."""
 
     start: list[Cell]
     others: list[Cell]
-    """Begin from a run of the same seed in `start`."""
     page: list[str]
-    """Its module in `reports`, and the words of its command line."""
 
 
 def make_grid(maker: Maker, grid: Grid) -> int:
@@ -42,17 +40,13 @@ def make_grid(maker: Maker, grid: Grid) -> int:
     """
     maker.says_stop = True
     codes = maker.make_all(grid.start)
-    ready = {cell.config.seed for cell, code in zip(grid.start, codes, strict=True) if not code}
     if maker.dry_run:
-        # What a cell lacks can be looked up only where the run that it begins from is complete.
-        ready -= {cell.config.seed for cell in grid.start if grid.others and maker.missing(cell)}
-        for cell in (cell for cell in grid.others if cell.config.seed not in ready):
-            first, overrides = cell.config.own_from or "ppo", " ".join(cell.request.overrides)
-            print(f"{cell.label}: would make {first} and what follows, {overrides}")
+        for cell in grid.others:
+            print(f"{cell.label}: would follow, with {' '.join(cell.request.overrides)}")
+        return max(codes)
+    ready = {cell.config.seed for cell, code in zip(grid.start, codes, strict=True) if not code}
     others = [cell for cell in grid.others if cell.config.seed in ready]
     codes += maker.make_all(others)
-    if maker.dry_run:
-        return max(codes)
     if maker.stopped:
         name = signal.Signals(maker.stopped - 128).name
         print(f"stopped by {name}: the same command, without REPLACE, goes on", file=sys.stderr)

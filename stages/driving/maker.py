@@ -65,28 +65,20 @@ class Cell:
 class Maker:
     """Makes the stages of cells, one after the other, and stops when told to."""
 
+    # The command that starts stages that run models (empty: this interpreter), the make variables
+    # that say the same, for commands that are printed, and the processes of such a stage.
     launch: tuple[str, ...] = ()
-    """Command that starts the stages that run models; empty: this interpreter."""
     started_by: tuple[str, ...] = ()
-    """The make variables that say the same as `launch`, for commands that are printed."""
     processes: int = 1
-    """Of a stage that runs models."""
-    max_cost: str = ""
-    """The most that a judge may cost, USD, for the stages that ask one."""
-    replace: str = ""
-    """What is made anew: `1` or stages (`stages.driving.wanted`); empty: nothing."""
-    dry_run: bool = False
-    """Whether to print only what would be made."""
-    ended: Ended = lambda *_: None
-    """Called with the config and the name of each stage that has finished."""
-    says_stop: bool = False
-    """Whether who calls this says how its whole work goes on, so that stages need not."""
-    stopped: int = 0
-    """The exit status after a signal."""
+    max_cost: str = ""  # the most that a judge may cost, USD
+    replace: str = ""  # `1` or stages (`stages.driving.wanted`)
+    dry_run: bool = False  # print only what would be made
+    ended: Ended = lambda *_: None  # called for each stage that has finished
+    says_stop: bool = False  # who calls this says how its whole work goes on, so stages need not
+    stopped: int = 0  # the exit status after a signal
+    # Where torch has worked already, a fork would lack its threads.
     forks: bool = field(default_factory=lambda: can_be_forked() and "torch" not in sys.modules)
-    """Where torch has worked already, a fork would lack its threads."""
-    hand_on: Callable[[int], None] = lambda _: None
-    """Gives a signal to the stage that is under way."""
+    hand_on: Callable[[int], None] = lambda _: None  # to the stage that is under way
 
     def __enter__(self) -> Any:
         self.handlers = {number: signal.signal(number, self._stop) for number in handled_signals()}
@@ -136,7 +128,8 @@ class Maker:
         own = [stage for stage in wanted if not config.is_upstreams(stage)]
         if not self.dry_run:
             settle(config, own)
-        steps = self.missing(cell)
+        steps = lacking(config, cell.goals, self.replace)
+        check_settings(config, [*steps], self.processes, capped=self.max_cost != "")
         if self.dry_run:
             lines = [f"would make {stage} ({why})" for stage, why in steps.items()]
             print("\n".join(f"{cell.label}: {line}" for line in lines or ["nothing to do"]))
@@ -165,13 +158,6 @@ class Maker:
         if "report" in own and "report" not in renewed:  # a new page has printed it already
             print((stage_folder(config, "report") / "headline.txt").read_text(), end="")
         return self.stopped
-
-    def missing(self, cell: Cell) -> dict[str, str]:
-        """The stages that a cell lacks, and why. Raises UserError for what `make` would refuse."""
-        steps = lacking(cell.config, cell.goals, self.replace)
-        capped = self.max_cost != ""
-        check_settings(cell.config, [*steps], self.processes, capped)
-        return steps
 
     # -- one stage ---------------------------------------------------------------------------------
 

@@ -200,9 +200,7 @@ def tracked(config: Config, stage: str) -> Iterator[Show]:
     The record stays metrics.jsonl and the manifests: what goes wrong there later is printed in one
     line, and the stage goes on. Raises UserError for a tracker that cannot begin.
     """
-    results = f"results/{stage}/"
-    if STAGES[stage].per_judge:
-        results += f"{config.judge.folder}/"
+    key = f"{stage}/{config.judge.folder}" if STAGES[stage].per_judge else stage
     wanted = [library for library, setting in SETTINGS.items() if os.environ.get(setting)]
     trackers = {library: begun(config, stage, library) for library in wanted}
 
@@ -216,8 +214,8 @@ def tracked(config: Config, stage: str) -> Iterator[Show]:
                 print(f"{library}: {text}", file=sys.stderr, flush=True)
 
     def show(step: int | None, values: Mapping[str, Any]) -> None:
-        start = results if step is None else ""
-        numbers = {f"{start}{key}": x for key, x in values.items() if isinstance(x, int | float)}
+        start = f"results/{key}/" if step is None else ""
+        numbers = {f"{start}{name}": x for name, x in values.items() if isinstance(x, int | float)}
         call("log", numbers, step=step)
 
     try:
@@ -231,26 +229,24 @@ def begun(config: Config, stage: str, library: str) -> Any:
     setting = SETTINGS[library]
     try:
         importlib.import_module(library)
-        tracker = make_tracker(config, stage, library)
+        tracker = make_tracker(config, stage, library, os.environ[setting])
         tracker.start()
+        return tracker
     except ImportError:
-        mend = f"{library} is missing: run `pip install {library}`, or unset it"
-        raise UserError(f"{setting} is set but {mend}") from None
+        line = f"{library} is missing: run `pip install {library}`, or unset it"
+        raise UserError(f"{setting} is set but {line}") from None
     except Exception as error:
         raise UserError(f"{library}: {one_line(error)}: correct it, or unset {setting}") from None
-    return tracker
 
 
-def make_tracker(config: Config, stage: str, library: str) -> Any:
-    """accelerate's tracker of a stage, which has not begun yet.
-
-    At wandb a stage that goes on after an interruption goes on in its run, by an id that lies in
-    its partial folder.
+def make_tracker(config: Config, stage: str, library: str, place: str) -> Any:
+    """accelerate's tracker of a stage. A stage that goes on goes on in its run at wandb, by an id
+    that lies in its partial folder.
     """
     from accelerate import PartialState, tracking
 
     PartialState()  # accelerate's trackers log through it
-    place, run = os.environ[SETTINGS[library]], f"{config.name}/seed{config.seed}/{stage}"
+    run = f"{config.name}/seed{config.seed}/{stage}"
     if library == BOARD:
         return tracking.TensorBoardTracker(run, place)
     note = partial_of(stage_folder(config, stage)) / TRACKED

@@ -1,12 +1,9 @@
 """Which stages a command makes: those that lead to its goals, of these what is missing or stale,
-and what REPLACE makes anew. Standard library only.
-
-Content decides everything (`stages.finished.why_not`), the age of a file decides nothing. What the
-last stages would refuse is refused before the first.
+and what REPLACE makes anew. What the last ones would refuse is refused before the first.
 
 REPLACE=1 makes anew the stages of the goals, and of the stages that they need those made with other
 settings or other code. REPLACE="ppo rloo" makes these anew and what follows from either. What an
-upstream supplies stays as it is.
+upstream supplies stays as it is. Standard library only.
 """
 
 from collections.abc import Sequence
@@ -42,7 +39,7 @@ def stages_of(config: Config, goals: Sequence[str]) -> set[str]:
 
     Raises UserError for an unknown goal, and for training where nothing is trained.
     """
-    wanted, left_out = set(), set(NO_PART[config.kind])
+    wanted, left_out = set[str](), {*NO_PART[config.kind]}
     for goal in goals:
         named = {name for name, row in STAGES.items() if goal in (name, row.goal)}
         if not named:
