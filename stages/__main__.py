@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from importlib import import_module
 
 from stages.goals import AS_SETTINGS, DEFAULTS, GOALS, PIPELINE, VARIABLES, Goal, help_lines
-from stages.settings.checks import UserError, unknown
+from stages.settings.checks import UserError, first_line, unknown
 from stages.settings.config import Config
 from stages.settings.faults import in_one_line, show
 from stages.settings.stages import STAGES
@@ -41,7 +41,8 @@ def main(argv: list[str] | None = None) -> None:
     dry = "n" in flags.split(" ")[0]
     groups: dict[str, list[str]] = {}  # what the pipeline makes is made by one call
     for goal in goals:
-        groups.setdefault(PIPELINE if is_staged(goal) else goal, []).append(goal)
+        module = row_of(goal).module
+        groups.setdefault(PIPELINE if module == PIPELINE else goal, []).append(goal)
     for group in groups.values():
         run(group, values, dry)
 
@@ -101,17 +102,12 @@ def refusal(name: str, goals: Sequence[str]) -> str:
     return f"{typed} takes no {name}: {hint}"
 
 
-def is_staged(goal: str) -> bool:
-    """Whether the pipeline makes it."""
-    return row_of(goal).module == PIPELINE
-
-
 def run(goals: Sequence[str], values: Values, dry: bool) -> None:
     """Do what belongs together."""
     module, arguments = row_of(goals[0]).module, options(goals, values)
     if goals[0] == "help":
         show(help_lines())
-    elif is_staged(goals[0]):
+    elif module == PIPELINE:
         judged = ["eval" if goal == "judge" else goal for goal in goals]
         words = [*judged, *arguments, *["--dry-run"] * (dry and goals[0] not in LOOKING)]
         import_module(module).main(words, write_cards)
@@ -134,8 +130,8 @@ def write_cards(config: Config, stage: str) -> None:
     try:
         import_module(CARDS).write_cards(config, stage)
     except Exception as error:
-        reason = (str(error).splitlines() or [""])[0] or type(error).__name__
-        print(f"no model card of stage {stage}: {reason}", file=sys.stderr, flush=True)
+        line = f"no model card of stage {stage}: {first_line(error)}"
+        print(line, file=sys.stderr, flush=True)
 
 
 def options(goals: Sequence[str], values: Values) -> list[str]:

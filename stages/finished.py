@@ -110,10 +110,8 @@ def seal_of(manifest: Mapping[str, Any]) -> str:
 
 
 def why_not(config: Config, stage: str) -> Problem | None:
-    """Why a stage is not what this config asks for; None if it is.
-
-    Content decides: the hash of its settings, the outputs of its inputs as they are now, and the
-    presence and sizes of its files (`require` hashes them too).
+    """Why a stage is not what this config asks for, by its settings, by the outputs of its inputs
+    as they are now, and by the sizes of its files (`require` hashes them too); None if it is.
     """
     folder = stage_folder(config, stage)
     manifest = read_manifest(folder)
@@ -148,19 +146,19 @@ def differing_settings(config: Config, stage: str) -> list[str]:
         return []
     if manifest["settings_hash"] == settings_hash(config, stage):
         return []
-    past, requested = (
-        {
-            f"{section}.{key}" if isinstance(values, dict) else section: value
-            for section, values in recorded.items()
-            for key, value in (values if isinstance(values, dict) else {"": values}).items()
-        }
-        for recorded in (manifest["settings"], settings_of(config, stage))
-    )
+    past, requested = flat(manifest["settings"]), flat(settings_of(config, stage))
     return [
         f"{key}: made with {past.get(key, 'nothing')}, asked {requested.get(key, 'nothing')}"
         for key in past | requested
         if not is_same(key, past.get(key), requested.get(key))
     ]
+
+
+def flat(sections: Mapping[str, Any]) -> dict[str, Any]:
+    """Recorded settings as `ppo.kl_coef`; what is in no section keeps its name."""
+    alone = {name: value for name, value in sections.items() if not isinstance(value, dict)}
+    groups = {name: values for name, values in sections.items() if isinstance(values, dict)}
+    return alone | {f"{name}.{key}": x for name, keys in groups.items() for key, x in keys.items()}
 
 
 def changed_code(config: Config, stage: str) -> list[str]:
@@ -205,16 +203,16 @@ def outer_inputs(config: Config, stage: str) -> dict[str, str | None]:
     return own_inputs(config, stage) | gold_inputs(config, stage)
 
 
-def check_unchanged(config: Config, stage: str, before: Mapping[str, str | None]) -> None:
+def check_unchanged(config: Config, stage: str, before: dict[str, str | None]) -> None:
     """Raise UserError where what a stage is made from beside other stages is not as it was before.
 
     A manifest would else name files that the stage has not read.
     """
     now = outer_inputs(config, stage)
-    changed = [name for name in {**now, **before} if now.get(name) != before.get(name)]
+    changed = [name for name in now | before if now.get(name) != before.get(name)]
     if changed:
-        while_read = f"{', '.join(changed)} changed while it was under way"
-        raise UserError(f"stage {stage}: {while_read}: run it again")
+        names = ", ".join(changed)
+        raise UserError(f"stage {stage}: {names} changed while it was under way: run it again")
 
 
 def gold_inputs(config: Config, stage: str) -> dict[str, str | None]:
@@ -315,9 +313,5 @@ def make_command(config: Config, stage: str) -> str:
     data, tokenizer = config.data.source, config.base.tokenizer
     values["DATA"] = "" if data in (TOY, HUB) else data
     values["TOKENIZER"] = "" if tokenizer == TRAIN_TOKENIZER else tokenizer
-    return " ".join(["make", STAGES[stage].goal, *assigned(values)])
-
-
-def assigned(values: Mapping[str, Any]) -> list[str]:
-    """Variables as they are typed behind `make`, without those that are empty."""
-    return [f"{key}={shlex.quote(str(value))}" for key, value in values.items() if value]
+    words = [f"{key}={shlex.quote(value)}" for key, value in values.items() if value]
+    return " ".join(["make", STAGES[stage].goal, *words])

@@ -77,9 +77,8 @@ tracking: ContextVar[Track] = ContextVar(
 
 
 class Run:
-    """One stage of one run while it is under way; made by `open_stage`.
-
-    Only the main process writes (`main`); every process may read and `require`.
+    """One stage of a run while it is under way (`open_stage`). Only the main process writes; every
+    process may read and `require`.
     """
 
     def __init__(self, config: Config, stage: str, main: bool = True) -> None:
