@@ -143,8 +143,6 @@ def options(goals: Sequence[str], values: Values) -> list[str]:
         option = f"--{VARIABLES[name].option}"
         if name in AS_SETTINGS and "SET" in read:
             settings.append(f"{AS_SETTINGS[name]}={values[name]}")
-        elif option.endswith("!"):
-            words.append(option[:-1])
         elif option.endswith("*"):
             words += [option[:-1], *values[name].split()]
         elif name != "SET":

@@ -117,7 +117,7 @@ def why_not(config: Config, stage: str) -> Problem | None:
     manifest = read_manifest(folder)
     if manifest is None:
         return MISSING
-    differing = differing_settings(config, stage)
+    differing = differing_settings(config, stage, manifest)
     if differing:
         more = f"; and {len(differing) - MOST_SHOWN} more" if len(differing) > MOST_SHOWN else ""
         differences = f"{'; '.join(differing[:MOST_SHOWN])}{more}"
@@ -136,15 +136,13 @@ def why_not(config: Config, stage: str) -> Problem | None:
     return None
 
 
-def differing_settings(config: Config, stage: str) -> list[str]:
+def differing_settings(config: Config, stage: str, manifest: Mapping[str, Any]) -> list[str]:
     """Settings of a finished stage that are not as asked, `ppo.kl_coef: made with 0.1, asked 0.2`.
 
     Empty if the stage belongs to the upstream: there its record decides.
     """
-    manifest = read_manifest(stage_folder(config, stage))
-    if manifest is None or config.is_upstreams(stage):
-        return []
-    if manifest["settings_hash"] == settings_hash(config, stage):
+    same = manifest["settings_hash"] == settings_hash(config, stage)
+    if same or config.is_upstreams(stage):
         return []
     past, requested = flat(manifest["settings"]), flat(settings_of(config, stage))
     return [

@@ -80,7 +80,7 @@ walks | - | | tests with servers, browsers, processes and kills
 bench | reports.speed.bench_page | SHAPES RUNS SET | speed, memory beside TRL
 simulations | tests.simulations | | how often 95% intervals hold the true rate
 """
-# Variable | option of the module: `*` takes words, `!` is a switch | what else to do | one line.
+# Variable | option of the module: `*` takes words | what else to do | one line.
 OF_VARIABLES = """
 PRESET | preset | name the runs | which kind of run; see below
 SEED | seed | | of one run (44413)
