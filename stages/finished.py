@@ -110,16 +110,14 @@ def seal_of(manifest: Mapping[str, Any]) -> str:
 
 
 def why_not(config: Config, stage: str) -> Problem | None:
-    """Why a stage is not what this config asks for; None if it is.
-
-    Content decides: the hash of its settings, the outputs of its inputs as they are now, and the
-    presence and sizes of its files (`require` hashes them too).
+    """Why a stage is not what this config asks for, by its settings, by the outputs of its inputs
+    as they are now, and by the sizes of its files (`require` hashes them too); None if it is.
     """
     folder = stage_folder(config, stage)
     manifest = read_manifest(folder)
     if manifest is None:
         return MISSING
-    differing = differing_settings(config, stage)
+    differing = differing_settings(config, stage, manifest)
     if differing:
         more = f"; and {len(differing) - MOST_SHOWN} more" if len(differing) > MOST_SHOWN else ""
         differences = f"{'; '.join(differing[:MOST_SHOWN])}{more}"
@@ -138,29 +136,27 @@ def why_not(config: Config, stage: str) -> Problem | None:
     return None
 
 
-def differing_settings(config: Config, stage: str) -> list[str]:
+def differing_settings(config: Config, stage: str, manifest: Mapping[str, Any]) -> list[str]:
     """Settings of a finished stage that are not as asked, `ppo.kl_coef: made with 0.1, asked 0.2`.
 
     Empty if the stage belongs to the upstream: there its record decides.
     """
-    manifest = read_manifest(stage_folder(config, stage))
-    if manifest is None or config.is_upstreams(stage):
+    same = manifest["settings_hash"] == settings_hash(config, stage)
+    if same or config.is_upstreams(stage):
         return []
-    if manifest["settings_hash"] == settings_hash(config, stage):
-        return []
-    past, requested = (
-        {
-            f"{section}.{key}" if isinstance(values, dict) else section: value
-            for section, values in recorded.items()
-            for key, value in (values if isinstance(values, dict) else {"": values}).items()
-        }
-        for recorded in (manifest["settings"], settings_of(config, stage))
-    )
+    past, requested = flat(manifest["settings"]), flat(settings_of(config, stage))
     return [
         f"{key}: made with {past.get(key, 'nothing')}, asked {requested.get(key, 'nothing')}"
         for key in past | requested
         if not is_same(key, past.get(key), requested.get(key))
     ]
+
+
+def flat(sections: Mapping[str, Any]) -> dict[str, Any]:
+    """Recorded settings as `ppo.kl_coef`; what is in no section keeps its name."""
+    alone = {name: value for name, value in sections.items() if not isinstance(value, dict)}
+    groups = {name: values for name, values in sections.items() if isinstance(values, dict)}
+    return alone | {f"{name}.{key}": x for name, keys in groups.items() for key, x in keys.items()}
 
 
 def changed_code(config: Config, stage: str) -> list[str]:
@@ -205,16 +201,16 @@ def outer_inputs(config: Config, stage: str) -> dict[str, str | None]:
     return own_inputs(config, stage) | gold_inputs(config, stage)
 
 
-def check_unchanged(config: Config, stage: str, before: Mapping[str, str | None]) -> None:
+def check_unchanged(config: Config, stage: str, before: dict[str, str | None]) -> None:
     """Raise UserError where what a stage is made from beside other stages is not as it was before.
 
     A manifest would else name files that the stage has not read.
     """
     now = outer_inputs(config, stage)
-    changed = [name for name in {**now, **before} if now.get(name) != before.get(name)]
+    changed = [name for name in now | before if now.get(name) != before.get(name)]
     if changed:
-        while_read = f"{', '.join(changed)} changed while it was under way"
-        raise UserError(f"stage {stage}: {while_read}: run it again")
+        names = ", ".join(changed)
+        raise UserError(f"stage {stage}: {names} changed while it was under way: run it again")
 
 
 def gold_inputs(config: Config, stage: str) -> dict[str, str | None]:
@@ -230,37 +226,26 @@ def gold_inputs(config: Config, stage: str) -> dict[str, str | None]:
     return {GOLD: str(manifest["content"])}
 
 
-def no_gold(config: Config) -> UserError:
-    """The error about a gold reward model that is not there."""
-    return UserError(
-        f"judge.model={config.judge.gold}: there is no reward model in {gold_folder(config)}: name"
-        " a run whose `make rm` has finished (name or name/seed1), or a model's folder"
-    )
-
-
-def is_gold_of(config: Config, run: Config) -> bool:
-    """Whether the gold reward model that `config` names is the one that `run` made for itself.
-
-    A folder is known by its weights, wherever it lies.
+def check_gold(config: Config) -> None:
+    """Raise UserError where the gold reward model that `judge.model` names is not there, or is the
+    one that the run made for itself; a folder is known by its weights, wherever it lies.
     """
-    folder = gold_folder(config)
+    if not config.judge.gold:
+        return
+    folder, name = gold_folder(config), f"judge.model={config.judge.gold}"
     gold = read_manifest(folder)
+    if gold is None and not (folder / "config.json").exists():
+        raise UserError(
+            f"{name}: there is no reward model in {folder}: name a run whose `make rm` has finished"
+            " (name or name/seed1), or a model's folder"
+        )
     weights = {known_hash(path) for path in folder.glob("*.safetensors")}
-    records = [read_manifest(stage_folder(run, stage)) for stage in ("rm", "normalize")]
-    return any(
-        (gold is not None and gold["content"] == own["content"])
-        or not weights.isdisjoint(own["outputs"].values())
-        for own in records
-        if own is not None
-    )
-
-
-def own_gold(config: Config) -> UserError:
-    """The error about a gold reward model that is the run's own."""
-    return UserError(
-        f"judge.model={config.judge.gold} is this run's own reward model: name another run's, or"
-        " leave judge.model out"
-    )
+    for stage in ("rm", "normalize"):
+        own = read_manifest(stage_folder(config, stage)) or {"content": "", "outputs": {}}
+        is_equal = gold is not None and gold["content"] == own["content"]
+        if is_equal or not weights.isdisjoint(own["outputs"].values()):
+            mend = "name another run's, or leave judge.model out"
+            raise UserError(f"{name} is this run's own reward model: {mend}")
 
 
 def damage(config: Config, stage: str, records_alone: bool = False) -> Problem | None:
@@ -326,9 +311,5 @@ def make_command(config: Config, stage: str) -> str:
     data, tokenizer = config.data.source, config.base.tokenizer
     values["DATA"] = "" if data in (TOY, HUB) else data
     values["TOKENIZER"] = "" if tokenizer == TRAIN_TOKENIZER else tokenizer
-    return " ".join(["make", STAGES[stage].goal, *assigned(values)])
-
-
-def assigned(values: Mapping[str, Any]) -> list[str]:
-    """Variables as they are typed behind `make`, without those that are empty."""
-    return [f"{key}={shlex.quote(str(value))}" for key, value in values.items() if value]
+    words = [f"{key}={shlex.quote(value)}" for key, value in values.items() if value]
+    return " ".join(["make", STAGES[stage].goal, *words])

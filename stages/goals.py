@@ -67,7 +67,7 @@ ablations | | runs ABLATIONS | one switch at a time against a run, over SEEDS
 rivals | | runs PENALTIES | PPO, RLOO, Dr.GRPO, best-of-n at equal KL, over SEEDS
 look
 help | | request | this
-status | | NAME | what is done, stale, running, half done, missing, failed
+status | reports.sharing.status | NAME | what is done, stale, running, half done, missing, failed
 settings | | request | every setting of PRESET with its value
 plan | reports.needs.plan | request devices GPU | the memory that a run needs
 rehearse | reports.needs.rehearse | request devices PRICE_PER_HOUR | the same, measured here
@@ -80,15 +80,7 @@ walks | - | | tests with servers, browsers, processes and kills
 bench | reports.speed.bench_page | SHAPES RUNS SET | speed, memory beside TRL
 simulations | tests.simulations | | how often 95% intervals hold the true rate
 """
-PYTEST = "OMP_WAIT_POLICY=passive pytest -n 2 --dist loadfile --no-loadscope-reorder"
-# What developers' goals run: modules of the environment, after the variables that they get.
-COMMANDS = {
-    "check": ("ruff check .", "ruff format --check .", "mypy stages eval reports tests"),
-    "test": (f"{PYTEST} -m 'not walk'",),
-    # CI repeats all tests without AVX2.
-    "walks": (f"{PYTEST} -m walk", f"ATEN_CPU_CAPABILITY=avx2 {PYTEST} -m learns"),
-}
-# Variable | option of the module: `*` takes words, `!` is a switch | what else to do | one line.
+# Variable | option of the module: `*` takes words | what else to do | one line.
 OF_VARIABLES = """
 PRESET | preset | name the runs | which kind of run; see below
 SEED | seed | | of one run (44413)

@@ -1,30 +1,20 @@
-"""Makes what is asked for, or looks at what there is. Standard library only.
+"""Makes what is asked for, or shows its settings. Standard library only.
 
     python -m stages.pipeline sft rm ppo eval --preset tiny      what `make sft rm ppo eval` calls
     python -m stages.pipeline ablations --preset tiny --seeds 1 2         or rivals
     python -m stages.pipeline study --presets tiny-s tiny --seeds 1 2
-    python -m stages.pipeline status | settings
+    python -m stages.pipeline settings --preset tiny
 
-Looking (`--dry-run`, status) writes nothing. If a finished stage has other settings than those
-asked for, it is refused with the difference; `--replace` moves it aside.
+Looking (`--dry-run`) writes nothing. If a finished stage has other settings than those asked for,
+it is refused with the difference; `--replace` moves it aside.
 """
 
 import argparse
 from collections.abc import Callable
 from dataclasses import fields
 
-from stages.driving.grid import (
-    KL_COEFS,
-    LADDER,
-    SEEDS,
-    STUDY_GOALS,
-    make_ablations,
-    make_rivals,
-    make_study,
-    study_cells,
-)
-from stages.driving.maker import Cell, Ended, Execution, Maker
-from stages.driving.status import status
+from stages.driving import grid
+from stages.driving.maker import Cell, Ended, Maker
 from stages.driving.wanted import GOALS
 from stages.running import launch
 from stages.settings.command_line import Request, add_arguments, config_of, request_of
@@ -44,12 +34,13 @@ def settings_lines(config: Config) -> list[str]:
     return lines
 
 
-# Goals that only look -> the lines that they print.
-LOOKS: dict[str, Callable[[Request], list[str]]] = {
-    "status": lambda request: status(request.name),
-    "settings": lambda request: settings_lines(config_of(request, whole=False)),
+GRIDS: dict[str, Callable[[Request, argparse.Namespace], grid.Grid]] = {
+    "study": lambda request, args: grid.study(request, args.presets, args.seeds, args.job),
+    "ablations": lambda request, args: grid.ablations(
+        request, args.seeds, ablations_named(args.ablations)
+    ),
+    "rivals": lambda request, args: grid.rivals(request, args.seeds, args.kl_coefs),
 }
-GRIDS = ("study", "ablations", "rivals")
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
@@ -61,38 +52,36 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--max-cost", default="", help="the most that a judge may cost, USD")
     parser.add_argument("--replace", default="", help="1, or stages: what is made anew")
     parser.add_argument("--dry-run", action="store_true", help="say what would be made")
-    parser.add_argument("--seeds", type=int, nargs="+", default=SEEDS, help="of a grid")
-    parser.add_argument("--presets", nargs="+", default=LADDER, help="sizes of a study")
-    parser.add_argument("--job", nargs="+", default=STUDY_GOALS, help="goals of its cells")
+    parser.add_argument("--seeds", type=int, nargs="+", default=grid.SEEDS, help="of a grid")
+    parser.add_argument("--presets", nargs="+", default=grid.LADDER, help="sizes of a study")
+    parser.add_argument("--job", nargs="+", default=grid.STUDY_GOALS, help="goals of its cells")
     parser.add_argument("--ablations", nargs="+", default=list(ABLATIONS))
-    parser.add_argument("--kl-coefs", nargs="+", default=KL_COEFS, help="of the rivals")
+    parser.add_argument("--kl-coefs", nargs="+", default=grid.KL_COEFS, help="of the rivals")
     return parser.parse_args(argv)
 
 
 @in_one_line()
-def main(argv: list[str] | None = None, ended: Ended | None = None) -> None:
-    """Make what is asked for; exits with the status of the stage that failed.
-
-    `ended` is called with the config and the name of each stage that has finished.
-    """
+def main(argv: list[str] | None = None, ended: Ended = lambda *_: None) -> None:
+    """Make what is asked for; exits with the status of the stage that failed, if any."""
     args = parse(argv)
     request = request_of(args)
-    alone = next((goal for goal in args.goals if goal in (*LOOKS, *GRIDS)), None)
+    alone = next((goal for goal in args.goals if goal in ("settings", *GRIDS)), None)
     if alone and len(args.goals) > 1:
         raise UserError(f"{alone} stands alone: give the other goals in a command of their own")
-    if alone in LOOKS:
-        show(LOOKS[alone](request))
+    if alone == "settings":
+        show(settings_lines(config_of(request, whole=False)))
         return
-    raise SystemExit(make_goals(request, args, ended))
+    if code := make_goals(request, args, ended):
+        raise SystemExit(code)
 
 
-def make_goals(request: Request, args: argparse.Namespace, ended: Ended | None = None) -> int:
+def make_goals(request: Request, args: argparse.Namespace, ended: Ended = lambda *_: None) -> int:
     """Make what a command line asks for; return the exit status."""
     if not args.dry_run:
         require_packages()
     if args.max_cost and not is_above_0(args.max_cost):
         raise UserError(f"MAX_COST={args.max_cost}: give dollars above 0, such as MAX_COST=20")
-    execution = Execution(
+    maker = Maker(
         launch=launch.launch_words(args.gpus, args.nodes, args.engine),
         started_by=tuple(launch.launch_variables(args)),
         processes=args.gpus * args.nodes,
@@ -101,15 +90,11 @@ def make_goals(request: Request, args: argparse.Namespace, ended: Ended | None =
         dry_run=args.dry_run,
         ended=ended,
     )
-    with Maker(execution) as maker:
-        if "study" in args.goals:
-            return make_study(maker, study_cells(request, args.presets, args.seeds, args.job))
-        if "ablations" in args.goals:
-            return make_ablations(maker, request, args.seeds, ablations_named(args.ablations))
-        if "rivals" in args.goals:
-            return make_rivals(maker, request, args.seeds, args.kl_coefs)
-        cell = Cell(request=request, config=config_of(request), goals=tuple(args.goals))
-        return maker.make(cell)
+    with maker:
+        goal, *_ = goals = tuple(args.goals)
+        if goal not in GRIDS:
+            return maker.make(Cell(request=request, config=config_of(request), goals=goals))
+        return grid.make_grid(maker, GRIDS[goal](request, args))
 
 
 if __name__ == "__main__":

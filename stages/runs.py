@@ -17,8 +17,8 @@ import platform
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from contextvars import ContextVar
 from datetime import datetime, timezone
 from pathlib import Path
@@ -53,7 +53,7 @@ from stages.running.machine import (
 )
 from stages.running.progress import progress, say_result
 from stages.settings import config as settings
-from stages.settings.checks import UserError
+from stages.settings.checks import UserError, first_line
 from stages.settings.config import Config, hash_of, settings_hash, settings_of
 from stages.settings.stages import CARD, STAGES, row_of
 
@@ -67,37 +67,18 @@ TRACKED = "tracked.json"  # the id of the stage's run at wandb
 WHILE_WORKING = (RESUME, ATTEMPT, TRACKED, "progress.json", "progress.json.partial")  # no outputs
 
 
-class Mirror:
-    """Where a stage is shown beside its folder while it is under way; this one shows nothing."""
-
-    def log(self, step: int, metrics: dict[str, float]) -> None:
-        """The metrics of one step."""
-
-    def finish(self) -> None:
-        """The stage has finished, and lies in its place."""
-
-    def close(self, failed: bool) -> None:
-        """The stage has ended, finished or not."""
-
-
-OpenMirrors = Callable[[Config, str], list[Mirror]]
-open_mirrors: ContextVar[OpenMirrors] = ContextVar("open_mirrors", default=lambda *_: [])
-
-
-@contextmanager
-def mirrored_by(function: OpenMirrors) -> Iterator[None]:
-    """Stages that are opened inside this block are shown in the mirrors that a function opens."""
-    token = open_mirrors.set(function)
-    try:
-        yield
-    finally:
-        open_mirrors.reset(token)
+# What shows metrics of a step, or results (no step), beside a stage's folder.
+Show = Callable[[int | None, Mapping[str, Any]], None]
+Track = Callable[[Config, str], AbstractContextManager[Show]]
+# Opens it for a stage under way; set by what drives stages.
+tracking: ContextVar[Track] = ContextVar(
+    "tracking", default=lambda *_: nullcontext(lambda *_: None)
+)
 
 
 class Run:
-    """One stage of one run while it is under way; made by `open_stage`.
-
-    Only the main process writes (`main`); every process may read and `require`.
+    """One stage of a run while it is under way (`open_stage`). Only the main process writes; every
+    process may read and `require`.
     """
 
     def __init__(self, config: Config, stage: str, main: bool = True) -> None:
@@ -111,9 +92,7 @@ class Run:
         self.outer: dict[str, str | None] = {}  # beside other stages, as they were at its begin
         self.code: dict[str, Any] = {}
         self.version = ""  # of the code, when this process began: files may change while it runs
-        self.mirrors: list[Mirror] = []
-        """Where the stage is shown beside its folder; none unless `mirrored_by` says so."""
-        self.finished = False
+        self.show: Show = lambda *_: None
         self.latest: dict[str, float] = {}
         """The last value of each metric."""
 
@@ -142,12 +121,10 @@ class Run:
         return progress(items, label, total, done, note if self.main else None, numbers)
 
     def log(self, step: int, **metrics: float) -> None:
-        """Append one line to metrics.jsonl (keys are TRL's), and show it in the mirrors."""
+        """Append one line to metrics.jsonl (keys are TRL's), and show it."""
         self.latest |= metrics
-        if self.main:
-            self.append("metrics.jsonl", {"step": step, **metrics})
-            for mirror in self.mirrors:
-                mirror.log(step, metrics)
+        self.append("metrics.jsonl", {"step": step, **metrics})
+        self.show(step, metrics)
 
     def append(self, name: str, row: dict[str, Any]) -> None:
         """Append one JSON line to a file of this stage."""
@@ -176,10 +153,7 @@ class Run:
         seconds = round(time.monotonic() - self.started, 1)
         manifest = {
             "stage": self.stage,
-            "preset": self.config.preset,
-            "name": self.config.name,
-            "seed": self.config.seed,
-            "upstream": self.config.upstream,
+            **{key: getattr(self.config, key) for key in ("preset", "name", "seed", "upstream")},
             "settings_hash": settings_hash(self.config, self.stage),
             "settings": settings_of(self.config, self.stage),
             "code_version": self.version,
@@ -202,10 +176,9 @@ class Run:
         whole = json.loads(json.dumps(manifest))  # as it is read
         write_json(self.partial / "manifest.json", {**manifest, "seal": seal_of(whole)})
         put_in_place(self.config, self.stage)
-        self.finished = True
         say_result(self.stage, seconds, results)
-        for mirror in self.mirrors:
-            mirror.finish()
+        cost = {key: manifest[key] for key in ("seconds", "peak_memory_gib")}
+        self.show(None, results | cost)
 
 
 def write_rows(run: Run, name: str, rows: Sequence[dict[str, Any]]) -> None:
@@ -215,9 +188,7 @@ def write_rows(run: Run, name: str, rows: Sequence[dict[str, Any]]) -> None:
 
 
 def halvings(folder: Path) -> list[dict[str, Any]]:
-    """What did not fit into memory so far in the stage that is under way for a folder: update,
-    setting, its value, and its value from then on.
-    """
+    """What did not fit into memory so far in a stage under way, and what it takes since."""
     return read_json(partial_of(folder) / RESUME / HALVED) or []
 
 
@@ -240,14 +211,11 @@ def open_stage(config: Config, stage: str, main: bool = True) -> Iterator[Run]:
             put_in_place(config, stage)
             _prepare(run)
             try:
-                run.mirrors = open_mirrors.get()(config, stage)
-                yield run
+                with tracking.get()(config, stage) as run.show:
+                    yield run
             except Exception as error:
                 _keep_or_remove(run, error)
                 raise
-            finally:
-                for mirror in run.mirrors:
-                    mirror.close(failed=not run.finished)
     finally:
         remove_empty_folders(run.folder.parent)
 
@@ -270,11 +238,8 @@ def _prepare(run: Run) -> None:
             for path in run.partial.glob(name):
                 path.unlink()
         if files := changed_files(code):
-            print(
-                f"{run.stage} goes on with other code than it began with ({first_of(files)}):"
-                f" REPLACE={run.stage} begins it anew",
-                file=sys.stderr,
-            )
+            text = f"goes on with other code than it began with ({first_of(files)})"
+            print(f"{run.stage} {text}: REPLACE={run.stage} begins it anew", file=sys.stderr)
     else:
         if run.resume.is_dir():
             move_aside(run.partial)
@@ -292,9 +257,8 @@ def _keep_or_remove(run: Run, error: Exception) -> None:
     if isinstance(error, UserError) and not run.resume.is_dir():
         shutil.rmtree(run.partial, ignore_errors=True)
         return
-    line = (str(error).splitlines() or [""])[0] or type(error).__name__
     with suppress(OSError):  # a full disk is one of the errors
-        write_json(run.partial / "failed.json", {"error": line})
+        write_json(run.partial / "failed.json", {"error": first_line(error)})
 
 
 def put_in_place(config: Config, stage: str) -> None:
@@ -369,20 +333,12 @@ def held(path: Path, stage: str) -> Iterator[None]:
 
 
 def holder_of(path: Path) -> dict[str, Any] | None:
-    """The living process that a lock names, or None; one on another machine counts as living.
-
-    One that has ended while nobody waits for it (a zombie) does not live, nor does one whose number
-    another process has got since.
-    """
+    """The living process that a lock names, or None; one on another machine counts as living."""
     try:
         holder = json.loads(path.read_text())
         host, number, started = holder["host"], int(holder["pid"]), holder["started"]
     except (OSError, ValueError, LookupError, TypeError):
         return None
-    if host == platform.node():
-        if start_of(number) != started:
-            return None
-        with suppress(OSError):
-            if Path(f"/proc/{number}/stat").read_text().rpartition(") ")[2].startswith("Z"):
-                return None
+    if host == platform.node() and start_of(number) != started:
+        return None  # it has ended, and another process may have got its number
     return dict(holder)

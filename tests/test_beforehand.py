@@ -1,12 +1,9 @@
 """What a later stage would refuse is told as soon as it is known, not hours later."""
 
-import re
-
 import pytest
 
 from stages import base
-from stages.driving.maker import check_rows
-from stages.finished import read_manifest, stage_folder
+from stages.driving.wanted import check_rows
 from stages.settings.command_line import make_config
 from stages.settings.config import UserError
 from tests.test_pipeline import RESULTS, TINY, Recorder, make, named
@@ -20,29 +17,25 @@ def config_with(*overrides):
     return make_config("tiny", name="small", overrides=(*SMALL, *overrides))
 
 
-def test_what_base_shows_of_rows_and_positions_is_told_right_after_it(runs):
+def test_what_base_shows_of_rows_is_told_right_after_it(runs):
     base.make_base(config_with())
-    check_rows(config_with(), ["sft", "rm", "dpo"])
-    long = config_with("eval.dpo_summary_tokens=4000")
-    with pytest.raises(UserError, match=r"summary_tokens is 4000, after .* 2048 positions"):
-        check_rows(long, ["sft", "dpo"])
-    check_rows(long, ["sft", "rm", "ppo"])  # without DPO nobody writes so long a summary
-    halves = (read_manifest(stage_folder(config_with(), "base")) or {})["results"]["halves"]
-    assert halves["even"] + halves["odd"] == 16
-    assert min(halves.values()) > 0
-    check_rows(config_with("rm.pairs=odd"), ["sft"])
-    of_half = f"rm.batch_size is 16 but there are only {halves['odd']} rows of rm.pairs=odd"
-    with pytest.raises(UserError, match=re.escape(of_half)):
-        check_rows(config_with("rm.pairs=odd"), ["sft", "rm"])
+    check_rows(config_with("rm.batch_size=17"), ["sft", "dpo"])
+    with pytest.raises(UserError, match=r"rm\.batch_size is 17 but there are only 16 rows"):
+        check_rows(config_with("rm.batch_size=17"), ["sft", "rm", "dpo"])
 
 
-@pytest.mark.parametrize("stage", ["rm", "dpo"])
-def test_a_half_without_pairs_is_told_before_sft_learns(runs, monkeypatch, stage):
-    counted = {"rows": {"comparisons_train": {"rows": 200}}, "halves": {"even": 200, "odd": 0}}
-    monkeypatch.setitem(RESULTS, "base", counted)
+@pytest.mark.parametrize(
+    ("split", "line"),
+    [
+        ("comparisons_train", r"rm\.batch_size .* 3 rows"),
+        ("sft_validation", r"eval\.posts is \d+ but the validation split has 3 posts"),
+    ],
+)
+def test_too_few_rows_are_told_before_sft_learns(runs, monkeypatch, split, line):
+    monkeypatch.setitem(RESULTS, "base", {"rows": {split: {"rows": 3}}})
     maker = Recorder()
-    with pytest.raises(UserError, match=rf"{stage}\.batch_size .* 0 rows of rm\.pairs=odd"):
-        make(named("rm.pairs=odd"), stage, maker=maker)
+    with pytest.raises(UserError, match=line):
+        make(named("eval.posts=4"), "eval", maker=maker)
     assert [made for _, made in maker.made] == ["base"]
 
 

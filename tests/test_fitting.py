@@ -13,7 +13,7 @@ from accelerate import Accelerator
 from safetensors.torch import load_file
 
 from stages import base, sft
-from stages.driving.maker import Execution, Maker
+from stages.driving.maker import Maker
 from stages.driving.start import run_module
 from stages.finished import read_manifest
 from stages.learning import models
@@ -249,7 +249,7 @@ def test_of_two_processes_one_runs_out_of_memory_and_both_start_again(alone, see
     monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
     Path("script.py").write_text(SCRIPT)
     words = [sys.executable, "-m", "stages.running.launch", "ddp", "2", "1", "script.py"]
-    assert Maker(Execution(processes=2)).call_until_it_fits(SMALL, "sft", words) == 0
+    assert Maker(processes=2).call_until_it_fits(SMALL, "sft", words) == 0
     manifest = read_manifest(seed / "sft") or {}
     assert manifest["halvings"] == [{"update": 1, "setting": MICROBATCH, "from": 8, "to": 4}]
     assert difference(alone, seed) < 1e-5

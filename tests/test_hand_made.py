@@ -12,7 +12,7 @@ from eval import win_rate
 from eval.judge import kept_judgements
 from reports import scaling_page
 from reports.parts import collect
-from stages.driving.status import status
+from reports.sharing.status import status
 from stages.finished import why_not
 from stages.running import hub
 from stages.running.files import KeptRows, read_json, write_json
@@ -105,8 +105,8 @@ def test_a_process_that_nobody_waits_for_holds_no_lock(tmp_path):
     lock.write_text(json.dumps(here | {"started": "7"}))  # its number was used before
     assert holder_of(lock) is None
     ended = subprocess.Popen([sys.executable, "-c", ""])
-    os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)  # it stays a zombie
     lock.write_text(json.dumps(here | {"pid": ended.pid, "started": start_of(ended.pid)}))
+    os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)  # it stays a zombie
     assert holder_of(lock) is None
     ended.wait()
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from stages.driving.maker import Execution, Maker
+from stages.driving.maker import Maker
 from stages.driving.start import is_about_another_process, run_stage
 from stages.finished import make_command
 from stages.learning import sharding
@@ -108,7 +108,7 @@ def test_a_stage_that_fails_says_how_it_was_started(monkeypatch, capfd):
     words = launch_variables(args)
     assert words == ["GPUS=8", "ENGINE=fsdp2"]
     assert launch_variables(parse(["sft"])) == []
-    maker = Maker(Execution(started_by=tuple(words)))
+    maker = Maker(started_by=tuple(words))
     assert maker.call(["sh", "-c", "echo $GOES_ON_WITH"]) == 0
     assert capfd.readouterr().out == "GPUS=8 ENGINE=fsdp2\n"
 

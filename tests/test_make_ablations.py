@@ -3,16 +3,14 @@
 import pytest
 
 from reports.parts import ablated
-from stages.driving.grid import ablation_cells, distinct_ablations, make_ablations, overridden
-from stages.driving.maker import Execution
-from stages.driving.status import LABEL, status
+from reports.sharing.status import LABEL, status
+from stages.driving.grid import ablations, make_grid
 from stages.finished import stage_folder, why_not
 from stages.settings import config as settings
 from stages.settings.command_line import Request, make_config
 from stages.settings.config import UserError, override_of
 from stages.settings.presets import ABLATIONS, PRESETS
-from stages.settings.stages import SHARED_STAGES
-from tests.test_pipeline import EVALUATED, Recorder, finish, make, typed
+from tests.test_pipeline import EVALUATED, Recorder, finish, make
 
 # These turn the paper's way back on where a preset starts PPO otherwise.
 AS_IN_TINY = ("critic-reward-model", "critic-paper", "critic-updates", "lambda-0.95")
@@ -31,7 +29,9 @@ def test_every_ablation_is_valid_and_changes_what_it_names_alone(name, preset):
     )  # else taking them away would change nothing
     plain = make_config(preset, name="mine", overrides=there)
     changes = tuple(ABLATIONS[name].settings.split())
-    made = make_config(preset, name="mine", overrides=overridden(there, changes))
+    keys = {text.split("=")[0] for text in changes}
+    turned = (*(text for text in there if text.split("=")[0] not in keys), *changes)
+    made = make_config(preset, name="mine", overrides=turned)
     before, after = (
         {
             f"{section}.{key}": value
@@ -60,78 +60,62 @@ def test_the_papers_ablations_are_on_the_list():
 def test_a_switch_that_changes_nothing_or_what_another_does_is_left_out(runs, capsys):
     names = ["critic-zero", "no-critic-updates", "critic-zero-alone", "dropout"]
     together = Request(name="together", overrides=("ppo.critic_updates=0",))
-    kept, twins = distinct_ablations(together, 1, names)
-    assert kept == ["critic-zero", "dropout"]
+    assert ablations(together, [1], names).page[4:] == ["critic-zero", "dropout"]
     left_out = "ablation {} is left out: with these settings it is {}"
-    assert twins == [
+    assert capsys.readouterr().out.splitlines() == [
         left_out.format("no-critic-updates", "the run itself"),
         left_out.format("critic-zero-alone", "critic-zero"),
     ]
     # Where the critic learns first, all but the paper's own are runs of their own.
-    own, lines = distinct_ablations(Request(), 1, list(ABLATIONS))
+    own = ablations(Request(), [1], list(ABLATIONS)).page[4:]
     assert own == [name for name in ABLATIONS if name not in AS_IN_TINY]
-    assert lines == [
-        left_out.format("critic-reward-model", "the run itself"),
-        left_out.format("critic-paper", "no-critic-updates"),
-        left_out.format("critic-updates", "the run itself"),
-        left_out.format("lambda-0.95", "the run itself"),
-    ]
-    with pytest.raises(UserError, match="no-critic-updates is left out"):
-        distinct_ablations(together, 1, ["no-critic-updates"])
+    assert left_out.format("critic-paper", "no-critic-updates") in capsys.readouterr().out
+    with pytest.raises(UserError, match="unknown ablation 'dropuot': did you mean dropout"):
+        ablations(Request(), [1], ["dropuot"])
+    with pytest.raises(UserError, match="no ablation is left"):
+        ablations(together, [1], ["no-critic-updates"])
     maker = Recorder()
-    assert make_ablations(maker, together, [1], names) == 0
+    assert make_grid(maker, ablations(together, [1], names)) == 0
     assert {name for name, _ in maker.made} >= {"together-critic-zero", "together-dropout"}
     assert not (runs / "together-critic-zero-alone").exists()
-    assert twins[0] in capsys.readouterr().out
 
 
-def test_an_ablation_of_a_run_with_settings_of_its_own_takes_them_from_its_record(runs):
-    """As it was impossible: SFT, RM, data and world differ from the preset's."""
-    changed = ("sft.epochs=3", "rm.epochs=3", "world.seed=5", "ppo.lam=0.9")
-    mine = Request(name="mine", overrides=changed)
+def test_a_run_from_another_ones_sft_keeps_its_own_reward_model_in_its_ablations(runs):
+    make()
+    request = Request(name="hot", upstream="tiny", overrides=("rm.epochs=3", "sft.epochs=2"))
+    names = ["read-before-eos", "dropout"]
     maker = Recorder()
-    assert make_ablations(maker, mine, [1, 2], ["dropout"]) == 0
-    for seed in (1, 2):
-        config = make_config("tiny", name="mine", seed=seed, overrides=changed)
-        one = make_config(
-            "tiny",
-            name="mine-dropout",
-            seed=seed,
-            upstream="mine",
-            overrides=("ppo.lam=0.9", "ppo.dropout=0.1"),
-        )
-        assert one.sft == config.sft
-        assert one.world.seed == 5
-        assert (one.ppo.lam, one.ppo.dropout) == (0.9, 0.1)
-        assert all(why_not(one, stage) is None for stage in EVALUATED)
-    own = [stage for name, stage in maker.made if name == "mine-dropout"]
-    assert own == 2 * [stage for stage in EVALUATED if stage not in SHARED_STAGES]
-    assert maker.made[-1][1] == "reports.ablations_page"
+    assert make_grid(maker, ablations(request, [44413], names)) == 0
+    for name in ("hot", "hot-read-before-eos", "hot-dropout"):
+        made = [stage for whose, stage in maker.made if whose == name]
+        assert made == [stage for stage in EVALUATED if stage not in ("base", "sft")], name
+    turned = ablations(request, [44413], names).others
+    assert [cell.config.rm.epochs for cell in turned] == [3, 3]
+    assert [cell.config.upstream for cell in turned] == ["tiny", "tiny"]
 
 
 def test_a_switch_of_the_reward_model_shares_what_comes_before_it_and_goes_on(runs, capsys):
     """Of a run with settings of its own; beside a switch of PPO's; after a failure; status."""
     mine = Request(name="mine", overrides=("sft.epochs=3", "rm.epochs=3", "ppo.lam=0.9"))
     names = ["read-before-eos", "dropout"]
-    dry = Recorder(Execution(dry_run=True))
-    assert make_ablations(dry, mine, [1, 2], names) == 0
+    dry = Recorder(dry_run=True)
+    assert make_grid(dry, ablations(mine, [1, 2], names)) == 0
     assert not runs.exists()
     planned = capsys.readouterr().out
     assert (
-        "mine-read-before-eos seed 1: would make rm and what follows, ppo.lam=0.9"
-        " rm.read_at=before_eos"
+        "mine-read-before-eos seed 1: would follow, with ppo.lam=0.9 rm.read_at=before_eos"
     ) in planned
-    assert "mine-dropout seed 1: would make ppo and what follows" in planned
+    assert "mine-dropout seed 1: would follow" in planned
 
     class Broken(Recorder):
         def call(self, words) -> int:
             fails = words[0] == "mine-read-before-eos" and words[1:3] == ["2", "ppo"]
             return 7 if fails else super().call(words)
 
-    maker = Broken(Execution())
-    assert make_ablations(maker, mine, [1, 2], names) == 7
+    maker = Broken()
+    assert make_grid(maker, ablations(mine, [1, 2], names)) == 7
     again = Recorder()
-    assert make_ablations(again, mine, [1, 2], names) == 0
+    assert make_grid(again, ablations(mine, [1, 2], names)) == 0
     own = [stage for stage in EVALUATED if stage not in ("base", "sft")]
     made = [stage for name, stage in maker.made if name == "mine-read-before-eos"]
     assert made == [*own, "rm", "normalize"]
@@ -152,22 +136,8 @@ def test_a_switch_of_the_reward_model_shares_what_comes_before_it_and_goes_on(ru
     # Another SFT of the default's is another one of the ablation's.
     finish(make_config("tiny", name="mine", seed=1, overrides=mine.overrides), "sft", "other")
     third = Recorder()
-    assert make_ablations(third, mine, [1], names) == 0
+    assert make_grid(third, ablations(mine, [1], names)) == 0
     assert ("mine-read-before-eos", "rm") in third.made
-
-
-def test_a_run_from_another_ones_sft_keeps_its_own_reward_model_in_its_ablations(runs):
-    make()
-    request = Request(name="hot", upstream="tiny", overrides=("rm.epochs=3", "sft.epochs=2"))
-    names = ["read-before-eos", "dropout"]
-    maker = Recorder()
-    assert make_ablations(maker, request, [44413], names) == 0
-    for name in ("hot", "hot-read-before-eos", "hot-dropout"):
-        made = [stage for whose, stage in maker.made if whose == name]
-        assert made == [stage for stage in EVALUATED if stage not in ("base", "sft")], name
-    _, turned = ablation_cells(request, [44413], names)
-    assert [cell.config.rm.epochs for cell in turned] == [3, 3]
-    assert [cell.config.upstream for cell in turned] == ["tiny", "tiny"]
 
 
 def test_a_seed_that_fails_has_no_ablations_and_the_others_go_on(runs, capsys):
@@ -175,37 +145,9 @@ def test_a_seed_that_fails_has_no_ablations_and_the_others_go_on(runs, capsys):
         def call(self, words, label="") -> int:
             return 7 if words[1:3] == ["2", "sft"] else super().call(words)
 
-    maker = Broken(Execution())
-    assert make_ablations(maker, Request(), [1, 2, 3], ["dropout"]) == 7
+    maker = Broken()
+    assert make_grid(maker, ablations(Request(), [1, 2, 3], ["dropout"])) == 7
     done = sorted(str(one.relative_to(runs)) for one in runs.glob("tiny-dropout/*/ppo"))
     assert done == ["tiny-dropout/seed1/ppo", "tiny-dropout/seed3/ppo"]
     assert "1 runs failed: tiny seed 2" in capsys.readouterr().err
     assert maker.made[-1][1] == "reports.ablations_page"
-
-
-def test_a_dry_run_names_what_is_missing_and_says_of_the_rest_that_nothing_is_to_do(runs, capsys):
-    assert make_ablations(Recorder(Execution()), Request(), [1], ["dropout"]) == 0
-    capsys.readouterr()
-    dry = Recorder(Execution(dry_run=True))
-    assert make_ablations(dry, Request(), [1], ["dropout", "critic-sft"]) == 0
-    assert capsys.readouterr().out.splitlines() == [
-        "tiny seed 1: nothing to do",
-        "tiny-dropout seed 1: nothing to do",
-        "tiny-critic-sft seed 1: would make ppo and what follows, ppo.critic_init=sft",
-    ]
-
-
-def test_make_passes_seeds_and_ablations_on_and_refuses_an_unknown_one_at_once(tmp_path):
-    found = typed(tmp_path, "-n", "ablations", "SEEDS=1 2", "ABLATIONS=dropout critic-sft")
-    assert found.returncode == 0, found.stderr
-    lines = [
-        line for line in found.stdout.splitlines() if "would make ppo and what follows" in line
-    ]
-    assert [line.split(":")[0] for line in lines] == [
-        f"tiny-{name} seed {seed}" for seed in (1, 2) for name in ("dropout", "critic-sft")
-    ]
-    assert lines[0].endswith("ppo.dropout=0.1")
-    refused = typed(tmp_path, "ablations", "ABLATIONS=dropout dropuot")
-    assert refused.returncode == 2
-    assert "unknown ablation 'dropuot': did you mean dropout?" in refused.stderr
-    assert not list(tmp_path.iterdir())

@@ -114,7 +114,8 @@ def test_a_folder_that_is_written_in_another_way_is_the_same(folders):
     own = make_config(
         "tiny", name="built-in", data=str(folders / "toy"), overrides=("base.vocab_size=600",)
     )
-    assert "data.source: made with toy" in "; ".join(differing_settings(own, "base"))
+    manifest = read_manifest(stage_folder(own, "base")) or {}
+    assert "data.source: made with toy" in "; ".join(differing_settings(own, "base", manifest))
 
 
 def test_a_run_from_an_upstream_may_write_its_folder_in_another_way(folders):

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
+from reports.sharing.status import LABEL, status
 from stages import pipeline
-from stages.driving.maker import Cell, Execution, Maker
-from stages.driving.status import LABEL, status
+from stages.driving.maker import Cell, Maker
 from stages.driving.wanted import wanted_stages
 from stages.finished import partial_of, stage_folder, why_not
 from stages.goals import GOALS, VARIABLES, help_lines
@@ -48,10 +48,8 @@ def finish(config: Config, stage: str, text: str = "made") -> Path:
 class Recorder(Maker):
     """A maker whose stages are one file each, and that remembers what it was told to run."""
 
-    def __init__(
-        self, execution: Execution | None = None, fails: str = "", text: str = "made"
-    ) -> None:
-        super().__init__(execution or Execution())
+    def __init__(self, fails: str = "", text: str = "made", **execution: Any) -> None:
+        super().__init__(**execution)
         self.commands: list[list[str]] = []
         self.made: list[tuple[str, str]] = []
         self.fails, self.text = fails, text
@@ -75,7 +73,7 @@ def make(
     config: Config = TINY, *goals: str, maker: Recorder | None = None, **execution: Any
 ) -> list[str]:
     """Make the goals of a config (`eval` without any); the stages that ran."""
-    maker = maker or Recorder(Execution(**execution))
+    maker = maker or Recorder(**execution)
     request = Request(
         preset=config.preset,
         seed=config.seed,
@@ -170,9 +168,7 @@ def test_other_data_in_the_users_folder_are_found(runs, tmp_path):
 
 
 def test_training_is_started_by_the_launcher_and_only_judges_get_the_cap(runs):
-    maker = Recorder(
-        Execution(launch=("accelerate", "launch", "--num_processes", "2"), max_cost="5")
-    )
+    maker = Recorder(launch=("accelerate", "launch", "--num_processes", "2"), max_cost="5")
     make(TINY, maker=maker)
     by_stage = dict(zip(EVALUATED, maker.commands, strict=True))
     for stage, words in by_stage.items():
@@ -200,30 +196,6 @@ def test_what_the_last_stages_would_refuse_is_refused_before_the_first(
         make(named(*overrides), processes=processes)
     assert not runs.exists()
     make(named(*overrides), "sft", processes=processes)
-
-
-def test_a_finished_run_with_other_settings_is_refused_with_the_difference_and_the_ways_out(runs):
-    make(named("sft.epochs=3"))
-    before = everything(runs)
-    for forgotten, difference in (
-        (named(), "stage sft was made with other settings (sft.epochs: made with 3, asked 2)"),
-        (named("sft.epochs=3", "ppo.lam=0.5"), "ppo.lam: made with 0.95, asked 0.5"),
-        (named("sft.epochs=3", "memory.cpu_threads=1"), "memory.cpu_threads: made with 2, asked 1"),
-    ):
-        with pytest.raises(UserError) as refusal:
-            make(forgotten)
-        assert difference in str(refusal.value)
-        assert "another NAME" in str(refusal.value)
-        assert "REPLACE=1`, which moves the old one aside" in str(refusal.value)
-    assert everything(runs) == before
-
-
-def test_a_finished_stage_that_lost_a_file_is_refused_and_not_made_again_unasked(runs):
-    make()
-    (stage_folder(TINY, "sft") / "out.txt").unlink()
-    with pytest.raises(UserError, match=r"sft has changed on disk \(out.txt\).*REPLACE=1"):
-        make()
-    assert make(TINY, replace="1")[0] == "sft"
 
 
 def test_an_upstream_without_a_stage_is_refused_with_its_command(runs):

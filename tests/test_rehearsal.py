@@ -55,9 +55,7 @@ def test_a_rehearsal_that_is_stopped_leaves_the_table_of_the_stages_that_finishe
     real = pipeline.main
 
     def stop_after_sft(words):
-        with pytest.raises(SystemExit) as ended:
-            real(["sft", *words[len(rehearse.GOALS) :]])
-        assert ended.value.code == 0
+        real(["sft", *words[len(rehearse.GOALS) :]])
         raise SystemExit(143)
 
     monkeypatch.setattr(pipeline, "main", stop_after_sft)

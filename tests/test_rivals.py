@@ -11,8 +11,7 @@ from reports import rivals_page
 from reports.parts.cells import MISSING, Number
 from reports.parts.collect import find_runs
 from reports.rivals_page import answer, matched, policies_frame
-from stages.driving.grid import KL_COEFS, RIVALS, make_rivals, rival_cells
-from stages.driving.maker import Execution
+from stages.driving.grid import KL_COEFS, RIVALS, make_grid, rivals
 from stages.pipeline import main
 from stages.settings.command_line import Request
 from stages.settings.config import UserError
@@ -128,23 +127,23 @@ def test_runs_without_any_win_rate_have_no_page(monkeypatch):
 
 
 def test_each_coefficient_is_a_run_with_all_rivals_and_the_first_has_best_of_n_too(runs):
-    start, rivals = rival_cells(Request(preset="tiny", seed=1), [1, 2], KL_COEFS)
+    start, others, _ = rivals(Request(preset="tiny", seed=1), [1, 2], KL_COEFS)
     assert [cell.goals for cell in start] == [("rm",)] * 2
-    assert [cell.config.name for cell in rivals[:4]] == [f"tiny-kl{coef}" for coef in KL_COEFS]
-    for place, cell in enumerate(rivals[:4]):
+    assert [cell.config.name for cell in others[:4]] == [f"tiny-kl{coef}" for coef in KL_COEFS]
+    for place, cell in enumerate(others[:4]):
         config = cell.config
         assert config.upstream == "tiny"
         coefs = {getattr(config, rival).kl_coef for rival in RIVALS}
         assert coefs == {float(KL_COEFS[place])}
         assert config.eval.temperature == config.ppo.temperature
         assert bool(config.eval.numbers) == ("dpo" in cell.goals) == (place == 0)
-    with pytest.raises(UserError, match="rivals trains, and"):
-        rival_cells(Request(preset="outputs", overrides=("outputs.file=x",)), [1], KL_COEFS)
+    with pytest.raises(UserError, match="a grid of runs trains, and"):
+        rivals(Request(preset="outputs", overrides=("outputs.file=x",)), [1], KL_COEFS)
 
 
 def test_a_seed_without_a_reward_model_has_no_rivals(runs, capsys):
-    maker = Recorder(Execution(), fails="rm")
-    assert make_rivals(maker, Request(preset="tiny", seed=1), [1], ("0.05",))
+    maker = Recorder(fails="rm")
+    assert make_grid(maker, rivals(Request(preset="tiny", seed=1), [1], ("0.05",)))
     assert not any(name == "tiny-kl0.05" for name, _ in maker.made)
 
 
@@ -153,9 +152,7 @@ def test_rivals_are_made_and_put_beside_each_other(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))
     request = ["rivals", "--preset", "tiny", "--name", "mini", "--seeds", "1"]
-    with pytest.raises(SystemExit) as ended:
-        main([*request, "--kl-coefs", "0.05", "0.2", "--set", *SMALL])
-    assert ended.value.code == 0
+    main([*request, "--kl-coefs", "0.05", "0.2", "--set", *SMALL])
     made = (tmp_path / "runs/reports/rivals-mini.md").read_text()
     for word in ("PPO", "RLOO", "GRPO", "best-of-n", "DPO", "gold score", "win rate"):
         assert word in made

@@ -224,18 +224,6 @@ def test_other_settings_are_found_and_memory_knobs_are_not_settings(runs):
     Run(frugal, "ppo").require("sft")
 
 
-def test_a_stage_made_from_another_input_is_found_and_an_equal_one_changes_nothing(runs):
-    finish(TINY, "base", text="one")
-    finish(TINY, "sft", "base")
-    finish(TINY, "base", text="two")
-    assert "earlier base" in refusal(TINY, "sft")
-    finish(TINY, "base", text="one")
-    Run(TINY, "ppo").require("sft")
-    finish(TINY, "base", text="two")
-    finish(TINY, "sft", "base")
-    Run(TINY, "ppo").require("sft")
-
-
 def test_what_is_replaced_moves_aside_and_an_equal_one_is_not_kept_twice(runs):
     folder = finish(TINY, "sft", text="first")
     finish(TINY, "sft", text="second")

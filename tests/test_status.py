@@ -5,28 +5,30 @@ import shutil
 import pytest
 
 from reports import run_page
-from stages.driving.status import kept, status
+from reports.sharing.status import status
+from stages.driving.wanted import kept
 from stages.running.progress import COLUMNS
 from stages.settings.checks import UserError
 from stages.settings.command_line import make_config
 from tests.fabricated_runs import fabricate, two_judges
 
 
-def test_a_run_is_one_row_and_one_with_two_judges_has_one_more_for_each(runs):
-    judges = two_judges()
-    for config in judges:
+def test_a_run_is_one_row_in_which_a_judge_that_is_not_done_stands_for_all(runs):
+    for config in two_judges():
         run_page.write_report(config)
     fabricate(make_config("tiny-s"))
     for stage in ("judge", "controls", "win_rate"):
         shutil.rmtree(runs / "tiny-s/seed44413" / stage)
     lines = status()
     assert max(map(len, lines)) <= COLUMNS
-    assert [line.split() for line in lines[1:5]] == [
-        ["tiny", "44413", *["ok"] * 5, "-", "-", "-", "ok"],
-        [judges[1].judge.folder[:13], *["ok"] * 4],  # as much as fits
-        ["facts", *["ok"] * 4],
+    assert [line.split() for line in lines[1:3]] == [
+        ["tiny", "44413", *["ok"] * 5, "-", "-", "-", *["ok"] * 5],
         ["tiny-s", "44413", *["ok"] * 5, "-", "-", "-", "ok", "-", "-", "-", "-"],
     ]
+    (runs / "tiny/seed44413/judge/facts/manifest.json").write_text("{}")
+    lines = status()
+    assert lines[1].split()[11] == "fail"
+    assert lines[2].startswith("  judge, judge facts: ")
 
 
 def test_what_is_kept_of_an_interrupted_stage_is_a_checkpoint_or_what_it_has_measured(tmp_path):

@@ -10,15 +10,14 @@ from pathlib import Path
 import pytest
 
 from stages.driving import grid
-from stages.driving.grid import make_study, study_cells
-from stages.driving.maker import Cell
+from stages.driving.grid import Grid, make_grid, study
 from stages.settings.command_line import Request, make_config
 from stages.settings.config import UserError
 from tests.test_pipeline import EVALUATED, Recorder, make, typed
 
 
-def cells_of(*presets: str, seeds=(1, 2), **request) -> list[Cell]:
-    return study_cells(Request(**request), presets, seeds)
+def cells_of(*presets: str, seeds=(1, 2), **request) -> Grid:
+    return study(Request(**request), presets, seeds)
 
 
 class Broken(Recorder):
@@ -30,7 +29,7 @@ class Broken(Recorder):
 
 def test_a_study_makes_every_cell_and_then_one_page_of_all_sizes(runs, capsys):
     maker = Recorder()
-    assert make_study(maker, cells_of("tiny-xs", "tiny")) == 0
+    assert make_grid(maker, cells_of("tiny-xs", "tiny")) == 0
     made = [(name, stage) for name, stage in maker.made if stage in EVALUATED]
     assert made == [
         (name, stage) for _ in (1, 2) for name in ("tiny-xs", "tiny") for stage in EVALUATED
@@ -41,13 +40,13 @@ def test_a_study_makes_every_cell_and_then_one_page_of_all_sizes(runs, capsys):
     assert lines[0] == "tiny-xs seed 1 is done; 1 of 4 runs are through"
     assert lines[-1] == "tiny seed 2 is done; 4 of 4 runs are through"
     again = Recorder()
-    assert make_study(again, cells_of("tiny-xs", "tiny")) == 0
+    assert make_grid(again, cells_of("tiny-xs", "tiny")) == 0
     assert [stage for _, stage in again.made] == ["reports.scaling_page"]
 
 
 def test_it_goes_on_past_a_cell_that_fails_says_so_and_ends_with_its_status(runs, capsys):
     maker = Broken()
-    assert make_study(maker, cells_of("tiny-xs", "tiny")) == 7
+    assert make_grid(maker, cells_of("tiny-xs", "tiny")) == 7
     assert sorted(str(one.relative_to(runs)) for one in runs.glob("*/*/ppo")) == [
         "tiny-xs/seed1/ppo",
         "tiny-xs/seed2/ppo",
@@ -61,28 +60,14 @@ def test_it_goes_on_past_a_cell_that_fails_says_so_and_ends_with_its_status(runs
 
 def test_a_named_study_calls_each_run_after_its_preset_and_passes_its_settings_to_all(runs):
     cells = cells_of("tiny-xs", "tiny-xl", name="other", overrides=("world.seed=2",))
-    assert [cell.config.name for cell in cells] == ["tiny-xs-other", "tiny-xl-other"] * 2
-    assert {cell.config.world.seed for cell in cells} == {2}
+    assert [cell.config.name for cell in cells.start] == ["tiny-xs-other", "tiny-xl-other"] * 2
+    assert {cell.config.world.seed for cell in cells.start} == {2}
     with pytest.raises(UserError, match="needs a run name of its own"):
         cells_of("tiny-xs", overrides=("world.seed=2",))
     with pytest.raises(UserError, match="leave out UPSTREAM="):
         cells_of("tiny-xs", upstream="tiny")
     with pytest.raises(UserError, match="unknown preset 'tiny-xx': did you mean tiny-x"):
         cells_of("tiny-xx")
-
-
-def test_the_ladder_spans_at_least_thirty_times_in_parameters():
-    def parameters(name: str) -> int:
-        base, vocabulary = make_config(name).base, 704  # the world's 663, in multiples of 64
-        width, layers = base.hidden_size, base.num_layers
-        layer = 12 * width**2 + 13 * width  # attention, MLP, their biases, two norms
-        return 2 * vocabulary * width + layers * layer + 2 * width
-
-    # A run of tiny has recorded:
-    assert parameters("tiny") == 470_880
-    counted = [parameters(name) for name in grid.LADDER]
-    assert counted == sorted(counted)
-    assert round(counted[-1] / counted[0]) == 42
 
 
 def test_looking_lists_each_cell_with_what_it_lacks_and_makes_nothing(tmp_path):
@@ -102,7 +87,7 @@ def test_a_cell_with_other_settings_is_refused_by_name_and_the_others_are_made(r
     make(make_config("tiny-xs", seed=1, name="tiny-xs-own", overrides=("ppo.lam=0.5",)))
     cells = cells_of("tiny-xs", "tiny", name="own", overrides=("ppo.lam=0.9",), seeds=(1,))
     maker = Recorder()
-    assert make_study(maker, cells) == 2
+    assert make_grid(maker, cells) == 2
     err = capsys.readouterr().err
     assert "error: tiny-xs-own seed 1: stage ppo was made with other settings" in err
     assert {name for name, stage in maker.made if stage in EVALUATED} == {"tiny-own"}

@@ -17,10 +17,11 @@ from types import ModuleType, SimpleNamespace
 import pytest
 
 from reports.sharing import cards
-from stages.driving import trackers
-from stages.driving.trackers import SETTINGS, open_trackers
+from stages import runs as runs_module
+from stages.driving import start
+from stages.driving.start import SETTINGS, tracked
 from stages.running.files import read_lines
-from stages.runs import mirrored_by, open_stage
+from stages.runs import open_stage
 from stages.settings.checks import UserError
 from stages.settings.command_line import make_config
 from stages.settings.config import public_settings, public_value
@@ -34,14 +35,15 @@ SECRET = "http://pa55word.judge.example.org/v1"
 OFFLINE = {"WANDB_MODE": "offline", "WANDB_PROJECT": "tldr"}
 LIVE = """
 import sys
-from stages.driving.trackers import open_trackers
-from stages.runs import mirrored_by, open_stage
+from stages.driving.start import tracked
+from stages.runs import open_stage, tracking
 from stages.settings.checks import UserError, fail
 from stages.settings.command_line import make_config
 first, last, *overrides = sys.argv[1:]
 config = make_config("tiny", name="shown", overrides=tuple(overrides))
 try:
-    with mirrored_by(open_trackers), open_stage(config, "sft") as run:
+    tracking.set(tracked)
+    with open_stage(config, "sft") as run:
         run.resume.mkdir(exist_ok=True)
         for step in range(int(first), int(last) + 1):
             run.log(step, **{"loss/train": 1 / step})
@@ -120,7 +122,7 @@ def test_a_bad_setting_of_wandb_is_one_line_and_leaves_no_file(tmp_path, environ
     assert done.code == 2
     (line,) = [line for line in done.errors.splitlines() if line.startswith("error: ")]
     assert said in line
-    assert line.endswith("Correct it, or unset WANDB_PROJECT")
+    assert line.endswith("correct it, or unset WANDB_PROJECT")
     assert not (tmp_path / "runs").exists()
 
 
@@ -128,12 +130,12 @@ def test_a_bad_setting_of_wandb_is_one_line_and_leaves_no_file(tmp_path, environ
 def test_a_library_that_is_missing_is_one_line_and_leaves_no_file(runs, monkeypatch, library):
     monkeypatch.setenv(SETTINGS[library], "x")
     monkeypatch.setitem(sys.modules, library, None)
-    with mirrored_by(open_trackers), pytest.raises(UserError, match=f"pip install {library}"):
-        open_stage(TINY, "sft").__enter__()
+    with pytest.raises(UserError, match=f"pip install {library}"), tracked(TINY, "sft"):
+        pass
     assert not runs.exists()
 
 
-@pytest.mark.parametrize("call", ["start", "log", "finish"])
+@pytest.mark.parametrize("call", ["log", "finish"])
 def test_what_fails_there_is_one_line_and_the_stage_goes_on(runs, monkeypatch, capsys, call):
     class Failing:
         def __getattr__(self, name):
@@ -143,18 +145,18 @@ def test_what_fails_there_is_one_line_and_the_stage_goes_on(runs, monkeypatch, c
 
             return answer
 
-    monkeypatch.setattr(trackers, "make_tracker", lambda *_: Failing())
+    monkeypatch.setattr(start, "make_tracker", lambda *_: Failing())
     monkeypatch.setitem(sys.modules, "wandb", ModuleType("wandb"))
     monkeypatch.setenv("WANDB_PROJECT", "tldr")
-    with mirrored_by(open_trackers), open_stage(TINY, "sft") as run:
+    monkeypatch.setattr(runs_module, "tracking", SimpleNamespace(get=lambda: tracked))
+    with open_stage(TINY, "sft") as run:
         for step in (1, 2):
             run.log(step, loss=1.0)
         run.finish({})
     assert [row["step"] for row in read_lines(run.folder / "metrics.jsonl")] == [1, 2]
-    what = {"start": "the beginning", "log": "logging", "finish": "the end"}[call]
     lines = [line for line in capsys.readouterr().err.splitlines() if "wandb" in line]
-    reason = "first line second line"
-    assert lines == [f"wandb: {what} failed ({reason}): the stage goes on without it"]
+    reason = "ConnectionError: first line second line"
+    assert lines == [f"wandb: {call} failed ({reason}): the stage goes on without it"]
 
 
 # -- what others may see of settings ---------------------------------------------------------------

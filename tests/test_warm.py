@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from stages.driving import warm
+from stages.driving import maker
 from tests.resuming import ARGUMENTS
 
 ROOT = Path(__file__).parents[1]
 
 pytestmark = [
     pytest.mark.walk,
-    pytest.mark.skipif(not warm.can_be_forked(), reason="nothing is forked here"),
+    pytest.mark.skipif(not maker.can_be_forked(), reason="nothing is forked here"),
 ]
 
 STAGE = """
@@ -46,9 +46,9 @@ def run(arguments):
 """
 CALLER = """
 import sys
-from stages.driving.maker import START, Execution, Maker
+from stages.driving.maker import START, Maker
 from stages.settings.faults import in_one_line
-with in_one_line(), Maker(Execution()) as maker:
+with in_one_line(), Maker() as maker:
     codes = [maker.call([*START, "stage_here", *stage.split()]) for stage in sys.argv[1:]]
     print("codes", codes, maker.stopped, flush=True)
 """
@@ -160,7 +160,7 @@ def test_forked_stages_put_out_what_those_of_their_own_interpreters_do(tmp_path)
 
 
 def test_stages_are_forked_where_there_is_no_accelerator(monkeypatch, tmp_path):
-    monkeypatch.setattr(warm, "Path", lambda _: tmp_path)
-    assert warm.can_be_forked()
+    monkeypatch.setattr(maker, "Path", lambda _: tmp_path)
+    assert maker.can_be_forked()
     (tmp_path / "nvidia0").touch()
-    assert not warm.can_be_forked()
+    assert not maker.can_be_forked()

@@ -28,15 +28,7 @@ from eval.judges.protocol import (
     unjudged_line,
 )
 from eval.rates.reward_pairs import pair_accuracy
-from stages.finished import (
-    check_stage,
-    gold_folder,
-    is_gold_of,
-    no_gold,
-    own_gold,
-    read_manifest,
-    stage_folder,
-)
+from stages.finished import check_gold, check_stage, gold_folder, read_manifest, stage_folder
 from stages.learning.loop import make_accelerator, over_rows
 from stages.learning.models import load_tokenizer
 from stages.learning.passes import summary_scores
@@ -79,16 +71,13 @@ def find_gold(config: Config) -> Gold:
     own.
     """
     folder = gold_folder(config)
-    if is_gold_of(config, config):
-        raise own_gold(config)
+    check_gold(config)
     maker = recorded_config(folder) if read_manifest(folder) is not None else None
     if maker is not None:
         check_stage(maker, "normalize")
         label, folder = f"{maker.name} seed {maker.seed}", folder / "model"
-    elif (folder / "config.json").exists():
-        label = f"in folder {folder.name}"
     else:
-        raise no_gold(config)
+        label = f"in folder {folder.name}"
     data = (maker or config).data
     bos = maker.base.bos if maker else "auto"
     return Gold(

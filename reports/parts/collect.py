@@ -14,7 +14,7 @@ from typing import Any
 from eval.held_out import with_statistics
 from eval.win_rate import names_of_pair, pair_name
 from reports.parts.words import Row, shown
-from stages.driving.wanted import no_such_run
+from stages.driving.wanted import check_run
 from stages.finished import read_manifest, refusal, stage_folder, why_not_shown
 from stages.running.files import read_lines, read_record
 from stages.settings import config as settings
@@ -133,8 +133,7 @@ def find_runs(name: str, judge: str = "") -> tuple[list[Record], list[str]]:
             records.append(_read(config, folders))
     if not records:
         where = settings.RUNS / name
-        if not where.is_dir() and settings.RUNS.is_dir():
-            raise no_such_run(name)
+        check_run(name)
         judges = {path.name for path in where.glob("seed*/win_rate/*") if read_manifest(path)}
         if judge and judges and judge not in judges:
             raise unknown("judge", judge, sorted(judges))

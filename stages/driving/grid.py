@@ -6,8 +6,9 @@ failed. `stages.pipeline` calls this.
 
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 from stages.driving.maker import Cell, Maker
 from stages.driving.wanted import no_part, wanted_stages
@@ -22,118 +23,99 @@ STUDY_GOALS = ("ppo", "eval")
 RIVALS = ("ppo", "rloo", "grpo")
 KL_COEFS = ("0.02", "0.05", "0.1", "0.2")
 BEST_OF_N = "1,2,4,8,16,32,64"
-Page = Callable[[Sequence[Cell]], Sequence[str]]
 
 
-def make_grid(maker: Maker, start: Sequence[Cell], others: Sequence[Cell], page: Page) -> int:
-    """Make the runs that others begin from, then these, then the page that compares them.
+class Grid(NamedTuple):
+    """Runs, others that begin from one of the same seed, and the page's module and words."""
+
+    start: list[Cell]
+    others: list[Cell]
+    page: list[str]
+
+
+def make_grid(maker: Maker, grid: Grid) -> int:
+    """Make the runs that others begin from, then these, then the page if they were evaluated.
 
     A seed whose own run fails has no others; the other seeds go on. The end names what failed.
-    `page` gives a page's module and arguments of the runs that are there; no words: no page.
     """
     maker.says_stop = True
-    codes = maker.make_all(start)
-    there = {cell.config.seed for cell, code in zip(start, codes, strict=True) if not code}
-    if maker.execution.dry_run:
-        # What a cell lacks can be looked up only where the run that it begins from is complete.
-        there -= {cell.config.seed for cell in start if others and maker.missing(cell)}
-        for cell in others:
-            done = cell.config.seed in there and not maker.missing(cell)
-            first = cell.config.own_from or "ppo"
-            todo = f"would make {first} and what follows, {' '.join(cell.request.overrides)}"
-            print(f"{cell.label}: {'nothing to do' if done else todo}")
+    codes = maker.make_all(grid.start)
+    if maker.dry_run:
+        for cell in grid.others:
+            print(f"{cell.label}: would follow, with {' '.join(cell.request.overrides)}")
         return max(codes)
-    cells = [*start, *(cell for cell in others if cell.config.seed in there)]
-    codes += maker.make_all(cells[len(start) :])
+    ready = {cell.config.seed for cell, code in zip(grid.start, codes, strict=True) if not code}
+    others = [cell for cell in grid.others if cell.config.seed in ready]
+    codes += maker.make_all(others)
     if maker.stopped:
         name = signal.Signals(maker.stopped - 128).name
         print(f"stopped by {name}: the same command, without REPLACE, goes on", file=sys.stderr)
         return maker.stopped
-    done_cells = [cell for cell, code in zip(cells, codes, strict=True) if not code]
-    failed = [cell.label for cell in cells if cell not in done_cells]
+    cells = list(zip([*grid.start, *others], codes, strict=True))
+    failed = [cell.label for cell, code in cells if code]
     if failed:
         print(f"error: {len(failed)} runs failed: {', '.join(failed)}", file=sys.stderr)
-    module, *words = page(done_cells) if done_cells else ("",)
-    if not module:
+    done = {cell.config.name for cell, code in cells if not code}
+    if not done or "eval" not in cells[-1][0].goals:
         return max(codes)
+    gone = {cell.config.name for cell, _ in cells} - done
+    module, *words = (word for word in grid.page if word not in gone)
     command = [sys.executable, "-m", f"reports.{module}", *words]
-    return max(*codes, maker.call([*command, "--judge", cells[0].config.judge.folder]))
+    return max(*codes, maker.call([*command, "--judge", cells[0][0].config.judge.folder]))
 
 
-def config_to_train(request: Request, goal: str) -> Config:
-    """The config of a run of a grid. Raises UserError for a run that trains nothing."""
-    config = config_of(request)
-    if config.kind != TRAINED:
-        raise UserError(no_part(goal, config.kind))
-    return config
-
-
-def branch(request: Request, config: Config, name: str, overrides: Sequence[str]) -> Cell:
+def branch(cell: Cell, name: str, overrides: Sequence[str], goals: Sequence[str]) -> Cell:
     """A run with other settings that takes the stages before the first one that these change from
-    the run of `request`, or from its upstream.
+    another run, or from its upstream.
     """
+    request, keys = cell.request, {text.partition("=")[0] for text in overrides}
     # What the run itself changes in shared stages it has on record; its upstream has not.
     own = [
         text
         for text in request.overrides
-        if request.upstream or text.split(".")[0] not in SHARED_SECTIONS
+        if text.partition("=")[0] not in keys
+        and (request.upstream or text.split(".")[0] not in SHARED_SECTIONS)
     ]
     turned = replace(
         request,
-        name=f"{config.name}-{name}",
-        upstream=request.upstream or config.name,
-        overrides=overridden(own, overrides),
+        name=f"{cell.config.name}-{name}",
+        upstream=request.upstream or cell.config.name,
+        overrides=(*own, *overrides),
     )
-    upstream = None if request.upstream else config
-    return Cell(request=turned, config=config_of(turned, upstream), goals=("eval",))
+    config = config_of(turned, None if request.upstream else cell.config)
+    return Cell(request=turned, config=config, goals=tuple(goals))
 
 
-def overridden(own: Sequence[str], others: Sequence[str]) -> tuple[str, ...]:
-    """Overrides with others after them, which stand for those of the same key."""
-    keys = {text.partition("=")[0] for text in others}
-    return (*(text for text in own if text.partition("=")[0] not in keys), *others)
+def start_cells(request: Request, seeds: Sequence[int], *goals: str) -> list[Cell]:
+    """A run for each seed. Raises UserError for a run that trains nothing."""
+    requests = [replace(request, seed=seed) for seed in dict.fromkeys(seeds)]
+    cells = [Cell(request=each, config=config_of(each), goals=goals) for each in requests]
+    if cells[0].config.kind != TRAINED:
+        raise UserError(no_part("a grid of runs", cells[0].config.kind))
+    return cells
 
 
-# -- ablations -------------------------------------------------------------------------------------
+def ablations(request: Request, seeds: Sequence[int], names: Sequence[str]) -> Grid:
+    """The runs to compare with, and each of them with one switch turned.
 
-
-def ablation_cells(
-    request: Request, seeds: Sequence[int], names: Sequence[str]
-) -> tuple[list[Cell], list[Cell]]:
-    """The runs to compare with, one per seed, and each of them with one switch turned.
-
-    Raises UserError for an unknown ablation.
+    A switch may stand already where it would be turned, or two may come to the same settings: then
+    a line says which other run it is. Raises UserError for an unknown ablation.
     """
-    switches = {name: settings_of_ablation(name) for name in names}
-    default, turned = [], []
-    for seed in dict.fromkeys(seeds):
-        of_seed = replace(request, seed=seed)
-        config = config_to_train(of_seed, "ablations")
-        default.append(Cell(request=of_seed, config=config, goals=("eval",)))
-        turned += [branch(of_seed, config, name, switch) for name, switch in switches.items()]
-    return default, turned
-
-
-def distinct_ablations(
-    request: Request, seed: int, names: Sequence[str]
-) -> tuple[list[str], list[str]]:
-    """The ablations that make runs of their own here, and a line on each other one.
-
-    A switch may stand already where it would be turned, or two may come to the same settings.
-    Raises UserError where none is left.
-    """
-    (default,), turned = ablation_cells(request, [seed], names)
-    seen, lines = {"the run itself": _settings_alone(default.config)}, []
-    for name, cell in zip(dict.fromkeys(names), turned, strict=True):
-        config = _settings_alone(cell.config)
-        twin = next((label for label, other in seen.items() if other == config), "")
-        if twin:
-            lines.append(f"ablation {name} is left out: with these settings it is {twin}")
-        else:
-            seen[name] = config
-    if names and len(seen) == 1:
-        raise UserError("; ".join(lines))
-    return list(seen)[1:], lines
+    start, others = start_cells(request, seeds, "eval"), []
+    for cell in start:
+        seen = {_settings_alone(cell.config): "the run itself"}
+        for name in dict.fromkeys(names):
+            turned = branch(cell, name, settings_of_ablation(name), ["eval"])
+            twin = seen.setdefault(_settings_alone(turned.config), name)
+            if twin == name:
+                others.append(turned)
+            elif cell is start[0]:
+                print(f"ablation {name} is left out: with these settings it is {twin}")
+    name = start[0].config.name
+    own = dict.fromkeys(cell.config.name.removeprefix(f"{name}-") for cell in others)
+    if not own:
+        raise UserError("no ablation is left: name another one, see ABLATIONS= in make help")
+    return Grid(start, others, ["ablations_page", "--name", name, "--ablations", *own])
 
 
 def _settings_alone(config: Config) -> Config:
@@ -141,60 +123,31 @@ def _settings_alone(config: Config) -> Config:
     return replace(config, name="run", upstream="", own_from="", overrides=())
 
 
-def make_ablations(
-    maker: Maker, request: Request, seeds: Sequence[int], names: Sequence[str]
-) -> int:
-    """Make the runs and their ablations, then the page that compares them."""
-    names, lines = distinct_ablations(request, seeds[0], names)
-    print("".join(f"{line}\n" for line in lines), end="")
-    default, turned = ablation_cells(request, seeds, names)
-    page = ["ablations_page", "--name", default[0].config.name, "--ablations", *names]
-    return make_grid(maker, default, turned, lambda _: page)
+def rivals(request: Request, seeds: Sequence[int], kl_coefs: Sequence[str]) -> Grid:
+    """The runs that give SFT and reward model; and from each, for every coefficient of the KL
+    penalty, one with all rivals. The first of these has best-of-n and DPO too, on which the penalty
+    has no effect. Summaries are sampled as PPO samples, which is what KL is of.
 
-
-# -- rivals ----------------------------------------------------------------------------------------
-
-
-def rival_cells(
-    request: Request, seeds: Sequence[int], kl_coefs: Sequence[str]
-) -> tuple[list[Cell], list[Cell]]:
-    """The runs that give SFT and reward model, one per seed; and from each, for every coefficient
-    of the KL penalty, one with all rivals. The first of these has best-of-n and DPO too, on which
-    the penalty has no effect. Summaries are sampled as PPO samples, which is what KL is of.
-
-    Raises UserError for coefficients that are no numbers, and for a run that trains nothing.
+    Raises UserError for coefficients that are no numbers.
     """
-    start, rivals = [], []
-    first, *_ = coefs = list(dict.fromkeys(kl_coefs))
-    for seed in dict.fromkeys(seeds):
-        of_seed = replace(request, seed=seed)
-        config = config_to_train(of_seed, "rivals")
-        start.append(Cell(request=of_seed, config=config, goals=("rm",)))
-        for coef in coefs:
-            overrides = [*(f"{rival}.kl_coef={coef}" for rival in RIVALS)]
-            overrides.append(f"eval.temperature={config.ppo.temperature:g}")
-            overrides += [f"eval.best_of={BEST_OF_N}"] if coef == first else []
-            goals = (*RIVALS, *(["dpo"] if coef == first else []), "eval")
-            rivals.append(replace(branch(of_seed, config, f"kl{coef}", overrides), goals=goals))
-    return start, rivals
-
-
-def make_rivals(
-    maker: Maker, request: Request, seeds: Sequence[int], kl_coefs: Sequence[str]
-) -> int:
-    """Make the rivals of a run, then the page that compares them at equal KL."""
-    start, rivals = rival_cells(request, seeds, kl_coefs)
+    start, others = start_cells(request, seeds, "rm"), []
+    for cell in start:
+        for coef in dict.fromkeys(kl_coefs):
+            goals = [*RIVALS, "eval"]
+            overrides = [f"{rival}.kl_coef={coef}" for rival in RIVALS]
+            overrides.append(f"eval.temperature={cell.config.ppo.temperature:g}")
+            if coef == kl_coefs[0]:
+                goals.append("dpo")
+                overrides.append(f"eval.best_of={BEST_OF_N}")
+            others.append(branch(cell, f"kl{coef}", overrides, goals))
     page = ["rivals_page", "--name", start[0].config.name, "--kl-coefs", *kl_coefs]
-    return make_grid(maker, start, rivals, lambda _: page)
+    return Grid(start, others, page)
 
 
-# -- the study -------------------------------------------------------------------------------------
-
-
-def study_cells(
+def study(
     request: Request, presets: Sequence[str], seeds: Sequence[int], goals: Sequence[str] = ()
-) -> list[Cell]:
-    """A cell for each preset and seed, a whole row of sizes before the next seed.
+) -> Grid:
+    """A run for each preset and seed, a whole row of sizes before the next seed.
 
     With a name each run is called after its preset and that name, such as tiny-xs-other.
     Raises UserError for an unknown preset or goal, a setting without a name, and an upstream.
@@ -205,18 +158,8 @@ def study_cells(
     for seed in dict.fromkeys(seeds):
         for preset in dict.fromkeys(presets):
             name = f"{preset}-{request.name}" if request.name else ""
-            part = replace(request, preset=preset, seed=seed, name=name)
-            config = config_to_train(part, "study")
-            cells.append(Cell(request=part, config=config, goals=tuple(goals) or STUDY_GOALS))
-            wanted_stages(config, cells[-1].goals)
-    return cells
-
-
-def make_study(maker: Maker, cells: Sequence[Cell]) -> int:
-    """Make every cell that is missing, then the page about all sizes; returns the exit status."""
-
-    def page(done: Sequence[Cell]) -> list[str]:
-        names = dict.fromkeys(cell.config.name for cell in done)
-        return ["scaling_page", "--names", *names] if "eval" in cells[0].goals else [""]
-
-    return make_grid(maker, cells, [], page)
+            part = replace(request, preset=preset, name=name)
+            cells += start_cells(part, [seed], *(goals or STUDY_GOALS))
+            wanted_stages(cells[-1].config, cells[-1].goals)
+    names = dict.fromkeys(cell.config.name for cell in cells)
+    return Grid(cells, [], ["scaling_page", "--names", *names])

@@ -1,51 +1,49 @@
-"""Makes the stages of runs: finds what is missing or stale, and calls each stage as a process.
+"""Makes the stages of runs: each in a process of its own, to which signals are handed on.
 
-Content decides everything (`stages.finished.why_not`), the age of a file decides nothing. If the
-outputs of a stage's inputs have changed, the stage is made again and the old one moves aside. Other
-code makes nothing stale: one line says which stages were made with it.
-
-A run takes hours, and its last stages are asked for in the same command. So the settings of all of
-them are checked first, and the rows as soon as the base stage has counted them.
-Standard library only.
+To load torch and transformers takes a core some ten seconds, and the run on the built-in world has
+six stages that do; the others load numpy and scipy. So this process loads them once, and forks each
+stage. It does no work with them, so a stage finds what a new interpreter would give it. Where there
+is an accelerator each stage has an interpreter of its own: a driver that some import has woken does
+not survive a fork. Standard library only, until a stage is forked.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import ctypes
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
-from stages.driving.replacing import move_all_aside, replaced_stages
-from stages.driving.status import kept
-from stages.driving.wanted import wanted_stages
-from stages.driving.warm import START, Caller
-from stages.finished import (
-    GOLD,
-    MISSING,
-    changed_code,
-    gold_inputs,
-    identity,
-    is_gold_of,
-    lock_of,
-    no_gold,
-    own_gold,
-    partial_of,
-    read_manifest,
-    refusal,
-    stage_folder,
-    why_not,
-)
-from stages.running.machine import other_code
+from stages.driving.start import load, run_module
+from stages.driving.wanted import ANEW, check_rows, check_settings, lacking, wanted_stages
+from stages.finished import lock_of, partial_of, read_manifest, stage_folder, why_not
+from stages.running import launch
 from stages.running.progress import folded
-from stages.running.signals import say_if_killed
-from stages.runs import halvings, held, put_in_place
-from stages.settings.checks import UserError, check_dealt, check_filled, check_room, say_error
+from stages.running.signals import (
+    CALLER_SAYS_STOP,
+    GOES_ON_WITH,
+    answer_at_once,
+    handled_signals,
+    leave_closed_terminal,
+    say_if_killed,
+)
+from stages.runs import halvings, held, move_aside, put_in_place
+from stages.settings.checks import say_error
 from stages.settings.command_line import Request
 from stages.settings.config import Config
-from stages.settings.faults import what_to_mend
-from stages.settings.judge_models import check_asking
-from stages.settings.sections import COMPARISONS, POSTS
-from stages.settings.stages import STAGES, row_of
+from stages.settings.faults import in_one_line, what_to_mend
+from stages.settings.stages import row_of
 
-LEARNED = {"sft": POSTS[0], "rm": COMPARISONS[0], "dpo": COMPARISONS[0]}  # stage -> its split
+START = (sys.executable, "-m", "stages.driving.start")
+PR_SET_PDEATHSIG = 1  # of Linux, where alone stages are forked
+DRIVERS = ("nvidia*", "nvmap", "dxg", "kfd", "accel*")
 Ended = Callable[[Config, str], None]
 
 
@@ -62,55 +60,81 @@ class Cell:
         """Its name in messages."""
         return f"{self.config.name} seed {self.config.seed}"
 
-    def stages(self) -> list[str]:
-        """The stages that it makes itself, in their order."""
-        stages = wanted_stages(self.config, self.goals)
-        return [name for name in stages if not self.config.is_upstreams(name)]
 
+@dataclass(kw_only=True)
+class Maker:
+    """Makes the stages of cells, one after the other, and stops when told to."""
 
-@dataclass(frozen=True, kw_only=True)
-class Execution:
-    """How stages are made: no result depends on it."""
-
+    # The command that starts stages that run models (empty: this interpreter), the make variables
+    # that say the same, for commands that are printed, and the processes of such a stage.
     launch: tuple[str, ...] = ()
-    """Command that starts the stages that run models; empty: this interpreter."""
     started_by: tuple[str, ...] = ()
-    """The make variables that say the same as `launch`, for commands that are printed."""
     processes: int = 1
-    """Of a stage that runs models."""
-    max_cost: str = ""
-    """The most that a judge may cost, USD, for the stages that ask one."""
-    replace: str = ""
-    """What is made anew: `1` or stages (`stages.driving.replacing`); empty: nothing."""
-    dry_run: bool = False
-    """Whether to print only what would be made."""
-    ended: Ended | None = None
-    """Called with the config and the name of each stage that has finished."""
+    max_cost: str = ""  # the most that a judge may cost, USD
+    replace: str = ""  # `1` or stages (`stages.driving.wanted`)
+    dry_run: bool = False  # print only what would be made
+    ended: Ended = lambda *_: None  # called for each stage that has finished
+    says_stop: bool = False  # who calls this says how its whole work goes on, so stages need not
+    stopped: int = 0  # the exit status after a signal
+    # Where torch has worked already, a fork would lack its threads.
+    forks: bool = field(default_factory=lambda: can_be_forked() and "torch" not in sys.modules)
+    hand_on: Callable[[int], None] = lambda _: None  # to the stage that is under way
 
+    def __enter__(self) -> Any:
+        self.handlers = {number: signal.signal(number, self._stop) for number in handled_signals()}
+        return self
 
-class Maker(Caller):
-    """Runs the stages of cells."""
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self.handlers.items():
+            signal.signal(number, handler)
 
-    def __init__(self, execution: Execution) -> None:
-        super().__init__(execution.started_by)
-        self.execution = execution
+    def _stop(self, number: int, _: Any) -> None:
+        if self.says_stop and not self.stopped:
+            answer_at_once(number)
+        leave_closed_terminal()
+        self.stopped = 128 + number
+        if number != signal.SIGINT:  # a Ctrl-C reaches the stages from the terminal itself
+            self.hand_on(number)
 
-    # -- one run -----------------------------------------------------------------------------------
+    # -- runs --------------------------------------------------------------------------------------
+
+    def make_all(self, cells: Sequence[Cell]) -> list[int]:
+        """Make several runs in turn; each one's status. A failed run stops no other, and what a
+        user can mend of it is one line.
+        """
+        codes: list[int] = []
+        for cell in cells:
+            try:
+                codes.append(self.stopped or self.make(cell))
+            except Exception as error:
+                line = what_to_mend(error)
+                if line is None:
+                    raise
+                say_error(f"error: {cell.label}: {line}")
+                codes.append(2)
+            if not (self.stopped or self.dry_run):
+                outcome = f"FAILED with status {codes[-1]}" if codes[-1] else "is done"
+                news = f"{cell.label} {outcome}; {len(codes)} of {len(cells)} runs are through"
+                print(f"\n{news}", flush=True)
+        return codes
 
     def make(self, cell: Cell) -> int:
         """Make what is missing or stale of one run; return the status of the first that fails.
 
         Raises UserError if the run has finished stages that are not as asked.
         """
-        config, own = cell.config, cell.stages()
-        if not self.execution.dry_run:
-            _settle(config, own)
-        anew, steps = self._planned(cell)
-        if self.execution.dry_run:
-            lines = [f"would make {stage} ({why})" for stage, why in steps] or ["nothing to do"]
-            print("\n".join(f"{cell.label}: {line}" for line in lines))
+        config = cell.config
+        wanted = wanted_stages(config, cell.goals)
+        own = [stage for stage in wanted if not config.is_upstreams(stage)]
+        if not self.dry_run:
+            settle(config, own)
+        steps = lacking(config, cell.goals, self.replace)
+        check_settings(config, [*steps], self.processes, capped=self.max_cost != "")
+        if self.dry_run:
+            lines = [f"would make {stage} ({why})" for stage, why in steps.items()]
+            print("\n".join(f"{cell.label}: {line}" for line in lines or ["nothing to do"]))
             return 0
-        move_all_aside(config, anew)
+        move_all_aside(config, [stage for stage, why in steps.items() if why == ANEW])
         renewed = []
         for number, stage in enumerate(own, start=1):
             why = why_not(config, stage)
@@ -128,57 +152,27 @@ class Maker(Caller):
             if code:
                 say_if_killed(stage, code)
                 return code
-            if self.execution.ended:
-                self.execution.ended(config, stage)
-        _say_what_stays(cell, own, renewed)
+            self.ended(config, stage)
+        if not renewed:
+            print(f"{cell.label}: nothing to do, {len(own)} stages are done")
         if "report" in own and "report" not in renewed:  # a new page has printed it already
             print((stage_folder(config, "report") / "headline.txt").read_text(), end="")
         return self.stopped
 
-    def missing(self, cell: Cell) -> list[tuple[str, str]]:
-        """The stages that a cell lacks, and why. Raises UserError for what `make` would refuse."""
-        return self._planned(cell)[1]
-
-    def _planned(self, cell: Cell) -> tuple[list[str], list[tuple[str, str]]]:
-        """The stages that REPLACE makes anew, and the stages that would be made, with the reason.
-
-        Some depend on the outcome of an earlier one. Raises UserError for settings that a stage
-        would refuse, for a stage that only REPLACE may touch, and for one that an upstream lacks.
-        """
-        config, own = cell.config, cell.stages()
-        anew = replaced_stages(config, self.execution.replace, cell.goals, own)
-        for stage in wanted_stages(config, cell.goals):
-            problem = None if stage in anew else why_not(config, stage)
-            if problem and (problem.needs_replace or stage not in own):
-                raise refusal(config, stage, problem)
-        steps: dict[str, str] = {}
-        for stage in own:
-            row = row_of(stage, config.kind)
-            before = [name for name in steps if name in (*row.inputs, *row.joined_by)]
-            problem, partial = why_not(config, stage), partial_of(stage_folder(config, stage))
-            if stage in anew:
-                steps[stage] = "anew, as REPLACE asks"
-            elif problem == MISSING and partial.is_dir():
-                steps[stage] = f"half done, {kept(partial)}"
-            elif problem is not None:
-                steps[stage] = str(problem)
-            elif before:
-                steps[stage] = f"if {before[-1]} puts out something else than before"
-        check_settings(config, list(steps), self.execution)
-        return anew, list(steps.items())
+    # -- one stage ---------------------------------------------------------------------------------
 
     def command(self, cell: Cell, stage: str) -> list[str]:
         """The command line that makes one stage."""
         row = row_of(stage, cell.config.kind)
-        launcher = self.execution.launch if row.computes else ()
-        capped = "judge" in row.sections and self.execution.max_cost
+        launcher = self.launch if row.computes else ()
+        capped = "judge" in row.sections and self.max_cost
         start = [*launcher, *START[1:], row.module] if launcher else [*START, row.module]
         words = [*start, *cell.request.arguments]
-        return [*words, "--max-cost", self.execution.max_cost] if capped else words
+        return [*words, "--max-cost", self.max_cost] if capped else words
 
     def call_until_it_fits(self, config: Config, stage: str, words: Sequence[str]) -> int:
         """`call`, and once more each time that several processes have halved what did not fit."""
-        folder, alone = stage_folder(config, stage), self.execution.processes == 1
+        folder, alone = stage_folder(config, stage), self.processes == 1
         while True:
             before = halvings(folder)
             code = self.call(words)
@@ -186,32 +180,66 @@ class Maker(Caller):
                 return code
             print(f"{stage} starts again with smaller passes", flush=True)
 
-    # -- several runs ------------------------------------------------------------------------------
+    def call(self, words: Sequence[str]) -> int:
+        """Run a command to its end; return its exit status, as a shell gives it."""
+        environment = {**os.environ, GOES_ON_WITH: " ".join(self.started_by)}
+        environment |= {CALLER_SAYS_STOP: "1"} if self.says_stop else {}
+        if tuple(words[:3]) == START and self.forks:
+            code = self._call_forked(words[3], words[4:], environment)
+        else:
+            process = subprocess.Popen(words, env=environment)
+            self.hand_on = partial(launch.hand_on, process)
+            code = process.wait()
+        self.hand_on = lambda _: None
+        return code if code >= 0 else 128 - code
 
-    def make_all(self, cells: Sequence[Cell]) -> list[int]:
-        """Make several runs in turn; each one's status. A failed run stops no other."""
-        codes: list[int] = []
-        for cell in cells:
-            codes.append(self.stopped or self._status_of(cell))
-            if not (self.stopped or self.execution.dry_run):
-                outcome = f"FAILED with status {codes[-1]}" if codes[-1] else "is done"
-                news = f"{cell.label} {outcome}; {len(codes)} of {len(cells)} runs are through"
-                print(f"\n{news}", flush=True)
-        return codes
-
-    def _status_of(self, cell: Cell) -> int:
-        """Make one of several runs; its status. What a user can mend is said in one line."""
+    def _call_forked(
+        self, name: str, arguments: Sequence[str], environment: Mapping[str, str]
+    ) -> int:
+        """Run a stage in a fork of this process, which loads what it imports."""
+        # A Ctrl-C while libraries load ends this process with one line.
+        handler = signal.signal(signal.SIGINT, signal.default_int_handler)
         try:
-            return self.make(cell)
-        except Exception as error:
-            line = what_to_mend(error)
-            if line is None:
-                raise
-            say_error(f"error: {cell.label}: {line}")
-            return 2
+            module = load(name)
+        finally:
+            signal.signal(signal.SIGINT, handler)
+        if self.stopped:
+            return self.stopped
+        stage = (module, arguments, environment, os.getpid())
+        process = multiprocessing.get_context("fork").Process(target=_run, args=stage)
+        sys.stdout.flush()
+        signal.pthread_sigmask(signal.SIG_BLOCK, handled_signals())  # until the stage handles them
+        process.start()
+        assert process.pid is not None
+        self.hand_on = partial(os.kill, process.pid)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, handled_signals())
+        process.join()
+        return process.exitcode or 0
 
 
-def _settle(config: Config, stages: Sequence[str]) -> None:
+def can_be_forked() -> bool:
+    """Whether stages may be forked on this machine: Linux, and no accelerator."""
+    has_driver = any(any(Path("/dev").glob(pattern)) for pattern in DRIVERS)
+    return sys.platform == "linux" and not has_driver
+
+
+def _run(
+    module: ModuleType, arguments: Sequence[str], environment: Mapping[str, str], parent: int
+) -> None:
+    """A stage, in its process. It dies with its parent."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(128 + signal.SIGKILL)
+    os.environ.update(environment)
+    for number in handled_signals():
+        is_ctrl_c = number == signal.SIGINT
+        signal.signal(number, signal.default_int_handler if is_ctrl_c else signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, handled_signals())
+    with in_one_line():
+        run_module(module, [*arguments])
+
+
+def settle(config: Config, stages: Sequence[str]) -> None:
     """Rename stages that had finished when their process was killed, just before the rename."""
     for stage in stages:
         folder = stage_folder(config, stage)
@@ -220,55 +248,16 @@ def _settle(config: Config, stages: Sequence[str]) -> None:
                 put_in_place(config, stage)
 
 
-def _say_what_stays(cell: Cell, own: Sequence[str], renewed: Sequence[str]) -> None:
-    """One line: that nothing was to do, and which stages were made with other code, if any were."""
-    kept_stages = [name for name in own if name not in renewed]
-    code = other_code({name: changed_code(cell.config, name) for name in kept_stages})
-    parts = [] if renewed else [f"nothing to do, {len(own)} stages are done"]
-    parts += [f"{code}: REPLACE=1 makes them anew"] if code else []
-    if parts:
-        print(f"{cell.label}: {'; '.join(parts)}")
+def move_all_aside(config: Config, stages: Sequence[str]) -> None:
+    """Move stages aside, finished or half done.
 
-
-# -- what would be refused hours later -------------------------------------------------------------
-
-
-def check_settings(config: Config, stages: Sequence[str], execution: Execution) -> None:
-    """Raise UserError where one of some stages cannot be made, or not in so many processes."""
-    if any("judge" in STAGES[stage].sections for stage in stages):
-        check_asking(config, capped=execution.max_cost != "")
-        gold = gold_inputs(config, "judge").get(GOLD, "")
-        if gold is None:
-            raise no_gold(config)
-        own = gold == identity(config, "normalize", "judge")
-        if gold and (own or is_gold_of(config, config)):
-            raise own_gold(config)
-    for stage in stages:
-        section: Any = getattr(config, stage, None)
-        if hasattr(section, "batch_size"):
-            minibatches = getattr(section, "num_minibatches", 1)
-            samples = getattr(section, "samples_per_query", 1)
-            check_dealt(stage, section.batch_size, execution.processes, minibatches, samples)
-
-
-def check_rows(config: Config, stages: Sequence[str]) -> None:
-    """Raise UserError where the base stage has too few rows for one of some stages, or its model
-    too few positions for DPO's summaries.
+    Raises UserError, and moves nothing, if one of them is under way elsewhere.
     """
-    manifest = read_manifest(stage_folder(config, "base"))
-    results = manifest["results"] if manifest else {}
-    rows = {split: counts["rows"] for split, counts in results.get("rows", {}).items()}
-    half = results.get("halves", {}).get(config.rm.pairs)
-    for stage in stages:
-        split = LEARNED.get(stage, "")
-        size = getattr(getattr(config, stage, None), "batch_size", 0)
-        if split == COMPARISONS[0] and half is not None:
-            check_filled(stage, size, half, f" of rm.pairs={config.rm.pairs}")
-        elif split in rows:
-            check_filled(stage, size, rows[split])
-    if "summaries" in stages and config.eval.posts > rows.get(POSTS[1], config.eval.posts):
-        check = f"eval.posts is {config.eval.posts} but the validation split has {rows[POSTS[1]]}"
-        raise UserError(f"{check} posts: lower it, or 0 for all")
-    if "dpo" in stages and "positions" in results:
-        query, longest = results["tokens"][POSTS[1]]["longest_query"], "eval.dpo_summary_tokens"
-        check_room(results["positions"], query, config.eval.dpo_summary_tokens, longest)
+    folders = {stage: stage_folder(config, stage) for stage in stages}
+    with ExitStack() as locks:
+        for stage, folder in folders.items():
+            if folder.parent.is_dir():
+                locks.enter_context(held(lock_of(folder), stage))
+        for stage, folder in folders.items():
+            for path in (path for path in (folder, partial_of(folder)) if path.is_dir()):
+                print(f"{stage}: moved to {move_aside(path)}", flush=True)

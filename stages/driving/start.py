@@ -1,4 +1,4 @@
-"""The command line that all stages share: arguments, errors of one line, signals.
+"""The command line that all stages share: arguments, errors of one line, signals, trackers.
 
     python -m stages.driving.start stages.sft --preset tiny
 
@@ -7,16 +7,18 @@ Exit codes: 2 for what the user can mend, 128 + its number after a signal (130 a
 
 import importlib
 import os
+import secrets
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout
 from types import ModuleType
 from typing import Any, NoReturn, TypeVar
 
-from stages.driving.trackers import open_trackers
-from stages.finished import make_command
+from stages.finished import make_command, partial_of, stage_folder
+from stages.running.files import read_json, write_json
+from stages.running.machine import code_version
 from stages.running.signals import (
     CALLER_SAYS_STOP,
     GOES_ON_WITH,
@@ -26,7 +28,7 @@ from stages.running.signals import (
     handled_signals,
     leave_closed_terminal,
 )
-from stages.runs import mirrored_by
+from stages.runs import TRACKED, Show, tracking
 from stages.settings.checks import (
     UserError,
     card_memory,
@@ -35,9 +37,23 @@ from stages.settings.checks import (
     say_error,
 )
 from stages.settings.command_line import config_from_arguments
-from stages.settings.config import Config
+from stages.settings.config import Config, public_settings, slug
 from stages.settings.faults import VisibleStream, in_one_line, what_to_mend
 from stages.settings.stages import STAGES
+
+# Whether wandb is online is its own WANDB_MODE.
+WANDB, BOARD = "wandb", "tensorboard"
+SETTINGS = {WANDB: "WANDB_PROJECT", BOARD: "TENSORBOARD_LOGGING_DIR"}
+# What wandb would send beside what is logged: output of the terminal, command line, host, folder,
+# and the address of the repository. Each of them can hold a name, a server or a key.
+QUIET: dict[str, Any] = {
+    "console": "off",
+    "x_disable_meta": True,
+    "disable_git": True,
+    "disable_code": True,
+    "host": "not shown",
+    "init_timeout": 30.0,
+}
 
 T = TypeVar("T")
 Read = Callable[[list[str] | None, str], Config]
@@ -63,8 +79,8 @@ def run_stage(
         config = read(argv, description)
     command = f"{make_command(config, stage)} {os.environ.get(GOES_ON_WITH, '')}".rstrip()
     try:
-        visible = redirect_stdout(VisibleStream(sys.stdout))
-        with ended_by_signal(command), visible, mirrored_by(open_trackers):
+        tracking.set(tracked)
+        with ended_by_signal(command), redirect_stdout(VisibleStream(sys.stdout)):
             return function(config)
     except UserError as error:
         leave(f"error: {error}")
@@ -171,6 +187,84 @@ def run_module(module: ModuleType, arguments: list[str]) -> None:
             run_stage(stage, getattr(module, row.function), arguments, row.what)
             return
     module.main(arguments)
+
+
+# -- trackers --------------------------------------------------------------------------------------
+
+
+@contextmanager
+def tracked(config: Config, stage: str) -> Iterator[Show]:
+    """What takes a stage's metrics, and its results as those of no step, for wandb and TensorBoard
+    if the environment asks for them.
+
+    The record stays metrics.jsonl and the manifests: what goes wrong there later is printed in one
+    line, and the stage goes on. Raises UserError for a tracker that cannot begin.
+    """
+    key = f"{stage}/{config.judge.folder}" if STAGES[stage].per_judge else stage
+    wanted = [library for library, setting in SETTINGS.items() if os.environ.get(setting)]
+    trackers = {library: begun(config, stage, library) for library in wanted}
+
+    def call(method: str, *values: Any, **more: Any) -> None:
+        for library in [*trackers]:
+            try:
+                getattr(trackers[library], method)(*values, **more)
+            except Exception as error:
+                del trackers[library]
+                text = f"{method} failed ({one_line(error)}): the stage goes on without it"
+                print(f"{library}: {text}", file=sys.stderr, flush=True)
+
+    def show(step: int | None, values: Mapping[str, Any]) -> None:
+        start = f"results/{key}/" if step is None else ""
+        numbers = {f"{start}{name}": x for name, x in values.items() if isinstance(x, int | float)}
+        call("log", numbers, step=step)
+
+    try:
+        yield show
+    finally:
+        call("finish")
+
+
+def begun(config: Config, stage: str, library: str) -> Any:
+    """accelerate's tracker of a stage. Raises UserError if it cannot begin."""
+    setting = SETTINGS[library]
+    try:
+        importlib.import_module(library)
+        tracker = make_tracker(config, stage, library, os.environ[setting])
+        tracker.start()
+        return tracker
+    except ImportError:
+        line = f"{library} is missing: run `pip install {library}`, or unset it"
+        raise UserError(f"{setting} is set but {line}") from None
+    except Exception as error:
+        raise UserError(f"{library}: {one_line(error)}: correct it, or unset {setting}") from None
+
+
+def make_tracker(config: Config, stage: str, library: str, place: str) -> Any:
+    """accelerate's tracker of a stage. A stage that goes on goes on in its run at wandb, by an id
+    that lies in its partial folder.
+    """
+    from accelerate import PartialState, tracking
+
+    PartialState()  # accelerate's trackers log through it
+    run = f"{config.name}/seed{config.seed}/{stage}"
+    if library == BOARD:
+        return tracking.TensorBoardTracker(run, place)
+    note = partial_of(stage_folder(config, stage)) / TRACKED
+    number = read_json(note) or f"{slug(config.name)[:60]}-{stage}-{secrets.token_hex(4)}"
+    write_json(note, number)
+    import wandb
+
+    # After an hour what was not sent stays on this disk, and the pipeline goes on.
+    os.environ.setdefault("WANDB_FINISH_TIMEOUT", "3600")
+    names = {"group": config.name, "job_type": stage, "name": run, "id": number}
+    settings = {**public_settings(config), "code_version": code_version()}
+    quiet = wandb.Settings(**QUIET, allow_val_change=True)
+    return tracking.WandBTracker(place, resume="allow", config=settings, settings=quiet, **names)
+
+
+def one_line(error: Exception) -> str:
+    """An error of a library, which may take several lines."""
+    return " ".join(f"{type(error).__name__}: {error}".split())[:300]
 
 
 @in_one_line()

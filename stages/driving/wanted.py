@@ -1,30 +1,37 @@
-"""Which stages lead to a goal, and which runs there are. Standard library only."""
+"""Which stages a command makes: those that lead to its goals, of these what is missing or stale,
+and what REPLACE makes anew. What the last ones would refuse is refused before the first.
+
+REPLACE=1 makes anew the stages of the goals, and of the stages that they need those made with other
+settings or other code. REPLACE="ppo rloo" makes these anew and what follows from either. What an
+upstream supplies stays as it is. Standard library only.
+"""
 
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
-from stages.finished import read_manifest, stage_folder
+from stages.finished import (
+    MISSING,
+    changed_code,
+    check_gold,
+    damage,
+    partial_of,
+    read_manifest,
+    refusal,
+    stage_folder,
+    why_not,
+)
+from stages.runs import RESUME
 from stages.settings import config as settings
-from stages.settings.checks import UserError, unknown
+from stages.settings.checks import UserError, check_dealt, check_filled, unknown
 from stages.settings.config import Config
-from stages.settings.stages import GIVEN_BY, NO_PART, STAGES, TRAINED, with_inputs
+from stages.settings.judge_models import check_asking
+from stages.settings.sections import COMPARISONS, POSTS
+from stages.settings.stages import GIVEN_BY, NO_PART, STAGES, TRAINED, row_of, with_inputs
 
 GOALS = tuple(dict.fromkeys(row.goal for row in STAGES.values()))
-
-
-def names_of_runs() -> list[str]:
-    """The names of all runs that there are."""
-    return sorted({path.parent.name for path in settings.RUNS.glob("*/seed*")})
-
-
-def no_such_run(name: str) -> UserError:
-    """The error about a name that no run has, with the nearest names."""
-    return unknown("run", name, names_of_runs(), "run `make status` to see what there is")
-
-
-def check_run(name: str) -> None:
-    """Raise UserError where there are runs, and none is called so."""
-    if name not in (names_of_runs() or [name]):
-        raise no_such_run(name)
+ALL, ANEW = "1", "anew, as REPLACE asks"
+LEARNED = {"sft": POSTS[0], "rm": COMPARISONS[0], "dpo": COMPARISONS[0]}  # stage -> its split
 
 
 def stages_of(config: Config, goals: Sequence[str]) -> set[str]:
@@ -32,7 +39,7 @@ def stages_of(config: Config, goals: Sequence[str]) -> set[str]:
 
     Raises UserError for an unknown goal, and for training where nothing is trained.
     """
-    wanted, left_out = set(), set(NO_PART[config.kind])
+    wanted, left_out = set[str](), {*NO_PART[config.kind]}
     for goal in goals:
         named = {name for name, row in STAGES.items() if goal in (name, row.goal)}
         if not named:
@@ -62,3 +69,114 @@ def no_part(goal: str, kind: str) -> str:
         return f"{goal} needs a released policy: add POLICY= (SET=released.policy=...)"
     variable = GIVEN_BY[kind]
     return f"{goal} trains, and {variable} is judged without training: leave out one of the two"
+
+
+def lacking(config: Config, goals: Sequence[str], replace: str = "") -> dict[str, str]:
+    """The stages that a command would make, and why. Some depend on the outcome of an earlier one.
+
+    Raises UserError for a stage that only REPLACE may touch, and for one that an upstream lacks.
+    """
+    wanted = wanted_stages(config, goals)
+    own = [stage for stage in wanted if not config.is_upstreams(stage)]
+    anew = replaced_stages(config, replace, goals, own)
+    steps: dict[str, str] = {}
+    for stage in wanted:
+        row, problem = row_of(stage, config.kind), why_not(config, stage)
+        before = [name for name in steps if name in (*row.inputs, *row.joined_by)]
+        partial = partial_of(stage_folder(config, stage))
+        if stage in anew:
+            steps[stage] = ANEW
+        elif problem and (problem.needs_replace or stage not in own):
+            raise refusal(config, stage, problem)
+        elif problem == MISSING and partial.is_dir():
+            steps[stage] = f"half done, {kept(partial)}"
+        elif problem:
+            steps[stage] = str(problem)
+        elif before:
+            steps[stage] = f"if {before[-1]} puts out something else than before"
+    return steps
+
+
+def kept(partial: Path) -> str:
+    """What an interrupted stage goes on from."""
+    checkpoints = sorted((partial / RESUME).glob("checkpoint-[0-9]*[0-9]"))
+    if checkpoints:
+        return f"its last checkpoint is of update {int(checkpoints[-1].name.split('-')[1])}"
+    measured = [*(partial / RESUME).glob("*.jsonl"), *partial.glob("judgements.jsonl")]
+    return "its finished part is kept" if measured else "without a checkpoint"
+
+
+def check_run(name: str) -> None:
+    """Raise UserError, with the nearest names, where there are runs, and none is called so."""
+    names = sorted({path.parent.name for path in settings.RUNS.glob("*/seed*")})
+    if names and name not in names:
+        raise unknown("run", name, names, "run `make status` to see what there is")
+
+
+# -- what REPLACE makes anew -----------------------------------------------------------------------
+
+
+def replaced_stages(
+    config: Config, replace: str, goals: Sequence[str], own: Sequence[str]
+) -> list[str]:
+    """The stages that a REPLACE makes anew, in the order of the run; none where it is empty.
+
+    `own`: the stages that the run makes itself. Raises UserError for any other one.
+    """
+    named, anew = replace.split(), list[str]()
+    if replace == ALL:
+        wanted = stages_of(config, goals)
+        return [name for name in own if name in wanted or differs(config, name)]
+    for stage in named:
+        if stage not in STAGES:
+            raise unknown("stage", stage, STAGES)
+        if stage not in own:
+            mend = f"add {STAGES[stage].goal}"
+            mend = "leave out UPSTREAM=" if config.is_upstreams(stage) else mend
+            raise UserError(f"REPLACE={stage}: no goal here makes it: {mend}")
+    for name in own:
+        row = row_of(name, config.kind)
+        if name in named or {*row.inputs, *row.joined_by}.intersection(anew):
+            anew.append(name)
+    return anew
+
+
+def differs(config: Config, stage: str) -> bool:
+    """Whether a stage was made, or begun, with other settings or other code, or is damaged."""
+    problem = why_not(config, stage) or damage(config, stage)
+    return (problem or MISSING).needs_replace or bool(changed_code(config, stage))
+
+
+# -- what would be refused hours later -------------------------------------------------------------
+
+
+def check_settings(
+    config: Config, stages: Sequence[str], processes: int = 1, capped: bool = False
+) -> None:
+    """Raise UserError where one of some stages cannot be made, or not in so many processes.
+
+    `capped`: whether a command gives the most that a judge may cost.
+    """
+    if any("judge" in STAGES[stage].sections for stage in stages):
+        check_asking(config, capped)
+        check_gold(config)
+    for stage in stages:
+        section: Any = getattr(config, stage, None)
+        if hasattr(section, "batch_size"):
+            minibatches = getattr(section, "num_minibatches", 1)
+            samples = getattr(section, "samples_per_query", 1)
+            check_dealt(stage, section.batch_size, processes, minibatches, samples)
+
+
+def check_rows(config: Config, stages: Sequence[str]) -> None:
+    """Raise UserError where the base stage has too few rows for one of some stages."""
+    manifest = read_manifest(stage_folder(config, "base"))
+    counts = manifest["results"].get("rows", {}) if manifest else {}
+    rows = {split: of_split["rows"] for split, of_split in counts.items()}
+    for stage in stages:
+        split = LEARNED.get(stage)
+        if split in rows:
+            check_filled(stage, getattr(config, stage).batch_size, rows[split])
+    if "summaries" in stages and config.eval.posts > rows.get(POSTS[1], config.eval.posts):
+        check = f"eval.posts is {config.eval.posts} but the validation split has {rows[POSTS[1]]}"
+        raise UserError(f"{check} posts: lower it, or 0 for all")

@@ -72,13 +72,15 @@ def library_versions() -> dict[str, str]:
 
 
 def start_of(pid: int) -> str:
-    """When a process began, in the kernel's ticks; empty where that cannot be read.
+    """When a process began, in the kernel's ticks; empty where that cannot be read, and for one
+    that has ended while nobody waits for it (a zombie).
 
     With the number of a process it names it for good: numbers are used again.
     """
     try:
         # The name of the program, in brackets, may hold anything.
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+        state, *numbers = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return "" if state == "Z" else numbers[18]
     except (OSError, IndexError):
         return ""
 

@@ -1,0 +1,108 @@
+"""What there is: `make status`. It only reads: it writes, locks and makes nothing.
+
+Standard library only.
+"""
+
+import textwrap
+from collections.abc import Sequence
+from pathlib import Path
+
+from stages.driving.wanted import check_run, kept
+from stages.finished import changed_code, lock_of, partial_of, read_manifest, why_not
+from stages.running.files import read_record
+from stages.running.machine import first_of
+from stages.running.progress import COLUMNS
+from stages.runs import holder_of
+from stages.settings import config as settings
+from stages.settings.checks import UserError
+from stages.settings.command_line import recorded_config
+from stages.settings.faults import Parser, in_one_line, show, what_to_mend
+from stages.settings.stages import STAGES
+
+SHOWN = {name: stage.head for name, stage in STAGES.items() if stage.head}
+LABEL = COLUMNS - 5 * len(SHOWN)  # characters of a run's name and seed
+MARKS = (
+    "ok done, ok* done with other code, old stale, run running, half interrupted,",
+    "fail failed, - missing",
+)
+
+
+def look(folder: Path, stage: str) -> tuple[str, str]:
+    """A stage's mark in the table, and why it is not done; empty where that needs no words."""
+    partial, finished = partial_of(folder), read_manifest(folder) is not None
+    config = recorded_config(folder if folder.is_dir() else partial)
+    if config is None:
+        return "-", ""
+    if holder_of(lock_of(folder)) is not None:
+        noted = read_record(partial / "progress.json")
+        if noted is None:
+            return "run", "running, just begun"
+        left = f"{noted['total']}, {noted['seconds_left']} s left"
+        return "run", f"running, {noted['label']} {noted['done']} of {left}"
+    if not finished and partial.is_dir():
+        failure = read_record(partial / "failed.json")
+        if failure is not None:
+            return "fail", f"failed: {failure['error']}"
+        return "half", f"half done, {kept(partial)}"
+    problem = why_not(config, stage)
+    if problem:
+        return ("old", str(problem)) if finished else ("-", "")
+    files = changed_code(config, stage)
+    return ("ok*", f"was made with other code ({first_of(files)})") if files else ("ok", "")
+
+
+def seed_lines(seed: Path) -> list[str]:
+    """A seed's row of the table, and the reasons of what is not done.
+
+    Where there are several judges, the row shows one that is not done, if any.
+    """
+    marks, reasons = [], []
+    for stage in SHOWN:
+        paths = (seed / stage).glob("[!.]*") if STAGES[stage].per_judge else ()
+        judges = sorted({path.name.removesuffix(".partial") for path in paths})
+        folders = [seed / stage / judge for judge in judges] or [seed / stage]
+        views = []
+        for folder in folders:
+            try:
+                views.append(look(folder, stage))
+            except (UserError, OSError) as error:  # of a record that a person has changed
+                views.append(("fail", what_to_mend(error) or ""))
+            judge = f", judge {folder.name}" if len(folders) > 1 else ""
+            reasons += [f"{stage}{judge}: {views[-1][1]}"] if views[-1][1] else []
+        marks.append(next((mark for mark, _ in views if mark != "ok"), "ok"))
+    number = seed.name.removeprefix("seed")
+    lines = [_line(f"{seed.parent.name[: LABEL - 1 - len(number)]} {number}", marks)]
+    for reason in reasons:
+        lines += textwrap.wrap(reason, COLUMNS, initial_indent="  ", subsequent_indent="      ")
+    return lines
+
+
+def _line(label: str, marks: Sequence[str]) -> str:
+    return f"{label:{LABEL}} " + "".join(f"{mark:5}" for mark in marks).rstrip()
+
+
+def status(name: str = "") -> list[str]:
+    """The table of runs, seeds and stages, at most 80 columns wide.
+
+    Raises UserError if `name` is given and there is no such run.
+    """
+    if name:
+        check_run(name)
+    folders = settings.RUNS.glob(f"{name or '*'}/seed*")
+    seeds = sorted(folders, key=lambda seed: (seed.parent.name, len(seed.name), seed.name))
+    if not seeds:
+        return ["no runs yet: make sft rm ppo eval"]
+    lines = [line for seed in seeds for line in seed_lines(seed)]
+    return [_line("run and seed", [*SHOWN.values()]), *lines, "", *MARKS]
+
+
+@in_one_line()
+def main(argv: list[str] | None = None) -> None:
+    """Print the table."""
+    parser = Parser(description="what there is of each run")
+    parser.add_argument("--name", default="", help="the run's folder; else all runs")
+    show(status(parser.parse_args(argv).name))
+
+
+if __name__ == "__main__":
+    main()
