@@ -117,13 +117,12 @@ def test_a_stage_that_goes_on_goes_on_in_its_run_and_nothing_of_this_machine_is_
         ({}, "No API key configured"),
     ],
 )
-def test_a_bad_setting_of_wandb_is_one_line_and_leaves_no_file(tmp_path, environment, said):
+def test_a_wandb_that_cannot_begin_is_one_line_and_the_stage_goes_on(tmp_path, environment, said):
     done = process(tmp_path, LIVE, "1", "1", **{"WANDB_PROJECT": "tldr"} | environment)
-    assert done.code == 2
-    (line,) = [line for line in done.errors.splitlines() if line.startswith("error: ")]
+    assert done.code == 0
+    (line,) = [line for line in done.errors.splitlines() if line.startswith("wandb cannot begin")]
     assert said in line
-    assert line.endswith("correct it, or unset WANDB_PROJECT")
-    assert not (tmp_path / "runs").exists()
+    assert line.endswith("the stage goes on without it")
 
 
 @pytest.mark.parametrize("library", SETTINGS)

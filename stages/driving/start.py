@@ -197,12 +197,13 @@ def tracked(config: Config, stage: str) -> Iterator[Show]:
     """What takes a stage's metrics, and its results as those of no step, for wandb and TensorBoard
     if the environment asks for them.
 
-    The record stays metrics.jsonl and the manifests: what goes wrong there later is printed in one
-    line, and the stage goes on. Raises UserError for a tracker that cannot begin.
+    The record stays metrics.jsonl and the manifests: what goes wrong there is printed in one line,
+    and the stage goes on. Raises UserError for a package that is missing.
     """
     key = f"{stage}/{config.judge.folder}" if STAGES[stage].per_judge else stage
     wanted = [library for library, setting in SETTINGS.items() if os.environ.get(setting)]
-    trackers = {library: begun(config, stage, library) for library in wanted}
+    begun = {library: begin(config, stage, library) for library in wanted}
+    trackers = {library: tracker for library, tracker in begun.items() if tracker}
 
     def call(method: str, *values: Any, **more: Any) -> None:
         for library in [*trackers]:
@@ -224,8 +225,8 @@ def tracked(config: Config, stage: str) -> Iterator[Show]:
         call("finish")
 
 
-def begun(config: Config, stage: str, library: str) -> Any:
-    """accelerate's tracker of a stage. Raises UserError if it cannot begin."""
+def begin(config: Config, stage: str, library: str) -> Any:
+    """accelerate's tracker of a stage; None if it cannot begin."""
     setting = SETTINGS[library]
     try:
         importlib.import_module(library)
@@ -236,7 +237,9 @@ def begun(config: Config, stage: str, library: str) -> Any:
         line = f"{library} is missing: run `pip install {library}`, or unset it"
         raise UserError(f"{setting} is set but {line}") from None
     except Exception as error:
-        raise UserError(f"{library}: {one_line(error)}: correct it, or unset {setting}") from None
+        line = f"{library} cannot begin ({one_line(error)}): the stage goes on without it"
+        print(line, file=sys.stderr, flush=True)
+        return None
 
 
 def make_tracker(config: Config, stage: str, library: str, place: str) -> Any:
