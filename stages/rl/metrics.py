@@ -26,13 +26,12 @@ FINAL_SHARE = 0.05  # the results average over this share of the updates, the la
 
 @torch.no_grad()
 def describe(
-    learner: PolicyLearner, rollout: Rollout, settings: PolicyGradient, kl_coef: float
+    learner: PolicyLearner, rollout: Rollout, settings: PolicyGradient
 ) -> dict[str, float]:
     """What the rollout looked like: means over all episodes of the batch; names as in TRL.
 
     KL and entropy are in nats per episode; only real tokens enter a sum. `objective/kl` is the
-    estimate that is trained on (kl_estimator); kl_coef is this update's, reward units per nat.
-    `val/sampler_mismatch` is in nats per token.
+    estimate that is trained on (kl_estimator). `val/sampler_mismatch` is in nats per token.
     """
     accelerator = learner.accelerator
 
@@ -45,7 +44,7 @@ def describe(
     trained_on = kl(settings.kl_estimator)
     ended = (rollout.responses == learner.networks.eos_id).any(dim=1)
     in_reward = settings.kl_in == "reward"
-    penalty = -kl_coef * trained_on if in_reward else torch.zeros_like(trained_on)
+    penalty = -settings.kl_coef * trained_on if in_reward else torch.zeros_like(trained_on)
     columns = {
         "objective/kl": trained_on,
         "objective/kl_k1": kl("k1"),
@@ -63,7 +62,6 @@ def describe(
     means = {key: value / settings.batch_size for key, value in zip(columns, sums, strict=True)}
     means["val/sampler_mismatch"] /= means["policy/response_length"]
     means["val/num_eos_tokens"] = means["policy/eos_rate"] * settings.batch_size
-    means["objective/kl_coef"] = kl_coef
     if isinstance(settings, Ppo):
         means["val/explained_variance"] = explained_by_critic(accelerator, rollout)
         means |= describe_baselines(accelerator, rollout, settings)

@@ -193,22 +193,19 @@ def parameter_groups(trained: PolicyAndCritic, settings: PolicyGradient) -> list
 
 
 def clip_gradients(trained: PolicyAndCritic, settings: PolicyGradient) -> dict[str, float]:
-    """Scale each network's gradient down to its largest allowed norm; returns the norms before.
+    """Scale the policy's gradient down to its largest allowed norm; returns both norms before.
 
     A network that does not learn in this update has no gradient, and no norm.
     """
     norms = {}
     for name, network in trained.named_children():
-        largest = settings.max_grad_norm
-        if name == "critic" and isinstance(settings, Ppo):
-            largest = settings.critic_max_grad_norm
         learned = [weight for weight in network.parameters() if weight.grad is not None]
         gradients = [weight.grad for weight in learned if weight.grad is not None]
         if not gradients:
             continue
         norm = whole(torch.nn.utils.get_total_norm(gradients))
-        if largest:
-            torch.nn.utils.clip_grads_with_norm_(learned, largest, norm)
+        if name == "policy" and settings.max_grad_norm:
+            torch.nn.utils.clip_grads_with_norm_(learned, settings.max_grad_norm, norm)
         norms[f"{name}/grad_norm"] = norm.item()
     return norms
 

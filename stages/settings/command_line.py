@@ -27,9 +27,11 @@ from stages.settings.config import (
     changes_of,
     is_run_name,
     is_same,
+    was_off,
 )
 from stages.settings.faults import Parser
 from stages.settings.judge import at_server
+from stages.settings.ppo import REMOVED
 from stages.settings.presets import PRESETS
 from stages.settings.stages import (
     GIVEN_BY,
@@ -261,7 +263,9 @@ def section_from(name: str, saved: dict[str, Any]) -> Any:
     """A section as a run recorded it. Raises UserError for a value that it cannot have."""
     kind: Any = SECTIONS[name]
     types: dict[str, Any] = {setting.name: setting.type for setting in fields(kind)}
-    for key in (key for key in types if key in saved):
+    saved = {key: value for key, value in saved.items() if not was_off(f"{name}.{key}", value)}
+    for key in saved:
+        require(key not in REMOVED, f"{name}.{key}", "be left out: it is no setting any more")
         require_type(saved[key], f"{name}.{key}", types[key])
     return kind(**saved)
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from stages.settings.checks import UserError, fail, require, unknown
 from stages.settings.judge import JudgeSettings, Outputs, Released
-from stages.settings.ppo import Grpo, Ppo, Rloo
+from stages.settings.ppo import REMOVED, Grpo, Ppo, Rloo
 from stages.settings.sections import (
     ALL_PAIRS,
     HUB,
@@ -226,12 +226,18 @@ def settings_hash(config: Config, stage: str) -> str:
 def is_same(name: str, value: Any, other: Any) -> bool:
     """Whether two values of a setting are one: a folder may be written in several ways.
 
-    `name` is section and field: `data.source`.
+    `name` is section and field: `data.source`. A setting that is no more was off, or is another.
     """
-    if value == other:
+    if value == other or (other is None and was_off(name, value)):
         return True
     both = all(isinstance(text, str) and text not in NO_FOLDERS for text in (value, other))
     return both and name in PLACES and os.path.abspath(value) == os.path.abspath(other)
+
+
+def was_off(name: str, value: Any) -> bool:
+    """Whether a setting is no more, and had the value that turned it off: `ppo.ptx_coef`, 0."""
+    section, _, key = name.partition(".")
+    return section in ("ppo", "rloo", "grpo") and key in REMOVED and REMOVED[key] == value
 
 
 def hash_of(value: Any) -> str:

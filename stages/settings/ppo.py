@@ -25,6 +25,15 @@ CHOICES = {
 }
 MANY_BELOW = 0.3
 """A warning if more responses end and score below what a missing EOS is given."""
+# Settings that are no more -> what turned them off. A run that has them so is like one of today.
+REMOVED = {
+    "kl_target": 0.0,
+    "kl_horizon": 10_000,
+    "entropy_coef": 0.0,
+    "critic_max_grad_norm": 0.0,
+    "lam_value": -1.0,
+    "ptx_coef": 0.0,
+}
 PAPER_QUIRKS = {
     "whiten_over": "process",
     "loss_mean": "microbatches",
@@ -86,17 +95,10 @@ class PolicyGradient:
     """Where the KL penalty stands: in every token's `reward` (Huang et al. 2024) or the `loss`."""
     kl_estimator: str = "k1"
     """Estimator of the KL that is trained on: k1 (Huang et al. 2024), k2 or k3."""
-    kl_target: float = 0.0
-    """An adaptive kl_coef steers objective/kl to this, nats per episode; 0: kl_coef is fixed, as in
-    Huang et al. 2024."""
-    kl_horizon: int = 10_000
-    """Episodes over which the adaptive kl_coef reacts, more than a fifth of batch_size."""
 
     cliprange: float = 0.2
     """The policy's ratio is clipped to 1 - cliprange and 1 + cliprange; 0: never
     (RLOO and Dr.GRPO alone)."""
-    entropy_coef: float = 0.0
-    """Weight of the mean entropy per token, which the loss then rewards; Huang et al. 2024: 0."""
     samples_every: int = 20
     """Updates between two tables of samples in samples.jsonl."""
 
@@ -104,13 +106,11 @@ class PolicyGradient:
         """Raise UserError for a number out of range; `section` is how settings name it."""
         for name in CHOICES.keys() & vars(self).keys():
             one_of(self, section, name, CHOICES[name])
-        counts = "total_episodes batch_size num_ppo_epochs num_minibatches kl_horizon samples_every"
+        counts = "total_episodes batch_size num_ppo_epochs num_minibatches samples_every"
         positive(self, section, *counts.split(), "learning_rate", "temperature")
         positive(self, section, "samples_per_query")
-        at_least_0(self, section, "max_grad_norm", "target_kl", "kl_coef", "kl_target")
-        at_least_0(self, section, "cliprange", "entropy_coef")
+        at_least_0(self, section, "max_grad_norm", "target_kl", "kl_coef", "cliprange")
         in_range(self, section, "dropout", 0, 0.9)
-        self._check_adaptive_kl(section)
         k1_in_loss = self.kl_in == "loss" and self.kl_estimator == "k1"
         require(
             not k1_in_loss,
@@ -124,16 +124,6 @@ class PolicyGradient:
         least = self.samples_per_query * self.num_minibatches
         by = f"be divisible by {section}.samples_per_query times {section}.num_minibatches, {least}"
         require(self.batch_size % least == 0, f"{section}.batch_size", by)
-
-    def _check_adaptive_kl(self, section: str) -> None:
-        if not self.kl_target:
-            return
-        moves = f"be above 0 with {section}.kl_target: an adaptive coefficient of 0 stays 0"
-        require(self.kl_coef > 0, f"{section}.kl_coef", moves)
-        # An update lowers the coefficient by at most 0.2 * batch_size / kl_horizon of itself.
-        fifth = f"{self.batch_size / 5:g}, a fifth of {section}.batch_size"
-        above = f"be above {fifth}, with {section}.kl_target: else kl_coef falls to 0 or below"
-        require(5 * self.kl_horizon > self.batch_size, f"{section}.kl_horizon", above)
 
     @property
     def num_updates(self) -> int:
@@ -169,8 +159,6 @@ class Ppo(PolicyGradient):
     so the policy begins at a lower rate than learning_rate."""
     critic_learning_rate: float = 0.0
     """Of the critic, with the same decay; 0: learning_rate, as in Huang et al. 2024."""
-    critic_max_grad_norm: float = 0.0
-    """As max_grad_norm, for the critic's gradient."""
     score_at: str = "after_eos"
     """Where the score stands among the rewards: at `eos`, or one position after it (`after_eos`, as
     in Huang et al. 2024)."""
@@ -185,40 +173,27 @@ class Ppo(PolicyGradient):
     """Discount per token."""
     lam: float = 0.95
     """Lambda of GAE."""
-    lam_value: float = -1.0
-    """Lambda of the returns that the critic learns (decoupled GAE in VC-PPO, arXiv 2503.01491);
-    -1: lam, as in Huang et al. 2024."""
     vf_coef: float = 0.1
     """Weight of the value loss."""
     clip_values: bool = True
     """Whether the value loss is clipped."""
     cliprange_value: float = 0.2
     """New values are clipped to this distance from the rollout's, reward units."""
-    ptx_coef: float = 0.0
-    """Weight of the SFT loss on as many reference summaries as episodes (InstructGPT's PPO-ptx)."""
 
     def __post_init__(self) -> None:
         for name, value in self.quirks.items():
             object.__setattr__(self, name, value)  # as dataclasses themselves do when frozen
         self.check("ppo")
         positive(self, "ppo", "cliprange", "cliprange_value")
-        at_least_0(self, "ppo", "critic_learning_rate", "critic_max_grad_norm")
-        at_least_0(self, "ppo", "vf_coef", "ptx_coef", "critic_updates")
+        at_least_0(self, "ppo", "critic_learning_rate", "vf_coef", "critic_updates")
         for name in ("gamma", "lam"):
             in_range(self, "ppo", name, 0, 1)
-        own = self.lam_value == -1 or 0 <= self.lam_value <= 1
-        require(own, "ppo.lam_value", f"be -1 or lie in [0, 1], not {self.lam_value}")
         fewer, updates = self.critic_updates < self.num_updates, self.num_updates
         require(fewer, "ppo.critic_updates", f"be fewer than the {updates} updates of the run")
 
     def policy_learns(self, update: int) -> bool:
         """Whether the policy learns in an update, counted from 0, or the critic alone."""
         return update >= self.critic_updates
-
-    @property
-    def critic_lam(self) -> float:
-        """Lambda of the returns that the critic learns."""
-        return self.lam if self.lam_value < 0 else self.lam_value
 
     @property
     def quirks(self) -> dict[str, str]:
