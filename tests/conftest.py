@@ -257,7 +257,7 @@ def state_of(config: Any, network: Any, optimizer: Any = None, **others: Any) ->
         microbatch_size=config.memory.microbatch_size,
         update=others.pop("update", 0),
     )
-    given = {
+    given: dict[str, Any] = {
         "run": SimpleNamespace(config=config),
         "learner": learner,
         "updates": 10,

@@ -241,7 +241,7 @@ def test_mean_lengths_are_those_of_real_posts(shared):
     folder, tokenizer = shared / "tldr-human", shared / "tokenizer"
     from stages.learning.models import load_tokenizer
     from stages.posts.tokens import plain_encoder
-    from stages.settings.prompt import format_post
+    from stages.settings.sections import format_post
 
     text = (folder / "sft_validation.jsonl").read_text(encoding="utf-8")
     rows = [json.loads(line) for line in text.splitlines()]

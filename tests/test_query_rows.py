@@ -11,7 +11,7 @@ from stages.posts.tokens import tokenize_posts
 from stages.posts.toy import make_post, write_world
 from stages.running.files import read_json, read_lines
 from stages.settings.config import UserError, World
-from stages.settings.prompt import format_post
+from stages.settings.sections import format_post
 from tests.test_posts import LIMITS, POST, read_all, write_folder
 
 

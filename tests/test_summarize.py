@@ -10,7 +10,7 @@ from stages.released import take_released
 from stages.running.files import read_lines
 from stages.settings import config as settings
 from stages.settings.command_line import make_config
-from stages.settings.prompt import format_post
+from stages.settings.sections import format_post
 from tests.resuming import SETTINGS
 from tests.test_pipeline import finish
 

@@ -11,13 +11,14 @@ from stages.learning import vocabulary
 from stages.learning.models import load_policy
 from stages.learning.passes import response_statistics
 from stages.learning.vocabulary import (
+    PLAIN_HEAD,
     LogitStatistics,
     ReadingHead,
     TokenStatistics,
     give_reading_head,
     reading_head,
 )
-from stages.settings.families import CHUNK, PLAIN_HEAD
+from stages.settings.sections import CHUNK
 from tests.conftest import close
 from tests.test_families import CONFIGS
 

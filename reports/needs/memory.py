@@ -23,7 +23,7 @@ from reports.needs.shapes import (
     shape_of,
 )
 from stages.settings.config import Config, Data, UserError
-from stages.settings.families import CHUNK
+from stages.settings.sections import CHUNK
 
 FULL, HALF = 4, 2  # bytes of a float32 and of a bf16 number
 MOMENTS = 8  # bytes of Adam's two moments of one parameter

@@ -11,8 +11,7 @@ from reports.needs.gpus import Gpu
 from reports.needs.memory import HALF, Network, Setting
 from reports.needs.shapes import ARTICLE_TOKENS, block_weights
 from stages.settings.command_line import with_changes
-from stages.settings.families import CHECKED_ROWS
-from stages.settings.sections import CNNDM
+from stages.settings.sections import CHECKED_ROWS, CNNDM
 
 # Share of the peak of dense bf16 products that large passes reach. ASSUMED, not measured by us:
 # between a quarter and a half is usual for eager PyTorch with fused attention at these sizes, and

@@ -22,9 +22,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from stages.functional import entropy, sequence_logprobs, token_logprobs
-from stages.learning.vocabulary import LogitStatistics, reading, reading_head
+from stages.learning.vocabulary import SHARING, LogitStatistics, reading, reading_head
 from stages.posts.ragged import TokenizedSplit, pad_left, pad_right
-from stages.settings.families import SHARING
 from stages.text_reward import TextReward
 
 EMPTY = -1

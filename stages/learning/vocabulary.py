@@ -16,7 +16,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from stages.functional import paper_token_logprobs, token_logprobs
-from stages.settings.families import CACHED, CHUNK, PLAIN_HEAD
+from stages.settings.sections import CHUNK
+
+# Families, by `model_type`, whose logits are the output layer's product and nothing else, so they
+# can be read in chunks.
+PLAIN_HEAD = frozenset({"gpt_neox", "gpt2", "llama", "qwen2", "gemma"})
+# Those with rotary or learned positions, and attention that takes any mask: a row may hold several
+# summaries of one post (`passes.py`). tests/test_shared_query.py shows it for each.
+SHARING = frozenset({"gpt_neox", "gpt2", "llama", "qwen2", "gemma"})
+# Logits that a processor reads several times over before it goes on: 2 MB of float32.
+CACHED = 2**19
 
 LogprobFormula = Callable[[Tensor, Tensor, float], Tensor]
 

@@ -16,9 +16,9 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from stages.settings.checks import UserError, fail, require, unknown
-from stages.settings.judge import JudgeSettings, Outputs, Released
-from stages.settings.ppo import REMOVED, Grpo, Ppo, Rloo
+from stages.settings.checks import UserError, require, unknown
+from stages.settings.judge import Checks, Eval, JudgeSettings, Outputs, Released
+from stages.settings.ppo import REMOVED, Grpo, Lora, Ppo, Rloo
 from stages.settings.sections import (
     ALL_PAIRS,
     HUB,
@@ -26,11 +26,8 @@ from stages.settings.sections import (
     TOY,
     TRAIN_TOKENIZER,
     Base,
-    Checks,
     Data,
     Dpo,
-    Eval,
-    Lora,
     Memory,
     Normalize,
     Optimizer,
@@ -51,7 +48,7 @@ __all__ = [
     "ALL_PAIRS", "HUB", "RANDOM", "RUNS", "SECTIONS", "TOY", "TRAIN_TOKENIZER", "Base",
     "Checks", "Config", "Data", "Dpo", "Eval", "Grpo", "JudgeSettings", "Lora", "Memory",
     "Normalize", "Optimizer", "Outputs", "Ppo", "Released", "Reward", "Rloo", "Rm", "Sft",
-    "UserError", "World", "fail", "hash_of", "settings_hash", "settings_of",
+    "UserError", "World", "hash_of", "settings_hash", "settings_of",
 ]
 # fmt: on
 

@@ -1,4 +1,4 @@
-"""The judge, and what is judged without training: summaries that exist, released policies.
+"""Evaluation, its judge, and what is judged without training: summaries, released policies.
 
 Standard library only; prices are in `judge_models.py`.
 """
@@ -93,6 +93,51 @@ def without_price(model: str) -> UserError:
         f"judge.max_cost needs the price of {model}, which the table in"
         " stages/settings/judge_models.py lacks: set judge.input_price and judge.output_price"
     )
+
+
+BEST_OF = "best-of-"  # begins the name of such a policy
+
+
+@dataclass(frozen=True, kw_only=True)
+class Eval:
+    """Summaries of held-out posts as Huang et al. 2024 make them."""
+
+    posts: int = 0
+    """Held-out posts that are summarised and judged; 0: all of the validation split."""
+    temperature: float = 0.01
+    """Of sampling the summaries."""
+    dpo_summary_tokens: int = 128
+    """Longest summary of the DPO policy, tokens; the others get data.max_summary_tokens (as in
+    Huang et al. 2024)."""
+    best_of: str = ""
+    """Best-of-n beside the policies, with commas: of n samples of SFT at ppo.temperature the one
+    that the reward model likes best (Stiennon et al. 2020, appendix G.3). Empty: none."""
+
+    def __post_init__(self) -> None:
+        positive(self, "eval", "temperature", "dpo_summary_tokens")
+        require(self.posts >= 0, "eval.posts", "be at least 0")
+        each = self.best_of.split(",") if self.best_of else []
+        known = all(n.isdecimal() and 1 <= int(n) <= 1000 for n in each)
+        require(known, "eval.best_of", "be numbers from 1 to 1000 with commas, such as 1,4,16")
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """The numbers of `best_of`, each once, the smallest first."""
+        return tuple(sorted({int(n) for n in self.best_of.split(",") if n}))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checks:
+    """How the judge itself is checked: by controls in every evaluation, and against labels."""
+
+    control_posts: int = 50
+    """Posts whose reference is judged against texts that must lose to it."""
+    calibration_pairs: int = 0
+    """Labelled comparisons that `make judge-calibration` asks about, drawn by the seed; 0: all."""
+
+    def __post_init__(self) -> None:
+        positive(self, "checks", "control_posts")
+        at_least_0(self, "checks", "calibration_pairs")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""The settings of PPO, RLOO and Dr.GRPO, and those that all share. Standard library only.
+"""The settings of PPO, RLOO and Dr.GRPO, and of adapters. Standard library only.
 
 Defaults are the paper's, names are TRL's. Every detail that an ablation can turn has its switch
 here. In a few details the paper's code has quirks (`PAPER_QUIRKS`). There the defaults are what we
@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from stages.settings.checks import at_least_0, in_range, one_of, positive, require
+from stages.settings.stages import LORA_STAGES
 
 CHOICES = {
     "compat": ("", "paper"),
@@ -232,3 +233,36 @@ class Grpo(Grouped):
     """GRPO as Dr.GRPO corrects it (Liu et al. 2025): no deviation, no division by length."""
 
     section = "grpo"
+
+
+# -- adapters --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lora:
+    """Adapters that learn in place of all weights. They are merged when a model is saved.
+
+    Off by default, as in Huang et al. 2024.
+    """
+
+    rank: int = 0
+    """Width of an adapter; 0: no adapters, all weights learn."""
+    alpha: int = 32
+    """An adapter's product is scaled by alpha / rank."""
+    target_modules: str = "all-linear"
+    """`all-linear`: every linear layer but the head; or names of layers, separated by commas."""
+    stages: str = ",".join(LORA_STAGES)
+    """The stages that learn adapters, separated by commas."""
+
+    def __post_init__(self) -> None:
+        require(self.rank >= 0, "lora.rank", "be at least 0")
+        positive(self, "lora", "alpha")
+        names = self.target_modules.split(",")
+        require(all(names), "lora.target_modules", "be all-linear or names with commas")
+        known = set(self.stages.split(",")) <= set(LORA_STAGES)
+        require(known, "lora.stages", f"be some of {','.join(LORA_STAGES)}")
+
+    @property
+    def adapted_stages(self) -> tuple[str, ...]:
+        """The stages that learn adapters; none if the rank is 0."""
+        return tuple(self.stages.split(",")) if self.rank else ()

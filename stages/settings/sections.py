@@ -1,15 +1,17 @@
-"""The settings of data, SFT, RM, DPO, LoRA, evaluation and memory; defaults are the paper's.
+"""The settings of data, SFT, RM, DPO and memory; defaults are the paper's.
 
-PPO's and the judge's are in `ppo.py` and `judge.py`. A field's docstring stands under it, with its
-unit. Standard library only.
+The others are in `ppo.py` and `judge.py`. A field's docstring stands under it, with its unit.
+Standard library only.
 """
 
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from functools import cache
 from pathlib import Path
+from string import Formatter
 
 from stages.settings.checks import at_least_0, in_range, one_of, positive, require
-from stages.settings.prompt import PROMPT, check_prompt
-from stages.settings.stages import LORA_STAGES
 
 TRAIN_TOKENIZER = "train"
 RANDOM = "random"
@@ -20,12 +22,65 @@ EOS, BEFORE_EOS = "eos", "before_eos"
 EOS_TOKEN = "<|endoftext|>"  # of a tokenizer that is trained here, and of Pythia's
 # A vocabulary of new weights is padded to it, as Pythia's: [PAD] fits without a resized embedding.
 EMBEDDING_MULTIPLE = 64
+# Logits of one chunk, by device. A GPU needs more to be busy.
+CHUNK = {"cpu": 2**24, "cuda": 2**27}
+# References on which `normalize` checks the saved model. A wrong shift, or padding that is read,
+# moves the score of every row, so some rows show it.
+CHECKED_ROWS = 1024
 # The splits of the data, by their names.
 POSTS = ("sft_train", "sft_validation")
 COMPARISONS = ("comparisons_train", "comparisons_validation")
 PPO_TRAIN = "ppo_train"  # optional: posts without a summary, for PPO's queries
-BEST_OF = "best-of-"  # begins the name of such a policy
 CNNDM = "comparisons_cnndm"  # pairs about news articles, kept apart
+# Huang et al. 2024, detail 2.
+PROMPT = "SUBREDDIT: r/{subreddit}\n\nTITLE: {title}\n\nPOST: {post}\n\nTL;DR:"
+FIELDS = ("subreddit", "title", "post")
+SAMPLE = {"subreddit": "tifu", "title": "My title: two words", "post": "One line.\n\nAnother: it."}
+
+
+# -- the prompt ------------------------------------------------------------------------------------
+
+
+def check_prompt(template: str) -> None:
+    """Raise UserError unless a template holds each field once and can be read back."""
+    try:
+        parts = list(Formatter().parse(template))
+    except ValueError:
+        parts = []
+    names = sorted(name for _, name, _, _ in parts if name is not None)
+    plain = not any(form or conversion for _, _, form, conversion in parts)
+    places = "hold {subreddit}, {title} and {post}, each once, and nothing else in braces"
+    require(names == sorted(FIELDS) and plain, "data.prompt", places)
+    require(template == template.strip(), "data.prompt", "not begin or end with white space")
+    again = parse_post(format_post(SAMPLE, template), template)
+    require(again == SAMPLE, "data.prompt", "have words or line breaks between its places")
+
+
+def format_post(row: Mapping[str, str], template: str = PROMPT) -> str:
+    """The prompt of one post, without truncation; a post that is a whole prompt stays as it is."""
+    if row.get("whole"):
+        return row["post"]
+    return template.format(**{name: row[name] for name in FIELDS})
+
+
+def parse_post(query: str, template: str = PROMPT) -> dict[str, str] | None:
+    """Subreddit, title and post of a prompt that `format_post` wrote; None for another text."""
+    match = _pattern(template).fullmatch(query)
+    return match.groupdict() if match else None
+
+
+@cache
+def _pattern(template: str) -> re.Pattern[str]:
+    """Fields end at the first text that follows them in the template, the post at the last."""
+    pattern = ""
+    for text, name, _, _ in Formatter().parse(template):
+        pattern += re.escape(text)
+        if name is not None:
+            pattern += f"(?P<{name}>.*)" if name == "post" else f"(?P<{name}>.*?)"
+    return re.compile(pattern, re.DOTALL)
+
+
+# -- sections --------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -262,78 +317,6 @@ class Dpo(Supervised):
 
     def __post_init__(self) -> None:
         positive(self, "dpo", "beta", "learning_rate", "batch_size", "epochs")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Lora:
-    """Adapters that learn in place of all weights. They are merged when a model is saved.
-
-    Off by default, as in Huang et al. 2024.
-    """
-
-    rank: int = 0
-    """Width of an adapter; 0: no adapters, all weights learn."""
-    alpha: int = 32
-    """An adapter's product is scaled by alpha / rank."""
-    target_modules: str = "all-linear"
-    """`all-linear`: every linear layer but the head; or names of layers, separated by commas."""
-    stages: str = ",".join(LORA_STAGES)
-    """The stages that learn adapters, separated by commas."""
-
-    def __post_init__(self) -> None:
-        require(self.rank >= 0, "lora.rank", "be at least 0")
-        positive(self, "lora", "alpha")
-        names = self.target_modules.split(",")
-        require(all(names), "lora.target_modules", "be all-linear or names with commas")
-        known = set(self.stages.split(",")) <= set(LORA_STAGES)
-        require(known, "lora.stages", f"be some of {','.join(LORA_STAGES)}")
-
-    @property
-    def adapted_stages(self) -> tuple[str, ...]:
-        """The stages that learn adapters; none if the rank is 0."""
-        return tuple(self.stages.split(",")) if self.rank else ()
-
-
-@dataclass(frozen=True, kw_only=True)
-class Eval:
-    """Summaries of held-out posts as Huang et al. 2024 make them."""
-
-    posts: int = 0
-    """Held-out posts that are summarised and judged; 0: all of the validation split."""
-    temperature: float = 0.01
-    """Of sampling the summaries."""
-    dpo_summary_tokens: int = 128
-    """Longest summary of the DPO policy, tokens; the others get data.max_summary_tokens (as in
-    Huang et al. 2024)."""
-    best_of: str = ""
-    """Best-of-n beside the policies, with commas: of n samples of SFT at ppo.temperature the one
-    that the reward model likes best (Stiennon et al. 2020, appendix G.3). Empty: none."""
-
-    def __post_init__(self) -> None:
-        positive(self, "eval", "temperature", "dpo_summary_tokens")
-        require(self.posts >= 0, "eval.posts", "be at least 0")
-        each = self.best_of.split(",") if self.best_of else []
-        known = all(n.isdecimal() and 1 <= int(n) <= 1000 for n in each)
-        require(known, "eval.best_of", "be numbers from 1 to 1000 with commas, such as 1,4,16")
-
-    @property
-    def numbers(self) -> tuple[int, ...]:
-        """The numbers of `best_of`, each once, the smallest first."""
-        return tuple(sorted({int(n) for n in self.best_of.split(",") if n}))
-
-
-@dataclass(frozen=True, kw_only=True)
-class Checks:
-    """How the judge itself is checked: by controls in every evaluation, and against labels."""
-
-    control_posts: int = 50
-    """Posts whose reference is judged against texts that must lose to it."""
-    calibration_pairs: int = 0
-    """Labelled comparisons that `make judge-calibration` asks about, drawn by the seed; 0: all."""
-
-    def __post_init__(self) -> None:
-        positive(self, "checks", "control_posts")
-        at_least_0(self, "checks", "calibration_pairs")
 
 
 @dataclass(frozen=True, kw_only=True)
