@@ -31,7 +31,7 @@ Baseline = Callable[[Tensor, int], Tensor]
 
 def train_grouped(config: Config, settings: Grouped, baseline: Baseline) -> None:
     """Run the stage; `baseline` makes an episode's advantage of its group's rewards."""
-    accelerator, stage = make_accelerator(config), settings.section
+    accelerator, stage = make_accelerator(config), settings.section()
     with open_stage(config, stage, accelerator.is_main_process) as run:
         check_episodes(stage, settings, accelerator)
         split, queries = load_queries(run.require("base") / "data")

@@ -7,7 +7,8 @@ import sys
 import textwrap
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from typing import Any, NoReturn, TextIO
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar, NoReturn, TextIO
 from urllib.parse import urlsplit
 
 RESTORE = "restore it, or make anew (REPLACE=) what has written it"
@@ -154,30 +155,36 @@ def require_type(value: Any, key: str, kind: type) -> None:
     require(right, key, f"be of type {kind.__name__}, not {repr(value)[:60]}")
 
 
-def positive(section: Any, prefix: str, *names: str) -> None:
-    """Raise UserError unless these fields of a section are above 0."""
-    for name in names:
-        value = getattr(section, name)
-        require(value > 0, f"{prefix}.{name}", f"be above 0, not {value}")
+@dataclass(frozen=True, kw_only=True)
+class Section:
+    """A section of the settings, which refuses what a field may not be.
 
+    A number whose default is above 0 stays above 0; one whose default is 0 may not be below it.
+    """
 
-def at_least_0(section: Any, prefix: str, *names: str) -> None:
-    """Raise UserError if one of these fields of a section is negative."""
-    for name in names:
-        value = getattr(section, name)
-        require(value >= 0, f"{prefix}.{name}", f"be at least 0, not {value}")
+    may_be_0: ClassVar[tuple[str, ...]] = ()
+    """Numbers that may be 0 although their default is above it."""
+    ranges: ClassVar[dict[str, tuple[float, float]]] = {}
+    choices: ClassVar[dict[str, tuple[str, ...]]] = {}
 
+    @classmethod
+    def section(cls) -> str:
+        """How settings name it."""
+        return cls.__name__.removesuffix("Settings").lower()
 
-def in_range(section: Any, prefix: str, name: str, low: float, high: float) -> None:
-    """Raise UserError unless a field of a section lies in [low, high]."""
-    value = getattr(section, name)
-    require(low <= value <= high, f"{prefix}.{name}", f"lie in [{low}, {high}], not {value}")
-
-
-def one_of(section: Any, prefix: str, name: str, choices: tuple[str, ...]) -> None:
-    """Raise UserError unless a field of a section is one of the choices."""
-    value = getattr(section, name)
-    require(value in choices, f"{prefix}.{name}", f"be one of {', '.join(choices)}, not {value!r}")
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            default: Any = field.default
+            value, key = getattr(self, field.name), f"{self.section()}.{field.name}"
+            if known := self.choices.get(field.name):
+                require(value in known, key, f"be one of {', '.join(known)}, not {value!r}")
+            elif field.name in self.ranges:
+                low, high = self.ranges[field.name]
+                require(low <= value <= high, key, f"lie in [{low}, {high}], not {value}")
+            elif type(default) in (int, float) and default >= 0:
+                is_0_fine = not default or field.name in self.may_be_0
+                least = "at least 0" if is_0_fine else "above 0"
+                require(value > 0 or (is_0_fine and value == 0), key, f"be {least}, not {value}")
 
 
 def check_filled(section: str, batch_size: int, rows: int, of: str = "") -> None:

@@ -15,20 +15,7 @@ from typing import Any
 
 from stages.settings import config as settings
 from stages.settings.checks import RESTORE, require, require_type, unknown
-from stages.settings.config import (
-    HUB,
-    MUST_BE_A_RUN_NAME,
-    RANDOM,
-    SECTIONS,
-    TOY,
-    TRAIN_TOKENIZER,
-    Config,
-    UserError,
-    changes_of,
-    is_run_name,
-    is_same,
-    was_off,
-)
+from stages.settings.config import SECTIONS, Config, UserError, changes_of
 from stages.settings.faults import Parser
 from stages.settings.judge import at_server
 from stages.settings.ppo import REMOVED
@@ -72,14 +59,11 @@ class Request:
     @property
     def arguments(self) -> list[str]:
         """The same, as words of a stage's command line."""
-        words = ["--preset", self.preset, "--seed", str(self.seed)]
-        for option in ("name", "data", "tokenizer", "upstream"):
-            value = getattr(self, option)
-            if not value:
-                continue
-            # Joined, so that a value may begin with a dash.
-            words += [f"--{option}={value}"] if value[:1] == "-" else [f"--{option}", value]
-        return [*words, "--set", *self.overrides] if self.overrides else words
+        options = {name: value for name, value in vars(self).items() if value != ""}
+        overrides = options.pop("overrides")
+        # Joined, so that a value may begin with a dash.
+        words = [f"--{name}={value}" for name, value in options.items()]
+        return [*words, "--set", *overrides] if overrides else words
 
 
 def make_config(preset: str, **changes: Any) -> Config:
@@ -174,8 +158,8 @@ def _name(request: Request, config: Config) -> str:
 
 
 def _check_name(request: Request, texts: Sequence[str]) -> None:
-    named = not request.upstream or is_run_name(request.upstream)
-    require(named, "upstream", MUST_BE_A_RUN_NAME)
+    named = not request.upstream or settings.is_run_name(request.upstream)
+    require(named, "upstream", settings.MUST_BE_A_RUN_NAME)
     own = [text for text in texts if text.split(".")[0] not in SAME_RUN]
     own += [f"upstream {request.upstream}"] if request.upstream else []
     if own and request.name in ("", *PRESETS):
@@ -195,7 +179,7 @@ def _shared(
         f"{name}.{field}": getattr(section, field)
         for name, section in sections.items()
         for field, value in changes.get(name, {}).items()
-        if not is_same(f"{name}.{field}", getattr(section, field), value)
+        if not settings.is_same(f"{name}.{field}", getattr(section, field), value)
     }
     first = first_changed({key.split(".")[0] for key in other})
     if first == SHARED_STAGES[0]:
@@ -263,7 +247,9 @@ def section_from(name: str, saved: dict[str, Any]) -> Any:
     """A section as a run recorded it. Raises UserError for a value that it cannot have."""
     kind: Any = SECTIONS[name]
     types: dict[str, Any] = {setting.name: setting.type for setting in fields(kind)}
-    saved = {key: value for key, value in saved.items() if not was_off(f"{name}.{key}", value)}
+    saved = {
+        key: value for key, value in saved.items() if not settings.was_off(f"{name}.{key}", value)
+    }
     for key in saved:
         require(key not in REMOVED, f"{name}.{key}", "be left out: it is no setting any more")
         require_type(saved[key], f"{name}.{key}", types[key])
@@ -277,11 +263,14 @@ def _check_given(config: Config) -> None:
         raise UserError("preset outputs needs a file of summaries: add INPUT=outputs.jsonl")
     if not config.data.source:
         raise UserError(f"preset {config.preset} needs a folder of posts: add --data (make: DATA=)")
-    if config.base.checkpoint == RANDOM and not config.base.tokenizer:
+    if config.base.checkpoint == settings.RANDOM and not config.base.tokenizer:
         raise UserError(
             f"preset {config.preset} needs a tokenizer folder: add --tokenizer (make: TOKENIZER=)"
         )
-    if config.data.source not in (TOY, HUB) and not Path(config.data.source).exists():
+    if (
+        config.data.source not in (settings.TOY, settings.HUB)
+        and not Path(config.data.source).exists()
+    ):
         what = f"no file or folder {config.data.source}"
         raise UserError(f"data.source: {what}: correct DATA= (--data)")
     module = config.reward.module
@@ -359,8 +348,10 @@ def as_recorded(request: Request) -> Request:
         request,
         preset=last.preset,
         upstream=last.upstream,
-        data="" if data in (TOY, HUB, preset.data.source) else data,
-        tokenizer="" if tokenizer in (TRAIN_TOKENIZER, preset.base.tokenizer) else tokenizer,
+        data="" if data in (settings.TOY, settings.HUB, preset.data.source) else data,
+        tokenizer=""
+        if tokenizer in (settings.TRAIN_TOKENIZER, preset.base.tokenizer)
+        else tokenizer,
         overrides=(*kept, *request.overrides),
     )
 

@@ -11,17 +11,9 @@ import unicodedata
 from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
-from stages.settings.checks import (
-    UserError,
-    address_fault,
-    at_least_0,
-    in_range,
-    one_of,
-    positive,
-    require,
-)
+from stages.settings.checks import Section, UserError, address_fault, require
 
 LONGEST_NAME = 100  # of a system or a run, in characters: file systems take 255 bytes
 KINDS = ("openai", "facts", "reward_model")
@@ -99,7 +91,7 @@ BEST_OF = "best-of-"  # begins the name of such a policy
 
 
 @dataclass(frozen=True, kw_only=True)
-class Eval:
+class Eval(Section):
     """Summaries of held-out posts as Huang et al. 2024 make them."""
 
     posts: int = 0
@@ -114,8 +106,7 @@ class Eval:
     that the reward model likes best (Stiennon et al. 2020, appendix G.3). Empty: none."""
 
     def __post_init__(self) -> None:
-        positive(self, "eval", "temperature", "dpo_summary_tokens")
-        require(self.posts >= 0, "eval.posts", "be at least 0")
+        super().__post_init__()
         each = self.best_of.split(",") if self.best_of else []
         known = all(n.isdecimal() and 1 <= int(n) <= 1000 for n in each)
         require(known, "eval.best_of", "be numbers from 1 to 1000 with commas, such as 1,4,16")
@@ -127,7 +118,7 @@ class Eval:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Checks:
+class Checks(Section):
     """How the judge itself is checked: by controls in every evaluation, and against labels."""
 
     control_posts: int = 50
@@ -135,14 +126,19 @@ class Checks:
     calibration_pairs: int = 0
     """Labelled comparisons that `make judge-calibration` asks about, drawn by the seed; 0: all."""
 
-    def __post_init__(self) -> None:
-        positive(self, "checks", "control_posts")
-        at_least_0(self, "checks", "calibration_pairs")
-
 
 @dataclass(frozen=True, kw_only=True)
-class JudgeSettings:
+class JudgeSettings(Section):
     """Who compares a summary with the reference."""
+
+    choices: ClassVar = {
+        "kind": KINDS,
+        "structured": ("auto", "on", "off"),
+        "reasoning_effort": EFFORTS,
+        "axis": AXES,
+    }
+    ranges: ClassVar = {"temperature": (0, 2)}
+    may_be_0 = ("max_retries", "reasoning_tokens")
 
     kind: str = "openai"
     """`openai`: any OpenAI-compatible server; `facts`: offline, built-in world only;
@@ -192,17 +188,9 @@ class JudgeSettings:
 
     def __post_init__(self) -> None:
         check_address(self.base_url, self.model)
-        one_of(self, "judge", "kind", KINDS)
-        one_of(self, "judge", "structured", ("auto", "on", "off"))
-        one_of(self, "judge", "reasoning_effort", EFFORTS)
-        one_of(self, "judge", "axis", AXES)
+        super().__post_init__()
         is_asked = bool(READ_BY[self.kind]) or self.axis == AXES[0]
         require(is_asked, "judge.axis", f"be overall: judge.kind={self.kind} is asked no question")
-        positive(self, "judge", "max_tokens", "asks", "concurrency", "request_seconds")
-        at_least_0(
-            self, "judge", "requests_per_minute", "max_retries", "max_cost", "reasoning_tokens"
-        )
-        in_range(self, "judge", "temperature", 0, 2)
         for name in ("input_price", "output_price"):
             price = getattr(self, name)
             require(price >= 0 or price == -1, f"judge.{name}", f"be at least 0 or -1, not {price}")
@@ -270,7 +258,7 @@ def at_server(judge: JudgeSettings) -> JudgeSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outputs:
+class Outputs(Section):
     """Summaries in files that no run wrote, and what their columns are called."""
 
     file: str = ""
@@ -326,7 +314,7 @@ def file_name(name: str, kept: str = "A-Za-z0-9._+-", otherwise: str = "system")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Released:
+class Released(Section):
     """A checkpoint that others trained, summarised and judged as it is."""
 
     policy: str = ""

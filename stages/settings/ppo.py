@@ -8,7 +8,7 @@ hold to be right; `compat="paper"` sets the quirks.
 from dataclasses import dataclass
 from typing import ClassVar
 
-from stages.settings.checks import at_least_0, in_range, one_of, positive, require
+from stages.settings.checks import Section, require
 from stages.settings.stages import LORA_STAGES
 
 CHOICES = {
@@ -44,8 +44,12 @@ PAPER_QUIRKS = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class PolicyGradient:
+class PolicyGradient(Section):
     """What PPO and its rivals have in common; names as in TRL."""
+
+    choices = CHOICES
+    ranges: ClassVar = {"dropout": (0, 0.9), "gamma": (0, 1), "lam": (0, 1)}
+    may_be_0 = ("kl_coef", "vf_coef")
 
     learning_rate: float = 3e-6
     """Decays linearly; the last of N updates has learning_rate / N."""
@@ -103,15 +107,9 @@ class PolicyGradient:
     samples_every: int = 20
     """Updates between two tables of samples in samples.jsonl."""
 
-    def check(self, section: str) -> None:
-        """Raise UserError for a number out of range; `section` is how settings name it."""
-        for name in CHOICES.keys() & vars(self).keys():
-            one_of(self, section, name, CHOICES[name])
-        counts = "total_episodes batch_size num_ppo_epochs num_minibatches samples_every"
-        positive(self, section, *counts.split(), "learning_rate", "temperature")
-        positive(self, section, "samples_per_query")
-        at_least_0(self, section, "max_grad_norm", "target_kl", "kl_coef", "cliprange")
-        in_range(self, section, "dropout", 0, 0.9)
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        section = self.section()
         k1_in_loss = self.kl_in == "loss" and self.kl_estimator == "k1"
         require(
             not k1_in_loss,
@@ -184,11 +182,7 @@ class Ppo(PolicyGradient):
     def __post_init__(self) -> None:
         for name, value in self.quirks.items():
             object.__setattr__(self, name, value)  # as dataclasses themselves do when frozen
-        self.check("ppo")
-        positive(self, "ppo", "cliprange", "cliprange_value")
-        at_least_0(self, "ppo", "critic_learning_rate", "vf_coef", "critic_updates")
-        for name in ("gamma", "lam"):
-            in_range(self, "ppo", name, 0, 1)
+        super().__post_init__()
         fewer, updates = self.critic_updates < self.num_updates, self.num_updates
         require(fewer, "ppo.critic_updates", f"be fewer than the {updates} updates of the run")
 
@@ -209,21 +203,20 @@ class Ppo(PolicyGradient):
 class Grouped(PolicyGradient):
     """Policy gradients without a critic: the other samples of a query are the baseline."""
 
-    section: ClassVar[str]
+    may_be_0 = ("kl_coef", "cliprange")
     loss_mean: str = "episodes"
     samples_per_query: int = 4
 
     def __post_init__(self) -> None:
-        self.check(self.section)
-        alone = f"{self.section}.samples_per_query"
-        require(self.samples_per_query > 1, alone, "be at least 2")
+        super().__post_init__()
+        several = self.samples_per_query > 1
+        require(several, f"{self.section()}.samples_per_query", "be at least 2")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rloo(Grouped):
     """REINFORCE with a leave-one-out baseline (Ahmadian et al. 2024): one pass, no clipping."""
 
-    section = "rloo"
     num_ppo_epochs: int = 1
     cliprange: float = 0.0
 
@@ -232,14 +225,12 @@ class Rloo(Grouped):
 class Grpo(Grouped):
     """GRPO as Dr.GRPO corrects it (Liu et al. 2025): no deviation, no division by length."""
 
-    section = "grpo"
-
 
 # -- adapters --------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
-class Lora:
+class Lora(Section):
     """Adapters that learn in place of all weights. They are merged when a model is saved.
 
     Off by default, as in Huang et al. 2024.
@@ -255,8 +246,7 @@ class Lora:
     """The stages that learn adapters, separated by commas."""
 
     def __post_init__(self) -> None:
-        require(self.rank >= 0, "lora.rank", "be at least 0")
-        positive(self, "lora", "alpha")
+        super().__post_init__()
         names = self.target_modules.split(",")
         require(all(names), "lora.target_modules", "be all-linear or names with commas")
         known = set(self.stages.split(",")) <= set(LORA_STAGES)

@@ -6,12 +6,13 @@ Standard library only.
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from string import Formatter
+from typing import ClassVar
 
-from stages.settings.checks import at_least_0, in_range, one_of, positive, require
+from stages.settings.checks import Section, require
 
 TRAIN_TOKENIZER = "train"
 RANDOM = "random"
@@ -84,15 +85,13 @@ def _pattern(template: str) -> re.Pattern[str]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Base:
+class Base(Section):
     """Where a preset starts from."""
 
     checkpoint: str = RANDOM
-    """Folder or hub id[@revision] of a causal LM; `random`: a GPT-NeoX of the shape below, with new
-    weights."""
+    """Folder or hub id[@revision] of a causal LM; `random`: a new GPT-NeoX of the shape below."""
     tokenizer: str = ""
-    """Folder or hub id[@revision]; empty: the checkpoint's own; `train`: a BPE trained on the
-    posts, for new weights alone."""
+    """Folder or hub id[@revision]; empty: the checkpoint's own; `train`: a BPE of the posts."""
     vocab_size: int = 1024
     """Upper bound for the vocabulary of a trained tokenizer, tokens."""
     hidden_size: int = 128
@@ -103,7 +102,7 @@ class Base:
     """Attention heads of a random model."""
 
     def __post_init__(self) -> None:
-        positive(self, "base", "vocab_size", "hidden_size", "num_layers", "num_heads")
+        super().__post_init__()
         even = self.hidden_size % (2 * self.num_heads) == 0  # rotary positions turn pairs
         require(even, "base.hidden_size", "be an even multiple of num_heads")
         reads = self.checkpoint == RANDOM or self.tokenizer != TRAIN_TOKENIZER
@@ -112,8 +111,10 @@ class Base:
 
 
 @dataclass(frozen=True, kw_only=True)
-class World:
+class World(Section):
     """Seed and size of the built-in world."""
+
+    may_be_0 = ("seed",)
 
     seed: int = 1
     """Another seed is another world."""
@@ -126,14 +127,12 @@ class World:
     validation_comparisons: int = 2000
     """Held-out pairs of summaries."""
 
-    def __post_init__(self) -> None:
-        counts = [field.name for field in fields(self) if field.name != "seed"]
-        positive(self, "world", *counts)
-
 
 @dataclass(frozen=True, kw_only=True)
-class Data:
+class Data(Section):
     """Posts, comparisons and their length limits (Huang et al. 2024, details 1 to 5)."""
+
+    choices: ClassVar = {"on_bad_row": ("stop", "skip")}
 
     source: str = HUB
     """`hub`, `toy`, or a folder with sft_* and comparisons_* files (JSONL or Parquet)."""
@@ -171,13 +170,8 @@ class Data:
     """Longest query and compared summary together, tokens; more are kept and counted."""
 
     def __post_init__(self) -> None:
-        one_of(self, "data", "on_bad_row", ("stop", "skip"))
+        super().__post_init__()
         check_prompt(self.prompt)
-        for setting in fields(self):
-            if setting.name.startswith("max_") and setting.default:
-                positive(self, "data", setting.name)
-            elif isinstance(setting.default, int):
-                at_least_0(self, "data", setting.name)
 
     @property
     def rows(self) -> dict[str, int]:
@@ -192,8 +186,12 @@ class Data:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Optimizer:
+class Optimizer(Section):
     """AdamW, the same in all stages (Huang et al. 2024)."""
+
+    ranges: ClassVar = dict.fromkeys(
+        ("adam_beta1", "adam_beta2", "weight_decay", "warmup_fraction"), (0, 1)
+    )
 
     adam_eps: float = 1e-5
     """Added to the denominator of a step."""
@@ -207,15 +205,13 @@ class Optimizer:
     """Share of the updates in which the learning rate rises linearly from 0 (sft, rm, dpo)."""
 
     def __post_init__(self) -> None:
-        positive(self, "optimizer", "adam_eps")
-        for name in ("adam_beta1", "adam_beta2", "weight_decay", "warmup_fraction"):
-            in_range(self, "optimizer", name, 0, 1)
+        super().__post_init__()
         for name in ("adam_beta1", "adam_beta2"):
             require(getattr(self, name) < 1, f"optimizer.{name}", "be below 1: at 1 nothing decays")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Supervised:
+class Supervised(Section):
     """What SFT, reward model and DPO have in common."""
 
     learning_rate: float = 3e-6
@@ -230,34 +226,30 @@ class Supervised:
 class Sft(Supervised):
     """Supervised fine-tuning on the reference summaries (Huang et al. 2024, detail 9)."""
 
+    ranges: ClassVar = {"dropout": (0, 0.9)}
     batch_size: int = 128
     loss_on_query: bool = True
-    """Whether the query's tokens are learned too, as in Huang et al. 2024; Stiennon et al. 2020
-    learn the summary only."""
+    """Whether the query is learned too (Huang et al. 2024; not in Stiennon et al. 2020)."""
     dropout: float = 0.0
     """Probability while learning; Huang et al. 2024, detail 7: off."""
     evaluations: int = 4
-    """How often, about, the validation loss is measured during training; it is also measured before
-    and after."""
-
-    def __post_init__(self) -> None:
-        positive(self, "sft", "learning_rate", "batch_size", "epochs", "evaluations")
-        in_range(self, "sft", "dropout", 0, 0.9)
+    """How often, about, the validation loss is measured between the start and the end."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rm(Supervised):
     """Reward model from pairwise comparisons (Huang et al. 2024, details 10 to 18)."""
 
+    ranges: ClassVar = {"dropout": (0, 0.9)}
+    choices: ClassVar = {"pairs": (ALL_PAIRS, "even", "odd"), "read_at": (EOS, BEFORE_EOS)}
     dropout: float = 0.0
     """Probability while learning; Huang et al. 2024, detail 7: off."""
     pairs: str = ALL_PAIRS
-    """The training pairs that are learned, by DPO too: `all`, or those of the posts whose id has an
-    `even` or an `odd` hash. The halves share no post, so one can train a gold reward model."""
+    """The pairs that are learned, by DPO too: `all`, or those of posts whose id has an `even` or
+    an `odd` hash. The halves share no post, so one can train a gold reward model."""
     by_post: bool = False
-    """Whether the pairs of a post are learned one after another, by DPO too, so that its query and
-    each of its summaries are computed once (Ouyang et al. 2022, section 3.5). The paper shuffles
-    pairs."""
+    """Whether a post's pairs are learned together, by DPO too, so that each of its texts is
+    computed once (Ouyang et al. 2022, section 3.5). The paper shuffles pairs."""
     read_at: str = EOS
     """Where its scalar is read, in training and in scoring (the saved model records it): `eos`, or
     `before_eos`, the text's last token. Without an EOS it is the last token in both."""
@@ -265,16 +257,9 @@ class Rm(Supervised):
     """Weight of (chosen + rejected)^2 in the loss. Comparisons of one post leave its scores free up
     to a constant, which this brings to 0; the paper has no such term (0)."""
 
-    def __post_init__(self) -> None:
-        positive(self, "rm", "learning_rate", "batch_size", "epochs")
-        in_range(self, "rm", "dropout", 0, 0.9)
-        at_least_0(self, "rm", "center")
-        one_of(self, "rm", "pairs", (ALL_PAIRS, "even", "odd"))
-        one_of(self, "rm", "read_at", (EOS, BEFORE_EOS))
-
 
 @dataclass(frozen=True, kw_only=True)
-class Reward:
+class Reward(Section):
     """What policies are rewarded for, where it is no reward model."""
 
     function: str = ""
@@ -293,34 +278,27 @@ class Reward:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Normalize:
+class Normalize(Section):
     """Reward normalization (Huang et al. 2024, detail 15)."""
 
     posts: int = 0
-    """References, evenly spaced over the SFT train split, whose mean score becomes 0; 0: all. The
-    page shows the standard error of that mean."""
+    """References, evenly spaced over the SFT train split, whose mean score becomes 0; 0: all."""
 
     def __post_init__(self) -> None:
-        at_least_0(self, "normalize", "posts")
+        super().__post_init__()
         require(self.posts != 1, "normalize.posts", "be 2 or more, or 0 for all")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Dpo(Supervised):
-    """Direct preference optimization on the reward model's comparisons.
-
-    Source: Rafailov et al. 2023, as Huang et al. 2024 run it.
-    """
+    """Direct preference optimization (Rafailov et al. 2023, as Huang et al. 2024 run it)."""
 
     beta: float = 0.05
     """Reward units per nat. A smaller beta lets the policy move further from the SFT model."""
 
-    def __post_init__(self) -> None:
-        positive(self, "dpo", "beta", "learning_rate", "batch_size", "epochs")
-
 
 @dataclass(frozen=True, kw_only=True)
-class Memory:
+class Memory(Section):
     """How a run fits its machine.
 
     How batches are cut changes no number beyond rounding (unless ppo.loss_mean is `microbatches`).
@@ -328,6 +306,8 @@ class Memory:
     records them as settings of its result.
     """
 
+    may_be_0 = ("save_minutes",)
+    choices: ClassVar = {"mixed_precision": ("no", "bf16"), "frozen_dtype": ("float32", "bf16")}
     microbatch_size: int = 8
     """Sequences per forward and backward pass on one device (a pair counts as two)."""
     forward_batch_size: int = 32
@@ -343,13 +323,6 @@ class Memory:
     """Threads of one process on a CPU; 0: torch's choice, as many as there are cores. The number of
     threads changes rounding, and PPO amplifies it: treat it like another seed. A run repeats to the
     digit only with its own number."""
-
     save_minutes: float = 5.0
-    """Minutes between two checkpoints of a training stage, or more if saving would cost over 5 % of
-    the time; 0: after every update, whatever it costs."""
-
-    def __post_init__(self) -> None:
-        positive(self, "memory", "microbatch_size", "forward_batch_size")
-        at_least_0(self, "memory", "cpu_threads", "save_minutes")
-        one_of(self, "memory", "mixed_precision", ("no", "bf16"))
-        one_of(self, "memory", "frozen_dtype", ("float32", "bf16"))
+    """Minutes between two checkpoints, or more if they would cost over 5 % of the time; 0: after
+    every update."""
