@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from reports.needs.gpus import Gpu
 from reports.needs.memory import HALF, Network, Setting
 from reports.needs.shapes import ARTICLE_TOKENS, block_weights
-from stages.settings.command_line import with_changes
+from stages.settings.config import with_changes
 from stages.settings.sections import CHECKED_ROWS, CNNDM
 
 # Share of the peak of dense bf16 products that large passes reach. ASSUMED, not measured by us:

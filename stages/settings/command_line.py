@@ -15,7 +15,7 @@ from typing import Any
 
 from stages.settings import config as settings
 from stages.settings.checks import RESTORE, require, require_type, unknown
-from stages.settings.config import SECTIONS, Config, UserError, changes_of
+from stages.settings.config import SECTIONS, Config, UserError, changes_of, with_changes
 from stages.settings.faults import Parser
 from stages.settings.judge import at_server
 from stages.settings.ppo import REMOVED
@@ -115,12 +115,6 @@ def config_of(request: Request, upstream: Config | None = None, whole: bool = Tr
         overrides=request.overrides,
         judge=at_server(config.judge),
     )
-
-
-def with_changes(config: Config, changes: dict[str, dict[str, Any]]) -> Config:
-    """The config with changes, a section's at once, because its numbers are checked together."""
-    sections = {name: replace(getattr(config, name), **values) for name, values in changes.items()}
-    return replace(config, **sections)
 
 
 def _without_training(

@@ -163,6 +163,15 @@ def changes_of(texts: Iterable[str]) -> dict[str, dict[str, Any]]:
     return changes
 
 
+def with_changes(config: Config, changes: dict[str, dict[str, Any]]) -> Config:
+    """The config with changes, a section's at once, because its numbers are checked together."""
+    sections = {
+        name: dataclasses.replace(getattr(config, name), **values)
+        for name, values in changes.items()
+    }
+    return dataclasses.replace(config, **sections)
+
+
 def override_of(override: str) -> tuple[str, str, Any]:
     """Section, field and value of `section.key=value`; `\\n` in a prompt is a line break.
 
