@@ -25,15 +25,11 @@ WORDING = "axes-1"
 OPENAI_MODEL = "gpt-6-luna"
 # `none` asks a model not to reason; `default` says nothing, so that the server decides.
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max", "default")
-# The settings that verdicts of each kind depend on. For `reward_model`: `JudgeSettings.gold`.
-READ_BY = {
-    "openai": (
-        *("model", "base_url", "temperature", "max_tokens", "asks", "structured"),
-        *("reasoning_effort", "reasoning_tokens", "accept_model", "axis"),
-    ),
-    "facts": (),
-    "reward_model": (),
-}
+# The settings that verdicts of a server depend on.
+OF_VERDICTS = (
+    *("model", "base_url", "temperature", "max_tokens", "asks", "structured"),
+    *("reasoning_effort", "reasoning_tokens", "accept_model", "axis"),
+)
 
 
 def check_address(url: str, model: str) -> None:
@@ -65,17 +61,14 @@ def key_of_environment() -> str:
 
     Raises UserError where it holds what a header cannot, which a client would print.
     """
-    if not os.environ.get("OPENAI_API_KEY"):
-        raise UserError(
-            "judge.kind=openai needs OPENAI_API_KEY in the environment (any word for a local"
-            " server)"
-        )
-    key = os.environ.get("OPENAI_API_KEY", "").strip()
+    text = os.environ.get("OPENAI_API_KEY", "")
+    if not text:
+        where = "in the environment (any word for a local server)"
+        raise UserError(f"judge.kind=openai needs OPENAI_API_KEY {where}")
+    key = text.strip()
     if not key or not all("!" <= letter <= "~" for letter in key):
-        raise UserError(
-            "OPENAI_API_KEY is blank or holds a space, a line break or a letter that no key has:"
-            " set it again"
-        )
+        odd = "is blank or holds a space, a line break or a letter that no key has"
+        raise UserError(f"OPENAI_API_KEY {odd}: set it again")
     return key
 
 
@@ -99,8 +92,7 @@ class Eval(Section):
     temperature: float = 0.01
     """Of sampling the summaries."""
     dpo_summary_tokens: int = 128
-    """Longest summary of the DPO policy, tokens; the others get data.max_summary_tokens (as in
-    Huang et al. 2024)."""
+    """Longest summary by DPO, tokens (Huang et al. 2024); others get data.max_summary_tokens."""
     best_of: str = ""
     """Best-of-n beside the policies, with commas: of n samples of SFT at ppo.temperature the one
     that the reward model likes best (Stiennon et al. 2020, appendix G.3). Empty: none."""
@@ -144,8 +136,8 @@ class JudgeSettings(Section):
     """`openai`: any OpenAI-compatible server; `facts`: offline, built-in world only;
     `reward_model`: the run's own, an optimistic proxy, or the gold one that `judge.model` names."""
     model: str = OPENAI_MODEL
-    """Model id asked of the server; for `reward_model` a run below runs/ (`name` or `name/seed1`)
-    or a folder with a reward model (the default: the run's own)."""
+    """Model id asked of the server; for `reward_model` a run (`name` or `name/seed1`) or a folder
+    with a reward model (the default: the run's own)."""
     base_url: str = ""
     """Server; empty: what OPENAI_BASE_URL names, which a run records here, or the client's default.
     The key is OPENAI_API_KEY."""
@@ -174,8 +166,7 @@ class JudgeSettings(Section):
     requests_per_minute: float = 0
     """Most requests per minute; 0: no limit."""
     request_seconds: float = 120.0
-    """Longest wait for a whole reply, seconds, from the request to its last byte. 600, the client's
-    default for each part of a reply, would hide a dead server."""
+    """Longest wait for a whole reply, seconds, from the request to its last byte."""
     max_retries: int = 8
     """Further tries after a rate limit, a server error or a broken reply; then the judge stops."""
     input_price: float = -1
@@ -183,13 +174,12 @@ class JudgeSettings(Section):
     output_price: float = -1
     """USD per million tokens written; -1: as in `judge_models.py`."""
     max_cost: float = 0
-    """The most that the replies to a run's questions may cost, USD; 0: no limit. Replies that
-    interrupted tries have paid for count too."""
+    """The most that replies may cost, with those of interrupted tries, USD; 0: no limit."""
 
     def __post_init__(self) -> None:
         check_address(self.base_url, self.model)
         super().__post_init__()
-        is_asked = bool(READ_BY[self.kind]) or self.axis == AXES[0]
+        is_asked = self.kind == "openai" or self.axis == AXES[0]
         require(is_asked, "judge.axis", f"be overall: judge.kind={self.kind} is asked no question")
         for name in ("input_price", "output_price"):
             price = getattr(self, name)
@@ -201,19 +191,18 @@ class JudgeSettings(Section):
 
         Price, pace and caps are not part of it: a finished judgement stays valid when they change.
         """
-        if self.gold:
-            return {"kind": self.kind, "model": self.gold}
-        read = {name: getattr(self, name) for name in READ_BY[self.kind]}
-        return {"kind": self.kind, **read, **({"wording": WORDING} if read else {})}
+        if self.kind != "openai":
+            return {"kind": self.kind} | ({"model": self.gold} if self.gold else {})
+        read = {name: getattr(self, name) for name in OF_VERDICTS}
+        return {"kind": self.kind, **read, "wording": WORDING}
 
     def check_read(self, names: Iterable[str]) -> None:
         """Raise UserError for a setting that verdicts of another kind depend on, and not of this.
 
         Who names a model would else believe that it judged.
         """
-        own = ("model",) if self.kind == "reward_model" else READ_BY[self.kind]
-        of_others = {name for read in READ_BY.values() for name in read}.difference(own)
-        for name in sorted(of_others.intersection(names)):
+        own = {"openai": OF_VERDICTS, "reward_model": ("model",)}.get(self.kind, ())
+        for name in sorted(set(OF_VERDICTS).difference(own).intersection(names)):
             reads_not = f"judge.kind={self.kind} judges and does not read it"
             raise UserError(f"judge.{name}: {reads_not}: choose another kind, or leave it out")
 
@@ -234,7 +223,7 @@ class JudgeSettings(Section):
 
         It is the model's name with six digits of the identity, or the kind if that says everything.
         """
-        if not (READ_BY[self.kind] or self.gold):
+        if self.kind != "openai" and not self.gold:
             return self.kind
         digest = hashlib.sha256(json.dumps(self.identity, sort_keys=True).encode()).hexdigest()
         is_run = self.gold and not self.gold.startswith(("/", ".", "~"))
@@ -262,8 +251,7 @@ class Outputs(Section):
     """Summaries in files that no run wrote, and what their columns are called."""
 
     file: str = ""
-    """JSONL, CSV or Parquet; or a folder of such files; or the folder of a run. Empty: the run
-    makes its own summaries."""
+    """JSONL, CSV or Parquet; a folder of such files, or of a run. Empty: the run writes its own."""
     summary: str = "summary"
     """Column of the summaries. With several, separated by commas, each is a system."""
     system: str = "system"
@@ -271,8 +259,7 @@ class Outputs(Section):
     id: str = "id"
     """Column that names the post; where it is missing, the text of the post does."""
     post: str = "post"
-    """Column of the post. Columns `title` and `subreddit` are used where they are; where there is
-    no post, the column `query` is shown as it is."""
+    """Column of the post, beside `title` and `subreddit`; without it `query` is shown as it is."""
     reference: str = "reference"
     """Column of the reference."""
     label: str = ""
@@ -295,22 +282,21 @@ class Outputs(Section):
         """The run's folder if none is named: `judged-` and the last name of the file."""
         path = Path(self.file)
         last = path.stem if path.suffix else "-".join(path.parts[-2:])
-        return "judged-" + file_name(last, "A-Za-z0-9._", "file")
+        return f"judged-{file_name(last)}"
 
 
-def file_name(name: str, kept: str = "A-Za-z0-9._+-", otherwise: str = "system") -> str:
-    """A name that every file system takes, with hyphens for what is not `kept`.
+def file_name(name: str) -> str:
+    """A name that every file system takes, with hyphens for other characters.
 
-    Where letters or digits are lost, six digits of a hash follow, so that two names stay two; where
-    nothing is left, they follow `otherwise`.
+    Where letters or digits are lost, six digits of a hash follow, so that two names stay two.
     """
     name = unicodedata.normalize("NFC", name)
-    safe = re.sub(f"[^{kept}]+", "-", name).strip("-.")
+    safe = re.sub("[^A-Za-z0-9._+-]+", "-", name).strip("-.")
     lost = any(letter.isalnum() and not letter.isascii() for letter in name)
     if safe and not lost and len(safe) <= LONGEST_NAME:
         return safe
     digits = hashlib.sha256(name.encode(errors="surrogatepass")).hexdigest()[:6]
-    return f"{safe[: LONGEST_NAME - 7].rstrip('-.') or otherwise}-{digits}"
+    return f"{safe[: LONGEST_NAME - 7].rstrip('-.')}-{digits}".lstrip("-")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -321,7 +307,7 @@ class Released(Section):
     """Folder or hub id[@revision] of a causal LM; empty: the run trains its own policies."""
     reward_model: str = ""
     """Folder or hub id[@revision] of the reward model that scores its summaries, in our layout or
-    in that of Huang et al. 2024; empty: no scores."""
+    that of Huang et al. 2024; empty: no scores."""
 
     def __post_init__(self) -> None:
         together = bool(self.policy or not self.reward_model)
@@ -330,5 +316,4 @@ class Released(Section):
     @property
     def run_name(self) -> str:
         """The run's folder if none is named: `released-` and the last name of the policy."""
-        last = self.policy.rstrip("/").split("/")[-1]
-        return "released-" + re.sub(r"[^A-Za-z0-9._]+", "-", last).strip("-.")
+        return f"released-{file_name(Path(self.policy).name)}"
