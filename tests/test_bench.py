@@ -19,7 +19,7 @@ from reports.sharing.publish import GENERATED
 from reports.speed import bench_page, measure, speed
 from reports.speed.speed import PEER, TRL, peer_interpreter, run_peer, task_of
 from stages.running.files import write_json
-from stages.running.signals import forget_signals
+from stages.running.progress import forget_signals
 from stages.settings import config as settings
 from stages.settings.command_line import config_of, make_config
 from stages.settings.config import UserError

@@ -18,7 +18,7 @@ from stages.running import hub
 from stages.running.files import KeptRows, read_json, write_json
 from stages.running.inputs import Source
 from stages.running.machine import start_of
-from stages.running.signals import say_if_killed
+from stages.running.progress import say_if_killed
 from stages.runs import holder_of
 from stages.settings.command_line import make_config, recorded_config
 from stages.settings.config import UserError

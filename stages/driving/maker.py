@@ -34,8 +34,7 @@ from stages.finished import (
     why_not,
 )
 from stages.running.machine import other_code
-from stages.running.progress import folded
-from stages.running.signals import say_if_killed
+from stages.running.progress import folded, say_if_killed
 from stages.runs import halvings, held, put_in_place
 from stages.settings.checks import UserError, check_dealt, check_filled, check_room, say_error
 from stages.settings.command_line import Request

@@ -17,7 +17,7 @@ from typing import Any, NoReturn, TypeVar
 
 from stages.driving.trackers import open_trackers
 from stages.finished import make_command
-from stages.running.signals import (
+from stages.running.progress import (
     CALLER_SAYS_STOP,
     GOES_ON_WITH,
     Stopped,

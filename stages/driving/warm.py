@@ -21,7 +21,7 @@ from typing import Any
 
 from stages.driving.start import load, run_module
 from stages.running import launch
-from stages.running.signals import (
+from stages.running.progress import (
     CALLER_SAYS_STOP,
     GOES_ON_WITH,
     answer_at_once,

@@ -35,7 +35,7 @@ from stages.learning.lora import adapt
 from stages.learning.sampling import Noise
 from stages.learning.sharding import SHARDS, is_sharded, load_parts, prepare, save_parts
 from stages.running.files import cut_file, write_json
-from stages.running.signals import Stopped, finishing_first, stop_asked
+from stages.running.progress import Stopped, finishing_first, stop_asked
 from stages.runs import Run, halvings
 from stages.settings.checks import UserError
 from stages.settings.ppo import PolicyGradient

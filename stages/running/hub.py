@@ -22,6 +22,7 @@ from stages.running.inputs import BESIDE_WEIGHTS, OLD_WEIGHTS, WEIGHTS, Source
 from stages.settings import config as settings
 from stages.settings.checks import UserError
 
+RECORDS = "hub.json"  # below runs/
 COMMIT = re.compile(r"[0-9a-f]{40}")
 ANSWER_SECONDS = 10.0
 ABOUT_THE_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES)
@@ -53,14 +54,9 @@ class Fetched:
     @property
     def record(self) -> dict[str, str]:
         """What a manifest says of it."""
-        source = self.source
-        return {
-            "setting": source.setting,
-            "repository": source.name,
-            "configuration": source.configuration,
-            "revision": source.revision,
-            "commit": self.commit,
-        }
+        about = vars(self.source) | {"repository": self.source.name, "commit": self.commit}
+        names = ("setting", "repository", "configuration", "revision", "commit")
+        return {name: about[name] for name in names}
 
 
 def fetch_model(source: Source) -> Fetched:
@@ -132,18 +128,12 @@ def _commit_now(source: Source) -> str:
         if isinstance(error, HfHubHTTPError) and error.response.status_code < 500:
             raise
         with suppress(OSError):
-            cached = snapshot_download(
-                source.name, local_files_only=True, allow_patterns=[], **wanted
-            )
-            return Path(cached).name
+            cached: Any = {"local_files_only": True, "allow_patterns": []} | wanted
+            return Path(snapshot_download(source.name, **cached)).name
         raise
 
 
 # -- what was loaded first -------------------------------------------------------------------------
-
-
-def _records() -> Path:
-    return settings.RUNS / "hub.json"
 
 
 def _key(source: Source) -> str:
@@ -151,17 +141,16 @@ def _key(source: Source) -> str:
 
 
 def _recorded() -> dict[str, str]:
-    return read_record(_records()) or {}
+    return read_record(settings.RUNS / RECORDS) or {}
 
 
 def _record(source: Source, commit: str) -> str:
     """Record a commit unless another run has; the one on record. Runs at once take turns."""
-    path = _records()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.with_name(".hub.lock").open("w") as lock:
+    settings.RUNS.mkdir(parents=True, exist_ok=True)
+    with (settings.RUNS / ".hub.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         records = {_key(source): commit} | _recorded()
-        write_json(path, records)
+        write_json(settings.RUNS / RECORDS, records)
     return records[_key(source)]
 
 

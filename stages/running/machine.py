@@ -21,7 +21,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from stages.running.files import file_hash
 from stages.settings.checks import UserError, is_on
 
 LIBRARIES = ("torch", "transformers", "accelerate", "datasets", "tokenizers", "numpy", "peft")
@@ -162,24 +161,19 @@ def code_record(module: str, begun_with: Record | None) -> Record:
     `begun_with` is the record of an attempt that this one goes on from. A file that has changed
     since then is marked, because a part of the stage was made with each version.
     """
-    files = code_of(module)
-    bytes_now = bytes_of(files)
-    if begun_with is not None:
-        before = begun_with["files"]
-        names = sorted(before.keys() | files.keys())
-        same = {name for name in before.keys() & files.keys() if before[name] == files[name]}
-        files = {name: files[name] if name in same else SEVERAL for name in names}
-    return {"module": module, "files": files, "bytes": bytes_now}
+    now = code_of(module)
+    before = begun_with["files"] if begun_with else now
+    files = {
+        name: now[name] if now.get(name) == before.get(name) else SEVERAL
+        for name in sorted(before | now)
+    }
+    return {"module": module, "files": files}
 
 
 def changed_files(record: Record) -> list[str]:
     """The files in which the code now differs from a record."""
-    files = record["files"]
-    # Equal bytes are equal code: nothing has to be parsed.
-    if SEVERAL not in files.values() and bytes_of(files) == record["bytes"]:
-        return []
-    now = code_of(record["module"])
-    return sorted(name for name in files.keys() | now.keys() if files.get(name) != now.get(name))
+    files, now = record["files"], code_of(record["module"])
+    return sorted(name for name in files | now if files.get(name) != now.get(name))
 
 
 def other_code(changed: Mapping[str, Iterable[str]]) -> str:
@@ -209,17 +203,6 @@ def code_of(module: str) -> dict[str, str]:
             hashes[name], imported = _parsed(ROOT / name)
             todo += imported
     return dict(sorted(hashes.items()))
-
-
-def bytes_of(files: Iterable[str]) -> str:
-    """One hash of the bytes of several files; a missing one counts too."""
-    hashes = [f"{name} {_bytes_hash(ROOT / name)}" for name in sorted(files)]
-    return _short_hash("\n".join(hashes))
-
-
-@cache
-def _bytes_hash(path: Path) -> str:
-    return file_hash(path) if path.is_file() else ""
 
 
 @cache

@@ -102,7 +102,9 @@ def config_of(request: Request, upstream: Config | None = None, whole: bool = Tr
     for field in changes.get("ppo", {}).keys() & config.ppo.quirks:
         raise UserError(f"ppo.{field} has no effect: ppo.compat={config.ppo.compat} sets it")
     config.judge.check_read(changes.get("judge", {}))
-    _check_name(replace(request, name=_name(request, config)), texts)
+    names = {RELEASED: config.released.run_name, OUTPUTS: config.outputs.run_name}
+    name = request.name or names.get(config.kind, config.name)
+    _check_names(request, name, texts)
     if request.upstream:
         config = _shared(config, request, changes, upstream)
     if whole:
@@ -110,7 +112,7 @@ def config_of(request: Request, upstream: Config | None = None, whole: bool = Tr
     return replace(
         config,
         seed=request.seed,
-        name=_name(request, config),
+        name=name,
         upstream=request.upstream,
         overrides=request.overrides,
         judge=at_server(config.judge),
@@ -131,35 +133,26 @@ def _without_training(
         raise UserError(f"{variable} is judged without training: leave out UPSTREAM=")
     for section in TRAINING_SECTIONS & changes.keys():
         raise UserError(f"{section}.* has no effect: {variable} is judged without training")
-    if config.judge.kind == "reward_model" and not (
-        config.judge.gold or config.released.reward_model
-    ):
+    has_model = config.judge.gold or config.released.reward_model
+    if config.judge.kind == "reward_model" and not has_model:
         add = "add REWARD_MODEL=" if config.kind == RELEASED else "name it by judge.model"
-        raise UserError(
-            f"judge.kind=reward_model needs a reward model: {add}, or choose another judge, such"
-            " as SET=judge.kind=openai"
-        )
+        other = "or choose another judge, such as SET=judge.kind=openai"
+        raise UserError(f"judge.kind=reward_model needs a reward model: {add}, {other}")
     if config.kind == OUTPUTS:
         return config
     base = replace(config.base, checkpoint=config.released.policy, tokenizer=request.tokenizer)
     return replace(config, base=base)
 
 
-def _name(request: Request, config: Config) -> str:
-    """The run's folder: as asked, else named after what is judged, or after the preset."""
-    names = {RELEASED: config.released.run_name, OUTPUTS: config.outputs.run_name}
-    return request.name or names.get(config.kind, config.name)
-
-
-def _check_name(request: Request, texts: Sequence[str]) -> None:
+def _check_names(request: Request, name: str, texts: Sequence[str]) -> None:
     named = not request.upstream or settings.is_run_name(request.upstream)
     require(named, "upstream", settings.MUST_BE_A_RUN_NAME)
     own = [text for text in texts if text.split(".")[0] not in SAME_RUN]
     own += [f"upstream {request.upstream}"] if request.upstream else []
-    if own and request.name in ("", *PRESETS):
+    if own and name in PRESETS:
         raise UserError(f"{own[0]} needs a run name of its own: add --name (make: NAME=...)")
-    if request.name in PRESETS and request.name != request.preset:
-        raise UserError(f"--name {request.name} is the folder of that preset: choose another")
+    if name in PRESETS and name != request.preset:
+        raise UserError(f"--name {name} is the folder of that preset: choose another")
 
 
 def _shared(
@@ -200,9 +193,9 @@ def recorded_sections(request: Request) -> dict[str, Any]:
     sections = {}
     for stage in SHARED_STAGES:
         config, path = recorded_config(folder / stage), folder / stage / "config.json"
-        if config is None and path.exists():
-            raise UserError(f"{path} is no config of ours: {RESTORE}")
         if config is None:
+            if path.exists():
+                raise UserError(f"{path} is no config of ours: {RESTORE}")
             continue
         if PRESETS[preset := config.preset]().base != PRESETS[request.preset]().base:
             of_another = f"upstream {request.upstream} is of preset {preset}, whose base model is"
@@ -241,13 +234,13 @@ def section_from(name: str, saved: dict[str, Any]) -> Any:
     """A section as a run recorded it. Raises UserError for a value that it cannot have."""
     kind: Any = SECTIONS[name]
     types: dict[str, Any] = {setting.name: setting.type for setting in fields(kind)}
-    saved = {
-        key: value for key, value in saved.items() if not settings.was_off(f"{name}.{key}", value)
-    }
-    for key in saved:
-        require(key not in REMOVED, f"{name}.{key}", "be left out: it is no setting any more")
-        require_type(saved[key], f"{name}.{key}", types[key])
-    return kind(**saved)
+    values = {}
+    for key, value in saved.items():
+        if not settings.was_off(f"{name}.{key}", value):
+            require(key not in REMOVED, f"{name}.{key}", "be left out: it is no setting any more")
+            require_type(value, f"{name}.{key}", types[key])
+            values[key] = value
+    return kind(**values)
 
 
 def _check_given(config: Config) -> None:
@@ -258,15 +251,11 @@ def _check_given(config: Config) -> None:
     if not config.data.source:
         raise UserError(f"preset {config.preset} needs a folder of posts: add --data (make: DATA=)")
     if config.base.checkpoint == settings.RANDOM and not config.base.tokenizer:
-        raise UserError(
-            f"preset {config.preset} needs a tokenizer folder: add --tokenizer (make: TOKENIZER=)"
-        )
-    if (
-        config.data.source not in (settings.TOY, settings.HUB)
-        and not Path(config.data.source).exists()
-    ):
-        what = f"no file or folder {config.data.source}"
-        raise UserError(f"data.source: {what}: correct DATA= (--data)")
+        add = "add --tokenizer (make: TOKENIZER=)"
+        raise UserError(f"preset {config.preset} needs a tokenizer folder: {add}")
+    source = config.data.source
+    if source not in (settings.TOY, settings.HUB) and not Path(source).exists():
+        raise UserError(f"data.source: no file or folder {source}: correct DATA= (--data)")
     module = config.reward.module
     if module and not module.exists():  # known here, and hours before it is called
         raise UserError(f"reward.function: no file {module} in this folder: correct the name")
