@@ -8,7 +8,8 @@ GIVEN := $(foreach name,$(.VARIABLES),$(if $(findstring command,$(origin $(name)
 # Each stage is a process, and one without cached bytecode needs 10 s more for its imports.
 unexport $(GIVEN) PYTHONDONTWRITEBYTECODE
 
-LOOK := help settings status plan
+# The preset `own` reads model and data with what is installed.
+LOOK := help status $(if $(filter own,$(PRESET)),,settings plan)
 DEVELOP := check test walks simulations
 FILES := %/installed %/developed %/config.json
 quoted = '$(subst ','\'',$(1))'

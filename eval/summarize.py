@@ -24,7 +24,7 @@ from stages.learning.models import load_policy, load_reward_model, load_tokenize
 from stages.learning.passes import summary_scores
 from stages.learning.sampling import sample, sampling_noise
 from stages.posts.ragged import load_split
-from stages.posts.tokens import fit_query, plain_encoder
+from stages.posts.tokens import first_tokens, fit_query, plain_encoder
 from stages.running.progress import folded
 from stages.settings import config as settings
 from stages.settings.command_line import recorded_config
@@ -77,7 +77,8 @@ class Finished:
             check_stage(config, stage)
         self.accelerator = make_accelerator(self.config)
         self.tokenizer = load_tokenizer(self._folder(next(iter(configs))) / "model")
-        self.encode = plain_encoder(self.tokenizer)
+        first = first_tokens(self.tokenizer, self.config.base.bos)
+        self.encode = plain_encoder(self.tokenizer, first)
         data = self._folder("base") / "data"
         self.held_out = load_split(data, "sft_validation")
 

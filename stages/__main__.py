@@ -33,6 +33,7 @@ FEW = 4  # a variable that so many goals read is refused by naming them
 OUTPUTS = "outputs"  # the preset of summaries that exist already
 OF_MAKE = ("MAKEFILES", "MAKEFLAGS", "SHELL")
 CARDS = "reports.sharing.cards"
+OWN = "reports.needs.own"
 Values = Mapping[str, str]
 
 
@@ -49,6 +50,9 @@ def main(argv: list[str] | None = None) -> None:
     if look_only:
         return
     values = typed | of_environment(typed)
+    reading = [goal for goal in goals if "SET" in row_of(goal).reads and goal != "help"]
+    if values.get("PRESET") == "own" and reading:
+        values = import_module(OWN).with_choices(values)
     dry = "n" in flags.split(" ")[0]
     groups: dict[str, list[str]] = {}  # what the pipeline makes is made by one call
     for goal in goals:

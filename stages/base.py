@@ -81,7 +81,8 @@ def make_base(config: Config) -> None:
         tokenizer = make_tokenizer(config, rows.located["sft_train"])
         model = make_model(config, tokenizer)
         check_adapters(model, config.lora)  # known here, and hours before they are put in
-        limits = split_limits(config.data, models.positions_of(model))
+        first = tokens.first_tokens(tokenizer, config.base.bos)
+        limits = split_limits(config.data, models.positions_of(model), first)
         copy_tokens(tokenizer, rows, limits, run.partial / "data")
         # Policies sample as many tokens: another number is another input, though no post differs.
         sampled = {"max_summary_tokens": config.data.max_summary_tokens}
@@ -155,8 +156,10 @@ def read_rows(config: Config) -> SourceRows:
     return SourceRows(located=located, bad=bad, published=published)
 
 
-def split_limits(data: Data, positions: int) -> dict[str, tokens.Limits]:
-    """The limits of each tokenised split."""
+def split_limits(
+    data: Data, positions: int, first: tuple[int, ...] = ()
+) -> dict[str, tokens.Limits]:
+    """The limits of each tokenised split; `first` begins every query."""
     posts = tokens.Limits(
         query=data.max_query_tokens,
         response=data.max_summary_tokens,
@@ -164,6 +167,7 @@ def split_limits(data: Data, positions: int) -> dict[str, tokens.Limits]:
         setting="data.max_summary_tokens",
         sampled=data.max_summary_tokens,
         positions=positions,
+        first=first,
         prompt=data.prompt,
     )
     pairs = replace(
@@ -176,7 +180,7 @@ def split_limits(data: Data, positions: int) -> dict[str, tokens.Limits]:
     return {
         **dict.fromkeys((*POSTS, PPO_TRAIN), posts),
         **dict.fromkeys(COMPARISONS, pairs),
-        CNNDM: replace(tokens.CNNDM_LIMITS, positions=positions),
+        CNNDM: replace(tokens.CNNDM_LIMITS, positions=positions, first=first),
     }
 
 

@@ -163,6 +163,7 @@ GOALS = {name: goal for group in GROUPS.values() for name, goal in group.items()
 VARIABLES = read_variables(OF_VARIABLES)
 PRESET_LINES = {
     "tiny": "0.07 to 3 M parameters on the built-in world: minutes on 2 cores",
+    "own": "a model and pairs of your own (SET=base.checkpoint=..., DATA)",
     "posts": "14 M parameters, new weights, on posts of your own (DATA, TOKENIZER)",
     "smollm2": "a pretrained 135 M model, people's labels (make smollm, DATA): 1 to 4 h",
     "outputs": "summaries in your own files (INPUT): nothing is trained",

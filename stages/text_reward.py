@@ -53,12 +53,12 @@ class TextReward(nn.Module):
 
     def scores(self, queries: Tensor, responses: Tensor, pad_id: int) -> Tensor:
         """The function's number for each text, [B]; shapes as in `score_responses`."""
-        texts = self._texts(queries, {pad_id})
+        texts = self._texts(queries, {pad_id, self.tokenizer.bos_token_id})
         answers = self._texts(responses, {pad_id, self.tokenizer.eos_token_id})
         numbers = self._numbers(texts, [answer.strip() for answer in answers])
         return torch.tensor(numbers, device=responses.device, dtype=torch.float32) + self.bias
 
-    def _texts(self, rows: Tensor, without: set[int]) -> list[str]:
+    def _texts(self, rows: Tensor, without: set[int | None]) -> list[str]:
         shown = [[token for token in row if token not in without] for row in rows.tolist()]
         texts: list[str] = self.tokenizer.batch_decode(shown)
         return texts

@@ -84,7 +84,7 @@ ROWS: list[tuple[str, Any, str]] = [  # file, its second row, the line
     (TRAIN, '{"id": "p1", ', "sft_train.jsonl:2: not JSON"),
     (TRAIN, '{"id": "p1", "post": "a", "post": "b"}', "jsonl:2: key 'post' is there twice"),
     (TRAIN, "[1]", "sft_train.jsonl:2: "),
-    (TRAIN, {**POST, "title": None}, "field title is missing"),
+    (TRAIN, {**POST, "title": None}, "no field title"),
     (TRAIN, {**POST, "post": 7}, "field post is of type int, not str"),
     (TRAIN, {**POST, "summary": " \n"}, "field summary is empty"),
     (TRAIN, {**POST, "title": "x " * 400}, "cannot be cut to fit"),
@@ -96,7 +96,7 @@ ROWS: list[tuple[str, Any, str]] = [  # file, its second row, the line
     (
         PAIRS,
         {**changed(PAIR, "info.post", None), "batch": None, "choice": None},
-        "fields choice, batch, info.post are missing",
+        "no field choice, batch, info.post",
     ),
     (PAIRS, changed(PAIR, "extra.confidence", 10), "confidence"),
 ]

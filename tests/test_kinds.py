@@ -101,6 +101,18 @@ def test_one_file_of_pairs_is_all_data_and_a_post_is_held_out_in_all_splits_or_i
     assert recognised(located)[0].startswith("comparisons_train: ")
 
 
+def test_an_array_of_json_is_read_row_by_row_and_a_bad_one_is_named(tmp_path):
+    path = tmp_path / "pairs.json"
+    rows = [{"prompt": f"Why {n}?", "chosen": "So.", "rejected": "No."} for n in range(60)]
+    path.write_text(json.dumps(rows, indent=1))
+    assert len(read(path)["comparisons_train"]) > 50
+    path.write_text(json.dumps([*rows, {"prompt": "Why?"}]))
+    with pytest.raises(UserError, match=r"pairs\.json:61: a row of no known kind"):
+        read(path)
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    assert len(read(path)["comparisons_train"]) > 50
+
+
 def test_splits_of_openais_schema_are_never_derived(tmp_path):
     post = {"id": "a", "subreddit": "tifu", "title": "T", "post": "P", "summary": "S"}
     written(tmp_path / "sft_train.jsonl", [post])

@@ -142,7 +142,7 @@ def test_the_name_of_a_machine_under_wsl_is_not_that_of_a_run(tmp_path):
     wsl = {"WSL_DISTRO_NAME": "Ubuntu", "NAME": "DESKTOP-1"}
     assert "tiny seed 44413: would make sft" in typed(tmp_path, "-n", "sft", **wsl).stdout
     assert "named seed 5" in typed(tmp_path, "-n", "sft", "NAME=named", "SEED=5", **wsl).stdout
-    assert "own seed 44413" in typed(tmp_path, "-n", "sft", NAME="own").stdout
+    assert "mine seed 44413" in typed(tmp_path, "-n", "sft", NAME="mine").stdout
 
 
 def test_no_command_of_the_documents_gives_what_its_goal_does_not_read(tmp_path):

@@ -30,7 +30,6 @@ from stages.posts.toy import (
     make_post,
     read_summary,
     score_summary,
-    write_as,
     write_summary,
     write_world,
 )
@@ -51,9 +50,12 @@ ALL_WRONG = "My uncle lost my ring, on monday, at work, told tom."
 
 def texts_of(policy: str) -> list[tuple[str, Facts]]:
     """What a policy says of every post, beside its facts."""
+    if policy == "ref":
+        return [(row["summary"], facts_of(row["id"])) for row in POSTS]
+    every = [facts_of(row["id"]) for row in POSTS]
+    writer = WRITERS[policy]
     return [
-        (write_as(policy, random.Random(n), row), facts_of(row["id"]))
-        for n, row in enumerate(POSTS)
+        (write_summary(random.Random(n), facts, writer), facts) for n, facts in enumerate(every)
     ]
 
 

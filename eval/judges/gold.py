@@ -41,7 +41,7 @@ from stages.learning.loop import make_accelerator, over_rows
 from stages.learning.models import load_tokenizer
 from stages.learning.passes import summary_scores
 from stages.posts.bad_rows import in_half
-from stages.posts.tokens import fit_query, plain_encoder
+from stages.posts.tokens import first_tokens, fit_query, plain_encoder
 from stages.released import load_released_reward_model
 from stages.running.files import read_lines
 from stages.running.progress import told
@@ -68,6 +68,8 @@ class Gold:
     max_query_tokens: int
     prompt: str
     """The template of the queries that it learned."""
+    bos: str
+    """Its `base.bos`."""
 
 
 def find_gold(config: Config) -> Gold:
@@ -88,12 +90,14 @@ def find_gold(config: Config) -> Gold:
     else:
         raise no_gold(config)
     data = (maker or config).data
+    bos = maker.base.bos if maker else "auto"
     return Gold(
         folder=folder,
         label=label,
         note=f"{training_of(config, maker)}; {accuracy_of(maker)}",
         max_query_tokens=data.max_query_tokens,
         prompt=data.prompt,
+        bos=bos,
     )
 
 
@@ -146,6 +150,8 @@ class GoldJudge(Judge):
         self.model = model.to(self.accelerator.device).eval()
         self.tokenizer = load_tokenizer(self.gold.folder)
         self.encode = plain_encoder(self.tokenizer)
+        first = first_tokens(self.tokenizer, self.gold.bos)
+        self.encode_query = plain_encoder(self.tokenizer, first)
         self.longest = getattr(self.model.config, "max_position_embeddings", None)
         self.batch_size = config.memory.forward_batch_size
         self.keep: Path | None = None
@@ -216,7 +222,7 @@ class GoldJudge(Judge):
 
     def _tokens(self, text: Text) -> tuple[list[int], list[int]]:
         query, summary = text
-        gold, fields, encode = self.gold, parse_post(query, self.prompt), self.encode
+        gold, fields, encode = self.gold, parse_post(query, self.prompt), self.encode_query
         query = format_post(fields, gold.prompt) if fields else query
         tokens = encode([query])[0]
         if len(tokens) > gold.max_query_tokens and fields:

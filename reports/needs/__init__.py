@@ -5,6 +5,7 @@ gpus      GPUs, and how many a preset is made for
 memory    bytes on one device, moment by moment
 parts     the parts of every stage, and whether they fit
 work      operations and hours
+own       what the preset `own` chooses
 plan      the command `make plan`
 inputs    what a rehearsal reads: random weights, and the longest rows
 rehearse  the command `make rehearse`

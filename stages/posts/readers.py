@@ -48,9 +48,7 @@ KNOWN_ROWS = {
     },
     "openai/summarize_from_feedback": {
         "comparisons_train": 92_858,
-        "comparisons_validation": 86_086,
-        "comparisons_validation, TL;DR": 83_802,
-        "comparisons_validation, CNN/DM": 2_284,
+        "comparisons_validation": 86_086,  # 2,284 of them about news articles
     },
 }
 
@@ -66,7 +64,7 @@ def read_source(data: Data, folder: str, bad: BadRows | None = None) -> dict[str
     located = {
         split: read_split(data, folder, split, bad)
         for split in (*SPLITS, PPO_TRAIN)
-        if (data.sft_dataset or split in COMPARISONS if folder == HUB else _there(folder, split))
+        if (data.sft_dataset or split == COMPARISONS[0] if folder == HUB else _there(folder, split))
         and (folder != HUB or split != PPO_TRAIN)
     }
     located = kinds.derive(located)
@@ -191,12 +189,16 @@ def check_comparison(where: str, row: dict[str, Any]) -> None:
     and the published data keep such rows.
     """
     of_info = ("id", "article") if is_cnndm(row) else ("id", "subreddit", "title", "post")
-    _require_all(where, row, ("info", "summaries", "choice", "batch", "split"), of_info)
+    info, wanted = row.get("info"), ("info", "summaries", "choice", "batch", "split")
+    lacking = [name for name in wanted if row.get(name) is None]
+    if isinstance(info, dict):
+        lacking += [f"info.{name}" for name in of_info if info.get(name) is None]
+    if lacking:
+        raise BadRowError(where, f"no field {', '.join(lacking)}")
     for name, kind in (("info", dict), ("summaries", list), ("batch", str), ("split", str)):
         _require_type(where, row, name, kind)
-    info = row["info"]
     for name in of_info:
-        _require_type(where, info, name, str, "info.")
+        _require_type(where, row["info"], name, str, "info.")
     if len(row["summaries"]) != 2:
         raise BadRowError(where, f"field summaries has {len(row['summaries'])} entries, not 2")
     for index, summary in enumerate(row["summaries"]):
@@ -219,24 +221,9 @@ def _check_confidence(where: str, extra: Any) -> None:
         )
 
 
-def _require_all(
-    where: str, row: dict[str, Any], names: Sequence[str], of_info: Sequence[str]
-) -> None:
-    """Raise BadRowError that names every field that is missing, also those of `info`."""
-    missing = [name for name in names if row.get(name) is None]
-    info = row.get("info")
-    if isinstance(info, dict):
-        missing += [f"info.{name}" for name in of_info if info.get(name) is None]
-    if missing:
-        fields = (
-            f"fields {', '.join(missing)} are" if len(missing) > 1 else f"field {missing[0]} is"
-        )
-        raise BadRowError(where, f"{fields} missing")
-
-
 def _require_type(where: str, row: dict[str, Any], name: str, kind: type, prefix: str = "") -> None:
     if row.get(name) is None:
-        raise BadRowError(where, f"field {prefix}{name} is missing")
+        raise BadRowError(where, f"no field {prefix}{name}")
     if not isinstance(row[name], kind):
         actual = type(row[name]).__name__
         raise BadRowError(where, f"field {prefix}{name} is of type {actual}, not {kind.__name__}")
@@ -295,13 +282,8 @@ def subsample(data: Data, located: dict[str, list[Located]]) -> dict[str, list[L
 def beside_known(data: Data, located: Mapping[str, Sequence[Located]]) -> dict[str, Any]:
     """For each split of published data sets from the hub: `rows` read and `known`."""
     names = (data.sft_dataset, data.comparisons_dataset) if data.source == HUB else ()
-    rows = {split: len(of_split) for split, of_split in located.items()}
-    held_out = COMPARISONS[1]
-    articles = sum(is_cnndm(row) for _, row in located.get(held_out, ()))
-    rows[f"{held_out}, TL;DR"] = rows.get(held_out, 0) - articles
-    rows[f"{held_out}, CNN/DM"] = articles
     return {
-        split: {"rows": rows.get(split, 0), "known": count}
+        split: {"rows": len(located.get(split, ())), "known": count}
         for name in names
         for split, count in KNOWN_ROWS.get(name.partition("@")[0].partition(":")[0], {}).items()
     }

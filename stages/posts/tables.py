@@ -1,4 +1,4 @@
-"""Files of rows: JSON lines, CSV and Parquet, each row with the place where it stands."""
+"""Files of rows: JSON lines or array, CSV and Parquet, each row with the place where it stands."""
 
 import csv
 import json
@@ -62,6 +62,19 @@ def _jsonl(path: Path) -> Iterator[tuple[str, Any]]:
                 yield f"{path}:{number}", line
 
 
+def _json(path: Path) -> Iterator[tuple[str, Any]]:
+    """The rows of an array, by their number. JSON lines may stand in such a file, too."""
+    try:
+        rows = json.loads(path.read_bytes())
+    except (ValueError, RecursionError):
+        rows = None
+    if not isinstance(rows, list):
+        yield from _jsonl(path)
+        return
+    for number, row in enumerate(rows, start=1):
+        yield f"{path}:{number}", json.dumps(row).encode()
+
+
 def _parquet(path: Path) -> Iterator[tuple[str, Any]]:
     import pyarrow.parquet
 
@@ -105,6 +118,7 @@ def _csv(path: Path) -> Iterator[tuple[str, Any]]:
 
 READERS: dict[str, Callable[[Path], Iterator[tuple[str, Any]]]] = {
     ".jsonl": _jsonl,
+    ".json": _json,
     ".csv": _csv,
     ".parquet": _parquet,
 }

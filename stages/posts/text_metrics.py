@@ -86,7 +86,9 @@ def distinct(texts: Sequence[str], n: int) -> float:
 
     Source: Li et al. 2016, "A Diversity-Promoting Objective Function" (distinct-1 and -2).
     """
-    grams = [gram for text in texts for gram in ngrams(words_of(text), n)]
+    words = [words_of(text) for text in texts]
+    starts = ([each[start:] for start in range(n)] for each in words)
+    grams = [gram for shifted in starts for gram in zip(*shifted, strict=False)]
     return len(set(grams)) / len(grams) if grams else 0.0
 
 
@@ -103,11 +105,6 @@ def unshown_tokens(tokenizer: Any) -> list[int]:
 def words_of(text: str) -> list[str]:
     """The words of a text, in lower case."""
     return WORD.findall(text.lower())
-
-
-def ngrams(words: Sequence[str], n: int) -> list[tuple[str, ...]]:
-    """All n-grams, in their order."""
-    return list(zip(*(words[start:] for start in range(n)), strict=False))
 
 
 # -- rows of the data, by what they say ------------------------------------------------------------

@@ -45,6 +45,8 @@ class Limits:
     """Tokens that a policy will sample after the query."""
     positions: int = sys.maxsize
     """Tokens that the model can take."""
+    first: tuple[int, ...] = ()
+    """What begins each query, and counts for its length: see `first_tokens`."""
     prompt: str = PROMPT
     """The template of a post's query."""
 
@@ -100,10 +102,25 @@ def _longest(lengths: Sequence[int], fits: Callable[[int], bool]) -> int | None:
     return lengths[first - 1] if best is None and first else best
 
 
-def plain_encoder(tokenizer: PreTrainedTokenizerBase) -> Callable[[list[str]], list[list[int]]]:
+def first_tokens(tokenizer: PreTrainedTokenizerBase, bos: str) -> tuple[int, ...]:
+    """BOS, where the setting `base.bos` or, by `auto`, the tokenizer's own default adds it.
+
+    Raises UserError where it is asked for and the tokenizer has none.
+    """
+    token = tokenizer.bos_token_id
+    if bos == "always" and token is None:
+        raise UserError("base.bos=always: the tokenizer has no BOS token: leave it out")
+    adds = token is not None and tokenizer("a").input_ids[:1] == [token]
+    return (token,) if bos == "always" or (bos == "auto" and adds) else ()
+
+
+def plain_encoder(
+    tokenizer: PreTrainedTokenizerBase, first: Sequence[int] = ()
+) -> Callable[[list[str]], list[list[int]]]:
     """Encodes texts as plain text: `<|endoftext|>` or `[PAD]` written in a post is no token.
 
-    A tokenizer keeps how it last cut and padded texts, also when it is saved. Here it does neither.
+    Each begins with the tokens `first`. A tokenizer keeps how it last cut and padded texts, also
+    when it is saved. Here it does neither.
     """
     backend = tokenizer.backend_tokenizer
     backend.no_truncation()
@@ -111,7 +128,8 @@ def plain_encoder(tokenizer: PreTrainedTokenizerBase) -> Callable[[list[str]], l
     backend.encode_special_tokens = True
 
     def encode(texts: list[str]) -> list[list[int]]:
-        return [encoding.ids for encoding in backend.encode_batch(texts, add_special_tokens=False)]
+        encodings = backend.encode_batch(texts, add_special_tokens=False)
+        return [[*first, *encoding.ids] for encoding in encodings]
 
     return encode
 
@@ -135,13 +153,13 @@ def tokenize_posts(
     """
     bad = bad or BadRows("stop")
     encode = plain_encoder(tokenizer)
-    located, queries = _encode_queries(located, encode, limits, label, bad)
+    located, queries = _encode_queries(located, tokenizer, limits, label, bad)
     columns = {"queries": queries}
     if label != PPO_TRAIN:
         texts = [_with_leading_space(row["summary"]) for _, row in located]
         columns["summaries"] = [[*tokens, tokenizer.eos_token_id] for tokens in encode(texts)]
     kept = _fitting(located, columns, limits, label, bad)
-    decoded = tokenizer.batch_decode([queries[index] for index in kept])
+    decoded = tokenizer.batch_decode([queries[index][len(limits.first) :] for index in kept])
     rows = [_post_facts(located[index][1], text) for index, text in zip(kept, decoded, strict=True)]
     return _split_of(columns, kept, rows)
 
@@ -160,7 +178,7 @@ def tokenize_comparisons(
     """
     bad = bad or BadRows("stop")
     encode = plain_encoder(tokenizer)
-    located, queries = _encode_queries(located, encode, limits, label, bad)
+    located, queries = _encode_queries(located, tokenizer, limits, label, bad)
     columns = {"queries": queries}
     for name, flip in (("chosen", 0), ("rejected", 1)):
         texts = [row["summaries"][row["choice"] ^ flip]["text"] for _, row in located]
@@ -210,12 +228,13 @@ def _comparison_facts(row: dict[str, Any], post: str) -> dict[str, Any]:
 
 def _encode_queries(
     located: list[Located],
-    encode: Callable[[list[str]], list[list[int]]],
+    tokenizer: PreTrainedTokenizerBase,
     limits: Limits,
     label: str,
     bad: BadRows,
 ) -> tuple[list[Located], list[list[int]]]:
     """The rows whose query can be cut to fit, and its tokens."""
+    encode = plain_encoder(tokenizer, limits.first)
     fitting, queries = [], []
     chunks = [located[i : i + ENCODE_BATCH] for i in range(0, len(located), ENCODE_BATCH)]
     for chunk in progress(chunks, f"tokenise {label}", len(chunks)):
@@ -225,7 +244,7 @@ def _encode_queries(
         for (where, row), part, text, tokens in every:
             with bad.of(label):
                 if len(tokens) > limits.query:
-                    text, tokens = _cut(where, part, encode, limits.query)
+                    text, tokens = _cut(where, part, encode, limits)
                 # What is scored is `query.strip() + response` (Huang et al. 2024): the template of
                 # an article ends in a newline, which counts for the limit of the query alone.
                 queries.append(encode([text.strip()])[0] if text.endswith("\n") else tokens)
@@ -237,18 +256,17 @@ def _cut(
     where: str,
     part: tuple[str, dict[str, str], str],
     encode: Callable[[list[str]], list[list[int]]],
-    limit: int,
+    limits: Limits,
 ) -> tuple[str, list[int]]:
     template, fields, cut = part
     if cut == WHOLE:  # its end says what is asked for
-        return "", encode([fields["post"]])[0][-limit:]
+        room = limits.query - len(limits.first)
+        return "", [*limits.first, *encode([fields["post"]])[0][-room:]]
     try:
-        return fit_query(lambda text: encode([text])[0], template, fields, cut, limit)
+        return fit_query(lambda text: encode([text])[0], template, fields, cut, limits.query)
     except ValueError as error:
-        mend = " (data.max_query_tokens): shorten the title or drop the row"
-        if cut == "article":  # it has no title, and its limit is no setting
-            mend = ": drop the row"
-        raise BadRowError(where, f"field {cut} cannot be cut to fit: {error}{mend}") from None
+        mend = "drop the row, or shorten its title (data.max_query_tokens)"
+        raise BadRowError(where, f"field {cut} cannot be cut to fit: {error}: {mend}") from None
 
 
 def _template_of(row: dict[str, Any], prompt: str) -> tuple[str, dict[str, str], str]:
@@ -285,24 +303,16 @@ def _check_lengths(where: str, lengths: dict[str, int], limits: Limits) -> None:
     responses = {name: length for name, length in lengths.items() if name != "queries"}
     for name, length in responses.items():
         if length > FAR_OVER * limits.response:
-            raise BadRowError(
-                where,
-                f"field {TEXTS[name]} has {length} tokens with EOS, more than {FAR_OVER} times "
-                f"the limit {limits.response} ({limits.setting or 'of news articles'}): shorten "
-                + (
-                    "it, drop the row or raise the limit"
-                    if limits.setting
-                    else "it or drop the row"
-                ),
-            )
+            limit = f"{limits.response} ({limits.setting or 'of news articles'})"
+            far = f"has {length} tokens with EOS, more than {FAR_OVER} times the limit {limit}"
+            mend = ", drop the row or raise the limit" if limits.setting else " or drop the row"
+            raise BadRowError(where, f"field {TEXTS[name]} {far}: shorten it{mend}")
     longest = max(limits.sampled, *responses.values(), 0)
     if lengths["queries"] + longest > limits.positions:
-        what = "post" if limits.setting else "article"
-        lower = ", drop it or lower the limits in data.max_*" if limits.setting else " or drop it"
         raise BadRowError(
             where,
-            f"the {what} has {lengths['queries']} tokens and its summary up to {longest}, the "
-            f"model has {limits.positions} positions: shorten the row{lower}",
+            f"the query has {lengths['queries']} tokens and its summary up to {longest}, the model "
+            f"has {limits.positions} positions: shorten or drop the row, or lower data.max_*",
         )
 
 

@@ -228,13 +228,6 @@ def make_post(post_id: str) -> dict[str, str]:
     }
 
 
-def write_as(policy: str, rng: random.Random, row: dict[str, str]) -> str:
-    """The summary that the named policy gives of a post (`ref`: the reference itself)."""
-    if policy == "ref":
-        return row["summary"]
-    return write_summary(rng, facts_of(row["id"]), WRITERS[policy])
-
-
 def make_comparison(row: dict[str, str], key: str, split: str) -> dict[str, Any]:
     """One row in the schema of `comparisons`: two policies on one post, and a verdict.
 
@@ -244,10 +237,13 @@ def make_comparison(row: dict[str, str], key: str, split: str) -> dict[str, Any]
     """
     rng = random.Random(f"comparison {key} {row['id']}")
     pair = rng.sample(list(WRITERS), k=2)
-    texts = [write_as(policy, rng, row) for policy in pair]
+    facts = facts_of(row["id"])
+    texts = [
+        row["summary"] if policy == "ref" else write_summary(rng, facts, WRITERS[policy])
+        for policy in pair
+    ]
     worker = rng.randrange(5)
     temper = 0.15 + 0.05 * worker
-    facts = facts_of(row["id"])
     scores = [score_summary(text, facts) for text in texts]
     noise = temper * math.log(1 / rng.uniform(1e-9, 1 - 1e-9) - 1)  # logistic
     felt_gap = scores[1] - scores[0] + noise

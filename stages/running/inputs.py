@@ -19,6 +19,7 @@ WEIGHTS = ("*.safetensors",)
 OLD_WEIGHTS = ("*.bin",)  # loaded only where there are no others
 BESIDE_WEIGHTS = ("*.json", "*.txt", "*.model", "*.jinja")
 OUTPUT_FILES = (".jsonl", ".csv", ".parquet")
+DATA_FILES = (".jsonl", ".json", ".csv", ".parquet")
 OF_A_MODEL = (*BESIDE_WEIGHTS, *WEIGHTS, *OLD_WEIGHTS)
 # Settings that may name a folder of this machine -> which of its files are read.
 FOLDERS = {
@@ -91,7 +92,7 @@ def data_inputs(config: Config, stage: str) -> dict[str, str]:
     if folder.is_file():
         return {DATA: _hash_of([folder])}
     both = [
-        [folder / f"{split}{ending}" for ending in OUTPUT_FILES]
+        [folder / f"{split}{ending}" for ending in DATA_FILES]
         for split in (*POSTS, *COMPARISONS, PPO_TRAIN)
     ]
     there = [[path for path in paths if path.is_file()] for paths in both]

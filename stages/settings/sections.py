@@ -88,10 +88,14 @@ def _pattern(template: str) -> re.Pattern[str]:
 class Base(Section):
     """Where a preset starts from."""
 
+    choices: ClassVar = {"bos": ("auto", "always", "never")}
+
     checkpoint: str = RANDOM
     """Folder or hub id[@revision] of a causal LM; `random`: a new GPT-NeoX of the shape below."""
     tokenizer: str = ""
     """Folder or hub id[@revision]; empty: the checkpoint's own; `train`: a BPE of the posts."""
+    bos: str = "auto"
+    """What begins each query: BOS `always` or `never`, or `auto`, as the tokenizer does."""
     vocab_size: int = 1024
     """Upper bound for the vocabulary of a trained tokenizer, tokens."""
     hidden_size: int = 128
