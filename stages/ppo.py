@@ -23,7 +23,7 @@ from stages.learning.loop import make_accelerator
 from stages.learning.models import load_tokenizer
 from stages.learning.state import begin
 from stages.rl.credit import credit, shape
-from stages.rl.metrics import describe, describe_texts, samples, summarize
+from stages.rl.metrics import describe, describe_texts, samples, say_what_is_odd, summarize
 from stages.rl.networks import (
     Origins,
     PolicyLearner,
@@ -33,7 +33,7 @@ from stages.rl.networks import (
     save_networks,
 )
 from stages.rl.rollout import load_queries, measure, sample_responses, score
-from stages.rl.start_checks import check_start, say_what_is_odd
+from stages.rl.start_checks import check_start
 from stages.rl.update import check_episodes, optimize, set_rate
 from stages.rl.update_checks import check_update
 from stages.running.files import read_lines

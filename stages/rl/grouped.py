@@ -14,10 +14,10 @@ from stages.learning.models import load_tokenizer
 from stages.learning.state import begin
 from stages.rl.credit import shape
 from stages.rl.episodes import Rollout, Shaped
-from stages.rl.metrics import describe, describe_texts, samples, summarize
+from stages.rl.metrics import describe, describe_texts, samples, say_what_is_odd, summarize
 from stages.rl.networks import load_networks, make_learner, origins_of, save_networks
 from stages.rl.rollout import load_queries, measure, sample_responses, score
-from stages.rl.start_checks import check_start, say_what_is_odd
+from stages.rl.start_checks import check_start
 from stages.rl.update import check_episodes, optimize, set_rate
 from stages.rl.update_checks import check_update
 from stages.running.files import read_lines

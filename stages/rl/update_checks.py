@@ -16,8 +16,8 @@ from torch import Tensor
 
 from stages.rl import loss
 from stages.rl.episodes import Rollout
+from stages.rl.metrics import NOTHING_ENDS
 from stages.rl.networks import PolicyLearner
-from stages.rl.start_checks import NOTHING_ENDS
 from stages.settings.checks import UserError
 from stages.settings.ppo import PolicyGradient, Ppo
 

@@ -60,10 +60,7 @@ class Fetched:
 
 
 def fetch_model(source: Source) -> Fetched:
-    """A model's configuration, tokenizer and weights; `.bin` only where there is nothing newer.
-
-    Raises UserError as `fetch` does.
-    """
+    """A model's configuration, tokenizer and weights; `.bin` only where there is nothing newer."""
     fetched = fetch(source, (*BESIDE_WEIGHTS, *WEIGHTS))
     if not source.is_folder and not any(fetched.folder.glob(WEIGHTS[0])):
         return fetch(source, (*BESIDE_WEIGHTS, *OLD_WEIGHTS))
@@ -71,14 +68,13 @@ def fetch_model(source: Source) -> Fetched:
 
 
 def fetch_tokenizer(source: Source) -> Fetched:
-    """A model's files but for its weights. Raises UserError as `fetch` does."""
+    """A model's files but for its weights."""
     return fetch(source, BESIDE_WEIGHTS)
 
 
 def fetch(source: Source, patterns: tuple[str, ...]) -> Fetched:
     """The files of a source that match one of the patterns, at the commit that is recorded.
 
-    The network is asked only for what the hub's cache lacks.
     Raises UserError for a source that is not there, not permitted, or does not come through.
     """
     if source.is_folder:

@@ -91,12 +91,11 @@ def data_inputs(config: Config, stage: str) -> dict[str, str]:
     folder = Path(config.data.source)
     if folder.is_file():
         return {DATA: _hash_of([folder])}
-    both = [
-        [folder / f"{split}{ending}" for ending in DATA_FILES]
-        for split in (*POSTS, *COMPARISONS, PPO_TRAIN)
-    ]
-    there = [[path for path in paths if path.is_file()] for paths in both]
-    return {DATA: _hash_of([paths[0] for paths in there if paths])}
+    paths = []
+    for split in (*POSTS, *COMPARISONS, PPO_TRAIN):
+        files = (folder / f"{split}{ending}" for ending in DATA_FILES)
+        paths += [path for path in files if path.is_file()][:1]
+    return {DATA: _hash_of(paths)}
 
 
 def output_files(source: str) -> list[Path]:
@@ -109,9 +108,7 @@ def output_files(source: str) -> list[Path]:
 
 
 def folder_inputs(config: Config, stage: str) -> dict[str, str]:
-    """A hash of each folder of this machine from which a stage loads a model, a tokenizer or a data
-    set, by the setting that names it.
-    """
+    """A hash of each folder from which a stage loads a model, a tokenizer or a data set."""
     names = {"base": ("base.checkpoint", "base.tokenizer"), "released": ("released.reward_model",)}
     loaded = list(names.get(stage, ()))
     if STAGES[stage].reads_data and config.data.source == settings.HUB:

@@ -29,8 +29,7 @@ PATIENCE = {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "1800"}
 def launch_words(gpus: int, nodes: int, engine: str) -> tuple[str, ...]:
     """The words before `-m stages.driving.start ...` that start a stage; none: this interpreter.
 
-    `gpus` processes on each of `nodes` machines.
-    Raises UserError for numbers below 1, for an engine that nobody has seen work, and for
+    `gpus` processes on each of `nodes` machines. Raises UserError as `check_numbers` does, and for
     several machines outside a Slurm job that has them.
     """
     check_numbers(gpus, nodes, engine)
@@ -67,8 +66,7 @@ def _srun(nodes: int) -> tuple[str, ...]:
     there = int(os.environ.get("SLURM_JOB_NUM_NODES", "0"))
     if there < nodes:
         where = f"this Slurm job has {there}" if there else "this is no Slurm job"
-        mend = "submit a job script (stages/README.md)"
-        raise UserError(f"NODES={nodes}, but {where}: {mend}")
+        raise UserError(f"NODES={nodes}, but {where}: submit a job script (stages/README.md)")
     once_each = f"--nodes={nodes} --ntasks={nodes} --ntasks-per-node=1".split()
     return "srun", *once_each, "--kill-on-bad-exit=1"
 
@@ -76,11 +74,7 @@ def _srun(nodes: int) -> tuple[str, ...]:
 def accelerate_arguments(
     engine: str, gpus: int, nodes: int, environ: Mapping[str, str]
 ) -> list[str]:
-    """The arguments of `accelerate launch` on this machine.
-
-    Slurm says which of several machines this is. The job script says where the first one is
-    reached (MASTER_ADDR, MASTER_PORT).
-    """
+    """The arguments of `accelerate launch` on this machine, one of those that Slurm numbers."""
     config = Path(__file__).with_name("engines") / f"{engine}.yaml"
     words = ["--config_file", str(config), "--num_processes", str(gpus * nodes)]
     words += ["--num_machines", str(nodes)]

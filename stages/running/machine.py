@@ -17,6 +17,7 @@ import resource
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -63,23 +64,17 @@ def library_versions() -> dict[str, str]:
     """Python and the libraries whose version can change a number."""
     versions = {"python": platform.python_version()}
     for name in LIBRARIES:
-        try:
+        with suppress(importlib.metadata.PackageNotFoundError):
             versions[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
     return versions
 
 
 def start_of(pid: int) -> str:
-    """When a process began, in the kernel's ticks; empty where that cannot be read.
-
-    With the number of a process it names it for good: numbers are used again.
-    """
-    try:
+    """When a process began, in the kernel's ticks, for numbers are used again; empty if unknown."""
+    with suppress(OSError, IndexError):
         # The name of the program, in brackets, may hold anything.
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
-    except (OSError, IndexError):
-        return ""
+    return ""
 
 
 def device_name() -> str:
@@ -92,10 +87,7 @@ def device_name() -> str:
 
 
 def processor() -> dict[str, str]:
-    """The processor's model and, where torch is loaded, the instructions that torch takes.
-
-    `ATEN_CPU_CAPABILITY` bounds these, whatever the processor has.
-    """
+    """The processor's model and, where torch is loaded, the instructions that torch takes."""
     torch = sys.modules.get("torch")
     taken = {"instructions": torch.backends.cpu.get_cpu_capability()} if torch else {}
     return {"model": cpu_model(), **taken}
@@ -129,12 +121,11 @@ def peak_gpu_gib() -> float:
 
 def cpu_model(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
     """The processor's name, or its architecture where the system does not say."""
-    try:
-        lines = cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        lines = []
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(names, platform.machine())
+    with suppress(OSError):
+        for line in cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.machine()
 
 
 def keep_freed_memory(most: int = KEPT_BLOCK, trim: int = NEVER) -> None:
@@ -228,11 +219,8 @@ def _plain(node: Any) -> Any:
         return [_plain(part) for part in node if not _is_bare_text(part)]
     if not isinstance(node, ast.AST):
         return node
-    fields = [(name, _plain(value)) for name, value in ast.iter_fields(node)]
-    return [
-        type(node).__name__,
-        *((name, value) for name, value in fields if value not in (None, [])),
-    ]
+    fields = ((name, _plain(value)) for name, value in ast.iter_fields(node))
+    return [type(node).__name__, *(field for field in fields if field[1] not in (None, []))]
 
 
 def _is_bare_text(node: Any) -> bool:

@@ -10,7 +10,7 @@ import signal
 import sys
 import textwrap
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
@@ -52,9 +52,8 @@ def progress(
 ) -> Iterator[T]:
     """Pass the items on; show how many are done and how long the rest takes.
 
-    `done` of the `total` were done before. Every few seconds `note` is called with the number of
-    items that are done and the seconds that are left. `numbers` are those to watch, as they are by
-    then, by the names of metrics.
+    `done` of the `total` were done before. Every few seconds `note` gets the number of items that
+    are done and the seconds that are left. `numbers` are the metrics to watch, as they are by then.
     """
     started = last_line = last_note = time.monotonic()
     terminal = sys.stderr.isatty()
@@ -107,10 +106,7 @@ MOST_REPEATED = 40  # a longer name is not repeated on each line
 
 
 def folded(text: str, more: str = "    ") -> list[str]:
-    """A text in lines of at most 80 columns; its own indent stands before the first.
-
-    `more` stands before each other line.
-    """
+    """A text in lines of at most 80 columns; `more` stands before each but the first."""
     return textwrap.wrap(text, COLUMNS, subsequent_indent=more, break_on_hyphens=False)
 
 
@@ -118,23 +114,6 @@ def told(who: str, text: str) -> str:
     """What somebody says, in lines that each begin with the name, so that a log can be searched."""
     mark = f"{who}: "
     return "\n".join(folded(mark + text, mark if len(mark) <= MOST_REPEATED else "    "))
-
-
-def duration(seconds: float) -> str:
-    """Seconds for people: `40 s`, `25 min`, `1 h 05 min`."""
-    if seconds < 60:
-        return f"{seconds:.0f} s"
-    minutes = round(seconds / 60)
-    return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
-
-
-def shortened(names: Sequence[str], width: int) -> list[str]:
-    """The names in at most `width` characters; a cut one ends with its number among them."""
-    ends = [f"…#{number}" for number in range(1, len(names) + 1)]
-    return [
-        name if len(name) <= width else name[: width - len(end)] + end
-        for name, end in zip(names, ends, strict=True)
-    ]
 
 
 # -- signals ---------------------------------------------------------------------------------------
