@@ -48,13 +48,10 @@ class Request:
     name: str = ""
     """The run's folder below runs/; empty: the preset's name."""
     data: str = ""
-    """Folder of posts and comparisons; empty: the preset's source."""
     tokenizer: str = ""
-    """Folder or hub id; empty: the preset's."""
     upstream: str = ""
     """Run that supplies the stages before PPO whose settings no override changes; empty: none."""
     overrides: tuple[str, ...] = ()
-    """Changed settings, like `ppo.kl_coef=0.1`."""
 
     @property
     def arguments(self) -> list[str]:
@@ -76,10 +73,9 @@ def config_of(request: Request, upstream: Config | None = None, whole: bool = Tr
 
     If the run has an upstream, the sections of the shared stages are those of the upstream's record
     on disk, or of `upstream`, the config of an upstream that is not made yet, with the overrides.
-    From the first stage on that these change, the stages are the run's own (`Config.own_from`).
     Without `whole` a preset's folder of posts need not be given: enough to show its settings.
-    Raises UserError for an unknown preset or key, a value of a wrong type or out of its range, a
-    missing folder, an override without a name of its own, and one that has no effect.
+    Raises UserError for an unknown preset or key, a bad value, a missing folder, an override
+    without a name of its own, and one that has no effect.
     """
     for word in request.arguments:  # surrogates stand for bytes that are no text
         require(word.isprintable(), ascii(word)[:80], "hold no control characters, and be UTF-8")
@@ -233,13 +229,12 @@ def recorded_config(folder: Path) -> Config | None:
 def section_from(name: str, saved: dict[str, Any]) -> Any:
     """A section as a run recorded it. Raises UserError for a value that it cannot have."""
     kind: Any = SECTIONS[name]
-    types: dict[str, Any] = {setting.name: setting.type for setting in fields(kind)}
     values = {}
-    for key, value in saved.items():
-        if not settings.was_off(f"{name}.{key}", value):
-            require(key not in REMOVED, f"{name}.{key}", "be left out: it is no setting any more")
-            require_type(value, f"{name}.{key}", types[key])
-            values[key] = value
+    for field, value in saved.items():
+        if not settings.was_off(key := f"{name}.{field}", value):
+            require(field not in REMOVED, key, "be left out: it is no setting any more")
+            require_type(value, key, settings.TYPES[key])
+            values[field] = value
     return kind(**values)
 
 

@@ -1,8 +1,7 @@
 """The settings of PPO, RLOO and Dr.GRPO, and of adapters. Standard library only.
 
-Defaults are the paper's, names are TRL's. Every detail that an ablation can turn has its switch
-here. In a few details the paper's code has quirks (`PAPER_QUIRKS`). There the defaults are what we
-hold to be right; `compat="paper"` sets the quirks.
+Defaults are the paper's, names are TRL's. Where the paper's code has quirks (`PAPER_QUIRKS`), the
+defaults are what we hold to be right; `compat="paper"` sets the quirks.
 """
 
 from dataclasses import dataclass
@@ -60,8 +59,7 @@ class PolicyGradient(Section):
     batch_size: int = 512
     """Episodes per update, over all devices."""
     samples_per_query: int = 1
-    """Episodes of each query. They stand in one minibatch and one row, so that their query is
-    computed once."""
+    """Episodes of each query, in one minibatch and one row: their query is computed once."""
     num_ppo_epochs: int = 4
     """Passes over the episodes of an update."""
     num_minibatches: int = 1
@@ -73,22 +71,18 @@ class PolicyGradient(Section):
     loss_mean: str = "tokens"
     """`tokens`: mean over the minibatch's tokens; `sequences`: over its sequences' own means;
     `episodes`: over its sequences' sums, so that length divides nothing (RLOO, Dr.GRPO);
-    `microbatches`: over its microbatches' means, as in Huang et al. 2024. With `microbatches` the
-    result depends on memory.microbatch_size."""
-
+    `microbatches`: over its microbatches' means, as in Huang et al. 2024."""
     temperature: float = 0.7
     """Of sampling, and of every log-probability."""
     dropout: float = 0.0
     """Probability in policy and critic while they learn; Huang et al. 2024, detail 7: off."""
     logprobs: str = "recomputed"
-    """Of the rollout: `recomputed` by the training pass, or `sampled` (the sampler's own, as in
-    Huang et al. 2024)."""
+    """Of the rollout: `recomputed` in the training pass, or `sampled` (Huang et al. 2024)."""
     logprob_dtype: str = "float32"
     """Precision of the log-softmax; Huang et al. 2024 has `bf16`."""
 
     reward_normalization: bool = True
-    """Whether scores, and a critic that starts as the reward model, are normalised (Huang et al.
-    2024, detail 15)."""
+    """Whether scores, and a critic from the reward model, are normalised (detail 15)."""
     eos_trick: str = "replace"
     """For a response without EOS, missing_eos_penalty replaces the score (`replace`, as in Huang et
     al. 2024, detail 23), is added to it (`subtract`, as in TRL), or does nothing (`off`)."""
@@ -102,8 +96,7 @@ class PolicyGradient(Section):
     """Estimator of the KL that is trained on: k1 (Huang et al. 2024), k2 or k3."""
 
     cliprange: float = 0.2
-    """The policy's ratio is clipped to 1 - cliprange and 1 + cliprange; 0: never
-    (RLOO and Dr.GRPO alone)."""
+    """The policy's ratio stays within 1 - cliprange and 1 + cliprange; 0: free (not in PPO)."""
     samples_every: int = 20
     """Updates between two tables of samples in samples.jsonl."""
 
@@ -126,10 +119,7 @@ class PolicyGradient(Section):
 
     @property
     def num_updates(self) -> int:
-        """Updates of the whole run.
-
-        Episodes that do not fill a batch are left out, as in Huang et al. 2024.
-        """
+        """Updates of the whole run; a batch that is not full is left out (Huang et al. 2024)."""
         return self.total_episodes // self.batch_size
 
     def policy_learns(self, update: int) -> bool:
@@ -153,9 +143,8 @@ class Ppo(PolicyGradient):
     batch: the critic where its explained variance is above 0, else the mean (Pan et al. 2026,
     arXiv 2604.19485). The critic learns in every case."""
     critic_updates: int = 0
-    """First updates in which the critic alone learns (value pretraining in VC-PPO, arXiv
-    2503.01491); 0 in Huang et al. 2024. They count among total_episodes and for the linear decay,
-    so the policy begins at a lower rate than learning_rate."""
+    """First updates, of total_episodes, in which the critic alone learns (VC-PPO, arXiv
+    2503.01491); the policy begins at a lower rate than learning_rate. 0 in Huang et al. 2024."""
     critic_learning_rate: float = 0.0
     """Of the critic, with the same decay; 0: learning_rate, as in Huang et al. 2024."""
     score_at: str = "after_eos"
