@@ -49,8 +49,7 @@ def add_launch_arguments(parser: argparse.ArgumentParser) -> None:
 def launch_variables(args: argparse.Namespace) -> list[str]:
     """The make variables that say how stages are started, where they are not the defaults."""
     typed = {"GPUS": args.gpus, "NODES": args.nodes, "ENGINE": args.engine}
-    defaults = {"GPUS": 1, "NODES": 1, "ENGINE": ENGINES[0]}
-    return [f"{name}={value}" for name, value in typed.items() if value != defaults[name]]
+    return [f"{name}={value}" for name, value in typed.items() if value not in (1, ENGINES[0])]
 
 
 def check_numbers(gpus: int, nodes: int, engine: str) -> None:

@@ -28,9 +28,8 @@ HIDDEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud80
 
 
 def visible(text: str) -> str:
-    """A text as a terminal, a page or a table may show it: what could steer them is U+FFFD.
-
-    A carriage return ends a line.
+    """A text as a terminal or a page may show it: what could steer them is U+FFFD, a carriage
+    return ends a line.
     """
     return HIDDEN.sub("\ufffd", text.replace("\r\n", "\n").replace("\r", "\n"))
 
@@ -103,8 +102,7 @@ def is_on(name: str) -> bool:
 def forget_variables(keep: Sequence[str]) -> None:
     """Remove what accelerate and torch's launcher read from the environment, but for some names.
 
-    Stages set all of that themselves. ACCELERATE_GRADIENT_ACCUMULATION_STEPS=16, say, would divide
-    every loss, and PET_NNODES=2 would wait for a second machine.
+    ACCELERATE_GRADIENT_ACCUMULATION_STEPS=16 would divide every loss; PET_NNODES=2 would wait.
     """
     for name in [name for name in os.environ if name.startswith(READ_BY_LIBRARIES)]:
         if name not in keep:
@@ -112,10 +110,8 @@ def forget_variables(keep: Sequence[str]) -> None:
 
 
 def launched_processes() -> int:
-    """The processes of this launch; 1 where there is no launch.
-
-    Raises UserError where the environment speaks of several, as in some pods, but no launcher has
-    started this one: it would wait for the others in vain.
+    """The processes of this launch; 1 where there is no launch. Raises UserError where the
+    environment speaks of several, as in some pods, and none would come to meet this one.
     """
     alone = {"RANK": (None, "0"), "WORLD_SIZE": (None, "1"), "LOCAL_RANK": (None,)}
     if all(os.environ.get(name) in values for name, values in alone.items()):
@@ -197,9 +193,7 @@ def check_filled(section: str, batch_size: int, rows: int, of: str = "") -> None
 def check_dealt(
     section: str, batch_size: int, processes: int, num_minibatches: int = 1, samples: int = 1
 ) -> None:
-    """Raise UserError if a batch cannot be dealt to processes in minibatches of equal size, the
-    `samples` of a query together.
-    """
+    """Raise UserError if processes cannot get equal minibatches, a query's `samples` together."""
     if batch_size % (processes * num_minibatches * samples):
         counts = {"num_minibatches": num_minibatches, "samples_per_query": samples}
         several = {name: count for name, count in counts.items() if count > 1}
@@ -218,9 +212,8 @@ def check_room(positions: int, query: int, response: int, setting: str) -> None:
 
 
 def unknown(what: str, name: str, known: Iterable[str], where: str = "") -> UserError:
-    """The error for a name that does not exist: it offers the nearest names, or else all names.
-
-    `what` is the kind of name. `where` says how to see all names; if it is empty, they are listed.
+    """The error for a name of the kind `what` that does not exist: it offers the nearest names, or
+    says `where` all are to be seen; if that is empty, they are listed.
     """
     names = list(dict.fromkeys(known))
     near = difflib.get_close_matches(name, names, n=3, cutoff=0.6)

@@ -55,7 +55,7 @@ FAMILIES = {
 
 
 def known_model(name: str) -> Known | None:
-    """The line of the table for a model's name, which may be that of a snapshot; None without."""
+    """The line of the table for a model or a snapshot of it; None without."""
     lines = [model for model in MODELS if is_model(model, name)]
     return MODELS[max(lines, key=len)] if lines else None
 
@@ -86,16 +86,13 @@ def check_asking(config: Config, capped: bool = False) -> None:
         key_of_environment()
     except UserError as error:
         raise UserError(f"{error}; without a server: {_without_a_server(config)}") from None
-    known = known_model(judge.model) or Known()
-    prices = ((judge.input_price, known.read), (judge.output_price, known.written))
-    has_price = all(own >= 0 or listed is not None for own, listed in prices)
+    has_price = known_model(judge.model) or min(judge.input_price, judge.output_price) >= 0
     if (capped or judge.max_cost) and not has_price:
         raise without_price(judge.model)
 
 
 def _without_a_server(config: Config) -> str:
     """The settings of a judge that needs no server, for what this run judges."""
-    own = "SET=judge.kind=reward_model"
     if config.kind == OUTPUTS or (config.kind == RELEASED and not config.released.reward_model):
-        own = 'SET="judge.kind=reward_model judge.model=..." (a run or folder with a reward model)'
-    return own
+        return 'SET="judge.kind=reward_model judge.model=..." (a run or folder with a reward model)'
+    return "SET=judge.kind=reward_model"

@@ -26,10 +26,9 @@ def each(stages: Sequence[str], settings: str) -> str:
 rivals = partial(each, POLICY_GRADIENT_STAGES)
 
 
-def paper(
-    name: str, size: str, microbatch_size: int, forward_batch_size: int, *more: str
-) -> Config:
+def paper(name: str, microbatch_size: int, forward_batch_size: int, *more: str) -> Config:
     """The paper's run at one size: only the checkpoint and memory knobs differ between sizes."""
+    size = name.split("-")[1]
     return preset(
         name,
         f"base.checkpoint=EleutherAI/pythia-{size}-deduped",
@@ -161,37 +160,29 @@ def own() -> Config:
     )
 
 
-TINY = {  # width and layers
-    "tiny-xs": (32, 2),
-    "tiny-s": (64, 2),
-    "tiny": (96, 3),
-    "tiny-l": (128, 4),
-    "tiny-xl": (192, 6),
-}
-# Sequences of a pass with gradients and of one without, such that every stage fits the card that
-# the preset is made for, as `make plan` counts it; pythia-6.9b fits none without sharding.
-PYTHIA = {
-    "pythia-14m": (32, 128),
-    "pythia-70m": (32, 128),
-    "pythia-160m": (32, 128),
-    "pythia-410m": (16, 128),
-    "pythia-1b": (8, 64),
-    "pythia-1.4b": (4, 64),
-    "pythia-2.8b": (4, 32),
-    "pythia-6.9b": (2, 16),
-}
 PRESETS: dict[str, Callable[[], Config]] = {
-    **{name: partial(tiny, name, *shape) for name, shape in TINY.items()},
+    # Width and layers.
+    "tiny-xs": partial(tiny, "tiny-xs", 32, 2),
+    "tiny-s": partial(tiny, "tiny-s", 64, 2),
+    "tiny": partial(tiny, "tiny", 96, 3),
+    "tiny-l": partial(tiny, "tiny-l", 128, 4),
+    "tiny-xl": partial(tiny, "tiny-xl", 192, 6),
     "posts": posts,
     "smollm2": smollm2,
     "smollm2-full": smollm2_full,
-    **{
-        name: partial(paper, name, name.removeprefix("pythia-"), *batches)
-        for name, batches in PYTHIA.items()
-    },
-    "pythia-1b-24gb": partial(paper, "pythia-1b-24gb", "1b", 2, 32, *with_lora("ppo")),
-    "pythia-2.8b-lora": partial(paper, "pythia-2.8b-lora", "2.8b", 4, 32, *with_lora("ppo")),
-    "pythia-6.9b-lora": partial(paper, "pythia-6.9b-lora", "6.9b", 2, 16, *with_lora(*LORA_STAGES)),
+    # Sequences of a pass with gradients and of one without, such that every stage fits the card
+    # that the preset is made for, as `make plan` counts it; pythia-6.9b fits none unsharded.
+    "pythia-14m": partial(paper, "pythia-14m", 32, 128),
+    "pythia-70m": partial(paper, "pythia-70m", 32, 128),
+    "pythia-160m": partial(paper, "pythia-160m", 32, 128),
+    "pythia-410m": partial(paper, "pythia-410m", 16, 128),
+    "pythia-1b": partial(paper, "pythia-1b", 8, 64),
+    "pythia-1.4b": partial(paper, "pythia-1.4b", 4, 64),
+    "pythia-2.8b": partial(paper, "pythia-2.8b", 4, 32),
+    "pythia-6.9b": partial(paper, "pythia-6.9b", 2, 16),
+    "pythia-1b-24gb": partial(paper, "pythia-1b-24gb", 2, 32, *with_lora("ppo")),
+    "pythia-2.8b-lora": partial(paper, "pythia-2.8b-lora", 4, 32, *with_lora("ppo")),
+    "pythia-6.9b-lora": partial(paper, "pythia-6.9b-lora", 2, 16, *with_lora(*LORA_STAGES)),
     "own": own,
     # Summaries that exist already: nothing is trained, and the default judge is an LLM.
     "outputs": partial(preset, "outputs", "data.source="),
