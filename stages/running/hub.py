@@ -105,7 +105,7 @@ def _commit_of(source: Source) -> str:
     """The commit that the setting names, or that `runs/hub.json` recorded, or the hub's now."""
     if COMMIT.fullmatch(source.revision):
         return source.revision
-    if recorded := _recorded().get(_key(source)):
+    if recorded := _recorded().get(source.key):
         return recorded
     with _one_line(source):
         now = _commit_now(source)
@@ -132,10 +132,6 @@ def _commit_now(source: Source) -> str:
 # -- what was loaded first -------------------------------------------------------------------------
 
 
-def _key(source: Source) -> str:
-    return f"{source.kind}s/{source.name}@{source.revision}"
-
-
 def _recorded() -> dict[str, str]:
     return read_record(settings.RUNS / RECORDS) or {}
 
@@ -145,9 +141,9 @@ def _record(source: Source, commit: str) -> str:
     settings.RUNS.mkdir(parents=True, exist_ok=True)
     with (settings.RUNS / ".hub.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        records = {_key(source): commit} | _recorded()
+        records = {source.key: commit} | _recorded()
         write_json(settings.RUNS / RECORDS, records)
-    return records[_key(source)]
+    return records[source.key]
 
 
 # -- errors ----------------------------------------------------------------------------------------

@@ -36,7 +36,6 @@ class Source:
     """A folder, or a repository of the hub at a revision, as one setting names it."""
 
     setting: str
-    """The setting, for messages: `base.checkpoint`."""
     kind: str
     """`model` or `dataset`."""
     name: str
@@ -44,7 +43,6 @@ class Source:
     configuration: str = ""
     """Of a data set; empty: it has one only."""
     revision: str = MAIN
-    """Branch, tag or commit."""
 
     @property
     def is_folder(self) -> bool:
@@ -55,6 +53,11 @@ class Source:
     def label(self) -> str:
         """Its name in messages."""
         return f"{self.setting}: {self.kind} {self.name}"
+
+    @property
+    def key(self) -> str:
+        """Its name in `runs/hub.json`."""
+        return f"{self.kind}s/{self.name}@{self.revision}"
 
 
 def model_source(setting: str, text: str) -> Source:

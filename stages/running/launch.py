@@ -85,9 +85,8 @@ def accelerate_arguments(
 
 
 def hand_on(process: subprocess.Popen[bytes], number: int) -> None:
-    """Hand a signal that asks to stop on to what runs a stage.
-
-    A SIGTERM makes srun kill its tasks at once; a SIGUSR1 it sends to them, where `main` waits.
+    """Hand a signal that asks to stop on to what runs a stage. A SIGTERM makes srun kill its tasks
+    at once; a SIGUSR1 it sends to them, where `main` waits.
     """
     words: Any = process.args
     process.send_signal(signal.SIGUSR1 if words[0] == "srun" else number)

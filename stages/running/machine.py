@@ -32,13 +32,10 @@ OF_ARITHMETIC = re.compile(
     "|TORCHINDUCTOR|TRANSFORMERS|USE_HUB|XLA)_"
 )
 MMAP_THRESHOLD, TRIM_THRESHOLD = -3, -1  # what glibc's mallopt calls them
-KEPT_BLOCK = 2**28  # bytes
-NEVER = -1  # the heap's top is never given back
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("stages", "eval", "reports")
 SEVERAL = "several"  # in place of a hash: the file changed between two attempts at a stage
 MOST_NAMED = 3
-
 Record = dict[str, Any]
 
 
@@ -128,13 +125,13 @@ def cpu_model(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
     return platform.machine()
 
 
-def keep_freed_memory(most: int = KEPT_BLOCK, trim: int = NEVER) -> None:
+def keep_freed_memory(most: int = 2**28, trim: int = -1) -> None:
     """Have this process keep freed blocks below so many bytes, where the C library is glibc.
 
     glibc gives a large block back to the system at once, and the top of its heap once `trim` bytes
-    are free there; what comes next is zeroed page by page. A fifth of the seconds of an update were
-    the system's, at pythia-14m's shape and, by the heap's top alone, at SmolLM2-135M's (21 seconds
-    with it, 17 without). Larger blocks go back as before. With two small numbers everything does.
+    are free there (-1: never); what comes next is zeroed page by page. A fifth of the seconds of an
+    update were the system's, at pythia-14m's shape and, by the heap's top alone, at SmolLM2-135M's
+    (21 seconds with it, 17 without). With two small numbers everything goes back.
     """
     libc = ctypes.CDLL(None)
     if hasattr(libc, "mallopt"):

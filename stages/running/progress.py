@@ -153,9 +153,8 @@ def handled_signals() -> tuple[signal.Signals, ...]:
 
 
 def ask_to_stop(number: int) -> bool:
-    """Note a signal; False if it is the second one, which ends the process at once.
-
-    Raises Stopped if nothing is under way that must be finished first.
+    """Note a signal; False if it is the second one, which ends the process at once. Raises Stopped
+    if nothing is under way that must be finished first.
     """
     if _asked:
         first, since = _asked[0]
@@ -180,10 +179,8 @@ def answer_at_once(number: int) -> None:
 def say_if_killed(stage: str, status: int) -> None:
     """Say on stderr that a stage was killed: it could not say so itself."""
     if status == 128 + signal.SIGKILL:
-        say_error(
-            f"error: stage {stage} was killed (SIGKILL), by somebody or for lack of memory: the"
-            " same command, without REPLACE, goes on"
-        )
+        killed = f"stage {stage} was killed (SIGKILL), by somebody or for lack of memory"
+        say_error(f"error: {killed}: the same command, without REPLACE, goes on")
 
 
 def leave_closed_terminal() -> None:

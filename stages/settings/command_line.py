@@ -1,8 +1,6 @@
 """What a command line may change: a preset with overrides becomes a config. Standard library only.
 
-Unknown keys and wrong types are refused with one line, and an override needs a name of its own.
-
-    make ppo PRESET=tiny SEED=44413 SET=ppo.kl_coef=0.1 NAME=tiny-kl0.1
+make ppo PRESET=tiny SEED=44413 SET=ppo.kl_coef=0.1 NAME=tiny-kl0.1
 """
 
 import argparse
@@ -119,7 +117,6 @@ def _without_training(
     config: Config, request: Request, changes: dict[str, dict[str, Any]]
 ) -> Config:
     """The config with a released policy, if there is one, in the place of the base checkpoint.
-
     Raises UserError for what makes no sense without training.
     """
     if config.kind == TRAINED:
@@ -167,18 +164,16 @@ def _shared(
     first = first_changed({key.split(".")[0] for key in other})
     if first == SHARED_STAGES[0]:
         key, value = next(iter(other.items()))
-        raise UserError(
-            f"{key}: {request.upstream} has {value}, and no stage can be taken from a run with "
-            f"another {first}: leave it out, or UPSTREAM="
-        )
+        of_another = f"no stage can be taken from a run with another {first}"
+        mend = "leave it out, or UPSTREAM="
+        raise UserError(f"{key}: {request.upstream} has {value}, and {of_another}: {mend}")
     own = {name: replace(section, **changes.get(name, {})) for name, section in sections.items()}
     return replace(config, own_from=first, **own)
 
 
 def recorded_sections(request: Request) -> dict[str, Any]:
-    """The shared sections as the stages of `request.upstream` recorded them.
-
-    A stage that is not made yet has none. Raises UserError if there is no such run.
+    """The shared sections as the stages of `request.upstream` that are made recorded them. Raises
+    UserError if there is no such run.
     """
     folder = settings.RUNS / request.upstream / f"seed{request.seed}"
     if not folder.is_dir():
@@ -203,7 +198,6 @@ def recorded_sections(request: Request) -> dict[str, Any]:
 
 def recorded_config(folder: Path) -> Config | None:
     """The config that a stage's folder recorded; None if it holds none, or none that we wrote.
-
     Raises UserError, with the file, for a value that no setting has.
     """
     path = folder / "config.json"
@@ -298,10 +292,8 @@ def request_of(args: argparse.Namespace) -> Request:
 
 
 def as_recorded(request: Request) -> Request:
-    """The request with the preset, data and settings of the run that it names, if that is there.
-
-    Another seed of the run stands for one that is not. A section that the request sets itself
-    counts as it says.
+    """The request with the preset, data and settings of the run that it names, if that is there, or
+    of another seed of it. A section that the request sets itself counts as it says.
     """
     root = settings.RUNS / request.name
     configs: dict[str, Config] = {}

@@ -3,6 +3,9 @@
 Standard library only, so that `make` can read the settings before anything is installed.
 """
 
+# mypy: implicit-reexport
+# Other packages import settings from here.
+
 import dataclasses
 import hashlib
 import json
@@ -18,7 +21,6 @@ from stages.settings.checks import UserError, require, unknown
 from stages.settings.judge import Checks, Eval, JudgeSettings, Outputs, Released
 from stages.settings.ppo import REMOVED, Grpo, Lora, Ppo, Rloo
 from stages.settings.sections import (
-    ALL_PAIRS,
     HUB,
     RANDOM,
     TOY,
@@ -39,16 +41,6 @@ from stages.settings.stages import OUTPUTS, RELEASED, STAGES, TRAINED, row_of, s
 # Folders below runs/ that hold no run.
 RESERVED = tuple("bench bench-check cache judge_cache models peers reports".split())
 MUST_BE_A_RUN_NAME = f"be the name of a folder, and none of {', '.join(RESERVED)}"
-
-# Other packages import settings from here.
-# fmt: off
-__all__ = [
-    "ALL_PAIRS", "HUB", "RANDOM", "RUNS", "SECTIONS", "TOY", "TRAIN_TOKENIZER", "Base",
-    "Checks", "Config", "Data", "Dpo", "Eval", "Grpo", "JudgeSettings", "Lora", "Memory",
-    "Normalize", "Optimizer", "Outputs", "Ppo", "Released", "Reward", "Rloo", "Rm", "Sft",
-    "UserError", "World", "hash_of", "settings_hash", "settings_of",
-]
-# fmt: on
 
 RUNS = Path("runs")
 # Settings that may name a folder of this machine, and what they hold where they name none.

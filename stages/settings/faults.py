@@ -153,7 +153,7 @@ def network_fault(error: BaseException) -> str | None:
 
 
 class Parser(argparse.ArgumentParser):
-    """A command line whose mistakes are one line, without its usage: many come through `make`."""
+    """A command line whose mistakes are one line, without its usage."""
 
     def error(self, message: str) -> NoReturn:
         """Raise UserError with what argparse says."""

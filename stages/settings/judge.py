@@ -33,9 +33,8 @@ OF_VERDICTS = (
 
 
 def check_address(url: str, model: str) -> None:
-    """Raise UserError, which repeats neither, for what is no address, or for one that tells a key.
-
-    Both reach configs, manifests, the cache and pages.
+    """Raise UserError, which repeats neither, for what is no address, or for one that tells a key:
+    both reach configs, manifests, the cache and pages.
     """
     whose, mend = "judge.base_url (or OPENAI_BASE_URL)", "give the key as OPENAI_API_KEY"
     if "@" in url:
@@ -57,9 +56,8 @@ def looks_like_a_key(word: str) -> bool:
 
 
 def key_of_environment() -> str:
-    """OPENAI_API_KEY without outer spaces; never part of a message.
-
-    Raises UserError where it holds what a header cannot, which a client would print.
+    """OPENAI_API_KEY without outer spaces; never part of a message. Raises UserError where it holds
+    what a header cannot, which a client would print.
     """
     text = os.environ.get("OPENAI_API_KEY", "")
     if not text:
@@ -139,20 +137,18 @@ class JudgeSettings(Section):
     """Model id asked of the server; for `reward_model` a run (`name` or `name/seed1`) or a folder
     with a reward model (the default: the run's own)."""
     base_url: str = ""
-    """Server; empty: what OPENAI_BASE_URL names, which a run records here, or the client's default.
-    The key is OPENAI_API_KEY."""
+    """Server; empty: what OPENAI_BASE_URL names, or the client's. The key is OPENAI_API_KEY."""
     temperature: float = 0.0
     """Of the judge's replies. If the model refuses it, it is left out, and the manifest says so."""
     reasoning_effort: str = "none"
-    """How long the judge may reason: `none`, `minimal` to `max`, or `default` (nothing is said). A
-    server that refuses it is asked without it."""
+    """How long the judge may reason: `none`, `minimal` to `max`, or the server's `default`."""
     max_tokens: int = 256
     """Longest reply, tokens, without its reasoning."""
     reasoning_tokens: int = 4096
     """Room for reasoning beside `max_tokens`, where the judge is asked to reason or is seen to."""
     accept_model: str = ""
-    """Other names under which the server may answer, joined by commas: aliases, proxies.
-    `*` and `?` stand for any characters. Empty: `model` alone, also with a date or revision."""
+    """Other names under which the server may answer, with commas, `*` and `?`. Empty: `model`
+    alone, also with a date or revision."""
     asks: int = 4
     """Replies asked for until one is usable, each with twice the budget of the one before."""
     structured: str = "auto"
@@ -187,20 +183,14 @@ class JudgeSettings(Section):
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What verdicts depend on: the kind, the settings that this kind reads, and the wording.
-
-        Price, pace and caps are not part of it: a finished judgement stays valid when they change.
-        """
+        """What verdicts depend on: kind, wording and some settings; no price, pace or cap."""
         if self.kind != "openai":
             return {"kind": self.kind} | ({"model": self.gold} if self.gold else {})
         read = {name: getattr(self, name) for name in OF_VERDICTS}
         return {"kind": self.kind, **read, "wording": WORDING}
 
     def check_read(self, names: Iterable[str]) -> None:
-        """Raise UserError for a setting that verdicts of another kind depend on, and not of this.
-
-        Who names a model would else believe that it judged.
-        """
+        """Raise UserError for a setting that only verdicts of another kind depend on."""
         own = {"openai": OF_VERDICTS, "reward_model": ("model",)}.get(self.kind, ())
         for name in sorted(set(OF_VERDICTS).difference(own).intersection(names)):
             reads_not = f"judge.kind={self.kind} judges and does not read it"
@@ -219,9 +209,8 @@ class JudgeSettings(Section):
 
     @property
     def folder(self) -> str:
-        """The name of this judge's folders below a run, where two judges stand side by side.
-
-        It is the model's name with six digits of the identity, or the kind if that says everything.
+        """The name of this judge's folders below a run: the model's with six digits of the
+        identity, or the kind if that says everything.
         """
         if self.kind != "openai" and not self.gold:
             return self.kind
@@ -233,10 +222,8 @@ class JudgeSettings(Section):
 
 
 def at_server(judge: JudgeSettings) -> JudgeSettings:
-    """The settings with the server that OPENAI_BASE_URL names, where they ask one and name none.
-
-    A command that may ask takes these, so that two servers have two folders. Who reads a record
-    does not: where it was made is what counts. Raises UserError as `check_address` does.
+    """The settings with the server that OPENAI_BASE_URL names, where they ask one and name none:
+    so two servers have two folders. Raises UserError as `check_address` does.
     """
     address = os.environ.get("OPENAI_BASE_URL", "")
     is_named = judge.kind != "openai" or judge.base_url or not address
@@ -286,9 +273,8 @@ class Outputs(Section):
 
 
 def file_name(name: str) -> str:
-    """A name that every file system takes, with hyphens for other characters.
-
-    Where letters or digits are lost, six digits of a hash follow, so that two names stay two.
+    """A name that every file system takes, with hyphens for other characters. Where letters are
+    lost, six digits of a hash follow, so that two names stay two.
     """
     name = unicodedata.normalize("NFC", name)
     safe = re.sub("[^A-Za-z0-9._+-]+", "-", name).strip("-.")

@@ -25,7 +25,7 @@ CHOICES = {
 }
 MANY_BELOW = 0.3
 """A warning if more responses end and score below what a missing EOS is given."""
-# Settings that are no more -> what turned them off. A run that has them so is like one of today.
+# Settings that are no more -> what turned them off.
 REMOVED = {
     "kl_target": 0.0,
     "kl_horizon": 10_000,
@@ -139,9 +139,8 @@ class Ppo(PolicyGradient):
     that every value is 0 at the start; `sft`: the SFT model's backbone with a new head."""
     baseline: str = "critic"
     """What a return is compared with: the `critic`'s values (GAE, as in Huang et al. 2024), the
-    `mean` return of the batch's episodes (`functional.minus_mean_return`), or `gated`, batch by
-    batch: the critic where its explained variance is above 0, else the mean (Pan et al. 2026,
-    arXiv 2604.19485). The critic learns in every case."""
+    batch's `mean` return, or `gated`: the critic in batches where its explained variance is above
+    0, else the mean (Pan et al. 2026, arXiv 2604.19485). The critic learns in every case."""
     critic_updates: int = 0
     """First updates, of total_episodes, in which the critic alone learns (VC-PPO, arXiv
     2503.01491); the policy begins at a lower rate than learning_rate. 0 in Huang et al. 2024."""

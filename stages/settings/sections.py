@@ -306,8 +306,7 @@ class Memory(Section):
     """How a run fits its machine.
 
     How batches are cut changes no number beyond rounding (unless ppo.loss_mean is `microbatches`).
-    mixed_precision and cpu_threads change the rounding of every sum, so a stage that runs a model
-    records them as settings of its result.
+    mixed_precision and cpu_threads change the rounding of every sum: a result depends on them.
     """
 
     may_be_0 = ("save_minutes",)
@@ -324,9 +323,8 @@ class Memory(Section):
     gradient_checkpointing: bool = False
     """Whether activations are computed again in the backward pass: less memory, more time."""
     cpu_threads: int = 0
-    """Threads of one process on a CPU; 0: torch's choice, as many as there are cores. The number of
-    threads changes rounding, and PPO amplifies it: treat it like another seed. A run repeats to the
-    digit only with its own number."""
+    """Threads of one process on a CPU; 0: torch's choice. Their number changes rounding, and PPO
+    amplifies it: treat it like another seed. A run repeats to the digit only with its own."""
     save_minutes: float = 5.0
     """Minutes between two checkpoints, or more if they would cost over 5 % of the time; 0: after
     every update."""

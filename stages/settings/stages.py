@@ -197,8 +197,7 @@ SHARED_STAGES = tuple(name for name, stage in STAGES.items() if stage.shared)
 POLICY_STAGES = tuple(name for name, stage in STAGES.items() if stage.makes_policy)
 POLICY_GRADIENT_STAGES = tuple(name for name, stage in STAGES.items() if stage.policy_gradient)
 LORA_STAGES = tuple(name for name, stage in STAGES.items() if "lora" in stage.sections)
-# A run with an upstream has these sections as the upstream has them, but for its overrides. Later
-# stages depend on them only through the outputs of the shared stages.
+# A run with an upstream has these sections as the upstream has them, but for its overrides.
 SHARED_SECTIONS = ("base", "world", "data", "sft", "reward", "rm", "normalize")
 
 
@@ -218,11 +217,8 @@ TRAINED, RELEASED, OUTPUTS = "trained", "released", "outputs"
 GIVEN_BY = {RELEASED: "POLICY=", OUTPUTS: "INPUT="}  # the make variable of a kind
 TRAINING_STAGES = tuple(name for name, row in STAGES.items() if row.models)
 # Kind of run -> the stages that do not occur in it.
-NO_PART = {
-    TRAINED: ("released",),
-    RELEASED: TRAINING_STAGES,
-    OUTPUTS: ("base", *TRAINING_STAGES, "released"),
-}
+NO_PART = {TRAINED: ("released",), RELEASED: TRAINING_STAGES}
+NO_PART[OUTPUTS] = ("base", *TRAINING_STAGES, "released")
 # Kind of run -> stage -> its row there, where it is another one.
 OTHER_ROWS = {
     TRAINED: {},
