@@ -109,9 +109,7 @@ def load_learner(config: Config, folder: Path, accelerator: Accelerator) -> Poli
         adapt=partial(adapt, config=config, stage="ppo"),
     )
     networks = load_networks(origins, tokenizer, config.ppo, config.memory.frozen_dtype)
-    learner = make_learner(
-        accelerator, networks, config.ppo, config.optimizer, config.memory, "ppo"
-    )
+    learner = make_learner(accelerator, networks, config.ppo, config.optimizer, config.memory)
     for network in (networks.policy, networks.critic, networks.ref_policy, networks.reward_model):
         assert network is not None
         hold(network)

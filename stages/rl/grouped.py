@@ -38,9 +38,7 @@ def train_grouped(config: Config, settings: Grouped, baseline: Baseline) -> None
         tokenizer = load_tokenizer(run.require("sft") / "model")
         origins = origins_of(run, settings)
         networks = load_networks(origins, tokenizer, settings, config.memory.frozen_dtype)
-        learner = make_learner(
-            accelerator, networks, settings, config.optimizer, config.memory, stage
-        )
+        learner = make_learner(accelerator, networks, settings, config.optimizer, config.memory)
         state = begin(run, learner, settings, len(queries))
         history = run.partial / "metrics.jsonl"
         for update in state.remaining(stage):

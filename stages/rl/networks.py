@@ -101,7 +101,6 @@ def make_learner(
     settings: PolicyGradient,
     optimizer: Optimizer,
     memory: Memory,
-    stage: str = "ppo",
 ) -> PolicyLearner:
     """A learner of whole networks: places them, and makes the optimizer of policy and critic."""
     trained = PolicyAndCritic(networks.policy, networks.critic)
@@ -112,6 +111,7 @@ def make_learner(
     for frozen in (networks.reward_model, networks.ref_policy):
         if not isinstance(frozen, WithoutAdapter):
             place(accelerator, frozen)
+    stage = settings.section()
     fixed_by = f"{stage}.loss_mean=microbatches"
     return PolicyLearner(
         stage=stage,

@@ -318,10 +318,8 @@ def as_recorded(request: Request) -> Request:
         request,
         preset=last.preset,
         upstream=last.upstream,
-        data="" if data in (settings.TOY, settings.HUB, preset.data.source) else data,
-        tokenizer=""
-        if tokenizer in (settings.TRAIN_TOKENIZER, preset.base.tokenizer)
-        else tokenizer,
+        data="" if data in (*settings.NO_FOLDERS, preset.data.source) else data,
+        tokenizer="" if tokenizer in (*settings.NO_FOLDERS, preset.base.tokenizer) else tokenizer,
         overrides=(*kept, *request.overrides),
     )
 
