@@ -41,7 +41,7 @@ from stages.running.progress import folded
 from stages.runs import Run, open_stage, write_rows
 from stages.settings.config import TOY, Config, UserError
 from stages.settings.judge import MOST_UNJUDGED
-from stages.settings.prompt import PROMPT, format_post
+from stages.settings.sections import PROMPT, format_post
 from stages.settings.stages import OUTPUTS
 
 HUMAN_CEILING = (0.72, 0.77)

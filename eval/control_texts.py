@@ -15,7 +15,7 @@ from typing import NamedTuple
 from eval.judges.other_facts import swapped
 from eval.judges.protocol import Row
 from stages.posts.text_metrics import words_of
-from stages.settings.prompt import PROMPT, parse_post
+from stages.settings.sections import PROMPT, parse_post
 
 SELF = "reference"
 

@@ -27,7 +27,7 @@ from stages.running.inputs import OUTPUT_FILES, output_files
 from stages.runs import open_stage, write_rows
 from stages.settings.config import Config, Outputs, UserError
 from stages.settings.judge import file_name
-from stages.settings.prompt import format_post
+from stages.settings.sections import format_post
 
 LONGEST_SUMMARY = 10_000  # characters; ROUGE-L takes time by the product of two lengths
 HALF = re.compile(r"[\ud800-\udfff]")

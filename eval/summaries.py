@@ -28,7 +28,7 @@ from stages.running.files import read_lines, read_record
 from stages.running.machine import device_name, library_versions, processor
 from stages.runs import Run, open_stage, write_rows
 from stages.settings.config import Config, UserError, settings_hash
-from stages.settings.sections import BEST_OF
+from stages.settings.judge import BEST_OF
 from stages.settings.stages import POLICY_STAGES, is_part, row_of
 
 

@@ -30,7 +30,7 @@ from stages.settings import config as settings
 from stages.settings.command_line import recorded_config
 from stages.settings.config import Config, UserError
 from stages.settings.faults import Parser, in_one_line, show
-from stages.settings.prompt import parse_post
+from stages.settings.sections import parse_post
 from stages.settings.stages import POLICY_STAGES
 
 

@@ -6,6 +6,7 @@ is the stage `report` of a run that judges given summaries, and writes what `rep
 writes for the others: the page, headline.txt and numbers.json.
 """
 
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -19,7 +20,6 @@ from reports.parts.run_report import Report, text_table
 from reports.parts.words import Row, at_equal_length, judge, percent, posts_of, rate, share, whole
 from reports.sections import calibration, judging, made_with, samples
 from stages.driving.start import run_stage
-from stages.running.progress import shortened
 from stages.settings.judge import MOST_UNJUDGED
 
 LEVEL = 0.05  # a corrected p-value below it counts as a difference
@@ -165,6 +165,15 @@ def headline(numbers: Row, wins: Row, path: Path) -> str:
     lines = text_table(["", "win rate [95%]", "at equal length"], rows)
     title = f"{numbers['name']}: {posts_of(wins['posts'])}, judged by {judge(numbers)}"
     return run_report.headline(title, [lines], leads(wins), sentences.caveats(numbers), path)
+
+
+def shortened(names: Sequence[str], width: int) -> list[str]:
+    """The names in at most `width` characters; a cut one ends with its number among them."""
+    ends = [f"…#{number}" for number in range(1, len(names) + 1)]
+    return [
+        name if len(name) <= width else name[: width - len(end)] + end
+        for name, end in zip(names, ends, strict=True)
+    ]
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ from reports.parts.sentences import against, distrust, lead, notes_of_runs
 from reports.parts.verdicts import after_holm
 from reports.parts.words import named, number, percent, points, seeds_mean, seeds_of, whole
 from stages.settings.checks import UserError
-from stages.settings.sections import BEST_OF
+from stages.settings.judge import BEST_OF
 from stages.settings.stages import POLICY_GRADIENT_STAGES
 
 GRID = 21  # places at which two lines are compared

@@ -57,7 +57,6 @@ from stages.runs import Run, open_stage
 from stages.settings import config as settings
 from stages.settings.config import HUB, RANDOM, TOY, TRAIN_TOKENIZER, Config, Data, UserError
 from stages.settings.presets import SMOLLM2
-from stages.settings.prompt import format_post
 from stages.settings.sections import (
     CNNDM,
     COMPARISONS,
@@ -65,10 +64,11 @@ from stages.settings.sections import (
     EOS_TOKEN,
     POSTS,
     PPO_TRAIN,
+    format_post,
 )
 
 # Whose code makes the tokens, beside that of the libraries.
-TOKENISES = ("stages/posts/", "stages/settings/prompt")
+TOKENISES = ("stages/posts/", "stages/settings/sections")
 
 
 def make_base(config: Config) -> None:

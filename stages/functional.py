@@ -114,18 +114,6 @@ def kl_estimate(logprobs: Tensor, ref_logprobs: Tensor, kind: str = "k1") -> Ten
     raise ValueError(f"kl_estimate: kind is k1, k2 or k3, not {kind!r}")
 
 
-def adapt_kl_coef(kl_coef: float, kl: float, target: float, episodes: int, horizon: int) -> float:
-    """The KL coefficient after one batch: larger where KL is above its target, smaller below.
-
-    kl_coef * (1 + clip(kl / target - 1, -0.2, 0.2) * episodes / horizon).
-
-    kl, target > 0: nats per episode; episodes: of this batch; horizon > episodes / 5.
-    Source: Ziegler et al. 2019, section 2.2 (off in the runs of Huang et al. 2024).
-    """
-    error = min(max(kl / target - 1, -0.2), 0.2)
-    return kl_coef * (1 + error * episodes / horizon)
-
-
 def shape_rewards(
     kl: Tensor, scores: Tensor, response_mask: Tensor, kl_coef: float, score_at: str = "after_eos"
 ) -> Tensor:

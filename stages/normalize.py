@@ -22,7 +22,7 @@ from stages.rl.start_checks import KNOWN, KNOWN_ANSWERS, save_known_answers, sco
 from stages.runs import Run, open_stage
 from stages.settings.checks import UserError
 from stages.settings.config import Config
-from stages.settings.families import CHECKED_ROWS
+from stages.settings.sections import CHECKED_ROWS
 from stages.text_reward import TextReward
 
 # How far the mean may be from 0, reward units. In bf16 a score moves with the side of its padding:

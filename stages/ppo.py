@@ -22,9 +22,8 @@ from transformers import PreTrainedTokenizerBase
 from stages.learning.loop import make_accelerator
 from stages.learning.models import load_tokenizer
 from stages.learning.state import begin
-from stages.posts.ragged import load_split
 from stages.rl.credit import credit, shape
-from stages.rl.metrics import describe, describe_texts, samples, summarize
+from stages.rl.metrics import describe, describe_texts, samples, say_what_is_odd, summarize
 from stages.rl.networks import (
     Origins,
     PolicyLearner,
@@ -34,8 +33,8 @@ from stages.rl.networks import (
     save_networks,
 )
 from stages.rl.rollout import load_queries, measure, sample_responses, score
-from stages.rl.start_checks import check_start, say_what_is_odd
-from stages.rl.update import check_episodes, make_pretraining, optimize, set_rate, steer_kl
+from stages.rl.start_checks import check_start
+from stages.rl.update import check_episodes, optimize, set_rate
 from stages.rl.update_checks import check_update
 from stages.running.files import read_lines
 from stages.runs import open_stage
@@ -48,40 +47,33 @@ def train_ppo(config: Config) -> None:
     with open_stage(config, "ppo", accelerator.is_main_process) as run:
         ppo = config.ppo
         check_episodes("ppo", ppo, accelerator)
-        base = run.require("base")
-        split, queries = load_queries(base / "data")
-        references = load_split(base / "data", "sft_train") if ppo.ptx_coef else None
+        split, queries = load_queries(run.require("base") / "data")
         tokenizer = load_tokenizer(run.require("sft") / "model")
         origins = origins_of(run, ppo)
         learner = load_learner(config, accelerator, tokenizer, origins)
         state = begin(run, learner, ppo, len(queries))
         history = run.partial / "metrics.jsonl"
         for update in state.remaining("ppo"):
-            rate, kl_coef = set_rate(learner, ppo), state.kl_coef
+            rate = set_rate(learner, ppo)
             batch = [queries[row] for row in state.order.batch(update)]
             sampled = sample_responses(learner, batch, state.noise, ppo)  # 1.
             measured = measure(learner, sampled, ppo)  # 2.
             episodes = score(learner, measured, ppo)  # 3.
-            shaped = shape(episodes, ppo, tokenizer.pad_token_id, kl_coef, ppo.score_at)  # 4.
+            shaped = shape(episodes, ppo, tokenizer.pad_token_id, ppo.score_at)  # 4.
             rollout = credit(accelerator, shaped, ppo)  # 5.
-            metrics = describe(learner, rollout, ppo, kl_coef)
+            metrics = describe(learner, rollout, ppo)
             metrics |= describe_texts(learner, rollout, tokenizer)
             metrics |= {"lr": rate, "seconds/rollout": state.seconds}
             if update == 0:
                 check_start(learner, rollout, origins, ppo, config.memory, score)
             say_what_is_odd(learner, history, metrics, ppo)
-            ptx, on_query = None, config.sft.loss_on_query
-            if references is not None:
-                ptx = make_pretraining(ppo, references, on_query, config.seed, update)
-            check_update(learner, rollout, ppo, kl_coef)
-            metrics |= optimize(learner, rollout, ppo, state.minibatch_seed, kl_coef, ptx)  # 6.
+            check_update(learner, rollout, ppo)
+            metrics |= optimize(learner, rollout, ppo, state.minibatch_seed)  # 6.
             metrics["seconds/update"] = state.seconds
             run.log(update + 1, episode=(update + 1) * ppo.batch_size, **metrics)
             if update % ppo.samples_every == 0 or update + 1 == state.updates:
                 for row in samples(rollout, tokenizer, update + 1):
                     run.append("samples.jsonl", row)
-            if ppo.policy_learns(update):  # a policy that waits has a KL of 0, far below its target
-                state.kl_coef = steer_kl(ppo, kl_coef, metrics["objective/kl"])
         save_networks(learner, tokenizer, run.partial)
         if run.main:
             results = summarize(read_lines(history), ppo)

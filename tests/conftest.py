@@ -257,12 +257,11 @@ def state_of(config: Any, network: Any, optimizer: Any = None, **others: Any) ->
         microbatch_size=config.memory.microbatch_size,
         update=others.pop("update", 0),
     )
-    given = {
+    given: dict[str, Any] = {
         "run": SimpleNamespace(config=config),
         "learner": learner,
         "updates": 10,
         "order": Order(rows=1, batch_size=1, seed=config.seed, purpose="test"),
-        "kl_coef": config.ppo.kl_coef,
     }
     return State(**given | others)
 
@@ -284,9 +283,9 @@ def rolled_out(
     batch = [queries[row] for row in order.batch(update)]
     episodes = sample_responses(learner, batch, noise, ppo)
     episodes = score(learner, measure(learner, episodes, ppo), ppo)
-    shaped = shape(episodes, ppo, learner.networks.pad_id, ppo.kl_coef, ppo.score_at)
+    shaped = shape(episodes, ppo, learner.networks.pad_id, ppo.score_at)
     rollout = credit(learner.accelerator, shaped, ppo)
-    return rollout, describe(learner, rollout, ppo, ppo.kl_coef)
+    return rollout, describe(learner, rollout, ppo)
 
 
 @pytest.fixture(scope="session")

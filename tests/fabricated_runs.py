@@ -8,7 +8,6 @@ from typing import Any
 from reports.parts import paper
 from reports.sections.curves import GRADIENT_GROUPS
 from stages.finished import current_inputs, stage_folder
-from stages.running.machine import bytes_of
 from stages.settings import config as settings
 from stages.settings.command_line import make_config
 from stages.settings.config import JudgeSettings
@@ -105,7 +104,7 @@ RESULTS: dict[str, Any] = {
 CONTROL = {"what": "the post's title", "judgements": 100, "passed": True, "unjudged": 0.0}
 CONTROL |= {"preferred": 0.081, "low": 0.03, "high": 0.19}
 MADE: dict[str, Any] = {"code_version": "508a0d9", "versions": {"python": "3.11.7"}}
-MADE |= {"code": {"module": "", "files": {}, "bytes": bytes_of([])}}
+MADE |= {"code": {"module": "", "files": {}}}
 MADE |= {"processor": {"model": "AMD EPYC", "instructions": "AVX2"}}
 MADE |= {"seconds": 83.0, "peak_memory_gib": 1.2, "device": "CPU, 2 cores", "finished": "2026"}
 

@@ -122,8 +122,6 @@ SETTINGS: list[tuple[str, str]] = [  # words of a command line, the line
     ("--name x --data gone", "data.source: no file or folder gone"),
     ("--name x --data bad\x1bname", "must hold no control characters"),
     ("--set judge.model=gpt-6", "judge.model: judge.kind=facts judges and does not read it"),
-    ("--name x --set ppo.kl_target=6 ppo.kl_coef=0", "ppo.kl_coef must be above 0 with"),
-    ("--name x --set rloo.kl_target=6 rloo.batch_size=100 rloo.kl_horizon=20", "rloo.kl_horizon"),
     ("--name x --set eval.posts=99999", "eval.posts must be at most 600"),
     ("--name x --set released.policy=p sft.epochs=2", "sft.* has no effect"),
 ]

@@ -20,11 +20,11 @@ from reports.speed.speed import PEER, TRL, peer_interpreter, run_peer, task_of
 from stages.learning.models import load_tokenizer
 from stages.posts.tokens import plain_encoder
 from stages.running.files import write_json
-from stages.running.signals import forget_signals
+from stages.running.progress import forget_signals
 from stages.settings import config as settings
 from stages.settings.command_line import config_of, make_config
 from stages.settings.config import UserError
-from stages.settings.prompt import format_post
+from stages.settings.sections import format_post
 
 ROOT = Path(__file__).parents[1]
 TRL_PYTHON = ROOT / "runs" / "peers" / PEER / "bin" / "python"

@@ -20,7 +20,7 @@ from stages.finished import damage, read_manifest, stage_folder, why_not
 from stages.runs import open_stage
 from stages.settings import config as settings
 from stages.settings.command_line import make_config, recorded_config
-from stages.settings.prompt import format_post
+from stages.settings.sections import format_post
 from stages.settings.stages import CARD, STAGES, TRAINING_STAGES
 
 TINY = make_config("tiny")

@@ -152,7 +152,6 @@ def test_the_command_line_gives_the_same_config_as_the_call():
         ("ppo.kl_coef=-0.1", "ppo.kl_coef must be at least 0"),
         ("ppo.missing_eos_penalty=1", "ppo.missing_eos_penalty must be at most 0"),
         ("ppo.gamma=1.01", "ppo.gamma must lie in [0, 1]"),
-        ("ppo.lam_value=-0.5", "ppo.lam_value must be -1 or lie in [0, 1]"),
         ("ppo.critic_updates=56", "ppo.critic_updates must be fewer than the 56 updates"),
         ("ppo.num_minibatches=7", "times ppo.num_minibatches, 7"),
         ("ppo.total_episodes=3", "ppo.total_episodes must fill one batch"),

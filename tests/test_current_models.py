@@ -1,4 +1,4 @@
-"""Models of today: one that reasons, its bill beside the estimate, and ends that are warned of."""
+"""Models of today: one that reasons, its bill beside the estimate, and its maker."""
 
 import json
 import re
@@ -6,7 +6,6 @@ import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from datetime import date
 from typing import Any
 
 import pytest
@@ -23,7 +22,6 @@ from reports.parts.sentences import judge_note
 from stages.settings.checks import UserError
 from stages.settings.command_line import make_config
 from stages.settings.config import JudgeSettings
-from stages.settings.judge_models import warning_of
 from tests.chat_server import GOOD, ask, chat, llm_config, serving
 from tests.luna_server import Luna
 
@@ -134,23 +132,6 @@ def test_the_cap_counts_the_room_for_reasoning():
         size = len(json.dumps(request.body(limit)).encode())
         expected = (0.125 * (size + 16) + 0.50 * (256 + 4096)) / 1e6
         assert judge.chat.worst(request, limit) == pytest.approx(expected)
-
-
-@pytest.mark.parametrize(
-    ("model", "today", "said"),
-    [
-        ("gpt-6-luna", date(2030, 1, 1), ""),  # no end of it is known
-        ("gpt-4o-mini-2024-07-18", date(2026, 9, 1), ""),
-        ("gpt-4o-mini-2024-07-18", date(2026, 11, 22), "ends on 2027-01-14"),
-        ("gpt-3.5-turbo-0125", date(2026, 11, 22), "ends on 2026-10-23"),
-        ("my-own-model", date(2030, 1, 1), ""),
-    ],
-)
-def test_a_model_that_ends_is_warned_of(model, today, said):
-    warning = warning_of(model, today)
-    assert said in warning
-    assert bool(warning) == bool(said)
-    assert "\n" not in warning
 
 
 def test_a_cap_on_a_model_without_a_price_is_refused():

@@ -6,7 +6,7 @@ import random
 import pytest
 
 from stages.posts.tokens import fit_query, plain_encoder
-from stages.settings.prompt import PROMPT
+from stages.settings.sections import PROMPT
 from tests.test_posts import one_at_a_time
 
 RANDOM = random.Random(1)

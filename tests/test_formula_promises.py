@@ -27,7 +27,6 @@ CALLS: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(("masked_mean", "masked_whiten", "sequence_logprobs"), (X, MASK)),
     "gae": (X, X.flip(0), 0.9, 0.9),
     "minus_mean_return": (X, 0.9),
-    "adapt_kl_coef": (0.1, 3.0, 6.0, 64, 1000),
     **dict.fromkeys(("policy_loss", "policy_losses"), (X, X.flip(0), X.flip(1), MASK, 0.2)),
     **dict.fromkeys(("value_loss", "value_losses"), (X, X.flip(0), X.flip(1), MASK, 0.2)),
     **dict.fromkeys(("leave_one_out", "minus_group_mean"), (X[:, 0], 2)),

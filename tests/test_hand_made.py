@@ -18,10 +18,11 @@ from stages.running import hub
 from stages.running.files import KeptRows, read_json, write_json
 from stages.running.inputs import Source
 from stages.running.machine import start_of
-from stages.running.signals import say_if_killed
+from stages.running.progress import say_if_killed
 from stages.runs import holder_of
 from stages.settings.command_line import make_config, recorded_config
 from stages.settings.config import UserError
+from stages.settings.ppo import REMOVED
 from tests.fabricated_runs import fabricate
 
 ROW = {"id": "1", "query": "q", "summary": "s", "reference": "r", "score": None}
@@ -126,6 +127,28 @@ def test_a_run_of_a_preset_that_is_gone_is_one_line(runs):
     write_json(path, json.loads(path.read_text()) | {"preset": "tiny-huge"})
     with pytest.raises(UserError, match=r"sft/config.json: unknown preset 'tiny-huge'"):
         recorded_config(path.parent)
+
+
+@pytest.mark.parametrize(("kl_target", "is_as_asked"), [(0.0, True), (6.0, False)])
+def test_a_run_with_settings_that_are_no_more_is_as_asked_where_they_were_off(
+    runs, kl_target, is_as_asked
+):
+    config = make_config("tiny")
+    fabricate(config)
+    folder = runs / "tiny/seed44413/ppo"
+    before = REMOVED | {"kl_target": kl_target}
+    manifest, record = read_json(folder / "manifest.json"), read_json(folder / "config.json")
+    manifest["settings"]["ppo"] |= before
+    manifest["settings_hash"] = "older"
+    write_json(folder / "manifest.json", manifest)
+    write_json(folder / "config.json", record | {"ppo": record["ppo"] | before})
+    if is_as_asked:
+        assert recorded_config(folder) == config
+        assert why_not(config, "ppo") is None
+        return
+    assert "ppo.kl_target: made with 6.0, asked nothing" in str(why_not(config, "ppo"))
+    with pytest.raises(UserError, match=r"ppo/config.json: ppo.kl_target must be left out: it is"):
+        recorded_config(folder)
 
 
 def test_of_two_runs_at_once_the_first_says_which_commit_both_use(runs):

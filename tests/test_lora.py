@@ -225,7 +225,7 @@ def ppo_updates(study, microbatch_size):
     queries = load_split(study / "base" / "data", "sft_train").columns["queries"]
     for update in range(2):
         rollout, _ = rolled_out(config, learner, queries, update)
-        optimize(learner, rollout, config.ppo, update, config.ppo.kl_coef)
+        optimize(learner, rollout, config.ppo, update)
     return learner, rollout
 
 

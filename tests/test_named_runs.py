@@ -58,9 +58,9 @@ def test_a_setting_that_a_replaced_stage_no_longer_has_is_not_asked_for_again(ru
 
 def test_data_and_tokenizer_are_those_of_the_run(runs, tmp_path, tokenizer_folder):
     folders = {"data": str(tmp_path), "tokenizer": str(tokenizer_folder)}
-    config = make_config("posts", name="own", **folders)
+    config = make_config("posts", name="mine", **folders)
     fabricate(config)
-    request = requested("--name", "own")
+    request = requested("--name", "mine")
     assert {"data": request.data, "tokenizer": request.tokenizer} == folders
     assert config_of(request) == config
 

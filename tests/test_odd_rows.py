@@ -38,7 +38,7 @@ from stages.posts.toy import make_comparison, make_post
 from stages.running.files import read_json, read_lines
 from stages.settings.command_line import make_config
 from stages.settings.config import Data, UserError
-from stages.settings.prompt import format_post
+from stages.settings.sections import format_post
 from tests.conftest import close, state_of
 from tests.test_posts import ARTICLE, BAD_ROWS, LIMITS, PAIR, POST, edited, one_line, write_folder
 

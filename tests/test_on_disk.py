@@ -27,7 +27,7 @@ from stages.running.files import read_record
 from stages.running.machine import code_of
 from stages.settings.command_line import make_config
 from stages.settings.config import UserError
-from stages.settings.prompt import format_post
+from stages.settings.sections import format_post
 from tests.test_posts import LIMITS, POST
 
 SIZES = {"train_posts": 8, "validation_posts": 4, "train_comparisons": 8}
@@ -207,7 +207,7 @@ def test_other_tokenising_code_finds_no_tokens_of_the_old_and_other_code_does(
     assert caches() == caches() == 1
     assert caches(**{"stages/settings/stages.py": "edited"}) == 1
     assert caches(**{"stages/posts/tokens.py": "edited"}) == 2
-    assert caches(**{"stages/settings/prompt.py": "edited"}) == 3
+    assert caches(**{"stages/settings/sections.py": "edited"}) == 3
 
 
 def test_a_tokenizer_with_another_eos_finds_no_tokens_of_the_old(runs, tokenizer, tmp_path):

@@ -36,7 +36,7 @@ def finished(config, stage="base"):
 
 
 def own_config(*overrides, **more):
-    return make_config("tiny", name="own", overrides=overrides, **more)
+    return make_config("tiny", name="mine", overrides=overrides, **more)
 
 
 MODEL = ("base.checkpoint=model", "base.tokenizer=")
@@ -120,7 +120,7 @@ def test_a_folder_that_is_written_in_another_way_is_the_same(folders):
 
 def test_a_run_from_an_upstream_may_write_its_folder_in_another_way(folders):
     finished(own_config(data="data"))
-    more = {"name": "from", "upstream": "own", "overrides": ("ppo.kl_coef=0.1",)}
+    more = {"name": "from", "upstream": "mine", "overrides": ("ppo.kl_coef=0.1",)}
     assert make_config("tiny", data="data/", **more).own_from == ""
     write_folder(folders / "other")
     with pytest.raises(UserError, match="no stage can be taken from a run with another base"):

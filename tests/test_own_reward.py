@@ -52,8 +52,8 @@ def module(runs, tmp_path, monkeypatch):
 @pytest.mark.learns
 def test_a_function_of_texts_is_centred_learned_and_measured(module):
     for module_ in (base, sft, reward, normalize, ppo, rloo, summaries):
-        run_module(module_, ["--preset", "tiny", "--name", "own", "--set", *OWN])
-    run = module / "own" / "seed44413"
+        run_module(module_, ["--preset", "tiny", "--name", "mine", "--set", *OWN])
+    run = module / "mine" / "seed44413"
     mean = (read_manifest(run / "normalize") or {})["results"]["mean_before"]
     rows = read_lines(run / "base/data/sft_train.jsonl")
     assert mean == pytest.approx(sum(row["reference"].count("e") for row in rows) / len(rows))
@@ -93,7 +93,7 @@ def test_a_function_that_is_not_there_is_one_line(module, tokenizer, name):
 
 def test_a_critic_cannot_start_as_a_function():
     with pytest.raises(UserError, match="critic_init must be sft or zero with reward"):
-        make_config("tiny", name="own", overrides=("reward.function=mine:letters",))
+        make_config("tiny", name="mine", overrides=("reward.function=mine:letters",))
 
 
 def test_a_run_from_before_there_was_such_a_section_is_read_as_one_without_a_function(tmp_path):

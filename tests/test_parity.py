@@ -13,14 +13,11 @@ import numpy as np
 import pytest
 import torch
 
-from stages.learning.learner import batch_rows
 from stages.learning.loop import make_optimizer
 from stages.learning.passes import PolicyAndCritic
-from stages.posts.ragged import TokenizedSplit, make_ragged
 from stages.rl.episodes import Rollout
-from stages.rl.loss import Pretraining
 from stages.rl.networks import Networks, parameter_groups
-from stages.rl.update import make_pretraining, optimize
+from stages.rl.update import optimize
 from stages.settings.command_line import make_config
 from stages.settings.config import Optimizer, Ppo
 from tests.conftest import learner_of
@@ -42,18 +39,13 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "values not clipped": {"clip_values": False},
     "k2 in the loss": {"kl_in": "loss", "kl_estimator": "k2", "kl_coef": 0.3},
     "k3 in the loss": {"kl_in": "loss", "kl_estimator": "k3", "kl_coef": 0.3},
-    "entropy bonus": {"entropy_coef": 0.2},
     "critic's own rate": {"critic_learning_rate": 5e-4},
-    "norms clipped": {"max_grad_norm": 0.05, "critic_max_grad_norm": 0.02},
-    "pretraining mix": {"ptx_coef": 0.5},
+    "norm clipped": {"max_grad_norm": 0.05},
     "two minibatches": {"num_minibatches": 2},
-    "critic alone first": {"critic_updates": 1, "ptx_coef": 0.5, "max_grad_norm": 0.05},
+    "critic alone first": {"critic_updates": 1, "max_grad_norm": 0.05},
 }
 LENGTHS = [(3, 4), (2, 6), (5, 1), (4, 3)]  # real tokens of query and response
 QUERY, RESPONSE = 5, 6
-# More than a step mixes in, so that each step of an update has others.
-TEXTS = [([4, 9, 2], [7, 7, 3]), ([11], [5, 6]), ([3, 1], [8]), ([2, 2], [9, 10, 12, 1])]
-TEXTS += [([5], [4, 4, 1]), ([6, 12], [3]), ([1, 8, 8], [2, 11]), ([10], [6, 5, 7])]
 
 
 def make_rollout(seed: int, pad_id: int, kl_in_loss: bool) -> Rollout:
@@ -92,9 +84,8 @@ def make_rollout(seed: int, pad_id: int, kl_in_loss: bool) -> Rollout:
 
 
 def policy_term(logits, token, rollout: Rollout, row: int, t: int, ppo: Ppo) -> torch.Tensor:
-    """One token's clipped policy loss, with the KL and entropy terms that the settings ask for."""
-    everything = logits.log_softmax(-1)
-    logprob = everything[token]
+    """One token's clipped policy loss, with the KL term if the settings ask for it."""
+    logprob = logits.log_softmax(-1)[token]
     ratio = math.e ** (logprob - rollout.logprobs[row, t])
     advantage = rollout.advantages[row, t]
     clipped = min(max(ratio.item(), 0.9), 1.1)
@@ -104,7 +95,7 @@ def policy_term(logits, token, rollout: Rollout, row: int, t: int, ppo: Ppo) -> 
         log_ratio = rollout.ref_logprobs[row, t] - logprob  # Schulman's log r
         k2, k3 = log_ratio**2 / 2, math.e**log_ratio - 1 - log_ratio
         term = term + 0.3 * (k2 if ppo.kl_estimator == "k2" else k3)
-    return term + ppo.entropy_coef * (everything.exp() * everything).sum()
+    return term
 
 
 def value_term(value, rollout: Rollout, row: int, t: int, ppo: Ppo) -> torch.Tensor:
@@ -156,15 +147,6 @@ def loss_by_hand(policy, critic, rollout: Rollout, rows, ppo: Ppo, size: int) ->
     return policy_loss + 0.3 * value_loss
 
 
-def text_loss(policy, rows: list[int]) -> torch.Tensor:
-    """Mean negative log-likelihood of the summaries of some texts."""
-    terms = []
-    for query, summary in (TEXTS[row] for row in rows):
-        logits = policy(input_ids=torch.tensor([query + summary])).logits[0].log_softmax(-1)
-        terms += [-logits[len(query) - 1 + t, token] for t, token in enumerate(summary)]
-    return torch.stack(terms).mean()
-
-
 class AdamWByHand:
     def __init__(self, parameters, rate: float):
         self.parameters, self.rate = list(parameters), rate
@@ -190,49 +172,16 @@ class AdamWByHand:
 def update_by_hand(networks, optimizers, rollout, ppo: Ppo, update: int, size: int) -> None:
     """num_ppo_epochs passes; minibatches dealt by the generator that `optimize` documents."""
     generator = torch.Generator().manual_seed(update)
-    step = update * 3 * ppo.num_minibatches
     for _ in range(3):
         order = torch.randperm(len(LENGTHS), generator=generator).tolist()
         share = len(order) // ppo.num_minibatches
         for at in range(0, len(order), share):
             rows = order[at : at + share]
             loss = loss_by_hand(networks.policy, networks.critic, rollout, rows, ppo, size)
-            if ppo.ptx_coef:
-                texts = batch_rows(len(TEXTS), share, step, 5, "ptx")
-                loss = loss + ppo.ptx_coef * text_loss(networks.policy, texts)
-            norms = ppo.max_grad_norm, ppo.critic_max_grad_norm
+            norms = ppo.max_grad_norm, 0.0
             waiting = 1 if update < ppo.critic_updates else 0  # the policy comes first
             for optimizer, norm in [*zip(optimizers, norms, strict=True)][waiting:]:
                 optimizer.step(loss, norm)
-            step += 1
-
-
-def texts_to_mix_in(update: int, ppo: Ppo) -> Pretraining | None:
-    columns = {
-        "queries": make_ragged([query for query, _ in TEXTS]),
-        "summaries": make_ragged([summary for _, summary in TEXTS]),
-    }
-    return Pretraining(
-        split=TokenizedSplit(columns=columns, rows=[{}] * len(TEXTS)),
-        loss_on_query=False,
-        coef=ppo.ptx_coef,
-        batch_size=4 // ppo.num_minibatches,
-        seed=5,
-        first_step=update * 3 * ppo.num_minibatches,
-    )
-
-
-def test_no_reference_of_the_pretraining_mix_comes_twice_before_each_came_once():
-    columns = {name: make_ragged([[1]] * 24) for name in ("queries", "summaries")}
-    split = TokenizedSplit(columns=columns, rows=[{}] * 24)
-    ppo = Ppo(batch_size=4, num_ppo_epochs=3, num_minibatches=2, ptx_coef=0.5)
-    drawn = []
-    for update in range(2):
-        ptx = make_pretraining(ppo, split, False, 5, update)
-        for step in range(6):
-            index = ptx.first_step + step
-            drawn += batch_rows(len(split), ptx.batch_size, index, ptx.seed, "ptx")
-    assert sorted(drawn) == list(range(24))
 
 
 def trained_by(trained, optimizer, ppo: Ppo, microbatch_size: int, pad_id: int):
@@ -270,8 +219,7 @@ def test_two_updates_give_the_weights_of_an_independent_implementation(
         rollout = make_rollout(update, pad_id, ppo.kl_in == "loss")
         learner = trained_by(ours, optimizer, ppo, microbatch_size, pad_id)
         learner.update = update
-        ptx = texts_to_mix_in(update, ppo) if ppo.ptx_coef else None
-        optimize(learner, rollout, ppo, update, ppo.kl_coef, ptx)
+        optimize(learner, rollout, ppo, update)
         update_by_hand(hand, by_hand, rollout, ppo, update, microbatch_size)
     pairs = zip(ours.parameters(), hand.parameters(), strict=True)
     assert max((one - two).abs().max().item() for one, two in pairs) < 1e-6
@@ -289,7 +237,7 @@ def test_epochs_end_after_the_one_that_passed_the_target_kl(
     pad_id = tokenizer.pad_token_id
     rollout = make_rollout(1, pad_id, kl_in_loss=False)
     learner = trained_by(networks, optimizer, ppo, 4, pad_id)
-    stats = optimize(learner, rollout, ppo, 1, ppo.kl_coef)
+    stats = optimize(learner, rollout, ppo, 1)
     assert stats["policy/epochs"] == epochs
     assert optimizer.state[next(networks.parameters())]["step"] == 2 * epochs
 
@@ -301,7 +249,7 @@ def test_the_statistics_of_a_step_are_means_over_its_tokens_and_its_values(
     ours = PolicyAndCritic(copy.deepcopy(policy), copy.deepcopy(reward_model)).double()
     hand, rollout = copy.deepcopy(ours), make_rollout(2, pad_id, kl_in_loss=False)
     optimizer = make_optimizer(parameter_groups(ours, ppo), RATE, Optimizer())
-    stats = optimize(trained_by(ours, optimizer, ppo, 3, pad_id), rollout, ppo, 1, ppo.kl_coef)
+    stats = optimize(trained_by(ours, optimizer, ppo, 3, pad_id), rollout, ppo, 1)
     of_tokens, of_values = [], []
     for row, (query, response) in enumerate(LENGTHS):
         tokens = torch.cat([rollout.queries[row, QUERY - query :], rollout.responses[row]])
@@ -331,13 +279,13 @@ def test_the_statistics_of_a_step_are_means_over_its_tokens_and_its_values(
 def test_where_the_critic_learns_alone_the_policy_stays_to_the_bit(policy, reward_model, tokenizer):
     learned = []
     for critic_updates in (0, 1):
-        changes = {"ptx_coef": 0.5, "target_kl": 1e6, "critic_updates": critic_updates}
+        changes = {"target_kl": 1e6, "critic_updates": critic_updates}
         ppo, pad_id = Ppo(**PLAIN | changes), tokenizer.pad_token_id
         ours = PolicyAndCritic(copy.deepcopy(policy), copy.deepcopy(reward_model)).double()
         optimizer = make_optimizer(parameter_groups(ours, ppo), RATE, Optimizer())
         learner = trained_by(ours, optimizer, ppo, 3, pad_id)
-        rollout, ptx = make_rollout(1, pad_id, kl_in_loss=False), texts_to_mix_in(0, ppo)
-        stats = optimize(learner, rollout, ppo, 1, ppo.kl_coef, ptx)
+        rollout = make_rollout(1, pad_id, kl_in_loss=False)
+        stats = optimize(learner, rollout, ppo, 1)
         learned.append((ours, optimizer.state, stats))
     (both, _, all_stats), (alone, state, stats) = learned
     start = policy.double().parameters()

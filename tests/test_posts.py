@@ -21,7 +21,7 @@ from stages.posts.tokens import (
 )
 from stages.running.files import read_lines
 from stages.settings.config import HUB, Data, UserError
-from stages.settings.prompt import PROMPT, format_post
+from stages.settings.sections import PROMPT, format_post
 
 Row = dict[str, Any]
 LIMITS = Limits(query=400, response=100, query_response=450)

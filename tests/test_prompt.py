@@ -13,7 +13,7 @@ from stages.posts.ragged import load_split
 from stages.running.files import read_lines
 from stages.settings.command_line import make_config
 from stages.settings.config import Data
-from stages.settings.prompt import PROMPT, format_post, parse_post
+from stages.settings.sections import PROMPT, format_post, parse_post
 
 OTHER = "Forum {subreddit}:\n{post}\n\nTITLE: {title}\n\nIn one sentence:"
 ROW = {"subreddit": "tifu", "title": "A: {post}", "post": "One.\n\nTITLE: b\n\nTL;DR:"}

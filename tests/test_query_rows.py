@@ -11,7 +11,7 @@ from stages.posts.tokens import tokenize_posts
 from stages.posts.toy import make_post, write_world
 from stages.running.files import read_json, read_lines
 from stages.settings.config import UserError, World
-from stages.settings.prompt import format_post
+from stages.settings.sections import format_post
 from tests.test_posts import LIMITS, POST, read_all, write_folder
 
 
@@ -56,7 +56,7 @@ def test_ppo_draws_its_queries_from_ppo_train_where_there_is_one(
         lines = "".join(json.dumps(post) + "\n" for post in posts)
         Path("data/ppo_train.jsonl").write_text(lines)
     small = "base.hidden_size=32 base.num_layers=2 ppo.total_episodes=16 ppo.batch_size=8"
-    small += " ppo.ptx_coef=0.1 ppo.critic_updates=0 memory.cpu_threads=1 ppo.samples_every=1"
+    small += " ppo.critic_updates=0 memory.cpu_threads=1 ppo.samples_every=1"
     arguments = ["--preset", "tiny", "--name", "more", "--data", "data", "--set", *small.split()]
     for stage in (base, sft, reward, normalize, ppo):
         run_module(stage, arguments)

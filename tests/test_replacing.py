@@ -29,14 +29,13 @@ AFTER_PPO = EVALUATED[EVALUATED.index("ppo") :]
 @pytest.fixture
 def edit(monkeypatch):
     """Makes a file look as if its code had another hash; an empty hash undoes it."""
-    parsed, bytes_hash = code._parsed, code._bytes_hash
+    parsed = code._parsed
     edited: dict[Path, str] = {}
 
     def parsed_now(path: Path) -> tuple[str, list[str]]:
         return edited.get(path) or parsed(path)[0], parsed(path)[1]
 
     monkeypatch.setattr(code, "_parsed", parsed_now)
-    monkeypatch.setattr(code, "_bytes_hash", lambda path: edited.get(path) or bytes_hash(path))
     return lambda name, other: edited.update({ROOT / name: other})
 
 

@@ -46,7 +46,7 @@ NOISE = Noise(seed=1, purpose="rloo", length=6)
 def rolled_out(learner, settings):
     sampled = sample_responses(learner, QUERIES, NOISE, settings)
     episodes = score(learner, measure(learner, sampled, settings), settings)
-    shaped = shape(episodes, settings, learner.networks.pad_id, settings.kl_coef)
+    shaped = shape(episodes, settings, learner.networks.pad_id)
     return credit(shaped, settings, leave_one_out)
 
 
@@ -59,7 +59,7 @@ def test_one_step_is_the_gradient_of_reinforce_with_the_others_mean_as_baseline(
     rollout = rolled_out(learner, settings)
     assert rollout.values is None
     assert rollout.returns is None
-    optimize(learner, rollout, settings, 1, settings.kl_coef)
+    optimize(learner, rollout, settings, 1)
 
     tokens = torch.cat([rollout.queries, rollout.responses], dim=1)
     real = tokens != networks.pad_id
@@ -100,7 +100,7 @@ def gradient(networks, settings, rollout):
     weights = list(learner.networks.policy.parameters())
     before = [weight.detach().clone() for weight in weights]
     learner.optimizer = torch.optim.SGD(weights, lr=1.0)
-    optimize(learner, rollout, settings, 1, settings.kl_coef)
+    optimize(learner, rollout, settings, 1)
     return torch.cat([(x - y).detach().flatten() for x, y in zip(before, weights, strict=True)])
 
 
@@ -160,11 +160,11 @@ def test_a_query_computed_once_changes_nothing(family, size, before_ppo, monkeyp
         learner = learner_of(copy.deepcopy(networks), make_config("tiny"), **sizes)
         sampled = sample_responses(learner, QUERIES, NOISE, settings)
         episodes = score(learner, measure(learner, sampled, settings), settings)
-        pad_id, kl_coef = networks.pad_id, settings.kl_coef
-        learned = by_gae(learner.accelerator, shape(episodes, settings, pad_id, kl_coef), settings)
+        pad_id = networks.pad_id
+        learned = by_gae(learner.accelerator, shape(episodes, settings, pad_id), settings)
         weights = list(learner.trained.parameters())
         learner.optimizer = torch.optim.SGD(weights, lr=1.0)
-        optimize(learner, learned, replace(settings, num_ppo_epochs=1), 1, kl_coef)
+        optimize(learner, learned, replace(settings, num_ppo_epochs=1), 1)
         found.append((learned, torch.cat([weight.detach().flatten() for weight in weights])))
     (shared, moved), (own, expected) = found
     assert torch.equal(shared.responses, own.responses)

@@ -51,11 +51,11 @@ def test_a_value_with_spaces_comes_through_make(tmp_path):
 def test_a_prompt_has_line_breaks_where_it_says_so_and_every_command_repeats_them(runs, tmp_path):
     text = f"data.prompt={WRITTEN}"
     assert override_of(text) == ("data", "prompt", PROMPT)
-    made = make_config("tiny", name="own", overrides=(text, "sft.epochs=2"))
+    made = make_config("tiny", name="mine", overrides=(text, "sft.epochs=2"))
     assert made.data.prompt == PROMPT
     assert text in settings_lines(made)
     (again,) = re.findall(r"SET=('[^']*')", make_command(made, "sft"))
-    given = config_from_arguments(["--name", "own", "--set", *shlex.split(again)], "")
+    given = config_from_arguments(["--name", "mine", "--set", *shlex.split(again)], "")
     assert given == made
     assert Request(overrides=made.overrides).arguments[-2:] == [text, "sft.epochs=2"]
     printed = typed(tmp_path, "settings", "NAME=x", f"SET={text} sft.epochs=2")

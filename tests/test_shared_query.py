@@ -18,7 +18,7 @@ from transformers import (
 )
 
 from stages.learning.passes import shared_rows, shares_query, summary_logprobs, summary_scores
-from stages.settings.families import SHARING
+from stages.learning.vocabulary import SHARING
 from tests.conftest import close
 from tests.test_families import CONFIGS, GROUPED
 

@@ -17,7 +17,7 @@ from stages import base, ppo
 from stages.driving.start import run_module, run_stage
 from stages.finished import stage_folder
 from stages.learning.checkpoints import checkpoints
-from stages.running import signals as stopping
+from stages.running import progress as stopping
 from stages.settings.command_line import make_config
 from tests.resuming import ARGUMENTS, OFTEN, Killed, compare, kill_at, rows_of, same
 
@@ -41,7 +41,7 @@ run_module({module}, {arguments!r})
 UNDER_WAY = """
 import time
 from stages.driving.start import ended_by_signal
-from stages.running.signals import Stopped, finishing_first, stop_asked
+from stages.running.progress import Stopped, finishing_first, stop_asked
 with ended_by_signal("the command"):
     with finishing_first():
         print("under way", flush=True)

@@ -10,7 +10,7 @@ from stages.released import take_released
 from stages.running.files import read_lines
 from stages.settings import config as settings
 from stages.settings.command_line import make_config
-from stages.settings.prompt import format_post
+from stages.settings.sections import format_post
 from tests.resuming import SETTINGS
 from tests.test_pipeline import finish
 
@@ -91,8 +91,8 @@ def test_policies_of_an_upstream_are_found_there(runs):
     for stage in ("base", "sft", "rm", "normalize"):
         finish(config, stage)
     assert list(finished_policies("tiny", "tiny", 44413)) == ["sft"]
-    finish(make_config("tiny", name="own", overrides=("ppo.lam=0.5",), upstream="tiny"), "ppo")
-    assert list(finished_policies("tiny", "own", 44413)) == ["sft", "ppo"]
+    finish(make_config("tiny", name="mine", overrides=("ppo.lam=0.5",), upstream="tiny"), "ppo")
+    assert list(finished_policies("tiny", "mine", 44413)) == ["sft", "ppo"]
 
 
 def test_what_is_missing_is_one_line_with_its_mend(runs, capsys):

@@ -12,7 +12,7 @@ from reports.parts.sentences import unshown
 from reports.sections.scores import asks
 from stages.learning.models import load_tokenizer
 from stages.rl.metrics import describe_special, describe_texts, summarize
-from stages.settings.prompt import format_post
+from stages.settings.sections import format_post
 
 POST = {
     "subreddit": "x",

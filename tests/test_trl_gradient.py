@@ -94,14 +94,12 @@ def test_one_step_of_trl_is_one_step_of_ours(trl_step):
         pad_id=task["pad_id"],
     )
     learner = learner_of(networks, make_config("tiny"))
-    shaped = shape(
-        episodes_of(task, seen, learner, settings), settings, task["pad_id"], settings.kl_coef
-    )
+    shaped = shape(episodes_of(task, seen, learner, settings), settings, task["pad_id"])
     rollout = credit(shaped, settings, leave_one_out)
     assert float(shaped.rewards.abs().max()) > 0.01  # rewards and a KL that is not 0
     before = copy.deepcopy(policy.state_dict())
     learner.optimizer = torch.optim.SGD(policy.parameters(), lr=1.0)
-    optimize(learner, rollout, replace(settings, max_grad_norm=0.0), 1, settings.kl_coef)
+    optimize(learner, rollout, replace(settings, max_grad_norm=0.0), 1)
     steps_of_trl = load_file(folder / "step.safetensors")
     size = max(float(step.abs().max()) for step in steps_of_trl.values())
     assert size > 1e-3

@@ -21,7 +21,6 @@ from tests.test_processes import launch
 EOS, PAD = 0, 9
 RESPONSES = torch.tensor([[4, 5, EOS, PAD], [6, 7, 8, 6]])
 SIZES: dict[str, Any] = {"total_episodes": 64, "batch_size": 64, "num_ppo_epochs": 4}
-KL_COEF = 0.05
 
 
 def episodes(seed=1):
@@ -42,7 +41,7 @@ def episodes(seed=1):
 def credited(change=lambda right, *args: right(*args), settings=None, seed=1):
     """The rollout of two episodes: the right one, or what a wrong function makes of it."""
     settings = settings or Ppo(total_episodes=64, batch_size=64)
-    shaped = credit.shape(episodes(seed), settings, PAD, 0.05, settings.score_at)
+    shaped = credit.shape(episodes(seed), settings, PAD, settings.score_at)
     return change(credit.credit, Accelerator(cpu=True), shaped, settings)
 
 
@@ -61,14 +60,14 @@ def learner(settings, update=3, steps=None):
 
 def check(rollout, settings=None, **kwargs):
     settings = settings or Ppo(**SIZES)
-    check_update(learner(settings, **kwargs), rollout, settings, KL_COEF)
+    check_update(learner(settings, **kwargs), rollout, settings)
 
 
 @pytest.mark.parametrize(
     "changed",
     [
         {},
-        {"gamma": 0.9, "lam": 0.5, "lam_value": 1.0},
+        {"gamma": 0.9, "lam": 0.5},
         {"whiten_advantages": False, "lam": 0.0},
         {"whiten_over": "process"},
         {"whiten_rewards": True},
@@ -79,7 +78,6 @@ def check(rollout, settings=None, **kwargs):
         {"kl_estimator": "k2"},
         {"kl_estimator": "k2", "kl_in": "loss", "loss_mean": "microbatches"},
         {"kl_estimator": "k3", "kl_in": "loss", "loss_mean": "sequences"},
-        {"entropy_coef": 0.1},
     ],
 )
 def test_what_is_right_is_not_refused(changed):
@@ -94,7 +92,7 @@ def test_whitening_of_small_advantages_is_not_refused(deviation):
     factor = deviation / plain.advantages[plain.response_mask].std(correction=0)
     scaled = ("logprobs", "ref_logprobs", "values", "scores")
     small = episodes().map(lambda name, x: factor * x if name in scaled else x)
-    shaped = credit.shape(small, settings, PAD, KL_COEF)
+    shaped = credit.shape(small, settings, PAD)
     rollout = credit.credit(Accelerator(cpu=True), shaped, settings)
     check(rollout, settings)
     with pytest.raises(UserError, match="advantages are not those"):
@@ -117,7 +115,7 @@ def test_a_large_score_and_a_long_response_round_alike(eos_trick):
         values=values,
         scores=1000 * torch.randn(64, generator=noise),
     )
-    shaped = credit.shape(long, settings, PAD, KL_COEF)
+    shaped = credit.shape(long, settings, PAD)
     check(credit.credit(Accelerator(cpu=True), shaped, settings), settings)
 
 
@@ -139,7 +137,7 @@ def test_rewards_that_do_not_add_up_are_refused(name, monkeypatch):
 def test_one_ratio_for_a_whole_response_is_refused(monkeypatch):
     rollouts: list[tuple[Any, Any]] = [(credited(), Ppo(**SIZES))]
     for rival in (Rloo(**SIZES, samples_per_query=2), Grpo(**SIZES, samples_per_query=2)):
-        shaped = credit.shape(episodes(), rival, PAD, KL_COEF)
+        shaped = credit.shape(episodes(), rival, PAD)
         rollouts.append((grouped.credit(shaped, rival, functional.leave_one_out), rival))
     for rollout in rollouts:
         check(*rollout)
@@ -168,7 +166,7 @@ def test_gae_across_eos_is_refused():
         lambda name, x: torch.cat([x, x[:, -1:]], 1) if x.shape[1:] == (4,) else x
     )
     wide = replace(wide, responses=torch.tensor([[4, 0, PAD, PAD, PAD], [6, 7, 0, PAD, PAD]]))
-    shaped = credit.shape(wide, settings, PAD, KL_COEF)
+    shaped = credit.shape(wide, settings, PAD)
     args = Accelerator(cpu=True), shaped, settings
     check(credit.credit(*args), settings)
     with pytest.raises(UserError, match="the critic's targets are not the returns"):
@@ -177,7 +175,7 @@ def test_gae_across_eos_is_refused():
 
 def test_a_value_after_eos_is_refused_where_the_score_stands_at_eos():
     settings = Ppo(**SIZES, score_at="eos")
-    shaped = credit.shape(episodes(), settings, PAD, KL_COEF, "eos")
+    shaped = credit.shape(episodes(), settings, PAD, "eos")
     further = replace(shaped, value_mask=functional.response_masks(shaped.responses, PAD)[1])
     with pytest.raises(UserError, match="the critic's targets are not the returns"):
         check(credit.credit(Accelerator(cpu=True), further, settings), settings)
@@ -188,7 +186,7 @@ def test_a_gate_takes_the_critic_where_it_explains_more_than_a_constant(share, u
     settings = Ppo(**SIZES, baseline="gated", lam=1.0)  # the returns do not depend on the values
     targets = credited(settings=settings).returns
     values = share * targets + 0.1 * episodes().values
-    shaped = credit.shape(replace(episodes(), values=values), settings, PAD, KL_COEF)
+    shaped = credit.shape(replace(episodes(), values=values), settings, PAD)
     by_critic, by_mean, gated = (
         credit.credit(Accelerator(cpu=True), shaped, replace(settings, baseline=baseline))
         for baseline in ("critic", "mean", "gated")
@@ -210,9 +208,8 @@ def test_advantages_of_the_batch_before_are_refused():
 
 def test_a_reference_that_follows_is_refused_once_the_policy_has_learned():
     rollout = credited(lambda right, *args: right(*args), seed=1)
-    shaped = credit.shape(
-        replace(episodes(), ref_logprobs=episodes().logprobs), Ppo(**SIZES), PAD, KL_COEF
-    )
+    same = replace(episodes(), ref_logprobs=episodes().logprobs)
+    shaped = credit.shape(same, Ppo(**SIZES), PAD)
     same = credit.credit(Accelerator(cpu=True), shaped, Ppo(**SIZES))
     check(rollout)
     check(same, update=0)  # nothing has learned yet
@@ -232,7 +229,7 @@ def test_rivals_that_cannot_learn_because_no_response_ends_are_told_so():
     )
 
     def rollout(x):
-        shaped = credit.shape(x, chosen, PAD, KL_COEF)
+        shaped = credit.shape(x, chosen, PAD)
         return grouped.credit(shaped, chosen, functional.leave_one_out)
 
     with pytest.raises(UserError, match=r"no response ends, so .* more sft\.epochs"):
@@ -259,7 +256,7 @@ def test_lost_moments_are_refused():
 )
 def test_without_a_critic_advantages_of_a_query_add_up_to_0(settings, baseline):
     chosen = settings(**SIZES, samples_per_query=2)
-    rollout = grouped.credit(credit.shape(episodes(), chosen, PAD, KL_COEF), chosen, baseline)
+    rollout = grouped.credit(credit.shape(episodes(), chosen, PAD), chosen, baseline)
     check(rollout, chosen)
     with pytest.raises(UserError, match="the advantages of a query's samples do not add up to 0"):
         check(replace(rollout, advantages=rollout.advantages + 0.1), chosen)
@@ -270,7 +267,7 @@ def gate(accelerator, factors):
     process's factor times as far from their mean as the returns do.
     """
     settings = Ppo(**SIZES, baseline="gated", lam=1.0)  # the returns do not depend on the values
-    shaped = credit.shape(episodes(seed=accelerator.process_index), settings, PAD, KL_COEF)
+    shaped = credit.shape(episodes(seed=accelerator.process_index), settings, PAD)
     returns = credit.credit(accelerator, shaped, settings).returns
     assert returns is not None
     values = returns.lerp(returns[shaped.value_mask].mean(), 1 - factors[accelerator.process_index])

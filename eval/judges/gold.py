@@ -40,7 +40,7 @@ from stages.running.progress import told
 from stages.runs import HELD_OUT_PAIRS
 from stages.settings.command_line import recorded_config
 from stages.settings.config import Config, hash_of
-from stages.settings.prompt import format_post, parse_post
+from stages.settings.sections import format_post, parse_post
 from stages.settings.stages import TRAINED
 
 KIND = "gold_reward_model"

@@ -16,8 +16,7 @@ from reports.needs.shapes import NEOX, Shape
 from stages.learning.models import quiet_loading, with_dropout
 from stages.running.files import write_lines
 from stages.settings.config import Data
-from stages.settings.prompt import format_post
-from stages.settings.sections import COMPARISONS, EOS_TOKEN
+from stages.settings.sections import COMPARISONS, EOS_TOKEN, format_post
 
 INITIALIZER, POSITIONS = 0.02, 8192
 WORDS = ("the", "of")

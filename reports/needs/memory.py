@@ -15,7 +15,7 @@ from typing import Any
 
 from reports.needs.shapes import Shape, adapter_parameters, block_weights, parameters, shape_of
 from stages.settings.config import Config, UserError
-from stages.settings.families import CHUNK
+from stages.settings.sections import CHUNK
 
 GIB = 2**30
 FULL, HALF = 4, 2  # bytes of a float32 and of a bf16 number

@@ -25,8 +25,8 @@ from stages.running.hub import fetch_tokenizer
 from stages.running.inputs import model_source
 from stages.settings import config as settings
 from stages.settings.checks import UserError, unknown
-from stages.settings.command_line import NEXT, Request, config_of, recorded_config, with_changes
-from stages.settings.config import Config, changes_of
+from stages.settings.command_line import NEXT, Request, config_of, recorded_config
+from stages.settings.config import Config, changes_of, with_changes
 
 PRESET = "own"
 SAMPLE = 2000  # rows of a split whose tokens are counted

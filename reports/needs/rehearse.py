@@ -26,7 +26,7 @@ from stages import pipeline
 from stages.finished import read_manifest, stage_folder
 from stages.running.files import read_lines, write_json
 from stages.running.launch import add_launch_arguments
-from stages.running.signals import CALLER_SAYS_STOP
+from stages.running.progress import CALLER_SAYS_STOP
 from stages.settings import config as settings
 from stages.settings.checks import UserError, require
 from stages.settings.command_line import Request, add_arguments, config_of, request_of

@@ -29,7 +29,6 @@ GRADIENT_GROUPS: dict[str, tuple[str, Panels]] = {
             "Reward-model score": ("objective/scores",),
             "KL from SFT, nats per summary": ("objective/kl",),
             "Reward: score - KL penalty": ("objective/rlhf_reward",),
-            "KL coefficient": ("objective/kl_coef",),
         },
     ),
     "-text": (

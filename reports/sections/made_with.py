@@ -7,7 +7,6 @@ from reports.parts.sentences import distrust, lead
 from reports.parts.words import Row, rate, shown, whole
 from stages.running.files import file_hash
 from stages.running.machine import changed_files, other_code
-from stages.running.progress import duration
 from stages.settings.config import POLICY_NUMERICS, TOY, Config
 from stages.settings.presets import PRESETS
 
@@ -163,3 +162,11 @@ def scored_by(record: Record) -> str:
         f"Its reward model is {name}. The mean {reward_model['mean_in_config']:.4f}, which its"
         " configuration holds, is part of the head's bias here, so every score is what it was."
     )
+
+
+def duration(seconds: float) -> str:
+    """Seconds for people: `40 s`, `25 min`, `1 h 05 min`."""
+    if seconds < 60:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"

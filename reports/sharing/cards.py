@@ -14,8 +14,7 @@ from eval.held_out import held_out_accuracy
 from stages.finished import read_manifest, stage_folder
 from stages.running.files import write_text
 from stages.settings.config import HUB, RANDOM, Config, is_path, public_value, settings_of
-from stages.settings.prompt import format_post
-from stages.settings.sections import BEFORE_EOS
+from stages.settings.sections import BEFORE_EOS, format_post
 from stages.settings.stages import CARD, POLICY_STAGES, STAGES
 
 TEMPLATE = Path(__file__).with_name("card.md")

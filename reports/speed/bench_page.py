@@ -22,7 +22,7 @@ from reports.parts.words import number, percent, whole
 from reports.speed import speed
 from reports.speed.speed import OURS, PEER, TRL, Record
 from stages.driving.start import signals_handled
-from stages.running.signals import Stopped
+from stages.running.progress import Stopped
 from stages.settings import config as settings
 from stages.settings.command_line import add_overrides
 from stages.settings.config import UserError

@@ -135,9 +135,7 @@ def load_learner(config: Config, folder: Path, accelerator: Accelerator) -> Poli
         adapt=partial(adapt, config=config, stage="ppo"),
     )
     networks = load_networks(origins, tokenizer, config.ppo, config.memory.frozen_dtype)
-    learner = make_learner(
-        accelerator, networks, config.ppo, config.optimizer, config.memory, "ppo"
-    )
+    learner = make_learner(accelerator, networks, config.ppo, config.optimizer, config.memory)
     for network in (networks.policy, networks.critic, networks.ref_policy, networks.reward_model):
         assert network is not None
         hold(network)
@@ -146,14 +144,14 @@ def load_learner(config: Config, folder: Path, accelerator: Accelerator) -> Poli
 
 def take_update(learner: PolicyLearner, rows: list[list[int]], ppo: Ppo, noise: Noise) -> Rollout:
     """All six steps and their metrics, as the stage takes them."""
-    kl_coef, pad_id = ppo.kl_coef, learner.networks.pad_id
+    pad_id = learner.networks.pad_id
     set_rate(learner, ppo)
     queries = [torch.tensor(row) for row in rows]
     measured = measure(learner, sample_responses(learner, queries, noise, ppo), ppo)
-    shaped = shape(score(learner, measured, ppo), ppo, pad_id, kl_coef, ppo.score_at)
+    shaped = shape(score(learner, measured, ppo), ppo, pad_id, ppo.score_at)
     rollout = credit(learner.accelerator, shaped, ppo)
-    describe(learner, rollout, ppo, kl_coef)
-    optimize(learner, rollout, ppo, noise.seed, kl_coef)
+    describe(learner, rollout, ppo)
+    optimize(learner, rollout, ppo, noise.seed)
     return rollout
 
 

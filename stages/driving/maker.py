@@ -25,11 +25,11 @@ from stages.driving.start import load, run_module
 from stages.driving.wanted import ANEW, check_rows, check_settings, lacking, wanted_stages
 from stages.finished import lock_of, partial_of, read_manifest, stage_folder, why_not
 from stages.running import launch
-from stages.running.progress import folded
-from stages.running.signals import (
+from stages.running.progress import (
     CALLER_SAYS_STOP,
     GOES_ON_WITH,
     answer_at_once,
+    folded,
     handled_signals,
     leave_closed_terminal,
     say_if_killed,

@@ -19,7 +19,7 @@ from typing import Any, NoReturn, TypeVar
 from stages.finished import make_command, partial_of, stage_folder
 from stages.running.files import read_json, write_json
 from stages.running.machine import code_version
-from stages.running.signals import (
+from stages.running.progress import (
     CALLER_SAYS_STOP,
     GOES_ON_WITH,
     Stopped,

@@ -25,8 +25,7 @@ from stages.learning.learner import (
 from stages.learning.sharding import new_accelerator
 from stages.running.files import KeptRows
 from stages.running.machine import check_threads, keep_freed_memory
-from stages.running.progress import progress
-from stages.running.signals import Stopped, finishing_first, stop_asked
+from stages.running.progress import Stopped, finishing_first, progress, stop_asked
 from stages.settings.checks import check_dealt, check_filled
 from stages.settings.config import Config
 from stages.settings.sections import Memory, Optimizer

@@ -21,7 +21,7 @@ from stages.learning.models import head_name, head_of, load_policy, load_reward_
 from stages.learning.sharding import gathered, is_sharded
 from stages.settings.checks import UserError, unknown
 from stages.settings.config import Config
-from stages.settings.sections import Lora
+from stages.settings.ppo import Lora
 
 ALL_LINEAR = "all-linear"
 

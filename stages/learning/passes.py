@@ -22,9 +22,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from stages.functional import entropy, sequence_logprobs, token_logprobs
-from stages.learning.vocabulary import LEARNED, LogitStatistics, reading, reading_head
+from stages.learning.vocabulary import SHARING, LogitStatistics, reading, reading_head
 from stages.posts.ragged import TokenizedSplit, pad_left, pad_right
-from stages.settings.families import SHARING
 from stages.text_reward import TextReward
 
 EMPTY = -1
@@ -113,12 +112,12 @@ def read_logits(
         with reading(head, targets, statistics):
             output = policy(**inputs, logits_to_keep=columns, use_cache=False)
         logprobs, entropies = output.logits.unbind(-1)
-        return logprobs, entropies if statistics.entropy == LEARNED else entropies.detach()
+        return logprobs, entropies.detach()
     logits = policy(**inputs, logits_to_keep=columns, use_cache=False).logits
     logprobs = statistics.formula(logits, targets, statistics.temperature)
     if not statistics.entropy:
         return logprobs, torch.zeros_like(logprobs)
-    with torch.set_grad_enabled(statistics.entropy == LEARNED and torch.is_grad_enabled()):
+    with torch.no_grad():
         return logprobs, entropy(logits / statistics.temperature)
 
 

@@ -1,9 +1,9 @@
 """State of a training loop: one object instead of many parameters, saved between two updates.
 
-It holds what changes from update to update (the learner with its networks, the next update, the KL
-coefficient) beside what does not (the run, the accelerator, the order of the data). Randomness
-depends on seed, purpose and update only, so no generator is saved. A loop that was killed goes on
-to exactly the same weights.
+It holds what changes from update to update (the learner with its networks, the next update) beside
+what does not (the run, the accelerator, the order of the data). Randomness depends on seed, purpose
+and update only, so no generator is saved. A loop that was killed goes on to exactly the same
+weights.
 """
 
 import hashlib
@@ -35,7 +35,7 @@ from stages.learning.lora import adapt
 from stages.learning.sampling import Noise
 from stages.learning.sharding import SHARDS, is_sharded, load_parts, prepare, save_parts
 from stages.running.files import cut_file, write_json
-from stages.running.signals import Stopped, finishing_first, stop_asked
+from stages.running.progress import Stopped, finishing_first, stop_asked
 from stages.runs import Run, halvings
 from stages.settings.checks import UserError
 from stages.settings.ppo import PolicyGradient
@@ -54,8 +54,6 @@ class State:
     """Updates of the whole stage."""
     order: Order
     """The order in which the stage goes through its data."""
-    kl_coef: float = 0.0
-    """PPO's coefficient in the next update, reward units per nat; an adaptive one changes."""
     dropout: float = 0.0
     """Probability. If it is above 0, torch's own generator is seeded before each update."""
     _update_started: float = 0.0
@@ -173,7 +171,6 @@ class State:
             record = {
                 "update": self.update,
                 "updates": self.updates,
-                "kl_coef": self.kl_coef,
                 "lengths": checkpoints.record_lengths(self.run.partial),
                 "processes": self.accelerator.num_processes,
                 "next_rows": self.next_rows(),
@@ -217,7 +214,7 @@ class State:
         checkpoint = Path(newest[0])
         recorded = json.loads((checkpoint / "state.json").read_text(encoding="utf-8"))
         self._read(checkpoint, recorded["processes"])
-        self.learner.update, self.kl_coef = recorded["update"], recorded["kl_coef"]
+        self.learner.update = recorded["update"]
         if recorded.get("next_rows") != self.next_rows():
             raise UserError(
                 f"{checkpoint} would go on with other rows than it was made for: remove "
@@ -278,7 +275,6 @@ def begin(run: Run, learner: Learner, settings: PolicyGradient, rows: int) -> St
         learner=learner,
         updates=settings.num_updates,
         order=Order(rows=rows, batch_size=queries, seed=run.config.seed, purpose=run.stage),
-        kl_coef=settings.kl_coef,
         dropout=settings.dropout,
     )
     state.load()

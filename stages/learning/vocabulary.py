@@ -16,10 +16,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from stages.functional import paper_token_logprobs, token_logprobs
-from stages.settings.families import CACHED, CHUNK, PLAIN_HEAD
+from stages.settings.sections import CHUNK
 
-MEASURED, LEARNED = "measured", "learned"
-
+# Families, by `model_type`, whose logits are the output layer's product and nothing else, so they
+# can be read in chunks.
+PLAIN_HEAD = frozenset({"gpt_neox", "gpt2", "llama", "qwen2", "gemma"})
+# Those with rotary or learned positions, and attention that takes any mask: a row may hold several
+# summaries of one post (`passes.py`). tests/test_shared_query.py shows it for each.
+SHARING = frozenset({"gpt_neox", "gpt2", "llama", "qwen2", "gemma"})
+# Logits that a processor reads several times over before it goes on: 2 MB of float32.
+CACHED = 2**19
 
 LogprobFormula = Callable[[Tensor, Tensor, float], Tensor]
 
@@ -36,8 +42,8 @@ class LogitStatistics:
     temperature: float = 1.0
     formula: LogprobFormula = token_logprobs
     """Of log-probabilities. Logits can be read in chunks by the usual formula only."""
-    entropy: str = ""
-    """Whether the entropy is MEASURED or LEARNED too; empty: neither, and it is given as 0."""
+    entropy: bool = False
+    """Whether the entropy is measured too, without a gradient; otherwise it is given as 0."""
 
 
 class ReadingHead(nn.Linear):
@@ -63,9 +69,7 @@ def _read(hidden: Tensor, weight: Tensor, targets: Tensor, statistics: LogitStat
     """Shapes: hidden [B, T, H], weight [V, H], targets [B, T] -> [B, T, 2]."""
     flat = (hidden.flatten(0, 1), weight, targets.flatten())
     apply: Any = TokenStatistics.apply
-    logprobs, entropies = apply(*flat, statistics.temperature, bool(statistics.entropy))
-    if statistics.entropy != LEARNED:
-        entropies = entropies.detach()
+    logprobs, entropies = apply(*flat, statistics.temperature, statistics.entropy)
     return torch.stack((logprobs, entropies), dim=-1).view(*targets.shape, 2)
 
 
@@ -95,7 +99,7 @@ class TokenStatistics(torch.autograd.Function):
     """Log-probability of each target and entropy of each position, both [N] nats.
 
     Shapes: hidden [N, H], weight [V, H] of the same dtype, targets [N]. With p = softmax(z) and
-    z = hidden @ weight.T / temperature: dlogp/dz = onehot - p, dentropy/dz = -p (log p + entropy).
+    z = hidden @ weight.T / temperature: dlogp/dz = onehot - p. The entropy has no gradient.
     """
 
     @staticmethod
@@ -118,19 +122,16 @@ class TokenStatistics(torch.autograd.Function):
                 logprobs[place] = some.gather(-1, targets[place].unsqueeze(-1)).squeeze(-1)
                 if entropy:
                     entropies[place] = -some.exp().mul_(some).sum(dim=-1)
-        ctx.save_for_backward(hidden, weight, targets, lse, entropies, first)
-        ctx.temperature, ctx.entropy = temperature, entropy
-        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(hidden, weight, targets, lse, first)
+        ctx.temperature = temperature
+        ctx.mark_non_differentiable(entropies)
         return logprobs, entropies
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        """Gradients of hidden and weight, from those of log-probability and entropy."""
-        hidden, weight, targets, lse, entropies, first = ctx.saved_tensors
-        by_logprob, by_entropy = (
-            torch.zeros_like(lse) if gradient is None else gradient for gradient in gradients
-        )
-        learned = gradients[1] is not None
+        """Gradients of hidden and weight, from those of the log-probabilities."""
+        hidden, weight, targets, lse, first = ctx.saved_tensors
+        by_logprob, _ = gradients
         for_hidden = torch.empty_like(hidden) if ctx.needs_input_grad[0] else None
         for_weight = None
         if ctx.needs_input_grad[1]:
@@ -143,11 +144,7 @@ class TokenStatistics(torch.autograd.Function):
                 some, by_token = z[part], by_logprob[place].unsqueeze(-1)
                 if again:
                     some.div_(ctx.temperature).sub_(lse[place].unsqueeze(-1))
-                factor = by_token
-                if learned:
-                    surprise = some + entropies[place].unsqueeze(-1)
-                    factor = factor + by_entropy[place].unsqueeze(-1) * surprise
-                own = torch.exp(some, out=change[part]).mul_(-factor)
+                own = torch.exp(some, out=change[part]).mul_(-by_token)
                 own.scatter_add_(-1, targets[place].unsqueeze(-1), by_token)
                 own.div_(ctx.temperature)
             narrow = change.to(hidden.dtype)

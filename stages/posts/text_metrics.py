@@ -5,8 +5,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from stages.settings.prompt import parse_post
-from stages.settings.sections import COMPARISONS, POSTS, PPO_TRAIN
+from stages.settings.sections import COMPARISONS, POSTS, PPO_TRAIN, parse_post
 
 ROUGE_TYPES = ("rouge1", "rouge2", "rougeL")
 TITLE = re.compile(r"^TITLE:(.*)$", re.MULTILINE)

@@ -20,8 +20,7 @@ from stages.posts.readers import Located, is_cnndm, label_strength
 from stages.posts.text_metrics import first_ids, post_text
 from stages.running.progress import progress
 from stages.settings.checks import UserError
-from stages.settings.prompt import FIELDS, PROMPT
-from stages.settings.sections import PPO_TRAIN
+from stages.settings.sections import FIELDS, PPO_TRAIN, PROMPT
 
 ARTICLE_TEMPLATE = "Article:\n{article}\n\nTL;DR:\n"
 ENCODE_BATCH = 1000

@@ -26,21 +26,17 @@ def eos_trick(scores: Tensor, responses: Tensor, eos_id: int, settings: PolicyGr
 
 
 def shape(
-    episodes: Episodes,
-    settings: PolicyGradient,
-    pad_id: int,
-    kl_coef: float,
-    score_at: str = "after_eos",
+    episodes: Episodes, settings: PolicyGradient, pad_id: int, score_at: str = "after_eos"
 ) -> Shaped:
     """Step 4: -kl_coef * KL at every token, plus the score at the end, and where values count.
 
-    kl_coef is this update's, in reward units per nat. `score_at` as in `functional.shape_rewards`.
+    `score_at` as in `functional.shape_rewards`.
     """
     response_mask, value_mask = functional.response_masks(episodes.responses, pad_id)
     if score_at == "eos":  # the episode is over after EOS: no value of later text may enter
         value_mask = response_mask
     kl = functional.kl_estimate(episodes.logprobs, episodes.ref_logprobs, settings.kl_estimator)
-    in_reward = kl_coef if settings.kl_in == "reward" else 0.0
+    in_reward = settings.kl_coef if settings.kl_in == "reward" else 0.0
     return Shaped(
         **vars(episodes),
         response_mask=response_mask,
@@ -53,14 +49,12 @@ def shape(
 def credit(accelerator: Accelerator, shaped: Shaped, ppo: Ppo) -> Rollout:
     """Step 5: GAE, the baseline that `ppo.baseline` names, whitening.
 
-    The critic's returns may have a lambda of their own. Raises ValueError if there is no critic.
+    Raises ValueError if there is no critic.
     """
     rewards, mask, values = shaped.rewards, shaped.value_mask, counted_values(shaped)
     if ppo.whiten_rewards:
         rewards = whiten(accelerator, rewards, mask, ppo, shift_mean=False)
     advantages, returns = functional.gae(rewards, values, ppo.gamma, ppo.lam)
-    if ppo.critic_lam != ppo.lam:
-        _, returns = functional.gae(rewards, values, ppo.gamma, ppo.critic_lam)
     # Values stay as measured, for `check_critic`: with score_at=eos the one at EOS does not count.
     changed = {"rewards": rewards, "advantages": advantages, "returns": returns}
     rollout = Rollout(**vars(shaped) | changed)

@@ -14,11 +14,11 @@ from stages.learning.models import load_tokenizer
 from stages.learning.state import begin
 from stages.rl.credit import shape
 from stages.rl.episodes import Rollout, Shaped
-from stages.rl.metrics import describe, describe_texts, samples, summarize
+from stages.rl.metrics import describe, describe_texts, samples, say_what_is_odd, summarize
 from stages.rl.networks import load_networks, make_learner, origins_of, save_networks
 from stages.rl.rollout import load_queries, measure, sample_responses, score
-from stages.rl.start_checks import check_start, say_what_is_odd
-from stages.rl.update import check_episodes, optimize, set_rate, steer_kl
+from stages.rl.start_checks import check_start
+from stages.rl.update import check_episodes, optimize, set_rate
 from stages.rl.update_checks import check_update
 from stages.running.files import read_lines
 from stages.runs import open_stage
@@ -31,40 +31,35 @@ Baseline = Callable[[Tensor, int], Tensor]
 
 def train_grouped(config: Config, settings: Grouped, baseline: Baseline) -> None:
     """Run the stage; `baseline` makes an episode's advantage of its group's rewards."""
-    accelerator, stage = make_accelerator(config), settings.section
+    accelerator, stage = make_accelerator(config), settings.section()
     with open_stage(config, stage, accelerator.is_main_process) as run:
         check_episodes(stage, settings, accelerator)
         split, queries = load_queries(run.require("base") / "data")
         tokenizer = load_tokenizer(run.require("sft") / "model")
         origins = origins_of(run, settings)
         networks = load_networks(origins, tokenizer, settings, config.memory.frozen_dtype)
-        learner = make_learner(
-            accelerator, networks, settings, config.optimizer, config.memory, stage
-        )
+        learner = make_learner(accelerator, networks, settings, config.optimizer, config.memory)
         state = begin(run, learner, settings, len(queries))
         history = run.partial / "metrics.jsonl"
         for update in state.remaining(stage):
-            rate, kl_coef = set_rate(learner, settings), state.kl_coef
+            rate = set_rate(learner, settings)
             batch = [queries[row] for row in state.order.batch(update)]
             sampled = sample_responses(learner, batch, state.noise, settings)
             episodes = score(learner, measure(learner, sampled, settings), settings)
-            rollout = credit(
-                shape(episodes, settings, networks.pad_id, kl_coef), settings, baseline
-            )
-            metrics = describe(learner, rollout, settings, kl_coef)
+            rollout = credit(shape(episodes, settings, networks.pad_id), settings, baseline)
+            metrics = describe(learner, rollout, settings)
             metrics |= describe_texts(learner, rollout, tokenizer)
             metrics |= {"lr": rate, "seconds/rollout": state.seconds}
             if update == 0:
                 check_start(learner, rollout, origins, settings, config.memory, score)
             say_what_is_odd(learner, history, metrics, settings)
-            check_update(learner, rollout, settings, kl_coef)
-            metrics |= optimize(learner, rollout, settings, state.minibatch_seed, kl_coef)
+            check_update(learner, rollout, settings)
+            metrics |= optimize(learner, rollout, settings, state.minibatch_seed)
             metrics["seconds/update"] = state.seconds
             run.log(update + 1, episode=(update + 1) * settings.batch_size, **metrics)
             if update % settings.samples_every == 0 or update + 1 == state.updates:
                 for row in samples(rollout, tokenizer, update + 1):
                     run.append("samples.jsonl", row)
-            state.kl_coef = steer_kl(settings, kl_coef, metrics["objective/kl"])
         save_networks(learner, tokenizer, run.partial)
         if run.main:
             results = summarize(read_lines(history), settings)

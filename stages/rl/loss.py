@@ -13,10 +13,8 @@ from accelerate import Accelerator
 from torch import Tensor
 
 from stages import functional
-from stages.learning.learner import Learner, batch_rows, chunks, global_sum, local_share, room_of
-from stages.learning.passes import counted_tokens, sequence_length, summed_loss
-from stages.learning.vocabulary import LEARNED, MEASURED, LogitStatistics, logprob_formula
-from stages.posts.ragged import TokenizedSplit
+from stages.learning.learner import Learner, chunks, global_sum
+from stages.learning.vocabulary import LogitStatistics, logprob_formula
 from stages.rl.episodes import Rollout
 from stages.settings.ppo import PolicyGradient, Ppo
 
@@ -33,21 +31,6 @@ class Divisors:
     """Real tokens, for the means that are reported."""
     positions: float
     """Positions at which a value counts."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Pretraining:
-    """Reference summaries that are learned beside the episodes (InstructGPT's PPO-ptx)."""
-
-    split: TokenizedSplit
-    loss_on_query: bool
-    coef: float
-    """Weight of the loss."""
-    batch_size: int
-    """Sequences per optimizer step, over all devices."""
-    seed: int
-    first_step: int
-    """Optimizer steps before this update."""
 
 
 def count_divisors(
@@ -91,16 +74,11 @@ def split_minibatch(
 
 
 def microbatch_losses(
-    learner: Learner,
-    part: Rollout,
-    divisors: Divisors,
-    settings: PolicyGradient,
-    pad_id: int,
-    kl_coef: float,
+    learner: Learner, part: Rollout, divisors: Divisors, settings: PolicyGradient, pad_id: int
 ) -> Iterator[tuple[Tensor, dict[str, Tensor]]]:
     """The policy's part of the minibatch's loss, then a critic's if it has returns to learn, each
-    with its statistics. kl_coef is this update's, reward units per nat. In an update in which the
-    critic alone learns, the policy is not run: it gets no gradient, so the optimizer passes it by.
+    with its statistics. In an update in which the critic alone learns, the policy is not run: it
+    gets no gradient, so the optimizer passes it by.
 
     The two share no parameter. Call backward on the first loss before requesting the second: then
     only one network's activations are in memory.
@@ -113,22 +91,18 @@ def microbatch_losses(
         statistics = LogitStatistics(
             temperature=settings.temperature,
             formula=logprob_formula(settings.logprob_dtype),
-            entropy=LEARNED if settings.entropy_coef else MEASURED,
+            entropy=True,
         )
         new_logprobs, entropies = learner.trained("policy", *row, statistics, group)
-        yield policy_loss((new_logprobs, entropies), part, divisors, settings, kl_coef)
+        yield policy_loss((new_logprobs, entropies), part, divisors, settings)
     if part.returns is not None and isinstance(settings, Ppo):
         yield value_loss(learner.trained("critic", *row, group), part, divisors, settings)
 
 
 def policy_loss(
-    new: tuple[Tensor, Tensor],
-    part: Rollout,
-    divisors: Divisors,
-    settings: PolicyGradient,
-    kl_coef: float,
+    new: tuple[Tensor, Tensor], part: Rollout, divisors: Divisors, settings: PolicyGradient
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """The clipped policy loss, and KL and entropy if the settings put them into the loss.
+    """The clipped policy loss, and the KL penalty if the settings put it into the loss.
 
     `new`: log-probabilities and entropies of this step's pass, both [B, T] nats.
     """
@@ -142,10 +116,7 @@ def policy_loss(
     if settings.kl_in == "loss":
         now, reference = (torch.where(mask, x, 0.0) for x in (new_logprobs, part.ref_logprobs))
         kl = functional.kl_estimate(now, reference, settings.kl_estimator)
-        loss = loss + kl_coef * functional.weighted_sum(kl, weights) / divisors.policy
-    if settings.entropy_coef:
-        bonus = functional.weighted_sum(entropies, weights)
-        loss = loss - settings.entropy_coef * bonus / divisors.policy
+        loss = loss + settings.kl_coef * functional.weighted_sum(kl, weights) / divisors.policy
     with torch.no_grad():
         log_ratio = torch.where(mask, new_logprobs - part.logprobs, 0.0)
         by_token = {
@@ -176,25 +147,3 @@ def value_loss(
     loss = functional.weighted_sum(losses, weights) / divisors.value
     share = functional.weighted_sum(clipped, mask.float()) / divisors.positions
     return ppo.vf_coef * loss, {"loss/value_avg": loss.detach(), "val/clipfrac_avg": share}
-
-
-def pretraining_step(learner: Learner, ptx: Pretraining, step: int) -> float:
-    """Add the gradient of ptx_coef times the mean SFT loss; returns that loss, nats per token.
-
-    Gradients do not travel between devices here, but with the step's last microbatch.
-    """
-    accelerator = learner.accelerator
-    policy = accelerator.unwrap_model(learner.trained).policy
-    index = ptx.first_step + step
-    rows = batch_rows(len(ptx.split), ptx.batch_size, index, ptx.seed, "ptx")
-    share = local_share(rows, accelerator)
-    share.sort(key=lambda row: sequence_length(ptx.split, row))
-    (count,) = global_sum(accelerator, counted_tokens(ptx.split, share, ptx.loss_on_query))
-    total = 0.0
-    for part in chunks(share, room_of(accelerator).rows(learner.size())):
-        with accelerator.no_sync(learner.trained), accelerator.autocast():
-            summed = summed_loss(policy, ptx.split, part, ptx.loss_on_query, accelerator.device)
-            accelerator.backward(summed * ptx.coef * accelerator.num_processes / count)
-        total += summed.item()
-    (total,) = global_sum(accelerator, total)
-    return total / count

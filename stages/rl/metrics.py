@@ -1,7 +1,10 @@
-"""What is reported of an update: means over its episodes, samples by token, results at the end."""
+"""What is reported of an update: means over its episodes, samples by token, results, oddities."""
 
+import sys
 from collections.abc import Iterator, Sequence
 from functools import partial
+from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -16,23 +19,25 @@ from stages.posts.text_metrics import distinct, mean_copied, unshown_tokens
 from stages.rl.credit import by_mean, counted_values, explained_by_critic, uses_critic
 from stages.rl.episodes import Rollout
 from stages.rl.networks import PolicyLearner
-from stages.settings.ppo import PolicyGradient, Ppo
+from stages.running.files import read_lines
+from stages.settings.ppo import MANY_BELOW, PolicyGradient, Ppo
 
 SAMPLES_LOGGED = 8
 DIGITS = 4  # of a token's numbers in samples.jsonl
 LONGEST_PIECE = 4  # bytes of a character, so at most as many tokens spell one
+NOTHING_ENDS = "more sft.epochs, or a larger data.max_summary_tokens"
+"""What mends a policy of which no response ends."""
 FINAL_SHARE = 0.05  # the results average over this share of the updates, the last ones
 
 
 @torch.no_grad()
 def describe(
-    learner: PolicyLearner, rollout: Rollout, settings: PolicyGradient, kl_coef: float
+    learner: PolicyLearner, rollout: Rollout, settings: PolicyGradient
 ) -> dict[str, float]:
     """What the rollout looked like: means over all episodes of the batch; names as in TRL.
 
     KL and entropy are in nats per episode; only real tokens enter a sum. `objective/kl` is the
-    estimate that is trained on (kl_estimator); kl_coef is this update's, reward units per nat.
-    `val/sampler_mismatch` is in nats per token.
+    estimate that is trained on (kl_estimator). `val/sampler_mismatch` is in nats per token.
     """
     accelerator = learner.accelerator
 
@@ -45,7 +50,7 @@ def describe(
     trained_on = kl(settings.kl_estimator)
     ended = (rollout.responses == learner.networks.eos_id).any(dim=1)
     in_reward = settings.kl_in == "reward"
-    penalty = -kl_coef * trained_on if in_reward else torch.zeros_like(trained_on)
+    penalty = -settings.kl_coef * trained_on if in_reward else torch.zeros_like(trained_on)
     columns = {
         "objective/kl": trained_on,
         "objective/kl_k1": kl("k1"),
@@ -63,7 +68,6 @@ def describe(
     means = {key: value / settings.batch_size for key, value in zip(columns, sums, strict=True)}
     means["val/sampler_mismatch"] /= means["policy/response_length"]
     means["val/num_eos_tokens"] = means["policy/eos_rate"] * settings.batch_size
-    means["objective/kl_coef"] = kl_coef
     if isinstance(settings, Ppo):
         means["val/explained_variance"] = explained_by_critic(accelerator, rollout)
         means |= describe_baselines(accelerator, rollout, settings)
@@ -211,3 +215,44 @@ def summarize(history: Sequence[dict[str, Any]], settings: PolicyGradient) -> di
     logged = {key: [row[key] for row in last if key in row] for key in keys.split()}
     means = {key: sum(values) / len(values) for key, values in logged.items() if values}
     return means | {"updates": len(history), "episodes": len(history) * settings.batch_size}
+
+
+def say_what_is_odd(
+    learner: PolicyLearner, history: Path, metrics: dict[str, float], settings: PolicyGradient
+) -> None:
+    """Lines on stderr about an update from which little will be learned. They stop nothing.
+
+    - No response ends: the EOS trick gives all the same score (Huang et al. 2024, detail 23).
+    - Many responses end and score below what a missing EOS is given. Pairs of one post leave its
+      scores free up to a constant: all may lie below it, and then what does not end is rewarded.
+    - The critic explains less of the returns than a constant when the policy begins to learn. It
+      adds noise to the advantages. The reward model, the paper's critic, often does: its scalar
+      before EOS means nothing (detail 13).
+    - After a quarter of the policy's updates the mean score is not above the SFT model's, which is
+      that of the policy's first update and of those before. With fewer than eight none is said.
+
+    history: metrics.jsonl with the updates before. metrics: this update's.
+    """
+    update, lines = learner.update, []
+    waits = sum(not settings.policy_learns(before) for before in range(settings.num_updates))
+    quarter = (settings.num_updates - waits) // 4
+    if update == 0 and settings.eos_trick == "replace":
+        below = metrics["policy/below_penalty"]
+        if below > MANY_BELOW:
+            of_missing = f"{settings.missing_eos_penalty:g}, the score without an EOS"
+            lines.append(f"{below:.0%} end and score below {of_missing}: eos_trick=subtract")
+        if not metrics["policy/eos_rate"]:
+            lines.append(f"no response ends: {NOTHING_ENDS}")
+    if isinstance(settings, Ppo) and update == waits and metrics["val/explained_variance"] < 0:
+        explained = metrics["val/explained_variance"]
+        ways = "ppo.critic_init=zero or critic_updates"
+        lines.append(f"critic worse than a constant ({explained:.2g}): {ways}")
+    if quarter >= 2 and update == waits + quarter:
+        scores = [row["objective/scores"] for row in (*read_lines(history), metrics)]
+        before, after = fmean(scores[: waits + 1]), fmean(scores[waits + 1 :])
+        if after <= before:
+            ways = "learning_rate, critic" if isinstance(settings, Ppo) else "learning_rate"
+            line = f"after a quarter the score has not risen ({before:.2f}, {after:.2f})"
+            lines.append(f"{line}: see {ways}")
+    for line in lines if learner.accelerator.is_main_process else ():
+        print(line, file=sys.stderr, flush=True)

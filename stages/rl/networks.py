@@ -101,7 +101,6 @@ def make_learner(
     settings: PolicyGradient,
     optimizer: Optimizer,
     memory: Memory,
-    stage: str = "ppo",
 ) -> PolicyLearner:
     """A learner of whole networks: places them, and makes the optimizer of policy and critic."""
     trained = PolicyAndCritic(networks.policy, networks.critic)
@@ -112,6 +111,7 @@ def make_learner(
     for frozen in (networks.reward_model, networks.ref_policy):
         if not isinstance(frozen, WithoutAdapter):
             place(accelerator, frozen)
+    stage = settings.section()
     fixed_by = f"{stage}.loss_mean=microbatches"
     return PolicyLearner(
         stage=stage,
@@ -193,22 +193,19 @@ def parameter_groups(trained: PolicyAndCritic, settings: PolicyGradient) -> list
 
 
 def clip_gradients(trained: PolicyAndCritic, settings: PolicyGradient) -> dict[str, float]:
-    """Scale each network's gradient down to its largest allowed norm; returns the norms before.
+    """Scale the policy's gradient down to its largest allowed norm; returns both norms before.
 
     A network that does not learn in this update has no gradient, and no norm.
     """
     norms = {}
     for name, network in trained.named_children():
-        largest = settings.max_grad_norm
-        if name == "critic" and isinstance(settings, Ppo):
-            largest = settings.critic_max_grad_norm
         learned = [weight for weight in network.parameters() if weight.grad is not None]
         gradients = [weight.grad for weight in learned if weight.grad is not None]
         if not gradients:
             continue
         norm = whole(torch.nn.utils.get_total_norm(gradients))
-        if largest:
-            torch.nn.utils.clip_grads_with_norm_(learned, largest, norm)
+        if name == "policy" and settings.max_grad_norm:
+            torch.nn.utils.clip_grads_with_norm_(learned, settings.max_grad_norm, norm)
         norms[f"{name}/grad_norm"] = norm.item()
     return norms
 

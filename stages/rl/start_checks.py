@@ -6,13 +6,11 @@ trains. These checks cost one small batch and stop the run with a diagnosis befo
 
 import copy
 import json
-import sys
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 import torch
@@ -25,9 +23,9 @@ from stages.learning.vocabulary import LogitStatistics
 from stages.posts.ragged import pad_left, pad_right
 from stages.rl.episodes import Episodes, Measured, Rollout
 from stages.rl.networks import Origins, PolicyLearner
-from stages.running.files import read_lines, write_json
+from stages.running.files import write_json
 from stages.settings.checks import UserError
-from stages.settings.ppo import MANY_BELOW, PolicyGradient, Ppo
+from stages.settings.ppo import PolicyGradient, Ppo
 from stages.settings.sections import Memory
 
 
@@ -66,8 +64,6 @@ CHECKED = 8
 """Episodes that a model reads again, at most. Padding or dropout that is wrong is wrong in each."""
 KNOWN = 20
 """Texts whose scores are saved with a reward model."""
-NOTHING_ENDS = "more sft.epochs, or a larger data.max_summary_tokens"
-"""What mends a policy of which no response ends."""
 
 
 def precision(settings: PolicyGradient, memory: Memory) -> str:
@@ -211,47 +207,6 @@ def check_critic(rollout: Rollout, eos_id: int, bounds: Bounds, before_eos: bool
         "step 3 scores another text than the critic reads, or the critic was not loaded from the"
         " normalised reward model",
     )
-
-
-def say_what_is_odd(
-    learner: PolicyLearner, history: Path, metrics: dict[str, float], settings: PolicyGradient
-) -> None:
-    """Lines on stderr about an update from which little will be learned. They stop nothing.
-
-    - No response ends: the EOS trick gives all the same score (Huang et al. 2024, detail 23).
-    - Many responses end and score below what a missing EOS is given. Pairs of one post leave its
-      scores free up to a constant: all may lie below it, and then what does not end is rewarded.
-    - The critic explains less of the returns than a constant when the policy begins to learn. It
-      adds noise to the advantages. The reward model, the paper's critic, often does: its scalar
-      before EOS means nothing (detail 13).
-    - After a quarter of the policy's updates the mean score is not above the SFT model's, which is
-      that of the policy's first update and of those before. With fewer than eight none is said.
-
-    history: metrics.jsonl with the updates before. metrics: this update's.
-    """
-    update, lines = learner.update, []
-    waits = sum(not settings.policy_learns(before) for before in range(settings.num_updates))
-    quarter = (settings.num_updates - waits) // 4
-    if update == 0 and settings.eos_trick == "replace":
-        below = metrics["policy/below_penalty"]
-        if below > MANY_BELOW:
-            of_missing = f"{settings.missing_eos_penalty:g}, the score without an EOS"
-            lines.append(f"{below:.0%} end and score below {of_missing}: eos_trick=subtract")
-        if not metrics["policy/eos_rate"]:
-            lines.append(f"no response ends: {NOTHING_ENDS}")
-    if isinstance(settings, Ppo) and update == waits and metrics["val/explained_variance"] < 0:
-        explained = metrics["val/explained_variance"]
-        ways = "ppo.critic_init=zero or critic_updates"
-        lines.append(f"critic worse than a constant ({explained:.2g}): {ways}")
-    if quarter >= 2 and update == waits + quarter:
-        scores = [row["objective/scores"] for row in (*read_lines(history), metrics)]
-        before, after = fmean(scores[: waits + 1]), fmean(scores[waits + 1 :])
-        if after <= before:
-            ways = "learning_rate, critic" if isinstance(settings, Ppo) else "learning_rate"
-            line = f"after a quarter the score has not risen ({before:.2f}, {after:.2f})"
-            lines.append(f"{line}: see {ways}")
-    for line in lines if learner.accelerator.is_main_process else ():
-        print(line, file=sys.stderr, flush=True)
 
 
 def score_in_passes(

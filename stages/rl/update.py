@@ -6,15 +6,13 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor
 
-from stages import functional
 from stages.learning.learner import optimizer_step
 from stages.learning.loop import linear_rate, set_learning_rate
-from stages.posts.ragged import TokenizedSplit
 from stages.rl import loss
 from stages.rl.episodes import Rollout
 from stages.rl.networks import PolicyLearner, clip_gradients
 from stages.settings.checks import check_dealt
-from stages.settings.ppo import PolicyGradient, Ppo
+from stages.settings.ppo import PolicyGradient
 
 
 def check_episodes(section: str, settings: PolicyGradient, accelerator: Accelerator) -> None:
@@ -32,44 +30,23 @@ def set_rate(learner: PolicyLearner, settings: PolicyGradient) -> float:
     return rate
 
 
-def make_pretraining(
-    ppo: Ppo, train: TokenizedSplit, loss_on_query: bool, seed: int, update: int
-) -> loss.Pretraining:
-    """The pretraining mix of one update: as many references as there are episodes."""
-    return loss.Pretraining(
-        split=train,
-        loss_on_query=loss_on_query,
-        coef=ppo.ptx_coef,
-        batch_size=ppo.batch_size // ppo.num_minibatches,
-        seed=seed,
-        first_step=update * ppo.num_ppo_epochs * ppo.num_minibatches,
-    )
-
-
 def optimize(
-    learner: PolicyLearner,
-    rollout: Rollout,
-    settings: PolicyGradient,
-    seed: int,
-    kl_coef: float,
-    ptx: loss.Pretraining | None = None,
+    learner: PolicyLearner, rollout: Rollout, settings: PolicyGradient, seed: int
 ) -> dict[str, float]:
     """Step 6: num_ppo_epochs passes over the rollout; returns the statistics averaged over them.
 
     The same weights, rollout and `seed` give the same new weights; `seed` decides how episodes are
     dealt into minibatches. An epoch whose mean approxkl is above target_kl is the last one. A step
     measures approxkl before it learns: with one minibatch, the epoch's own step is left out.
-    In the learner's first critic_updates updates the critic alone learns, without the mix `ptx`.
-    kl_coef is this update's, reward units per nat. Raises NonFiniteError before a step that is not
-    finite.
+    In the learner's first critic_updates updates the critic alone learns. Raises NonFiniteError
+    before a step that is not finite.
     """
     learner.trained.train()
     generator = torch.Generator().manual_seed(seed)
     history: list[dict[str, float]] = []
     for _ in range(settings.num_ppo_epochs):
         for rows in deal(rollout, settings, generator):
-            minibatch, step = rollout.rows(rows), len(history)
-            history.append(take_step(learner, minibatch, settings, kl_coef, ptx, step))
+            history.append(take_step(learner, rollout.rows(rows), settings))
         epoch = mean_statistics(history[-settings.num_minibatches :])
         if settings.target_kl and epoch.get("policy/approxkl_avg", 0.0) > settings.target_kl:
             break
@@ -88,23 +65,12 @@ def deal(
 
 
 def take_step(
-    learner: PolicyLearner,
-    minibatch: Rollout,
-    settings: PolicyGradient,
-    kl_coef: float,
-    ptx: loss.Pretraining | None = None,
-    step: int = 0,
+    learner: PolicyLearner, minibatch: Rollout, settings: PolicyGradient
 ) -> dict[str, float]:
-    """One optimizer step on a minibatch, in microbatches weighted by the tokens that they hold.
-
-    `step` counts the optimizer steps of this update.
-    """
+    """One optimizer step on a minibatch, in microbatches weighted by the tokens that they hold."""
     accelerator, pad_id = learner.accelerator, learner.networks.pad_id
-    mixed: dict[str, float] = {}
 
     def parts(size: int) -> list[tuple[Rollout, loss.Divisors]]:
-        if ptx is not None and settings.policy_learns(learner.update):
-            mixed["loss/ptx"] = loss.pretraining_step(learner, ptx, step)
         places = loss.split_minibatch(minibatch, settings, pad_id, size)
         divisors = loss.count_divisors(accelerator, minibatch, settings, len(places))
         device = minibatch.queries.device
@@ -112,10 +78,10 @@ def take_step(
         return [(minibatch.rows(row).trimmed(*longest), divisors) for row, longest in rows]
 
     def losses(part: tuple[Rollout, loss.Divisors]) -> Iterator[tuple[Tensor, dict[str, Tensor]]]:
-        return loss.microbatch_losses(learner, *part, settings, pad_id, kl_coef)
+        return loss.microbatch_losses(learner, *part, settings, pad_id)
 
     def clip() -> dict[str, float]:
-        return mixed | clip_gradients(accelerator.unwrap_model(learner.trained), settings)
+        return clip_gradients(accelerator.unwrap_model(learner.trained), settings)
 
     return optimizer_step(learner, parts, losses, least=settings.samples_per_query, clip=clip)
 
@@ -123,11 +89,3 @@ def take_step(
 def mean_statistics(history: Sequence[dict[str, float]]) -> dict[str, float]:
     """The mean of every statistic over some optimizer steps."""
     return {key: sum(stats[key] for stats in history) / len(history) for key in history[0]}
-
-
-def steer_kl(settings: PolicyGradient, kl_coef: float, kl: float) -> float:
-    """The kl_coef of the next update, reward units per nat; it changes only if it is adaptive."""
-    if not settings.kl_target:
-        return kl_coef
-    size, horizon = settings.batch_size, settings.kl_horizon
-    return functional.adapt_kl_coef(kl_coef, kl, settings.kl_target, size, horizon)

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from stages.rl import loss
 from stages.rl.episodes import Rollout
+from stages.rl.metrics import NOTHING_ENDS
 from stages.rl.networks import PolicyLearner
-from stages.rl.start_checks import NOTHING_ENDS
 from stages.settings.checks import UserError
 from stages.settings.ppo import PolicyGradient, Ppo
 
@@ -30,16 +30,14 @@ FLOOR = 1e-8
 
 
 @torch.no_grad()
-def check_update(
-    learner: PolicyLearner, rollout: Rollout, settings: PolicyGradient, kl_coef: float
-) -> None:
-    """All checks of one update. kl_coef is this update's, reward units per nat.
+def check_update(learner: PolicyLearner, rollout: Rollout, settings: PolicyGradient) -> None:
+    """All checks of one update.
 
     Raises UserError that says which update, what does not hold, and by how much.
     """
     update = f"update {learner.update + 1}"
     real = rollout.responses != learner.networks.pad_id
-    check_rewards(update, rollout, real, settings, kl_coef)
+    check_rewards(update, rollout, real, settings)
     check_moments(update, learner, settings)
     if learner.update >= 2 and settings.policy_learns(learner.update - 2):
         check_reference(update, rollout, real, learner.networks.eos_id)
@@ -48,12 +46,10 @@ def check_update(
     else:
         check_groups(update, rollout, settings.samples_per_query)
     if settings.policy_learns(learner.update):
-        check_gradient(update, learner, rollout, settings, kl_coef)
+        check_gradient(update, learner, rollout, settings)
 
 
-def check_rewards(
-    update: str, rollout: Rollout, real: Tensor, settings: PolicyGradient, kl_coef: float
-) -> None:
+def check_rewards(update: str, rollout: Rollout, real: Tensor, settings: PolicyGradient) -> None:
     """An episode's rewards add up to its score minus kl_coef times its KL (Stiennon et al. 2020,
     section 3.4). Whitened rewards have another scale and are not compared.
     """
@@ -61,7 +57,7 @@ def check_rewards(
         return
     ratio = (rollout.logprobs.double() - rollout.ref_logprobs.double()).masked_fill(~real, 0)
     kl = {"k1": ratio, "k2": ratio**2 / 2, "k3": torch.exp(-ratio) - 1 + ratio}
-    penalty = kl[settings.kl_estimator].sum(dim=1) * kl_coef
+    penalty = kl[settings.kl_estimator].sum(dim=1) * settings.kl_coef
     if settings.kl_in != "reward":
         penalty = torch.zeros_like(penalty)
     _require_equal(
@@ -88,7 +84,7 @@ def check_credit(
     deltas = rollout.rewards.double() + ppo.gamma * after - values
     _require_equal(
         rollout.returns.double()[counted],
-        (_summed(deltas, ppo.gamma * ppo.critic_lam) + values)[counted],
+        (_summed(deltas, ppo.gamma * ppo.lam) + values)[counted],
         f"{update}: the critic's targets are not the returns of this update's rewards and values",
     )
     positions = (values, rollout.returns.double(), counted)
@@ -139,7 +135,7 @@ def check_groups(update: str, rollout: Rollout, group_size: int) -> None:
 
 @torch.enable_grad()
 def check_gradient(
-    update: str, learner: PolicyLearner, rollout: Rollout, settings: PolicyGradient, kl_coef: float
+    update: str, learner: PolicyLearner, rollout: Rollout, settings: PolicyGradient
 ) -> None:
     """The loss has, for each token, the gradient of a ratio and a clip of its own (Schulman et al.
     2017, equation 7), at log-probabilities that a later step might have: some beyond the clip.
@@ -150,7 +146,7 @@ def check_gradient(
     stand_in: Any = copy.copy(learner)
     stand_in.trained = lambda network, *row: (new, torch.zeros_like(new))
     sums = loss.Divisors(policy=1.0, value=1.0, tokens=1.0, positions=1.0)
-    minibatch = stand_in, rollout, sums, settings, learner.networks.pad_id, kl_coef
+    minibatch = stand_in, rollout, sums, settings, learner.networks.pad_id
     (learned,) = torch.autograd.grad(next(iter(loss.microbatch_losses(*minibatch)))[0], new)
     log_ratio, advantages = new.double() - rollout.logprobs.double(), rollout.advantages.double()
     ratio, clip = log_ratio.exp(), settings.cliprange or math.inf
@@ -158,7 +154,7 @@ def check_gradient(
     expected = (-advantages * ratio).masked_fill(clipped, 0)
     if settings.kl_in == "loss":
         kl = new.double() - rollout.ref_logprobs.double()
-        expected += kl_coef * (kl if settings.kl_estimator == "k2" else 1 - torch.exp(-kl))
+        expected += settings.kl_coef * (kl if settings.kl_estimator == "k2" else 1 - torch.exp(-kl))
     # What a token's loss is divided by before the caller divides the sum.
     shares = {"sequences": real.sum(dim=1, keepdim=True), "microbatches": real.sum()}
     learned = learned.double() * shares.get(settings.loss_mean, 1)

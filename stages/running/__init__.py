@@ -4,7 +4,6 @@ files     files that are whole or absent, their hashes, JSON lines that a kill l
 hub       models and data sets of the hub, each at one commit
 inputs    the user's own files that a stage reads, and their hashes
 machine   what a run was made with: code, libraries, device, memory
-progress  how far, how long it will take, lines of 80 columns
-signals   what is under way is finished first
+progress  how far a stage is, in lines of 80 columns, and signals that stop it
 launch    a stage in several processes, through accelerate
 """

@@ -27,10 +27,7 @@ def file_hash(path: Path) -> str:
 
 
 def known_hash(path: Path) -> str:
-    """`file_hash` of a file that others wrote, read again only where its size or time is another.
-
-    A process that looks at many stages would else read a large model again for each of them.
-    """
+    """`file_hash` of a file of others, read again only where its size or time is another."""
     status = path.stat()
     return _hash_at(path.absolute(), status.st_size, status.st_mtime_ns)
 
@@ -45,9 +42,9 @@ def hash_files(
 ) -> dict[str, str]:
     """Relative path -> hash of every file below a folder, without the subfolders left out."""
     paths = sorted(path for path in folder.rglob("*") if path.is_file())
-    names = {path.relative_to(folder): path for path in paths}
-    kept = {name: path for name, path in names.items() if name.parts[0] not in leave_out}
-    return {str(name): hash_of_file(path) for name, path in kept.items()}
+    names = {path: path.relative_to(folder) for path in paths}
+    kept = [path for path in paths if names[path].parts[0] not in leave_out]
+    return {str(names[path]): hash_of_file(path) for path in kept}
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -95,9 +92,7 @@ def link_or_copy(source: Path, target: Path) -> None:
 
 
 def cached_folder(folder: Path, make: Callable[[Path], None]) -> Path:
-    """A folder that `make` filled once. Its files' hashes lie in it, and are checked before use:
-    where they differ, one line says so and it is made anew.
-    """
+    """A folder that `make` filled once. Where it is not what its hashes say, it is made anew."""
     if folder.exists():
         if read_json(folder / HASHES) == hash_files(folder, [HASHES]):
             return folder
@@ -122,10 +117,7 @@ def cached_folder(folder: Path, make: Callable[[Path], None]) -> Path:
 
 
 def read_json(path: Path) -> Any:
-    """The value in a JSON file, or None if there is no such file.
-
-    Raises UserError for a file that is no JSON.
-    """
+    """The value in a JSON file, or None without one. Raises UserError where it is no JSON."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -135,10 +127,7 @@ def read_json(path: Path) -> Any:
 
 
 def read_record(path: Path) -> Any:
-    """The object in a JSON file, or None if there is no such file.
-
-    Raises UserError for a file that is no JSON object.
-    """
+    """The object in a JSON file, or None without one. Raises UserError where it is none."""
     value = read_json(path)
     if value is not None and not isinstance(value, dict):
         raise UserError(f"{path} is no JSON object: {RESTORE}")
@@ -164,14 +153,10 @@ def whole_lines(path: Path) -> tuple[list[Any], int]:
     """
     rows: list[Any] = []
     size = 0
-    if not path.exists():
-        return rows, size
-    with path.open("rb") as lines:
+    # A ValueError also where the bytes are no UTF-8.
+    with suppress(FileNotFoundError, ValueError), path.open("rb") as lines:
         for line in lines:
-            try:
-                row = json.loads(line)
-            except ValueError:  # also where the bytes are no UTF-8
-                break
+            row = json.loads(line)
             if not line.endswith(b"\n"):
                 break
             rows.append(row)

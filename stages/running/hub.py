@@ -22,6 +22,7 @@ from stages.running.inputs import BESIDE_WEIGHTS, OLD_WEIGHTS, WEIGHTS, Source
 from stages.settings import config as settings
 from stages.settings.checks import UserError
 
+RECORDS = "hub.json"  # below runs/
 COMMIT = re.compile(r"[0-9a-f]{40}")
 ANSWER_SECONDS = 10.0
 ABOUT_THE_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES)
@@ -53,21 +54,13 @@ class Fetched:
     @property
     def record(self) -> dict[str, str]:
         """What a manifest says of it."""
-        source = self.source
-        return {
-            "setting": source.setting,
-            "repository": source.name,
-            "configuration": source.configuration,
-            "revision": source.revision,
-            "commit": self.commit,
-        }
+        about = vars(self.source) | {"repository": self.source.name, "commit": self.commit}
+        names = ("setting", "repository", "configuration", "revision", "commit")
+        return {name: about[name] for name in names}
 
 
 def fetch_model(source: Source) -> Fetched:
-    """A model's configuration, tokenizer and weights; `.bin` only where there is nothing newer.
-
-    Raises UserError as `fetch` does.
-    """
+    """A model's configuration, tokenizer and weights; `.bin` only where there is nothing newer."""
     fetched = fetch(source, (*BESIDE_WEIGHTS, *WEIGHTS))
     if not source.is_folder and not any(fetched.folder.glob(WEIGHTS[0])):
         return fetch(source, (*BESIDE_WEIGHTS, *OLD_WEIGHTS))
@@ -75,14 +68,13 @@ def fetch_model(source: Source) -> Fetched:
 
 
 def fetch_tokenizer(source: Source) -> Fetched:
-    """A model's files but for its weights. Raises UserError as `fetch` does."""
+    """A model's files but for its weights."""
     return fetch(source, BESIDE_WEIGHTS)
 
 
 def fetch(source: Source, patterns: tuple[str, ...]) -> Fetched:
     """The files of a source that match one of the patterns, at the commit that is recorded.
 
-    The network is asked only for what the hub's cache lacks.
     Raises UserError for a source that is not there, not permitted, or does not come through.
     """
     if source.is_folder:
@@ -113,7 +105,7 @@ def _commit_of(source: Source) -> str:
     """The commit that the setting names, or that `runs/hub.json` recorded, or the hub's now."""
     if COMMIT.fullmatch(source.revision):
         return source.revision
-    if recorded := _recorded().get(_key(source)):
+    if recorded := _recorded().get(source.key):
         return recorded
     with _one_line(source):
         now = _commit_now(source)
@@ -132,37 +124,26 @@ def _commit_now(source: Source) -> str:
         if isinstance(error, HfHubHTTPError) and error.response.status_code < 500:
             raise
         with suppress(OSError):
-            cached = snapshot_download(
-                source.name, local_files_only=True, allow_patterns=[], **wanted
-            )
-            return Path(cached).name
+            cached: Any = {"local_files_only": True, "allow_patterns": []} | wanted
+            return Path(snapshot_download(source.name, **cached)).name
         raise
 
 
 # -- what was loaded first -------------------------------------------------------------------------
 
 
-def _records() -> Path:
-    return settings.RUNS / "hub.json"
-
-
-def _key(source: Source) -> str:
-    return f"{source.kind}s/{source.name}@{source.revision}"
-
-
 def _recorded() -> dict[str, str]:
-    return read_record(_records()) or {}
+    return read_record(settings.RUNS / RECORDS) or {}
 
 
 def _record(source: Source, commit: str) -> str:
     """Record a commit unless another run has; the one on record. Runs at once take turns."""
-    path = _records()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.with_name(".hub.lock").open("w") as lock:
+    settings.RUNS.mkdir(parents=True, exist_ok=True)
+    with (settings.RUNS / ".hub.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        records = {_key(source): commit} | _recorded()
-        write_json(path, records)
-    return records[_key(source)]
+        records = {source.key: commit} | _recorded()
+        write_json(settings.RUNS / RECORDS, records)
+    return records[source.key]
 
 
 # -- errors ----------------------------------------------------------------------------------------

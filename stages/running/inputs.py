@@ -36,7 +36,6 @@ class Source:
     """A folder, or a repository of the hub at a revision, as one setting names it."""
 
     setting: str
-    """The setting, for messages: `base.checkpoint`."""
     kind: str
     """`model` or `dataset`."""
     name: str
@@ -44,7 +43,6 @@ class Source:
     configuration: str = ""
     """Of a data set; empty: it has one only."""
     revision: str = MAIN
-    """Branch, tag or commit."""
 
     @property
     def is_folder(self) -> bool:
@@ -55,6 +53,11 @@ class Source:
     def label(self) -> str:
         """Its name in messages."""
         return f"{self.setting}: {self.kind} {self.name}"
+
+    @property
+    def key(self) -> str:
+        """Its name in `runs/hub.json`."""
+        return f"{self.kind}s/{self.name}@{self.revision}"
 
 
 def model_source(setting: str, text: str) -> Source:
@@ -91,12 +94,11 @@ def data_inputs(config: Config, stage: str) -> dict[str, str]:
     folder = Path(config.data.source)
     if folder.is_file():
         return {DATA: _hash_of([folder])}
-    both = [
-        [folder / f"{split}{ending}" for ending in DATA_FILES]
-        for split in (*POSTS, *COMPARISONS, PPO_TRAIN)
-    ]
-    there = [[path for path in paths if path.is_file()] for paths in both]
-    return {DATA: _hash_of([paths[0] for paths in there if paths])}
+    paths = []
+    for split in (*POSTS, *COMPARISONS, PPO_TRAIN):
+        files = (folder / f"{split}{ending}" for ending in DATA_FILES)
+        paths += [path for path in files if path.is_file()][:1]
+    return {DATA: _hash_of(paths)}
 
 
 def output_files(source: str) -> list[Path]:
@@ -109,9 +111,7 @@ def output_files(source: str) -> list[Path]:
 
 
 def folder_inputs(config: Config, stage: str) -> dict[str, str]:
-    """A hash of each folder of this machine from which a stage loads a model, a tokenizer or a data
-    set, by the setting that names it.
-    """
+    """A hash of each folder from which a stage loads a model, a tokenizer or a data set."""
     names = {"base": ("base.checkpoint", "base.tokenizer"), "released": ("released.reward_model",)}
     loaded = list(names.get(stage, ()))
     if STAGES[stage].reads_data and config.data.source == settings.HUB:

@@ -29,8 +29,7 @@ PATIENCE = {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "1800"}
 def launch_words(gpus: int, nodes: int, engine: str) -> tuple[str, ...]:
     """The words before `-m stages.driving.start ...` that start a stage; none: this interpreter.
 
-    `gpus` processes on each of `nodes` machines.
-    Raises UserError for numbers below 1, for an engine that nobody has seen work, and for
+    `gpus` processes on each of `nodes` machines. Raises UserError as `check_numbers` does, and for
     several machines outside a Slurm job that has them.
     """
     check_numbers(gpus, nodes, engine)
@@ -50,8 +49,7 @@ def add_launch_arguments(parser: argparse.ArgumentParser) -> None:
 def launch_variables(args: argparse.Namespace) -> list[str]:
     """The make variables that say how stages are started, where they are not the defaults."""
     typed = {"GPUS": args.gpus, "NODES": args.nodes, "ENGINE": args.engine}
-    defaults = {"GPUS": 1, "NODES": 1, "ENGINE": ENGINES[0]}
-    return [f"{name}={value}" for name, value in typed.items() if value != defaults[name]]
+    return [f"{name}={value}" for name, value in typed.items() if value not in (1, ENGINES[0])]
 
 
 def check_numbers(gpus: int, nodes: int, engine: str) -> None:
@@ -67,8 +65,7 @@ def _srun(nodes: int) -> tuple[str, ...]:
     there = int(os.environ.get("SLURM_JOB_NUM_NODES", "0"))
     if there < nodes:
         where = f"this Slurm job has {there}" if there else "this is no Slurm job"
-        mend = "submit a job script (stages/README.md)"
-        raise UserError(f"NODES={nodes}, but {where}: {mend}")
+        raise UserError(f"NODES={nodes}, but {where}: submit a job script (stages/README.md)")
     once_each = f"--nodes={nodes} --ntasks={nodes} --ntasks-per-node=1".split()
     return "srun", *once_each, "--kill-on-bad-exit=1"
 
@@ -76,11 +73,7 @@ def _srun(nodes: int) -> tuple[str, ...]:
 def accelerate_arguments(
     engine: str, gpus: int, nodes: int, environ: Mapping[str, str]
 ) -> list[str]:
-    """The arguments of `accelerate launch` on this machine.
-
-    Slurm says which of several machines this is. The job script says where the first one is
-    reached (MASTER_ADDR, MASTER_PORT).
-    """
+    """The arguments of `accelerate launch` on this machine, one of those that Slurm numbers."""
     config = Path(__file__).with_name("engines") / f"{engine}.yaml"
     words = ["--config_file", str(config), "--num_processes", str(gpus * nodes)]
     words += ["--num_machines", str(nodes)]
@@ -92,9 +85,8 @@ def accelerate_arguments(
 
 
 def hand_on(process: subprocess.Popen[bytes], number: int) -> None:
-    """Hand a signal that asks to stop on to what runs a stage.
-
-    A SIGTERM makes srun kill its tasks at once; a SIGUSR1 it sends to them, where `main` waits.
+    """Hand a signal that asks to stop on to what runs a stage. A SIGTERM makes srun kill its tasks
+    at once; a SIGUSR1 it sends to them, where `main` waits.
     """
     words: Any = process.args
     process.send_signal(signal.SIGUSR1 if words[0] == "srun" else number)

@@ -17,11 +17,11 @@ import resource
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from stages.running.files import file_hash
 from stages.settings.checks import UserError, is_on
 
 LIBRARIES = ("torch", "transformers", "accelerate", "datasets", "tokenizers", "numpy", "peft")
@@ -32,13 +32,10 @@ OF_ARITHMETIC = re.compile(
     "|TORCHINDUCTOR|TRANSFORMERS|USE_HUB|XLA)_"
 )
 MMAP_THRESHOLD, TRIM_THRESHOLD = -3, -1  # what glibc's mallopt calls them
-KEPT_BLOCK = 2**28  # bytes
-NEVER = -1  # the heap's top is never given back
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("stages", "eval", "reports")
 SEVERAL = "several"  # in place of a hash: the file changed between two attempts at a stage
 MOST_NAMED = 3
-
 Record = dict[str, Any]
 
 
@@ -64,10 +61,8 @@ def library_versions() -> dict[str, str]:
     """Python and the libraries whose version can change a number."""
     versions = {"python": platform.python_version()}
     for name in LIBRARIES:
-        try:
+        with suppress(importlib.metadata.PackageNotFoundError):
             versions[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
     return versions
 
 
@@ -95,10 +90,7 @@ def device_name() -> str:
 
 
 def processor() -> dict[str, str]:
-    """The processor's model and, where torch is loaded, the instructions that torch takes.
-
-    `ATEN_CPU_CAPABILITY` bounds these, whatever the processor has.
-    """
+    """The processor's model and, where torch is loaded, the instructions that torch takes."""
     torch = sys.modules.get("torch")
     taken = {"instructions": torch.backends.cpu.get_cpu_capability()} if torch else {}
     return {"model": cpu_model(), **taken}
@@ -132,21 +124,20 @@ def peak_gpu_gib() -> float:
 
 def cpu_model(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
     """The processor's name, or its architecture where the system does not say."""
-    try:
-        lines = cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        lines = []
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(names, platform.machine())
+    with suppress(OSError):
+        for line in cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.machine()
 
 
-def keep_freed_memory(most: int = KEPT_BLOCK, trim: int = NEVER) -> None:
+def keep_freed_memory(most: int = 2**28, trim: int = -1) -> None:
     """Have this process keep freed blocks below so many bytes, where the C library is glibc.
 
     glibc gives a large block back to the system at once, and the top of its heap once `trim` bytes
-    are free there; what comes next is zeroed page by page. A fifth of the seconds of an update were
-    the system's, at pythia-14m's shape and, by the heap's top alone, at SmolLM2-135M's (21 seconds
-    with it, 17 without). Larger blocks go back as before. With two small numbers everything does.
+    are free there (-1: never); what comes next is zeroed page by page. A fifth of the seconds of an
+    update were the system's, at pythia-14m's shape and, by the heap's top alone, at SmolLM2-135M's
+    (21 seconds with it, 17 without). With two small numbers everything goes back.
     """
     libc = ctypes.CDLL(None)
     if hasattr(libc, "mallopt"):
@@ -164,24 +155,19 @@ def code_record(module: str, begun_with: Record | None) -> Record:
     `begun_with` is the record of an attempt that this one goes on from. A file that has changed
     since then is marked, because a part of the stage was made with each version.
     """
-    files = code_of(module)
-    bytes_now = bytes_of(files)
-    if begun_with is not None:
-        before = begun_with["files"]
-        names = sorted(before.keys() | files.keys())
-        same = {name for name in before.keys() & files.keys() if before[name] == files[name]}
-        files = {name: files[name] if name in same else SEVERAL for name in names}
-    return {"module": module, "files": files, "bytes": bytes_now}
+    now = code_of(module)
+    before = begun_with["files"] if begun_with else now
+    files = {
+        name: now[name] if now.get(name) == before.get(name) else SEVERAL
+        for name in sorted(before | now)
+    }
+    return {"module": module, "files": files}
 
 
 def changed_files(record: Record) -> list[str]:
     """The files in which the code now differs from a record."""
-    files = record["files"]
-    # Equal bytes are equal code: nothing has to be parsed.
-    if SEVERAL not in files.values() and bytes_of(files) == record["bytes"]:
-        return []
-    now = code_of(record["module"])
-    return sorted(name for name in files.keys() | now.keys() if files.get(name) != now.get(name))
+    files, now = record["files"], code_of(record["module"])
+    return sorted(name for name in files | now if files.get(name) != now.get(name))
 
 
 def other_code(changed: Mapping[str, Iterable[str]]) -> str:
@@ -213,17 +199,6 @@ def code_of(module: str) -> dict[str, str]:
     return dict(sorted(hashes.items()))
 
 
-def bytes_of(files: Iterable[str]) -> str:
-    """One hash of the bytes of several files; a missing one counts too."""
-    hashes = [f"{name} {_bytes_hash(ROOT / name)}" for name in sorted(files)]
-    return _short_hash("\n".join(hashes))
-
-
-@cache
-def _bytes_hash(path: Path) -> str:
-    return file_hash(path) if path.is_file() else ""
-
-
 @cache
 def _parsed(path: Path) -> tuple[str, list[str]]:
     """The hash of a file's code, and the names in our packages that it imports."""
@@ -247,11 +222,8 @@ def _plain(node: Any) -> Any:
         return [_plain(part) for part in node if not _is_bare_text(part)]
     if not isinstance(node, ast.AST):
         return node
-    fields = [(name, _plain(value)) for name, value in ast.iter_fields(node)]
-    return [
-        type(node).__name__,
-        *((name, value) for name, value in fields if value not in (None, [])),
-    ]
+    fields = ((name, _plain(value)) for name, value in ast.iter_fields(node))
+    return [type(node).__name__, *(field for field in fields if field[1] not in (None, []))]
 
 
 def _is_bare_text(node: Any) -> bool:

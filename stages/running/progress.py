@@ -1,14 +1,20 @@
-"""How many items are done, how long the rest takes, and what is learned meanwhile: a bar on a
-terminal, lines in a log.
+"""How far a stage is and what it learns, on a terminal or in a log, and signals that stop it.
 
-Standard library only, but for the bar, which is tqdm's.
+A stage that is to stop finishes what is under way; then `Stopped` is raised. The loops ask for it
+between two updates or parts. One process has one set of signals, so this module keeps what has been
+asked. Standard library only, but for the bar, which is tqdm's.
 """
 
+import os
+import signal
 import sys
 import textwrap
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
+
+from stages.settings.checks import print_nowhere, say_error
 
 T = TypeVar("T")
 Note = Callable[[int, float], None]
@@ -46,9 +52,8 @@ def progress(
 ) -> Iterator[T]:
     """Pass the items on; show how many are done and how long the rest takes.
 
-    `done` of the `total` were done before. Every few seconds `note` is called with the number of
-    items that are done and the seconds that are left. `numbers` are those to watch, as they are by
-    then, by the names of metrics.
+    `done` of the `total` were done before. Every few seconds `note` gets the number of items that
+    are done and the seconds that are left. `numbers` are the metrics to watch, as they are by then.
     """
     started = last_line = last_note = time.monotonic()
     terminal = sys.stderr.isatty()
@@ -101,10 +106,7 @@ MOST_REPEATED = 40  # a longer name is not repeated on each line
 
 
 def folded(text: str, more: str = "    ") -> list[str]:
-    """A text in lines of at most 80 columns; its own indent stands before the first.
-
-    `more` stands before each other line.
-    """
+    """A text in lines of at most 80 columns; `more` stands before each but the first."""
     return textwrap.wrap(text, COLUMNS, subsequent_indent=more, break_on_hyphens=False)
 
 
@@ -114,18 +116,93 @@ def told(who: str, text: str) -> str:
     return "\n".join(folded(mark + text, mark if len(mark) <= MOST_REPEATED else "    "))
 
 
-def duration(seconds: float) -> str:
-    """Seconds for people: `40 s`, `25 min`, `1 h 05 min`."""
-    if seconds < 60:
-        return f"{seconds:.0f} s"
-    minutes = round(seconds / 60)
-    return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
+# -- signals ---------------------------------------------------------------------------------------
+
+SETTLE_SECONDS = 2.0
+"""What drives a process passes a signal on that it already had from the terminal or with its group.
+Within this time it counts as the same signal."""
+ANSWER = "{}: finishes the update or batch that is under way; a second one stops now\n"
+CALLER_SAYS_STOP = "CALLER_SAYS_STOP"
+"""Set by a caller that says itself how its whole work goes on, so that a stop is one line."""
+GOES_ON_WITH = "GOES_ON_WITH"
+"""Set by a caller: make variables that belong to the command with which a stage goes on."""
+_asked: list[tuple[int, float]] = []  # signal and monotonic time, at most one
+_finishing: list[int] = []  # one item for each thing under way that is to be finished first
 
 
-def shortened(names: Sequence[str], width: int) -> list[str]:
-    """The names in at most `width` characters; a cut one ends with its number among them."""
-    ends = [f"…#{number}" for number in range(1, len(names) + 1)]
-    return [
-        name if len(name) <= width else name[: width - len(end)] + end
-        for name, end in zip(names, ends, strict=True)
-    ]
+class Stopped(BaseException):
+    """A signal has stopped the stage, which can go on; like KeyboardInterrupt, no Exception."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
+
+
+def stop_asked() -> int:
+    """The number of the signal that asked this process to stop, or 0."""
+    return _asked[0][0] if _asked else 0
+
+
+def handled_signals() -> tuple[signal.Signals, ...]:
+    """The signals that stop a stage: Ctrl-C, SIGTERM, and a terminal that closes, unless `nohup`
+    has that ignored.
+    """
+    always = (signal.SIGINT, signal.SIGTERM)
+    ignored = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    return always if ignored else (*always, signal.SIGHUP)
+
+
+def ask_to_stop(number: int) -> bool:
+    """Note a signal; False if it is the second one, which ends the process at once. Raises Stopped
+    if nothing is under way that must be finished first.
+    """
+    if _asked:
+        first, since = _asked[0]
+        passed_on = number == first and number != signal.SIGINT  # Ctrl-C may be pressed twice
+        echo = passed_on or int(os.environ.get("WORLD_SIZE", "1")) > 1
+        return echo and time.monotonic() - since < SETTLE_SECONDS
+    _asked.append((number, time.monotonic()))
+    if not _finishing:
+        raise Stopped(number)
+    if os.environ.get("RANK", "0") == "0" and CALLER_SAYS_STOP not in os.environ:
+        answer_at_once(number)
+    return True
+
+
+def answer_at_once(number: int) -> None:
+    """Say on stderr that a signal has come, and what happens now; in a handler, nothing waits."""
+    leave_closed_terminal()
+    with suppress(OSError):
+        os.write(2, ANSWER.format(signal.Signals(number).name).encode())
+
+
+def say_if_killed(stage: str, status: int) -> None:
+    """Say on stderr that a stage was killed: it could not say so itself."""
+    if status == 128 + signal.SIGKILL:
+        killed = f"stage {stage} was killed (SIGKILL), by somebody or for lack of memory"
+        say_error(f"error: {killed}: the same command, without REPLACE, goes on")
+
+
+def leave_closed_terminal() -> None:
+    """Where the terminal has closed, print nowhere: an error there would end what is finishing."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            os.write(stream.fileno(), b"")
+        except OSError:
+            print_nowhere(stream)
+
+
+def forget_signals() -> None:
+    """Forget all signals, for the next stage in this process."""
+    _asked.clear()
+    _finishing.clear()
+
+
+@contextmanager
+def finishing_first() -> Iterator[None]:
+    """A context that no signal interrupts; the code in it must call `stop_asked` often enough."""
+    _finishing.append(1)
+    try:
+        yield
+    finally:
+        del _finishing[-1:]

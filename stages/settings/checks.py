@@ -7,7 +7,8 @@ import sys
 import textwrap
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from typing import Any, NoReturn, TextIO
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar, NoReturn, TextIO
 from urllib.parse import urlsplit
 
 RESTORE = "restore it, or make anew (REPLACE=) what has written it"
@@ -27,9 +28,8 @@ HIDDEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud80
 
 
 def visible(text: str) -> str:
-    """A text as a terminal, a page or a table may show it: what could steer them is U+FFFD.
-
-    A carriage return ends a line.
+    """A text as a terminal or a page may show it: what could steer them is U+FFFD, a carriage
+    return ends a line.
     """
     return HIDDEN.sub("\ufffd", text.replace("\r\n", "\n").replace("\r", "\n"))
 
@@ -102,8 +102,7 @@ def is_on(name: str) -> bool:
 def forget_variables(keep: Sequence[str]) -> None:
     """Remove what accelerate and torch's launcher read from the environment, but for some names.
 
-    Stages set all of that themselves. ACCELERATE_GRADIENT_ACCUMULATION_STEPS=16, say, would divide
-    every loss, and PET_NNODES=2 would wait for a second machine.
+    ACCELERATE_GRADIENT_ACCUMULATION_STEPS=16 would divide every loss; PET_NNODES=2 would wait.
     """
     for name in [name for name in os.environ if name.startswith(READ_BY_LIBRARIES)]:
         if name not in keep:
@@ -111,10 +110,8 @@ def forget_variables(keep: Sequence[str]) -> None:
 
 
 def launched_processes() -> int:
-    """The processes of this launch; 1 where there is no launch.
-
-    Raises UserError where the environment speaks of several, as in some pods, but no launcher has
-    started this one: it would wait for the others in vain.
+    """The processes of this launch; 1 where there is no launch. Raises UserError where the
+    environment speaks of several, as in some pods, and none would come to meet this one.
     """
     alone = {"RANK": (None, "0"), "WORLD_SIZE": (None, "1"), "LOCAL_RANK": (None,)}
     if all(os.environ.get(name) in values for name, values in alone.items()):
@@ -154,30 +151,36 @@ def require_type(value: Any, key: str, kind: type) -> None:
     require(right, key, f"be of type {kind.__name__}, not {repr(value)[:60]}")
 
 
-def positive(section: Any, prefix: str, *names: str) -> None:
-    """Raise UserError unless these fields of a section are above 0."""
-    for name in names:
-        value = getattr(section, name)
-        require(value > 0, f"{prefix}.{name}", f"be above 0, not {value}")
+@dataclass(frozen=True, kw_only=True)
+class Section:
+    """A section of the settings, which refuses what a field may not be.
 
+    A number whose default is above 0 stays above 0; one whose default is 0 may not be below it.
+    """
 
-def at_least_0(section: Any, prefix: str, *names: str) -> None:
-    """Raise UserError if one of these fields of a section is negative."""
-    for name in names:
-        value = getattr(section, name)
-        require(value >= 0, f"{prefix}.{name}", f"be at least 0, not {value}")
+    may_be_0: ClassVar[tuple[str, ...]] = ()
+    """Numbers that may be 0 although their default is above it."""
+    ranges: ClassVar[dict[str, tuple[float, float]]] = {}
+    choices: ClassVar[dict[str, tuple[str, ...]]] = {}
 
+    @classmethod
+    def section(cls) -> str:
+        """How settings name it."""
+        return cls.__name__.removesuffix("Settings").lower()
 
-def in_range(section: Any, prefix: str, name: str, low: float, high: float) -> None:
-    """Raise UserError unless a field of a section lies in [low, high]."""
-    value = getattr(section, name)
-    require(low <= value <= high, f"{prefix}.{name}", f"lie in [{low}, {high}], not {value}")
-
-
-def one_of(section: Any, prefix: str, name: str, choices: tuple[str, ...]) -> None:
-    """Raise UserError unless a field of a section is one of the choices."""
-    value = getattr(section, name)
-    require(value in choices, f"{prefix}.{name}", f"be one of {', '.join(choices)}, not {value!r}")
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            default: Any = field.default
+            value, key = getattr(self, field.name), f"{self.section()}.{field.name}"
+            if known := self.choices.get(field.name):
+                require(value in known, key, f"be one of {', '.join(known)}, not {value!r}")
+            elif field.name in self.ranges:
+                low, high = self.ranges[field.name]
+                require(low <= value <= high, key, f"lie in [{low}, {high}], not {value}")
+            elif type(default) in (int, float) and default >= 0:
+                is_0_fine = not default or field.name in self.may_be_0
+                least = "at least 0" if is_0_fine else "above 0"
+                require(value > 0 or (is_0_fine and value == 0), key, f"be {least}, not {value}")
 
 
 def check_filled(section: str, batch_size: int, rows: int, of: str = "") -> None:
@@ -190,9 +193,7 @@ def check_filled(section: str, batch_size: int, rows: int, of: str = "") -> None
 def check_dealt(
     section: str, batch_size: int, processes: int, num_minibatches: int = 1, samples: int = 1
 ) -> None:
-    """Raise UserError if a batch cannot be dealt to processes in minibatches of equal size, the
-    `samples` of a query together.
-    """
+    """Raise UserError if processes cannot get equal minibatches, a query's `samples` together."""
     if batch_size % (processes * num_minibatches * samples):
         counts = {"num_minibatches": num_minibatches, "samples_per_query": samples}
         several = {name: count for name, count in counts.items() if count > 1}
@@ -211,9 +212,8 @@ def check_room(positions: int, query: int, response: int, setting: str) -> None:
 
 
 def unknown(what: str, name: str, known: Iterable[str], where: str = "") -> UserError:
-    """The error for a name that does not exist: it offers the nearest names, or else all names.
-
-    `what` is the kind of name. `where` says how to see all names; if it is empty, they are listed.
+    """The error for a name of the kind `what` that does not exist: it offers the nearest names, or
+    says `where` all are to be seen; if that is empty, they are listed.
     """
     names = list(dict.fromkeys(known))
     near = difflib.get_close_matches(name, names, n=3, cutoff=0.6)

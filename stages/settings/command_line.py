@@ -1,8 +1,6 @@
 """What a command line may change: a preset with overrides becomes a config. Standard library only.
 
-Unknown keys and wrong types are refused with one line, and an override needs a name of its own.
-
-    make ppo PRESET=tiny SEED=44413 SET=ppo.kl_coef=0.1 NAME=tiny-kl0.1
+make ppo PRESET=tiny SEED=44413 SET=ppo.kl_coef=0.1 NAME=tiny-kl0.1
 """
 
 import argparse
@@ -15,21 +13,10 @@ from typing import Any
 
 from stages.settings import config as settings
 from stages.settings.checks import RESTORE, require, require_type, unknown
-from stages.settings.config import (
-    HUB,
-    MUST_BE_A_RUN_NAME,
-    RANDOM,
-    SECTIONS,
-    TOY,
-    TRAIN_TOKENIZER,
-    Config,
-    UserError,
-    changes_of,
-    is_run_name,
-    is_same,
-)
+from stages.settings.config import SECTIONS, Config, UserError, changes_of, with_changes
 from stages.settings.faults import Parser
 from stages.settings.judge import at_server
+from stages.settings.ppo import REMOVED
 from stages.settings.presets import PRESETS
 from stages.settings.stages import (
     GIVEN_BY,
@@ -59,25 +46,19 @@ class Request:
     name: str = ""
     """The run's folder below runs/; empty: the preset's name."""
     data: str = ""
-    """Folder of posts and comparisons; empty: the preset's source."""
     tokenizer: str = ""
-    """Folder or hub id; empty: the preset's."""
     upstream: str = ""
     """Run that supplies the stages before PPO whose settings no override changes; empty: none."""
     overrides: tuple[str, ...] = ()
-    """Changed settings, like `ppo.kl_coef=0.1`."""
 
     @property
     def arguments(self) -> list[str]:
         """The same, as words of a stage's command line."""
-        words = ["--preset", self.preset, "--seed", str(self.seed)]
-        for option in ("name", "data", "tokenizer", "upstream"):
-            value = getattr(self, option)
-            if not value:
-                continue
-            # Joined, so that a value may begin with a dash.
-            words += [f"--{option}={value}"] if value[:1] == "-" else [f"--{option}", value]
-        return [*words, "--set", *self.overrides] if self.overrides else words
+        options = {name: value for name, value in vars(self).items() if value != ""}
+        overrides = options.pop("overrides")
+        # Joined, so that a value may begin with a dash.
+        words = [f"--{name}={value}" for name, value in options.items()]
+        return [*words, "--set", *overrides] if overrides else words
 
 
 def make_config(preset: str, **changes: Any) -> Config:
@@ -90,10 +71,9 @@ def config_of(request: Request, upstream: Config | None = None, whole: bool = Tr
 
     If the run has an upstream, the sections of the shared stages are those of the upstream's record
     on disk, or of `upstream`, the config of an upstream that is not made yet, with the overrides.
-    From the first stage on that these change, the stages are the run's own (`Config.own_from`).
     Without `whole` a preset's folder of posts need not be given: enough to show its settings.
-    Raises UserError for an unknown preset or key, a value of a wrong type or out of its range, a
-    missing folder, an override without a name of its own, and one that has no effect.
+    Raises UserError for an unknown preset or key, a bad value, a missing folder, an override
+    without a name of its own, and one that has no effect.
     """
     for word in request.arguments:  # surrogates stand for bytes that are no text
         require(word.isprintable(), ascii(word)[:80], "hold no control characters, and be UTF-8")
@@ -116,7 +96,9 @@ def config_of(request: Request, upstream: Config | None = None, whole: bool = Tr
     for field in changes.get("ppo", {}).keys() & config.ppo.quirks:
         raise UserError(f"ppo.{field} has no effect: ppo.compat={config.ppo.compat} sets it")
     config.judge.check_read(changes.get("judge", {}))
-    _check_name(replace(request, name=_name(request, config)), texts)
+    names = {RELEASED: config.released.run_name, OUTPUTS: config.outputs.run_name}
+    name = request.name or names.get(config.kind, config.name)
+    _check_names(request, name, texts)
     if request.upstream:
         config = _shared(config, request, changes, upstream)
     if whole:
@@ -124,24 +106,17 @@ def config_of(request: Request, upstream: Config | None = None, whole: bool = Tr
     return replace(
         config,
         seed=request.seed,
-        name=_name(request, config),
+        name=name,
         upstream=request.upstream,
         overrides=request.overrides,
         judge=at_server(config.judge),
     )
 
 
-def with_changes(config: Config, changes: dict[str, dict[str, Any]]) -> Config:
-    """The config with changes, a section's at once, because its numbers are checked together."""
-    sections = {name: replace(getattr(config, name), **values) for name, values in changes.items()}
-    return replace(config, **sections)
-
-
 def _without_training(
     config: Config, request: Request, changes: dict[str, dict[str, Any]]
 ) -> Config:
     """The config with a released policy, if there is one, in the place of the base checkpoint.
-
     Raises UserError for what makes no sense without training.
     """
     if config.kind == TRAINED:
@@ -151,35 +126,26 @@ def _without_training(
         raise UserError(f"{variable} is judged without training: leave out UPSTREAM=")
     for section in TRAINING_SECTIONS & changes.keys():
         raise UserError(f"{section}.* has no effect: {variable} is judged without training")
-    if config.judge.kind == "reward_model" and not (
-        config.judge.gold or config.released.reward_model
-    ):
+    has_model = config.judge.gold or config.released.reward_model
+    if config.judge.kind == "reward_model" and not has_model:
         add = "add REWARD_MODEL=" if config.kind == RELEASED else "name it by judge.model"
-        raise UserError(
-            f"judge.kind=reward_model needs a reward model: {add}, or choose another judge, such"
-            " as SET=judge.kind=openai"
-        )
+        other = "or choose another judge, such as SET=judge.kind=openai"
+        raise UserError(f"judge.kind=reward_model needs a reward model: {add}, {other}")
     if config.kind == OUTPUTS:
         return config
     base = replace(config.base, checkpoint=config.released.policy, tokenizer=request.tokenizer)
     return replace(config, base=base)
 
 
-def _name(request: Request, config: Config) -> str:
-    """The run's folder: as asked, else named after what is judged, or after the preset."""
-    names = {RELEASED: config.released.run_name, OUTPUTS: config.outputs.run_name}
-    return request.name or names.get(config.kind, config.name)
-
-
-def _check_name(request: Request, texts: Sequence[str]) -> None:
-    named = not request.upstream or is_run_name(request.upstream)
-    require(named, "upstream", MUST_BE_A_RUN_NAME)
+def _check_names(request: Request, name: str, texts: Sequence[str]) -> None:
+    named = not request.upstream or settings.is_run_name(request.upstream)
+    require(named, "upstream", settings.MUST_BE_A_RUN_NAME)
     own = [text for text in texts if text.split(".")[0] not in SAME_RUN]
     own += [f"upstream {request.upstream}"] if request.upstream else []
-    if own and request.name in ("", *PRESETS):
+    if own and name in PRESETS:
         raise UserError(f"{own[0]} needs a run name of its own: add --name (make: NAME=...)")
-    if request.name in PRESETS and request.name != request.preset:
-        raise UserError(f"--name {request.name} is the folder of that preset: choose another")
+    if name in PRESETS and name != request.preset:
+        raise UserError(f"--name {name} is the folder of that preset: choose another")
 
 
 def _shared(
@@ -193,23 +159,21 @@ def _shared(
         f"{name}.{field}": getattr(section, field)
         for name, section in sections.items()
         for field, value in changes.get(name, {}).items()
-        if not is_same(f"{name}.{field}", getattr(section, field), value)
+        if not settings.is_same(f"{name}.{field}", getattr(section, field), value)
     }
     first = first_changed({key.split(".")[0] for key in other})
     if first == SHARED_STAGES[0]:
         key, value = next(iter(other.items()))
-        raise UserError(
-            f"{key}: {request.upstream} has {value}, and no stage can be taken from a run with "
-            f"another {first}: leave it out, or UPSTREAM="
-        )
+        of_another = f"no stage can be taken from a run with another {first}"
+        mend = "leave it out, or UPSTREAM="
+        raise UserError(f"{key}: {request.upstream} has {value}, and {of_another}: {mend}")
     own = {name: replace(section, **changes.get(name, {})) for name, section in sections.items()}
     return replace(config, own_from=first, **own)
 
 
 def recorded_sections(request: Request) -> dict[str, Any]:
-    """The shared sections as the stages of `request.upstream` recorded them.
-
-    A stage that is not made yet has none. Raises UserError if there is no such run.
+    """The shared sections as the stages of `request.upstream` that are made recorded them. Raises
+    UserError if there is no such run.
     """
     folder = settings.RUNS / request.upstream / f"seed{request.seed}"
     if not folder.is_dir():
@@ -220,9 +184,9 @@ def recorded_sections(request: Request) -> dict[str, Any]:
     sections = {}
     for stage in SHARED_STAGES:
         config, path = recorded_config(folder / stage), folder / stage / "config.json"
-        if config is None and path.exists():
-            raise UserError(f"{path} is no config of ours: {RESTORE}")
         if config is None:
+            if path.exists():
+                raise UserError(f"{path} is no config of ours: {RESTORE}")
             continue
         if PRESETS[preset := config.preset]().base != PRESETS[request.preset]().base:
             of_another = f"upstream {request.upstream} is of preset {preset}, whose base model is"
@@ -234,7 +198,6 @@ def recorded_sections(request: Request) -> dict[str, Any]:
 
 def recorded_config(folder: Path) -> Config | None:
     """The config that a stage's folder recorded; None if it holds none, or none that we wrote.
-
     Raises UserError, with the file, for a value that no setting has.
     """
     path = folder / "config.json"
@@ -260,10 +223,13 @@ def recorded_config(folder: Path) -> Config | None:
 def section_from(name: str, saved: dict[str, Any]) -> Any:
     """A section as a run recorded it. Raises UserError for a value that it cannot have."""
     kind: Any = SECTIONS[name]
-    types: dict[str, Any] = {setting.name: setting.type for setting in fields(kind)}
-    for key in (key for key in types if key in saved):
-        require_type(saved[key], f"{name}.{key}", types[key])
-    return kind(**saved)
+    values = {}
+    for field, value in saved.items():
+        if not settings.was_off(key := f"{name}.{field}", value):
+            require(field not in REMOVED, key, "be left out: it is no setting any more")
+            require_type(value, key, settings.TYPES[key])
+            values[field] = value
+    return kind(**values)
 
 
 def _check_given(config: Config) -> None:
@@ -273,13 +239,12 @@ def _check_given(config: Config) -> None:
         raise UserError("preset outputs needs a file of summaries: add INPUT=outputs.jsonl")
     if not config.data.source:
         raise UserError(f"preset {config.preset} needs a folder of posts: add --data (make: DATA=)")
-    if config.base.checkpoint == RANDOM and not config.base.tokenizer:
-        raise UserError(
-            f"preset {config.preset} needs a tokenizer folder: add --tokenizer (make: TOKENIZER=)"
-        )
-    if config.data.source not in (TOY, HUB) and not Path(config.data.source).exists():
-        what = f"no file or folder {config.data.source}"
-        raise UserError(f"data.source: {what}: correct DATA= (--data)")
+    if config.base.checkpoint == settings.RANDOM and not config.base.tokenizer:
+        add = "add --tokenizer (make: TOKENIZER=)"
+        raise UserError(f"preset {config.preset} needs a tokenizer folder: {add}")
+    source = config.data.source
+    if source not in (settings.TOY, settings.HUB) and not Path(source).exists():
+        raise UserError(f"data.source: no file or folder {source}: correct DATA= (--data)")
     module = config.reward.module
     if module and not module.exists():  # known here, and hours before it is called
         raise UserError(f"reward.function: no file {module} in this folder: correct the name")
@@ -327,10 +292,8 @@ def request_of(args: argparse.Namespace) -> Request:
 
 
 def as_recorded(request: Request) -> Request:
-    """The request with the preset, data and settings of the run that it names, if that is there.
-
-    Another seed of the run stands for one that is not. A section that the request sets itself
-    counts as it says.
+    """The request with the preset, data and settings of the run that it names, if that is there, or
+    of another seed of it. A section that the request sets itself counts as it says.
     """
     root = settings.RUNS / request.name
     configs: dict[str, Config] = {}
@@ -355,8 +318,8 @@ def as_recorded(request: Request) -> Request:
         request,
         preset=last.preset,
         upstream=last.upstream,
-        data="" if data in (TOY, HUB, preset.data.source) else data,
-        tokenizer="" if tokenizer in (TRAIN_TOKENIZER, preset.base.tokenizer) else tokenizer,
+        data="" if data in (*settings.NO_FOLDERS, preset.data.source) else data,
+        tokenizer="" if tokenizer in (*settings.NO_FOLDERS, preset.base.tokenizer) else tokenizer,
         overrides=(*kept, *request.overrides),
     )
 

@@ -1,9 +1,10 @@
 """Every setting of a run in one frozen tree, and what each stage's result depends on.
 
-A bad number is refused with one line. Presets are in `presets.py`, the command line is in
-`command_line.py`. Standard library only, so that `make` can read the settings before anything is
-installed.
+Standard library only, so that `make` can read the settings before anything is installed.
 """
+
+# mypy: implicit-reexport
+# Other packages import settings from here.
 
 import dataclasses
 import hashlib
@@ -16,21 +17,17 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from stages.settings.checks import UserError, fail, require, unknown
-from stages.settings.judge import JudgeSettings, Outputs, Released
-from stages.settings.ppo import Grpo, Ppo, Rloo
+from stages.settings.checks import UserError, require, unknown
+from stages.settings.judge import Checks, Eval, JudgeSettings, Outputs, Released
+from stages.settings.ppo import REMOVED, Grpo, Lora, Ppo, Rloo
 from stages.settings.sections import (
-    ALL_PAIRS,
     HUB,
     RANDOM,
     TOY,
     TRAIN_TOKENIZER,
     Base,
-    Checks,
     Data,
     Dpo,
-    Eval,
-    Lora,
     Memory,
     Normalize,
     Optimizer,
@@ -44,16 +41,6 @@ from stages.settings.stages import OUTPUTS, RELEASED, STAGES, TRAINED, row_of, s
 # Folders below runs/ that hold no run.
 RESERVED = tuple("bench bench-check cache judge_cache models peers reports".split())
 MUST_BE_A_RUN_NAME = f"be the name of a folder, and none of {', '.join(RESERVED)}"
-
-# Other packages import settings from here.
-# fmt: off
-__all__ = [
-    "ALL_PAIRS", "HUB", "RANDOM", "RUNS", "SECTIONS", "TOY", "TRAIN_TOKENIZER", "Base",
-    "Checks", "Config", "Data", "Dpo", "Eval", "Grpo", "JudgeSettings", "Lora", "Memory",
-    "Normalize", "Optimizer", "Outputs", "Ppo", "Released", "Reward", "Rloo", "Rm", "Sft",
-    "UserError", "World", "fail", "hash_of", "settings_hash", "settings_of",
-]
-# fmt: on
 
 RUNS = Path("runs")
 # Settings that may name a folder of this machine, and what they hold where they name none.
@@ -106,12 +93,11 @@ class Config:
         require(is_run_name(self.name), "name", MUST_BE_A_RUN_NAME)
         several = bool(self.released.policy and self.outputs.file)
         require(not several, "outputs.file", "stand without released.policy (make: INPUT, POLICY)")
-        counts = {"data.validation_posts": self.data.validation_posts}
-        if self.data.source == TOY:
-            counts["world.validation_posts"] = self.world.validation_posts
-        for name, most in counts.items() if self.kind != OUTPUTS else ():
-            there = f"be at most {most}, the posts of {name}, not {self.eval.posts}"
-            require(not most or self.eval.posts <= most, "eval.posts", there)
+        for name in ("data", "world") if self.data.source == TOY else ("data",):
+            most = getattr(self, name).validation_posts
+            fits = self.kind == OUTPUTS or not most or self.eval.posts <= most
+            there = f"be at most {most}, the posts of {name}.validation_posts"
+            require(fits, "eval.posts", f"{there}, not {self.eval.posts}")
         starts = not self.reward.function or self.ppo.critic_init != "reward_model"
         mend = "be sft or zero with reward.function, which is no model to start from"
         require(starts, "ppo.critic_init", mend)
@@ -138,6 +124,9 @@ def is_run_name(name: str) -> bool:
 
 LINE_BREAK = "\\n"  # of a prompt, as two characters: no command line holds a line break
 SECTIONS = {part.name: part.type for part in fields(Config) if dataclasses.is_dataclass(part.type)}
+TYPES: dict[str, Any] = {
+    f"{part}.{knob.name}": knob.type for part in SECTIONS for knob in fields(SECTIONS[part])
+}
 # The memory fields that a result depends on: precision and threads change the rounding of every
 # sum, and PPO amplifies it. The others only cut batches.
 NUMERICS = ("mixed_precision", "cpu_threads")
@@ -154,33 +143,31 @@ def is_recorded(name: str) -> bool:
 
 
 def changes_of(texts: Iterable[str]) -> dict[str, dict[str, Any]]:
-    """The values of some overrides, by section and field.
-
-    Raises UserError as `override_of` does.
-    """
+    """The values of some overrides, by section and field. Raises UserError as `override_of`."""
     changes: dict[str, dict[str, Any]] = {}
-    for text in texts:
-        section, field, value = override_of(text)
-        of_section = changes.setdefault(section, {})
-        of_section[field] = value
+    for section, name, value in map(override_of, texts):
+        changes.setdefault(section, {})[name] = value
     return changes
 
 
-def override_of(override: str) -> tuple[str, str, Any]:
-    """Section, field and value of `section.key=value`; `\\n` in a prompt is a line break.
+def with_changes(config: Config, changes: dict[str, dict[str, Any]]) -> Config:
+    """The config with changes, a section's at once, because its numbers are checked together."""
+    sections = {
+        name: dataclasses.replace(getattr(config, name), **values)
+        for name, values in changes.items()
+    }
+    return dataclasses.replace(config, **sections)
 
-    Raises UserError for a bad key or value.
-    """
+
+def override_of(override: str) -> tuple[str, str, Any]:
+    """Section, field and value of `section.key=value`. Raises UserError for a bad key or value."""
     key, equals, text = override.partition("=")
     if not equals:
         raise UserError(f"--set takes section.key=value, not {override!r}")
     section, _, name = key.partition(".")
-    types = {
-        f"{part}.{field.name}": field.type for part in SECTIONS for field in fields(SECTIONS[part])
-    }
-    if key not in types:
-        raise unknown("setting", key, types, "`make settings` lists all of them")
-    kind: Any = types[key]
+    if key not in TYPES:
+        raise unknown("setting", key, TYPES, "`make settings` lists all of them")
+    kind = TYPES[key]
     if key == "data.prompt":
         text = text.replace(LINE_BREAK, "\n")
     try:
@@ -224,14 +211,19 @@ def settings_hash(config: Config, stage: str) -> str:
 
 
 def is_same(name: str, value: Any, other: Any) -> bool:
-    """Whether two values of a setting are one: a folder may be written in several ways.
-
-    `name` is section and field: `data.source`.
+    """Whether two values of a setting, such as `data.source`, are one: a folder may be written in
+    several ways, and a setting that is no more was off.
     """
-    if value == other:
+    if value == other or (other is None and was_off(name, value)):
         return True
     both = all(isinstance(text, str) and text not in NO_FOLDERS for text in (value, other))
     return both and name in PLACES and os.path.abspath(value) == os.path.abspath(other)
+
+
+def was_off(name: str, value: Any) -> bool:
+    """Whether a setting is no more, and had the value that turned it off: `ppo.ptx_coef`, 0."""
+    section, _, key = name.partition(".")
+    return section in ("ppo", "rloo", "grpo") and key in REMOVED and REMOVED[key] == value
 
 
 def hash_of(value: Any) -> str:
@@ -243,10 +235,8 @@ def hash_of(value: Any) -> str:
 
 
 def public_value(name: str, value: Any) -> Any:
-    """A setting as others may see it: folders by their last name, servers and addresses not at all.
-
-    `name` is section and field: `judge.base_url`. An address may hold a host and a key. What lies
-    below `runs/` has names of ours, which all may see.
+    """A setting, such as `data.source`, as others may see it: folders by their last name, addresses
+    not at all, for they may hold a key. What lies below `runs/` has names of ours.
     """
     if name in SERVERS and value:
         return NOT_SHOWN
@@ -274,8 +264,7 @@ def public_settings(config: Config) -> dict[str, Any]:
     """All settings of a config as others may see them, nested by section."""
     public = dataclasses.asdict(config)
     for name in SECTIONS:
-        section = public[name]
-        public[name] = {key: public_value(f"{name}.{key}", section[key]) for key in section}
+        public[name] = {key: public_value(f"{name}.{key}", x) for key, x in public[name].items()}
     pairs = (text.partition("=") for text in config.overrides)
     overrides = [f"{key}{equals}{public_value(key, value)}" for key, equals, value in pairs]
     return {**public, "overrides": overrides}

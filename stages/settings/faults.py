@@ -1,8 +1,7 @@
 """How a command ends in one line, for what its user can mend. Standard library only.
 
-Every command's `main` is under `in_one_line`, or hands its work to `run_stage`, which says beside
-the error how the stage goes on. What the disk, the memory or another library refuses is told from a
-defect by `what_to_mend`, and nowhere else; a defect keeps its traceback.
+Every command's `main` is under `in_one_line`, or hands its work to `run_stage`. `what_to_mend`
+alone tells what can be mended from a defect, which keeps its traceback.
 """
 
 import argparse
@@ -45,11 +44,9 @@ MENDS = {
         (errno.ENOSYS, errno.ENOLCK, errno.ENOTSUP), "put runs/ on a disk that can lock files"
     ),
 }
-OTHERWISE = "see to it that it can be read and written"
 NO_SPACE = "No space left on device"
 NO_PRIMITIVE = "could not create a primitive"  # what oneDNN says, mostly of memory
-# By their names, because the libraries that raise them are not loaded here. What they say of a file
-# is in their text.
+# By their names, because the libraries that raise them are not loaded here.
 DAMAGED = {
     *("SafetensorError", "UnpicklingError", "BadZipFile", "EOFError", "JSONDecodeError"),
     *("ArrowInvalid", "UnicodeDecodeError"),
@@ -102,16 +99,13 @@ def _about_a_file(error: OSError, text: str) -> str:
         return text
     names = [str(name) for name in (error.filename, error.filename2) if name is not None]
     where = f"{' -> '.join(names)}: " if names else ""
-    mend = MENDS.get(error.errno, OTHERWISE)
-    return f"{where}{error.strerror or os.strerror(error.errno)}: {mend}"
+    what = error.strerror or os.strerror(error.errno)
+    return f"{where}{what}: {MENDS.get(error.errno, 'see to it that it can be read and written')}"
 
 
 @contextmanager
 def in_one_line() -> Iterator[None]:
-    """End the process with one line for what the user can mend; a decorator for each `main`.
-
-    A Ctrl-C is one line too. A reader that has gone, as in `| head -1`, is none.
-    """
+    """End the process with one line for what the user can mend; a decorator for each `main`."""
     open_closed_streams()
     try:
         with redirect_stdout(VisibleStream(sys.stdout)):
@@ -131,9 +125,8 @@ def in_one_line() -> Iterator[None]:
 
 
 def open_closed_streams() -> None:
-    """Put nothing in the place of what the caller has closed (`>&-`).
-
-    Else the next file that is opened would have its number, and get what is printed.
+    """Put nothing in the place of what the caller has closed (`>&-`): else the next file that is
+    opened would have its number, and get what is printed.
     """
     for name in ("stdin", "stdout", "stderr"):
         if getattr(sys, name) is None:
@@ -160,7 +153,7 @@ def network_fault(error: BaseException) -> str | None:
 
 
 class Parser(argparse.ArgumentParser):
-    """A command line whose mistakes are one line, without its usage: many come through `make`."""
+    """A command line whose mistakes are one line, without its usage."""
 
     def error(self, message: str) -> NoReturn:
         """Raise UserError with what argparse says."""

@@ -1,4 +1,4 @@
-"""The judge, and what is judged without training: summaries that exist, released policies.
+"""Evaluation, its judge, and what is judged without training: summaries, released policies.
 
 Standard library only; prices are in `judge_models.py`.
 """
@@ -11,17 +11,9 @@ import unicodedata
 from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
-from stages.settings.checks import (
-    UserError,
-    address_fault,
-    at_least_0,
-    in_range,
-    one_of,
-    positive,
-    require,
-)
+from stages.settings.checks import Section, UserError, address_fault, require
 
 LONGEST_NAME = 100  # of a system or a run, in characters: file systems take 255 bytes
 KINDS = ("openai", "facts", "reward_model")
@@ -33,21 +25,16 @@ WORDING = "axes-1"
 OPENAI_MODEL = "gpt-6-luna"
 # `none` asks a model not to reason; `default` says nothing, so that the server decides.
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max", "default")
-# The settings that verdicts of each kind depend on. For `reward_model`: `JudgeSettings.gold`.
-READ_BY = {
-    "openai": (
-        *("model", "base_url", "temperature", "max_tokens", "asks", "structured"),
-        *("reasoning_effort", "reasoning_tokens", "accept_model", "axis"),
-    ),
-    "facts": (),
-    "reward_model": (),
-}
+# The settings that verdicts of a server depend on.
+OF_VERDICTS = (
+    *("model", "base_url", "temperature", "max_tokens", "asks", "structured"),
+    *("reasoning_effort", "reasoning_tokens", "accept_model", "axis"),
+)
 
 
 def check_address(url: str, model: str) -> None:
-    """Raise UserError, which repeats neither, for what is no address, or for one that tells a key.
-
-    Both reach configs, manifests, the cache and pages.
+    """Raise UserError, which repeats neither, for what is no address, or for one that tells a key:
+    both reach configs, manifests, the cache and pages.
     """
     whose, mend = "judge.base_url (or OPENAI_BASE_URL)", "give the key as OPENAI_API_KEY"
     if "@" in url:
@@ -69,21 +56,17 @@ def looks_like_a_key(word: str) -> bool:
 
 
 def key_of_environment() -> str:
-    """OPENAI_API_KEY without outer spaces; never part of a message.
-
-    Raises UserError where it holds what a header cannot, which a client would print.
+    """OPENAI_API_KEY without outer spaces; never part of a message. Raises UserError where it holds
+    what a header cannot, which a client would print.
     """
-    if not os.environ.get("OPENAI_API_KEY"):
-        raise UserError(
-            "judge.kind=openai needs OPENAI_API_KEY in the environment (any word for a local"
-            " server)"
-        )
-    key = os.environ.get("OPENAI_API_KEY", "").strip()
+    text = os.environ.get("OPENAI_API_KEY", "")
+    if not text:
+        where = "in the environment (any word for a local server)"
+        raise UserError(f"judge.kind=openai needs OPENAI_API_KEY {where}")
+    key = text.strip()
     if not key or not all("!" <= letter <= "~" for letter in key):
-        raise UserError(
-            "OPENAI_API_KEY is blank or holds a space, a line break or a letter that no key has:"
-            " set it again"
-        )
+        odd = "is blank or holds a space, a line break or a letter that no key has"
+        raise UserError(f"OPENAI_API_KEY {odd}: set it again")
     return key
 
 
@@ -95,31 +78,77 @@ def without_price(model: str) -> UserError:
     )
 
 
+BEST_OF = "best-of-"  # begins the name of such a policy
+
+
 @dataclass(frozen=True, kw_only=True)
-class JudgeSettings:
+class Eval(Section):
+    """Summaries of held-out posts as Huang et al. 2024 make them."""
+
+    posts: int = 0
+    """Held-out posts that are summarised and judged; 0: all of the validation split."""
+    temperature: float = 0.01
+    """Of sampling the summaries."""
+    dpo_summary_tokens: int = 128
+    """Longest summary by DPO, tokens (Huang et al. 2024); others get data.max_summary_tokens."""
+    best_of: str = ""
+    """Best-of-n beside the policies, with commas: of n samples of SFT at ppo.temperature the one
+    that the reward model likes best (Stiennon et al. 2020, appendix G.3). Empty: none."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        each = self.best_of.split(",") if self.best_of else []
+        known = all(n.isdecimal() and 1 <= int(n) <= 1000 for n in each)
+        require(known, "eval.best_of", "be numbers from 1 to 1000 with commas, such as 1,4,16")
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """The numbers of `best_of`, each once, the smallest first."""
+        return tuple(sorted({int(n) for n in self.best_of.split(",") if n}))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checks(Section):
+    """How the judge itself is checked: by controls in every evaluation, and against labels."""
+
+    control_posts: int = 50
+    """Posts whose reference is judged against texts that must lose to it."""
+    calibration_pairs: int = 0
+    """Labelled comparisons that `make judge-calibration` asks about, drawn by the seed; 0: all."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class JudgeSettings(Section):
     """Who compares a summary with the reference."""
+
+    choices: ClassVar = {
+        "kind": KINDS,
+        "structured": ("auto", "on", "off"),
+        "reasoning_effort": EFFORTS,
+        "axis": AXES,
+    }
+    ranges: ClassVar = {"temperature": (0, 2)}
+    may_be_0 = ("max_retries", "reasoning_tokens")
 
     kind: str = "openai"
     """`openai`: any OpenAI-compatible server; `facts`: offline, built-in world only;
     `reward_model`: the run's own, an optimistic proxy, or the gold one that `judge.model` names."""
     model: str = OPENAI_MODEL
-    """Model id asked of the server; for `reward_model` a run below runs/ (`name` or `name/seed1`)
-    or a folder with a reward model (the default: the run's own)."""
+    """Model id asked of the server; for `reward_model` a run (`name` or `name/seed1`) or a folder
+    with a reward model (the default: the run's own)."""
     base_url: str = ""
-    """Server; empty: what OPENAI_BASE_URL names, which a run records here, or the client's default.
-    The key is OPENAI_API_KEY."""
+    """Server; empty: what OPENAI_BASE_URL names, or the client's. The key is OPENAI_API_KEY."""
     temperature: float = 0.0
     """Of the judge's replies. If the model refuses it, it is left out, and the manifest says so."""
     reasoning_effort: str = "none"
-    """How long the judge may reason: `none`, `minimal` to `max`, or `default` (nothing is said). A
-    server that refuses it is asked without it."""
+    """How long the judge may reason: `none`, `minimal` to `max`, or the server's `default`."""
     max_tokens: int = 256
     """Longest reply, tokens, without its reasoning."""
     reasoning_tokens: int = 4096
     """Room for reasoning beside `max_tokens`, where the judge is asked to reason or is seen to."""
     accept_model: str = ""
-    """Other names under which the server may answer, joined by commas: aliases, proxies.
-    `*` and `?` stand for any characters. Empty: `model` alone, also with a date or revision."""
+    """Other names under which the server may answer, with commas, `*` and `?`. Empty: `model`
+    alone, also with a date or revision."""
     asks: int = 4
     """Replies asked for until one is usable, each with twice the budget of the one before."""
     structured: str = "auto"
@@ -133,8 +162,7 @@ class JudgeSettings:
     requests_per_minute: float = 0
     """Most requests per minute; 0: no limit."""
     request_seconds: float = 120.0
-    """Longest wait for a whole reply, seconds, from the request to its last byte. 600, the client's
-    default for each part of a reply, would hide a dead server."""
+    """Longest wait for a whole reply, seconds, from the request to its last byte."""
     max_retries: int = 8
     """Further tries after a rate limit, a server error or a broken reply; then the judge stops."""
     input_price: float = -1
@@ -142,45 +170,29 @@ class JudgeSettings:
     output_price: float = -1
     """USD per million tokens written; -1: as in `judge_models.py`."""
     max_cost: float = 0
-    """The most that the replies to a run's questions may cost, USD; 0: no limit. Replies that
-    interrupted tries have paid for count too."""
+    """The most that replies may cost, with those of interrupted tries, USD; 0: no limit."""
 
     def __post_init__(self) -> None:
         check_address(self.base_url, self.model)
-        one_of(self, "judge", "kind", KINDS)
-        one_of(self, "judge", "structured", ("auto", "on", "off"))
-        one_of(self, "judge", "reasoning_effort", EFFORTS)
-        one_of(self, "judge", "axis", AXES)
-        is_asked = bool(READ_BY[self.kind]) or self.axis == AXES[0]
+        super().__post_init__()
+        is_asked = self.kind == "openai" or self.axis == AXES[0]
         require(is_asked, "judge.axis", f"be overall: judge.kind={self.kind} is asked no question")
-        positive(self, "judge", "max_tokens", "asks", "concurrency", "request_seconds")
-        at_least_0(
-            self, "judge", "requests_per_minute", "max_retries", "max_cost", "reasoning_tokens"
-        )
-        in_range(self, "judge", "temperature", 0, 2)
         for name in ("input_price", "output_price"):
             price = getattr(self, name)
             require(price >= 0 or price == -1, f"judge.{name}", f"be at least 0 or -1, not {price}")
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What verdicts depend on: the kind, the settings that this kind reads, and the wording.
-
-        Price, pace and caps are not part of it: a finished judgement stays valid when they change.
-        """
-        if self.gold:
-            return {"kind": self.kind, "model": self.gold}
-        read = {name: getattr(self, name) for name in READ_BY[self.kind]}
-        return {"kind": self.kind, **read, **({"wording": WORDING} if read else {})}
+        """What verdicts depend on: kind, wording and some settings; no price, pace or cap."""
+        if self.kind != "openai":
+            return {"kind": self.kind} | ({"model": self.gold} if self.gold else {})
+        read = {name: getattr(self, name) for name in OF_VERDICTS}
+        return {"kind": self.kind, **read, "wording": WORDING}
 
     def check_read(self, names: Iterable[str]) -> None:
-        """Raise UserError for a setting that verdicts of another kind depend on, and not of this.
-
-        Who names a model would else believe that it judged.
-        """
-        own = ("model",) if self.kind == "reward_model" else READ_BY[self.kind]
-        of_others = {name for read in READ_BY.values() for name in read}.difference(own)
-        for name in sorted(of_others.intersection(names)):
+        """Raise UserError for a setting that only verdicts of another kind depend on."""
+        own = {"openai": OF_VERDICTS, "reward_model": ("model",)}.get(self.kind, ())
+        for name in sorted(set(OF_VERDICTS).difference(own).intersection(names)):
             reads_not = f"judge.kind={self.kind} judges and does not read it"
             raise UserError(f"judge.{name}: {reads_not}: choose another kind, or leave it out")
 
@@ -197,11 +209,10 @@ class JudgeSettings:
 
     @property
     def folder(self) -> str:
-        """The name of this judge's folders below a run, where two judges stand side by side.
-
-        It is the model's name with six digits of the identity, or the kind if that says everything.
+        """The name of this judge's folders below a run: the model's with six digits of the
+        identity, or the kind if that says everything.
         """
-        if not (READ_BY[self.kind] or self.gold):
+        if self.kind != "openai" and not self.gold:
             return self.kind
         digest = hashlib.sha256(json.dumps(self.identity, sort_keys=True).encode()).hexdigest()
         is_run = self.gold and not self.gold.startswith(("/", ".", "~"))
@@ -211,10 +222,8 @@ class JudgeSettings:
 
 
 def at_server(judge: JudgeSettings) -> JudgeSettings:
-    """The settings with the server that OPENAI_BASE_URL names, where they ask one and name none.
-
-    A command that may ask takes these, so that two servers have two folders. Who reads a record
-    does not: where it was made is what counts. Raises UserError as `check_address` does.
+    """The settings with the server that OPENAI_BASE_URL names, where they ask one and name none:
+    so two servers have two folders. Raises UserError as `check_address` does.
     """
     address = os.environ.get("OPENAI_BASE_URL", "")
     is_named = judge.kind != "openai" or judge.base_url or not address
@@ -225,12 +234,11 @@ def at_server(judge: JudgeSettings) -> JudgeSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outputs:
+class Outputs(Section):
     """Summaries in files that no run wrote, and what their columns are called."""
 
     file: str = ""
-    """JSONL, CSV or Parquet; or a folder of such files; or the folder of a run. Empty: the run
-    makes its own summaries."""
+    """JSONL, CSV or Parquet; a folder of such files, or of a run. Empty: the run writes its own."""
     summary: str = "summary"
     """Column of the summaries. With several, separated by commas, each is a system."""
     system: str = "system"
@@ -238,8 +246,7 @@ class Outputs:
     id: str = "id"
     """Column that names the post; where it is missing, the text of the post does."""
     post: str = "post"
-    """Column of the post. Columns `title` and `subreddit` are used where they are; where there is
-    no post, the column `query` is shown as it is."""
+    """Column of the post, beside `title` and `subreddit`; without it `query` is shown as it is."""
     reference: str = "reference"
     """Column of the reference."""
     label: str = ""
@@ -262,33 +269,31 @@ class Outputs:
         """The run's folder if none is named: `judged-` and the last name of the file."""
         path = Path(self.file)
         last = path.stem if path.suffix else "-".join(path.parts[-2:])
-        return "judged-" + file_name(last, "A-Za-z0-9._", "file")
+        return f"judged-{file_name(last)}"
 
 
-def file_name(name: str, kept: str = "A-Za-z0-9._+-", otherwise: str = "system") -> str:
-    """A name that every file system takes, with hyphens for what is not `kept`.
-
-    Where letters or digits are lost, six digits of a hash follow, so that two names stay two; where
-    nothing is left, they follow `otherwise`.
+def file_name(name: str) -> str:
+    """A name that every file system takes, with hyphens for other characters. Where letters are
+    lost, six digits of a hash follow, so that two names stay two.
     """
     name = unicodedata.normalize("NFC", name)
-    safe = re.sub(f"[^{kept}]+", "-", name).strip("-.")
+    safe = re.sub("[^A-Za-z0-9._+-]+", "-", name).strip("-.")
     lost = any(letter.isalnum() and not letter.isascii() for letter in name)
     if safe and not lost and len(safe) <= LONGEST_NAME:
         return safe
     digits = hashlib.sha256(name.encode(errors="surrogatepass")).hexdigest()[:6]
-    return f"{safe[: LONGEST_NAME - 7].rstrip('-.') or otherwise}-{digits}"
+    return f"{safe[: LONGEST_NAME - 7].rstrip('-.')}-{digits}".lstrip("-")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Released:
+class Released(Section):
     """A checkpoint that others trained, summarised and judged as it is."""
 
     policy: str = ""
     """Folder or hub id[@revision] of a causal LM; empty: the run trains its own policies."""
     reward_model: str = ""
     """Folder or hub id[@revision] of the reward model that scores its summaries, in our layout or
-    in that of Huang et al. 2024; empty: no scores."""
+    that of Huang et al. 2024; empty: no scores."""
 
     def __post_init__(self) -> None:
         together = bool(self.policy or not self.reward_model)
@@ -297,5 +302,4 @@ class Released:
     @property
     def run_name(self) -> str:
         """The run's folder if none is named: `released-` and the last name of the policy."""
-        last = self.policy.rstrip("/").split("/")[-1]
-        return "released-" + re.sub(r"[^A-Za-z0-9._]+", "-", last).strip("-.")
+        return f"released-{file_name(Path(self.policy).name)}"

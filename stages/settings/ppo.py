@@ -1,14 +1,14 @@
-"""The settings of PPO, RLOO and Dr.GRPO, and those that all share. Standard library only.
+"""The settings of PPO, RLOO and Dr.GRPO, and of adapters. Standard library only.
 
-Defaults are the paper's, names are TRL's. Every detail that an ablation can turn has its switch
-here. In a few details the paper's code has quirks (`PAPER_QUIRKS`). There the defaults are what we
-hold to be right; `compat="paper"` sets the quirks.
+Defaults are the paper's, names are TRL's. Where the paper's code has quirks (`PAPER_QUIRKS`), the
+defaults are what we hold to be right; `compat="paper"` sets the quirks.
 """
 
 from dataclasses import dataclass
 from typing import ClassVar
 
-from stages.settings.checks import at_least_0, in_range, one_of, positive, require
+from stages.settings.checks import Section, require
+from stages.settings.stages import LORA_STAGES
 
 CHOICES = {
     "compat": ("", "paper"),
@@ -25,6 +25,15 @@ CHOICES = {
 }
 MANY_BELOW = 0.3
 """A warning if more responses end and score below what a missing EOS is given."""
+# Settings that are no more -> what turned them off.
+REMOVED = {
+    "kl_target": 0.0,
+    "kl_horizon": 10_000,
+    "entropy_coef": 0.0,
+    "critic_max_grad_norm": 0.0,
+    "lam_value": -1.0,
+    "ptx_coef": 0.0,
+}
 PAPER_QUIRKS = {
     "whiten_over": "process",
     "loss_mean": "microbatches",
@@ -34,8 +43,12 @@ PAPER_QUIRKS = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class PolicyGradient:
+class PolicyGradient(Section):
     """What PPO and its rivals have in common; names as in TRL."""
+
+    choices = CHOICES
+    ranges: ClassVar = {"dropout": (0, 0.9), "gamma": (0, 1), "lam": (0, 1)}
+    may_be_0 = ("kl_coef", "vf_coef")
 
     learning_rate: float = 3e-6
     """Decays linearly; the last of N updates has learning_rate / N."""
@@ -46,8 +59,7 @@ class PolicyGradient:
     batch_size: int = 512
     """Episodes per update, over all devices."""
     samples_per_query: int = 1
-    """Episodes of each query. They stand in one minibatch and one row, so that their query is
-    computed once."""
+    """Episodes of each query, in one minibatch and one row: their query is computed once."""
     num_ppo_epochs: int = 4
     """Passes over the episodes of an update."""
     num_minibatches: int = 1
@@ -59,22 +71,18 @@ class PolicyGradient:
     loss_mean: str = "tokens"
     """`tokens`: mean over the minibatch's tokens; `sequences`: over its sequences' own means;
     `episodes`: over its sequences' sums, so that length divides nothing (RLOO, Dr.GRPO);
-    `microbatches`: over its microbatches' means, as in Huang et al. 2024. With `microbatches` the
-    result depends on memory.microbatch_size."""
-
+    `microbatches`: over its microbatches' means, as in Huang et al. 2024."""
     temperature: float = 0.7
     """Of sampling, and of every log-probability."""
     dropout: float = 0.0
     """Probability in policy and critic while they learn; Huang et al. 2024, detail 7: off."""
     logprobs: str = "recomputed"
-    """Of the rollout: `recomputed` by the training pass, or `sampled` (the sampler's own, as in
-    Huang et al. 2024)."""
+    """Of the rollout: `recomputed` in the training pass, or `sampled` (Huang et al. 2024)."""
     logprob_dtype: str = "float32"
     """Precision of the log-softmax; Huang et al. 2024 has `bf16`."""
 
     reward_normalization: bool = True
-    """Whether scores, and a critic that starts as the reward model, are normalised (Huang et al.
-    2024, detail 15)."""
+    """Whether scores, and a critic from the reward model, are normalised (detail 15)."""
     eos_trick: str = "replace"
     """For a response without EOS, missing_eos_penalty replaces the score (`replace`, as in Huang et
     al. 2024, detail 23), is added to it (`subtract`, as in TRL), or does nothing (`off`)."""
@@ -86,31 +94,15 @@ class PolicyGradient:
     """Where the KL penalty stands: in every token's `reward` (Huang et al. 2024) or the `loss`."""
     kl_estimator: str = "k1"
     """Estimator of the KL that is trained on: k1 (Huang et al. 2024), k2 or k3."""
-    kl_target: float = 0.0
-    """An adaptive kl_coef steers objective/kl to this, nats per episode; 0: kl_coef is fixed, as in
-    Huang et al. 2024."""
-    kl_horizon: int = 10_000
-    """Episodes over which the adaptive kl_coef reacts, more than a fifth of batch_size."""
 
     cliprange: float = 0.2
-    """The policy's ratio is clipped to 1 - cliprange and 1 + cliprange; 0: never
-    (RLOO and Dr.GRPO alone)."""
-    entropy_coef: float = 0.0
-    """Weight of the mean entropy per token, which the loss then rewards; Huang et al. 2024: 0."""
+    """The policy's ratio stays within 1 - cliprange and 1 + cliprange; 0: free (not in PPO)."""
     samples_every: int = 20
     """Updates between two tables of samples in samples.jsonl."""
 
-    def check(self, section: str) -> None:
-        """Raise UserError for a number out of range; `section` is how settings name it."""
-        for name in CHOICES.keys() & vars(self).keys():
-            one_of(self, section, name, CHOICES[name])
-        counts = "total_episodes batch_size num_ppo_epochs num_minibatches kl_horizon samples_every"
-        positive(self, section, *counts.split(), "learning_rate", "temperature")
-        positive(self, section, "samples_per_query")
-        at_least_0(self, section, "max_grad_norm", "target_kl", "kl_coef", "kl_target")
-        at_least_0(self, section, "cliprange", "entropy_coef")
-        in_range(self, section, "dropout", 0, 0.9)
-        self._check_adaptive_kl(section)
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        section = self.section()
         k1_in_loss = self.kl_in == "loss" and self.kl_estimator == "k1"
         require(
             not k1_in_loss,
@@ -125,22 +117,9 @@ class PolicyGradient:
         by = f"be divisible by {section}.samples_per_query times {section}.num_minibatches, {least}"
         require(self.batch_size % least == 0, f"{section}.batch_size", by)
 
-    def _check_adaptive_kl(self, section: str) -> None:
-        if not self.kl_target:
-            return
-        moves = f"be above 0 with {section}.kl_target: an adaptive coefficient of 0 stays 0"
-        require(self.kl_coef > 0, f"{section}.kl_coef", moves)
-        # An update lowers the coefficient by at most 0.2 * batch_size / kl_horizon of itself.
-        fifth = f"{self.batch_size / 5:g}, a fifth of {section}.batch_size"
-        above = f"be above {fifth}, with {section}.kl_target: else kl_coef falls to 0 or below"
-        require(5 * self.kl_horizon > self.batch_size, f"{section}.kl_horizon", above)
-
     @property
     def num_updates(self) -> int:
-        """Updates of the whole run.
-
-        Episodes that do not fill a batch are left out, as in Huang et al. 2024.
-        """
+        """Updates of the whole run; a batch that is not full is left out (Huang et al. 2024)."""
         return self.total_episodes // self.batch_size
 
     def policy_learns(self, update: int) -> bool:
@@ -160,17 +139,13 @@ class Ppo(PolicyGradient):
     that every value is 0 at the start; `sft`: the SFT model's backbone with a new head."""
     baseline: str = "critic"
     """What a return is compared with: the `critic`'s values (GAE, as in Huang et al. 2024), the
-    `mean` return of the batch's episodes (`functional.minus_mean_return`), or `gated`, batch by
-    batch: the critic where its explained variance is above 0, else the mean (Pan et al. 2026,
-    arXiv 2604.19485). The critic learns in every case."""
+    batch's `mean` return, or `gated`: the critic in batches where its explained variance is above
+    0, else the mean (Pan et al. 2026, arXiv 2604.19485). The critic learns in every case."""
     critic_updates: int = 0
-    """First updates in which the critic alone learns (value pretraining in VC-PPO, arXiv
-    2503.01491); 0 in Huang et al. 2024. They count among total_episodes and for the linear decay,
-    so the policy begins at a lower rate than learning_rate."""
+    """First updates, of total_episodes, in which the critic alone learns (VC-PPO, arXiv
+    2503.01491); the policy begins at a lower rate than learning_rate. 0 in Huang et al. 2024."""
     critic_learning_rate: float = 0.0
     """Of the critic, with the same decay; 0: learning_rate, as in Huang et al. 2024."""
-    critic_max_grad_norm: float = 0.0
-    """As max_grad_norm, for the critic's gradient."""
     score_at: str = "after_eos"
     """Where the score stands among the rewards: at `eos`, or one position after it (`after_eos`, as
     in Huang et al. 2024)."""
@@ -185,40 +160,23 @@ class Ppo(PolicyGradient):
     """Discount per token."""
     lam: float = 0.95
     """Lambda of GAE."""
-    lam_value: float = -1.0
-    """Lambda of the returns that the critic learns (decoupled GAE in VC-PPO, arXiv 2503.01491);
-    -1: lam, as in Huang et al. 2024."""
     vf_coef: float = 0.1
     """Weight of the value loss."""
     clip_values: bool = True
     """Whether the value loss is clipped."""
     cliprange_value: float = 0.2
     """New values are clipped to this distance from the rollout's, reward units."""
-    ptx_coef: float = 0.0
-    """Weight of the SFT loss on as many reference summaries as episodes (InstructGPT's PPO-ptx)."""
 
     def __post_init__(self) -> None:
         for name, value in self.quirks.items():
             object.__setattr__(self, name, value)  # as dataclasses themselves do when frozen
-        self.check("ppo")
-        positive(self, "ppo", "cliprange", "cliprange_value")
-        at_least_0(self, "ppo", "critic_learning_rate", "critic_max_grad_norm")
-        at_least_0(self, "ppo", "vf_coef", "ptx_coef", "critic_updates")
-        for name in ("gamma", "lam"):
-            in_range(self, "ppo", name, 0, 1)
-        own = self.lam_value == -1 or 0 <= self.lam_value <= 1
-        require(own, "ppo.lam_value", f"be -1 or lie in [0, 1], not {self.lam_value}")
+        super().__post_init__()
         fewer, updates = self.critic_updates < self.num_updates, self.num_updates
         require(fewer, "ppo.critic_updates", f"be fewer than the {updates} updates of the run")
 
     def policy_learns(self, update: int) -> bool:
         """Whether the policy learns in an update, counted from 0, or the critic alone."""
         return update >= self.critic_updates
-
-    @property
-    def critic_lam(self) -> float:
-        """Lambda of the returns that the critic learns."""
-        return self.lam if self.lam_value < 0 else self.lam_value
 
     @property
     def quirks(self) -> dict[str, str]:
@@ -233,21 +191,20 @@ class Ppo(PolicyGradient):
 class Grouped(PolicyGradient):
     """Policy gradients without a critic: the other samples of a query are the baseline."""
 
-    section: ClassVar[str]
+    may_be_0 = ("kl_coef", "cliprange")
     loss_mean: str = "episodes"
     samples_per_query: int = 4
 
     def __post_init__(self) -> None:
-        self.check(self.section)
-        alone = f"{self.section}.samples_per_query"
-        require(self.samples_per_query > 1, alone, "be at least 2")
+        super().__post_init__()
+        several = self.samples_per_query > 1
+        require(several, f"{self.section()}.samples_per_query", "be at least 2")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rloo(Grouped):
     """REINFORCE with a leave-one-out baseline (Ahmadian et al. 2024): one pass, no clipping."""
 
-    section = "rloo"
     num_ppo_epochs: int = 1
     cliprange: float = 0.0
 
@@ -256,4 +213,34 @@ class Rloo(Grouped):
 class Grpo(Grouped):
     """GRPO as Dr.GRPO corrects it (Liu et al. 2025): no deviation, no division by length."""
 
-    section = "grpo"
+
+# -- adapters --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lora(Section):
+    """Adapters that learn in place of all weights. They are merged when a model is saved.
+
+    Off by default, as in Huang et al. 2024.
+    """
+
+    rank: int = 0
+    """Width of an adapter; 0: no adapters, all weights learn."""
+    alpha: int = 32
+    """An adapter's product is scaled by alpha / rank."""
+    target_modules: str = "all-linear"
+    """`all-linear`: every linear layer but the head; or names of layers, separated by commas."""
+    stages: str = ",".join(LORA_STAGES)
+    """The stages that learn adapters, separated by commas."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        names = self.target_modules.split(",")
+        require(all(names), "lora.target_modules", "be all-linear or names with commas")
+        known = set(self.stages.split(",")) <= set(LORA_STAGES)
+        require(known, "lora.stages", f"be some of {','.join(LORA_STAGES)}")
+
+    @property
+    def adapted_stages(self) -> tuple[str, ...]:
+        """The stages that learn adapters; none if the rank is 0."""
+        return tuple(self.stages.split(",")) if self.rank else ()

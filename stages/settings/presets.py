@@ -1,135 +1,104 @@
 """The presets: each says only how it differs from the paper's settings. Standard library only."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import fields, replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from stages.settings.checks import unknown
-from stages.settings.config import (
-    TOY,
-    TRAIN_TOKENIZER,
-    Base,
-    Config,
-    Data,
-    Dpo,
-    Eval,
-    Grpo,
-    JudgeSettings,
-    Lora,
-    Memory,
-    Normalize,
-    Optimizer,
-    Ppo,
-    Rloo,
-    Rm,
-    Sft,
-)
-from stages.settings.stages import LORA_STAGES
+from stages.settings.config import Config, changes_of, with_changes
+from stages.settings.stages import LORA_STAGES, POLICY_GRADIENT_STAGES
 
 # What `make smollm` writes.
 SMOLLM2 = "runs/models/smollm2-135m-instruct"
 
 
-def paper(size: str, microbatch_size: int, forward_batch_size: int) -> Config:
+def preset(name: str, *changes: str) -> Config:
+    """The paper's settings but for some changes, each as on a command line."""
+    texts = (text for line in changes for text in line.split())
+    return with_changes(Config(preset=name, name=name), changes_of(texts))
+
+
+def each(stages: Sequence[str], settings: str) -> str:
+    """The same settings for several stages."""
+    return " ".join(f"{stage}.{text}" for stage in stages for text in settings.split())
+
+
+rivals = partial(each, POLICY_GRADIENT_STAGES)
+
+
+def paper(name: str, microbatch_size: int, forward_batch_size: int, *more: str) -> Config:
     """The paper's run at one size: only the checkpoint and memory knobs differ between sizes."""
-    name = f"pythia-{size}"
-    memory = Memory(
-        microbatch_size=microbatch_size,
-        forward_batch_size=forward_batch_size,
-        gradient_checkpointing=size == "6.9b",
+    size = name.split("-")[1]
+    return preset(
+        name,
+        f"base.checkpoint=EleutherAI/pythia-{size}-deduped",
+        f"memory.microbatch_size={microbatch_size} memory.forward_batch_size={forward_batch_size}",
+        f"memory.gradient_checkpointing={size == '6.9b'}",
+        *more,
     )
-    base = Base(checkpoint=f"EleutherAI/{name}-deduped")
-    return Config(preset=name, name=name, base=base, memory=memory)
 
 
-def rivals(grouped: dict[str, Any] | None = None, **settings: Any) -> dict[str, Any]:
-    """The sections of PPO and of its rivals, alike where they have the same settings.
+def with_lora(*stages: str) -> tuple[str, str]:
+    """Some stages learn adapters, on less memory, at a higher rate.
 
-    PPO keeps its critic's settings, and the number of passes over a batch is each one's own.
-    `grouped` are the settings of RLOO and Dr.GRPO that differ from PPO's.
+    differs: Huang et al. 2024 learns all weights in every stage. The rate is a rule of thumb,
+    untested by us: ten times that of all weights.
     """
-    shared = {field.name for field in fields(Rloo)} - {"num_ppo_epochs"}
-    alike = {name: value for name, value in settings.items() if name in shared} | (grouped or {})
-    return {"ppo": Ppo(**settings), "rloo": Rloo(**alike), "grpo": Grpo(**alike)}
-
-
-# A rule of thumb for adapters, untested by us: ten times the rate of all weights.
-LORA_RATE = 3e-5
-
-
-def paper_with_lora(size: str, ending: str, stages: str, *batches: int) -> Config:
-    """The paper's run at one size on less memory: some stages learn adapters, at a higher rate.
-
-    differs: Huang et al. 2024 learns all weights in every stage.
-    """
-    config, name = paper(size, *batches), f"pythia-{size}-{ending}"
-    names = stages.split(",")
-    rates = {stage: replace(getattr(config, stage), learning_rate=LORA_RATE) for stage in names}
-    memory, lora = replace(config.memory, frozen_dtype="bf16"), Lora(rank=16, stages=stages)
-    return replace(config, preset=name, name=name, memory=memory, lora=lora, **rates)
+    adapters = f"lora.rank=16 lora.stages={','.join(stages)} memory.frozen_dtype=bf16"
+    return adapters, each(stages, "learning_rate=3e-5")
 
 
 def tiny(name: str, hidden_size: int, num_layers: int) -> Config:
     """The built-in world at one size of the base model; nothing else differs between sizes."""
-    base = Base(
-        tokenizer=TRAIN_TOKENIZER, hidden_size=hidden_size, num_layers=num_layers, num_heads=4
-    )
-    return Config(
-        preset=name,
-        name=name,
-        base=base,
-        data=Data(
-            source=TOY,
-            max_query_tokens=80,
-            max_summary_tokens=20,
-            max_query_summary_tokens=100,
-            max_comparison_tokens=32,
-            max_query_comparison_tokens=112,
-        ),
+    return preset(
+        name,
+        f"base.tokenizer=train base.hidden_size={hidden_size} base.num_layers={num_layers}",
+        "data.source=toy data.max_query_tokens=80 data.max_summary_tokens=20",
+        "data.max_query_summary_tokens=100",
+        "data.max_comparison_tokens=32 data.max_query_comparison_tokens=112",
         # The weights are new, not pretrained: they need larger steps, and more of them. The posts
         # are mostly noise, so only the summary is learned.
-        optimizer=Optimizer(warmup_fraction=0.05),
-        sft=Sft(learning_rate=3e-3, batch_size=16, epochs=2, loss_on_query=False),
+        "optimizer.warmup_fraction=0.05",
+        "sft.learning_rate=3e-3 sft.batch_size=16 sft.epochs=2 sft.loss_on_query=false",
         # Without centering, all scores of some posts lie below -1, where not to end is best. After
         # one pass, or at three times the rate, the model is indifferent to some facts.
-        rm=Rm(learning_rate=5e-4, batch_size=8, epochs=2, center=0.001),
-        normalize=Normalize(posts=2000),  # the mean is known to 0.02 of the scores' deviation
+        "rm.learning_rate=5e-4 rm.batch_size=8 rm.epochs=2 rm.center=0.001",
+        "normalize.posts=2000",  # the mean is known to 0.02 of the scores' deviation
+        rivals("total_episodes=3584 batch_size=64 samples_every=5"),
         # The critic learns alone, and faster, until it explains what it can of the returns.
-        **rivals(
-            learning_rate=2e-4,
-            grouped={"learning_rate": 8e-4},  # RLOO makes one pass over a batch
-            critic_learning_rate=1e-3,
-            critic_updates=16,
-            total_episodes=3584,
-            batch_size=64,
-            samples_every=5,
-        ),
-        dpo=Dpo(learning_rate=2e-4, batch_size=16),
-        eval=Eval(dpo_summary_tokens=20),
-        judge=JudgeSettings(kind="facts"),
-        memory=Memory(
-            microbatch_size=64, forward_batch_size=128, mixed_precision="no", cpu_threads=2
-        ),
+        "ppo.learning_rate=2e-4 ppo.critic_learning_rate=1e-3 ppo.critic_updates=16",
+        # RLOO makes one pass over a batch.
+        "rloo.learning_rate=8e-4 grpo.learning_rate=8e-4",
+        "dpo.learning_rate=2e-4 dpo.batch_size=16",
+        "eval.dpo_summary_tokens=20 judge.kind=facts",
+        "memory.microbatch_size=64 memory.forward_batch_size=128",
+        "memory.mixed_precision=no memory.cpu_threads=2",
     )
 
 
 def posts() -> Config:
     """Real posts and the real tokenizer on a small model that was never pretrained."""
-    return Config(
-        preset="posts",
-        name="posts",
-        base=Base(tokenizer="", hidden_size=128, num_layers=4, num_heads=4),
-        data=Data(source=""),
+    return preset(
+        "posts",
+        "data.source=",
         # Rare words have small gradients: 1e-8 lets them through.
-        optimizer=Optimizer(adam_eps=1e-8, warmup_fraction=0.05),
-        sft=Sft(learning_rate=1e-3, batch_size=16, epochs=3, loss_on_query=False),
-        rm=Rm(learning_rate=3e-4, batch_size=32),
-        **rivals(learning_rate=1e-4, total_episodes=256, batch_size=32, samples_every=4),
-        dpo=Dpo(learning_rate=1e-4, batch_size=32),
-        judge=JudgeSettings(kind="reward_model"),
-        memory=Memory(microbatch_size=8, forward_batch_size=32, mixed_precision="no"),
+        "optimizer.adam_eps=1e-8 optimizer.warmup_fraction=0.05",
+        "sft.learning_rate=1e-3 sft.batch_size=16 sft.epochs=3 sft.loss_on_query=false",
+        "rm.learning_rate=3e-4 rm.batch_size=32",
+        rivals("learning_rate=1e-4 total_episodes=256 batch_size=32 samples_every=4"),
+        "dpo.learning_rate=1e-4 dpo.batch_size=32",
+        "judge.kind=reward_model memory.mixed_precision=no",
     )
+
+
+# Few updates: the paper's eps of 1e-5 would slow the small gradients of adapters. The reward model
+# learns one half of the comparisons, post by post; a run on the other half is gold.
+OF_SMOLLM2 = (
+    f"base.checkpoint={SMOLLM2} data.source= sft.loss_on_query=false",
+    "optimizer.adam_eps=1e-8 optimizer.warmup_fraction=0.05",
+    "rm.pairs=even rm.by_post=true",
+    "eval.dpo_summary_tokens=53 eval.best_of=4 judge.kind=reward_model",
+)
 
 
 def smollm2() -> Config:
@@ -139,45 +108,24 @@ def smollm2() -> Config:
     tokens. SFT and the reward model learn all weights: on longer, cut posts adapters came to the
     same loss in SFT (2.86 nats) and to a lower ROUGE-L (0.198 against 0.215). PPO and its rivals
     learn adapters, which spares a second copy of the policy. With a critic that started as the
-    reward model an older run lowered its score, so PPO's starts at zero, with lambda 1. The reward
-    model learns one half of the comparisons, post by post; a run on the other half is gold.
+    reward model an older run lowered its score, so PPO's starts at zero, with lambda 1.
     """
-    return Config(
-        preset="smollm2",
-        name="smollm2",
-        base=Base(checkpoint=SMOLLM2),
-        data=Data(
-            source="",
-            max_post_characters=900,
-            train_posts=512,
-            validation_posts=128,
-            ppo_posts=512,
-            max_query_tokens=320,
-            max_query_summary_tokens=373,
-            max_query_comparison_tokens=489,
-        ),
-        # Few updates: the paper's eps of 1e-5 would slow the small gradients of adapters.
-        optimizer=Optimizer(adam_eps=1e-8, warmup_fraction=0.05),
-        lora=Lora(rank=16, stages="ppo,rloo,grpo,dpo"),
-        sft=Sft(learning_rate=1e-4, batch_size=16, loss_on_query=False, evaluations=2),
-        rm=Rm(learning_rate=5e-5, batch_size=16, pairs="even", by_post=True),
-        normalize=Normalize(posts=256),  # the mean is known to 0.06 of the scores' deviation
-        **rivals(
-            learning_rate=3e-4,
-            grouped={"num_ppo_epochs": 2},  # as PPO
-            total_episodes=640,  # with 320 PPO's gain was not sure in one of three seeds
-            batch_size=32,
-            samples_per_query=4,
-            num_ppo_epochs=2,
-            critic_init="zero",
-            lam=1.0,
-            eos_trick="subtract",  # half of what ends scores below -1, so not to end would pay
-            samples_every=2,
-        ),
-        dpo=Dpo(learning_rate=2e-4, batch_size=16),
-        eval=Eval(dpo_summary_tokens=53, best_of="4"),
-        judge=JudgeSettings(kind="reward_model"),
-        memory=Memory(microbatch_size=8, forward_batch_size=32, cpu_threads=2),
+    return preset(
+        "smollm2",
+        *OF_SMOLLM2,
+        "data.max_post_characters=900 data.max_query_tokens=320",
+        "data.max_query_summary_tokens=373 data.max_query_comparison_tokens=489",
+        "data.train_posts=512 data.validation_posts=128 data.ppo_posts=512",
+        "lora.rank=16 lora.stages=ppo,rloo,grpo,dpo",
+        "sft.learning_rate=1e-4 sft.batch_size=16 sft.evaluations=2",
+        "rm.learning_rate=5e-5 rm.batch_size=16",
+        "normalize.posts=256",  # the mean is known to 0.06 of the scores' deviation
+        rivals("learning_rate=3e-4 batch_size=32 samples_per_query=4 num_ppo_epochs=2"),
+        # With 320 episodes PPO's gain was not sure in one of three seeds. Half of what ends scores
+        # below -1, so with `replace` not to end would pay.
+        rivals("total_episodes=640 eos_trick=subtract samples_every=2"),
+        "ppo.critic_init=zero ppo.lam=1",
+        "dpo.learning_rate=2e-4 dpo.batch_size=16 memory.cpu_threads=2",
     )
 
 
@@ -187,19 +135,14 @@ def smollm2_full() -> Config:
     PPO is the paper's again, critic and EOS trick too: 200 updates may let the critic catch up,
     which has not been run.
     """
-    small = smollm2()
-    return replace(
-        small,
-        preset="smollm2-full",
-        name="smollm2-full",
-        data=Data(source=""),
-        lora=Lora(),
-        sft=Sft(learning_rate=5e-5, batch_size=64, epochs=2, loss_on_query=False),
-        rm=Rm(learning_rate=2e-5, batch_size=64, pairs="even", by_post=True),
-        normalize=Normalize(),
-        **rivals(learning_rate=3e-6, total_episodes=51_200, batch_size=256, samples_every=20),
-        dpo=Dpo(learning_rate=1e-5),
-        memory=Memory(microbatch_size=32, forward_batch_size=128),
+    return preset(
+        "smollm2-full",
+        *OF_SMOLLM2,
+        "sft.learning_rate=5e-5 sft.batch_size=64 sft.epochs=2",
+        "rm.learning_rate=2e-5 rm.batch_size=64",
+        rivals("total_episodes=51200 batch_size=256"),
+        "dpo.learning_rate=1e-5",
+        "memory.microbatch_size=32 memory.forward_batch_size=128",
     )
 
 
@@ -209,58 +152,40 @@ def own() -> Config:
     The critic starts at zero, which no run showed to be worse; rows that cannot be used are left
     out and listed.
     """
-    return Config(
-        preset="own",
-        name="own",
-        data=Data(source="", on_bad_row="skip"),
-        sft=Sft(loss_on_query=False),
-        **rivals(
-            total_episodes=640,
-            batch_size=32,
-            samples_per_query=4,
-            critic_init="zero",
-            lam=1.0,
-            eos_trick="subtract",
-        ),
-        judge=JudgeSettings(kind="reward_model"),
+    return preset(
+        "own",
+        "data.source= data.on_bad_row=skip sft.loss_on_query=false",
+        rivals("total_episodes=640 batch_size=32 samples_per_query=4 eos_trick=subtract"),
+        "ppo.critic_init=zero ppo.lam=1 judge.kind=reward_model",
     )
 
 
-def outputs() -> Config:
-    """Summaries that exist already: nothing is trained, and the default judge is an LLM."""
-    return Config(preset="outputs", name="outputs", data=Data(source=""))
-
-
-TINY = {  # width and layers
-    "tiny-xs": (32, 2),
-    "tiny-s": (64, 2),
-    "tiny": (96, 3),
-    "tiny-l": (128, 4),
-    "tiny-xl": (192, 6),
-}
-# Sequences of a pass with gradients and of one without, such that every stage fits the card that
-# the preset is made for, as `make plan` counts it; pythia-6.9b fits none without sharding.
-PYTHIA = {
-    "14m": (32, 128),
-    "70m": (32, 128),
-    "160m": (32, 128),
-    "410m": (16, 128),
-    "1b": (8, 64),
-    "1.4b": (4, 64),
-    "2.8b": (4, 32),
-    "6.9b": (2, 16),
-}
 PRESETS: dict[str, Callable[[], Config]] = {
-    **{name: partial(tiny, name, *shape) for name, shape in TINY.items()},
+    # Width and layers.
+    "tiny-xs": partial(tiny, "tiny-xs", 32, 2),
+    "tiny-s": partial(tiny, "tiny-s", 64, 2),
+    "tiny": partial(tiny, "tiny", 96, 3),
+    "tiny-l": partial(tiny, "tiny-l", 128, 4),
+    "tiny-xl": partial(tiny, "tiny-xl", 192, 6),
     "posts": posts,
     "smollm2": smollm2,
     "smollm2-full": smollm2_full,
-    **{f"pythia-{size}": partial(paper, size, *batches) for size, batches in PYTHIA.items()},
-    "pythia-1b-24gb": partial(paper_with_lora, "1b", "24gb", "ppo", 2, 32),
-    "pythia-2.8b-lora": partial(paper_with_lora, "2.8b", "lora", "ppo", 4, 32),
-    "pythia-6.9b-lora": partial(paper_with_lora, "6.9b", "lora", ",".join(LORA_STAGES), 2, 16),
+    # Sequences of a pass with gradients and of one without, such that every stage fits the card
+    # that the preset is made for, as `make plan` counts it; pythia-6.9b fits none unsharded.
+    "pythia-14m": partial(paper, "pythia-14m", 32, 128),
+    "pythia-70m": partial(paper, "pythia-70m", 32, 128),
+    "pythia-160m": partial(paper, "pythia-160m", 32, 128),
+    "pythia-410m": partial(paper, "pythia-410m", 16, 128),
+    "pythia-1b": partial(paper, "pythia-1b", 8, 64),
+    "pythia-1.4b": partial(paper, "pythia-1.4b", 4, 64),
+    "pythia-2.8b": partial(paper, "pythia-2.8b", 4, 32),
+    "pythia-6.9b": partial(paper, "pythia-6.9b", 2, 16),
+    "pythia-1b-24gb": partial(paper, "pythia-1b-24gb", 2, 32, *with_lora("ppo")),
+    "pythia-2.8b-lora": partial(paper, "pythia-2.8b-lora", 4, 32, *with_lora("ppo")),
+    "pythia-6.9b-lora": partial(paper, "pythia-6.9b-lora", 2, 16, *with_lora(*LORA_STAGES)),
     "own": own,
-    "outputs": outputs,
+    # Summaries that exist already: nothing is trained, and the default judge is an LLM.
+    "outputs": partial(preset, "outputs", "data.source="),
 }
 
 

@@ -1,15 +1,18 @@
-"""The settings of data, SFT, RM, DPO, LoRA, evaluation and memory; defaults are the paper's.
+"""The settings of data, SFT, RM, DPO and memory; defaults are the paper's.
 
-PPO's and the judge's are in `ppo.py` and `judge.py`. A field's docstring stands under it, with its
-unit. Standard library only.
+The others are in `ppo.py` and `judge.py`. A field's docstring stands under it, with its unit.
+Standard library only.
 """
 
-from dataclasses import dataclass, fields
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
+from string import Formatter
+from typing import ClassVar
 
-from stages.settings.checks import at_least_0, in_range, one_of, positive, require
-from stages.settings.prompt import PROMPT, check_prompt
-from stages.settings.stages import LORA_STAGES
+from stages.settings.checks import Section, require
 
 TRAIN_TOKENIZER = "train"
 RANDOM = "random"
@@ -20,24 +23,77 @@ EOS, BEFORE_EOS = "eos", "before_eos"
 EOS_TOKEN = "<|endoftext|>"  # of a tokenizer that is trained here, and of Pythia's
 # A vocabulary of new weights is padded to it, as Pythia's: [PAD] fits without a resized embedding.
 EMBEDDING_MULTIPLE = 64
+# Logits of one chunk, by device. A GPU needs more to be busy.
+CHUNK = {"cpu": 2**24, "cuda": 2**27}
+# References on which `normalize` checks the saved model. A wrong shift, or padding that is read,
+# moves the score of every row, so some rows show it.
+CHECKED_ROWS = 1024
 # The splits of the data, by their names.
 POSTS = ("sft_train", "sft_validation")
 COMPARISONS = ("comparisons_train", "comparisons_validation")
 PPO_TRAIN = "ppo_train"  # optional: posts without a summary, for PPO's queries
-BEST_OF = "best-of-"  # begins the name of such a policy
 CNNDM = "comparisons_cnndm"  # pairs about news articles, kept apart
+# Huang et al. 2024, detail 2.
+PROMPT = "SUBREDDIT: r/{subreddit}\n\nTITLE: {title}\n\nPOST: {post}\n\nTL;DR:"
+FIELDS = ("subreddit", "title", "post")
+SAMPLE = {"subreddit": "tifu", "title": "My title: two words", "post": "One line.\n\nAnother: it."}
+
+
+# -- the prompt ------------------------------------------------------------------------------------
+
+
+def check_prompt(template: str) -> None:
+    """Raise UserError unless a template holds each field once and can be read back."""
+    try:
+        parts = list(Formatter().parse(template))
+    except ValueError:
+        parts = []
+    names = sorted(name for _, name, _, _ in parts if name is not None)
+    plain = not any(form or conversion for _, _, form, conversion in parts)
+    places = "hold {subreddit}, {title} and {post}, each once, and nothing else in braces"
+    require(names == sorted(FIELDS) and plain, "data.prompt", places)
+    require(template == template.strip(), "data.prompt", "not begin or end with white space")
+    again = parse_post(format_post(SAMPLE, template), template)
+    require(again == SAMPLE, "data.prompt", "have words or line breaks between its places")
+
+
+def format_post(row: Mapping[str, str], template: str = PROMPT) -> str:
+    """The prompt of one post, without truncation; a post that is a whole prompt stays as it is."""
+    if row.get("whole"):
+        return row["post"]
+    return template.format(**{name: row[name] for name in FIELDS})
+
+
+def parse_post(query: str, template: str = PROMPT) -> dict[str, str] | None:
+    """Subreddit, title and post of a prompt that `format_post` wrote; None for another text."""
+    match = _pattern(template).fullmatch(query)
+    return match.groupdict() if match else None
+
+
+@cache
+def _pattern(template: str) -> re.Pattern[str]:
+    """Fields end at the first text that follows them in the template, the post at the last."""
+    pattern = ""
+    for text, name, _, _ in Formatter().parse(template):
+        pattern += re.escape(text)
+        if name is not None:
+            pattern += f"(?P<{name}>.*)" if name == "post" else f"(?P<{name}>.*?)"
+    return re.compile(pattern, re.DOTALL)
+
+
+# -- sections --------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
-class Base:
+class Base(Section):
     """Where a preset starts from."""
 
+    choices: ClassVar = {"bos": ("auto", "always", "never")}
+
     checkpoint: str = RANDOM
-    """Folder or hub id[@revision] of a causal LM; `random`: a GPT-NeoX of the shape below, with new
-    weights."""
+    """Folder or hub id[@revision] of a causal LM; `random`: a new GPT-NeoX of the shape below."""
     tokenizer: str = ""
-    """Folder or hub id[@revision]; empty: the checkpoint's own; `train`: a BPE trained on the
-    posts, for new weights alone."""
+    """Folder or hub id[@revision]; empty: the checkpoint's own; `train`: a BPE of the posts."""
     bos: str = "auto"
     """What begins each query: BOS `always` or `never`, or `auto`, as the tokenizer does."""
     vocab_size: int = 1024
@@ -50,8 +106,7 @@ class Base:
     """Attention heads of a random model."""
 
     def __post_init__(self) -> None:
-        one_of(self, "base", "bos", ("auto", "always", "never"))
-        positive(self, "base", "vocab_size", "hidden_size", "num_layers", "num_heads")
+        super().__post_init__()
         even = self.hidden_size % (2 * self.num_heads) == 0  # rotary positions turn pairs
         require(even, "base.hidden_size", "be an even multiple of num_heads")
         reads = self.checkpoint == RANDOM or self.tokenizer != TRAIN_TOKENIZER
@@ -60,8 +115,10 @@ class Base:
 
 
 @dataclass(frozen=True, kw_only=True)
-class World:
+class World(Section):
     """Seed and size of the built-in world."""
+
+    may_be_0 = ("seed",)
 
     seed: int = 1
     """Another seed is another world."""
@@ -74,14 +131,12 @@ class World:
     validation_comparisons: int = 2000
     """Held-out pairs of summaries."""
 
-    def __post_init__(self) -> None:
-        counts = [field.name for field in fields(self) if field.name != "seed"]
-        positive(self, "world", *counts)
-
 
 @dataclass(frozen=True, kw_only=True)
-class Data:
+class Data(Section):
     """Posts, comparisons and their length limits (Huang et al. 2024, details 1 to 5)."""
+
+    choices: ClassVar = {"on_bad_row": ("stop", "skip")}
 
     source: str = HUB
     """`hub`, `toy`, or a folder with sft_* and comparisons_* files (JSONL or Parquet)."""
@@ -119,13 +174,8 @@ class Data:
     """Longest query and compared summary together, tokens; more are kept and counted."""
 
     def __post_init__(self) -> None:
-        one_of(self, "data", "on_bad_row", ("stop", "skip"))
+        super().__post_init__()
         check_prompt(self.prompt)
-        for setting in fields(self):
-            if setting.name.startswith("max_") and setting.default:
-                positive(self, "data", setting.name)
-            elif isinstance(setting.default, int):
-                at_least_0(self, "data", setting.name)
 
     @property
     def rows(self) -> dict[str, int]:
@@ -140,8 +190,12 @@ class Data:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Optimizer:
+class Optimizer(Section):
     """AdamW, the same in all stages (Huang et al. 2024)."""
+
+    ranges: ClassVar = dict.fromkeys(
+        ("adam_beta1", "adam_beta2", "weight_decay", "warmup_fraction"), (0, 1)
+    )
 
     adam_eps: float = 1e-5
     """Added to the denominator of a step."""
@@ -155,15 +209,13 @@ class Optimizer:
     """Share of the updates in which the learning rate rises linearly from 0 (sft, rm, dpo)."""
 
     def __post_init__(self) -> None:
-        positive(self, "optimizer", "adam_eps")
-        for name in ("adam_beta1", "adam_beta2", "weight_decay", "warmup_fraction"):
-            in_range(self, "optimizer", name, 0, 1)
+        super().__post_init__()
         for name in ("adam_beta1", "adam_beta2"):
             require(getattr(self, name) < 1, f"optimizer.{name}", "be below 1: at 1 nothing decays")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Supervised:
+class Supervised(Section):
     """What SFT, reward model and DPO have in common."""
 
     learning_rate: float = 3e-6
@@ -178,34 +230,30 @@ class Supervised:
 class Sft(Supervised):
     """Supervised fine-tuning on the reference summaries (Huang et al. 2024, detail 9)."""
 
+    ranges: ClassVar = {"dropout": (0, 0.9)}
     batch_size: int = 128
     loss_on_query: bool = True
-    """Whether the query's tokens are learned too, as in Huang et al. 2024; Stiennon et al. 2020
-    learn the summary only."""
+    """Whether the query is learned too (Huang et al. 2024; not in Stiennon et al. 2020)."""
     dropout: float = 0.0
     """Probability while learning; Huang et al. 2024, detail 7: off."""
     evaluations: int = 4
-    """How often, about, the validation loss is measured during training; it is also measured before
-    and after."""
-
-    def __post_init__(self) -> None:
-        positive(self, "sft", "learning_rate", "batch_size", "epochs", "evaluations")
-        in_range(self, "sft", "dropout", 0, 0.9)
+    """How often, about, the validation loss is measured between the start and the end."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rm(Supervised):
     """Reward model from pairwise comparisons (Huang et al. 2024, details 10 to 18)."""
 
+    ranges: ClassVar = {"dropout": (0, 0.9)}
+    choices: ClassVar = {"pairs": (ALL_PAIRS, "even", "odd"), "read_at": (EOS, BEFORE_EOS)}
     dropout: float = 0.0
     """Probability while learning; Huang et al. 2024, detail 7: off."""
     pairs: str = ALL_PAIRS
-    """The training pairs that are learned, by DPO too: `all`, or those of the posts whose id has an
-    `even` or an `odd` hash. The halves share no post, so one can train a gold reward model."""
+    """The pairs that are learned, by DPO too: `all`, or those of posts whose id has an `even` or
+    an `odd` hash. The halves share no post, so one can train a gold reward model."""
     by_post: bool = False
-    """Whether the pairs of a post are learned one after another, by DPO too, so that its query and
-    each of its summaries are computed once (Ouyang et al. 2022, section 3.5). The paper shuffles
-    pairs."""
+    """Whether a post's pairs are learned together, by DPO too, so that each of its texts is
+    computed once (Ouyang et al. 2022, section 3.5). The paper shuffles pairs."""
     read_at: str = EOS
     """Where its scalar is read, in training and in scoring (the saved model records it): `eos`, or
     `before_eos`, the text's last token. Without an EOS it is the last token in both."""
@@ -213,16 +261,9 @@ class Rm(Supervised):
     """Weight of (chosen + rejected)^2 in the loss. Comparisons of one post leave its scores free up
     to a constant, which this brings to 0; the paper has no such term (0)."""
 
-    def __post_init__(self) -> None:
-        positive(self, "rm", "learning_rate", "batch_size", "epochs")
-        in_range(self, "rm", "dropout", 0, 0.9)
-        at_least_0(self, "rm", "center")
-        one_of(self, "rm", "pairs", (ALL_PAIRS, "even", "odd"))
-        one_of(self, "rm", "read_at", (EOS, BEFORE_EOS))
-
 
 @dataclass(frozen=True, kw_only=True)
-class Reward:
+class Reward(Section):
     """What policies are rewarded for, where it is no reward model."""
 
     function: str = ""
@@ -241,113 +282,35 @@ class Reward:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Normalize:
+class Normalize(Section):
     """Reward normalization (Huang et al. 2024, detail 15)."""
 
     posts: int = 0
-    """References, evenly spaced over the SFT train split, whose mean score becomes 0; 0: all. The
-    page shows the standard error of that mean."""
+    """References, evenly spaced over the SFT train split, whose mean score becomes 0; 0: all."""
 
     def __post_init__(self) -> None:
-        at_least_0(self, "normalize", "posts")
+        super().__post_init__()
         require(self.posts != 1, "normalize.posts", "be 2 or more, or 0 for all")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Dpo(Supervised):
-    """Direct preference optimization on the reward model's comparisons.
-
-    Source: Rafailov et al. 2023, as Huang et al. 2024 run it.
-    """
+    """Direct preference optimization (Rafailov et al. 2023, as Huang et al. 2024 run it)."""
 
     beta: float = 0.05
     """Reward units per nat. A smaller beta lets the policy move further from the SFT model."""
 
-    def __post_init__(self) -> None:
-        positive(self, "dpo", "beta", "learning_rate", "batch_size", "epochs")
-
 
 @dataclass(frozen=True, kw_only=True)
-class Lora:
-    """Adapters that learn in place of all weights. They are merged when a model is saved.
-
-    Off by default, as in Huang et al. 2024.
-    """
-
-    rank: int = 0
-    """Width of an adapter; 0: no adapters, all weights learn."""
-    alpha: int = 32
-    """An adapter's product is scaled by alpha / rank."""
-    target_modules: str = "all-linear"
-    """`all-linear`: every linear layer but the head; or names of layers, separated by commas."""
-    stages: str = ",".join(LORA_STAGES)
-    """The stages that learn adapters, separated by commas."""
-
-    def __post_init__(self) -> None:
-        require(self.rank >= 0, "lora.rank", "be at least 0")
-        positive(self, "lora", "alpha")
-        names = self.target_modules.split(",")
-        require(all(names), "lora.target_modules", "be all-linear or names with commas")
-        known = set(self.stages.split(",")) <= set(LORA_STAGES)
-        require(known, "lora.stages", f"be some of {','.join(LORA_STAGES)}")
-
-    @property
-    def adapted_stages(self) -> tuple[str, ...]:
-        """The stages that learn adapters; none if the rank is 0."""
-        return tuple(self.stages.split(",")) if self.rank else ()
-
-
-@dataclass(frozen=True, kw_only=True)
-class Eval:
-    """Summaries of held-out posts as Huang et al. 2024 make them."""
-
-    posts: int = 0
-    """Held-out posts that are summarised and judged; 0: all of the validation split."""
-    temperature: float = 0.01
-    """Of sampling the summaries."""
-    dpo_summary_tokens: int = 128
-    """Longest summary of the DPO policy, tokens; the others get data.max_summary_tokens (as in
-    Huang et al. 2024)."""
-    best_of: str = ""
-    """Best-of-n beside the policies, with commas: of n samples of SFT at ppo.temperature the one
-    that the reward model likes best (Stiennon et al. 2020, appendix G.3). Empty: none."""
-
-    def __post_init__(self) -> None:
-        positive(self, "eval", "temperature", "dpo_summary_tokens")
-        require(self.posts >= 0, "eval.posts", "be at least 0")
-        each = self.best_of.split(",") if self.best_of else []
-        known = all(n.isdecimal() and 1 <= int(n) <= 1000 for n in each)
-        require(known, "eval.best_of", "be numbers from 1 to 1000 with commas, such as 1,4,16")
-
-    @property
-    def numbers(self) -> tuple[int, ...]:
-        """The numbers of `best_of`, each once, the smallest first."""
-        return tuple(sorted({int(n) for n in self.best_of.split(",") if n}))
-
-
-@dataclass(frozen=True, kw_only=True)
-class Checks:
-    """How the judge itself is checked: by controls in every evaluation, and against labels."""
-
-    control_posts: int = 50
-    """Posts whose reference is judged against texts that must lose to it."""
-    calibration_pairs: int = 0
-    """Labelled comparisons that `make judge-calibration` asks about, drawn by the seed; 0: all."""
-
-    def __post_init__(self) -> None:
-        positive(self, "checks", "control_posts")
-        at_least_0(self, "checks", "calibration_pairs")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Memory:
+class Memory(Section):
     """How a run fits its machine.
 
     How batches are cut changes no number beyond rounding (unless ppo.loss_mean is `microbatches`).
-    mixed_precision and cpu_threads change the rounding of every sum, so a stage that runs a model
-    records them as settings of its result.
+    mixed_precision and cpu_threads change the rounding of every sum: a result depends on them.
     """
 
+    may_be_0 = ("save_minutes",)
+    choices: ClassVar = {"mixed_precision": ("no", "bf16"), "frozen_dtype": ("float32", "bf16")}
     microbatch_size: int = 8
     """Sequences per forward and backward pass on one device (a pair counts as two)."""
     forward_batch_size: int = 32
@@ -360,16 +323,8 @@ class Memory:
     gradient_checkpointing: bool = False
     """Whether activations are computed again in the backward pass: less memory, more time."""
     cpu_threads: int = 0
-    """Threads of one process on a CPU; 0: torch's choice, as many as there are cores. The number of
-    threads changes rounding, and PPO amplifies it: treat it like another seed. A run repeats to the
-    digit only with its own number."""
-
+    """Threads of one process on a CPU; 0: torch's choice. Their number changes rounding, and PPO
+    amplifies it: treat it like another seed. A run repeats to the digit only with its own."""
     save_minutes: float = 5.0
-    """Minutes between two checkpoints of a training stage, or more if saving would cost over 5 % of
-    the time; 0: after every update, whatever it costs."""
-
-    def __post_init__(self) -> None:
-        positive(self, "memory", "microbatch_size", "forward_batch_size")
-        at_least_0(self, "memory", "cpu_threads", "save_minutes")
-        one_of(self, "memory", "mixed_precision", ("no", "bf16"))
-        one_of(self, "memory", "frozen_dtype", ("float32", "bf16"))
+    """Minutes between two checkpoints, or more if they would cost over 5 % of the time; 0: after
+    every update."""

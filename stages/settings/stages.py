@@ -1,7 +1,6 @@
 """The table of stages: everything that is known of a stage before it runs. Standard library only.
 
-Settings, runs, reports and the pipeline read it, so that a new stage is one more row here. The
-order of the rows is the order in which stages run.
+A new stage is one more row here. The order of the rows is the order in which stages run.
 """
 
 from collections.abc import Set
@@ -22,7 +21,7 @@ class Stage:
     module: str
     """What makes it."""
     function: str = ""
-    """Of the module, which takes the config; empty: it has a command line of its own, `main`."""
+    """Of the module, which takes the config; empty: `main`, with a command line of its own."""
     goal: str
     """What people ask `make` for."""
     sections: tuple[str, ...] = ()
@@ -42,8 +41,7 @@ class Stage:
     policy_gradient: bool = False
     """Whether it samples, scores and learns update by update, as PPO does."""
     computes: bool = True
-    """Whether it runs a model here. If so, GPUS starts several of it, and its numbers depend on
-    precision and threads."""
+    """Whether it runs a model here: GPUS starts several, precision and threads change numbers."""
     reads_data: bool = False
     """Whether it reads posts and comparisons from their source."""
     per_judge: bool = False
@@ -199,8 +197,7 @@ SHARED_STAGES = tuple(name for name, stage in STAGES.items() if stage.shared)
 POLICY_STAGES = tuple(name for name, stage in STAGES.items() if stage.makes_policy)
 POLICY_GRADIENT_STAGES = tuple(name for name, stage in STAGES.items() if stage.policy_gradient)
 LORA_STAGES = tuple(name for name, stage in STAGES.items() if "lora" in stage.sections)
-# A run with an upstream has these sections as the upstream has them, but for its overrides. Later
-# stages depend on them only through the outputs of the shared stages.
+# A run with an upstream has these sections as the upstream has them, but for its overrides.
 SHARED_SECTIONS = ("base", "world", "data", "sft", "reward", "rm", "normalize")
 
 
@@ -215,17 +212,13 @@ def first_changed(sections: Set[str]) -> str:
     return next((name for name in SHARED_STAGES if changed & set(STAGES[name].sections)), "")
 
 
-# What kind of run it is: it trains its policies, judges one that others trained (POLICY=), or
-# judges summaries that exist already (INPUT=).
+# What kind of run it is: it trains policies, or judges one of others, or summaries that exist.
 TRAINED, RELEASED, OUTPUTS = "trained", "released", "outputs"
 GIVEN_BY = {RELEASED: "POLICY=", OUTPUTS: "INPUT="}  # the make variable of a kind
 TRAINING_STAGES = tuple(name for name, row in STAGES.items() if row.models)
 # Kind of run -> the stages that do not occur in it.
-NO_PART = {
-    TRAINED: ("released",),
-    RELEASED: TRAINING_STAGES,
-    OUTPUTS: ("base", *TRAINING_STAGES, "released"),
-}
+NO_PART = {TRAINED: ("released",), RELEASED: TRAINING_STAGES}
+NO_PART[OUTPUTS] = ("base", *TRAINING_STAGES, "released")
 # Kind of run -> stage -> its row there, where it is another one.
 OTHER_ROWS = {
     TRAINED: {},
@@ -259,11 +252,8 @@ def is_part(stage: str, kind: str) -> bool:
 
 def with_inputs(wanted: set[str], kind: str = TRAINED) -> list[str]:
     """The wanted stages and all that they are made from, in the order in which they run."""
-    needed: set[str] = set()
-    todo = list(wanted)
-    while todo:
-        name = todo.pop()
-        if name not in needed:
-            needed.add(name)
-            todo += row_of(name, kind).inputs
+    needed = set(wanted)
+    for name in reversed(STAGES):  # inputs come before what reads them
+        if name in needed:
+            needed |= {*row_of(name, kind).inputs}
     return [name for name in STAGES if name in needed]

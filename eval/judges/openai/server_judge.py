@@ -28,10 +28,9 @@ from eval.judges.protocol import (
     Row,
     unjudged_line,
 )
-from stages.running.progress import folded, told
+from stages.running.progress import told
 from stages.settings.checks import UserError
 from stages.settings.judge import JudgeSettings
-from stages.settings.judge_models import warning_of
 
 USUAL_REPLY_TOKENS = 60  # one sentence and a verdict
 ASSUMED_REASONING_TOKENS = 500  # how long a judge reasons about two summaries: an assumption
@@ -81,8 +80,6 @@ class OpenAIJudge(Judge):
         and alone: it shows what the server takes, whether it answers in the name of the model that
         was asked, and whether that model reasons.
         """
-        if warning := warning_of(self.settings.model):
-            print("\n".join(folded(warning)), flush=True)
         requests = {request.key: request for request in map(self.chat.request, comparisons)}
         account = chain(requests.values(), map(self.chat.request, same_cap))
         keys = {key for request in account for key in (request.key, *request.other_keys)}
