@@ -30,7 +30,6 @@ from transformers import (
 from stages.learning import models
 from stages.learning.checkpoints import refuse_adapter
 from stages.learning.learner import stream_seed
-from stages.learning.lora import check_adapters
 from stages.learning.models import require_heads
 from stages.posts import tokens
 from stages.posts.bad_rows import SKIPPED_FILE, BadRows, in_half
@@ -72,15 +71,12 @@ TOKENISES = ("stages/posts/", "stages/settings/sections")
 
 
 def make_base(config: Config) -> None:
-    """Run the stage. Raises UserError for bad rows, a bad tokenizer or a missing checkpoint, and
-    as `check_adapters` does.
-    """
+    """Run the stage. Raises UserError for bad rows, a bad tokenizer or a missing checkpoint."""
     with open_stage(config, "base") as run:
         fetched = fetch_all(config)
         rows = read_rows(config)
         tokenizer = make_tokenizer(config, rows.located["sft_train"])
         model = make_model(config, tokenizer)
-        check_adapters(model, config.lora)  # known here, and hours before they are put in
         first = tokens.first_tokens(tokenizer, config.base.bos)
         limits = split_limits(config.data, models.positions_of(model), first)
         copy_tokens(tokenizer, rows, limits, run.partial / "data")

@@ -70,7 +70,7 @@ help | | request | this
 status | reports.sharing.status | NAME | what is done, stale, running, half done, missing, failed
 settings | | request | every setting of PRESET with its value
 plan | reports.needs.plan | request devices GPU | the memory that a run needs
-rehearse | reports.needs.rehearse | request devices PRICE_PER_HOUR | the same, measured here
+rehearse | reports.needs.rehearse | request devices | the same, measured here
 develop
 install | - | | the environment alone
 smollm | eval.judges.smollm | | a real chat model of 135M parameters, for smollm2
@@ -103,7 +103,6 @@ GPU | gpu | the number of cards is GPUS | for plan: the kind of card, such as h1
 PRESETS | presets* | one run takes PRESET | for study: a grid, with SEEDS
 SHAPES | shapes* | | for bench: SHAPES='pythia-14m:32:8'
 RUNS | runs* | one run takes NAME | for compare: name[/seed][:policy]; for bench: how many
-PRICE_PER_HOUR | price-per-hour | | for rehearse: of this machine, USD
 POLICY | policy | | a released checkpoint for eval: folder or hub id[@revision]
 REWARD_MODEL | reward-model | | what scores its summaries; without it there are no scores
 INPUT | input | | summaries to judge: JSONL, CSV, Parquet, folder, run

@@ -14,12 +14,13 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from stages.functional import preference_loss
 from stages.learning.learner import stream
 from stages.learning.loop import check_batch, make_accelerator
 from stages.learning.lora import keep_model
-from stages.learning.models import load_tokenizer, new_reward_model, read_scores_before, save_model
+from stages.learning.models import load_tokenizer, new_reward_model, save_model
 from stages.learning.passes import summary_scores
 from stages.learning.preferences import (
     gap_rows,
@@ -72,6 +73,11 @@ def train_reward_model(config: Config) -> None:
             articles = load_split(data, CNNDM)
             results["cnndm"] = evaluate(*about, articles, HELD_OUT_CNNDM)
         run.finish(results)
+
+
+def read_scores_before(model: PreTrainedModel, token_id: int) -> None:
+    """Let a reward model's scores be read before this token, EOS; its config.json will say so."""
+    model.config.score_before_token = token_id
 
 
 def take_function(run: Run, accelerator: Accelerator, function: str) -> None:

@@ -17,7 +17,7 @@ from stages.rl import networks
 from stages.rl.update import optimize
 from stages.running.files import read_lines
 from stages.settings.command_line import make_config
-from stages.settings.config import Lora, UserError
+from stages.settings.config import Lora
 from tests.conftest import rolled_out
 
 RANK = 3
@@ -262,18 +262,3 @@ def test_batch_sizes_in_memory_change_no_adapter_in_ppo(study):
     whole, _ = ppo_updates(study, 16)
     parts, _ = ppo_updates(study, 2)
     assert (flat(parts.trained) - flat(whole.trained)).abs().max() < 1e-5
-
-
-@pytest.mark.parametrize("which", ["get_input_embeddings", "get_output_embeddings"])
-def test_layers_that_may_share_their_weights_are_refused(policy, which):
-    layer = getattr(policy, which)()
-    name = next(name for name, each in policy.named_modules() if each is layer).split(".")[-1]
-    with pytest.raises(UserError, match=f"{name} reads or writes tokens: leave it out"):
-        adapt(policy, config_with(target_modules=f"dense,{name}"), "sft")
-
-
-@pytest.mark.parametrize("names", ["q_proj", "query_key_value,q_proj"])
-def test_layers_that_do_not_exist_are_refused_with_one_line(policy, names):
-    with pytest.raises(UserError, match=r"lora\.target_modules: .*q_proj") as refusal:
-        adapt(policy, config_with(target_modules=names), "sft")
-    assert "\n" not in str(refusal.value)

@@ -9,7 +9,7 @@ from transformers import AutoModelForTokenClassification, Qwen2Config
 from eval import summaries
 from stages import base, normalize, ppo, reward, rloo, sft
 from stages.driving.start import run_module
-from stages.learning.models import load_reward_model, load_tokenizer, read_scores_before, save_model
+from stages.learning.models import load_reward_model, load_tokenizer, save_model
 from stages.learning.passes import (
     head_scalars,
     model_inputs,
@@ -20,6 +20,7 @@ from stages.learning.passes import (
 )
 from stages.posts.ragged import load_split, pad_left, pad_right
 from stages.released import load_released_reward_model
+from stages.reward import read_scores_before
 from stages.rl import start_checks
 from stages.running.files import read_json, read_lines
 from stages.settings.command_line import make_config

@@ -35,7 +35,7 @@ def record():
 @pytest.mark.walk
 def test_a_rehearsal_is_a_run_of_every_stage_of_which_the_table_alone_stays(place, capsys):
     with pytest.raises(SystemExit) as ended:
-        rehearse.main([*WORDS, "--price-per-hour", "2"])
+        rehearse.main(WORDS)
     assert ended.value.code == 0
     assert Path.cwd() == place
     names = {path.name for path in Path("runs").rglob("*")}

@@ -11,10 +11,11 @@ from accelerate import Accelerator
 
 from stages import functional, normalize
 from stages.learning.learner import NonFiniteError
-from stages.learning.models import load_policy, read_scores_before
+from stages.learning.models import load_policy
 from stages.learning.passes import PolicyAndCritic, score_responses
 from stages.learning.sampling import Noise
 from stages.posts.ragged import make_ragged, pad_left, pad_right
+from stages.reward import read_scores_before
 from stages.rl import credit, start_checks
 from stages.rl.episodes import Episodes, Rollout, Sampled
 from stages.rl.rollout import measure, sample_responses, score

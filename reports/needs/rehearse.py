@@ -1,6 +1,6 @@
 """Two updates of every stage at its real shapes, on this machine: `make rehearse`.
 
-    python -m reports.needs.rehearse --preset pythia-1b --price-per-hour 2.5
+    python -m reports.needs.rehearse --preset pythia-1b
 
 It is a run like any other, through the pipeline and in as many processes, with fewer rows and
 smaller batches, on random weights of the shape and rows as long as the limits allow (`inputs.py`).
@@ -28,7 +28,7 @@ from stages.running.files import read_lines, write_json
 from stages.running.launch import add_launch_arguments
 from stages.running.progress import CALLER_SAYS_STOP
 from stages.settings import config as settings
-from stages.settings.checks import UserError, require
+from stages.settings.checks import UserError
 from stages.settings.command_line import Request, add_arguments, config_of, request_of
 from stages.settings.config import Config
 from stages.settings.faults import Parser, in_one_line, show
@@ -100,27 +100,22 @@ def rehearse(request: Request, args: argparse.Namespace) -> int:
     options = f"--gpus {args.gpus} --nodes {args.nodes} --engine {args.engine}".split()
     paths = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     environment = {"PYTHONPATH": paths, CALLER_SAYS_STOP: "1"}
+    code = 0
     try:
         short = short_request(request, processes, work)
         with chdir(work), mock.patch.dict(os.environ, environment):
-            code = pipeline_code([*GOALS, *short.arguments, *options])
+            try:
+                pipeline.main([*GOALS, *short.arguments, *options])
+            except SystemExit as ended:
+                code = int(ended.code or 0)
             record = record_of(config, config_of(short), processes, args.engine == "fsdp2")
     finally:
         shutil.rmtree(work, ignore_errors=True)
     if record["stages"]:
-        lines = table_lines(record, args.price_per_hour)
+        lines = table_lines(record)
         write_json(folder / "rehearsal.json", record)
         show([*lines, "", f"saved in {settings.RUNS / config.name}/rehearsal/rehearsal.json"])
     return code
-
-
-def pipeline_code(words: list[str]) -> int:
-    """Run the pipeline's command; its exit status."""
-    try:
-        pipeline.main(words)
-    except SystemExit as ended:
-        return int(ended.code or 0)
-    return 0
 
 
 # -- what was measured -----------------------------------------------------------------------------
@@ -176,7 +171,7 @@ def updates_of(config: Config) -> dict[str, int]:
 # -- what is printed -------------------------------------------------------------------------------
 
 
-def table_lines(record: dict[str, Any], price: float) -> list[str]:
+def table_lines(record: dict[str, Any]) -> list[str]:
     """The whole table, in lines of at most 80 columns."""
     columns = ("plan", "peak", "seconds", "update", "hours")
     lines = [
@@ -190,8 +185,7 @@ def table_lines(record: dict[str, Any], price: float) -> list[str]:
         cells = (f"{row[name]:>10,.2f}" if name in row else f"{'-':>10}" for name in columns)
         lines.append(f"{stage:12}{''.join(cells)}")
     needed = sum(row.get("hours", 0.0) for row in record["stages"].values())
-    paid = f", ${needed * price:,.0f} at ${price:g} an hour" if price else ""
-    return [line[:80] for line in [*lines, f"together {needed:,.2f} hours{paid}"]]
+    return [line[:80] for line in [*lines, f"together {needed:,.2f} hours"]]
 
 
 @in_one_line()
@@ -200,9 +194,7 @@ def main(argv: list[str] | None = None) -> None:
     parser = Parser(description="two updates of every stage, measured here")
     add_arguments(parser)
     add_launch_arguments(parser)
-    parser.add_argument("--price-per-hour", type=float, default=0.0, help="of this machine, USD")
     args = parser.parse_args(argv)
-    require(args.price_per_hour >= 0, "PRICE_PER_HOUR", "be at least 0")
     raise SystemExit(rehearse(request_of(args), args))
 
 

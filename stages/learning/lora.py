@@ -19,11 +19,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from stages.learning.learner import stream_seed
 from stages.learning.models import head_name, head_of, load_policy, load_reward_model, save_model
 from stages.learning.sharding import gathered, is_sharded
-from stages.settings.checks import UserError, unknown
 from stages.settings.config import Config
-from stages.settings.ppo import Lora
-
-ALL_LINEAR = "all-linear"
 
 
 def adapt(model: PreTrainedModel, config: Config, stage: str, part: str = "") -> None:
@@ -33,58 +29,25 @@ def adapt(model: PreTrainedModel, config: Config, stage: str, part: str = "") ->
     All other weights are frozen. The model's outputs are as before, because one of an adapter's two
     matrices is 0. The other matrix depends on seed, stage and `part`, the network's name in the
     stage.
-    Raises UserError as `check_adapters` does.
     """
     lora = config.lora
     if stage not in lora.adapted_stages:
         return
-    peft, head = _peft(lora), head_name(model)
+    import peft  # it takes a second to load
+
+    head = head_name(model)
     settings = peft.LoraConfig(
         r=lora.rank,
         lora_alpha=lora.alpha,
-        target_modules=_targets(model, lora),
+        target_modules="all-linear",
         exclude_modules=[head] if head else None,
     )
     place = next(model.parameters()).device
     with torch.random.fork_rng([] if place.type == "cpu" else [place]):
         torch.manual_seed(stream_seed(config.seed, f"{stage} adapter {part}"))
-        try:
-            peft.inject_adapter_in_model(settings, model)
-        except ValueError as error:
-            first = str(error).splitlines()[0].split(". ")[0]
-            raise UserError(f"lora.target_modules: {first}") from None
+        peft.inject_adapter_in_model(settings, model)
     if head:
         head_of(model).requires_grad_(True)
-
-
-def check_adapters(model: PreTrainedModel, lora: Lora) -> None:
-    """Raise UserError if a stage is to learn adapters, and peft or a named layer is missing, or if
-    a named one is the embedding or the output layer.
-    """
-    if lora.adapted_stages:
-        _peft(lora)
-        _targets(model, lora)
-
-
-def _targets(model: PreTrainedModel, lora: Lora) -> str | list[str]:
-    """The layers that get adapters, as peft names them. Each name must be that of a layer: peft
-    passes over one that is not, as long as another is.
-    """
-    targets = [name.strip() for name in lora.target_modules.split(",")]
-    if targets == [ALL_LINEAR]:
-        return ALL_LINEAR
-    layers = {f".{name}": layer for name, layer in model.named_modules()}
-    tokens = (model.get_input_embeddings(), model.get_output_embeddings())
-    for target in targets:
-        named = [layer for name, layer in layers.items() if name.endswith(f".{target}")]
-        if not named:
-            weights = (name.split(".") for name, x in model.named_parameters() if x.ndim == 2)
-            error = unknown("layer", target, (parts[-2] for parts in weights))
-            raise UserError(f"lora.target_modules: {error}")
-        # The two may share their weights: merged into one, an adapter would change both.
-        if any(layer is each for layer in named for each in tokens):
-            raise UserError(f"lora.target_modules: {target} reads or writes tokens: leave it out")
-    return targets
 
 
 def merge(model: nn.Module) -> None:
@@ -159,14 +122,3 @@ def adapter_layers(model: nn.Module) -> Iterator[tuple[str, Any]]:
     for name, layer in model.named_modules():
         if hasattr(layer, "lora_A"):
             yield name, layer
-
-
-def _peft(lora: Lora) -> Any:
-    try:
-        import peft
-    except ImportError:
-        raise UserError(
-            f"lora.rank is {lora.rank} but peft is missing: run `pip install peft`, or set "
-            "lora.rank=0"
-        ) from None
-    return peft

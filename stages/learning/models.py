@@ -382,11 +382,6 @@ def reset_head(model: PreTrainedModel, generator: torch.Generator) -> None:
         head.bias.zero_()
 
 
-def read_scores_before(model: PreTrainedModel, token_id: int) -> None:
-    """Let a reward model's scores be read before this token, EOS; its config.json will say so."""
-    model.config.score_before_token = token_id
-
-
 def zero_head(model: nn.Module) -> None:
     """Weights and bias 0, so that the model says 0 of every text until it learns."""
     head = head_of(model)

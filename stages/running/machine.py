@@ -67,17 +67,14 @@ def library_versions() -> dict[str, str]:
 
 
 def start_of(pid: int) -> str:
-    """When a process began, in the kernel's ticks; empty where that cannot be read, and for one
-    that has ended while nobody waits for it (a zombie).
-
-    With the number of a process it names it for good: numbers are used again.
+    """When a process began, in the kernel's ticks, for numbers are used again; empty where that
+    cannot be read, and for a zombie.
     """
-    try:
+    with suppress(OSError, IndexError):
         # The name of the program, in brackets, may hold anything.
         state, *numbers = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         return "" if state == "Z" else numbers[18]
-    except (OSError, IndexError):
-        return ""
+    return ""
 
 
 def device_name() -> str:

@@ -102,18 +102,15 @@ def _bar(items: Iterable[T], label: str, total: int, done: int) -> Any:
     return tqdm(items, desc=label, total=total, initial=done, ncols=COLUMNS, bar_format=shown)
 
 
-MOST_REPEATED = 40  # a longer name is not repeated on each line
-
-
 def folded(text: str, more: str = "    ") -> list[str]:
     """A text in lines of at most 80 columns; `more` stands before each but the first."""
     return textwrap.wrap(text, COLUMNS, subsequent_indent=more, break_on_hyphens=False)
 
 
 def told(who: str, text: str) -> str:
-    """What somebody says, in lines that each begin with the name, so that a log can be searched."""
+    """What somebody says, in lines that begin with the name, if it is short: logs are searched."""
     mark = f"{who}: "
-    return "\n".join(folded(mark + text, mark if len(mark) <= MOST_REPEATED else "    "))
+    return "\n".join(folded(mark + text, mark if len(mark) <= COLUMNS / 2 else "    "))
 
 
 # -- signals ---------------------------------------------------------------------------------------

@@ -223,7 +223,7 @@ def is_same(name: str, value: Any, other: Any) -> bool:
 def was_off(name: str, value: Any) -> bool:
     """Whether a setting is no more, and had the value that turned it off: `ppo.ptx_coef`, 0."""
     section, _, key = name.partition(".")
-    return section in ("ppo", "rloo", "grpo") and key in REMOVED and REMOVED[key] == value
+    return section in ("ppo", "rloo", "grpo", "lora") and key in REMOVED and REMOVED[key] == value
 
 
 def hash_of(value: Any) -> str:

@@ -5,7 +5,7 @@ defaults are what we hold to be right; `compat="paper"` sets the quirks.
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from stages.settings.checks import Section, require
 from stages.settings.stages import LORA_STAGES
@@ -26,7 +26,8 @@ CHOICES = {
 MANY_BELOW = 0.3
 """A warning if more responses end and score below what a missing EOS is given."""
 # Settings that are no more -> what turned them off.
-REMOVED = {
+REMOVED: dict[str, Any] = {
+    "target_modules": "all-linear",
     "kl_target": 0.0,
     "kl_horizon": 10_000,
     "entropy_coef": 0.0,
@@ -219,7 +220,7 @@ class Grpo(Grouped):
 
 @dataclass(frozen=True, kw_only=True)
 class Lora(Section):
-    """Adapters that learn in place of all weights. They are merged when a model is saved.
+    """Adapters of all linear layers, which learn in their place, and are merged when saved.
 
     Off by default, as in Huang et al. 2024.
     """
@@ -228,15 +229,11 @@ class Lora(Section):
     """Width of an adapter; 0: no adapters, all weights learn."""
     alpha: int = 32
     """An adapter's product is scaled by alpha / rank."""
-    target_modules: str = "all-linear"
-    """`all-linear`: every linear layer but the head; or names of layers, separated by commas."""
     stages: str = ",".join(LORA_STAGES)
     """The stages that learn adapters, separated by commas."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        names = self.target_modules.split(",")
-        require(all(names), "lora.target_modules", "be all-linear or names with commas")
         known = set(self.stages.split(",")) <= set(LORA_STAGES)
         require(known, "lora.stages", f"be some of {','.join(LORA_STAGES)}")
 
