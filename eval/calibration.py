@@ -16,22 +16,23 @@ from dataclasses import asdict
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from eval.judge import config_with_cap, judge_both_orders, make_judge, read_policies
 from eval.judges.offline import knows_own_texts_only
 from eval.judges.protocol import Row
 from eval.rates.correction import (
     Corrected,
-    Labelled,
+    agreement,
     corrected_rate,
     errors_by_family,
     family_of,
     shift_of,
 )
-from eval.rates.formulas import clustered_share, needed_to_show, post_numbers
-from eval.rates.simple_judges import agreements, beside_simple_judges, measured
-from eval.rates.table import analyse, leaning, leanings, verdict_table
-from eval.win_rate import in_words, post_scores
+from eval.rates.formulas import needed_to_show, post_numbers
+from eval.rates.simple_judges import beside_simple_judges, measured
+from eval.rates.table import leaning, leanings, verdict_table
+from eval.win_rate import post_scores
 from stages.driving.start import run_stage
 from stages.posts.bad_rows import BadRows
 from stages.posts.readers import Located, is_cnndm, label_strength, read_split
@@ -183,17 +184,14 @@ def describe(pairs: Sequence[Row], judgements: Sequence[Row]) -> dict[str, Any]:
     `agreement` counts a tie (also one between the orders) half; `agreement_decided` leaves ties
     out. Intervals are those of `clustered_share`. `sensitivity` and `specificity` are
     the judge's agreement where the label prefers `summary` and where it does not; `by_family`
-    has both for each family of policies. `statistics` are those of `analyse`, but for what the
-    judge leans to, whose intervals are over posts too: several pairs may be about one post.
-    What else is there: `beside_simple_judges`. None where a judge says nothing usable.
+    has both for each family of policies. `statistics` are those of `leanings`. What else is
+    there: `beside_simple_judges`. None where a judge says nothing usable.
     """
-    judged = [pair for pair in pairs if pair["answer"] is not None]
-    decided = [pair for pair in judged if pair["answer"] != 0.5]
+    answered = [pair for pair in pairs if pair["answer"] is not None]
+    judged, errors = as_frame(answered), known_errors(pairs)
+    decided = judged[judged["answer"] != 0.5]
     texts = {pair["id"]: (pair["summary"], pair["reference"]) for pair in pairs}
-    table = verdict_table(judgements, texts)
     post_of = {pair["id"]: pair["post"] for pair in pairs}
-    posts = post_numbers([post_of[row["id"]] for row in judgements])
-    errors = error_pairs(judged)
     results = {
         "pairs": len(pairs),
         "posts": len(set(post_of.values())),
@@ -201,43 +199,32 @@ def describe(pairs: Sequence[Row], judgements: Sequence[Row]) -> dict[str, Any]:
         "ties": len(judged) - len(decided),
         "agreement": _agreement(judged),
         "agreement_decided": _agreement(decided),
-        "sensitivity": _agreement([pair for pair in errors if pair["label"]]),
-        "specificity": _agreement([pair for pair in errors if not pair["label"]]),
-        "with_reference": all(pair["with_reference"] for pair in errors),
+        "sensitivity": _agreement(errors[errors["label"]]),
+        "specificity": _agreement(errors[~errors["label"]]),
+        "with_reference": bool(errors["with_reference"].all()),
         "error_pairs": len(errors),
-        "by_family": errors_by_family(known_errors(pairs)),
+        "by_family": errors_by_family(errors),
         "by_strength": {
-            str(strength): _agreement([pair for pair in judged if pair["strength"] == strength])
-            for strength in sorted({pair["strength"] for pair in judged} - {None})
+            str(strength): _agreement(part) for strength, part in judged.groupby("strength")
         },
-        "statistics": in_words(analyse(table)) | leanings(table, posts),
-        **beside_simple_judges(judged),
+        "statistics": leanings(verdict_table(judgements, texts, post_of)),
+        **beside_simple_judges(answered),
     }
     reasons, undecided = flags(results)
     return results | {"flags": reasons, "undecided": undecided}
 
 
-def columns_of(pairs: Sequence[Row]) -> Labelled:
-    """Judged pairs as columns."""
-    return Labelled(
-        labels=np.array([pair["label"] for pair in pairs], dtype=bool),
-        answers=np.array([pair["answer"] for pair in pairs], dtype=float),
-        posts=post_numbers([pair["post"] for pair in pairs]),
-        families=np.array([pair["family"] for pair in pairs], dtype=str),
-    )
+def as_frame(pairs: Sequence[Row]) -> pd.DataFrame:
+    """Judged pairs as `eval.rates.correction` takes them, with `strength` and `with_reference`."""
+    columns = ("label", "answer", "post", "family", "strength", "with_reference")
+    frame = pd.DataFrame(pairs, columns=columns, dtype=object)
+    posts = post_numbers(frame["post"].tolist())
+    return frame.astype({"label": bool, "with_reference": bool}).assign(post=posts)
 
 
-def _agreement(pairs: Sequence[Row]) -> dict[str, Any] | None:
-    """How far the judge agrees with the labels, in [0, 1]; a tie is 1/2."""
-    known = columns_of(pairs)
-    share = clustered_share(agreements(known.labels, known.answers), known.posts)
+def _agreement(pairs: pd.DataFrame) -> dict[str, Any] | None:
+    share = agreement(pairs)
     return None if share is None else asdict(share) | {"pairs": len(pairs)}
-
-
-def error_pairs(judged: Sequence[Row]) -> list[Row]:
-    """The pairs on which errors are counted: those with a reference, or all where these are few."""
-    pairs = [pair for pair in judged if pair["with_reference"]]
-    return pairs if len(pairs) >= FEWEST_WITH_REFERENCE else list(judged)
 
 
 def flags(results: dict[str, Any]) -> tuple[list[str], str]:
@@ -289,9 +276,11 @@ def _shown(share: dict[str, Any], form: str = ".1%") -> str:
     return f"{estimate} [{low}, {high}]"
 
 
-def known_errors(pairs: Sequence[Row]) -> Labelled:
-    """The labelled pairs on which the judge's errors are counted, as columns."""
-    return columns_of(error_pairs([pair for pair in pairs if pair["answer"] is not None]))
+def known_errors(pairs: Sequence[Row]) -> pd.DataFrame:
+    """The judged pairs on which errors are counted: those with a reference, or all if few have."""
+    judged = as_frame([pair for pair in pairs if pair["answer"] is not None])
+    errors = judged[judged["with_reference"]]
+    return errors if len(errors) >= FEWEST_WITH_REFERENCE else judged
 
 
 def correct(scores: Sequence[tuple[str, float]], pairs: Sequence[Row]) -> Corrected | None:

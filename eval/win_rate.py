@@ -18,7 +18,6 @@ from typing import Any
 
 from eval.judges.protocol import VERDICTS
 from eval.rates.formulas import Interval, mean_of_posts, sign_flip_p_value, totals_of
-from eval.rates.length_control import LEAST_JUDGEMENTS
 from eval.rates.table import POINTS, analyse, verdict_table
 from eval.scores import (
     START,
@@ -39,16 +38,6 @@ from stages.running.progress import folded
 from stages.runs import open_stage, write_rows
 from stages.settings.config import Config, UserError
 from stages.settings.judge import MOST_UNJUDGED
-
-# Why there is no rate at equal length, by what `length_controlled` says.
-NO_RATE = {
-    "few judgements": f"fewer than {LEAST_JUDGEMENTS} judgements of texts that differ, or half as"
-    " many posts",
-    "one place": "every summary was shown in the same place",
-    "few ratios": "too few different length ratios for a curve",
-    "one verdict": "all verdicts are alike",
-    "no fit": "length or order alone decides nearly every verdict, so the model has no answer",
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,7 +96,8 @@ def rates_of(
     post_of: Mapping[str, str],
     judge_kind: str,
 ) -> dict[str, Any]:
-    """`policies`: what `describe`, `statistics_of` and `of_reward_model` say; `differences`."""
+    """`policies`: what `describe`, `analyse` and `of_reward_model` say; `differences`."""
+    rows_of = rows_by_policy(judgements)
     texts = {
         name: {row["id"]: (row["summary"], row["reference"]) for row in rows}
         for name, rows in written.items()
@@ -115,7 +105,7 @@ def rates_of(
     policies = {
         name: describe(scores[name], post_of)
         | {
-            "statistics": statistics_of(name, judgements, texts[name], post_of),
+            "statistics": analyse(verdict_table(rows_of[name], texts[name], post_of)),
             **of_reward_model(name, written, scores[name], post_of, judge_kind),
         }
         for name in scores
@@ -169,25 +159,6 @@ def posts_by_text(policies: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[s
     """Id -> the first id with the same `query`, of the summaries of some policies."""
     posts = [(row["id"], row["query"]) for rows in policies.values() for row in rows]
     return dict(zip((name for name, _ in posts), first_ids(posts), strict=True))
-
-
-def statistics_of(
-    policy: str,
-    judgements: Iterable[dict[str, Any]],
-    texts: Mapping[str, tuple[str, str]],
-    post_of: PostOf = None,
-) -> dict[str, Any]:
-    """What `analyse` finds in one policy's judgements, with its reason in words."""
-    rows = [row for row in judgements if row["policy"] == policy]
-    return in_words(analyse(verdict_table(rows, texts, post_of)))
-
-
-def in_words(statistics: dict[str, Any]) -> dict[str, Any]:
-    """The results of `analyse` with a sentence where there is no rate at equal length."""
-    controlled = statistics["length_controlled"]
-    if "why" in controlled:
-        controlled = controlled | {"why": NO_RATE[controlled["why"]]}
-    return statistics | {"length_controlled": controlled}
 
 
 def alike(a: Mapping[str, tuple[str, str]], b: Mapping[str, tuple[str, str]]) -> float:

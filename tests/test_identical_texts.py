@@ -9,8 +9,10 @@ from eval.rates.length_control import VerdictTable, length_controlled
 def beside_identical(table, identical):
     """A table of both orders of each post, and so many posts more whose two texts are identical."""
     rows = 2 * identical
+    posts = np.repeat(1_000_000 + np.arange(identical), 2)
     columns = {
-        "posts": np.repeat(1_000_000 + np.arange(identical), 2),
+        "posts": posts,
+        "ids": posts,
         "outcomes": np.full(rows, 0.5),
         "shown_first": np.tile([True, False], identical),
         "log_ratios": np.zeros(rows),
@@ -24,6 +26,7 @@ def four_of_five_won(posts, ratios):
     """Every fifth post is lost in both orders, the others are won, at any length."""
     return VerdictTable(
         posts=np.repeat(np.arange(posts), 2),
+        ids=np.repeat(np.arange(posts), 2),
         outcomes=np.repeat(np.arange(posts) % 5 > 0, 2).astype(float),
         shown_first=np.tile([True, False], posts),
         log_ratios=np.repeat(ratios, 2),
