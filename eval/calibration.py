@@ -5,9 +5,6 @@
 The judge compares the two summaries of a seeded sample of the validation comparisons, in both
 orders, without seeing the label: that of people in OpenAI's comparisons, of a noisy labeller in the
 built-in world. Posts are shown whole.
-
-People agree with each other on 72 to 77 % of such pairs (Stiennon et al. 2020): no judge can be
-expected to do better.
 """
 
 import random
@@ -45,6 +42,7 @@ from stages.settings.judge import MOST_UNJUDGED
 from stages.settings.prompt import PROMPT, format_post
 from stages.settings.stages import OUTPUTS
 
+# People agree with each other on so many of such pairs (Stiennon et al. 2020).
 HUMAN_CEILING = (0.72, 0.77)
 REFERENCE = "ref"  # the reference's policy in published comparisons
 LABELS = "comparisons_validation"
@@ -108,21 +106,17 @@ def labelled_pairs(run: Run, bad: BadRows) -> tuple[list[Row], int]:
     return sample_pairs(located, count, seed, config.data.prompt), len(located)
 
 
-PAIR_KEYS = (
-    *("id", "post", "with_reference", "family", "label", "answer", "strength"),
-    *("words", "overlap"),
-)
+PAIR_KEYS = "id post with_reference family label answer strength words overlap".split()
 
 
 def labelled_rows(systems: Mapping[str, Sequence[Row]]) -> list[Row]:
     """The rows that people have judged too, as the calibration takes them."""
     return [
         {
-            "id": f"{name}/{row['id']}",
-            "post": row["id"],
-            **{key: row[key] for key in ("query", "summary", "reference", "label")},
+            **row,
+            **{"id": f"{name}/{row['id']}", "post": row["id"], "family": name},
             **measured(row["query"], row["summary"], row["reference"]),
-            **{"with_reference": True, "family": name, "strength": None},
+            **{"with_reference": True, "strength": None},
         }
         for name, rows in systems.items()
         for row in rows
@@ -170,10 +164,7 @@ def _pair(name: str, row: dict[str, Any], prompt: str) -> Row:
 
 
 def with_answers(pairs: Sequence[Row], judgements: Sequence[Row]) -> list[Row]:
-    """The pairs with `answer`: how far the judge prefers `summary`, in [0, 1].
-
-    It is the mean of both orders; None where an order is unjudged.
-    """
+    """The pairs with `answer`: the mean of both orders in [0, 1], None where one is unjudged."""
     scores = post_scores(judgements)["labelled"]
     return [pair | {"answer": scores[pair["id"]]} for pair in pairs]
 
@@ -182,10 +173,9 @@ def describe(pairs: Sequence[Row], judgements: Sequence[Row]) -> dict[str, Any]:
     """Agreement with the labels and what the judge leans to; shares lie in [0, 1].
 
     `agreement` counts a tie (also one between the orders) half; `agreement_decided` leaves ties
-    out. Intervals are those of `clustered_share`. `sensitivity` and `specificity` are
-    the judge's agreement where the label prefers `summary` and where it does not; `by_family`
-    has both for each family of policies. `statistics` are those of `leanings`. What else is
-    there: `beside_simple_judges`. None where a judge says nothing usable.
+    out. `sensitivity` and `specificity`: agreement where the label prefers `summary` and where not,
+    also `by_family`. `statistics` are `leanings`; the rest is that of `beside_simple_judges`. None
+    where a judge says nothing usable.
     """
     answered = [pair for pair in pairs if pair["answer"] is not None]
     judged, errors = as_frame(answered), known_errors(pairs)
@@ -248,9 +238,7 @@ def flags(results: dict[str, Any]) -> tuple[list[str], str]:
 
 
 def doubts_of(results: dict[str, Any]) -> list[tuple[str, bool]]:
-    """What the judge does not clearly do as it must, each as a sentence, and whether its whole
-    interval lies on the wrong side.
-    """
+    """What the judge does not clearly do as it must, and whether it clearly does not."""
     share = f"agree with the labels on more than {LEAST_AGREEMENT:.0%} of {results['judged']} pairs"
     checks = [(results["agreement"], LEAST_AGREEMENT, share, ".1%")]
     checks += [
@@ -284,10 +272,7 @@ def known_errors(pairs: Sequence[Row]) -> pd.DataFrame:
 
 
 def correct(scores: Sequence[tuple[str, float]], pairs: Sequence[Row]) -> Corrected | None:
-    """The win rate behind the judged one, given how the judge erred on the labelled `pairs`.
-
-    `scores` are those of one policy, each with its post. See `corrected_rate`.
-    """
+    """`corrected_rate` of one policy's scores, each with its post, by the labelled `pairs`."""
     known, values = known_errors(pairs), np.array([score for _, score in scores], dtype=float)
     posts = post_numbers([post for post, _ in scores])
     return corrected_rate(values, known, shift_of(known), posts)

@@ -59,7 +59,7 @@ def family_of(policies: Iterable[str], reference: str) -> str:
 
 
 def agreement(pairs: pd.DataFrame) -> Interval | None:
-    """How far the judge agrees with the labels, in [0, 1], a tie being 1/2; None without a pair."""
+    """How far the judge agrees with the labels, in [0, 1]; None without a pair."""
     right = agreements(pairs["label"].to_numpy(), pairs["answer"].to_numpy(float))
     return clustered_share(right, pairs["post"].to_numpy())
 
@@ -110,12 +110,11 @@ def corrected_rate(
     identification region of misclassification rates known within bounds (Molinari 2008).
     """
     rows = _totals(known)
-    skill = _skill(rows.sum(axis=0, keepdims=True))[0]
-    if not skill >= max(LEAST_SKILL, 2 * shift):
+    whole = rows.sum(axis=0, keepdims=True)
+    if not _skill(whole)[0] >= max(LEAST_SKILL, 2 * shift):
         return None
-    estimate = _rogan_gladen(np.array([scores.mean()]), rows.sum(axis=0, keepdims=True), 0.0)
-    sums = resampled_totals(np.column_stack(totals_of(scores, posts)))
-    means = sums[:, 0] / sums[:, 1]
+    estimate = _rogan_gladen(np.array([scores.mean()]), whole, 0.0)
+    means = np.divide(*resampled_totals(np.column_stack(totals_of(scores, posts))).T)
     totals = resampled_totals(rows, seed=1)
     # In a resample in which the judge is no better than chance, every rate is possible.
     low = np.nan_to_num(_rogan_gladen(means, totals, -shift), nan=0.0)

@@ -2,9 +2,8 @@
 
 Judges prefer longer text and the text shown first. A model of "the policy is preferred" in each
 order says which rate would be left at a length ratio of 1; the rates of both orders are then
-averaged. So it is a rate of the same kind as the order-balanced one beside it, and where length
-has no effect the two agree. That also takes off what a summary gains by telling more, so both are
-shown. Length is counted in words.
+averaged. Where length has no effect, it agrees with the order-balanced one. It also takes off what
+a summary gains by telling more, so both are shown. Length is counted in words.
 """
 
 from collections.abc import Iterable
@@ -116,10 +115,9 @@ def length_controlled(table: VerdictTable) -> dict[str, Any]:
     inside = bool(edges[0] <= 0 <= edges[1])
     modelled = "equal_posts" not in fitted
     extrapolated = modelled and (near < LEAST_NEAR or not inside)
-    return _with_identical(fitted, rows, judged) | {
-        "near_equal": near,
-        "extrapolated": extrapolated,
-    }
+    no_effects = {"order_logits": None, "doubled_length_logits": None}
+    counted = {"near_equal": near, "extrapolated": extrapolated}
+    return no_effects | _with_identical(fitted, rows, judged) | counted
 
 
 def _with_identical(
@@ -196,7 +194,7 @@ def _averaged_first(rows: VerdictTable) -> dict[str, Any] | None:
     b, covariance = fitted
     rate = sigmoid(b[0])
     error = rate * (1 - rate) * _error(np.eye(3)[0], covariance)
-    return _rate(rate, error) | {"order_logits": None, "doubled_length_logits": None}
+    return _rate(rate, error)
 
 
 def in_both_orders(rows: VerdictTable) -> VerdictTable:
@@ -221,8 +219,8 @@ def _read_off(rows: VerdictTable) -> dict[str, Any] | None:
     if len(np.unique(posts)) < LEAST_NEAR or np.ptp(means) < 1e-9:
         return None
     rate = asdict(mean_of_posts(means, (0.0, 1.0), posts))
-    equal_posts = rate.pop("posts")
-    return rate | {"order_logits": None, "doubled_length_logits": None, "equal_posts": equal_posts}
+    rate["equal_posts"] = rate.pop("posts")
+    return rate
 
 
 def _error(gradient: Floats, covariance: Floats) -> float:

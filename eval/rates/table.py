@@ -37,8 +37,7 @@ def analyse(table: VerdictTable) -> dict[str, Any]:
     A rate without judgements is None.
     """
     rows = table.judged()
-    first = rows.only(rows.shown_first)
-    second = rows.only(~rows.shown_first)
+    first, second = rows.only(rows.shown_first), rows.only(~rows.shown_first)
     ratios = table.log_ratios
     return {
         "raw": as_plain(clustered_share(rows.outcomes, rows.posts)),
