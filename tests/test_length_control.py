@@ -198,12 +198,9 @@ def test_rates_by_length_are_counted_bin_by_bin():
     assert (found[0]["low"], found[0]["high"]) == pytest.approx((0.0807, 0.4160), abs=5e-4)
 
 
-def row(post, order, verdict):
-    return {"id": post, "order": order, "verdict": verdict}
-
-
 def both(post, first, second):
-    return [row(post, "policy_first", first), row(post, "reference_first", second)]
+    orders = {"policy_first": first, "reference_first": second}
+    return [{"id": post, "order": order, "verdict": verdict} for order, verdict in orders.items()]
 
 
 def test_the_analysis_counts_as_one_would_by_hand():

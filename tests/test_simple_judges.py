@@ -13,15 +13,10 @@ from eval.rates.simple_judges import beside_simple_judges, kappas, measured, sim
 from stages.running.files import read_lines
 
 
-def pair(label, answer, words=(2, 1), overlap=(1, 2), post=None):
-    of_post = f"p{random.random()}" if post is None else post
-    return {
-        "post": of_post,
-        "label": label,
-        "answer": answer,
-        "words": list(words),
-        "overlap": list(overlap),
-    }
+def pair(label, answer, words=(2, 1), overlap=(1, 2)):
+    """A pair about a post of its own."""
+    counts = {"words": list(words), "overlap": list(overlap)}
+    return {"post": f"p{random.random()}", "label": label, "answer": answer} | counts
 
 
 def test_words_and_words_of_the_post_are_counted_by_hand():

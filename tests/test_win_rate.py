@@ -164,13 +164,6 @@ def test_a_policys_row_counts_posts_and_brackets_what_is_missing():
     assert found["low"] < found["win_rate"] < found["high"]
 
 
-def test_a_policy_without_any_verdict_is_a_row_without_a_rate():
-    found = describe(post_scores(judged("ppo", ("unjudged", "unjudged")))["ppo"])
-    assert {found[key] for key in ("win_rate", "low", "high", "p_value")} == {None}
-    assert {found[key] for key in ("posts", "wins", "ties", "losses")} == {0}
-    assert (found["unjudged"], found["worst_case"]) == (1.0, [0.0, 1.0])
-
-
 def summarise_toy_posts(n: int) -> None:
     """Fabricated summaries: ppo tells the event and more, sft nothing, the reference the event."""
     with open_stage(make_config("tiny"), "summaries") as run:
