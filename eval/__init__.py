@@ -7,8 +7,7 @@ judge          each summary against the reference, in both orders
 win_rate       win rates against the reference, with intervals; proxy and gold scores
 control_texts  texts whose worth is known from how they were made
 controls       these texts, judged by the same judge
-scores         how far two scorers agree; what was gained by a reward model's score
-held_out       statistics of the pairs that a reward model ranked
+scores         how far two scorers agree; what a reward model's score gained; its held-out pairs
 calibration    the judge beside labelled comparisons
 judges         who compares
 rates          what follows from verdicts

@@ -5,9 +5,6 @@
 The judge compares the two summaries of a seeded sample of the validation comparisons, in both
 orders, without seeing the label: that of people in OpenAI's comparisons, of a noisy labeller in the
 built-in world. Posts are shown whole.
-
-People agree with each other on 72 to 77 % of such pairs (Stiennon et al. 2020): no judge can be
-expected to do better.
 """
 
 import random
@@ -16,22 +13,23 @@ from dataclasses import asdict
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from eval.judge import config_with_cap, judge_both_orders, make_judge, read_policies
 from eval.judges.offline import knows_own_texts_only
 from eval.judges.protocol import Row
 from eval.rates.correction import (
     Corrected,
-    Labelled,
+    agreement,
     corrected_rate,
     errors_by_family,
     family_of,
     shift_of,
 )
-from eval.rates.formulas import clustered_share, needed_to_show, post_numbers
-from eval.rates.simple_judges import agreements, beside_simple_judges, measured
-from eval.rates.table import analyse, leaning, leanings, verdict_table
-from eval.win_rate import in_words, post_scores
+from eval.rates.formulas import needed_to_show, post_numbers
+from eval.rates.simple_judges import beside_simple_judges, measured
+from eval.rates.table import leaning, leanings, verdict_table
+from eval.win_rate import post_scores
 from stages.driving.start import run_stage
 from stages.posts.bad_rows import BadRows
 from stages.posts.readers import Located, is_cnndm, label_strength, read_split
@@ -44,6 +42,7 @@ from stages.settings.judge import MOST_UNJUDGED
 from stages.settings.sections import PROMPT, format_post
 from stages.settings.stages import OUTPUTS
 
+# People agree with each other on so many of such pairs (Stiennon et al. 2020).
 HUMAN_CEILING = (0.72, 0.77)
 REFERENCE = "ref"  # the reference's policy in published comparisons
 LABELS = "comparisons_validation"
@@ -107,21 +106,17 @@ def labelled_pairs(run: Run, bad: BadRows) -> tuple[list[Row], int]:
     return sample_pairs(located, count, seed, config.data.prompt), len(located)
 
 
-PAIR_KEYS = (
-    *("id", "post", "with_reference", "family", "label", "answer", "strength"),
-    *("words", "overlap"),
-)
+PAIR_KEYS = "id post with_reference family label answer strength words overlap".split()
 
 
 def labelled_rows(systems: Mapping[str, Sequence[Row]]) -> list[Row]:
     """The rows that people have judged too, as the calibration takes them."""
     return [
         {
-            "id": f"{name}/{row['id']}",
-            "post": row["id"],
-            **{key: row[key] for key in ("query", "summary", "reference", "label")},
+            **row,
+            **{"id": f"{name}/{row['id']}", "post": row["id"], "family": name},
             **measured(row["query"], row["summary"], row["reference"]),
-            **{"with_reference": True, "family": name, "strength": None},
+            **{"with_reference": True, "strength": None},
         }
         for name, rows in systems.items()
         for row in rows
@@ -169,10 +164,7 @@ def _pair(name: str, row: dict[str, Any], prompt: str) -> Row:
 
 
 def with_answers(pairs: Sequence[Row], judgements: Sequence[Row]) -> list[Row]:
-    """The pairs with `answer`: how far the judge prefers `summary`, in [0, 1].
-
-    It is the mean of both orders; None where an order is unjudged.
-    """
+    """The pairs with `answer`: the mean of both orders in [0, 1], None where one is unjudged."""
     scores = post_scores(judgements)["labelled"]
     return [pair | {"answer": scores[pair["id"]]} for pair in pairs]
 
@@ -181,19 +173,15 @@ def describe(pairs: Sequence[Row], judgements: Sequence[Row]) -> dict[str, Any]:
     """Agreement with the labels and what the judge leans to; shares lie in [0, 1].
 
     `agreement` counts a tie (also one between the orders) half; `agreement_decided` leaves ties
-    out. Intervals are those of `clustered_share`. `sensitivity` and `specificity` are
-    the judge's agreement where the label prefers `summary` and where it does not; `by_family`
-    has both for each family of policies. `statistics` are those of `analyse`, but for what the
-    judge leans to, whose intervals are over posts too: several pairs may be about one post.
-    What else is there: `beside_simple_judges`. None where a judge says nothing usable.
+    out. `sensitivity` and `specificity`: agreement where the label prefers `summary` and where not,
+    also `by_family`. `statistics` are `leanings`; the rest is that of `beside_simple_judges`. None
+    where a judge says nothing usable.
     """
-    judged = [pair for pair in pairs if pair["answer"] is not None]
-    decided = [pair for pair in judged if pair["answer"] != 0.5]
+    answered = [pair for pair in pairs if pair["answer"] is not None]
+    judged, errors = as_frame(answered), known_errors(pairs)
+    decided = judged[judged["answer"] != 0.5]
     texts = {pair["id"]: (pair["summary"], pair["reference"]) for pair in pairs}
-    table = verdict_table(judgements, texts)
     post_of = {pair["id"]: pair["post"] for pair in pairs}
-    posts = post_numbers([post_of[row["id"]] for row in judgements])
-    errors = error_pairs(judged)
     results = {
         "pairs": len(pairs),
         "posts": len(set(post_of.values())),
@@ -201,43 +189,32 @@ def describe(pairs: Sequence[Row], judgements: Sequence[Row]) -> dict[str, Any]:
         "ties": len(judged) - len(decided),
         "agreement": _agreement(judged),
         "agreement_decided": _agreement(decided),
-        "sensitivity": _agreement([pair for pair in errors if pair["label"]]),
-        "specificity": _agreement([pair for pair in errors if not pair["label"]]),
-        "with_reference": all(pair["with_reference"] for pair in errors),
+        "sensitivity": _agreement(errors[errors["label"]]),
+        "specificity": _agreement(errors[~errors["label"]]),
+        "with_reference": bool(errors["with_reference"].all()),
         "error_pairs": len(errors),
-        "by_family": errors_by_family(known_errors(pairs)),
+        "by_family": errors_by_family(errors),
         "by_strength": {
-            str(strength): _agreement([pair for pair in judged if pair["strength"] == strength])
-            for strength in sorted({pair["strength"] for pair in judged} - {None})
+            str(strength): _agreement(part) for strength, part in judged.groupby("strength")
         },
-        "statistics": in_words(analyse(table)) | leanings(table, posts),
-        **beside_simple_judges(judged),
+        "statistics": leanings(verdict_table(judgements, texts, post_of)),
+        **beside_simple_judges(answered),
     }
     reasons, undecided = flags(results)
     return results | {"flags": reasons, "undecided": undecided}
 
 
-def columns_of(pairs: Sequence[Row]) -> Labelled:
-    """Judged pairs as columns."""
-    return Labelled(
-        labels=np.array([pair["label"] for pair in pairs], dtype=bool),
-        answers=np.array([pair["answer"] for pair in pairs], dtype=float),
-        posts=post_numbers([pair["post"] for pair in pairs]),
-        families=np.array([pair["family"] for pair in pairs], dtype=str),
-    )
+def as_frame(pairs: Sequence[Row]) -> pd.DataFrame:
+    """Judged pairs as `eval.rates.correction` takes them, with `strength` and `with_reference`."""
+    columns = ("label", "answer", "post", "family", "strength", "with_reference")
+    frame = pd.DataFrame(pairs, columns=columns, dtype=object)
+    posts = post_numbers(frame["post"].tolist())
+    return frame.astype({"label": bool, "with_reference": bool}).assign(post=posts)
 
 
-def _agreement(pairs: Sequence[Row]) -> dict[str, Any] | None:
-    """How far the judge agrees with the labels, in [0, 1]; a tie is 1/2."""
-    known = columns_of(pairs)
-    share = clustered_share(agreements(known.labels, known.answers), known.posts)
+def _agreement(pairs: pd.DataFrame) -> dict[str, Any] | None:
+    share = agreement(pairs)
     return None if share is None else asdict(share) | {"pairs": len(pairs)}
-
-
-def error_pairs(judged: Sequence[Row]) -> list[Row]:
-    """The pairs on which errors are counted: those with a reference, or all where these are few."""
-    pairs = [pair for pair in judged if pair["with_reference"]]
-    return pairs if len(pairs) >= FEWEST_WITH_REFERENCE else list(judged)
 
 
 def flags(results: dict[str, Any]) -> tuple[list[str], str]:
@@ -261,9 +238,7 @@ def flags(results: dict[str, Any]) -> tuple[list[str], str]:
 
 
 def doubts_of(results: dict[str, Any]) -> list[tuple[str, bool]]:
-    """What the judge does not clearly do as it must, each as a sentence, and whether its whole
-    interval lies on the wrong side.
-    """
+    """What the judge does not clearly do as it must, and whether it clearly does not."""
     share = f"agree with the labels on more than {LEAST_AGREEMENT:.0%} of {results['judged']} pairs"
     checks = [(results["agreement"], LEAST_AGREEMENT, share, ".1%")]
     checks += [
@@ -289,16 +264,15 @@ def _shown(share: dict[str, Any], form: str = ".1%") -> str:
     return f"{estimate} [{low}, {high}]"
 
 
-def known_errors(pairs: Sequence[Row]) -> Labelled:
-    """The labelled pairs on which the judge's errors are counted, as columns."""
-    return columns_of(error_pairs([pair for pair in pairs if pair["answer"] is not None]))
+def known_errors(pairs: Sequence[Row]) -> pd.DataFrame:
+    """The judged pairs on which errors are counted: those with a reference, or all if few have."""
+    judged = as_frame([pair for pair in pairs if pair["answer"] is not None])
+    errors = judged[judged["with_reference"]]
+    return errors if len(errors) >= FEWEST_WITH_REFERENCE else judged
 
 
 def correct(scores: Sequence[tuple[str, float]], pairs: Sequence[Row]) -> Corrected | None:
-    """The win rate behind the judged one, given how the judge erred on the labelled `pairs`.
-
-    `scores` are those of one policy, each with its post. See `corrected_rate`.
-    """
+    """`corrected_rate` of one policy's scores, each with its post, by the labelled `pairs`."""
     known, values = known_errors(pairs), np.array([score for _, score in scores], dtype=float)
     posts = post_numbers([post for post, _ in scores])
     return corrected_rate(values, known, shift_of(known), posts)

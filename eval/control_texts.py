@@ -98,10 +98,9 @@ def control_texts(post: Row, others: Sequence[Row], prompt: str = PROMPT) -> dic
 
 
 def control_rows(posts: Sequence[Row], prompt: str = PROMPT) -> dict[str, list[Row]]:
-    """For each control one row a post, with the control's text as `summary`.
+    """For each control one row a post that has such a text, with the text as `summary`.
 
-    A post without such a text has no row: no title, no number or name to swap, or a title that is
-    the reference itself, which need not lose.
+    A text that is the reference itself need not lose, and is no control.
     """
     rows: dict[str, list[Row]] = {name: [] for name in CONTROLS}
     for index, post in enumerate(posts):

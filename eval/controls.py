@@ -35,6 +35,7 @@ from stages.settings.judge import MOST_UNJUDGED
 EVEN = 0.5
 # Posts with which a judge that prefers the reference on 80% of them passes in 4 of 5 cases.
 NEEDED = needed_to_show(0.2, EVEN)
+TOO_FEW = f"too few posts ({{}} of {NEEDED} needed)"
 
 
 def judge_controls(config: Config) -> dict[str, Any]:
@@ -62,18 +63,13 @@ def outcome(judgements: list[Row], rows: dict[str, list[Row]]) -> dict[str, Any]
     controls = {name: describe(name, judgements, rows) for name in CONTROLS}
     judged = [control for control in controls.values() if control["judgements"]]
     few = [control["posts"] for control in judged if control["passed"] is None]
-    undecided = f"{len(few)} of {len(judged)} controls, {too_few(max(few))}" if few else ""
+    undecided = f"{len(few)} of {len(judged)} controls, {TOO_FEW.format(max(few))}" if few else ""
     return {
         "posts": len(rows[SELF]),
         "controls": controls,
         "failed": [name for name, control in controls.items() if control["passed"] is False],
         "undecided": undecided,
     }
-
-
-def too_few(posts: int) -> str:
-    """Why a control is neither passed nor failed."""
-    return f"too few posts ({posts} of {NEEDED} needed)"
 
 
 def describe(name: str, judgements: list[Row], rows: dict[str, list[Row]]) -> dict[str, Any]:
@@ -108,25 +104,14 @@ def describe(name: str, judgements: list[Row], rows: dict[str, list[Row]]) -> di
     if name == SELF:
         return result | {"passed": all(row["verdict"] == "tie" for row in verdicts)}
     if rate.low <= EVEN <= high and result["posts"] < NEEDED:
-        return result | {"why": too_few(result["posts"])}
+        return result | {"why": TOO_FEW.format(result["posts"])}
     return result | {"passed": high < EVEN}
-
-
-def print_summary(results: dict[str, Any]) -> None:
-    """A line for each control, 80 columns."""
-    for name, control in results["controls"].items():
-        verdict = control.get("why") or ("passed" if control["passed"] else "FAILED")
-        is_rate = control.get("preferred") is not None and control["unjudged"] <= MOST_UNJUDGED
-        rate = f"{control['preferred']:6.1%} preferred, " if is_rate else ""
-        print(f"  {name:16} {rate}{verdict}"[:80])
 
 
 def main(argv: list[str] | None = None) -> None:
     """Judge the controls of a run."""
     description = "judge texts that must lose to the references"
-    results = run_stage("controls", judge_controls, argv, description, config_with_cap)
-    print("controls: how often the judge prefers these to the reference")
-    print_summary(results)
+    run_stage("controls", judge_controls, argv, description, config_with_cap)
 
 
 if __name__ == "__main__":

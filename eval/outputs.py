@@ -6,8 +6,7 @@ reads JSONL, CSV or Parquet, a folder of such files, or the summaries of a run, 
 system's summaries where those of a policy are looked for. So all that follows is as in every run.
 
 All kinds of file become one frame, a row a summary, whose index says where it stands. An empty
-summary is a summary; an empty reference or post, and a null, is refused; a title or subreddit that
-is null is empty. Numbers are no texts.
+summary is judged; an empty reference or post is refused, and so are a null and a number.
 """
 
 import hashlib
@@ -62,9 +61,6 @@ def take_outputs(config: Config) -> None:
     empty = sum(not row["summary"] for rows in systems.values() for row in rows)
     if empty:
         print(f"empty summaries, judged as they are: {empty:,}")
-
-
-# -- the frame -------------------------------------------------------------------------------------
 
 
 def read_table(settings: Outputs) -> pd.DataFrame:
@@ -209,9 +205,6 @@ def with_names(table: pd.DataFrame) -> pd.DataFrame:
     return table
 
 
-# -- systems ---------------------------------------------------------------------------------------
-
-
 def read_systems(table: pd.DataFrame, outputs: Outputs, count: int) -> dict[str, list[Row]]:
     """The rows of each system about the first `count` posts, in the order of the files; all of them
     if it is 0. Systems are compared on the posts that all of them have.
@@ -241,11 +234,9 @@ def read_systems(table: pd.DataFrame, outputs: Outputs, count: int) -> dict[str,
 
 def describe(rows: Sequence[Row]) -> dict[str, float | None]:
     """Means over a system's posts; None for what only the model that wrote them could say."""
-    unknown: dict[str, float | None] = dict.fromkeys(
-        ("tokens", "score", "reference_score", "eos_rate")
-    )
+    unknown = dict.fromkeys(("tokens", "score", "reference_score", "eos_rate"))
     words = {"words": mean_words(row["summary"] for row in rows), "posts": len(rows)}
-    return unknown | words | text_measures(rows)
+    return {**unknown, **words, **text_measures(rows)}
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -1,19 +1,22 @@
-"""Scores of posts: a judge's in [0, 1], and those of reward models, PPO's own and a gold one."""
+"""Scores of posts, by a judge and by reward models; and what the latter say of held-out pairs."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from eval.rates.formulas import Floats, as_plain, clustered_share, mean_with_error, post_numbers
+from eval.rates.reward_pairs import pair_accuracy, pair_statistics
+from stages.running.files import read_lines
+from stages.runs import HELD_OUT_CNNDM, HELD_OUT_PAIRS
 
 Scores = Mapping[str, float | None]
 """Post id to score in [0, 1], None where unjudged."""
 ScoredRows = Mapping[str, Sequence[Mapping[str, Any]]]
 """Policy -> rows with `id`, `score` and `reference_score`, None where there is no score."""
-Scored = dict[str, dict[str, float]]
 PostOf = Mapping[str, str] | None
 """Id -> the first id with the same text (`posts_by_text`); None: every id has its own."""
 REFERENCE = "reference"
@@ -31,8 +34,7 @@ def proxy_and_gold(proxy: ScoredRows, gold: ScoredRows, post_of: PostOf = None) 
     """Means of PPO's own reward model, the proxy, and a gold one, with 95% intervals over posts.
 
     If the proxy rises and the gold one falls, the policy is over-optimised (Gao et al. 2022,
-    2210.10760). Each has its own unit, and of a reward model references of training posts average
-    0; the rule of the built-in world has another zero.
+    2210.10760). Each has its own unit and its own zero.
 
     `proxy` and `gold`: name -> interval of the mean, the reference first. `gains`: policy ->
     `proxy` and `gold`, the mean difference from SFT on the same posts. A text without a score is
@@ -71,9 +73,9 @@ def agreement(
     return as_plain(clustered_share(*judged_posts(right, post_of)))
 
 
-def by_name(rows: ScoredRows) -> Scored:
+def by_name(rows: ScoredRows) -> dict[str, dict[str, float]]:
     """Name -> post -> score; the references of all policies are one more name."""
-    scores: Scored = {name: {} for name in (REFERENCE, *rows)}
+    scores: dict[str, dict[str, float]] = {name: {} for name in (REFERENCE, *rows)}
     for policy, of_policy in rows.items():
         for row in of_policy:
             for name, key in ((policy, "score"), (REFERENCE, "reference_score")):
@@ -82,12 +84,13 @@ def by_name(rows: ScoredRows) -> Scored:
     return scores
 
 
-def gain(scores: Scored, policy: str, post_of: PostOf = None) -> dict[str, Any] | None:
+def gain(
+    scores: Mapping[str, Mapping[str, float]], policy: str, post_of: PostOf = None
+) -> dict[str, Any] | None:
     """The mean of a policy's score minus SFT's, over the posts on which both have one."""
     trained, start = scores.get(policy, {}), scores.get(START, {})
-    return mean_gain(
-        {post: trained[post] - start[post] for post in trained if post in start}, post_of
-    )
+    both = {post: score - start[post] for post, score in trained.items() if post in start}
+    return mean_gain(both, post_of)
 
 
 def mean_gain(differences: Mapping[str, float], post_of: PostOf = None) -> dict[str, Any] | None:
@@ -99,3 +102,19 @@ def mean_gain(differences: Mapping[str, float], post_of: PostOf = None) -> dict[
 def interval(values: Mapping[str, float], post_of: PostOf = None) -> dict[str, Any] | None:
     """The mean of a value an id with its interval over posts; None where there is no value."""
     return asdict(mean_with_error(*judged_posts(values, post_of))) if values else None
+
+
+def with_statistics(results: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """A stage's results with `pair_statistics` of the rows in its folder, if it wrote such rows."""
+    if not (folder / HELD_OUT_PAIRS).exists():
+        return results
+    articles = results["cnndm"]
+    if articles is not None:
+        articles = articles | pair_statistics(read_lines(folder / HELD_OUT_CNNDM))
+    return results | pair_statistics(read_lines(folder / HELD_OUT_PAIRS)) | {"cnndm": articles}
+
+
+def held_out_accuracy(folder: Path) -> dict[str, float]:
+    """`pair_accuracy` of a stage's folder; empty if it wrote no such rows."""
+    path = folder / HELD_OUT_PAIRS
+    return pair_accuracy(read_lines(path)) if path.exists() else {}

@@ -21,7 +21,7 @@ from stages.finished import changed_code, current_inputs, damage, read_manifest,
 from stages.learning.loop import gather_rows, make_accelerator, over_rows
 from stages.learning.models import load_policy, load_reward_model, load_tokenizer, require_room
 from stages.learning.passes import response_logprobs, summary_scores
-from stages.learning.sampling import Sampling, respond, respond_often
+from stages.learning.sampling import Sampling, respond_often
 from stages.posts.ragged import TokenizedSplit, load_split, pad_left, pad_right, rows_of
 from stages.posts.text_metrics import text_measures, unshown_tokens
 from stages.running.files import read_lines, read_record
@@ -56,24 +56,23 @@ def write_summaries(config: Config) -> None:
             rows = make_rows(posts, texts, scores, name, tokenizer)
             distances = kl_from_sft(run, accelerator, name, posts, texts[name])
             written[name] = [row | {"kl": kl} for row, kl in zip(rows, distances, strict=True)]
-        results: dict[str, Any] = {"posts": len(posts), "policies": {}}
-        results["reference_tokens"] = sum(map(len, references)) / len(references)
-        best = [f"{BEST_OF}{n}" for n in config.eval.numbers]
-        for name in (*policies_of(config), *best):
+        policies = {}
+        for name in (*policies_of(config), *(f"{BEST_OF}{n}" for n in config.eval.numbers)):
             write_rows(run, f"{name}.jsonl", written[name])
-            results["policies"][name] = describe(written[name])
-        run.finish(results)
+            policies[name] = describe(written[name])
+        tokens = sum(map(len, references)) / len(references)
+        run.finish({"posts": len(posts), "policies": policies, "reference_tokens": tokens})
 
 
 def kept_rows(run: Run) -> dict[str, list[dict[str, Any]]]:
     """The rows that the finished stage has of policies that are still what they were, by name.
 
-    The time that they took counts as the stage's. A run whose stage has none takes those of SFT and
-    best-of-n from its upstream, if it samples at the same temperature.
+    A run whose stage has none takes those of SFT and best-of-n from its upstream, if it samples at
+    the same temperature.
     """
     config = run.config
     if rows := rows_still_right(config, config, row_of(run.stage, config.kind).inputs):
-        run.started -= (read_manifest(run.folder) or {})["seconds"]
+        run.started -= (read_manifest(run.folder) or {})["seconds"]  # they count as the stage's
         return rows
     if not config.upstream:
         return {}
@@ -117,6 +116,18 @@ def sample_summaries(
     tokenizer: PreTrainedTokenizerBase,
 ) -> list[list[int]]:
     """A policy's response to every post, each cut after its EOS; from all processes."""
+    return [response for (response,) in draw(run, accelerator, name, posts, tokenizer)]
+
+
+def draw(
+    run: Run,
+    accelerator: Accelerator,
+    name: str,
+    posts: TokenizedSplit,
+    tokenizer: PreTrainedTokenizerBase,
+    most: int = 0,
+) -> list[list[list[int]]]:
+    """A policy's responses to every post: one at eval.temperature, or `most` at ppo.temperature."""
     config = run.config
     length, setting = longest(config, name)
     policy = load_policy(run.require(name) / "model").to(accelerator.device).eval()
@@ -124,12 +135,13 @@ def sample_summaries(
     require_room(policy, int(queries.lengths().max()), length, setting)
     sampling = Sampling(
         seed=config.seed,
-        purpose=f"{name} summaries",
+        purpose=f"best of {most}" if most else f"{name} summaries",
         length=length,
-        temperature=config.eval.temperature,
+        temperature=config.ppo.temperature if most else config.eval.temperature,
         forward_batch_size=config.memory.forward_batch_size,
+        samples=most or 1,
     )
-    share = respond(accelerator, policy, queries, tokenizer, sampling, run.resume)
+    share = respond_often(accelerator, policy, queries, tokenizer, sampling, run.resume)
     return gather_rows(accelerator, share)
 
 
@@ -143,27 +155,17 @@ def sample_best(
     """Best-of-n: of the first n of SFT's samples at ppo.temperature, what the reward model likes
     best, by the policy's name (`best-of-4`). All n share their samples.
     """
-    config, most = run.config, max(run.config.eval.numbers, default=0)
+    numbers = run.config.eval.numbers
+    most = max(numbers, default=0)
     if not most:
         return {}
-    policy = load_policy(run.require("sft") / "model").to(accelerator.device).eval()
-    sampling = Sampling(
-        seed=config.seed,
-        purpose=f"best of {most}",
-        length=longest(config, "sft")[0],
-        temperature=config.ppo.temperature,
-        forward_batch_size=config.memory.forward_batch_size,
-        samples=most,
-    )
-    queries = posts.columns["queries"]
-    share = respond_often(accelerator, policy, queries, tokenizer, sampling, run.resume)
-    samples = gather_rows(accelerator, share)
+    samples = draw(run, accelerator, "sft", posts, tokenizer, most)
     columns = {str(place): [of[place] for of in samples] for place in range(most)}
     scored = score_all(run, accelerator, reward_model, posts, columns, f"score {most} samples")
     scores = list(zip(*scored.values(), strict=True))
     return {
         f"{BEST_OF}{n}": [of[place] for of, place in zip(samples, best_of(scores, n), strict=True)]
-        for n in config.eval.numbers
+        for n in numbers
     }
 
 
@@ -184,9 +186,9 @@ def scorer_of(
     run: Run, accelerator: Accelerator
 ) -> tuple[PreTrainedTokenizerBase, nn.Module | None]:
     """The run's tokenizer and reward model; a released policy may come without the latter."""
-    made_by = "released" if run.config.released.policy else "normalize"
-    folder = run.require(made_by)
-    scorer = folder / ("reward_model" if made_by == "released" else "model")
+    is_released = bool(run.config.released.policy)
+    folder = run.require("released" if is_released else "normalize")
+    scorer = folder / ("reward_model" if is_released else "model")
     tokenizer = load_tokenizer(folder / "model")
     if not scorer.is_dir():
         return tokenizer, None
@@ -248,9 +250,8 @@ def kl_from_sft(
 ) -> Sequence[float | None]:
     """Log-probability of each response by its policy minus that by SFT, nats, at ppo.temperature.
 
-    Of one summary, as in PPO's `objective/kl`, but sampled at eval.temperature: where that is not
-    the temperature of training, the mean is no estimate of KL. Of best-of-n the bound of its KL.
-    None in a run without SFT.
+    Summaries are sampled at eval.temperature: where that is not the temperature of training, the
+    mean is no estimate of KL. Of best-of-n the bound of its KL. None in a run without SFT.
     """
     if name == "sft":
         return [0.0] * len(posts)
@@ -258,10 +259,8 @@ def kl_from_sft(
         return [best_of_bound(int(name.removeprefix(BEST_OF)))] * len(posts)
     if "sft" not in policies_of(run.config):
         return [None] * len(posts)
-    own, sft = (
-        log_likelihoods(run, accelerator, (name, reader), posts, responses)
-        for reader in (name, "sft")
-    )
+    names = ((name, name), (name, "sft"))
+    own, sft = (log_likelihoods(run, accelerator, pair, posts, responses) for pair in names)
     return [by_policy - by_sft for by_policy, by_sft in zip(own, sft, strict=True)]
 
 
@@ -288,12 +287,9 @@ def log_likelihoods(
             )
         return torch.where(counted, logprobs, 0.0).sum(dim=1).tolist()
 
-    texts = zip(queries.lengths().tolist(), map(len, responses), strict=True)
-    lengths = [query + response for query, response in texts]
-    size = run.config.memory.forward_batch_size
-    return over_rows(
-        accelerator, lengths, size, f"{writer} summaries by {reader}", measure, run.resume
-    )
+    lengths = (queries.lengths() + torch.tensor(list(map(len, responses)))).tolist()
+    size, label = run.config.memory.forward_batch_size, f"{writer} summaries by {reader}"
+    return over_rows(accelerator, lengths, size, label, measure, run.resume)
 
 
 def make_rows(
@@ -309,9 +305,7 @@ def make_rows(
     unshown = set(unshown_tokens(tokenizer))
     return [
         {
-            "id": row["id"],
-            "query": row["query"],
-            "reference": row["reference"],
+            **{key: row[key] for key in ("id", "query", "reference")},
             "summary": tokenizer.decode(response, skip_special_tokens=True).strip(),
             "tokens": len(response),
             "reference_tokens": len(reference),
@@ -325,17 +319,13 @@ def make_rows(
 
 
 def describe(rows: list[dict[str, Any]]) -> dict[str, float | None]:
-    """Means over all posts; the share of distinct n-grams is that of all summaries together.
-
-    ROUGE as fractions, tokens with EOS, scores in reward units, the log-ratio to SFT in nats (`kl`;
-    sampled at eval.temperature, of best-of-n the bound of its KL), the share of summaries with
-    special tokens beside the EOS, and the share of the title's words that a summary repeats.
+    """Means over all posts: tokens with EOS, scores in reward units, `kl` of `kl_from_sft` in nats,
+    the share of summaries with special tokens beside the EOS, and the `text_measures` of all.
     """
-    means: dict[str, float | None] = {"tokens": sum(row["tokens"] for row in rows) / len(rows)}
     # A released policy comes without SFT, and maybe without a reward model.
-    for key in ("score", "reference_score", "kl"):
-        known = [row[key] for row in rows if row[key] is not None]
-        means[key] = sum(known) / len(known) if known else None
+    keys = ("tokens", "score", "reference_score", "kl")
+    known = {key: [row[key] for row in rows if row[key] is not None] for key in keys}
+    means = {key: sum(of) / len(of) if of else None for key, of in known.items()}
     means["eos_rate"] = sum(row["has_eos"] for row in rows) / len(rows)
     means["special_tokens"] = sum(row["special_tokens"] > 0 for row in rows) / len(rows)
     return means | text_measures(rows)

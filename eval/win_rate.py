@@ -4,11 +4,8 @@
 
 A post scores 1, 1/2 or 0 in each order (policy, tie, reference) and the mean over the two orders:
 a judge that contradicts itself has said tie. A post with an unjudged order is left out and
-counted, never imputed; `worst_case` says how far the rate could move if it were.
-
-Posts are what was sampled, so posts are resampled: both orders of a post, all policies on it, and
-its text under other ids stay together (Miller 2411.00640). Differences between policies are paired
-by post.
+counted, never imputed; `worst_case` says how far the rate could move if it were. Differences
+between policies are paired by post. Posts are resampled: see `eval.rates.formulas`.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,7 +15,6 @@ from typing import Any
 
 from eval.judges.protocol import VERDICTS
 from eval.rates.formulas import Interval, mean_of_posts, sign_flip_p_value, totals_of
-from eval.rates.length_control import LEAST_JUDGEMENTS
 from eval.rates.table import POINTS, analyse, verdict_table
 from eval.scores import (
     START,
@@ -35,20 +31,8 @@ from stages.driving.start import run_stage
 from stages.finished import read_manifest
 from stages.posts.text_metrics import first_ids, identical
 from stages.running.files import read_lines
-from stages.running.progress import folded
 from stages.runs import open_stage, write_rows
 from stages.settings.config import Config, UserError
-from stages.settings.judge import MOST_UNJUDGED
-
-# Why there is no rate at equal length, by what `length_controlled` says.
-NO_RATE = {
-    "few judgements": f"fewer than {LEAST_JUDGEMENTS} judgements of texts that differ, or half as"
-    " many posts",
-    "one place": "every summary was shown in the same place",
-    "few ratios": "too few different length ratios for a curve",
-    "one verdict": "all verdicts are alike",
-    "no fit": "length or order alone decides nearly every verdict, so the model has no answer",
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,18 +49,16 @@ def measure_win_rates(config: Config) -> dict[str, Any]:
     both have no difference. Raises UserError where judgements are missing, or none is usable.
     """
     with open_stage(config, "win_rate") as run:
-        summaries = run.require("summaries")
-        paths = sorted(summaries.glob("*.jsonl"))
+        paths = sorted(run.require("summaries").glob("*.jsonl"))
         written = {path.stem: read_lines(path) for path in paths}
         post_of = posts_by_text(written)
         folder = run.require("judge")
         judgements = read_lines(folder / "judgements.jsonl")
         scores = post_scores(judgements)
         if not any(judged_for_both(of_posts, of_posts) for of_posts in scores.values()):
-            raise UserError(
-                f"{folder}: no post has a verdict in both orders: see the replies in"
-                " judgements.jsonl, correct the judge's settings and judge again"
-            )
+            problem = f"{folder}: no post has a verdict in both orders"
+            mend = "see the replies in judgements.jsonl, correct the judge's settings"
+            raise UserError(f"{problem}: {mend} and judge again")
         rows = [
             {"policy": policy, "id": post_id, "score": score}
             | ({} if post_of[post_id] == post_id else {"post": post_of[post_id]})
@@ -107,26 +89,27 @@ def rates_of(
     post_of: Mapping[str, str],
     judge_kind: str,
 ) -> dict[str, Any]:
-    """`policies`: what `describe`, `statistics_of` and `of_reward_model` say; `differences`."""
+    """`policies`: what `describe`, `analyse` and `of_reward_model` say; `differences`."""
+    rows_of = rows_by_policy(judgements)
     texts = {
         name: {row["id"]: (row["summary"], row["reference"]) for row in rows}
         for name, rows in written.items()
     }
     policies = {
-        name: describe(scores[name], post_of)
-        | {
-            "statistics": statistics_of(name, judgements, texts[name], post_of),
-            **of_reward_model(name, written, scores[name], post_of, judge_kind),
+        name: {
+            **describe(of_posts, post_of),
+            "statistics": analyse(verdict_table(rows_of[name], texts[name], post_of)),
+            **of_reward_model(name, written, of_posts, post_of, judge_kind),
         }
-        for name in scores
+        for name, of_posts in scores.items()
     }
     differences = {
-        pair_name(later, earlier): asdict(
-            paired_difference(scores[later], scores[earlier], post_of)
-        )
-        | {"alike": alike(texts[later], texts[earlier])}
-        for earlier, later in combinations(scores, 2)
-        if judged_for_both(scores[later], scores[earlier])
+        pair_name(b, a): {
+            **asdict(paired_difference(scores[b], scores[a], post_of)),
+            "alike": alike(texts[b], texts[a]),
+        }
+        for a, b in combinations(scores, 2)
+        if judged_for_both(scores[b], scores[a])
     }
     return {"policies": policies, "differences": differences}
 
@@ -134,15 +117,13 @@ def rates_of(
 def of_reward_model(
     policy: str, written: ScoredRows, judged: Scores, post_of: PostOf, judge_kind: str
 ) -> dict[str, Any]:
-    """What the run's reward model says of a policy's summaries.
-
-    `rm_agrees`: its `agreement` with the judge, None where it is the judge; `score_gain`: the
-    `gain` of its score, None for SFT itself.
+    """`rm_agrees`: the `agreement` of the run's reward model with the judge, None where it is the
+    judge; `score_gain`: the `gain` of its score, None for SFT itself.
     """
-    is_judge, is_start = judge_kind == "reward_model", policy == START
+    is_judge = judge_kind == "reward_model"
     return {
         "rm_agrees": None if is_judge else agreement(written[policy], judged, post_of),
-        "score_gain": None if is_start else gain(by_name(written), policy, post_of),
+        "score_gain": None if policy == START else gain(by_name(written), policy, post_of),
     }
 
 
@@ -171,25 +152,6 @@ def posts_by_text(policies: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[s
     return dict(zip((name for name, _ in posts), first_ids(posts), strict=True))
 
 
-def statistics_of(
-    policy: str,
-    judgements: Iterable[dict[str, Any]],
-    texts: Mapping[str, tuple[str, str]],
-    post_of: PostOf = None,
-) -> dict[str, Any]:
-    """What `analyse` finds in one policy's judgements, with its reason in words."""
-    rows = [row for row in judgements if row["policy"] == policy]
-    return in_words(analyse(verdict_table(rows, texts, post_of)))
-
-
-def in_words(statistics: dict[str, Any]) -> dict[str, Any]:
-    """The results of `analyse` with a sentence where there is no rate at equal length."""
-    controlled = statistics["length_controlled"]
-    if "why" in controlled:
-        controlled = controlled | {"why": NO_RATE[controlled["why"]]}
-    return statistics | {"length_controlled": controlled}
-
-
 def alike(a: Mapping[str, tuple[str, str]], b: Mapping[str, tuple[str, str]]) -> float:
     """The share of the posts of two policies on which both wrote the same, but for white space."""
     both = [(a[post][0].split(), b[post][0].split()) for post in a if post in b]
@@ -210,9 +172,8 @@ def post_scores(judgements: Iterable[dict[str, Any]]) -> dict[str, dict[str, flo
         if sorted(orders) != sorted(VERDICTS):
             problem = f"post {post_id} of {policy} was judged in the orders {', '.join(orders)}"
             raise UserError(f"{problem}: one of each is needed")
-        points = [POINTS.get(verdict) for _, verdict in of_post]
-        known = [point for point in points if point is not None]
-        score = sum(known) / len(known) if len(known) == len(points) else None
+        points = [POINTS[verdict] for _, verdict in of_post if verdict in POINTS]
+        score = sum(points) / 2 if len(points) == 2 else None
         scores.setdefault(policy, {})[post_id] = score
     return scores
 
@@ -226,9 +187,8 @@ def describe(scores: Scores, post_of: PostOf = None) -> dict[str, Any]:
     """One policy's row: its rate and interval, counts of posts, and how far to trust them.
 
     `wins`, `ties` and `losses` count judged posts with a score above, at and below 1/2;
-    `unjudged` is a share of all posts; `worst_case` is the rate with every unjudged post lost
-    and with every one won; `p_value` is that of a rate of 1/2 (paired randomisation test).
-    Where no post was judged, rate, interval and p-value are None.
+    `unjudged` is a share of all posts; `worst_case` is the rate with every unjudged post lost, and
+    won; `p_value` is that of a rate of 1/2. Rate, interval and p-value of no judged post are None.
     """
     values, posts = judged_posts(scores, post_of)
     unjudged = len(scores) - len(values)
@@ -249,10 +209,7 @@ def describe(scores: Scores, post_of: PostOf = None) -> dict[str, Any]:
 
 
 def win_rate(scores: Scores, post_of: PostOf = None) -> Interval:
-    """The mean score of the judged posts in [0, 1], with a cluster bootstrap over posts.
-
-    Raises UserError where no post is judged.
-    """
+    """The mean score of the judged posts in [0, 1]. Raises UserError where no post is judged."""
     values, posts = judged_posts(scores, post_of)
     return mean_of_posts(values, (0.0, 1.0), posts)
 
@@ -260,42 +217,20 @@ def win_rate(scores: Scores, post_of: PostOf = None) -> Interval:
 def paired_difference(a: Scores, b: Scores, post_of: PostOf = None) -> PairedInterval:
     """The mean of `a - b` in [-1, 1] over the posts that are judged for both.
 
-    The interval is a bootstrap over posts, the p-value a paired randomisation test (each post's
-    difference keeps or changes its sign). Raises UserError where there is no such post.
+    Its interval is that of `mean_of_posts`, the p-value that of `sign_flip_p_value`. Raises
+    UserError where there is no such post.
     """
-    gaps: dict[str, float | None] = {}
-    for name, score in a.items():
-        other = b.get(name)
-        gaps[name] = None if score is None or other is None else score - other
+    known = {name: score for name, score in b.items() if score is not None}
+    gaps = {name: x - known[name] for name, x in a.items() if x is not None and name in known}
     differences, posts = judged_posts(gaps, post_of)
     interval = mean_of_posts(differences, (-1.0, 1.0), posts)
     p_value = sign_flip_p_value(totals_of(differences, posts)[0])
     return PairedInterval(**asdict(interval), p_value=p_value)
 
 
-def print_summary(results: dict[str, Any]) -> None:
-    """A line for the judge, one for each policy and one for each difference, 80 columns."""
-    print(*folded(f"win rate against the reference, by {results['judge']['name']}"), sep="\n")
-    for name, row in results["policies"].items():
-        if row["unjudged"] > MOST_UNJUDGED:
-            low, high = row["worst_case"]
-            rate = f"no rate: {row['unjudged']:.1%} unjudged, so [{low:.1%}, {high:.1%}]"
-        else:
-            rate = f"{row['win_rate']:6.1%} [{row['low']:6.1%}, {row['high']:6.1%}]"
-            rate += f"  {row['posts']} posts, {row['unjudged']:.1%} unjudged"
-        print(*folded(f"  {name:16} {rate}"), sep="\n")
-    for name, row in results["differences"].items():
-        pair = names_of_pair(name)
-        if all(results["policies"][policy]["unjudged"] <= MOST_UNJUDGED for policy in pair):
-            estimate, low, high = (100 * row[key] for key in ("estimate", "low", "high"))
-            points = f"{estimate:+6.1f} [{low:+6.1f}, {high:+6.1f}]  points on the same posts"
-            print(*folded(f"  {' - '.join(pair):28} {points}"), sep="\n")
-
-
 def main(argv: list[str] | None = None) -> None:
     """Turn a run's judgements into win rates."""
-    about = "win rates with 95% intervals from judgements"
-    print_summary(run_stage("win_rate", measure_win_rates, argv, about))
+    run_stage("win_rate", measure_win_rates, argv, "win rates with 95% intervals from judgements")
 
 
 if __name__ == "__main__":

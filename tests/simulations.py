@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
-from eval.rates.correction import Labelled, corrected_rate
+from eval.rates.correction import corrected_rate
 from eval.rates.formulas import clustered_share
 from eval.rates.length_control import VerdictTable, length_controlled
 
@@ -134,8 +135,10 @@ def verdicts_of(scenario: Scenario, rng: np.random.Generator) -> VerdictTable:
     chances = np.where(first, judge.first(log_ratios, of_post), judge.second(log_ratios, of_post))
     outcomes = (rng.random(len(first)) < chances).astype(float)
     outcomes[rng.random(len(first)) < scenario.ties] = 0.5
+    numbers = np.repeat(np.arange(posts), orders)
     return VerdictTable(
-        posts=np.repeat(np.arange(posts), orders),
+        posts=numbers,
+        ids=numbers,
         outcomes=outcomes,
         shown_first=first,
         log_ratios=log_ratios,
@@ -169,16 +172,12 @@ SHIFTS = {
 }
 
 
-def labelled(shift: Shift, rng: np.random.Generator) -> Labelled:
+def labelled(shift: Shift, rng: np.random.Generator) -> pd.DataFrame:
     """Labelled pairs, half of them for the summary."""
     labels = rng.random(shift.pairs) < 0.5
     right = np.where(labels, shift.sensitivity, 1 - shift.specificity)
-    return Labelled(
-        labels=labels,
-        answers=(rng.random(shift.pairs) < right).astype(float),
-        posts=np.arange(shift.pairs),
-        families=np.full(shift.pairs, "family"),
-    )
+    answers = (rng.random(shift.pairs) < right).astype(float)
+    return pd.DataFrame({"label": labels, "answer": answers, "post": np.arange(shift.pairs)})
 
 
 def judged(shift: Shift, rng: np.random.Generator) -> Floats:

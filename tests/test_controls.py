@@ -229,6 +229,18 @@ def test_a_judge_who_sees_no_quality_fails(runs, monkeypatch, rule, failed):
     assert "reference" not in found["failed"]  # the protocol ties without asking
 
 
+def described(posts, verdicts):
+    """What is said of a control about so many posts, with two verdicts on each."""
+    names = [f"p{k}" for k in range(posts)]
+    rows = [post(name, "one two", name) | {"summary": "three"} for name in names]
+    questions = [(name, order) for name in names for order in VERDICTS]
+    judgements = [
+        {"policy": "title", "id": name, "order": order, "verdict": verdict}
+        for (name, order), verdict in zip(questions, verdicts, strict=True)
+    ]
+    return describe("title", judgements, {"title": rows})
+
+
 @pytest.mark.parametrize(
     ("verdict", "posts", "passed"),
     [
@@ -241,16 +253,7 @@ def test_a_judge_who_sees_no_quality_fails(runs, monkeypatch, rule, failed):
     ],
 )
 def test_posts_that_are_too_few_to_decide_neither_pass_nor_fail_a_control(verdict, posts, passed):
-    titled = [
-        post(f"p{k}", "one two") | {"query": f"{k}", "summary": "three"} for k in range(posts)
-    ]
-    rows = {"title": titled}
-    judgements = [
-        {"policy": "title", "id": f"p{k}", "order": order, "verdict": verdict}
-        for k in range(posts)
-        for order in ("policy_first", "reference_first")
-    ]
-    found = describe("title", judgements, rows)
+    found = described(posts, [verdict] * 2 * posts)
     assert found["passed"] is passed
     said = f"too few posts ({posts} of 20 needed)" if passed is None else None
     assert found.get("why") == said
@@ -259,14 +262,6 @@ def test_posts_that_are_too_few_to_decide_neither_pass_nor_fail_a_control(verdic
 @pytest.mark.parametrize(("silent", "passed"), [(0, True), (2, True), (15, False)])
 def test_a_control_passes_only_if_the_unjudged_could_not_have_failed_it(silent, passed):
     """15 of 40 unjudged: by the other 25 it passes, and with these lost it need not."""
-    titled = [post(f"p{k}", "one two") | {"query": f"{k}", "summary": "three"} for k in range(20)]
-    rows = {"title": titled}
-    orders = [(k, order) for k in range(20) for order in ("policy_first", "reference_first")]
-    judgements = [
-        {"policy": "title", "id": f"p{k}", "order": order}
-        | {"verdict": "unjudged" if place < silent else "reference"}
-        for place, (k, order) in enumerate(orders)
-    ]
-    found = describe("title", judgements, rows)
+    found = described(20, ["unjudged"] * silent + ["reference"] * (40 - silent))
     assert (found["preferred"], found["unjudged"]) == (0.0, silent / 40)
     assert found["passed"] is passed

@@ -4,16 +4,16 @@ import math
 from itertools import product
 
 import numpy as np
+import pandas as pd
 import pytest
 from scipy import stats
 
-from eval.rates.correction import Labelled, corrected_rate, errors_by_family, family_of, shift_of
+from eval.rates.correction import corrected_rate, errors_by_family, family_of, shift_of
 from eval.rates.formulas import (
     Interval,
     clustered_share,
     holm,
     mean_of_seeds,
-    mean_of_two,
     needed_to_show,
     sign_flip_p_value,
     two_sided,
@@ -52,12 +52,6 @@ def test_ties_make_the_interval_of_a_share_as_narrow_as_its_spread():
     found = known(clustered_share(values, every(400)))
     assert found.high - 0.5 == pytest.approx(1.959964 * math.sqrt(0.15 * 0.25 / 400), rel=0.03)
     assert wilson(200, 400)[1] - 0.5 == pytest.approx(0.049, abs=5e-4)
-
-
-def test_the_mean_of_two_rates_has_the_width_of_independent_errors():
-    first = Interval(estimate=0.7, low=0.64, high=0.75, posts=1)
-    second = Interval(estimate=0.5, low=0.42, high=0.58, posts=1)
-    assert mean_of_two(first, second) == pytest.approx((0.55, 0.6 + math.hypot(0.05, 0.08) / 2))
 
 
 @pytest.mark.parametrize("shift", [0.0, 0.1, 0.35])
@@ -127,7 +121,8 @@ def labelled(sensitivity, specificity, n):
 def known_pairs(labels, answers, posts=None, families=None):
     posts = np.arange(len(labels)) if posts is None else posts
     families = np.full(len(labels), "sup") if families is None else families
-    return Labelled(labels=labels, answers=answers, posts=posts, families=families)
+    columns = {"label": labels, "answer": answers, "post": posts, "family": families}
+    return pd.DataFrame(columns)
 
 
 def corrected(scores, labels, answers, shift=0.0):

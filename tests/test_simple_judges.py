@@ -8,25 +8,15 @@ from statsmodels.stats.inter_rater import cohens_kappa as reference_kappa
 
 from eval.calibration import describe, sample_pairs, with_answers
 from eval.judges.protocol import VERDICTS
-from eval.rates.simple_judges import (
-    beside_simple_judges,
-    kappas,
-    measured,
-    paired_difference,
-    simple_answers,
-)
+from eval.rates.formulas import mean_of_posts
+from eval.rates.simple_judges import beside_simple_judges, kappas, measured, simple_answers
 from stages.running.files import read_lines
 
 
-def pair(label, answer, words=(2, 1), overlap=(1, 2), post=None):
-    of_post = f"p{random.random()}" if post is None else post
-    return {
-        "post": of_post,
-        "label": label,
-        "answer": answer,
-        "words": list(words),
-        "overlap": list(overlap),
-    }
+def pair(label, answer, words=(2, 1), overlap=(1, 2)):
+    """A pair about a post of its own."""
+    counts = {"words": list(words), "overlap": list(overlap)}
+    return {"post": f"p{random.random()}", "label": label, "answer": answer} | counts
 
 
 def test_words_and_words_of_the_post_are_counted_by_hand():
@@ -74,17 +64,8 @@ def test_kappas_of_tables_are_those_of_statsmodels():
     assert kappas(np.array([[5.0, 3, 0, 0], [4.0, 0, 0, 0]])).tolist() == [0.0, 0.0]
 
 
-def test_pairs_of_one_post_count_as_one_where_they_go_together():
-    rng = np.random.default_rng(2)
-    of_posts = rng.choice([-1.0, 0.0, 1.0], size=80)
-    alone = paired_difference(of_posts, np.arange(80))
-    fourfold = paired_difference(np.repeat(of_posts, 4), np.repeat(np.arange(80), 4))
-    assert (fourfold.estimate, fourfold.posts) == pytest.approx((alone.estimate, 80))
-    assert fourfold.high - fourfold.low == pytest.approx(alone.high - alone.low, rel=0.05)
-
-
 def test_a_paired_difference_is_the_mean_over_pairs_and_not_over_posts():
-    found = paired_difference(np.array([1.0, 1.0, 1.0, -1.0]), np.array([0, 0, 0, 1]))
+    found = mean_of_posts(np.array([1.0, 1.0, 1.0, -1.0]), (-1.0, 1.0), np.array([0, 0, 0, 1]))
     assert (found.estimate, found.posts) == (0.5, 2)
 
 

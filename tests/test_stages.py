@@ -14,7 +14,7 @@ from accelerate import Accelerator
 from transformers import AutoModelForTokenClassification, AutoTokenizer
 
 from eval import controls, judge, summaries, win_rate
-from eval.held_out import with_statistics
+from eval.scores import with_statistics
 from reports import run_page
 from stages import base, dpo, normalize, ppo, reward, sft
 from stages.driving.start import run_module

@@ -10,7 +10,8 @@ import pytest
 from eval.judge import main as judge_main
 from eval.rates.formulas import wilson
 from eval.scores import agreement
-from eval.win_rate import describe, main, paired_difference, post_scores, print_summary, win_rate
+from eval.win_rate import describe, main, paired_difference, post_scores, rates_of, win_rate
+from reports import outputs_page
 from stages.finished import read_manifest, stage_folder
 from stages.running.files import read_lines
 from stages.runs import open_stage
@@ -163,13 +164,6 @@ def test_a_policys_row_counts_posts_and_brackets_what_is_missing():
     assert found["low"] < found["win_rate"] < found["high"]
 
 
-def test_a_policy_without_any_verdict_is_a_row_without_a_rate():
-    found = describe(post_scores(judged("ppo", ("unjudged", "unjudged")))["ppo"])
-    assert {found[key] for key in ("win_rate", "low", "high", "p_value")} == {None}
-    assert {found[key] for key in ("posts", "wins", "ties", "losses")} == {0}
-    assert (found["unjudged"], found["worst_case"]) == (1.0, [0.0, 1.0])
-
-
 def summarise_toy_posts(n: int) -> None:
     """Fabricated summaries: ppo tells the event and more, sft nothing, the reference the event."""
     with open_stage(make_config("tiny"), "summaries") as run:
@@ -183,7 +177,7 @@ def summarise_toy_posts(n: int) -> None:
         run.finish({})
 
 
-def test_judge_and_win_rate_run_end_to_end_on_a_runs_folder(runs, capsys):
+def test_judge_and_win_rate_run_end_to_end_on_a_runs_folder(runs):
     summarise_toy_posts(30)
     judge_main(["--preset", "tiny"])
     main(["--preset", "tiny"])
@@ -201,19 +195,34 @@ def test_judge_and_win_rate_run_end_to_end_on_a_runs_folder(runs, capsys):
     scores = read_lines(folder / "post_scores.jsonl")
     assert scores[0] == {"policy": "sft", "id": "toy1-validation-0", "score": 0.5}
     assert len(scores) == 60
-    printed = capsys.readouterr().out
-    assert "not an LLM" in printed
-    assert "100.0%" in printed
-    assert max(len(line) for line in printed.splitlines()) <= 80
     json.dumps(results, allow_nan=False)
 
 
-def test_above_2_percent_unjudged_no_rate_is_printed(capsys):
-    fine = {"win_rate": 0.617, "low": 0.6, "high": 0.63, "posts": 980, "unjudged": 0.02}
-    row: dict[str, Any] = {**fine, "unjudged": 0.021, "worst_case": [0.61, 0.63]}
-    gap = {"estimate": 0.123, "low": 0.1, "high": 0.2}
-    policies = {"sft": fine, "ppo": row}
-    print_summary({"judge": {"name": "x"}, "policies": policies, "differences": {"ppo-sft": gap}})
-    _, sft, ppo = capsys.readouterr().out.splitlines()
-    assert "61.7%" in sft
-    assert "no rate: 2.1% unjudged, so [61.0%, 63.0%]" in ppo
+def wins_of(said):
+    """What the stage `win_rate` finds; `said`: system -> the verdicts on each post, both orders."""
+    rows = [
+        {"policy": policy, "id": str(post), "order": order, "verdict": verdict}
+        for policy, posts in said.items()
+        for post, both in enumerate(posts)
+        for order, verdict in zip(("policy_first", "reference_first"), both, strict=True)
+    ]
+    post_of = {row["id"]: row["id"] for row in rows}
+    written = {
+        policy: [{"id": post, "summary": "one two", "reference": "three"} for post in post_of]
+        for policy in said
+    }
+    return {"posts": len(post_of), **rates_of(written, rows, post_scores(rows), post_of, "facts")}
+
+
+def test_the_best_of_twelve_equal_systems_seldom_beats_the_reference():
+    """The judge answers at random. Of 12 such systems the best one's own interval lies above 50 %
+    in a quarter of the data sets; Holm keeps even one claim, above or below, to 5 %.
+    """
+    rng, claims, alone = np.random.default_rng(5), 0, 0
+    for _ in range(20):
+        said = {f"s{k}": rng.choice(["policy", "reference"], (12, 2)).tolist() for k in range(12)}
+        wins = wins_of(said)
+        claims += "reliably beats the reference" in outputs_page.leads(wins)
+        alone += next(iter(outputs_page.in_order(wins).values()))["low"] > 0.5
+    assert alone >= 3
+    assert claims <= 2

@@ -5,6 +5,10 @@ others, because other policies wrote them. So a corrected rate allows for a stat
 labelled and judged texts. Errors are counted per family of policies too: the shift is at least as
 large as the difference that families show. No difference of two policies is corrected: a
 calibration that both share can turn its sign around (2605.06939).
+
+Labelled pairs are a frame with the columns `label` (whether it prefers the summary), `answer` (how
+far the judge does, in [0, 1]), `post` (a number: pairs of one post are one cluster), and `family`
+(that of the policies that wrote the pair).
 """
 
 import re
@@ -13,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+import pandas as pd
 
 from eval.rates.formulas import (
     TAILS,
@@ -32,26 +36,6 @@ LEAST_SKILL = 0.05  # if sensitivity + specificity - 1 is below this, a judge's 
 # It is a choice, stated on every page: labelled pairs cannot say how the judge errs elsewhere.
 SHIFT = 0.10
 FEWEST_OF_FAMILY = 50  # labels of one kind, below which a family's share is not counted
-KINDS = ("sensitivity", "specificity")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Labelled:
-    """How a judge answered labelled pairs: columns of equal length [pairs]."""
-
-    labels: NDArray[np.bool_]
-    """Whether the label prefers the summary."""
-    answers: Floats
-    """How far the judge prefers it, in [0, 1]."""
-    posts: NDArray[np.int64]
-    """Which post, as a number: pairs of one post are one cluster."""
-    families: NDArray[np.str_]
-    """The family of the policies that wrote the pair."""
-
-    def of(self, family: str) -> "Labelled":
-        """The pairs of one family."""
-        rows = self.families == family
-        return Labelled(**{name: column[rows] for name, column in vars(self).items()})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,45 +58,44 @@ def family_of(policies: Iterable[str], reference: str) -> str:
     return " and ".join(sorted(families))
 
 
-def shares_of(known: Labelled) -> dict[str, Interval | None]:
-    """Sensitivity and specificity: agreement where the label prefers the summary, and where not.
-
-    Intervals of `clustered_share`; None where there is no such label.
-    """
-    right = agreements(known.labels, known.answers)
-    rows = dict(zip(KINDS, (known.labels, ~known.labels), strict=True))
-    return {kind: clustered_share(right[rows[kind]], known.posts[rows[kind]]) for kind in KINDS}
+def agreement(pairs: pd.DataFrame) -> Interval | None:
+    """How far the judge agrees with the labels, in [0, 1]; None without a pair."""
+    right = agreements(pairs["label"].to_numpy(), pairs["answer"].to_numpy(float))
+    return clustered_share(right, pairs["post"].to_numpy())
 
 
-def errors_by_family(known: Labelled) -> dict[str, dict[str, Any]]:
+def shares_of(known: pd.DataFrame) -> dict[str, Interval | None]:
+    """Sensitivity and specificity: agreement where the label prefers the summary, and where not."""
+    rows = {"sensitivity": known["label"], "specificity": ~known["label"]}
+    return {kind: agreement(known[of_kind]) for kind, of_kind in rows.items()}
+
+
+def errors_by_family(known: pd.DataFrame) -> dict[str, dict[str, Any]]:
     """Family -> `pairs`, and its `sensitivity` and `specificity`; None where no label counts."""
-    parts = {str(family): known.of(str(family)) for family in np.unique(known.families)}
     return {
-        family: {"pairs": len(part.labels)}
+        str(family): {"pairs": len(part)}
         | {kind: as_plain(share) for kind, share in shares_of(part).items()}
-        for family, part in parts.items()
+        for family, part in known.groupby("family")
     }
 
 
-def shift_of(known: Labelled) -> float:
+def shift_of(known: pd.DataFrame) -> float:
     """The shift that a corrected rate allows for: `SHIFT`, or more where families show more.
 
     It is at least the largest distance of a family's sensitivity or specificity from that of all.
     Families with fewer labels of a kind than `FEWEST_OF_FAMILY` do not count.
     """
     of_all, shift = shares_of(known), SHIFT
-    for family in np.unique(known.families):
-        part = known.of(str(family))
-        counts = dict(zip(KINDS, (part.labels.sum(), (~part.labels).sum()), strict=True))
-        for kind, share in shares_of(part).items():
-            whole = of_all[kind]
-            if share and whole and counts[kind] >= FEWEST_OF_FAMILY:
-                shift = max(shift, abs(share.estimate - whole.estimate))
+    for _, part in known.groupby(["family", "label"]):
+        kind = "sensitivity" if part["label"].iloc[0] else "specificity"
+        share, whole = agreement(part), of_all[kind]
+        if share and whole and len(part) >= FEWEST_OF_FAMILY:
+            shift = max(shift, abs(share.estimate - whole.estimate))
     return shift
 
 
 def corrected_rate(
-    scores: Floats, known: Labelled, shift: float, posts: Posts = None
+    scores: Floats, known: pd.DataFrame, shift: float, posts: Posts = None
 ) -> Corrected | None:
     """The win rate that a judge of known errors points to, kept within [0, 1].
 
@@ -127,12 +110,11 @@ def corrected_rate(
     identification region of misclassification rates known within bounds (Molinari 2008).
     """
     rows = _totals(known)
-    skill = _skill(rows.sum(axis=0, keepdims=True))[0]
-    if not skill >= max(LEAST_SKILL, 2 * shift):
+    whole = rows.sum(axis=0, keepdims=True)
+    if not _skill(whole)[0] >= max(LEAST_SKILL, 2 * shift):
         return None
-    estimate = _rogan_gladen(np.array([scores.mean()]), rows.sum(axis=0, keepdims=True), 0.0)
-    sums = resampled_totals(np.column_stack(totals_of(scores, posts)))
-    means = sums[:, 0] / sums[:, 1]
+    estimate = _rogan_gladen(np.array([scores.mean()]), whole, 0.0)
+    means = np.divide(*resampled_totals(np.column_stack(totals_of(scores, posts))).T)
     totals = resampled_totals(rows, seed=1)
     # In a resample in which the judge is no better than chance, every rate is possible.
     low = np.nan_to_num(_rogan_gladen(means, totals, -shift), nan=0.0)
@@ -146,13 +128,11 @@ def corrected_rate(
     )
 
 
-def _totals(known: Labelled) -> Floats:
+def _totals(known: pd.DataFrame) -> Floats:
     """[posts, 4]: labels for the summary, agreement with them, labels against it, agreement."""
-    labels, answers = known.labels, known.answers
+    labels, answers = known["label"].to_numpy(), known["answer"].to_numpy(float)
     columns = (labels, labels * answers, ~labels, ~labels * (1 - answers))
-    _, codes = np.unique(known.posts, return_inverse=True)
-    sums = [np.bincount(codes, weights=column) for column in columns]
-    return np.column_stack(sums).astype(float)
+    return np.column_stack([totals_of(column, known["post"].to_numpy())[0] for column in columns])
 
 
 def _skill(totals: Floats) -> Floats:

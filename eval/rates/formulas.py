@@ -1,4 +1,4 @@
-"""Formulas for verdicts: means over posts and seeds, paired tests, logistic models.
+"""Formulas for verdicts: means over posts and seeds, paired tests, a logistic model.
 
 No torch. Posts are what was sampled, so posts are resampled: both orders of a post, all policies on
 it, and its text under other ids stay together (Miller 2411.00640). Outcomes are 1, 1/2 (a tie
@@ -32,8 +32,6 @@ RESAMPLES = 10_000
 ONE_NUMBER = 1e-12  # numbers that are closer than this are one number, rounded
 FINEST = 404  # differences of scores are multiples of a part no finer than 1 / 400: 100 seeds
 Z = NormalDist().inv_cdf(TAILS[1])
-# Log ratios at which the two terms of length bend: ratios of about 2.2 and 1.2.
-SCALES = (0.8, 0.2)
 MOST_LOGITS = 15.0  # beyond it a coefficient only says that the data are separated
 
 
@@ -168,18 +166,6 @@ def clustered_share(values: Floats, posts: NDArray[np.int64]) -> Interval | None
     return Interval(estimate=float(values.mean()), low=low, high=high, posts=len(sums))
 
 
-def mean_of_two(first: Interval, second: Interval) -> tuple[float, float]:
-    """95% interval of the mean of two independent proportions from the intervals of each.
-
-    `m -+ sqrt(d1^2 + d2^2) / 2`, d the distances of the bounds from their estimates.
-    Source: MOVER, Zou and Donner 2008 (Newcombe 1998 for a difference).
-    """
-    mean = (first.estimate + second.estimate) / 2
-    down = sqrt((first.estimate - first.low) ** 2 + (second.estimate - second.low) ** 2) / 2
-    up = sqrt((first.high - first.estimate) ** 2 + (second.high - second.estimate) ** 2) / 2
-    return mean - down, mean + up
-
-
 def sign_flip_p_value(differences: Floats) -> float:
     """Two-sided p-value of "the mean difference is 0", when each post's may have either sign.
 
@@ -192,11 +178,12 @@ def sign_flip_p_value(differences: Floats) -> float:
     from scipy.signal import fftconvolve
     from scipy.stats import binom
 
-    grid = (parts for parts in range(4, FINEST, 4) if _is_whole(parts * differences))
+    sizes = np.abs(differences)
+    grid = (n for n in range(4, FINEST, 4) if np.allclose(n * sizes, np.rint(n * sizes), 0, 1e-6))
     parts = next(grid, None)
     if parts is None:
         raise ValueError("the differences are no multiples of a common part")
-    steps = np.rint(parts * np.abs(differences)).astype(int)
+    steps = np.rint(parts * sizes).astype(int)
     chances = np.ones(1)  # of each sum of posts, in steps of 2, from the least
     for size, count in zip(*np.unique_counts(steps[steps > 0]), strict=True):
         of_size = np.zeros(size * count + 1)
@@ -207,10 +194,6 @@ def sign_flip_p_value(differences: Floats) -> float:
     # Both extremes are possible, so it is never 0; rounding can bring the sum below that.
     least = 2.0 ** (1 - np.count_nonzero(steps))
     return float(min(1.0, max(least, chances[np.abs(sums) >= seen].sum())))
-
-
-def _is_whole(values: Floats) -> bool:
-    return bool(np.abs(values - np.rint(values)).max(initial=0.0) < 1e-6)
 
 
 def mean_of_seeds(
@@ -354,17 +337,3 @@ def clustered_logit(
     if not (fit.converged and finite) or np.abs(coefficients).max() > MOST_LOGITS:
         return None
     return coefficients, covariance
-
-
-def length_terms(log_ratios: Floats) -> tuple[Floats, Floats]:
-    """The bounded terms of length, `wide` and `narrow`: 0 at equal length, at most 1 in size.
-
-    With both, length may count at once or slowly, and has its end.
-    """
-    wide, narrow = (np.tanh(log_ratios / scale) for scale in SCALES)
-    return wide, narrow
-
-
-def sigmoid(x: float) -> float:
-    """1 / (1 + exp(-x))."""
-    return float(1 / (1 + np.exp(-x)))

@@ -2,33 +2,26 @@
 
 Judges prefer longer text and the text shown first. A model of "the policy is preferred" in each
 order says which rate would be left at a length ratio of 1; the rates of both orders are then
-averaged. So it is a rate of the same kind as the order-balanced one beside it, and where length
-has no effect the two agree. That also takes off what a summary gains by telling more, so both are
-shown. Length is counted in words.
+averaged. Where length has no effect, it agrees with the order-balanced one. It also takes off what
+a summary gains by telling more, so both are shown. Length is counted in words.
 """
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from math import hypot
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from eval.rates.formulas import (
-    Floats,
-    Z,
-    clustered_logit,
-    clustered_share,
-    length_terms,
-    mean_of_posts,
-    sigmoid,
-)
+from eval.rates.formulas import Floats, Z, clustered_logit, clustered_share, mean_of_posts
 
 BINS = 5
 LEAST_JUDGEMENTS = 30
 NEAR = float(np.log(1.25))  # lengths are nearly equal if neither is longer by more than a quarter
 LEAST_NEAR = 20  # with fewer such posts, the model answers and not the data
+# Log ratios at which the two terms of length bend: ratios of about 2.2 and 1.2.
+SCALES = (0.8, 0.2)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,19 +38,15 @@ class VerdictTable:
     """Natural logarithm of the policy's length over the other's."""
     differ: NDArray[np.bool_]
     """False where the two texts are identical: a tie by protocol, which says nothing of a judge."""
-    ids: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, dtype=np.int64))
-    """Which id of a post, as a number: its two orders belong together. Empty: one id a post."""
-
-    def __post_init__(self) -> None:
-        if len(self.ids) < len(self.posts):
-            object.__setattr__(self, "ids", self.posts)
+    ids: NDArray[np.int64]
+    """Which id of a post, as a number: its two orders belong together."""
 
     def judged(self) -> "VerdictTable":
         """The rows that have a verdict."""
         return self.only(~np.isnan(self.outcomes))
 
-    def only(self, rows: NDArray[np.bool_]) -> "VerdictTable":
-        """Some of the rows."""
+    def only(self, rows: NDArray[np.bool_ | np.int64]) -> "VerdictTable":
+        """Some of the rows, by a mask or by their numbers."""
         return VerdictTable(**{name: column[rows] for name, column in vars(self).items()})
 
 
@@ -70,6 +59,20 @@ def mean_words(texts: Iterable[str]) -> float:
     """Mean `word_count` of some summaries."""
     counts = [word_count(text) for text in texts]
     return sum(counts) / len(counts)
+
+
+def length_terms(log_ratios: Floats) -> tuple[Floats, Floats]:
+    """The bounded terms of length, `wide` and `narrow`: 0 at equal length, at most 1 in size.
+
+    With both, length may count at once or slowly, and has its end.
+    """
+    wide, narrow = (np.tanh(log_ratios / scale) for scale in SCALES)
+    return wide, narrow
+
+
+def sigmoid(x: float) -> float:
+    """1 / (1 + exp(-x))."""
+    return float(1 / (1 + np.exp(-x)))
 
 
 def length_controlled(table: VerdictTable) -> dict[str, Any]:
@@ -88,8 +91,8 @@ def length_controlled(table: VerdictTable) -> dict[str, Any]:
     posts whose texts have equally many words, if they are `LEAST_NEAR` or more (`equal_posts`).
     `near_equal`: the posts within `NEAR` of equal length. Both are counted without identical texts.
 
-    `estimate` is None, with a key of `eval.win_rate.NO_RATE` under `why`, where the model has no
-    answer. `extrapolated`: the data do not answer, because fewer than `LEAST_NEAR` posts are within
+    `estimate` is None, with the reason under `why`, where the model has no answer.
+    `extrapolated`: the data do not answer, because fewer than `LEAST_NEAR` posts are within
     `NEAR` of equal length, or a ratio of 1 lies outside the middle 90% of the ratios seen, or there
     is no finite fit.
     `order_logits` and `doubled_length_logits`: what a first place and a doubled length are worth,
@@ -105,16 +108,16 @@ def length_controlled(table: VerdictTable) -> dict[str, Any]:
         return nothing | {"why": why, "extrapolated": False}
     fitted = _by_order(rows) or _averaged_first(rows) or _read_off(rows)
     if fitted is None:
-        return nothing | {"why": "no fit", "extrapolated": True}
+        why = "length or order alone decides nearly every verdict, so the model has no answer"
+        return nothing | {"why": why, "extrapolated": True}
     near = len(np.unique(rows.posts[np.abs(rows.log_ratios) <= NEAR]))
     edges = np.quantile(rows.log_ratios, [0.05, 0.95])
     inside = bool(edges[0] <= 0 <= edges[1])
     modelled = "equal_posts" not in fitted
     extrapolated = modelled and (near < LEAST_NEAR or not inside)
-    return _with_identical(fitted, rows, judged) | {
-        "near_equal": near,
-        "extrapolated": extrapolated,
-    }
+    no_effects = {"order_logits": None, "doubled_length_logits": None}
+    counted = {"near_equal": near, "extrapolated": extrapolated}
+    return no_effects | _with_identical(fitted, rows, judged) | counted
 
 
 def _with_identical(
@@ -139,15 +142,16 @@ def _with_identical(
 
 
 def _no_answer(rows: VerdictTable) -> str:
-    """Why the model cannot be fitted, by a key of `eval.win_rate.NO_RATE`; empty where it can."""
+    """Why the model cannot be fitted; empty where it can."""
     few = len(rows.outcomes) < LEAST_JUDGEMENTS
     if few or len(np.unique(rows.posts)) < LEAST_JUDGEMENTS // 2:
-        return "few judgements"
+        least = f"fewer than {LEAST_JUDGEMENTS} judgements of texts that differ"
+        return f"{least}, or half as many posts"
     if len(np.unique(rows.shown_first)) < 2:
-        return "one place"
+        return "every summary was shown in the same place"
     if np.linalg.matrix_rank(_curve(rows)) < 3:
-        return "few ratios"
-    return "one verdict" if np.ptp(rows.outcomes) < 1e-9 else ""
+        return "too few different length ratios for a curve"
+    return "all verdicts are alike" if np.ptp(rows.outcomes) < 1e-9 else ""
 
 
 def _curve(rows: VerdictTable) -> Floats:
@@ -179,11 +183,10 @@ def _averaged_first(rows: VerdictTable) -> dict[str, Any] | None:
 
     Of a post with both orders, the model's equations hold the mean of the two only.
     """
-    both = _in_both_orders(rows)
+    both = in_both_orders(rows)
     if len(both.outcomes) <= len(rows.outcomes) / 2:
         return None
-    _, pairs = np.unique(both.ids, return_inverse=True)
-    if np.ptp(np.bincount(pairs, both.outcomes)) < 1e-9:  # an interval would have no width
+    if np.ptp(of_orders(both).sum(axis=1)) < 1e-9:  # an interval would have no width
         return None
     fitted = clustered_logit(both.outcomes, _curve(both), both.posts)
     if fitted is None:
@@ -191,17 +194,19 @@ def _averaged_first(rows: VerdictTable) -> dict[str, Any] | None:
     b, covariance = fitted
     rate = sigmoid(b[0])
     error = rate * (1 - rate) * _error(np.eye(3)[0], covariance)
-    return _rate(rate, error) | {"order_logits": None, "doubled_length_logits": None}
+    return _rate(rate, error)
 
 
-def _in_both_orders(rows: VerdictTable) -> VerdictTable:
-    """The verdicts on the posts that were judged once in each order."""
-    _, codes = np.unique(rows.ids, return_inverse=True)
-    kinds = int(codes.max(initial=-1)) + 1
-    firsts, seconds = (
-        np.bincount(codes[side], minlength=kinds) for side in (rows.shown_first, ~rows.shown_first)
-    )
-    return rows.only(((firsts == 1) & (seconds == 1))[codes])
+def in_both_orders(rows: VerdictTable) -> VerdictTable:
+    """The verdicts on the posts that were judged once in each order, sorted by id and order."""
+    _, codes, counts = np.unique(rows.ids, return_inverse=True, return_counts=True)
+    both = rows.only(counts[codes] == 2)
+    return both.only(np.lexsort((~both.shown_first, both.ids)))
+
+
+def of_orders(both: VerdictTable) -> Floats:
+    """[ids, 2]: the outcomes of `in_both_orders`, shown first and second."""
+    return both.outcomes.reshape(-1, 2)
 
 
 def _read_off(rows: VerdictTable) -> dict[str, Any] | None:
@@ -209,14 +214,13 @@ def _read_off(rows: VerdictTable) -> dict[str, Any] | None:
 
     None where they are few, or alike, so that an interval would have no width.
     """
-    equal = _in_both_orders(rows.only(np.abs(rows.log_ratios) < 1e-9))
-    _, firsts, codes = np.unique(equal.ids, return_index=True, return_inverse=True)
-    means, posts = np.bincount(codes, equal.outcomes) / 2, equal.posts[firsts]
+    equal = in_both_orders(rows.only(np.abs(rows.log_ratios) < 1e-9))
+    means, posts = of_orders(equal).mean(axis=1), equal.posts[::2]
     if len(np.unique(posts)) < LEAST_NEAR or np.ptp(means) < 1e-9:
         return None
     rate = asdict(mean_of_posts(means, (0.0, 1.0), posts))
-    equal_posts = rate.pop("posts")
-    return rate | {"order_logits": None, "doubled_length_logits": None, "equal_posts": equal_posts}
+    rate["equal_posts"] = rate.pop("posts")
+    return rate
 
 
 def _error(gradient: Floats, covariance: Floats) -> float:
@@ -246,8 +250,7 @@ def rates_by_length(table: VerdictTable) -> list[dict[str, Any]]:
     inner = np.unique(np.quantile(rows.log_ratios, np.arange(1, BINS) / BINS))
     places = np.searchsorted(inner, rows.log_ratios, side="left")
     bins_of_rows = []
-    for place in np.unique(places):
-        part = rows.only(places == place)
+    for part in (rows.only(places == place) for place in np.unique(places)):
         rate = clustered_share(part.outcomes, part.posts)
         assert rate is not None  # a place that occurs has rows
         ratios = np.exp(part.log_ratios)

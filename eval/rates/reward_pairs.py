@@ -11,6 +11,7 @@ Source: Stiennon et al. 2020, section 3.4 and appendix on length.
 """
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -19,15 +20,14 @@ from numpy.typing import NDArray
 
 from eval.rates.formulas import (
     Floats,
-    Interval,
     Z,
+    as_plain,
     clustered_logit,
     clustered_share,
-    length_terms,
+    mean_of_posts,
     post_numbers,
-    sigmoid,
 )
-from eval.rates.simple_judges import paired_difference
+from eval.rates.length_control import length_terms, sigmoid
 
 GROUPS = ("split", "batch", "strength", "policies")
 CALIBRATION_BIN = 0.5  # reward units, as in the figure of Huang et al. 2024
@@ -94,13 +94,10 @@ def calibration(gaps: Sequence[float]) -> list[list[float]]:
     Rows [centre of the bin in reward units, share, pairs].
     Source: Huang et al. 2024, detail 18.
     """
-    bins: dict[int, list[bool]] = {}
-    for gap in gaps:
-        bins.setdefault(int(abs(gap) / CALIBRATION_BIN), []).append(gap > 0)
-    return [
-        [(index + 0.5) * CALIBRATION_BIN, sum(right) / len(right), len(right)]
-        for index, right in sorted(bins.items())
-    ]
+    frame = pd.DataFrame({"right": np.array(gaps) > 0})
+    shares = frame["right"].groupby(np.abs(gaps) // CALIBRATION_BIN).agg(["mean", "size"])
+    centres = (shares.index + 0.5) * CALIBRATION_BIN
+    return list(map(list, zip(centres, shares["mean"], shares["size"], strict=True)))
 
 
 def beside_length(
@@ -122,7 +119,7 @@ def beside_length(
     near = np.abs(lengths - others) <= NEAR * np.maximum(lengths, others)
     return {
         "longer": _share(longer, numbers),
-        "above_longer": _of_pairs(paired_difference(right - longer, numbers), len(right)),
+        "above_longer": as_plain(mean_of_posts(right - longer, (-1.0, 1.0), numbers)),
         "near_equal": _share(right[near], numbers[near]),
         "longer_near_equal": _share(longer[near], numbers[near]),
         "at_equal_length": accuracy_at_equal_length(right, np.log(lengths / others), numbers),
@@ -136,18 +133,20 @@ def accuracy_at_equal_length(
 
     The ratio is the chosen summary's length over the rejected one's; its two bounded terms are
     `length_terms`. Standard errors are clustered by post. So what the scorer gets right only
-    because the better summary is longer is taken off. `estimate` is None, with a key of
-    `eval.held_out.NO_ACCURACY` under `why`, where the model has no answer.
+    because the better summary is longer is taken off. `estimate` is None, with the reason under
+    `why`, where the model has no answer.
     """
     nothing = {"estimate": None, "low": None, "high": None}
     if len(right) < LEAST_PAIRS or len(np.unique(posts)) < LEAST_PAIRS // 2:
-        return nothing | {"why": "few pairs"}
+        return nothing | {"why": f"fewer than {LEAST_PAIRS} pairs on {LEAST_PAIRS // 2} posts"}
     if np.ptp(right) < 1e-9 or np.ptp(log_ratios) < 1e-9:
-        return nothing | {"why": "all alike"}
+        why = "all pairs are ranked alike, or all length ratios are alike"
+        return nothing | {"why": why}
     design = np.column_stack([np.ones(len(right)), *length_terms(log_ratios)])
     fitted = clustered_logit(right, design, posts)
     if fitted is None:
-        return nothing | {"why": "no fit"}
+        why = "length alone decides nearly every pair: there is no finite fit"
+        return nothing | {"why": why}
     b0, se = fitted[0][0], np.sqrt(fitted[1][0, 0])
     return {"estimate": sigmoid(b0), "low": sigmoid(b0 - Z * se), "high": sigmoid(b0 + Z * se)}
 
@@ -160,9 +159,4 @@ def _points(differences: Floats) -> Floats:
 def _share(values: Floats, posts: NDArray[np.int64]) -> dict[str, Any] | None:
     """A share with its interval over posts; None where there is no pair."""
     share = clustered_share(values, posts)
-    return None if share is None else _of_pairs(share, len(values))
-
-
-def _of_pairs(interval: Interval, pairs: int) -> dict[str, Any]:
-    bounds = {"estimate": interval.estimate, "low": interval.low, "high": interval.high}
-    return bounds | {"pairs": pairs}
+    return None if share is None else asdict(share) | {"pairs": len(values)}

@@ -69,7 +69,7 @@ def beside_simple_judges(pairs: Sequence[Pair]) -> dict[str, Any]:
         simple[name] = {
             "agreement": as_plain(clustered_share(simply_right, posts)),
             "kappa": as_plain(kappa_interval(labels, of_simple, posts)),
-            "difference": as_plain(paired_difference(right - simply_right, posts)),
+            "difference": as_plain(mean_of_posts(right - simply_right, (-1.0, 1.0), posts)),
         }
     longer = others["longest"]
     return {
@@ -93,11 +93,6 @@ def _prefers_longer(
 def agreements(labels: NDArray[np.bool_], answers: Floats) -> Floats:
     """[pairs]: how far each answer agrees with its label; a tie is 1/2."""
     return np.where(labels, answers, 1 - answers)
-
-
-def paired_difference(differences: Floats, posts: NDArray[np.int64]) -> Interval:
-    """The mean of one difference in [-1, 1] a pair, with the pairs of a post drawn together."""
-    return mean_of_posts(differences, (-1.0, 1.0), posts)
 
 
 def kappa_interval(

@@ -11,7 +11,7 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-from eval.held_out import with_statistics
+from eval.scores import with_statistics
 from eval.win_rate import names_of_pair, pair_name
 from reports.parts.words import Row, shown
 from stages.driving.wanted import check_run

@@ -10,7 +10,7 @@ from typing import Any
 
 from huggingface_hub import ModelCard, ModelCardData
 
-from eval.held_out import held_out_accuracy
+from eval.scores import held_out_accuracy
 from stages.finished import read_manifest, stage_folder
 from stages.running.files import write_text
 from stages.settings.config import HUB, RANDOM, Config, is_path, public_value, settings_of
