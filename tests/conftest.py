@@ -1,4 +1,4 @@
-"""Fixtures of all tests: golden files where they are, a tiny tokenizer, tiny models, a runs folder.
+"""Fixtures of all tests: golden numbers, a tiny tokenizer, tiny models, a runs folder.
 
 Nothing here touches the network, and nothing is written outside pytest's own temporary folders.
 """
