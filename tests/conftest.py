@@ -1,8 +1,9 @@
-"""Fixtures of all tests: golden files where they are, a tiny tokenizer, tiny models, a runs folder.
+"""Fixtures of all tests: golden numbers, a tiny tokenizer, tiny models, a runs folder.
 
 Nothing here touches the network, and nothing is written outside pytest's own temporary folders.
 """
 
+import json
 import os
 import shutil
 import subprocess
@@ -19,6 +20,7 @@ import torch
 from stages.driving.start import run_module
 from stages.settings import config as settings
 from tests.browser import Browser, find_chromium
+from tests.paper_numbers import NUMBERS
 
 # Also where there is a card the tests run on the CPU; `pytest -m card` runs those that need one.
 # CUDA reads it when it is first used, after this.
@@ -35,6 +37,7 @@ hypothesis.settings.register_profile("steady", deadline=None, derandomize=True, 
 hypothesis.settings.load_profile("steady")
 
 ROOT = Path(__file__).parents[1]
+SHARED = ROOT.parent / "shared"
 EOS = "<|endoftext|>"
 
 
@@ -57,19 +60,27 @@ def pytest_collection_modifyitems(items):
 
 @pytest.fixture(scope="session")
 def shared():
-    folder = ROOT.parent / "shared"
-    if not folder.is_dir():
+    if not SHARED.is_dir():
         pytest.skip("../shared with the paper's golden numbers is not here")
-    return folder
+    return SHARED
+
+
+@pytest.fixture(scope="session", params=["own", "shared"] if SHARED.is_dir() else ["own"])
+def source(request):
+    """Whose numbers: our transcription's (tests/paper_numbers.py), or those of the paper's code."""
+    return request.param
 
 
 @pytest.fixture(scope="session")
-def golden(shared: Path) -> Callable[[str], dict[str, torch.Tensor]]:
-    """Opens one golden file by name, as tensors."""
+def golden(source: str) -> Callable[[str], dict[str, torch.Tensor]]:
+    """Opens one golden case by name, as tensors."""
 
     def load(name: str) -> dict[str, torch.Tensor]:
-        with np.load(shared / "golden" / f"{name}.npz") as arrays:
-            return {key: torch.from_numpy(np.asarray(arrays[key])) for key in arrays}
+        if source == "own":
+            case = json.loads(NUMBERS.read_text(encoding="utf-8"))[name]
+        else:
+            case = dict(np.load(SHARED / "golden" / f"{name}.npz"))
+        return {key: torch.from_numpy(np.asarray(case[key])) for key in case}
 
     return load
 
@@ -161,6 +172,13 @@ def tokenizer(tokenizer_folder):
     from stages.learning.models import load_tokenizer
 
     return load_tokenizer(tokenizer_folder)
+
+
+@pytest.fixture
+def source_tokenizer(source, tokenizer_folder):
+    from stages.learning.models import load_tokenizer
+
+    return load_tokenizer(SHARED / "tokenizer" if source == "shared" else tokenizer_folder)
 
 
 @pytest.fixture(scope="session")

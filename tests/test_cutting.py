@@ -7,7 +7,7 @@ import pytest
 
 from stages.posts.tokens import fit_query, plain_encoder
 from stages.settings.sections import PROMPT
-from tests.test_posts import one_at_a_time
+from tests.paper_numbers import query_tokens
 
 RANDOM = random.Random(1)
 LETTERS = {
@@ -52,6 +52,5 @@ def test_halving_ends_where_one_letter_at_a_time_ends(tokenizer, name, limit):
         return plain_encoder(tokenizer)([text])[0]
 
     fields = fields_of(name, 400)
-    assert fit_query(encode, PROMPT, fields, "post", limit)[1] == one_at_a_time(
-        encode, fields, limit
-    )
+    found = fit_query(encode, PROMPT, fields, "post", limit)[1]
+    assert found == query_tokens(encode, fields, limit)

@@ -34,7 +34,8 @@ from stages.learning.passes import (
 )
 from stages.learning.sampling import draw, sample
 from stages.settings.config import UserError
-from tests.conftest import close
+from tests import paper_numbers as paper
+from tests.conftest import SHARED, close
 
 
 def random_tokens(rows: int, length: int, seed: int = 0) -> Tensor:
@@ -196,8 +197,19 @@ def test_pad_ids_reach_no_embedding_and_positions_count_real_tokens():
     assert positions[0, 2:].tolist() == positions[1, :2].tolist() == [0, 1]
 
 
-def test_scores_values_and_logprobs_are_those_of_the_papers_code(golden, shared):
-    case, folder = golden("reward_tiny"), shared / "golden" / "tiny_neox"
+@pytest.fixture
+def tiny_neox(source, tmp_path):
+    """The folder of the model that the golden rewards are of."""
+    if source == "shared":
+        return SHARED / "golden" / "tiny_neox"
+    GPTNeoXConfig(**paper.NEOX).save_pretrained(tmp_path)
+    weights = {name: torch.from_numpy(x).float() for name, x in paper.tiny_neox().items()}
+    save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    return tmp_path
+
+
+def test_scores_values_and_logprobs_are_those_of_the_papers_code(golden, tiny_neox):
+    case, folder = golden("reward_tiny"), tiny_neox
     policy = load_policy(folder).eval()
     reward_model = new_reward_model(folder, torch.Generator().manual_seed(0)).eval()
     with torch.no_grad():

@@ -14,7 +14,7 @@ from eval.calibration import calibrate, sample_pairs
 from stages import base, dpo, reward
 from stages.base import remarks
 from stages.driving.start import run_module
-from stages.learning.models import load_tokenizer, positions_of, require_room
+from stages.learning.models import positions_of, require_room
 from stages.posts.bad_rows import BadRows
 from stages.posts.readers import (
     beside_known,
@@ -148,9 +148,11 @@ def test_a_limit_counts_the_eos_and_longer_rows_are_kept_and_counted(tokenizer):
     assert over_limit(pairs, limits(response=longest - 1)) == {"over_limit": 1, "most_over": 1}
 
 
-def test_the_newline_after_an_article_counts_for_the_query_and_not_for_both_together(shared):
+def test_the_newline_after_an_article_counts_for_the_query_and_not_for_both_together(
+    source_tokenizer,
+):
     """Huang et al. 2024 cut the whole template, and measure 2021 on query.strip() + response."""
-    tokenizer = load_tokenizer(shared / "tokenizer")
+    tokenizer = source_tokenizer
     encode = plain_encoder(tokenizer)
     article = "line\n" * 50
     (query,) = encode([f"Article:\n{article}\n\nTL;DR:"])

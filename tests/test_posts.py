@@ -22,6 +22,8 @@ from stages.posts.tokens import (
 from stages.running.files import read_lines
 from stages.settings.config import HUB, Data, UserError
 from stages.settings.sections import PROMPT, format_post
+from tests.conftest import SHARED
+from tests.paper_numbers import query_tokens
 
 Row = dict[str, Any]
 LIMITS = Limits(query=400, response=100, query_response=450)
@@ -32,6 +34,12 @@ POST = {
     "post": "First part.\nMy boss sold my bike.",
     "summary": "My boss sold my bike.",
 }
+OWN_POSTS = [
+    POST | {"post": "I left the pot.\nIt burned.\n"},
+    POST | {"post": "One.\n\nTwo {braces}.\nThree: naïve – ok."},
+    POST | {"post": "My cat sleeps on my bike and will not move"},
+    POST | {"title": "A title that is much too long to be kept"},
+]
 PAIR: Row = {
     "info": {key: POST[key] for key in ("id", "post", "title", "subreddit")}
     | {"site": None, "article": None},
@@ -213,16 +221,6 @@ def test_a_post_is_cut_at_its_last_newline_and_its_title_never(post, limit, expe
         cut(post, limit=11, title="long title")
 
 
-def one_at_a_time(encode, fields, limit):
-    """OpenAI's loop as it stands: a line, or one character, and everything is encoded again."""
-    fields = dict(fields)
-    while len(tokens := encode(PROMPT.format(**fields))) > limit:
-        text = fields["post"]
-        newline = text.rfind("\n")
-        fields["post"] = text[:newline] if newline >= 0 else text[:-1]
-    return tokens
-
-
 @pytest.mark.parametrize("limit", [100, 160])
 def test_cutting_by_words_first_ends_where_one_character_at_a_time_ends(shared, limit):
     encode = plain_encoder(load_tokenizer(shared / "tokenizer"))
@@ -232,29 +230,34 @@ def test_cutting_by_words_first_ends_where_one_character_at_a_time_ends(shared, 
         fields = {name: row[name] for name in ("subreddit", "title", "post")}
         fields["post"] = fields["post"].replace("\n", " ")  # characters alone are left to cut
         found = fit_query(lambda text: encode([text])[0], PROMPT, fields, "post", limit)
-        assert found[1] == one_at_a_time(lambda text: encode([text])[0], fields, limit)
+        assert found[1] == query_tokens(lambda text: encode([text])[0], fields, limit)
         lengths.add(len(found[1]))
     assert lengths == {limit}
 
 
-def test_queries_are_those_of_the_papers_code(shared):
-    tokenizer = load_tokenizer(shared / "tokenizer")
-    assert (tokenizer.eos_token_id, tokenizer.pad_token_id) == (0, 50277)
-    lines = (shared / "tldr" / "sft_validation.jsonl").read_text(encoding="utf-8").split("\n")
-    posts = {row["id"]: row for row in map(json.loads, filter(None, lines))}
-    golden = (shared / "golden" / "queries.jsonl").read_text(encoding="utf-8").split("\n")
-    encode = plain_encoder(tokenizer)
-    for row in map(json.loads, filter(None, golden)):
-        post, limit = posts[row["id"]], row["max_query_length"]
-        fields = {name: post[name] for name in ("subreddit", "title", "post")}
+def test_queries_are_those_of_the_papers_code(source, source_tokenizer):
+    """And of the transcription: on posts of our own too, where the paper's are not here."""
+    limits = (50, 60, 70, 150)
+    rows: list[Row] = [post | {"max_query_length": n} for post in OWN_POSTS for n in limits]
+    if source == "shared":
+        assert (source_tokenizer.eos_token_id, source_tokenizer.pad_token_id) == (0, 50277)
+        posts = {row["id"]: row for row in read_lines(SHARED / "tldr/sft_validation.jsonl")}
+        rows = [posts[row["id"]] | row for row in read_lines(SHARED / "golden/queries.jsonl")]
+    encode = plain_encoder(source_tokenizer)
+    for row in rows:
+        limit = row["max_query_length"]
+        expected = query_tokens(lambda text: encode([text])[0], row, limit)
         try:
-            _, tokens = fit_query(lambda text: encode([text])[0], PROMPT, fields, "post", limit)
+            _, tokens = fit_query(lambda text: encode([text])[0], PROMPT, row, "post", limit)
         except ValueError:
-            assert "error" in row, row["id"]
+            tokens = None
+        assert tokens == expected, row
+        if source == "own":
             continue
-        padded = [50277] * (limit - len(tokens)) + tokens
-        assert padded == row["query_token"], row["id"]
-        assert tokenizer.decode(tokens) == row["query"]
+        assert (tokens is None) == ("error" in row), row["id"]
+        if tokens is not None:
+            assert [50277] * (limit - len(tokens)) + tokens == row["query_token"], row["id"]
+            assert source_tokenizer.decode(tokens) == row["query"]
 
 
 # -- tokenising ------------------------------------------------------------------------------------
