@@ -81,7 +81,8 @@ def headline(numbers: Row, path: Path) -> str:
     sentence = ""
     if "accuracy" in numbers:
         pairs = f"{percent(numbers['accuracy'])} of {whole(numbers['pairs'])} held-out pairs right"
-        sentence = f"{sentences.beats_sft(numbers)}. Reward model: {pairs}."
+        scorer = numbers["function"] or "Reward model"
+        sentence = f"{sentences.beats_sft(numbers)}. {scorer}: {pairs}."
     tables = [text_table(*result_rows(numbers)), text_table(*judging.short_rows(numbers))]
     return run_report.headline(title, tables, sentence, sentences.caveats(numbers), path)
 

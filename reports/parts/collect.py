@@ -175,6 +175,7 @@ def numbers_of(record: Record) -> Row:
         "sft_rows": base["tokens"]["sft_train"]["rows"],
         "comparisons": reward["training_pairs"],
         **{key: reward[key] for key in ("accuracy", "accuracy_low", "accuracy_high", "pairs")},
+        "function": reward.get("function", ""),
         "episodes": learned["episodes"],
         "kl": learned["objective/kl"],
         "scores": learned["objective/scores"],

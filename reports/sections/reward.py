@@ -30,10 +30,10 @@ NORMALIZED = {
 
 def blocks(record: Record) -> list[Block]:
     """The section of a run's page."""
+    own = record.results("rm").get("function")  # in the place of a reward model
+    titles = SCORERS | ({"rm": f"the function {own}"} if own else {})
     scorers = {
-        title: record.results(stage)
-        for stage, title in SCORERS.items()
-        if stage in record.manifests
+        title: record.results(stage) for stage, title in titles.items() if stage in record.manifests
     }
     return [
         Heading("Reward model"),
