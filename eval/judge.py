@@ -58,7 +58,7 @@ def judge_summaries(config: Config) -> dict[str, Any]:
         results = summarize(judge.about, judgements)
         if scores := judge.scores_of(policies):
             write_rows(run, "gold_scores.jsonl", scores)
-            results["gold"] = judge.facts()
+            results["gold"] = {"label": judge.label}
         run.finish(results)
     return results
 
@@ -153,7 +153,7 @@ def judge_both_orders(
         comparison_of({**row, "id": row.get("post", row["id"])}, order) for _, row, order in tasks
     ]
     before = chain(same_cap, questions[:done])
-    judge.keep_in(run.resume)
+    judge.keep = run.resume
     replies = judge_all(judge, questions[done:], run.config.judge.concurrency, before)
     with closing(replies):
         shown = run.progress(replies, label, len(tasks), done)

@@ -8,11 +8,10 @@ Source: Gao et al. 2022 (2210.10760), where a gold reward model stands in for pe
 
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import chain, groupby
 from math import isnan, nan
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -51,32 +50,15 @@ from stages.settings.config import Config, hash_of
 from stages.settings.prompt import format_post, parse_post
 from stages.settings.stages import TRAINED
 
-KIND = "gold_reward_model"
 Text = tuple[str, str]
 """A query and a summary of it."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Gold:
-    """The gold reward model of a config."""
+def find_gold(config: Config) -> tuple[Path, Config | None]:
+    """The checked folder of the model that `judge.model` names, and the config of its run.
 
-    folder: Path
-    label: str
-    """How pages name it."""
-    note: str
-    """How far it can be believed: what is known of its training and its accuracy."""
-    max_query_tokens: int
-    prompt: str
-    """The template of the queries that it learned."""
-    bos: str
-    """Its `base.bos`."""
-
-
-def find_gold(config: Config) -> Gold:
-    """The gold reward model that `judge.model` names, checked by its hashes.
-
-    Raises UserError where there is none, where a file of it has changed, and where it is the run's
-    own.
+    The config is None for a folder that no run made. Raises UserError where there is no model,
+    where a file of it has changed, and where it is the run's own.
     """
     folder = gold_folder(config)
     if is_gold_of(config, config):
@@ -84,21 +66,10 @@ def find_gold(config: Config) -> Gold:
     maker = recorded_config(folder) if read_manifest(folder) is not None else None
     if maker is not None:
         check_stage(maker, "normalize")
-        label, folder = f"{maker.name} seed {maker.seed}", folder / "model"
-    elif (folder / "config.json").exists():
-        label = f"in folder {folder.name}"
-    else:
+        return folder / "model", maker
+    if not (folder / "config.json").exists():
         raise no_gold(config)
-    data = (maker or config).data
-    bos = maker.base.bos if maker else "auto"
-    return Gold(
-        folder=folder,
-        label=label,
-        note=f"{training_of(config, maker)}; {accuracy_of(maker)}",
-        max_query_tokens=data.max_query_tokens,
-        prompt=data.prompt,
-        bos=bos,
-    )
+    return folder, None
 
 
 def training_of(config: Config, maker: Config | None) -> str:
@@ -142,19 +113,22 @@ class GoldJudge(Judge):
     """It prefers what the gold reward model gives the higher score."""
 
     def __init__(self, config: Config) -> None:
-        self.gold, self.prompt = find_gold(config), config.data.prompt
+        folder, maker = find_gold(config)
+        self.label = f"{maker.name} seed {maker.seed}" if maker else f"in folder {folder.name}"
+        self.who = f"gold reward model {self.label}, not an LLM"
+        self.note = f"{training_of(config, maker)}; {accuracy_of(maker)}"
+        self.prompt, self.learned = config.data.prompt, (maker or config).data
         # A judgement must not depend on the precision in which a policy was trained.
         memory = replace(config.memory, mixed_precision="no")
         self.accelerator = make_accelerator(replace(config, memory=memory))
-        model, _ = load_released_reward_model(self.gold.folder)
+        model, _ = load_released_reward_model(folder)
         self.model = model.to(self.accelerator.device).eval()
-        self.tokenizer = load_tokenizer(self.gold.folder)
+        self.tokenizer = load_tokenizer(folder)
         self.encode = plain_encoder(self.tokenizer)
-        first = first_tokens(self.tokenizer, self.gold.bos)
+        first = first_tokens(self.tokenizer, maker.base.bos if maker else "auto")
         self.encode_query = plain_encoder(self.tokenizer, first)
         self.longest = getattr(self.model.config, "max_position_embeddings", None)
         self.batch_size = config.memory.forward_batch_size
-        self.keep: Path | None = None
         self.scores: dict[Text, float] = {}
         self.too_long: set[Text] = set()
         self.unjudged: set[str] = set()
@@ -162,16 +136,7 @@ class GoldJudge(Judge):
     @property
     def about(self) -> About:
         """Who judges, and how far it can be believed."""
-        name = f"gold reward model {self.gold.label}, not an LLM"
-        return About(kind=KIND, name=name, is_llm=False, note=self.gold.note)
-
-    def facts(self) -> dict[str, Any]:
-        """How pages name the scorer."""
-        return {"label": self.gold.label}
-
-    def keep_in(self, folder: Path) -> None:
-        """Finished parts of the scoring outlast the process in this folder."""
-        self.keep = folder
+        return About(kind="gold_reward_model", name=self.who, is_llm=False, note=self.note)
 
     def prepare(
         self, comparisons: Sequence[Comparison], same_cap: Iterable[Comparison] = ()
@@ -222,11 +187,10 @@ class GoldJudge(Judge):
 
     def _tokens(self, text: Text) -> tuple[list[int], list[int]]:
         query, summary = text
-        gold, fields, encode = self.gold, parse_post(query, self.prompt), self.encode_query
-        query = format_post(fields, gold.prompt) if fields else query
-        tokens = encode([query])[0]
-        if len(tokens) > gold.max_query_tokens and fields:
-            cut = (gold.prompt, fields, "post", gold.max_query_tokens)
+        fields, data, encode = parse_post(query, self.prompt), self.learned, self.encode_query
+        tokens = encode([format_post(fields, data.prompt) if fields else query])[0]
+        if fields:
+            cut = (data.prompt, fields, "post", data.max_query_tokens)
             with suppress(ValueError):  # a title over the limit: the whole query is read
                 _, tokens = fit_query(lambda filled: encode([filled])[0], *cut)
         words = self.encode([f" {summary.strip()}"])[0] if summary.strip() else []
@@ -239,7 +203,7 @@ class GoldJudge(Judge):
         """
         texts = (comparison.first, comparison.second)
         a, b = (self.scores[comparison.query, text] for text in texts)
-        text = f"[gold reward model {self.gold.label}, not an LLM] A {a:.4f}, B {b:.4f}"
+        text = f"[{self.who}] A {a:.4f}, B {b:.4f}"
         if self.too_long.isdisjoint((comparison.query, text) for text in texts):
             return Reply(choice=higher(a, b), text=text)
         self.unjudged.add(comparison.post_id)

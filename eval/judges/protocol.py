@@ -79,6 +79,11 @@ class Judge:
     that it needs.
     """
 
+    label = ""
+    """How pages name the scores of `scores_of`."""
+    keep: Path | None = None
+    """A folder for finished parts of a long computation; removed when the stage has finished."""
+
     @property
     def about(self) -> About:
         """Who this is."""
@@ -87,12 +92,6 @@ class Judge:
     def reply(self, comparison: Comparison) -> Reply:
         """Compare the summary shown first (A) with the one shown second (B)."""
         raise NotImplementedError
-
-    def keep_in(self, folder: Path) -> None:
-        """Called before `prepare`, with a folder that is removed when the stage has finished.
-
-        A judge that computes for long keeps its finished parts there.
-        """
 
     def prepare(
         self, comparisons: Sequence[Comparison], same_cap: Iterable[Comparison] = ()
@@ -107,10 +106,6 @@ class Judge:
 
     def finish(self) -> None:
         """Called once after the last comparison, to say what it took."""
-
-    def facts(self) -> dict[str, Any]:
-        """What is known of a reward model that judges, as plain data."""
-        return {}
 
     def scores_of(self, policies: Mapping[str, Sequence[Row]]) -> list[Row]:
         """A reward model's scores: rows `policy`, `id`, `score`, `reference_score`, in its unit."""

@@ -1,8 +1,7 @@
 """What asking costs: prices, and a cap that holds."""
 
 import json
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable
 from threading import Condition
 from typing import NamedTuple
 
@@ -66,19 +65,6 @@ def price_of(judge: JudgeSettings) -> Price | None:
     cached = line.cached if listed and line.cached is not None else read
     kept = line.cache_written if listed and line.cache_written is not None else read
     return Price(read, written, cached, kept)
-
-
-def cost(judge: JudgeSettings, rows: Sequence[Row]) -> float | None:
-    """USD for the replies behind some judgements; 0 without a server, None if no price is known.
-
-    Replies that were thrown away are not counted.
-    """
-    if judge.kind != "openai":
-        return 0.0
-    price = price_of(replace(judge, max_cost=0))
-    if price is None:
-        return None
-    return sum(price.of(row["prompt_tokens"], row["completion_tokens"]) for row in rows)
 
 
 class Budget:
