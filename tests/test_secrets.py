@@ -118,7 +118,7 @@ def written(folder: Path) -> str:
     return "\n".join(texts)
 
 
-TABLES = ("replies", "tries", "unused")
+TABLES = ("replies", "tries")
 
 
 def run_and_search(words: list[str], capfd: Any, folder: Path) -> str:
@@ -146,7 +146,7 @@ def test_the_search_finds_a_key(tmp_path):
     with sqlite3.connect(tmp_path / "x.sqlite") as file:
         for name in TABLES:
             file.execute(f"CREATE TABLE {name} (x)")
-        file.execute("INSERT INTO unused VALUES (?)", (KEY,))
+        file.execute("INSERT INTO tries VALUES (?)", (KEY,))
     (tmp_path / "y").write_text(ESCAPED)
     everything = written(tmp_path)
     assert KEY in everything

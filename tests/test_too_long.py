@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from eval.judge import judge_summaries, make_judge
-from eval.judges.openai.request import BLAMED, blamed_by
+from eval.judges.openai.replies import BLAMED, blamed_by
 from eval.judges.protocol import Comparison, judge_all
 from stages.runs import open_stage
 from tests.chat_server import GOOD, chat, llm_config, serving

@@ -33,11 +33,10 @@ CREATE TABLE IF NOT EXISTS tries (
     time TEXT NOT NULL
 );
 CREATE INDEX IF NOT EXISTS tries_by_key ON tries (key);
-CREATE TABLE IF NOT EXISTS unused (try INTEGER PRIMARY KEY, raw TEXT NOT NULL);
 """
 COLUMNS = (
     *("key", "max_tokens", "prompt_hash", "requested_model", "model", "finish_reason"),
-    *("text", "prompt_tokens", "completion_tokens", "raw"),
+    *("text", "prompt_tokens", "completion_tokens", "raw", "time"),
 )
 READ = ("key", "max_tokens", "prompt_hash", "requested_model", "raw")
 """What is read again. The other columns are for people: `raw` says the same, and decides."""
@@ -55,10 +54,6 @@ class ReplyCache:
             self.connection = sqlite3.connect(path, SECONDS_TO_WAIT, check_same_thread=False)
             self.connection.row_factory = sqlite3.Row
             self.connection.executescript(SCHEMA)
-
-    def close(self) -> None:
-        """Close the file; what was kept is on disk already."""
-        self.connection.close()
 
     def replies(self, *keys: str) -> list[Row]:
         """All replies under these keys, by the order of the keys and then the smallest budget."""
@@ -79,32 +74,24 @@ class ReplyCache:
         with self._transaction():
             return self.connection.execute(query, (key, usd, UNDER_WAY, now())).lastrowid or 0
 
-    def settle(
-        self, number: int, usd: float, outcome: str, reply: Row | None = None, raw: str = ""
-    ) -> None:
+    def settle(self, number: int, usd: float, outcome: str, reply: Row | None = None) -> None:
         """Enter how a try ended and what it cost, with its reply in the same transaction.
 
         A reply that another process has stored already is kept, unless another model gave it.
-        `raw` is what the server sent; where it is no usable reply, it is stored beside the ledger.
         """
         with self._transaction():
             if reply is not None:
                 self._keep(reply)
-            elif raw:
-                values = (number, raw)
-                self.connection.execute("INSERT INTO unused (try, raw) VALUES (?, ?)", values)
             self.connection.execute(
                 "UPDATE tries SET usd = ?, outcome = ? WHERE id = ?", (usd, outcome, number)
             )
 
     def _keep(self, reply: Row) -> None:
-        names, marks = ", ".join((*COLUMNS, "time")), ", ".join("?" * (len(COLUMNS) + 1))
-        values = (*(reply[name] for name in COLUMNS), now())
-        changed = ", ".join(f"{name} = excluded.{name}" for name in (*COLUMNS, "time"))
+        changed = ", ".join(f"{name} = excluded.{name}" for name in COLUMNS)
         self.connection.execute(
-            f"INSERT INTO replies ({names}) VALUES ({marks}) ON CONFLICT DO UPDATE SET {changed}"
-            " WHERE model != excluded.model",
-            values,
+            f"INSERT INTO replies ({', '.join(COLUMNS)}) VALUES (:{', :'.join(COLUMNS)})"
+            f" ON CONFLICT DO UPDATE SET {changed} WHERE model != excluded.model",
+            reply | {"time": now()},
         )
 
     def spent(self, keys: Iterable[str]) -> float:

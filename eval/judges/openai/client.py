@@ -6,8 +6,11 @@ everything with one line. An outage must stop the evaluation: if it counted as u
 look like a result. A refusal of one post, such as one that is too long, leaves that post unjudged.
 """
 
+import hashlib
+import json
 import time
-from typing import Any, NoReturn
+from collections.abc import Container
+from typing import Any, NamedTuple, NoReturn
 
 from eval.judges.openai.budget import Budget, Price
 from eval.judges.openai.cache import ReplyCache
@@ -20,6 +23,7 @@ from eval.judges.openai.replies import (
     PassingError,
     PostError,
     about_a_post,
+    blamed_by,
     hider,
     is_accepted,
     mend_of,
@@ -27,10 +31,64 @@ from eval.judges.openai.replies import (
     reasoned,
     retry_after_of,
 )
-from eval.judges.openai.request import ChatRequest, blamed_by, request_for
+from eval.judges.prompt import LINES, OBJECT, RESPONSE_FORMAT, Question, make_question
 from eval.judges.protocol import Comparison, Row
 from stages.settings.checks import UserError
 from stages.settings.judge import JudgeSettings, check_address, key_of_environment
+
+
+class ChatRequest(NamedTuple):
+    """A question as it is sent, without the budget of its reply."""
+
+    key: str
+    """Names the question and what was set, not what the server takes: see `request_for`."""
+    other_keys: tuple[str, ...]
+    """Under which a reply to it may lie too."""
+    question: Question
+    left_out: frozenset[str]
+    fields: dict[str, Any]
+    """As the protocol spells it."""
+
+    def body(self, limit: int) -> dict[str, Any]:
+        """What is sent, for a reply of at most `limit` tokens."""
+        name = "max_completion_tokens" if "max_tokens" in self.left_out else "max_tokens"
+        return self.fields | {name: limit}
+
+
+def request_for(
+    comparison: Comparison, judge: JudgeSettings, url: str, left_out: frozenset[str]
+) -> ChatRequest:
+    """The request that a comparison makes, without the parameters that the server refuses.
+
+    Its key is made of what was set, so that a reply is found whatever the server takes by then.
+    With judge.structured=auto a reply in either form counts.
+    """
+    forms = {"on": (True,), "off": (False,)}.get(judge.structured, (True, False))
+    own_form = judge.structured != "off" and "response_format" not in left_out
+    _, query, first, second = comparison
+    questions, keys = {}, {}
+    for form in forms:
+        question = make_question(query, first, second, OBJECT if form else LINES, judge.axis)
+        fields = fields_of(judge, question, () if form else ("response_format",))
+        keys[form] = hashlib.sha256(json.dumps((url, fields), sort_keys=True).encode()).hexdigest()
+        questions[form] = question
+    own, question = keys.pop(own_form), questions[own_form]
+    fields = fields_of(judge, question, left_out if own_form else {*left_out, "response_format"})
+    return ChatRequest(own, tuple(keys.values()), question, left_out, fields)
+
+
+def fields_of(judge: JudgeSettings, question: Question, left_out: Container[str]) -> dict[str, Any]:
+    """The request as the protocol spells it, without its budget."""
+    fields: dict[str, Any] = {
+        "model": judge.model,
+        "messages": [{"role": "user", "content": question.prompt}],
+        "temperature": judge.temperature,
+        "response_format": RESPONSE_FORMAT,
+        "reasoning_effort": judge.reasoning_effort,
+    }
+    if judge.reasoning_effort == "default":
+        del fields["reasoning_effort"]
+    return {name: value for name, value in fields.items() if name not in left_out}
 
 
 class Chat:
@@ -130,17 +188,16 @@ class Chat:
         self.budget.reserve(worst)
         number = self.cache.begin(request.key, worst)
         usd: float | None = None
-        outcome, row, raw = "lost", None, ""
+        outcome, row = "lost", None
         try:
-            raw = self._post(request, limit)
-            row = self._read(request, limit, raw)
+            row = self._read(request, limit, self._post(request, limit))
             usd, outcome = self.cost(row), "reply"
         except (NoReplyError, UserError) as error:
             usd, outcome = getattr(error, "usd", 0.0), str(error)
             raise
         finally:
             usd = worst if usd is None else usd
-            self.cache.settle(number, usd, outcome, row, raw)
+            self.cache.settle(number, usd, outcome, row)
             self.budget.settle(worst, usd)
         with self.pace.lock:
             self.replies += 1

@@ -8,7 +8,7 @@ import json
 import random
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from fnmatch import fnmatchcase
 from threading import Event, Lock
@@ -63,6 +63,14 @@ LONGEST_WAIT = 32.0
 # A server that asks for more has a quota by the hour or the day: better to stop and say so.
 LONGEST_RETRY_AFTER = 600.0
 SHORTEST_KEY = 8  # characters
+# The words of a refusal that blame a parameter. In place of the first, max_completion_tokens is
+# sent; the others can be left out.
+BLAMED = {
+    "max_tokens": re.compile(r"max_completion_tokens"),
+    "temperature": re.compile(r"temperature", re.IGNORECASE),
+    "reasoning_effort": re.compile(r"reasoning|thinking|effort", re.IGNORECASE),
+    "response_format": re.compile(r"response_format|schema|structured|grammar|json", re.IGNORECASE),
+}
 
 
 class NoReplyError(Exception):
@@ -200,6 +208,29 @@ def mend_of(status: int, text: str) -> str:
     if (status in PASSING or status >= 500) and not (status == 429 and is_long):
         return ""
     return HINTS.get(400 if status == 422 else status, "replies are kept: run it again to go on")
+
+
+def blamed_by(refusal: str, parameters: Iterable[str]) -> str | None:
+    """Which of the parameters an error body refuses; None where it can be none of them.
+
+    A refusal that names none costs the effort first and then the schema.
+    """
+    sent = [name for name in BLAMED if name in parameters]
+    for words in (_parameter_of(refusal), refusal):
+        for name in sent:
+            if BLAMED[name].search(words):
+                return name
+    return next((name for name in ("reasoning_effort", "response_format") if name in sent), None)
+
+
+def _parameter_of(refusal: str) -> str:
+    """The parameter that an error body names by itself; empty where it names none."""
+    try:
+        body: Any = json.loads(refusal)
+        body = body[0] if isinstance(body, list) else body  # as Google sends it
+        return str(body["error"]["param"] or "")
+    except (ValueError, LookupError, TypeError):
+        return ""
 
 
 class Pace:

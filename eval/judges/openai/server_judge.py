@@ -13,9 +13,8 @@ from threading import Lock
 
 from eval.judges.openai.budget import price_of
 from eval.judges.openai.cache import ReplyCache
-from eval.judges.openai.client import Chat
+from eval.judges.openai.client import Chat, ChatRequest
 from eval.judges.openai.replies import PostError, is_accepted, reasoned
-from eval.judges.openai.request import ChatRequest
 from eval.judges.prompt import Question, parse_choice
 from eval.judges.protocol import (
     CONTENT_FILTER,
