@@ -146,9 +146,8 @@ class Chat:
     def ask(self, comparison: Comparison, max_tokens: int) -> None:
         """Ask until a whole reply is in the cache.
 
-        Raises UserError where the server refuses, does not answer after all tries, or the cap on
-        the cost is too low; every other thread then gets the same error at its next try. Raises
-        PostError where the server will not judge this post.
+        Raises UserError where no try brings one or the cap on the cost is too low, which ends every
+        other thread too, and PostError where the server will not judge this post.
         """
         try:
             self._ask(comparison, max_tokens)
@@ -163,8 +162,7 @@ class Chat:
             if self.stopped:
                 raise self.stopped
             try:
-                self._try(self.request(comparison), self.limit(max_tokens))
-                return
+                return self._try(self.request(comparison), self.limit(max_tokens))
             except ParameterError:
                 continue
             except PassingError as error:

@@ -108,13 +108,14 @@ def read_reply(raw: str) -> Row:
         answer, usage = completion["choices"][0], completion.get("usage") or {}
         message = answer.get("message") or {}  # Google sends none where its filter refuses
         text = plain(message.get("content") or message.get("refusal"))
+        reason = plain(answer.get("finish_reason"))
         read, written = (
             usage.get(f"{kind}_tokens_details") or {} for kind in ("prompt", "completion")
         )
         beyond = tokens_beyond(usage, text)
         return {
             "model": plain(completion.get("model")),
-            "finish_reason": end_of(answer),
+            "finish_reason": CONTENT_FILTER if FILTER_ENDS.match(reason) else reason,
             "text": text,
             "prompt_tokens": count(usage.get("prompt_tokens")),
             "completion_tokens": count(usage.get("completion_tokens")) + beyond,
@@ -130,12 +131,6 @@ def read_reply(raw: str) -> Row:
             " in /v1)",
             usd=None,
         ) from None
-
-
-def end_of(answer: Row) -> str:
-    """Why a reply ended; a filter has one name, whatever its server calls it."""
-    reason = plain(answer.get("finish_reason"))
-    return CONTENT_FILTER if FILTER_ENDS.match(reason) else reason
 
 
 def tokens_beyond(usage: Row, text: str) -> int:

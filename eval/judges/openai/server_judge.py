@@ -1,8 +1,4 @@
-"""The judge behind any server that speaks the OpenAI chat protocol.
-
-Every reply is in the cache beside the runs before it is used, so an evaluation that was
-interrupted, or is run again, asks only for what is missing.
-"""
+"""An LLM as judge. Every reply is cached before it is used, so only what is missing is asked."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -50,7 +46,6 @@ class OpenAIJudge(Judge):
         """Why the server would not judge the texts of a comparison, whose id is left out."""
         self.unjudged: dict[str, str] = {}
         """Why the server would not judge a post, by the post's id."""
-        self.estimate, self.before, self.replies = "", 0.0, 0
 
     @property
     def about(self) -> About:
@@ -76,17 +71,16 @@ class OpenAIJudge(Judge):
     ) -> None:
         """Print what the missing replies will cost, before the first is asked for.
 
-        What `same_cap` has cost counts towards judge.max_cost too. The shortest question goes first
-        and alone: it shows what the server takes, whether it answers in the name of the model that
-        was asked, and whether that model reasons.
+        The shortest question goes first and alone: it shows what the server takes, in whose name it
+        answers, and whether that model reasons.
         """
         if warning := warning_of(self.settings.model):
             print("\n".join(folded(warning)), flush=True)
         requests = {request.key: request for request in map(self.chat.request, comparisons)}
         account = chain(requests.values(), map(self.chat.request, same_cap))
         keys = {key for request in account for key in (request.key, *request.other_keys)}
-        self.before = self.chat.budget.spent = self.cache.spent(keys)
-        self.unjudged, self.replies = {}, self.chat.replies
+        self.chat.budget.spent = self.cache.spent(keys)
+        self.unjudged, self.chat.replies = {}, 0
         todo = [
             (request, tokens)
             for request in requests.values()
@@ -126,13 +120,10 @@ class OpenAIJudge(Judge):
         self.chat.stop(UserError("the judge was stopped: replies are kept, run it again"))
 
     def finish(self) -> None:
-        """Print what the replies cost beside the estimate, and which posts were not judged."""
-        if count := self.chat.replies - self.replies:
-            line, spent = f"{count:,} replies", self.chat.budget.spent
-            if self.estimate:
-                line = f"{line} cost ${usd(spent - self.before)}, estimated ${self.estimate}"
-                line = f"{line}; ${usd(spent)} spent in all"
-            print(told(self.who, line), flush=True)
+        """Print what the replies have cost, and which posts were not judged."""
+        if self.chat.replies:
+            bill = f"; ${usd(self.chat.budget.spent)} spent in all" if self.price else ""
+            print(told(self.who, f"{self.chat.replies:,} replies{bill}"), flush=True)
         for kind in sorted({why.partition(":")[0] for why in self.unjudged.values()}):
             posts = sorted(post for post, why in self.unjudged.items() if why.startswith(kind))
             print(told(self.who, unjudged_line(posts, self.unjudged[posts[0]])))
@@ -143,22 +134,20 @@ class OpenAIJudge(Judge):
         return [row for row in rows if is_accepted(self.settings, row["model"])]
 
     def next_budget(self, request: ChatRequest) -> int | None:
-        """Tokens to ask for next, or None where a usable reply is known or all asks are spent.
+        """Tokens to ask for next, or None where the question is settled or all asks are spent.
 
-        A reply that the server's filter has cut off is not asked for again: the filter stays.
-        An unusable reply is not asked for again with the limit that it was asked for with. With a
-        larger judge.max_tokens or judge.reasoning_tokens, only such replies are asked for again.
+        An unusable reply is asked for again only with a larger limit than all before.
         """
         rows = self._rows(request)
         self.chat.reasons = self.chat.reasons or any(map(reasoned, rows))
-        if any(choice_of(row, request.question) or _is_filtered(row) for row in rows):
+        if usable(rows, request.question):
             return None
         tried = max((row["max_tokens"] for row in rows if row["key"] == request.key), default=0)
         budgets = (self.settings.max_tokens * 2**k for k in range(self.settings.asks))
         return next((size for size in budgets if self.chat.limit(size) > tried), None)
 
     def _best(self, texts: Comparison) -> Reply:
-        """The first usable reply, else one that a filter cut off, else the last; if none, why."""
+        """The first usable reply, else the last; if there is none, why."""
         request = self.chat.request(texts)
         rows, question = self._rows(request), request.question
         if not rows:
@@ -170,14 +159,13 @@ class OpenAIJudge(Judge):
                 requested_model=self.settings.model,
                 prompt_hash=question.hash,
             )
-        usable = [row for row in rows if choice_of(row, question)]
-        row = (usable or [row for row in rows if _is_filtered(row)] or rows[-1:])[0]
+        row = (usable(rows, question) or rows[-1:])[0]
         names = {field.name for field in fields(Reply)} & set(row)
         return Reply(choice=choice_of(row, question), **{name: row[name] for name in names})
 
     def _estimate(self, known: int, todo: list[tuple[ChatRequest, int]]) -> str:
-        """What stands before the first request; it sets what the bill is compared with."""
-        price, chat, judge, self.estimate = self.price, self.chat, self.settings, ""
+        """What stands before the first request."""
+        price, chat, judge = self.price, self.chat, self.settings
         start = f"{len(todo):,} of {known:,} replies to ask for"
         if not todo or price is None:
             return told(self.who, start if not todo else f"{start}; price unknown")
@@ -187,18 +175,15 @@ class OpenAIJudge(Judge):
         limits = [(request, chat.limit(tokens)) for request, tokens in todo]
         usual = sum(price.usually(request.body(limit), written) for request, limit in limits)
         worst = sum(chat.worst(request, limit) for request, limit in limits)
-        self.estimate = usd(usual)
-        lines = [
-            f"{start}; ${usd(self.before)} spent before",
-            f"about ${self.estimate}, at most ${usd(worst)} if each is asked once",
-        ]
-        if chat.reasons:
-            lines.append(f"it reasons: {written} tokens a reply are assumed")
-        return "\n".join(told(self.who, line) for line in lines)
+        before = told(self.who, f"{start}; ${usd(chat.budget.spent)} spent before")
+        most = f"about ${usd(usual)}, at most ${usd(worst)} if each is asked once"
+        return f"{before}\n{told(self.who, most)}"
 
 
-def _is_filtered(row: Row) -> bool:
-    return bool(row["finish_reason"] == CONTENT_FILTER)
+def usable(rows: Sequence[Row], question: Question) -> list[Row]:
+    """The replies that settle a question: those that prefer something, then those of a filter."""
+    filtered = [row for row in rows if row["finish_reason"] == CONTENT_FILTER]
+    return [row for row in rows if choice_of(row, question)] or filtered
 
 
 def choice_of(row: Row, question: Question) -> Choice | None:
