@@ -3,8 +3,7 @@
     python -m eval.judge --preset tiny --seed 44413
     python -m eval.judge --preset posts --max-cost 5 --set judge.kind=openai
 
-writes one row per question to `judgements.jsonl`, and a gold reward model's scores to
-`gold_scores.jsonl`.
+Writes `judgements.jsonl`, a row per question, and a gold reward model's `gold_scores.jsonl`.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -83,8 +82,7 @@ def make_judge(config: Config, policies: dict[str, list[Row]]) -> Judge:
     if config.judge.kind == "reward_model":
         return RewardModelJudge(row for rows in policies.values() for row in rows)
     check_asking(config)
-    cache = settings.RUNS / "judge_cache" / "replies.sqlite"
-    return OpenAIJudge(config.judge, cache)
+    return OpenAIJudge(config.judge, settings.RUNS / "judge_cache" / "replies.sqlite")
 
 
 def summarize(about: About, judgements: list[Row]) -> dict[str, Any]:
@@ -140,9 +138,8 @@ def judge_both_orders(
     """Judge each row's `summary` against its `reference` and append to `judgements.jsonl`.
 
     `rows`: name -> rows; the judgements get the name as their `policy`. A row is named by its `id`;
-    `post` is the id of its post where the two differ. The judge is told of all questions at once.
-    What stands in that file already is kept. `same_cap` are questions that were asked before; they
-    count, as those of an interrupted stage do, under the same cap on the cost.
+    `post` is the id of its post where the two differ. What stands in that file already is kept.
+    `same_cap` are questions that were asked before and count under the same cap on the cost.
     """
     tasks = [(name, row, order) for name in rows for row in rows[name] for order in VERDICTS]
     judgements = kept_judgements(run.partial / "judgements.jsonl", tasks)
@@ -168,9 +165,10 @@ def kept_judgements(path: Path, tasks: Sequence[Task]) -> list[Row]:
     """The judgements of the first tasks that an interrupted stage has left; the rest is cut off."""
     kept: list[Row] = []
     for row, (policy, about, order) in zip(whole_lines(path)[0], tasks, strict=False):
+        expected = {"policy": policy, "id": about["id"], "order": order}
         if not isinstance(row, dict) or row.get("verdict") not in VERDICTS[order].values():
             break  # a person has changed it
-        if (row.get("policy"), row.get("id"), row.get("order")) != (policy, about["id"], order):
+        if row | expected != row:
             break
         kept.append(row)
     with suppress(FileNotFoundError):
@@ -181,8 +179,8 @@ def kept_judgements(path: Path, tasks: Sequence[Task]) -> list[Row]:
 
 def judgement(about: About, policy: str, row: Row, order: str, reply: Reply) -> Row:
     """One row of `judgements.jsonl`: the summary against the reference, shown in one order."""
-    verdict, text = VERDICTS[order][reply.choice], reply.text
-    others = {key: value for key, value in asdict(reply).items() if key not in ("choice", "text")}
+    others = asdict(reply)
+    verdict, text = VERDICTS[order][others.pop("choice")], others.pop("text")
     kept = {"policy": policy, "id": row["id"], "order": order, "verdict": verdict}
     return {**kept, "judge": about.name, **others, "reply": text}
 

@@ -3,8 +3,7 @@
     python -m eval.summarize --name tiny --post "My boss sold my bike. Should I quit?"
     python -m eval.summarize --name tiny --id toy0-validation-3
 
-A post is a filled prompt or plain text, whose first line is the title where there are several. It
-is cut as in training; all policies read the same tokens.
+A post is a filled prompt or plain text, whose first line is the title where there are several.
 """
 
 import os
@@ -45,26 +44,25 @@ class Post(NamedTuple):
 
 
 def finished_policies(preset: str, name: str, seed: int) -> dict[str, Config]:
-    """The finished policies of a run's seed, each with the config that it recorded.
-
-    Raises UserError, with the command that makes some, if there is none.
-    """
+    """The finished policies of a run's seed, each with its config; UserError if there is none."""
     folder = settings.RUNS / name / f"seed{seed}"
     stages = ("summaries", *POLICY_STAGES, "normalize", "base")
     read = {stage: recorded_config(folder / stage) for stage in stages}
     last = next((config for config in read.values() if config is not None), None)
-    policies = {}
-    for stage in POLICY_STAGES:
-        config = read[stage] or last  # which also tells what an upstream supplies
-        if config and read_manifest(stage_folder(config, stage)) is not None:
-            policies[stage] = config
-    if not policies:
-        if name != preset:
-            check_run(name)
-        named = f" NAME={name}" if name != preset else ""
-        command = f"make sft rm ppo PRESET={preset} SEED={seed}{named}"
-        raise UserError(f"{folder} holds no finished policy: run `{command}` first")
-    return policies
+    # The last config also tells what an upstream supplies.
+    configs = {stage: config for stage in POLICY_STAGES if (config := read[stage] or last)}
+    policies = {
+        stage: config
+        for stage, config in configs.items()
+        if read_manifest(stage_folder(config, stage)) is not None
+    }
+    if policies:
+        return policies
+    named = f" NAME={name}" if name != preset else ""
+    if named:
+        check_run(name)
+    command = f"make sft rm ppo PRESET={preset} SEED={seed}{named}"
+    raise UserError(f"{folder} holds no finished policy: run `{command}` first")
 
 
 class Finished:
@@ -79,8 +77,7 @@ class Finished:
         self.tokenizer = load_tokenizer(self._folder(next(iter(configs))) / "model")
         first = first_tokens(self.tokenizer, self.config.base.bos)
         self.encode = plain_encoder(self.tokenizer, first)
-        data = self._folder("base") / "data"
-        self.held_out = load_split(data, "sft_validation")
+        self.held_out = load_split(self._folder("base") / "data", "sft_validation")
 
     def _folder(self, stage: str) -> Path:
         return stage_folder(self.configs.get(stage, self.config), stage)
@@ -90,16 +87,15 @@ class Finished:
         rows, columns = self.held_out.rows, self.held_out.columns
         ids = [row["id"] for row in rows]
         if post_id not in ids:
-            such = f"ids are such as {ids[0]}"
-            raise UserError(f"ID={post_id} is no held-out post of {self.config.name}: {such}")
+            whose = f"ID={post_id} is no held-out post of {self.config.name}"
+            raise UserError(f"{whose}: ids are such as {ids[0]}")
         at = ids.index(post_id)
         return Post(rows[at]["query"], columns["queries"][at], columns["summaries"][at])
 
     def post_of_text(self, text: str) -> Post:
         """A typed post, filled into the run's prompt and cut as in training.
 
-        Without a subreddit it gets that of the first held-out post. Raises UserError where title
-        and subreddit alone are too long.
+        Its subreddit is that of the first held-out post. Raises UserError for a title too long.
         """
         data = self.config.data
         fields = parse_post(text.strip(), data.prompt)
@@ -107,8 +103,7 @@ class Finished:
             first, _, rest = text.strip().partition("\n")
             title, post = (first, rest.strip()) if rest else ("", first)
             usual = parse_post(self.held_out.rows[0]["query"], data.prompt) or {}
-            subreddit = usual.get("subreddit", "tifu")
-            fields = {"subreddit": subreddit, "title": title, "post": post}
+            fields = {"subreddit": "tifu", **usual, "title": title, "post": post}
         limits = (data.prompt, fields, "post", data.max_query_tokens)
         try:
             query, tokens = fit_query(lambda filled: self.encode([filled])[0], *limits)
@@ -117,7 +112,7 @@ class Finished:
         return Post(query, torch.tensor(tokens))
 
     @torch.no_grad()
-    def summary(self, stage: str, post: Post, temperature: float) -> list[int]:
+    def summary(self, stage: str, post: Post) -> list[int]:
         """The tokens of a policy's summary, with EOS."""
         config, device = self.configs[stage], self.accelerator.device
         policy = load_policy(self._folder(stage) / "model").to(device).eval()
@@ -125,6 +120,7 @@ class Finished:
         require_room(policy, len(post.tokens), length, setting)
         noise = sampling_noise(config.seed, f"{stage} summaries", 0, 1, length)
         eos_id, query = self.tokenizer.eos_token_id, post.tokens[None].to(device)
+        temperature = self.config.eval.temperature
         with self.accelerator.autocast():
             drawn, _ = sample(policy, query, noise.to(device), temperature, eos_id, pad_id)
         row: list[int] = truncate_after(drawn, eos_id, pad_id)[0].tolist()
@@ -132,9 +128,7 @@ class Finished:
 
     @torch.no_grad()
     def scores(self, post: Post, summaries: Sequence[Sequence[int]]) -> Sequence[float | None]:
-        """The normalised reward of each summary, by the reward model that the policies were trained
-        on, or that came with a released policy; None without one.
-        """
+        """The normalised reward of each summary by the run's reward model; None without one."""
         released = "released" in self.configs
         stage, name = ("released", "reward_model") if released else ("normalize", "model")
         if not (self._folder(stage) / name).is_dir():
@@ -146,14 +140,9 @@ class Finished:
         with self.accelerator.autocast():
             return summary_scores(reward_model, [post.tokens], each, device)[:, 0].tolist()
 
-    def text(self, tokens: Sequence[int]) -> str:
-        """A summary as text."""
-        return str(self.tokenizer.decode(tokens, skip_special_tokens=True)).strip()
-
     def lines(self, post: Post) -> list[str]:
         """What is printed of a post, in lines of at most 80 columns."""
-        temperature = self.config.eval.temperature
-        written = {stage: self.summary(stage, post, temperature) for stage in self.configs}
+        written = {stage: self.summary(stage, post) for stage in self.configs}
         if post.reference is not None:
             written = {"reference": post.reference.tolist(), **written}
         lines = [part for line in post.query.split("\n") for part in folded(line, "") or [""]]
@@ -163,15 +152,14 @@ class Finished:
             parts += [] if score is None else [f"score {score:+.2f}"]
             parts += [] if self.tokenizer.eos_token_id in tokens else ["does not end"]
             lines += ["", *folded(f"{writer}: {', '.join(parts)}")]
-            lines += folded(f"  {self.text(tokens)}", "  ")
+            text = self.tokenizer.decode(tokens, skip_special_tokens=True).strip()
+            lines += folded(f"  {text}", "  ")
         return lines
 
 
 @in_one_line()
 def main(argv: list[str] | None = None) -> None:
-    """Print a post and its summaries; `make` leaves a post in the environment: it may hold line
-    breaks.
-    """
+    """Print a post and its summaries; `make` leaves the post in the environment."""
     parser = Parser(description="summaries of one post by a finished run")
     parser.add_argument("--preset", default="tiny")
     parser.add_argument("--name", default="", help="the run's folder below runs/")

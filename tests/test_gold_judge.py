@@ -127,9 +127,7 @@ def test_controls_and_calibration_work_with_a_gold_model(config):
     assert calibrated["statistics"]["swap_consistency"]["estimate"] == 1  # a score has no order
 
 
-def test_a_long_post_is_cut_as_in_its_training_and_a_text_over_its_positions_is_not_judged(
-    config, capsys
-):
+def test_a_long_post_is_cut_as_in_its_training_and_a_text_over_its_positions_is_not_judged(config):
     judge = GoldJudge(config)
     post = "\n".join(f"Line {number} of a long story." for number in range(60))
     query = f"SUBREDDIT: r/x\n\nTITLE: t\n\nPOST: {post}\n\nTL;DR:"
@@ -139,7 +137,6 @@ def test_a_long_post_is_cut_as_in_its_training_and_a_text_over_its_positions_is_
     asked = Comparison("p", query, "short", "word " * 3000)
     (reply,) = judge_all(judge, [asked], 1)
     assert (reply.choice, reply.finish_reason) == (None, "too long")
-    assert "judge gold: 1 post is unjudged (p): too long: the model" in capsys.readouterr().out
 
 
 def test_halves_share_no_post_and_are_all_pairs_together(judged):

@@ -44,10 +44,9 @@ def test_a_held_out_post_gets_the_summaries_and_scores_of_the_evaluation(finishe
     assert list(rows) == ["sft", "ppo", "dpo"]
     post = finished.post_of_id(rows["ppo"]["id"])
     assert post.query == rows["ppo"]["query"]
-    temperature = finished.config.eval.temperature
-    written = [finished.summary(stage, post, temperature) for stage in rows]
-    texts = [finished.text(tokens) for tokens in written]
-    assert texts == [row["summary"] for row in rows.values()]
+    written = [finished.summary(stage, post) for stage in rows]
+    texts = finished.tokenizer.batch_decode(written, skip_special_tokens=True)
+    assert [text.strip() for text in texts] == [row["summary"] for row in rows.values()]
     assert [len(tokens) for tokens in written] == [row["tokens"] for row in rows.values()]
     scores = finished.scores(post, written)
     assert scores == pytest.approx([row["score"] for row in rows.values()], abs=1e-5)
@@ -91,8 +90,8 @@ def test_policies_of_an_upstream_are_found_there(runs):
     for stage in ("base", "sft", "rm", "normalize"):
         finish(config, stage)
     assert list(finished_policies("tiny", "tiny", 44413)) == ["sft"]
-    finish(make_config("tiny", name="own", overrides=("ppo.lam=0.5",), upstream="tiny"), "ppo")
-    assert list(finished_policies("tiny", "own", 44413)) == ["sft", "ppo"]
+    finish(make_config("tiny", name="other", overrides=("ppo.lam=0.5",), upstream="tiny"), "ppo")
+    assert list(finished_policies("tiny", "other", 44413)) == ["sft", "ppo"]
 
 
 def test_what_is_missing_is_one_line_with_its_mend(runs, capsys):

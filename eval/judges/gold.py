@@ -16,16 +16,7 @@ from pathlib import Path
 import torch
 
 from eval.judges.offline import higher
-from eval.judges.protocol import (
-    TOO_LONG,
-    About,
-    Comparison,
-    Judge,
-    Reply,
-    Row,
-    scored_rows,
-    unjudged_line,
-)
+from eval.judges.protocol import TOO_LONG, About, Comparison, Judge, Reply, Row, scored_rows
 from eval.rates.reward_pairs import pair_accuracy
 from stages.finished import (
     check_stage,
@@ -43,7 +34,6 @@ from stages.posts.bad_rows import in_half
 from stages.posts.tokens import first_tokens, fit_query, plain_encoder
 from stages.released import load_released_reward_model
 from stages.running.files import read_lines
-from stages.running.progress import told
 from stages.runs import HELD_OUT_PAIRS
 from stages.settings.command_line import recorded_config
 from stages.settings.config import Config, hash_of
@@ -131,7 +121,6 @@ class GoldJudge(Judge):
         self.batch_size = config.memory.forward_batch_size
         self.scores: dict[Text, float] = {}
         self.too_long: set[Text] = set()
-        self.unjudged: set[str] = set()
 
     @property
     def about(self) -> About:
@@ -167,20 +156,19 @@ class GoldJudge(Judge):
             few = [posts[row] for row in rows]
             queries = [torch.tensor(tokens[texts[0]][0]) for texts in few]
             # A post with fewer texts repeats its last one, which costs less than a row for each.
-            each = [
-                [torch.tensor(tokens[texts[min(index, len(texts) - 1)]][1]) for texts in few]
-                for index in range(max(map(len, few)))
-            ]
+            most = max(map(len, few))
+            columns = zip(*(texts + texts[-1:] * (most - len(texts)) for texts in few), strict=True)
+            each = [[torch.tensor(tokens[text][1]) for text in column] for column in columns]
             measured = summary_scores(self.model, queries, each, self.accelerator.device)
-            columns = zip(few, measured.T.tolist(), strict=True)
-            return [scores[: len(texts)] for texts, scores in columns]
+            by_post = zip(few, measured.T.tolist(), strict=True)
+            return [scores[: len(texts)] for texts, scores in by_post]
 
         # Rows are kept by their number among these posts, so other texts have another folder.
         keep = self.keep and self.keep / f"gold-posts-{hash_of(todo)}"
-        lengths = [
-            len(tokens[texts[0]][0]) + sum(len(tokens[text][1]) for text in texts)
-            for texts in posts
+        read = [
+            [tokens[of_post[0]][0], *(tokens[text][1] for text in of_post)] for of_post in posts
         ]
+        lengths = [sum(map(len, parts)) for parts in read]
         size = max(1, self.batch_size // max(map(len, posts)))
         scores = over_rows(self.accelerator, lengths, size, "gold scores", measure, keep)
         self.scores |= dict(zip(todo, chain.from_iterable(scores), strict=True))
@@ -206,21 +194,10 @@ class GoldJudge(Judge):
         text = f"[{self.who}] A {a:.4f}, B {b:.4f}"
         if self.too_long.isdisjoint((comparison.query, text) for text in texts):
             return Reply(choice=higher(a, b), text=text)
-        self.unjudged.add(comparison.post_id)
         return Reply(choice=None, text=text, finish_reason=TOO_LONG)
 
-    def finish(self) -> None:
-        """Print which posts were not judged."""
-        if posts := sorted(self.unjudged):
-            why = f"{TOO_LONG}: the model takes {self.longest} tokens"
-            print(told("judge gold", unjudged_line(posts, why)), flush=True)
-        self.unjudged.clear()
-
     def scores_of(self, policies: Mapping[str, Sequence[Row]]) -> list[Row]:
-        """Its score of each policy's summary and of the reference, one row a summary.
-
-        A text that is too long for the model has None.
-        """
+        """Its scores, one row a summary; None for a text that is too long for the model."""
         rows = [row for of_policy in policies.values() for row in of_policy]
         self.score({(row["query"], row[key]) for row in rows for key in ("summary", "reference")})
 

