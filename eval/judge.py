@@ -88,8 +88,7 @@ def make_judge(config: Config, policies: dict[str, list[Row]]) -> Judge:
 def summarize(about: About, judgements: list[Row]) -> dict[str, Any]:
     """The manifest's results; shares lie in [0, 1], `share_first` is None without a decision.
 
-    `too_long` names the posts that the judge would not take for their length, `filtered` those that
-    its server's filter kept from it, if there are any.
+    `too_long` and `filtered` name the posts that the judge or its server would not take, if any.
     """
     unjudged = [row for row in judgements if row["verdict"] == "unjudged"]
     decided = [row for row in judgements if row["verdict"] in ("policy", "reference")]
@@ -119,10 +118,8 @@ def run_questions(config: Config, policies: Mapping[str, Sequence[Row]]) -> Iter
 
     Whether a stage has asked its part yet makes no difference: what was not asked cost nothing.
     """
-    for rows_of in (policies, controls_of(config, policies)):
-        for rows in rows_of.values():
-            for row in rows:
-                yield from (comparison_of(row, order) for order in VERDICTS)
+    for rows in chain(policies.values(), controls_of(config, policies).values()):
+        yield from (comparison_of(row, order) for row in rows for order in VERDICTS)
 
 
 # -- both orders, and kept -------------------------------------------------------------------------
@@ -166,10 +163,9 @@ def kept_judgements(path: Path, tasks: Sequence[Task]) -> list[Row]:
     kept: list[Row] = []
     for row, (policy, about, order) in zip(whole_lines(path)[0], tasks, strict=False):
         expected = {"policy": policy, "id": about["id"], "order": order}
-        if not isinstance(row, dict) or row.get("verdict") not in VERDICTS[order].values():
+        is_row = isinstance(row, dict) and row.get("verdict") in VERDICTS[order].values()
+        if not is_row or row | expected != row:
             break  # a person has changed it
-        if row | expected != row:
-            break
         kept.append(row)
     with suppress(FileNotFoundError):
         lines = path.read_bytes().splitlines(keepends=True)

@@ -34,13 +34,11 @@ from stages.settings.stages import POLICY_STAGES
 
 
 class Post(NamedTuple):
-    """A post as the policies read it."""
+    """A post as the policies read it, tokens [Q], and the reference of a held-out one."""
 
     query: str
     tokens: Tensor
-    """[Q]"""
     reference: Tensor | None = None
-    """Of a held-out post."""
 
 
 def finished_policies(preset: str, name: str, seed: int) -> dict[str, Config]:
@@ -83,7 +81,7 @@ class Finished:
         return stage_folder(self.configs.get(stage, self.config), stage)
 
     def post_of_id(self, post_id: str) -> Post:
-        """The held-out post with an id. Raises UserError if the run's data hold none."""
+        """The held-out post with an id; UserError if there is none."""
         rows, columns = self.held_out.rows, self.held_out.columns
         ids = [row["id"] for row in rows]
         if post_id not in ids:
@@ -112,7 +110,7 @@ class Finished:
         return Post(query, torch.tensor(tokens))
 
     @torch.no_grad()
-    def summary(self, stage: str, post: Post) -> list[int]:
+    def summary(self, stage: str, post: Post, temperature: float) -> list[int]:
         """The tokens of a policy's summary, with EOS."""
         config, device = self.configs[stage], self.accelerator.device
         policy = load_policy(self._folder(stage) / "model").to(device).eval()
@@ -120,7 +118,6 @@ class Finished:
         require_room(policy, len(post.tokens), length, setting)
         noise = sampling_noise(config.seed, f"{stage} summaries", 0, 1, length)
         eos_id, query = self.tokenizer.eos_token_id, post.tokens[None].to(device)
-        temperature = self.config.eval.temperature
         with self.accelerator.autocast():
             drawn, _ = sample(policy, query, noise.to(device), temperature, eos_id, pad_id)
         row: list[int] = truncate_after(drawn, eos_id, pad_id)[0].tolist()
@@ -129,31 +126,34 @@ class Finished:
     @torch.no_grad()
     def scores(self, post: Post, summaries: Sequence[Sequence[int]]) -> Sequence[float | None]:
         """The normalised reward of each summary by the run's reward model; None without one."""
-        released = "released" in self.configs
-        stage, name = ("released", "reward_model") if released else ("normalize", "model")
-        if not (self._folder(stage) / name).is_dir():
+        is_released = "released" in self.configs
+        stage, name = ("released", "reward_model") if is_released else ("normalize", "model")
+        folder, device = self._folder(stage) / name, self.accelerator.device
+        if not folder.is_dir():
             return [None] * len(summaries)
         check_stage(self.config, stage)
-        device = self.accelerator.device
-        reward_model = load_reward_model(self._folder(stage) / name).to(device).eval()
+        reward_model = load_reward_model(folder).to(device).eval()
         each = [[torch.tensor(tokens)] for tokens in summaries]
         with self.accelerator.autocast():
             return summary_scores(reward_model, [post.tokens], each, device)[:, 0].tolist()
 
+    def text(self, tokens: Sequence[int]) -> str:
+        """A summary as text."""
+        return str(self.tokenizer.decode(tokens, skip_special_tokens=True)).strip()
+
     def lines(self, post: Post) -> list[str]:
         """What is printed of a post, in lines of at most 80 columns."""
-        written = {stage: self.summary(stage, post) for stage in self.configs}
+        temperature = self.config.eval.temperature
+        written = {stage: self.summary(stage, post, temperature) for stage in self.configs}
         if post.reference is not None:
             written = {"reference": post.reference.tolist(), **written}
         lines = [part for line in post.query.split("\n") for part in folded(line, "") or [""]]
         scores = self.scores(post, list(written.values()))
         for (writer, tokens), score in zip(written.items(), scores, strict=True):
-            parts = [f"{len(tokens)} tokens"]
-            parts += [] if score is None else [f"score {score:+.2f}"]
-            parts += [] if self.tokenizer.eos_token_id in tokens else ["does not end"]
-            lines += ["", *folded(f"{writer}: {', '.join(parts)}")]
-            text = self.tokenizer.decode(tokens, skip_special_tokens=True).strip()
-            lines += folded(f"  {text}", "  ")
+            scored = "" if score is None else f", score {score:+.2f}"
+            end = "" if self.tokenizer.eos_token_id in tokens else ", does not end"
+            lines += ["", *folded(f"{writer}: {len(tokens)} tokens{scored}{end}")]
+            lines += folded(f"  {self.text(tokens)}", "  ")
         return lines
 
 

@@ -85,12 +85,12 @@ WRITER = """
 import sys, time
 from pathlib import Path
 from eval.judges.openai.cache import COLUMNS, ReplyCache
-from tests.fault_server import completion
 folder, who = Path(sys.argv[1]), sys.argv[2]
 time.sleep(max(0.0, float(sys.argv[3]) - time.time()))
 for k in range(200):
     cache = ReplyCache(folder / f"{k}.sqlite")
-cache, row = ReplyCache(folder / "0.sqlite"), dict.fromkeys(COLUMNS, "x") | {"raw": completion("x")}
+cache = ReplyCache(folder / "0.sqlite")
+row = dict.fromkeys(COLUMNS, "x") | {"raw": '{"choices": [{}]}'}
 for k in range(100):
     number = cache.begin(f"{who}{k}", 1.0)
     cache.settle(number, 0.5, "reply", {**row, "key": f"{who}{k}", "max_tokens": 1})

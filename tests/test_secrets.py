@@ -59,10 +59,6 @@ COMPLETION = json.dumps(chat(GOOD)[1])
 # What a server does -> a part of what is then said, or kept.
 FAULTS: dict[str, tuple[Answer, str]] = {
     "a reply": (reply(f"Comparison: the key is {KEY}.\nPreferred: A"), "the key is [key]"),
-    "a reply in JSON": (
-        reply(json.dumps({"comparison": f"{KEY}", "preferred": "A"})),
-        '"comparison": "[key]"',
-    ),
     "a reply in escapes": (raw(COMPLETION.replace("accurate", ESCAPED)), "is [key]."),
     "a thought": (lambda number, body: (200, THINKS), "[key]"),
     "another model's name": (reply(GOOD, model=KEY), "the reply is [key]'s"),
@@ -72,10 +68,7 @@ FAULTS: dict[str, tuple[Answer, str]] = {
         refusal(404, f"no model for {urllib.parse.quote(KEY, safe='')}"),
         "for [key]",
     ),
-    "a rate limit": (refusal(429), "Bearer [key]"),
-    "no credit": (refusal(429, f"{KEY} has none", code="insufficient_quota"), "[key] has none"),
     "a web page": (raw(f"<html>{BEARER}</html>"), "Bearer [key]"),
-    "a cut body": (raw(COMPLETION.replace("accurate", KEY)[:-9]), "no chat completion"),
 }
 
 

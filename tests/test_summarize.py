@@ -44,9 +44,9 @@ def test_a_held_out_post_gets_the_summaries_and_scores_of_the_evaluation(finishe
     assert list(rows) == ["sft", "ppo", "dpo"]
     post = finished.post_of_id(rows["ppo"]["id"])
     assert post.query == rows["ppo"]["query"]
-    written = [finished.summary(stage, post) for stage in rows]
-    texts = finished.tokenizer.batch_decode(written, skip_special_tokens=True)
-    assert [text.strip() for text in texts] == [row["summary"] for row in rows.values()]
+    written = [finished.summary(stage, post, finished.config.eval.temperature) for stage in rows]
+    texts = [finished.text(tokens) for tokens in written]
+    assert texts == [row["summary"] for row in rows.values()]
     assert [len(tokens) for tokens in written] == [row["tokens"] for row in rows.values()]
     scores = finished.scores(post, written)
     assert scores == pytest.approx([row["score"] for row in rows.values()], abs=1e-5)

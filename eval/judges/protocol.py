@@ -12,7 +12,6 @@ from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-MOST_NAMED = 5  # unjudged posts in a line
 # The `finish_reason` of a post that is longer than the judge takes, of one that a server's filter
 # refuses to judge, and of a reply that such a filter has cut off or emptied.
 TOO_LONG, FILTERED, CONTENT_FILTER = "too long", "filtered", "content_filter"
@@ -110,13 +109,6 @@ class Judge:
     def scores_of(self, policies: Mapping[str, Sequence[Row]]) -> list[Row]:
         """A reward model's scores: rows `policy`, `id`, `score`, `reference_score`, in its unit."""
         return []
-
-
-def unjudged_line(posts: Sequence[str], why: str) -> str:
-    """How many posts are unjudged, the names of some, and why."""
-    more = f" and {len(posts) - MOST_NAMED} more" if len(posts) > MOST_NAMED else ""
-    count = f"{len(posts)} post{'s are' if len(posts) > 1 else ' is'} unjudged"
-    return f"{count} ({', '.join(posts[:MOST_NAMED])}{more}): {why}"
 
 
 def scored_rows(

@@ -39,13 +39,11 @@ class ChatRequest(NamedTuple):
     """A question as it is sent, without the budget of its reply."""
 
     key: str
-    """Names the question and what was set, not what the server takes: see `request_for`."""
     other_keys: tuple[str, ...]
     """Under which a reply to it may lie too."""
     question: Question
     left_out: frozenset[str]
     fields: dict[str, Any]
-    """As the protocol spells it."""
 
     def body(self, limit: int) -> dict[str, Any]:
         """What is sent, for a reply of at most `limit` tokens."""
@@ -110,12 +108,11 @@ class Chat:
         self.stopped: UserError | None = None
         self.budget = Budget(judge.max_cost, lambda: self.stopped is not None)
         self.replies = 0
+        # The parameters that the server refuses, and those left out when it has last answered.
         self.left_out: frozenset[str] = frozenset()
-        """The parameters that the server is known to refuse."""
         self.confirmed: frozenset[str] | None = None
-        """What was left out when the server has last answered."""
+        # As it is asked to, or as its replies show.
         self.reasons = judge.reasoning_effort not in ("none", "default")
-        """Whether the judge reasons: as it is asked to, or as its replies show."""
 
     def request(self, comparison: Comparison) -> ChatRequest:
         """The request that a comparison makes, as far as the server is known to take it."""

@@ -12,17 +12,7 @@ from eval.judges.openai.cache import ReplyCache
 from eval.judges.openai.client import Chat, ChatRequest
 from eval.judges.openai.replies import PostError, is_accepted, reasoned
 from eval.judges.prompt import Question, parse_choice
-from eval.judges.protocol import (
-    CONTENT_FILTER,
-    FILTERED,
-    About,
-    Choice,
-    Comparison,
-    Judge,
-    Reply,
-    Row,
-    unjudged_line,
-)
+from eval.judges.protocol import CONTENT_FILTER, About, Choice, Comparison, Judge, Reply, Row
 from stages.running.progress import folded, told
 from stages.settings.checks import UserError
 from stages.settings.judge import JudgeSettings
@@ -43,9 +33,7 @@ class OpenAIJudge(Judge):
         # Two policies may have written one summary: it is asked about once.
         self.locks: dict[Comparison, Lock] = defaultdict(Lock)
         self.refused: dict[Comparison, str] = {}
-        """Why the server would not judge the texts of a comparison, whose id is left out."""
-        self.unjudged: dict[str, str] = {}
-        """Why the server would not judge a post, by the post's id."""
+        """Why the server would not judge some texts; the comparison's id is left out."""
 
     @property
     def about(self) -> About:
@@ -80,7 +68,7 @@ class OpenAIJudge(Judge):
         account = chain(requests.values(), map(self.chat.request, same_cap))
         keys = {key for request in account for key in (request.key, *request.other_keys)}
         self.chat.budget.spent = self.cache.spent(keys)
-        self.unjudged, self.chat.replies = {}, 0
+        self.chat.replies = 0
         todo = [
             (request, tokens)
             for request in requests.values()
@@ -107,26 +95,17 @@ class OpenAIJudge(Judge):
                     self.chat.ask(texts, tokens)
                 except PostError as error:
                     self.refused[texts] = str(error)
-        reply = self._best(texts)
-        if texts in self.refused:
-            self.unjudged[comparison.post_id] = self.refused[texts]
-        elif reply.choice is None and reply.finish_reason == CONTENT_FILTER:
-            why = f"{FILTERED}: the server's filter has cut the reply off"
-            self.unjudged[comparison.post_id] = why
-        return reply
+        return self._best(texts)
 
     def stop(self) -> None:
         """Send nothing more; replies under way are still kept."""
         self.chat.stop(UserError("the judge was stopped: replies are kept, run it again"))
 
     def finish(self) -> None:
-        """Print what the replies have cost, and which posts were not judged."""
+        """Print what the replies have cost."""
         if self.chat.replies:
             bill = f"; ${usd(self.chat.budget.spent)} spent in all" if self.price else ""
             print(told(self.who, f"{self.chat.replies:,} replies{bill}"), flush=True)
-        for kind in sorted({why.partition(":")[0] for why in self.unjudged.values()}):
-            posts = sorted(post for post, why in self.unjudged.items() if why.startswith(kind))
-            print(told(self.who, unjudged_line(posts, self.unjudged[posts[0]])))
 
     def _rows(self, request: ChatRequest) -> list[Row]:
         """Replies to a request that are its judge's; those to the very request come first."""
