@@ -122,9 +122,6 @@ def run_questions(config: Config, policies: Mapping[str, Sequence[Row]]) -> Iter
         yield from (comparison_of(row, order) for row in rows for order in VERDICTS)
 
 
-# -- both orders, and kept -------------------------------------------------------------------------
-
-
 def judge_both_orders(
     run: Run,
     judge: Judge,
@@ -179,9 +176,6 @@ def judgement(about: About, policy: str, row: Row, order: str, reply: Reply) -> 
     verdict, text = VERDICTS[order][others.pop("choice")], others.pop("text")
     kept = {"policy": policy, "id": row["id"], "order": order, "verdict": verdict}
     return {**kept, "judge": about.name, **others, "reply": text}
-
-
-# -- command line ----------------------------------------------------------------------------------
 
 
 def config_with_cap(argv: list[str] | None, description: str) -> Config:

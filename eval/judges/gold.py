@@ -40,8 +40,7 @@ from stages.settings.config import Config, hash_of
 from stages.settings.prompt import format_post, parse_post
 from stages.settings.stages import TRAINED
 
-Text = tuple[str, str]
-"""A query and a summary of it."""
+Text = tuple[str, str]  # a query and a summary of it
 
 
 def find_gold(config: Config) -> tuple[Path, Config | None]:
@@ -86,8 +85,8 @@ def accuracy_of(maker: Config | None) -> str:
         return "its accuracy is not known"
     measured = pair_accuracy(read_lines(pairs))
     share, low, high = (100 * measured[f"accuracy{end}"] for end in ("", "_low", "_high"))
-    count = measured["pairs"]
-    return f"it ranks {share:.1f}% [{low:.1f}, {high:.1f}] of {count:,} held-out pairs right"
+    ranked = f"it ranks {share:.1f}% [{low:.1f}, {high:.1f}]"
+    return f"{ranked} of {measured['pairs']:,} held-out pairs right"
 
 
 def trained_posts(config: Config) -> set[str] | None:
@@ -131,9 +130,7 @@ class GoldJudge(Judge):
         self, comparisons: Sequence[Comparison], same_cap: Iterable[Comparison] = ()
     ) -> None:
         """Score every text, in batches of similar length."""
-        self.score(
-            {(pair.query, text) for pair in comparisons for text in (pair.first, pair.second)}
-        )
+        self.score({(x.query, text) for x in comparisons for text in (x.first, x.second)})
 
     def score(self, texts: set[Text]) -> None:
         """Score the texts that have no score yet; one that is too long for the model gets nan.

@@ -54,10 +54,7 @@ class RewardModelJudge(Judge):
     )
 
     def __init__(self, rows: Iterable[Row]) -> None:
-        """Collect the recorded scores by post and text; a text keeps its first score.
-
-        So equal texts are judged alike, whichever policy wrote them and with or without EOS.
-        """
+        """A text keeps its first score, so that equal texts of a post are judged alike."""
         self.scores: dict[tuple[str, str], float] = {}
         for row in rows:
             self.scores.setdefault((row["id"], row["summary"]), row["score"])

@@ -222,9 +222,8 @@ def parse_choice(text: str) -> Choice | None:
     """What a reply prefers; None where it names both or neither, or its JSON object is cut off.
 
     The last `Preferred:` after the last JSON object decides; without one, the word in that object;
-    without either, a last line that holds nothing but the choice. Bold, brackets, fences, case,
-    "Summary" and a reason after the letter do no harm, nor quotes about the whole reply. A marker
-    that is quoted after other words is no verdict.
+    without either, a last line that holds nothing but the choice. Marks, case, and a reason after
+    the letter do no harm. A marker that is quoted after other words is no verdict.
     """
     text = own_words(unicodedata.normalize("NFKC", text)).strip()
     word, rest = None, text

@@ -74,8 +74,7 @@ def comparison_of(row: Row, order: str) -> Comparison:
 class Judge:
     """Whoever can say which of two summaries of a post is better; asked from many threads.
 
-    Every judge has `about` and `reply`. The other methods do nothing here: a judge defines those
-    that it needs.
+    Every judge has `about` and `reply`, and of the other methods those that it needs.
     """
 
     label = ""
@@ -95,9 +94,8 @@ class Judge:
     def prepare(
         self, comparisons: Sequence[Comparison], same_cap: Iterable[Comparison] = ()
     ) -> None:
-        """Called once, before the first `reply`, with all questions: to name a price, or to batch.
-
-        `same_cap` was asked before and falls under the same cap on the cost.
+        """Called once, before the first `reply`, with all questions, and with those asked before
+        that fall under the same cap on the cost: to name a price, or to batch.
         """
 
     def stop(self) -> None:
@@ -144,9 +142,8 @@ def judge_all(
     """The replies to all comparisons, in their order, `concurrency` of them under way at once.
 
     The first error ends it, as a signal does, or closing the iterator. After an error calls under
-    way are waited for, so that no reply is lost; their threads die with the process.
-    `same_cap` is what was asked before under the same cap on the cost. The judge is prepared at
-    once, so the clock of whoever counts replies begins after that.
+    way are waited for, so that no reply is lost. The judge is prepared at once, so the clock of
+    whoever counts replies begins after that.
     """
     judge.prepare([pair for pair in comparisons if not pair.is_identical], same_cap)
     return _replies(judge, comparisons, concurrency)

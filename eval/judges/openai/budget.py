@@ -19,10 +19,9 @@ class Price(NamedTuple):
 
     read: float
     written: float
+    # Read from the server's own cache or put into it, in place of `read`.
     cached: float
-    """Read from the server's own cache, in place of `read`."""
     cache_written: float
-    """Put into the server's own cache, in place of `read`."""
 
     def of_row(self, row: Row) -> float:
         """USD for a reply as its server counts it."""

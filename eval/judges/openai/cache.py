@@ -1,11 +1,9 @@
 """Replies that were paid for, on disk before anyone uses them: one SQLite file for all judges.
 
-A reply is found again by its key, which is the hash of all that determines it except the budget,
-and by its budget. A reply that a small budget did not cut off is what a larger one would have got.
+A reply is found again by its budget and its key, the hash of all else that determines it.
 
 Beside the replies stands a ledger. Every try is entered at the most that it can cost before it is
-sent, and settled afterwards. So a kill in between can lose a reply under way, but the ledger never
-says less than was spent.
+sent, and settled afterwards: after a kill the ledger says no less than was spent.
 """
 
 import json
@@ -69,7 +67,7 @@ class ReplyCache:
     def begin(self, key: str, usd: float) -> int:
         """Enter a try that is about to be sent, at its worst price; returns its number."""
         query = "INSERT INTO tries (key, usd, outcome, time) VALUES (?, ?, ?, ?)"
-        with self._transaction():
+        with self.lock, self._named(), self.connection:
             return self.connection.execute(query, (key, usd, UNDER_WAY, now())).lastrowid or 0
 
     def settle(self, number: int, usd: float, outcome: str, reply: Row | None = None) -> None:
@@ -77,7 +75,7 @@ class ReplyCache:
 
         A reply that another process has stored already is kept, unless another model gave it.
         """
-        with self._transaction():
+        with self.lock, self._named(), self.connection:
             if reply is not None:
                 self._keep(reply)
             self.connection.execute(
@@ -114,12 +112,6 @@ class ReplyCache:
     def _damaged(self, what: str) -> UserError:
         mend = "make room, or move it away: the replies in it are then asked for again"
         return UserError(f"{self.path}: the cache of replies fails ({what}): {mend}")
-
-    @contextmanager
-    def _transaction(self) -> Iterator[None]:
-        """A transaction: neither a kill nor a power cut loses anything of it."""
-        with self.lock, self._named(), self.connection:
-            yield
 
     def _read(self, query: str, values: tuple[Any, ...]) -> list[sqlite3.Row]:
         with self.lock, self._named(), closing(self.connection.execute(query, values)) as cursor:

@@ -94,6 +94,7 @@ class Chat:
         from openai import OpenAI
 
         self.settings, self.cache, self.price = judge, cache, price
+        self.who = f"judge {judge.model}"
         # The client never retries broken replies, and the ledger would not see its other retries.
         self.client = OpenAI(
             api_key=key_of_environment(),
@@ -163,11 +164,11 @@ class Chat:
             except PassingError as error:
                 fault = error
             if isinstance(fault, OtherModelError) and self.confirmed is None:
-                raise UserError(f"{self._who()}{fault}")
+                raise UserError(f"{self.who}: {fault}")
             failures += 1
             if failures <= self.settings.max_retries:
                 self.pace.back_off(failures, fault.retry_after)
-        raise UserError(f"{self._who()}{fault}; replies are kept: run it again to go on")
+        raise UserError(f"{self.who}: {fault}; replies are kept: run it again to go on")
 
     def stop(self, error: UserError) -> None:
         """Let every thread end with this error at its next try, and wake those that wait."""
@@ -238,7 +239,7 @@ class Chat:
             if blamed := blamed_by(text, request.body(limit).keys() - insisted):
                 self.left_out |= {blamed}
                 raise ParameterError(f"refused: {words}")
-        raise UserError(f"{self._who()}{error}; {mend}")
+        raise UserError(f"{self.who}: {error}; {mend}")
 
     def _read(self, request: ChatRequest, limit: int, raw: str) -> Row:
         """A raw body as a row of the cache, with the limit that was sent as its `max_tokens`.
@@ -261,6 +262,3 @@ class Chat:
         if not name:
             what = "the reply names no model: to take it all the same, set judge.accept_model='*'"
         raise OtherModelError(what, self.cost(row))
-
-    def _who(self) -> str:
-        return f"judge {self.settings.model}: "

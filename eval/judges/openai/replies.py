@@ -210,22 +210,18 @@ def blamed_by(refusal: str, parameters: Iterable[str]) -> str | None:
 
     A refusal that names none costs the effort first and then the schema.
     """
+    try:
+        body: Any = json.loads(refusal)
+        body = body[0] if isinstance(body, list) else body  # as Google sends it
+        parameter = str(body["error"]["param"] or "")
+    except (ValueError, LookupError, TypeError):
+        parameter = ""
     sent = [name for name in BLAMED if name in parameters]
-    for words in (_parameter_of(refusal), refusal):
+    for words in (parameter, refusal):
         for name in sent:
             if BLAMED[name].search(words):
                 return name
     return next((name for name in ("reasoning_effort", "response_format") if name in sent), None)
-
-
-def _parameter_of(refusal: str) -> str:
-    """The parameter that an error body names by itself; empty where it names none."""
-    try:
-        body: Any = json.loads(refusal)
-        body = body[0] if isinstance(body, list) else body  # as Google sends it
-        return str(body["error"]["param"] or "")
-    except (ValueError, LookupError, TypeError):
-        return ""
 
 
 class Pace:
@@ -267,9 +263,7 @@ def retry_after_of(headers: Mapping[str, str]) -> float | None:
         with suppress(KeyError, ValueError):
             seconds = float(headers[name]) / parts
             if seconds > LONGEST_RETRY_AFTER:
-                raise UserError(
-                    f"the server asks to wait {seconds:.0f} s: replies are kept, run it again after"
-                    " that"
-                )
+                wait = f"the server asks to wait {seconds:.0f} s"
+                raise UserError(f"{wait}: replies are kept, run it again after that")
             return max(0.0, seconds)
     return None

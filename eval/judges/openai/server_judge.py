@@ -27,7 +27,7 @@ class OpenAIJudge(Judge):
 
     def __init__(self, judge: JudgeSettings, cache: Path) -> None:
         """Raises UserError without a key."""
-        self.settings, self.price, self.who = judge, price_of(judge), f"judge {judge.model}"
+        self.settings, self.price = judge, price_of(judge)
         self.cache = ReplyCache(cache)
         self.chat = Chat(judge, self.cache, self.price)
         # Two policies may have written one summary: it is asked about once.
@@ -81,10 +81,7 @@ class OpenAIJudge(Judge):
             self.reply(next(pair for pair in shortest if self.chat.request(pair).key in missing))
 
     def reply(self, comparison: Comparison) -> Reply:
-        """Ask; ask again with twice the budget where the reply is cut off or says nothing.
-
-        Raises UserError where the judge cannot be asked.
-        """
+        """Ask, with twice the budget each time, until the question is settled or asks are spent."""
         texts = comparison._replace(post_id="")
         with self.locks[texts]:
             while texts not in self.refused:
@@ -105,7 +102,7 @@ class OpenAIJudge(Judge):
         """Print what the replies have cost."""
         if self.chat.replies:
             bill = f"; ${usd(self.chat.budget.spent)} spent in all" if self.price else ""
-            print(told(self.who, f"{self.chat.replies:,} replies{bill}"), flush=True)
+            print(told(self.chat.who, f"{self.chat.replies:,} replies{bill}"), flush=True)
 
     def _rows(self, request: ChatRequest) -> list[Row]:
         """Replies to a request that are its judge's; those to the very request come first."""
@@ -147,16 +144,16 @@ class OpenAIJudge(Judge):
         price, chat, judge = self.price, self.chat, self.settings
         start = f"{len(todo):,} of {known:,} replies to ask for"
         if not todo or price is None:
-            return told(self.who, start if not todo else f"{start}; price unknown")
+            return told(self.chat.who, start if not todo else f"{start}; price unknown")
         written = min(judge.max_tokens, USUAL_REPLY_TOKENS)
         if chat.reasons:
             written += min(judge.reasoning_tokens, ASSUMED_REASONING_TOKENS)
         limits = [(request, chat.limit(tokens)) for request, tokens in todo]
         usual = sum(price.usually(request.body(limit), written) for request, limit in limits)
         worst = sum(chat.worst(request, limit) for request, limit in limits)
-        before = told(self.who, f"{start}; ${usd(chat.budget.spent)} spent before")
+        before = told(self.chat.who, f"{start}; ${usd(chat.budget.spent)} spent before")
         most = f"about ${usd(usual)}, at most ${usd(worst)} if each is asked once"
-        return f"{before}\n{told(self.who, most)}"
+        return f"{before}\n{told(self.chat.who, most)}"
 
 
 def usable(rows: Sequence[Row], question: Question) -> list[Row]:
