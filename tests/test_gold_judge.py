@@ -171,19 +171,11 @@ def test_gains_are_paired_by_post_and_a_text_without_a_score_is_left_out():
 
 
 @pytest.mark.parametrize(
-    ("proxy", "gold", "said"),
-    [
-        ((0.2, 0.4), (-0.4, -0.2), "the proxy rose, the gold score fell. This is OVER-OPTIM"),
-        ((0.2, 0.4), (0.1, 0.2), "the proxy rose, the gold score rose."),
-        ((0.2, 0.4), (-0.1, 0.2), "the proxy rose, the gold score did not reliably move."),
-    ],
+    ("low", "high", "is_over"), [(-0.4, -0.2, True), (0.1, 0.2, False), (-0.1, 0.2, False)]
 )
-def test_over_optimisation_is_said_only_where_the_proxy_rose_and_the_gold_fell(proxy, gold, said):
-    gains = {"proxy": dict(zip(("low", "high"), proxy, strict=True))}
-    gains |= {"gold": dict(zip(("low", "high"), gold, strict=True))}
-    text = _reading("ppo", gains)
-    assert text.startswith(f"PPO against SFT: {said}")
-    assert ("OVER-OPTIMISATION" in text) == (gold[1] < 0)
+def test_over_optimisation_is_said_only_where_the_proxy_rose_and_the_gold_fell(low, high, is_over):
+    gains = {"proxy": {"low": 0.2, "high": 0.4}, "gold": {"low": low, "high": high}}
+    assert ("OVER-OPTIMISATION" in _reading("ppo", gains)) == is_over
 
 
 def test_an_interrupted_scoring_goes_on_where_it_was(config, monkeypatch):

@@ -27,8 +27,7 @@ def write_model(folder: Path) -> Path:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     loaded = AutoModelForCausalLM.from_pretrained(source, gguf_file=GGUF, trust_remote_code=False)
-    # A model that was loaded from a GGUF cannot be saved, and its config would call the saved
-    # weights quantized.
+    # Loaded from a GGUF it cannot be saved, and its config would call the weights quantized.
     del loaded.config.quantization_config
     plain = AutoModelForCausalLM.from_config(loaded.config)
     plain.load_state_dict(loaded.state_dict())
