@@ -114,10 +114,7 @@ def controls_of(config: Config, policies: Mapping[str, Sequence[Row]]) -> dict[s
 
 
 def run_questions(config: Config, policies: Mapping[str, Sequence[Row]]) -> Iterator[Comparison]:
-    """All that a run may ask its judge about some policies: what counts towards its cap.
-
-    Whether a stage has asked its part yet makes no difference: what was not asked cost nothing.
-    """
+    """All that a run may ask its judge about some policies, which counts towards its cap."""
     for rows in chain(policies.values(), controls_of(config, policies).values()):
         yield from (comparison_of(row, order) for row in rows for order in VERDICTS)
 

@@ -49,13 +49,9 @@ def finished_policies(preset: str, name: str, seed: int) -> dict[str, Config]:
     last = next((config for config in read.values() if config is not None), None)
     # The last config also tells what an upstream supplies.
     configs = {stage: config for stage in POLICY_STAGES if (config := read[stage] or last)}
-    policies = {
-        stage: config
-        for stage, config in configs.items()
-        if read_manifest(stage_folder(config, stage)) is not None
-    }
-    if policies:
-        return policies
+    manifests = {stage: read_manifest(stage_folder(configs[stage], stage)) for stage in configs}
+    if any(manifests.values()):
+        return {stage: config for stage, config in configs.items() if manifests[stage]}
     named = f" NAME={name}" if name != preset else ""
     if named:
         check_run(name)
