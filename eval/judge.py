@@ -3,8 +3,7 @@
     python -m eval.judge --preset tiny --seed 44413
     python -m eval.judge --preset posts --max-cost 5 --set judge.kind=openai
 
-writes one row per question to `judgements.jsonl`, and a gold reward model's scores to
-`gold_scores.jsonl`.
+Writes `judgements.jsonl`, a row per question, and a gold reward model's `gold_scores.jsonl`.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -58,7 +57,7 @@ def judge_summaries(config: Config) -> dict[str, Any]:
         results = summarize(judge.about, judgements)
         if scores := judge.scores_of(policies):
             write_rows(run, "gold_scores.jsonl", scores)
-            results["gold"] = judge.facts()
+            results["gold"] = {"label": judge.label}
         run.finish(results)
     return results
 
@@ -83,15 +82,13 @@ def make_judge(config: Config, policies: dict[str, list[Row]]) -> Judge:
     if config.judge.kind == "reward_model":
         return RewardModelJudge(row for rows in policies.values() for row in rows)
     check_asking(config)
-    cache = settings.RUNS / "judge_cache" / "replies.sqlite"
-    return OpenAIJudge(config.judge, cache)
+    return OpenAIJudge(config.judge, settings.RUNS / "judge_cache" / "replies.sqlite")
 
 
 def summarize(about: About, judgements: list[Row]) -> dict[str, Any]:
     """The manifest's results; shares lie in [0, 1], `share_first` is None without a decision.
 
-    `too_long` names the posts that the judge would not take for their length, `filtered` those that
-    its server's filter kept from it, if there are any.
+    `too_long` and `filtered` name the posts that the judge or its server would not take, if any.
     """
     unjudged = [row for row in judgements if row["verdict"] == "unjudged"]
     decided = [row for row in judgements if row["verdict"] in ("policy", "reference")]
@@ -117,17 +114,9 @@ def controls_of(config: Config, policies: Mapping[str, Sequence[Row]]) -> dict[s
 
 
 def run_questions(config: Config, policies: Mapping[str, Sequence[Row]]) -> Iterator[Comparison]:
-    """All that a run may ask its judge about some policies: what counts towards its cap.
-
-    Whether a stage has asked its part yet makes no difference: what was not asked cost nothing.
-    """
-    for rows_of in (policies, controls_of(config, policies)):
-        for rows in rows_of.values():
-            for row in rows:
-                yield from (comparison_of(row, order) for order in VERDICTS)
-
-
-# -- both orders, and kept -------------------------------------------------------------------------
+    """All that a run may ask its judge about some policies, which counts towards its cap."""
+    for rows in chain(policies.values(), controls_of(config, policies).values()):
+        yield from (comparison_of(row, order) for row in rows for order in VERDICTS)
 
 
 def judge_both_orders(
@@ -140,9 +129,8 @@ def judge_both_orders(
     """Judge each row's `summary` against its `reference` and append to `judgements.jsonl`.
 
     `rows`: name -> rows; the judgements get the name as their `policy`. A row is named by its `id`;
-    `post` is the id of its post where the two differ. The judge is told of all questions at once.
-    What stands in that file already is kept. `same_cap` are questions that were asked before; they
-    count, as those of an interrupted stage do, under the same cap on the cost.
+    `post` is the id of its post where the two differ. What stands in that file already is kept.
+    `same_cap` are questions that were asked before and count under the same cap on the cost.
     """
     tasks = [(name, row, order) for name in rows for row in rows[name] for order in VERDICTS]
     judgements = kept_judgements(run.partial / "judgements.jsonl", tasks)
@@ -153,7 +141,7 @@ def judge_both_orders(
         comparison_of({**row, "id": row.get("post", row["id"])}, order) for _, row, order in tasks
     ]
     before = chain(same_cap, questions[:done])
-    judge.keep_in(run.resume)
+    judge.keep = run.resume
     replies = judge_all(judge, questions[done:], run.config.judge.concurrency, before)
     with closing(replies):
         shown = run.progress(replies, label, len(tasks), done)
@@ -168,10 +156,10 @@ def kept_judgements(path: Path, tasks: Sequence[Task]) -> list[Row]:
     """The judgements of the first tasks that an interrupted stage has left; the rest is cut off."""
     kept: list[Row] = []
     for row, (policy, about, order) in zip(whole_lines(path)[0], tasks, strict=False):
-        if not isinstance(row, dict) or row.get("verdict") not in VERDICTS[order].values():
+        expected = {"policy": policy, "id": about["id"], "order": order}
+        is_row = isinstance(row, dict) and row.get("verdict") in VERDICTS[order].values()
+        if not is_row or row | expected != row:
             break  # a person has changed it
-        if (row.get("policy"), row.get("id"), row.get("order")) != (policy, about["id"], order):
-            break
         kept.append(row)
     with suppress(FileNotFoundError):
         lines = path.read_bytes().splitlines(keepends=True)
@@ -181,13 +169,10 @@ def kept_judgements(path: Path, tasks: Sequence[Task]) -> list[Row]:
 
 def judgement(about: About, policy: str, row: Row, order: str, reply: Reply) -> Row:
     """One row of `judgements.jsonl`: the summary against the reference, shown in one order."""
-    verdict, text = VERDICTS[order][reply.choice], reply.text
-    others = {key: value for key, value in asdict(reply).items() if key not in ("choice", "text")}
+    others = asdict(reply)
+    verdict, text = VERDICTS[order][others.pop("choice")], others.pop("text")
     kept = {"policy": policy, "id": row["id"], "order": order, "verdict": verdict}
     return {**kept, "judge": about.name, **others, "reply": text}
-
-
-# -- command line ----------------------------------------------------------------------------------
 
 
 def config_with_cap(argv: list[str] | None, description: str) -> Config:

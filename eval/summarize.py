@@ -3,8 +3,7 @@
     python -m eval.summarize --name tiny --post "My boss sold my bike. Should I quit?"
     python -m eval.summarize --name tiny --id toy0-validation-3
 
-A post is a filled prompt or plain text, whose first line is the title where there are several. It
-is cut as in training; all policies read the same tokens.
+A post is a filled prompt or plain text, whose first line is the title where there are several.
 """
 
 import os
@@ -35,36 +34,29 @@ from stages.settings.stages import POLICY_STAGES
 
 
 class Post(NamedTuple):
-    """A post as the policies read it."""
+    """A post as the policies read it, tokens [Q], and the reference of a held-out one."""
 
     query: str
     tokens: Tensor
-    """[Q]"""
     reference: Tensor | None = None
-    """Of a held-out post."""
 
 
 def finished_policies(preset: str, name: str, seed: int) -> dict[str, Config]:
-    """The finished policies of a run's seed, each with the config that it recorded.
-
-    Raises UserError, with the command that makes some, if there is none.
-    """
+    """The finished policies of a run's seed, each with its config; UserError if there is none."""
     folder = settings.RUNS / name / f"seed{seed}"
     stages = ("summaries", *POLICY_STAGES, "normalize", "base")
     read = {stage: recorded_config(folder / stage) for stage in stages}
     last = next((config for config in read.values() if config is not None), None)
-    policies = {}
-    for stage in POLICY_STAGES:
-        config = read[stage] or last  # which also tells what an upstream supplies
-        if config and read_manifest(stage_folder(config, stage)) is not None:
-            policies[stage] = config
-    if not policies:
-        if name != preset:
-            check_run(name)
-        named = f" NAME={name}" if name != preset else ""
-        command = f"make sft rm ppo PRESET={preset} SEED={seed}{named}"
-        raise UserError(f"{folder} holds no finished policy: run `{command}` first")
-    return policies
+    # The last config also tells what an upstream supplies.
+    configs = {stage: config for stage in POLICY_STAGES if (config := read[stage] or last)}
+    manifests = {stage: read_manifest(stage_folder(configs[stage], stage)) for stage in configs}
+    if any(manifests.values()):
+        return {stage: config for stage, config in configs.items() if manifests[stage]}
+    named = f" NAME={name}" if name != preset else ""
+    if named:
+        check_run(name)
+    command = f"make sft rm ppo PRESET={preset} SEED={seed}{named}"
+    raise UserError(f"{folder} holds no finished policy: run `{command}` first")
 
 
 class Finished:
@@ -79,27 +71,25 @@ class Finished:
         self.tokenizer = load_tokenizer(self._folder(next(iter(configs))) / "model")
         first = first_tokens(self.tokenizer, self.config.base.bos)
         self.encode = plain_encoder(self.tokenizer, first)
-        data = self._folder("base") / "data"
-        self.held_out = load_split(data, "sft_validation")
+        self.held_out = load_split(self._folder("base") / "data", "sft_validation")
 
     def _folder(self, stage: str) -> Path:
         return stage_folder(self.configs.get(stage, self.config), stage)
 
     def post_of_id(self, post_id: str) -> Post:
-        """The held-out post with an id. Raises UserError if the run's data hold none."""
+        """The held-out post with an id; UserError if there is none."""
         rows, columns = self.held_out.rows, self.held_out.columns
         ids = [row["id"] for row in rows]
         if post_id not in ids:
-            such = f"ids are such as {ids[0]}"
-            raise UserError(f"ID={post_id} is no held-out post of {self.config.name}: {such}")
+            whose = f"ID={post_id} is no held-out post of {self.config.name}"
+            raise UserError(f"{whose}: ids are such as {ids[0]}")
         at = ids.index(post_id)
         return Post(rows[at]["query"], columns["queries"][at], columns["summaries"][at])
 
     def post_of_text(self, text: str) -> Post:
         """A typed post, filled into the run's prompt and cut as in training.
 
-        Without a subreddit it gets that of the first held-out post. Raises UserError where title
-        and subreddit alone are too long.
+        Its subreddit is that of the first held-out post. Raises UserError for a title too long.
         """
         data = self.config.data
         fields = parse_post(text.strip(), data.prompt)
@@ -107,8 +97,7 @@ class Finished:
             first, _, rest = text.strip().partition("\n")
             title, post = (first, rest.strip()) if rest else ("", first)
             usual = parse_post(self.held_out.rows[0]["query"], data.prompt) or {}
-            subreddit = usual.get("subreddit", "tifu")
-            fields = {"subreddit": subreddit, "title": title, "post": post}
+            fields = {"subreddit": "tifu", **usual, "title": title, "post": post}
         limits = (data.prompt, fields, "post", data.max_query_tokens)
         try:
             query, tokens = fit_query(lambda filled: self.encode([filled])[0], *limits)
@@ -132,16 +121,14 @@ class Finished:
 
     @torch.no_grad()
     def scores(self, post: Post, summaries: Sequence[Sequence[int]]) -> Sequence[float | None]:
-        """The normalised reward of each summary, by the reward model that the policies were trained
-        on, or that came with a released policy; None without one.
-        """
-        released = "released" in self.configs
-        stage, name = ("released", "reward_model") if released else ("normalize", "model")
-        if not (self._folder(stage) / name).is_dir():
+        """The normalised reward of each summary by the run's reward model; None without one."""
+        is_released = "released" in self.configs
+        stage, name = ("released", "reward_model") if is_released else ("normalize", "model")
+        folder, device = self._folder(stage) / name, self.accelerator.device
+        if not folder.is_dir():
             return [None] * len(summaries)
         check_stage(self.config, stage)
-        device = self.accelerator.device
-        reward_model = load_reward_model(self._folder(stage) / name).to(device).eval()
+        reward_model = load_reward_model(folder).to(device).eval()
         each = [[torch.tensor(tokens)] for tokens in summaries]
         with self.accelerator.autocast():
             return summary_scores(reward_model, [post.tokens], each, device)[:, 0].tolist()
@@ -159,19 +146,16 @@ class Finished:
         lines = [part for line in post.query.split("\n") for part in folded(line, "") or [""]]
         scores = self.scores(post, list(written.values()))
         for (writer, tokens), score in zip(written.items(), scores, strict=True):
-            parts = [f"{len(tokens)} tokens"]
-            parts += [] if score is None else [f"score {score:+.2f}"]
-            parts += [] if self.tokenizer.eos_token_id in tokens else ["does not end"]
-            lines += ["", *folded(f"{writer}: {', '.join(parts)}")]
+            scored = "" if score is None else f", score {score:+.2f}"
+            end = "" if self.tokenizer.eos_token_id in tokens else ", does not end"
+            lines += ["", *folded(f"{writer}: {len(tokens)} tokens{scored}{end}")]
             lines += folded(f"  {self.text(tokens)}", "  ")
         return lines
 
 
 @in_one_line()
 def main(argv: list[str] | None = None) -> None:
-    """Print a post and its summaries; `make` leaves a post in the environment: it may hold line
-    breaks.
-    """
+    """Print a post and its summaries; `make` leaves the post in the environment."""
     parser = Parser(description="summaries of one post by a finished run")
     parser.add_argument("--preset", default="tiny")
     parser.add_argument("--name", default="", help="the run's folder below runs/")

@@ -13,6 +13,8 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+from tests.chat_server import chat
+
 FAULT_SHARE = 0.3
 SLOW_SECONDS = 2.0  # longer than the judge of the test waits
 
@@ -47,11 +49,7 @@ def verdict(prompt: str) -> str:
 
 
 def completion(text: str, finish_reason: str = "stop", model: str = "judge") -> str:
-    message = {"role": "assistant", "content": text}
-    choice = {"index": 0, "message": message, "finish_reason": finish_reason}
-    whole = {"id": "1", "object": "chat.completion", "created": 0, "choices": [choice]}
-    usage = {"prompt_tokens": 10, "completion_tokens": 1, "total_tokens": 11}
-    return json.dumps({**whole, "model": model, "usage": usage})
+    return json.dumps(chat(text, finish_reason, model=model)[1])
 
 
 def other(letter: str) -> str:

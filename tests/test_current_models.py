@@ -1,10 +1,7 @@
-"""Models of today: one that reasons, its bill beside the estimate, and its maker."""
+"""Models of today: one that reasons, its bill, and its maker."""
 
 import json
-import re
 import sqlite3
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -12,61 +9,46 @@ import pytest
 
 from eval.judge import make_judge
 from eval.judges.openai.budget import price_of
-from eval.judges.openai.server_judge import (
-    ASSUMED_REASONING_TOKENS,
-    USUAL_REPLY_TOKENS,
-    OpenAIJudge,
-)
+from eval.judges.openai.server_judge import OpenAIJudge
 from eval.judges.protocol import Comparison, judge_all
 from reports.parts.sentences import judge_note
 from stages.settings.checks import UserError
 from stages.settings.command_line import make_config
 from stages.settings.config import JudgeSettings
 from tests.chat_server import GOOD, ask, chat, llm_config, serving
-from tests.luna_server import Luna
 
 pytestmark = pytest.mark.usefixtures("judge_environment")
-LINE = re.compile(r"replies cost \$([\d.]+), estimated\s+\$([\d.]+)")
+THOUGHT = 400  # tokens, more than the budget of a reply
 
 
-@contextmanager
-def luna_at(luna: Luna) -> Iterator[str]:
-    """The URL of a server that answers by `luna`."""
-    with serving(lambda number, body: luna.answer(body)) as server:
-        yield server.url
+def thinker(number: int, body: dict[str, Any]) -> tuple[int, Any]:
+    """A reasoning model: another name of the budget, no temperature, no word without room."""
+    for name, word in (("max_tokens", "max_completion_tokens"), ("temperature", "temperature")):
+        if name in body:
+            return 400, {"error": {"message": f"use {word}", "param": name}}
+    has_room = body["max_completion_tokens"] > THOUGHT + 100
+    details = {"completion_tokens_details": {"reasoning_tokens": THOUGHT}}
+    usage = {"prompt_tokens": 1000, "completion_tokens": THOUGHT + 100, **details}
+    text, end = (GOOD, "stop") if has_room else ("", "length")
+    return chat(text, end, model="gpt-6-luna", usage=usage)
 
 
 def luna_config(url: str, **changes: Any) -> Any:
-    judge = JudgeSettings(**{"base_url": url, "concurrency": 4, **changes})
-    return replace(make_config("tiny"), judge=judge)
+    return replace(make_config("tiny"), judge=JudgeSettings(**{"base_url": url, **changes}))
 
 
-def pairs(count: int, words: int = 300) -> list[Comparison]:
-    post = "we talked about the trip and then my brother sold the car " * (words // 12)
-    tail = "things about the trip, " * 7
-    return [
-        Comparison(f"p{k}", f"{post} {k}.", f"good {tail}", f"bad {tail}") for k in range(count)
-    ]
+def pairs(count: int) -> list[Comparison]:
+    return [Comparison(f"p{k}", f"a post {k}.", "one", "two") for k in range(count)]
 
 
-def test_a_judge_that_reasons_has_room_for_it_and_an_estimate(capsys):
-    luna = Luna()
-    with luna_at(luna) as url:
-        judge = make_judge(luna_config(url, reasoning_effort="medium"), {})
-        replies = list(judge_all(judge, pairs(100), 4))
+def test_a_judge_that_reasons_has_room_for_it_and_is_billed(capsys):
+    with serving(thinker) as server:
+        judge = make_judge(luna_config(server.url, reasoning_effort="medium"), {})
+        replies = list(judge_all(judge, pairs(20), 4))
     assert {reply.choice for reply in replies} == {"A"}
-    assert luna.refusals == ["max_tokens", "temperature"]
-    assert luna.replies.total() == 100
-    assert luna.written["thought"] > 100 * 256  # more than the budget of the replies alone
-    assert luna.written["lost"] == 0
+    assert len(server.requests) == 20 + 2  # two refusals, and no reply was lost
     out = capsys.readouterr().out
-    assumed = USUAL_REPLY_TOKENS + ASSUMED_REASONING_TOKENS
-    assert f"it reasons: {assumed} tokens a reply are assumed" in out
-    found = LINE.search(out)
-    assert found
-    bill, estimate = map(float, found.groups())
-    assert bill == pytest.approx(luna.usd, abs=1e-4)
-    assert bill < 1.5 * estimate
+    assert f"20 replies; ${20 * (1000 * 0.10 + 500 * 0.50) / 1e6:.4f} spent in all" in out
     assert max(map(len, out.splitlines())) <= 80
 
 
@@ -122,16 +104,13 @@ def test_reasoning_that_stands_in_the_total_alone_is_billed(usage, written, reas
 
 
 def test_the_cap_counts_the_room_for_reasoning():
-    with luna_at(Luna()) as url:
-        judge = make_judge(luna_config(url, reasoning_effort="high"), {})
-        assert isinstance(judge, OpenAIJudge)
-        request = judge.chat.request(pairs(1)[0])
-        limit = judge.chat.limit(256)
-        assert limit == 256 + 4096
-        assert judge.chat.limit(512) == 2 * (256 + 4096)
-        size = len(json.dumps(request.body(limit)).encode())
-        expected = (0.125 * (size + 16) + 0.50 * (256 + 4096)) / 1e6
-        assert judge.chat.worst(request, limit) == pytest.approx(expected)
+    judge = make_judge(luna_config("http://127.0.0.1:9/v1", reasoning_effort="high"), {})
+    assert isinstance(judge, OpenAIJudge)
+    request, limit = judge.chat.request(pairs(1)[0]), judge.chat.limit(256)
+    assert (limit, judge.chat.limit(512)) == (256 + 4096, 2 * (256 + 4096))
+    size = len(json.dumps(request.body(limit)).encode())
+    expected = (0.125 * (size + 16) + 0.50 * (256 + 4096)) / 1e6
+    assert judge.chat.worst(request, limit) == pytest.approx(expected)
 
 
 def test_a_cap_on_a_model_without_a_price_is_refused():

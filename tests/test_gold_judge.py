@@ -6,7 +6,6 @@ import shutil
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
-from statistics import mean, stdev
 
 import pytest
 import torch
@@ -17,7 +16,6 @@ from eval.judge import judge_summaries, make_judge
 from eval.judges.gold import GoldJudge
 from eval.judges.protocol import Comparison, judge_all
 from eval.scores import proxy_and_gold
-from eval.win_rate import measure_win_rates
 from reports.sections.scores import _reading
 from stages import base, normalize, reward, sft
 from stages.driving.start import run_module
@@ -127,9 +125,7 @@ def test_controls_and_calibration_work_with_a_gold_model(config):
     assert calibrated["statistics"]["swap_consistency"]["estimate"] == 1  # a score has no order
 
 
-def test_a_long_post_is_cut_as_in_its_training_and_a_text_over_its_positions_is_not_judged(
-    config, capsys
-):
+def test_a_long_post_is_cut_as_in_its_training_and_a_text_over_its_positions_is_not_judged(config):
     judge = GoldJudge(config)
     post = "\n".join(f"Line {number} of a long story." for number in range(60))
     query = f"SUBREDDIT: r/x\n\nTITLE: t\n\nPOST: {post}\n\nTL;DR:"
@@ -139,7 +135,6 @@ def test_a_long_post_is_cut_as_in_its_training_and_a_text_over_its_positions_is_
     asked = Comparison("p", query, "short", "word " * 3000)
     (reply,) = judge_all(judge, [asked], 1)
     assert (reply.choice, reply.finish_reason) == (None, "too long")
-    assert "judge gold: 1 post is unjudged (p): too long: the model" in capsys.readouterr().out
 
 
 def test_halves_share_no_post_and_are_all_pairs_together(judged):
@@ -161,20 +156,6 @@ def test_halves_share_no_post_and_are_all_pairs_together(judged):
             assert half.columns[name][row].tolist() == whole.columns[name][at].tolist()
 
 
-def test_proxy_and_gold_stand_side_by_side_with_their_intervals(config):
-    judge_summaries(config)
-    found = measure_win_rates(config)["scores"]
-    rows = read_lines(stage_folder(config, "summaries") / "ppo.jsonl")
-    gold = read_lines(stage_folder(config, "judge") / "gold_scores.jsonl")
-    scores = [row["score"] for row in gold if row["policy"] == "ppo"]
-    assert found["proxy"]["ppo"]["estimate"] == pytest.approx(mean(row["score"] for row in rows))
-    half = 2.262157 * stdev(scores) / len(scores) ** 0.5  # t of 9 degrees of freedom
-    assert found["gold"]["ppo"]["estimate"] == pytest.approx(mean(scores))
-    assert found["gold"]["ppo"]["high"] == pytest.approx(mean(scores) + half)
-    assert found["gold"]["reference"]["posts"] == len(rows) == 10
-    assert list(found["gains"]) == ["dpo", "ppo"]
-
-
 def test_gains_are_paired_by_post_and_a_text_without_a_score_is_left_out():
     sft = [{"id": k, "score": s, "reference_score": 0.5} for k, s in enumerate((0.0, 1.0, 5.0))]
     ppo = [{"id": k, "score": s, "reference_score": 0.5} for k, s in enumerate((2.0, 5.0, None))]
@@ -190,19 +171,11 @@ def test_gains_are_paired_by_post_and_a_text_without_a_score_is_left_out():
 
 
 @pytest.mark.parametrize(
-    ("proxy", "gold", "said"),
-    [
-        ((0.2, 0.4), (-0.4, -0.2), "the proxy rose, the gold score fell. This is OVER-OPTIM"),
-        ((0.2, 0.4), (0.1, 0.2), "the proxy rose, the gold score rose."),
-        ((0.2, 0.4), (-0.1, 0.2), "the proxy rose, the gold score did not reliably move."),
-    ],
+    ("low", "high", "is_over"), [(-0.4, -0.2, True), (0.1, 0.2, False), (-0.1, 0.2, False)]
 )
-def test_over_optimisation_is_said_only_where_the_proxy_rose_and_the_gold_fell(proxy, gold, said):
-    gains = {"proxy": dict(zip(("low", "high"), proxy, strict=True))}
-    gains |= {"gold": dict(zip(("low", "high"), gold, strict=True))}
-    text = _reading("ppo", gains)
-    assert text.startswith(f"PPO against SFT: {said}")
-    assert ("OVER-OPTIMISATION" in text) == (gold[1] < 0)
+def test_over_optimisation_is_said_only_where_the_proxy_rose_and_the_gold_fell(low, high, is_over):
+    gains = {"proxy": {"low": 0.2, "high": 0.4}, "gold": {"low": low, "high": high}}
+    assert ("OVER-OPTIMISATION" in _reading("ppo", gains)) == is_over
 
 
 def test_an_interrupted_scoring_goes_on_where_it_was(config, monkeypatch):

@@ -64,11 +64,8 @@ def test_a_system_without_a_verdict_is_a_row_without_a_rate_beside_the_others(
     assert results["policies"]["all-of-it"]["win_rate"] == 0.5
     (pair,) = results["differences"]  # that of the two that are judged
     assert "mute" not in pair
-    said = write_report(three)
-    row = ["mute", "–", "(100.0%", "unjudged)", "–"]
-    assert row in [line.split() for line in said.splitlines()]
+    write_report(three)
     page = (stage_folder(three, "report") / "judged-three-seed44413.md").read_text()
-    assert "mute: 100.0% of the posts have no verdict." in page
     assert "| mute | – (100.0% unjudged) | – | 0 | 100.0% |" in page
 
 
@@ -84,8 +81,6 @@ def test_a_trained_policy_without_a_verdict_still_has_a_page(runs):
     record = collect.load_run(config)
     numbers = collect.numbers_of(record)
     assert numbers["differences"] == {"ppo-sft": NOTHING}
-    text = run_page.headline(numbers, Path("page"))
-    assert "– (100.0% unjudged)" in text
-    assert "too many comparisons had no verdict" in text
+    assert "– (100.0% unjudged)" in run_page.headline(numbers, Path("page"))
     page = "\n".join(block.markdown("x") for block in run_page.blocks(record))
     assert "| PPO - SFT | – (too many unjudged) | – |" in page

@@ -14,7 +14,6 @@ from stages.posts.toy import OPTIONAL, facts_of
 from stages.running.files import read_lines
 from stages.runs import open_stage
 from stages.settings.command_line import make_config
-from stages.settings.config import UserError
 from tests.chat_server import GOOD, chat, llm_config, serving
 from tests.told import NTH, told
 
@@ -140,24 +139,3 @@ def test_the_stage_keeps_the_order_of_rows_whichever_reply_comes_first(runs):
     assert results["models"] == ["judge-2024-01-01"]
     assert (results["judge"]["name"], results["judge"]["is_llm"]) == ("judge", True)
     assert results["share_first"] == 0.75  # of eight decisions, two were for B
-
-
-def test_a_stopped_evaluation_goes_on_where_it_stopped(runs):
-    """20 posts in both orders; the server's credit ends after 7 replies, then is renewed."""
-    rows = [row(f"p{k}", f"ours {k}", "theirs") for k in range(20)]
-    credit = 7
-
-    def answer(number, body):
-        return chat(GOOD) if number < credit else (402, {"error": {"message": "pay"}})
-
-    with serving(answer) as server:
-        config = llm_config(server)
-        finish_summaries(config, ppo=rows)
-        with pytest.raises(UserError, match="402"):
-            judge_summaries(config)
-        stopped = len(server.requests)
-        assert stopped < 20  # 7 replies and a few under way, not 40
-        assert not stage_folder(config, "judge").exists()
-        credit = 1000
-        assert judge_summaries(config)["unjudged"] == 0
-        assert len(server.requests) - stopped == 40 - 7

@@ -59,10 +59,6 @@ COMPLETION = json.dumps(chat(GOOD)[1])
 # What a server does -> a part of what is then said, or kept.
 FAULTS: dict[str, tuple[Answer, str]] = {
     "a reply": (reply(f"Comparison: the key is {KEY}.\nPreferred: A"), "the key is [key]"),
-    "a reply in JSON": (
-        reply(json.dumps({"comparison": f"{KEY}", "preferred": "A"})),
-        '"comparison": "[key]"',
-    ),
     "a reply in escapes": (raw(COMPLETION.replace("accurate", ESCAPED)), "is [key]."),
     "a thought": (lambda number, body: (200, THINKS), "[key]"),
     "another model's name": (reply(GOOD, model=KEY), "the reply is [key]'s"),
@@ -72,10 +68,7 @@ FAULTS: dict[str, tuple[Answer, str]] = {
         refusal(404, f"no model for {urllib.parse.quote(KEY, safe='')}"),
         "for [key]",
     ),
-    "a rate limit": (refusal(429), "Bearer [key]"),
-    "no credit": (refusal(429, f"{KEY} has none", code="insufficient_quota"), "[key] has none"),
     "a web page": (raw(f"<html>{BEARER}</html>"), "Bearer [key]"),
-    "a cut body": (raw(COMPLETION.replace("accurate", KEY)[:-9]), "no chat completion"),
 }
 
 
@@ -118,7 +111,7 @@ def written(folder: Path) -> str:
     return "\n".join(texts)
 
 
-TABLES = ("replies", "tries", "unused")
+TABLES = ("replies", "tries")
 
 
 def run_and_search(words: list[str], capfd: Any, folder: Path) -> str:
@@ -146,7 +139,7 @@ def test_the_search_finds_a_key(tmp_path):
     with sqlite3.connect(tmp_path / "x.sqlite") as file:
         for name in TABLES:
             file.execute(f"CREATE TABLE {name} (x)")
-        file.execute("INSERT INTO unused VALUES (?)", (KEY,))
+        file.execute("INSERT INTO tries VALUES (?)", (KEY,))
     (tmp_path / "y").write_text(ESCAPED)
     everything = written(tmp_path)
     assert KEY in everything

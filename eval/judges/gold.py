@@ -8,25 +8,15 @@ Source: Gao et al. 2022 (2210.10760), where a gold reward model stands in for pe
 
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import chain, groupby
 from math import isnan, nan
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from eval.judges.offline import higher
-from eval.judges.protocol import (
-    TOO_LONG,
-    About,
-    Comparison,
-    Judge,
-    Reply,
-    Row,
-    scored_rows,
-    unjudged_line,
-)
+from eval.judges.protocol import TOO_LONG, About, Comparison, Judge, Reply, Row, scored_rows
 from eval.rates.reward_pairs import pair_accuracy
 from stages.finished import check_gold, check_stage, gold_folder, read_manifest, stage_folder
 from stages.learning.loop import make_accelerator, over_rows
@@ -36,58 +26,28 @@ from stages.posts.bad_rows import in_half
 from stages.posts.tokens import first_tokens, fit_query, plain_encoder
 from stages.released import load_released_reward_model
 from stages.running.files import read_lines
-from stages.running.progress import told
 from stages.runs import HELD_OUT_PAIRS
 from stages.settings.command_line import recorded_config
 from stages.settings.config import Config, hash_of
 from stages.settings.sections import format_post, parse_post
 from stages.settings.stages import TRAINED
 
-KIND = "gold_reward_model"
-Text = tuple[str, str]
-"""A query and a summary of it."""
+Text = tuple[str, str]  # a query and a summary of it
 
 
-@dataclass(frozen=True, kw_only=True)
-class Gold:
-    """The gold reward model of a config."""
+def find_gold(config: Config) -> tuple[Path, Config | None]:
+    """The checked folder of the model that `judge.model` names, and the config of its run.
 
-    folder: Path
-    label: str
-    """How pages name it."""
-    note: str
-    """How far it can be believed: what is known of its training and its accuracy."""
-    max_query_tokens: int
-    prompt: str
-    """The template of the queries that it learned."""
-    bos: str
-    """Its `base.bos`."""
-
-
-def find_gold(config: Config) -> Gold:
-    """The gold reward model that `judge.model` names, checked by its hashes.
-
-    Raises UserError where there is none, where a file of it has changed, and where it is the run's
-    own.
+    The config is None for a folder that no run made. Raises UserError where there is no model,
+    where a file of it has changed, and where it is the run's own.
     """
     folder = gold_folder(config)
     check_gold(config)
     maker = recorded_config(folder) if read_manifest(folder) is not None else None
     if maker is not None:
         check_stage(maker, "normalize")
-        label, folder = f"{maker.name} seed {maker.seed}", folder / "model"
-    else:
-        label = f"in folder {folder.name}"
-    data = (maker or config).data
-    bos = maker.base.bos if maker else "auto"
-    return Gold(
-        folder=folder,
-        label=label,
-        note=f"{training_of(config, maker)}; {accuracy_of(maker)}",
-        max_query_tokens=data.max_query_tokens,
-        prompt=data.prompt,
-        bos=bos,
-    )
+        return folder / "model", maker
+    return folder, None
 
 
 def training_of(config: Config, maker: Config | None) -> str:
@@ -114,8 +74,8 @@ def accuracy_of(maker: Config | None) -> str:
         return "its accuracy is not known"
     measured = pair_accuracy(read_lines(pairs))
     share, low, high = (100 * measured[f"accuracy{end}"] for end in ("", "_low", "_high"))
-    count = measured["pairs"]
-    return f"it ranks {share:.1f}% [{low:.1f}, {high:.1f}] of {count:,} held-out pairs right"
+    ranked = f"it ranks {share:.1f}% [{low:.1f}, {high:.1f}]"
+    return f"{ranked} of {measured['pairs']:,} held-out pairs right"
 
 
 def trained_posts(config: Config) -> set[str] | None:
@@ -131,44 +91,35 @@ class GoldJudge(Judge):
     """It prefers what the gold reward model gives the higher score."""
 
     def __init__(self, config: Config) -> None:
-        self.gold, self.prompt = find_gold(config), config.data.prompt
+        folder, maker = find_gold(config)
+        self.label = f"{maker.name} seed {maker.seed}" if maker else f"in folder {folder.name}"
+        self.who = f"gold reward model {self.label}, not an LLM"
+        self.note = f"{training_of(config, maker)}; {accuracy_of(maker)}"
+        self.prompt, self.learned = config.data.prompt, (maker or config).data
         # A judgement must not depend on the precision in which a policy was trained.
         memory = replace(config.memory, mixed_precision="no")
         self.accelerator = make_accelerator(replace(config, memory=memory))
-        model, _ = load_released_reward_model(self.gold.folder)
+        model, _ = load_released_reward_model(folder)
         self.model = model.to(self.accelerator.device).eval()
-        self.tokenizer = load_tokenizer(self.gold.folder)
+        self.tokenizer = load_tokenizer(folder)
         self.encode = plain_encoder(self.tokenizer)
-        first = first_tokens(self.tokenizer, self.gold.bos)
+        first = first_tokens(self.tokenizer, maker.base.bos if maker else "auto")
         self.encode_query = plain_encoder(self.tokenizer, first)
         self.longest = getattr(self.model.config, "max_position_embeddings", None)
         self.batch_size = config.memory.forward_batch_size
-        self.keep: Path | None = None
         self.scores: dict[Text, float] = {}
         self.too_long: set[Text] = set()
-        self.unjudged: set[str] = set()
 
     @property
     def about(self) -> About:
         """Who judges, and how far it can be believed."""
-        name = f"gold reward model {self.gold.label}, not an LLM"
-        return About(kind=KIND, name=name, is_llm=False, note=self.gold.note)
-
-    def facts(self) -> dict[str, Any]:
-        """How pages name the scorer."""
-        return {"label": self.gold.label}
-
-    def keep_in(self, folder: Path) -> None:
-        """Finished parts of the scoring outlast the process in this folder."""
-        self.keep = folder
+        return About(kind="gold_reward_model", name=self.who, is_llm=False, note=self.note)
 
     def prepare(
         self, comparisons: Sequence[Comparison], same_cap: Iterable[Comparison] = ()
     ) -> None:
         """Score every text, in batches of similar length."""
-        self.score(
-            {(pair.query, text) for pair in comparisons for text in (pair.first, pair.second)}
-        )
+        self.score({(x.query, text) for x in comparisons for text in (x.first, x.second)})
 
     def score(self, texts: set[Text]) -> None:
         """Score the texts that have no score yet; one that is too long for the model gets nan.
@@ -191,31 +142,29 @@ class GoldJudge(Judge):
             few = [posts[row] for row in rows]
             queries = [torch.tensor(tokens[texts[0]][0]) for texts in few]
             # A post with fewer texts repeats its last one, which costs less than a row for each.
-            each = [
-                [torch.tensor(tokens[texts[min(index, len(texts) - 1)]][1]) for texts in few]
-                for index in range(max(map(len, few)))
-            ]
+            most = max(map(len, few))
+            columns = zip(*(texts + texts[-1:] * (most - len(texts)) for texts in few), strict=True)
+            each = [[torch.tensor(tokens[text][1]) for text in column] for column in columns]
             measured = summary_scores(self.model, queries, each, self.accelerator.device)
-            columns = zip(few, measured.T.tolist(), strict=True)
-            return [scores[: len(texts)] for texts, scores in columns]
+            by_post = zip(few, measured.T.tolist(), strict=True)
+            return [scores[: len(texts)] for texts, scores in by_post]
 
         # Rows are kept by their number among these posts, so other texts have another folder.
         keep = self.keep and self.keep / f"gold-posts-{hash_of(todo)}"
-        lengths = [
-            len(tokens[texts[0]][0]) + sum(len(tokens[text][1]) for text in texts)
-            for texts in posts
+        read = [
+            [tokens[of_post[0]][0], *(tokens[text][1] for text in of_post)] for of_post in posts
         ]
+        lengths = [sum(map(len, parts)) for parts in read]
         size = max(1, self.batch_size // max(map(len, posts)))
         scores = over_rows(self.accelerator, lengths, size, "gold scores", measure, keep)
         self.scores |= dict(zip(todo, chain.from_iterable(scores), strict=True))
 
     def _tokens(self, text: Text) -> tuple[list[int], list[int]]:
         query, summary = text
-        gold, fields, encode = self.gold, parse_post(query, self.prompt), self.encode_query
-        query = format_post(fields, gold.prompt) if fields else query
-        tokens = encode([query])[0]
-        if len(tokens) > gold.max_query_tokens and fields:
-            cut = (gold.prompt, fields, "post", gold.max_query_tokens)
+        fields, data, encode = parse_post(query, self.prompt), self.learned, self.encode_query
+        tokens = encode([format_post(fields, data.prompt) if fields else query])[0]
+        if fields:
+            cut = (data.prompt, fields, "post", data.max_query_tokens)
             with suppress(ValueError):  # a title over the limit: the whole query is read
                 _, tokens = fit_query(lambda filled: encode([filled])[0], *cut)
         words = self.encode([f" {summary.strip()}"])[0] if summary.strip() else []
@@ -228,24 +177,13 @@ class GoldJudge(Judge):
         """
         texts = (comparison.first, comparison.second)
         a, b = (self.scores[comparison.query, text] for text in texts)
-        text = f"[gold reward model {self.gold.label}, not an LLM] A {a:.4f}, B {b:.4f}"
+        text = f"[{self.who}] A {a:.4f}, B {b:.4f}"
         if self.too_long.isdisjoint((comparison.query, text) for text in texts):
             return Reply(choice=higher(a, b), text=text)
-        self.unjudged.add(comparison.post_id)
         return Reply(choice=None, text=text, finish_reason=TOO_LONG)
 
-    def finish(self) -> None:
-        """Print which posts were not judged."""
-        if posts := sorted(self.unjudged):
-            why = f"{TOO_LONG}: the model takes {self.longest} tokens"
-            print(told("judge gold", unjudged_line(posts, why)), flush=True)
-        self.unjudged.clear()
-
     def scores_of(self, policies: Mapping[str, Sequence[Row]]) -> list[Row]:
-        """Its score of each policy's summary and of the reference, one row a summary.
-
-        A text that is too long for the model has None.
-        """
+        """Its scores, one row a summary; None for a text that is too long for the model."""
         rows = [row for of_policy in policies.values() for row in of_policy]
         self.score({(row["query"], row[key]) for row in rows for key in ("summary", "reference")})
 

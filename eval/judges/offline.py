@@ -1,7 +1,6 @@
 """The judges that are no LLM and say so in every row that they write."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 from eval.judges.protocol import About, Choice, Comparison, Judge, Reply, Row, scored_rows
 from stages.posts.toy import facts_of, score_summary
@@ -20,6 +19,7 @@ class FactsJudge(Judge):
         "subreddit wants gains 1, a right one that it does not want costs 0.5, a wrong one costs "
         "1, each word beyond a complete summary costs 0.25",
     )
+    label = "the rule of the built-in world"
 
     def reply(self, comparison: Comparison) -> Reply:
         """The higher score wins, equal scores tie. Raises UserError for a foreign post."""
@@ -31,10 +31,6 @@ class FactsJudge(Judge):
         scores = [score_summary(text, facts) for text in texts]
         text = f"[facts judge, not an LLM] A {scores[0]}, B {scores[1]}"
         return Reply(choice=higher(*scores), text=text)
-
-    def facts(self) -> dict[str, Any]:
-        """How pages name the scorer."""
-        return {"label": "the rule of the built-in world"}
 
     def scores_of(self, policies: Mapping[str, Sequence[Row]]) -> list[Row]:
         """The rule's score of each policy's summary and of the reference, one row a summary."""
@@ -58,10 +54,7 @@ class RewardModelJudge(Judge):
     )
 
     def __init__(self, rows: Iterable[Row]) -> None:
-        """Collect the recorded scores by post and text; a text keeps its first score.
-
-        So equal texts are judged alike, whichever policy wrote them and with or without EOS.
-        """
+        """A text keeps its first score, so that equal texts of a post are judged alike."""
         self.scores: dict[tuple[str, str], float] = {}
         for row in rows:
             self.scores.setdefault((row["id"], row["summary"]), row["score"])

@@ -34,10 +34,7 @@ NUMBER_WORD = re.compile(rf"\b(?:{'|'.join(NUMBER_WORDS)})\b", re.IGNORECASE)
 
 
 def swapped(text: str, known: str) -> str:
-    """The text with other persons, names, days and numbers, none of which stands in `known`.
-
-    The same word is replaced in the same way everywhere. A text that has none comes back as it is.
-    """
+    """The text with other persons, names, days and numbers, none of which stands in `known`."""
     taken = {word.lower() for word in WORD.findall(known)}
     for kind in KINDS:
         text = _swap_kind(text, kind, taken, re.IGNORECASE)

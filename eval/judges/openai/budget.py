@@ -1,8 +1,7 @@
 """What asking costs: prices, and a cap that holds."""
 
 import json
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable
 from threading import Condition
 from typing import NamedTuple
 
@@ -20,21 +19,16 @@ class Price(NamedTuple):
 
     read: float
     written: float
+    # Read from the server's own cache or put into it, in place of `read`.
     cached: float
-    """Read from the server's own cache, in place of `read`."""
     cache_written: float
-    """Put into the server's own cache, in place of `read`."""
-
-    def of(self, prompt_tokens: float, completion_tokens: float) -> float:
-        """USD for so many tokens, none of them cached."""
-        return (self.read * prompt_tokens + self.written * completion_tokens) / 1e6
 
     def of_row(self, row: Row) -> float:
         """USD for a reply as its server counts it."""
         cached, kept = row["cached_tokens"], row["cache_write_tokens"]
         plain = max(0, row["prompt_tokens"] - cached - kept)
-        special = self.cached * cached + self.cache_written * kept
-        return self.of(plain, row["completion_tokens"]) + special / 1e6
+        read = self.read * plain + self.cached * cached + self.cache_written * kept
+        return (read + self.written * row["completion_tokens"]) / 1e6
 
     def at_worst(self, body: Row, max_tokens: int) -> float:
         """USD that the reply to a request cannot exceed.
@@ -47,7 +41,8 @@ class Price(NamedTuple):
 
     def usually(self, body: Row, written: float) -> float:
         """USD that a reply of so many tokens will cost, about."""
-        return self.of(len(json.dumps(body)) / CHARACTERS_PER_TOKEN + TEMPLATE_TOKENS, written)
+        read = len(json.dumps(body)) / CHARACTERS_PER_TOKEN + TEMPLATE_TOKENS
+        return (self.read * read + self.written * written) / 1e6
 
 
 def price_of(judge: JudgeSettings) -> Price | None:
@@ -66,19 +61,6 @@ def price_of(judge: JudgeSettings) -> Price | None:
     cached = line.cached if listed and line.cached is not None else read
     kept = line.cache_written if listed and line.cache_written is not None else read
     return Price(read, written, cached, kept)
-
-
-def cost(judge: JudgeSettings, rows: Sequence[Row]) -> float | None:
-    """USD for the replies behind some judgements; 0 without a server, None if no price is known.
-
-    Replies that were thrown away are not counted.
-    """
-    if judge.kind != "openai":
-        return 0.0
-    price = price_of(replace(judge, max_cost=0))
-    if price is None:
-        return None
-    return sum(price.of(row["prompt_tokens"], row["completion_tokens"]) for row in rows)
 
 
 class Budget:

@@ -1,11 +1,9 @@
 """Replies that were paid for, on disk before anyone uses them: one SQLite file for all judges.
 
-A reply is found again by its key, which is the hash of all that determines it except the budget,
-and by its budget. A reply that a small budget did not cut off is what a larger one would have got.
+A reply is found again by its budget and its key, the hash of all else that determines it.
 
 Beside the replies stands a ledger. Every try is entered at the most that it can cost before it is
-sent, and settled afterwards. So a kill in between can lose a reply under way, but the ledger never
-says less than was spent.
+sent, and settled afterwards: after a kill the ledger says no less than was spent.
 """
 
 import json
@@ -33,11 +31,10 @@ CREATE TABLE IF NOT EXISTS tries (
     time TEXT NOT NULL
 );
 CREATE INDEX IF NOT EXISTS tries_by_key ON tries (key);
-CREATE TABLE IF NOT EXISTS unused (try INTEGER PRIMARY KEY, raw TEXT NOT NULL);
 """
 COLUMNS = (
     *("key", "max_tokens", "prompt_hash", "requested_model", "model", "finish_reason"),
-    *("text", "prompt_tokens", "completion_tokens", "raw"),
+    *("text", "prompt_tokens", "completion_tokens", "raw", "time"),
 )
 READ = ("key", "max_tokens", "prompt_hash", "requested_model", "raw")
 """What is read again. The other columns are for people: `raw` says the same, and decides."""
@@ -56,18 +53,12 @@ class ReplyCache:
             self.connection.row_factory = sqlite3.Row
             self.connection.executescript(SCHEMA)
 
-    def close(self) -> None:
-        """Close the file; what was kept is on disk already."""
-        self.connection.close()
-
     def replies(self, *keys: str) -> list[Row]:
         """All replies under these keys, by the order of the keys and then the smallest budget."""
         query = f"SELECT {', '.join(READ)} FROM replies WHERE key = ? ORDER BY max_tokens"
         rows = [dict(row) for key in keys for row in self._read(query, (key,))]
-        for row in rows:
-            for name in READ:
-                if type(row[name]) is not (int if name == "max_tokens" else str):
-                    raise self._damaged(f"a reply's {name} is of type {type(row[name]).__name__}")
+        if any(tuple(map(type, row.values())) != (str, int, str, str, str) for row in rows):
+            raise self._damaged("a value in it is of a wrong type")
         try:
             return [row | read_reply(row["raw"]) for row in rows]
         except PassingError:
@@ -76,35 +67,27 @@ class ReplyCache:
     def begin(self, key: str, usd: float) -> int:
         """Enter a try that is about to be sent, at its worst price; returns its number."""
         query = "INSERT INTO tries (key, usd, outcome, time) VALUES (?, ?, ?, ?)"
-        with self._transaction():
+        with self.lock, self._named(), self.connection:
             return self.connection.execute(query, (key, usd, UNDER_WAY, now())).lastrowid or 0
 
-    def settle(
-        self, number: int, usd: float, outcome: str, reply: Row | None = None, raw: str = ""
-    ) -> None:
+    def settle(self, number: int, usd: float, outcome: str, reply: Row | None = None) -> None:
         """Enter how a try ended and what it cost, with its reply in the same transaction.
 
         A reply that another process has stored already is kept, unless another model gave it.
-        `raw` is what the server sent; where it is no usable reply, it is stored beside the ledger.
         """
-        with self._transaction():
+        with self.lock, self._named(), self.connection:
             if reply is not None:
                 self._keep(reply)
-            elif raw:
-                values = (number, raw)
-                self.connection.execute("INSERT INTO unused (try, raw) VALUES (?, ?)", values)
             self.connection.execute(
                 "UPDATE tries SET usd = ?, outcome = ? WHERE id = ?", (usd, outcome, number)
             )
 
     def _keep(self, reply: Row) -> None:
-        names, marks = ", ".join((*COLUMNS, "time")), ", ".join("?" * (len(COLUMNS) + 1))
-        values = (*(reply[name] for name in COLUMNS), now())
-        changed = ", ".join(f"{name} = excluded.{name}" for name in (*COLUMNS, "time"))
+        changed = ", ".join(f"{name} = excluded.{name}" for name in COLUMNS)
         self.connection.execute(
-            f"INSERT INTO replies ({names}) VALUES ({marks}) ON CONFLICT DO UPDATE SET {changed}"
-            " WHERE model != excluded.model",
-            values,
+            f"INSERT INTO replies ({', '.join(COLUMNS)}) VALUES (:{', :'.join(COLUMNS)})"
+            f" ON CONFLICT DO UPDATE SET {changed} WHERE model != excluded.model",
+            reply | {"time": now()},
         )
 
     def spent(self, keys: Iterable[str]) -> float:
@@ -129,12 +112,6 @@ class ReplyCache:
     def _damaged(self, what: str) -> UserError:
         mend = "make room, or move it away: the replies in it are then asked for again"
         return UserError(f"{self.path}: the cache of replies fails ({what}): {mend}")
-
-    @contextmanager
-    def _transaction(self) -> Iterator[None]:
-        """A transaction: neither a kill nor a power cut loses anything of it."""
-        with self.lock, self._named(), self.connection:
-            yield
 
     def _read(self, query: str, values: tuple[Any, ...]) -> list[sqlite3.Row]:
         with self.lock, self._named(), closing(self.connection.execute(query, values)) as cursor:

@@ -1,13 +1,14 @@
 """One question to a server that speaks the OpenAI chat protocol, until a whole reply is kept.
 
-Passing errors are tried again: rate limits, server errors, timeouts, lost connections, bodies that
-are no reply of the model that was asked. Lasting errors (a bad key, no credit, no such model) stop
-everything with one line. An outage must stop the evaluation: if it counted as unjudged, it would
-look like a result. A refusal of one post, such as one that is too long, leaves that post unjudged.
+Passing errors are tried again, lasting ones stop everything with one line. An outage must stop the
+evaluation: if it counted as unjudged, it would look like a result.
 """
 
+import hashlib
+import json
 import time
-from typing import Any, NoReturn
+from collections.abc import Container
+from typing import Any, NamedTuple, NoReturn
 
 from eval.judges.openai.budget import Budget, Price
 from eval.judges.openai.cache import ReplyCache
@@ -20,6 +21,7 @@ from eval.judges.openai.replies import (
     PassingError,
     PostError,
     about_a_post,
+    blamed_by,
     hider,
     is_accepted,
     mend_of,
@@ -27,10 +29,62 @@ from eval.judges.openai.replies import (
     reasoned,
     retry_after_of,
 )
-from eval.judges.openai.request import ChatRequest, blamed_by, request_for
+from eval.judges.prompt import LINES, OBJECT, RESPONSE_FORMAT, Question, make_question
 from eval.judges.protocol import Comparison, Row
 from stages.settings.checks import UserError
 from stages.settings.judge import JudgeSettings, check_address, key_of_environment
+
+
+class ChatRequest(NamedTuple):
+    """A question as it is sent, without the budget of its reply."""
+
+    key: str
+    other_keys: tuple[str, ...]
+    """Under which a reply to it may lie too."""
+    question: Question
+    left_out: frozenset[str]
+    fields: dict[str, Any]
+
+    def body(self, limit: int) -> dict[str, Any]:
+        """What is sent, for a reply of at most `limit` tokens."""
+        name = "max_completion_tokens" if "max_tokens" in self.left_out else "max_tokens"
+        return self.fields | {name: limit}
+
+
+def request_for(
+    comparison: Comparison, judge: JudgeSettings, url: str, left_out: frozenset[str]
+) -> ChatRequest:
+    """The request that a comparison makes, without the parameters that the server refuses.
+
+    Its key is made of what was set, so that a reply is found whatever the server takes by then.
+    With judge.structured=auto a reply in either form counts.
+    """
+    forms = {"on": (True,), "off": (False,)}.get(judge.structured, (True, False))
+    own_form = judge.structured != "off" and "response_format" not in left_out
+    _, query, first, second = comparison
+    questions, keys = {}, {}
+    for form in forms:
+        question = make_question(query, first, second, OBJECT if form else LINES, judge.axis)
+        fields = fields_of(judge, question, () if form else ("response_format",))
+        keys[form] = hashlib.sha256(json.dumps((url, fields), sort_keys=True).encode()).hexdigest()
+        questions[form] = question
+    own, question = keys.pop(own_form), questions[own_form]
+    fields = fields_of(judge, question, left_out if own_form else {*left_out, "response_format"})
+    return ChatRequest(own, tuple(keys.values()), question, left_out, fields)
+
+
+def fields_of(judge: JudgeSettings, question: Question, left_out: Container[str]) -> dict[str, Any]:
+    """The request as the protocol spells it, without its budget."""
+    fields: dict[str, Any] = {
+        "model": judge.model,
+        "messages": [{"role": "user", "content": question.prompt}],
+        "temperature": judge.temperature,
+        "response_format": RESPONSE_FORMAT,
+        "reasoning_effort": judge.reasoning_effort,
+    }
+    if judge.reasoning_effort == "default":
+        del fields["reasoning_effort"]
+    return {name: value for name, value in fields.items() if name not in left_out}
 
 
 class Chat:
@@ -40,6 +94,7 @@ class Chat:
         from openai import OpenAI
 
         self.settings, self.cache, self.price = judge, cache, price
+        self.who = f"judge {judge.model}"
         # The client never retries broken replies, and the ledger would not see its other retries.
         self.client = OpenAI(
             api_key=key_of_environment(),
@@ -54,12 +109,11 @@ class Chat:
         self.stopped: UserError | None = None
         self.budget = Budget(judge.max_cost, lambda: self.stopped is not None)
         self.replies = 0
+        # The parameters that the server refuses, and those left out when it has last answered.
         self.left_out: frozenset[str] = frozenset()
-        """The parameters that the server is known to refuse."""
         self.confirmed: frozenset[str] | None = None
-        """What was left out when the server has last answered."""
+        # As it is asked to, or as its replies show.
         self.reasons = judge.reasoning_effort not in ("none", "default")
-        """Whether the judge reasons: as it is asked to, or as its replies show."""
 
     def request(self, comparison: Comparison) -> ChatRequest:
         """The request that a comparison makes, as far as the server is known to take it."""
@@ -88,9 +142,8 @@ class Chat:
     def ask(self, comparison: Comparison, max_tokens: int) -> None:
         """Ask until a whole reply is in the cache.
 
-        Raises UserError where the server refuses, does not answer after all tries, or the cap on
-        the cost is too low; every other thread then gets the same error at its next try. Raises
-        PostError where the server will not judge this post.
+        Raises UserError where no try brings one or the cap on the cost is too low, which ends every
+        other thread too, and PostError where the server will not judge this post.
         """
         try:
             self._ask(comparison, max_tokens)
@@ -105,18 +158,17 @@ class Chat:
             if self.stopped:
                 raise self.stopped
             try:
-                self._try(self.request(comparison), self.limit(max_tokens))
-                return
+                return self._try(self.request(comparison), self.limit(max_tokens))
             except ParameterError:
                 continue
             except PassingError as error:
                 fault = error
             if isinstance(fault, OtherModelError) and self.confirmed is None:
-                raise UserError(f"{self._who()}{fault}")
+                raise UserError(f"{self.who}: {fault}")
             failures += 1
             if failures <= self.settings.max_retries:
                 self.pace.back_off(failures, fault.retry_after)
-        raise UserError(f"{self._who()}{fault}; replies are kept: run it again to go on")
+        raise UserError(f"{self.who}: {fault}; replies are kept: run it again to go on")
 
     def stop(self, error: UserError) -> None:
         """Let every thread end with this error at its next try, and wake those that wait."""
@@ -130,17 +182,16 @@ class Chat:
         self.budget.reserve(worst)
         number = self.cache.begin(request.key, worst)
         usd: float | None = None
-        outcome, row, raw = "lost", None, ""
+        outcome, row = "lost", None
         try:
-            raw = self._post(request, limit)
-            row = self._read(request, limit, raw)
+            row = self._read(request, limit, self._post(request, limit))
             usd, outcome = self.cost(row), "reply"
         except (NoReplyError, UserError) as error:
             usd, outcome = getattr(error, "usd", 0.0), str(error)
             raise
         finally:
             usd = worst if usd is None else usd
-            self.cache.settle(number, usd, outcome, row, raw)
+            self.cache.settle(number, usd, outcome, row)
             self.budget.settle(worst, usd)
         with self.pace.lock:
             self.replies += 1
@@ -188,13 +239,12 @@ class Chat:
             if blamed := blamed_by(text, request.body(limit).keys() - insisted):
                 self.left_out |= {blamed}
                 raise ParameterError(f"refused: {words}")
-        raise UserError(f"{self._who()}{error}; {mend}")
+        raise UserError(f"{self.who}: {error}; {mend}")
 
     def _read(self, request: ChatRequest, limit: int, raw: str) -> Row:
         """A raw body as a row of the cache, with the limit that was sent as its `max_tokens`.
 
-        Raises PassingError where it is no chat completion or another model's, whose verdict must
-        not enter the results.
+        Raises PassingError where it is no chat completion or another model's.
         """
         row = read_reply(raw) | {
             "key": request.key,
@@ -212,6 +262,3 @@ class Chat:
         if not name:
             what = "the reply names no model: to take it all the same, set judge.accept_model='*'"
         raise OtherModelError(what, self.cost(row))
-
-    def _who(self) -> str:
-        return f"judge {self.settings.model}: "

@@ -8,7 +8,7 @@ import json
 import random
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from fnmatch import fnmatchcase
 from threading import Event, Lock
@@ -63,6 +63,14 @@ LONGEST_WAIT = 32.0
 # A server that asks for more has a quota by the hour or the day: better to stop and say so.
 LONGEST_RETRY_AFTER = 600.0
 SHORTEST_KEY = 8  # characters
+# The words of a refusal that blame a parameter. In place of the first, max_completion_tokens is
+# sent; the others can be left out.
+BLAMED = {
+    "max_tokens": re.compile(r"max_completion_tokens"),
+    "temperature": re.compile(r"temperature", re.IGNORECASE),
+    "reasoning_effort": re.compile(r"reasoning|thinking|effort", re.IGNORECASE),
+    "response_format": re.compile(r"response_format|schema|structured|grammar|json", re.IGNORECASE),
+}
 
 
 class NoReplyError(Exception):
@@ -100,13 +108,14 @@ def read_reply(raw: str) -> Row:
         answer, usage = completion["choices"][0], completion.get("usage") or {}
         message = answer.get("message") or {}  # Google sends none where its filter refuses
         text = plain(message.get("content") or message.get("refusal"))
+        reason = plain(answer.get("finish_reason"))
         read, written = (
             usage.get(f"{kind}_tokens_details") or {} for kind in ("prompt", "completion")
         )
         beyond = tokens_beyond(usage, text)
         return {
             "model": plain(completion.get("model")),
-            "finish_reason": end_of(answer),
+            "finish_reason": CONTENT_FILTER if FILTER_ENDS.match(reason) else reason,
             "text": text,
             "prompt_tokens": count(usage.get("prompt_tokens")),
             "completion_tokens": count(usage.get("completion_tokens")) + beyond,
@@ -122,12 +131,6 @@ def read_reply(raw: str) -> Row:
             " in /v1)",
             usd=None,
         ) from None
-
-
-def end_of(answer: Row) -> str:
-    """Why a reply ended; a filter has one name, whatever its server calls it."""
-    reason = plain(answer.get("finish_reason"))
-    return CONTENT_FILTER if FILTER_ENDS.match(reason) else reason
 
 
 def tokens_beyond(usage: Row, text: str) -> int:
@@ -202,6 +205,25 @@ def mend_of(status: int, text: str) -> str:
     return HINTS.get(400 if status == 422 else status, "replies are kept: run it again to go on")
 
 
+def blamed_by(refusal: str, parameters: Iterable[str]) -> str | None:
+    """Which of the parameters an error body refuses; None where it can be none of them.
+
+    A refusal that names none costs the effort first and then the schema.
+    """
+    try:
+        body: Any = json.loads(refusal)
+        body = body[0] if isinstance(body, list) else body  # as Google sends it
+        parameter = str(body["error"]["param"] or "")
+    except (ValueError, LookupError, TypeError):
+        parameter = ""
+    sent = [name for name in BLAMED if name in parameters]
+    for words in (parameter, refusal):
+        for name in sent:
+            if BLAMED[name].search(words):
+                return name
+    return next((name for name in ("reasoning_effort", "response_format") if name in sent), None)
+
+
 class Pace:
     """Spaces the requests of all threads; whoever waits is woken when the judge stops."""
 
@@ -241,9 +263,7 @@ def retry_after_of(headers: Mapping[str, str]) -> float | None:
         with suppress(KeyError, ValueError):
             seconds = float(headers[name]) / parts
             if seconds > LONGEST_RETRY_AFTER:
-                raise UserError(
-                    f"the server asks to wait {seconds:.0f} s: replies are kept, run it again after"
-                    " that"
-                )
+                wait = f"the server asks to wait {seconds:.0f} s"
+                raise UserError(f"{wait}: replies are kept, run it again after that")
             return max(0.0, seconds)
     return None

@@ -1,8 +1,4 @@
-"""The judge behind any server that speaks the OpenAI chat protocol.
-
-Every reply is in the cache beside the runs before it is used, so an evaluation that was
-interrupted, or is run again, asks only for what is missing.
-"""
+"""An LLM as judge. Every reply is cached before it is used, so only what is missing is asked."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -13,21 +9,10 @@ from threading import Lock
 
 from eval.judges.openai.budget import price_of
 from eval.judges.openai.cache import ReplyCache
-from eval.judges.openai.client import Chat
+from eval.judges.openai.client import Chat, ChatRequest
 from eval.judges.openai.replies import PostError, is_accepted, reasoned
-from eval.judges.openai.request import ChatRequest
 from eval.judges.prompt import Question, parse_choice
-from eval.judges.protocol import (
-    CONTENT_FILTER,
-    FILTERED,
-    About,
-    Choice,
-    Comparison,
-    Judge,
-    Reply,
-    Row,
-    unjudged_line,
-)
+from eval.judges.protocol import CONTENT_FILTER, About, Choice, Comparison, Judge, Reply, Row
 from stages.running.progress import told
 from stages.settings.checks import UserError
 from stages.settings.judge import JudgeSettings
@@ -41,16 +26,13 @@ class OpenAIJudge(Judge):
 
     def __init__(self, judge: JudgeSettings, cache: Path) -> None:
         """Raises UserError without a key."""
-        self.settings, self.price, self.who = judge, price_of(judge), f"judge {judge.model}"
+        self.settings, self.price = judge, price_of(judge)
         self.cache = ReplyCache(cache)
         self.chat = Chat(judge, self.cache, self.price)
         # Two policies may have written one summary: it is asked about once.
         self.locks: dict[Comparison, Lock] = defaultdict(Lock)
         self.refused: dict[Comparison, str] = {}
-        """Why the server would not judge the texts of a comparison, whose id is left out."""
-        self.unjudged: dict[str, str] = {}
-        """Why the server would not judge a post, by the post's id."""
-        self.estimate, self.before, self.replies = "", 0.0, 0
+        """Why the server would not judge some texts; the comparison's id is left out."""
 
     @property
     def about(self) -> About:
@@ -76,15 +58,14 @@ class OpenAIJudge(Judge):
     ) -> None:
         """Print what the missing replies will cost, before the first is asked for.
 
-        What `same_cap` has cost counts towards judge.max_cost too. The shortest question goes first
-        and alone: it shows what the server takes, whether it answers in the name of the model that
-        was asked, and whether that model reasons.
+        The shortest question goes first and alone: it shows what the server takes, in whose name it
+        answers, and whether that model reasons.
         """
         requests = {request.key: request for request in map(self.chat.request, comparisons)}
         account = chain(requests.values(), map(self.chat.request, same_cap))
         keys = {key for request in account for key in (request.key, *request.other_keys)}
-        self.before = self.chat.budget.spent = self.cache.spent(keys)
-        self.unjudged, self.replies = {}, self.chat.replies
+        self.chat.budget.spent = self.cache.spent(keys)
+        self.chat.replies = 0
         todo = [
             (request, tokens)
             for request in requests.values()
@@ -97,10 +78,7 @@ class OpenAIJudge(Judge):
             self.reply(next(pair for pair in shortest if self.chat.request(pair).key in missing))
 
     def reply(self, comparison: Comparison) -> Reply:
-        """Ask; ask again with twice the budget where the reply is cut off or says nothing.
-
-        Raises UserError where the judge cannot be asked.
-        """
+        """Ask, with twice the budget each time, until the question is settled or asks are spent."""
         texts = comparison._replace(post_id="")
         with self.locks[texts]:
             while texts not in self.refused:
@@ -111,29 +89,17 @@ class OpenAIJudge(Judge):
                     self.chat.ask(texts, tokens)
                 except PostError as error:
                     self.refused[texts] = str(error)
-        reply = self._best(texts)
-        if texts in self.refused:
-            self.unjudged[comparison.post_id] = self.refused[texts]
-        elif reply.choice is None and reply.finish_reason == CONTENT_FILTER:
-            why = f"{FILTERED}: the server's filter has cut the reply off"
-            self.unjudged[comparison.post_id] = why
-        return reply
+        return self._best(texts)
 
     def stop(self) -> None:
         """Send nothing more; replies under way are still kept."""
         self.chat.stop(UserError("the judge was stopped: replies are kept, run it again"))
 
     def finish(self) -> None:
-        """Print what the replies cost beside the estimate, and which posts were not judged."""
-        if count := self.chat.replies - self.replies:
-            line, spent = f"{count:,} replies", self.chat.budget.spent
-            if self.estimate:
-                line = f"{line} cost ${usd(spent - self.before)}, estimated ${self.estimate}"
-                line = f"{line}; ${usd(spent)} spent in all"
-            print(told(self.who, line), flush=True)
-        for kind in sorted({why.partition(":")[0] for why in self.unjudged.values()}):
-            posts = sorted(post for post, why in self.unjudged.items() if why.startswith(kind))
-            print(told(self.who, unjudged_line(posts, self.unjudged[posts[0]])))
+        """Print what the replies have cost."""
+        if self.chat.replies:
+            bill = f"; ${usd(self.chat.budget.spent)} spent in all" if self.price else ""
+            print(told(self.chat.who, f"{self.chat.replies:,} replies{bill}"), flush=True)
 
     def _rows(self, request: ChatRequest) -> list[Row]:
         """Replies to a request that are its judge's; those to the very request come first."""
@@ -141,22 +107,20 @@ class OpenAIJudge(Judge):
         return [row for row in rows if is_accepted(self.settings, row["model"])]
 
     def next_budget(self, request: ChatRequest) -> int | None:
-        """Tokens to ask for next, or None where a usable reply is known or all asks are spent.
+        """Tokens to ask for next, or None where the question is settled or all asks are spent.
 
-        A reply that the server's filter has cut off is not asked for again: the filter stays.
-        An unusable reply is not asked for again with the limit that it was asked for with. With a
-        larger judge.max_tokens or judge.reasoning_tokens, only such replies are asked for again.
+        An unusable reply is asked for again only with a larger limit than all before.
         """
         rows = self._rows(request)
         self.chat.reasons = self.chat.reasons or any(map(reasoned, rows))
-        if any(choice_of(row, request.question) or _is_filtered(row) for row in rows):
+        if usable(rows, request.question):
             return None
         tried = max((row["max_tokens"] for row in rows if row["key"] == request.key), default=0)
         budgets = (self.settings.max_tokens * 2**k for k in range(self.settings.asks))
         return next((size for size in budgets if self.chat.limit(size) > tried), None)
 
     def _best(self, texts: Comparison) -> Reply:
-        """The first usable reply, else one that a filter cut off, else the last; if none, why."""
+        """The first usable reply, else the last; if there is none, why."""
         request = self.chat.request(texts)
         rows, question = self._rows(request), request.question
         if not rows:
@@ -168,35 +132,31 @@ class OpenAIJudge(Judge):
                 requested_model=self.settings.model,
                 prompt_hash=question.hash,
             )
-        usable = [row for row in rows if choice_of(row, question)]
-        row = (usable or [row for row in rows if _is_filtered(row)] or rows[-1:])[0]
+        row = (usable(rows, question) or rows[-1:])[0]
         names = {field.name for field in fields(Reply)} & set(row)
         return Reply(choice=choice_of(row, question), **{name: row[name] for name in names})
 
     def _estimate(self, known: int, todo: list[tuple[ChatRequest, int]]) -> str:
-        """What stands before the first request; it sets what the bill is compared with."""
-        price, chat, judge, self.estimate = self.price, self.chat, self.settings, ""
+        """What stands before the first request."""
+        price, chat, judge = self.price, self.chat, self.settings
         start = f"{len(todo):,} of {known:,} replies to ask for"
         if not todo or price is None:
-            return told(self.who, start if not todo else f"{start}; price unknown")
+            return told(self.chat.who, start if not todo else f"{start}; price unknown")
         written = min(judge.max_tokens, USUAL_REPLY_TOKENS)
         if chat.reasons:
             written += min(judge.reasoning_tokens, ASSUMED_REASONING_TOKENS)
         limits = [(request, chat.limit(tokens)) for request, tokens in todo]
         usual = sum(price.usually(request.body(limit), written) for request, limit in limits)
         worst = sum(chat.worst(request, limit) for request, limit in limits)
-        self.estimate = usd(usual)
-        lines = [
-            f"{start}; ${usd(self.before)} spent before",
-            f"about ${self.estimate}, at most ${usd(worst)} if each is asked once",
-        ]
-        if chat.reasons:
-            lines.append(f"it reasons: {written} tokens a reply are assumed")
-        return "\n".join(told(self.who, line) for line in lines)
+        before = told(self.chat.who, f"{start}; ${usd(chat.budget.spent)} spent before")
+        most = f"about ${usd(usual)}, at most ${usd(worst)} if each is asked once"
+        return f"{before}\n{told(self.chat.who, most)}"
 
 
-def _is_filtered(row: Row) -> bool:
-    return bool(row["finish_reason"] == CONTENT_FILTER)
+def usable(rows: Sequence[Row], question: Question) -> list[Row]:
+    """The replies that settle a question: those that prefer something, then those of a filter."""
+    filtered = [row for row in rows if row["finish_reason"] == CONTENT_FILTER]
+    return [row for row in rows if choice_of(row, question)] or filtered
 
 
 def choice_of(row: Row, question: Question) -> Choice | None:
