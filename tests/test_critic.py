@@ -30,7 +30,6 @@ MENDED = """
     ppo.critic_init=zero ppo.critic_updates=1 ppo.target_kl=10 ppo.learning_rate=0.001
     ppo.eos_trick=off
 """.split()
-SAID = "critic worse than a constant"
 
 
 # -- training --------------------------------------------------------------------------------------

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 
-from stages.learning.models import load_tokenizer
 from stages.posts.ragged import load_split, pad_left, pad_right, save_split
 from stages.posts.readers import SPLITS, Located, is_cnndm, read_source, subsample
 from stages.posts.tokens import (
@@ -219,20 +218,6 @@ def test_a_post_is_cut_at_its_last_newline_and_its_title_never(post, limit, expe
     assert cut(post, limit) == expected
     with pytest.raises(ValueError, match="empty post"):
         cut(post, limit=11, title="long title")
-
-
-@pytest.mark.parametrize("limit", [100, 160])
-def test_cutting_by_words_first_ends_where_one_character_at_a_time_ends(shared, limit):
-    encode = plain_encoder(load_tokenizer(shared / "tokenizer"))
-    rows = read_lines(shared / "tldr-human/sft_validation.jsonl")[:8]
-    lengths = set()
-    for row in rows:
-        fields = {name: row[name] for name in ("subreddit", "title", "post")}
-        fields["post"] = fields["post"].replace("\n", " ")  # characters alone are left to cut
-        found = fit_query(lambda text: encode([text])[0], PROMPT, fields, "post", limit)
-        assert found[1] == query_tokens(lambda text: encode([text])[0], fields, limit)
-        lengths.add(len(found[1]))
-    assert lengths == {limit}
 
 
 def test_queries_are_those_of_the_papers_code(source, source_tokenizer):

@@ -1,6 +1,5 @@
 """Sizes and seeds side by side: the means, the spreads, the verdict, and what is left out."""
 
-import time
 from dataclasses import replace
 
 import pytest
@@ -106,15 +105,13 @@ def test_growth_is_a_rise_at_each_step_beyond_the_ranges_of_both_ends(runs):
     assert sft[3:] == ["0 of 1", "overlap", "–", "–"]  # two sizes carry no line
 
 
-def test_five_sizes_and_three_seeds_take_under_20_seconds_and_have_fits(runs):
+def test_five_sizes_and_three_seeds_have_fits(runs):
     names = ("tiny-xs", "tiny-s", "tiny", "tiny-l", "tiny-xl")
     for step, name in enumerate(names):
         for seed in (1, 2, 3):
             rates = {"ppo": 0.3 + step / 10, "sft": 0.25, "accuracy": 0.6 + step / 25}
             fabricate(make_config(name, seed=seed), size=10 ** (5 + step), **rates)
-    began = time.process_time()
     scaling_page.main(["--names", *names])
-    assert time.process_time() - began < 20
     markdown = (page.beside_the_runs() / "scaling-ladder.md").read_text()
     assert " | 4 of 4 | apart | +10.0 points [+10.0, +10.0] | 1.00 |" in markdown
     assert "PPO beats the references at tiny (10M)" not in markdown  # 50 %: inconclusive
