@@ -63,7 +63,12 @@ def test_every_model_that_a_stage_saves_has_a_card(runs):
 
 
 def test_the_card_of_a_reward_model_reads_it_where_it_was_trained():
-    assert 'on monday." + tokenizer.eos_token\n' in card(TINY, "rm", "model", MADE)
+    text = card(TINY, "rm", "model", MADE)
+    assert 'on monday." + tokenizer.eos_token\n' in text
+    assert "tokenizer(text, add_special_tokens=True," in text
+    always = replace(TINY, base=replace(TINY.base, bos="always"))
+    said = "tokenizer(tokenizer.bos_token + text, add_special_tokens=False,"
+    assert said in card(always, "rm", "model", MADE)
     before = card(replace(TINY, rm=replace(TINY.rm, read_at="before_eos")), "rm", "model", MADE)
     assert 'on monday."\n' in before
     assert "  # read at the last token before EOS\n" in before
@@ -100,8 +105,9 @@ def test_the_code_of_a_card_prints_what_our_own_code_writes(whole, monkeypatch):
         assert printed == run.text(run.summary(stage, post, temperature=1e-6)) != ""
     tokens = [*run.encode([cards.SUMMARY])[0], run.tokenizer.eos_token_id]
     (score,) = run.scores(post, [tokens])
-    (printed,) = printed_by_cards(whole / "normalize/model", [card_of(whole, "normalize")])
-    assert float(printed) == pytest.approx(score, abs=1e-5)
+    lines = printed_by_cards(whole / "normalize/model", [card_of(whole, "normalize")])
+    # As it is saved, and as a sequence classifier.
+    assert [float(line) for line in lines] == pytest.approx([score, score], abs=1e-5)
 
 
 def card_of(run_folder, stage):

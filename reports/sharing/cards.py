@@ -17,6 +17,7 @@ from stages.settings.config import HUB, RANDOM, Config, is_path, public_value, s
 from stages.settings.sections import BEFORE_EOS, format_post
 from stages.settings.stages import CARD, POLICY_STAGES, STAGES
 
+RECORD = "reward.json"  # stands where a function is the reward
 TEMPLATE = Path(__file__).with_name("card.md")
 # Any post will do; of the built-in world's words, so that its models know them.
 POST = {
@@ -32,7 +33,7 @@ def write_cards(config: Config, stage: str) -> None:
     folder = stage_folder(config, stage)
     manifest = read_manifest(folder) or {}
     for name in STAGES[stage].models if manifest else ():
-        if (folder / name).is_dir():
+        if (folder / name).is_dir() and not (folder / name / RECORD).exists():  # a function
             write_text(folder / name / CARD, card(config, stage, name, manifest))
 
 
@@ -64,6 +65,8 @@ def card(config: Config, stage: str, folder: str, manifest: Mapping[str, Any]) -
         source=public_value("data.source", config.data.source),
         query=format_post(POST, config.data.prompt),
         summary=SUMMARY,
+        bos="tokenizer.bos_token + " if config.base.bos == "always" else "",
+        adds=config.base.bos == "auto",
         before_eos=config.rm.read_at == BEFORE_EOS,
         longest=longest,
         settings=_settings(config, stage),
