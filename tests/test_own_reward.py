@@ -1,8 +1,10 @@
 """A reward of one's own: a function of texts, from its module to the policy that learns it."""
 
 import json
+import re
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -109,3 +111,12 @@ def test_a_module_that_is_not_there_is_refused_before_any_stage_is_made(runs, ca
         run_module(base, ["--preset", "tiny", "--name", "x", "--set", *OWN])
     assert "reward.function: no file mine.py in this folder" in capsys.readouterr().err
     assert not (runs / "x").exists()
+
+
+def test_the_example_of_the_document_counts_what_it_says():
+    text = (Path(__file__).parents[1] / "stages" / "README.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"^```python\n(def asks.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    names: dict[str, Any] = {}
+    exec(code, names)
+    texts = ["Should I ask?", "My boss sold my bike and I want it back. Should I?", "word " * 31]
+    assert names["asks"]([""] * 3, texts, [{}] * 3) == [1, 2, 0]
