@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from stages.posts.bad_rows import BadRowError
+from stages.posts.bad_rows import BadRowError, BadRows
 from stages.posts.kinds import ASSISTANT, as_known, recognised
 from stages.posts.readers import read_source
 from stages.posts.tokens import Limits, tokenize_posts
 from stages.settings.checks import UserError
-from stages.settings.sections import Data
+from stages.settings.sections import COMPARISONS, POSTS, Data
 
 QUESTION = [{"role": "user", "content": "Why?"}]
 CHAT = f"User: Why?\n\n{ASSISTANT}"
@@ -111,6 +111,19 @@ def test_an_array_of_json_is_read_row_by_row_and_a_bad_one_is_named(tmp_path):
         read(path)
     path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     assert len(read(path)["comparisons_train"]) > 50
+
+
+def test_of_few_rows_one_post_at_least_is_held_out_and_of_bad_ones_the_reason_is_said(tmp_path):
+    rows = [{"prompt": f"Why {n // 2}?", "chosen": "So.", "rejected": "No."} for n in range(6)]
+    located = read(written(tmp_path / "few.jsonl", rows))
+    assert [len(located[split]) for split in COMPARISONS] == [4, 2]
+    assert [len(located[split]) for split in POSTS] == [2, 1]
+    path = written(tmp_path / "bad.jsonl", [{"question": "Why?"}])
+    with pytest.raises(UserError, match=r"comparisons_train is empty \(a row of no known kind"):
+        read_source(Data(source=str(path), on_bad_row="skip"), str(path), BadRows("skip"))
+    path.write_text('{"prompt": "a \\ud800", "chosen": "b", "rejected": "c"}')
+    with pytest.raises(UserError, match=r"field info\.post holds half a character"):
+        read(path)
 
 
 def test_splits_of_openais_schema_are_never_derived(tmp_path):

@@ -111,14 +111,14 @@ def _turns(where: str, messages: Sequence[Any], field: str) -> list[str]:
 
 
 def _hash(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+    return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()[:16]
 
 
 def derive(located: dict[str, list[tuple[str, Row]]]) -> dict[str, list[tuple[str, Row]]]:
     """The splits that are not there, from those that are, where their rows are the user's own kind.
 
     Posts are the pairs' prompts with the chosen text, each prompt once. Without held-out rows one
-    post in HELD_OUT_SHARE is held out, by its id: so a post is held out in all splits or in none.
+    post in HELD_OUT_SHARE is held out, at least one, by its id: in all splits or in none.
     """
     every = dict(located)
     for posts, pairs in zip(POSTS, COMPARISONS, strict=True):
@@ -127,17 +127,23 @@ def derive(located: dict[str, list[tuple[str, Row]]]) -> dict[str, list[tuple[st
                 (where, row["info"] | {"summary": row["summaries"][row["choice"]]["text"]})
                 for where, row in every[pairs]
             ]
-    for train, held_out in (POSTS, COMPARISONS):
-        if held_out not in every and _are_whole(every.get(train, [])):
-            parts: list[list[tuple[str, Row]]] = [[], []]
-            for where, row in every[train]:
-                name = row.get("info", row)["id"]
-                parts[int(_hash(name), 16) % HELD_OUT_SHARE == 0].append((where, row))
-            every[train], every[held_out] = parts
+    splits = [each for each in (POSTS, COMPARISONS) if each[1] not in every]
+    splits = [each for each in splits if _are_whole(every.get(each[0], []))]
+    digests = [_digest(row) for train, _ in splits for _, row in every[train]]
+    held = {digest for digest in digests if digest % HELD_OUT_SHARE == 0} or {*sorted(digests)[:1]}
+    for train, held_out in splits:
+        parts: list[list[tuple[str, Row]]] = [[], []]
+        for where, row in every[train]:
+            parts[_digest(row) in held].append((where, row))
+        every[train], every[held_out] = parts
     for posts in {*POSTS} - {*located} & {*every}:
         first = {row["id"]: (where, row) for where, row in reversed(every[posts])}
         every[posts] = [each for each in reversed(first.values()) if each[1]["summary"].strip()]
     return every
+
+
+def _digest(row: Row) -> int:
+    return int(_hash(row.get("info", row)["id"]), 16)
 
 
 def _are_whole(located: Sequence[tuple[str, Row]]) -> bool:

@@ -6,9 +6,6 @@ come from a folder (`sft_train.jsonl`, ... or another ending), from one file of 
 hub through `datasets`. Rows of other kinds are made rows of these by `kinds.py`. A bad row is
 refused with file, line and field, or skipped. Source: Huang et al. 2024, details 1 and 10, and the
 pages of the data sets.
-
-A repository of the hub holds its configurations in one of two ways: its card names them, or, on the
-branch that the hub's bot converts to Parquet, each has a folder of its name and there is no card.
 """
 
 import random
@@ -67,14 +64,15 @@ def read_source(data: Data, folder: str, bad: BadRows | None = None) -> dict[str
         if (data.sft_dataset or split == COMPARISONS[0] if folder == HUB else _there(folder, split))
         and (folder != HUB or split != PPO_TRAIN)
     }
-    located = kinds.derive(located)
-    for split in SPLITS:
-        if split not in located:
+    every = kinds.derive(located)
+    for split in (*located, *SPLITS):
+        if split not in every:
             first = f"{Path(folder) / split}.jsonl"
             raise UserError(f"{first} is missing (or .parquet, .csv): add it, or correct DATA=")
-        if not located[split]:
-            raise UserError(f"{folder}: split {split} is empty: give it at least one good row")
-    return located
+        if not every[split]:
+            why = f" ({bad.skipped[0]['reason']})" if bad and bad.skipped else ""
+            raise UserError(f"{folder}: split {split} is empty{why}: give it at least one good row")
+    return every
 
 
 def read_split(data: Data, folder: str, split: str, bad: BadRows | None = None) -> list[Located]:

@@ -86,8 +86,7 @@ def distinct(texts: Sequence[str], n: int) -> float:
 
     Source: Li et al. 2016, "A Diversity-Promoting Objective Function" (distinct-1 and -2).
     """
-    words = [words_of(text) for text in texts]
-    starts = ([each[start:] for start in range(n)] for each in words)
+    starts = ([words_of(text)[start:] for start in range(n)] for text in texts)
     grams = [gram for shifted in starts for gram in zip(*shifted, strict=False)]
     return len(set(grams)) / len(grams) if grams else 0.0
 
