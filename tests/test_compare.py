@@ -98,7 +98,7 @@ def test_the_first_paragraph_goes_by_posts_and_seeds_and_names_its_intervals(run
 
 
 def one_pair(low, p_value, each=(0.05,)):
-    return pair_of(each, low, 0.1, p_value)
+    return pair_of(each, (low, 0.1), p_value)
 
 
 def test_of_several_pairs_those_above_are_counted_after_holms_correction():

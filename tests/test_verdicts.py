@@ -29,8 +29,9 @@ def seeds(lows, ended=()):
     return made
 
 
-def pair_of(each, low, high, p_value=0.5, alike=0):
+def pair_of(each, posts, p_value=0.5, alike=0):
     """Two policies by their differences, seed by seed, and by the interval over posts."""
+    low, high = posts
     entry, mean = Entry(name="dropout", policy="ppo", runs=[]), sum(each) / len(each)
     over_posts = PairedInterval(estimate=mean, low=low, high=high, posts=9, p_value=p_value)
     return Paired(
@@ -49,7 +50,7 @@ def ablation(*each, name="dropout", posts=(-1.0, 1.0), alike=0, default=(), turn
     """A switch with these differences, seed by seed, and these seeds."""
     return AblatedRun(
         name=name,
-        pair=pair_of(each, *posts, alike=alike) if each else None,
+        pair=pair_of(each, posts, alike=alike) if each else None,
         default=default or seeds([0.1] * len(each)),
         turned=turned_seeds or seeds([0.1] * len(each)),
     )
