@@ -47,6 +47,15 @@ def close(found: torch.Tensor, expected: Any, tolerance: float = 1e-6) -> None:
     torch.testing.assert_close(found, expected, rtol=0, atol=tolerance)
 
 
+def refused_by(capsys: Any, command: Callable[..., Any], *words: str) -> str:
+    """The one line in which a command with these words ends, with status 2."""
+    with pytest.raises(SystemExit) as ended:
+        command([*words])
+    assert ended.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    return str(line)
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
     """A test that uses a browser walks; other walks are marked by hand. Tests that need a card are
@@ -284,6 +293,11 @@ def state_of(config: Any, network: Any, optimizer: Any = None, **others: Any) ->
     return State(**given | others)
 
 
+def flat(network: Any) -> torch.Tensor:
+    """A copy of all weights of a network, in one row."""
+    return torch.cat([weight.detach().flatten() for weight in network.parameters()])
+
+
 def rolled_out(
     config: Any, learner: Any, queries: Any, update: int = 0
 ) -> tuple[Any, dict[str, float]]:
@@ -304,6 +318,27 @@ def rolled_out(
     shaped = shape(episodes, ppo, learner.networks.pad_id, ppo.score_at)
     rollout = credit(learner.accelerator, shaped, ppo)
     return rollout, describe(learner, rollout, ppo)
+
+
+def two_updates_of_ppo(study: Path, config: Any) -> tuple[Any, Any]:
+    """The learner and the second rollout after two updates from a finished run's models."""
+    from accelerate import Accelerator
+
+    from stages import ppo
+    from stages.learning.models import load_tokenizer
+    from stages.posts.ragged import load_split
+    from stages.rl import networks
+    from stages.rl.update import optimize
+    from stages.runs import Run
+
+    tokenizer = load_tokenizer(study / "sft" / "model")
+    origins = networks.origins_of(Run(config, "ppo"), config.ppo)
+    learner = ppo.load_learner(config, Accelerator(cpu=True), tokenizer, origins)
+    queries = load_split(study / "base" / "data", "sft_train").columns["queries"]
+    for update in range(2):
+        rollout, _ = rolled_out(config, learner, queries, update)
+        optimize(learner, rollout, config.ppo, update)
+    return learner, rollout
 
 
 @pytest.fixture(scope="session")

@@ -8,6 +8,7 @@ from typing import Any
 from reports.parts import paper
 from reports.sections.curves import GRADIENT_GROUPS
 from stages.finished import current_inputs, stage_folder
+from stages.runs import open_stage
 from stages.settings import config as settings
 from stages.settings.command_line import make_config
 from stages.settings.config import JudgeSettings
@@ -243,6 +244,14 @@ def fabricate(
         make_files(folder, stage, scores, texts, results["summaries"]["policies"])
         write_manifest(config, stage, results[stage])
     return results
+
+
+def finish_summaries(config, **policies):
+    """A finished stage `summaries` with the rows of these policies."""
+    with open_stage(config, "summaries") as run:
+        for policy, rows in policies.items():
+            write_rows(run.partial / f"{policy}.jsonl", rows)
+        run.finish({})
 
 
 def two_judges():

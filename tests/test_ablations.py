@@ -13,6 +13,7 @@ from stages.settings import config as settings
 from stages.settings.command_line import make_config
 from stages.settings.config import UserError
 from stages.settings.presets import ABLATIONS, GROUPS, ablations_named
+from tests.conftest import refused_by
 from tests.fabricated_runs import OFFLINE, fabricate
 
 SEEDS = (1, 2, 3)
@@ -185,10 +186,8 @@ def test_an_ablation_without_a_common_seed_is_refused(runs):
 )
 def test_unknown_names_and_none_are_refused_in_one_line(runs, capsys, names, said):
     default_runs()
-    with pytest.raises(SystemExit):
-        ablations_page.main(["--name", "tiny", "--ablations", *names])
-    (line,) = capsys.readouterr().err.splitlines()
-    assert said in line
+    words = ("--name", "tiny", "--ablations", *names)
+    assert said in refused_by(capsys, ablations_page.main, *words)
     assert not page.beside_the_runs().exists()
 
 

@@ -20,22 +20,11 @@ from stages.settings.command_line import make_config
 from stages.settings.faults import in_one_line
 from tests.chat_server import GOOD, ask, chat, serving
 from tests.fabricated_runs import fabricate
-from tests.test_errors import PAIR, POST, POSTS, write
+from tests.test_posts import PAIR, POST, edited, write_folder
 
 ROOT = Path(__file__).parents[1]
 NAMED = ["--preset", "tiny", "--name", "x", "--data", "data"]
 Change = Callable[[Path], object]
-
-
-def changed(row: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
-    """A copy of a row with one value, at keys with dots between them, replaced."""
-    copy = json.loads(json.dumps(row))
-    *parents, last = path.split(".")
-    place = copy
-    for key in parents:
-        place = place[int(key) if isinstance(place, list) else key]
-    place[last] = value
-    return copy
 
 
 def named(rows: list) -> list:
@@ -67,14 +56,9 @@ def one_line(capsys, command: Callable[[], object]) -> str:
 
 
 @pytest.fixture
-def data(tmp_path, monkeypatch):
+def data(place):
     """A working directory with a small folder of good posts and comparisons."""
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "data").mkdir()
-    for part in ("train", "validation"):
-        write(tmp_path / f"data/sft_{part}.jsonl", POSTS)
-        write(tmp_path / f"data/comparisons_{part}.jsonl", [PAIR] * 3)
-    return tmp_path / "data"
+    return write_folder(place / "data")
 
 
 # -- rows ------------------------------------------------------------------------------------------
@@ -92,13 +76,13 @@ ROWS: list[tuple[str, Any, str]] = [  # file, its second row, the line
     ("sft_validation", {**POST, "summary": 1.5}, "sft_validation.jsonl:2: field summary is of"),
     (PAIRS, {**PAIR, "choice": True}, "comparisons_train.jsonl:2: field choice"),
     (PAIRS, {**PAIR, "summaries": PAIR["summaries"][:1]}, "summaries"),
-    (PAIRS, changed(PAIR, "summaries.0.text", None), "summaries[0].text"),
+    (PAIRS, edited(PAIR, "summaries.0.text", None), "summaries[0].text"),
     (
         PAIRS,
-        {**changed(PAIR, "info.post", None), "batch": None, "choice": None},
+        {**edited(PAIR, "info.post", None), "batch": None, "choice": None},
         "no field choice, batch, info.post",
     ),
-    (PAIRS, changed(PAIR, "extra.confidence", 10), "confidence"),
+    (PAIRS, edited(PAIR, "extra.confidence", 10), "confidence"),
 ]
 
 
@@ -109,6 +93,18 @@ def test_rows(data, capsys, file, row, line):
     bad = bad if isinstance(bad, bytes) else json.dumps(bad).encode()
     (data / f"{file}.jsonl").write_bytes(b"\n".join([good, bad, good, b""]))
     assert line in one_line(capsys, lambda: run_module(base, NAMED))
+
+
+def test_a_missing_file_is_named(data, capsys):
+    (data / "comparisons_train.jsonl").unlink()
+    assert "comparisons_train.jsonl is missing" in one_line(capsys, lambda: run_module(base, NAMED))
+
+
+def test_a_missing_earlier_stage_names_the_make_command(data, capsys):
+    line = one_line(capsys, lambda: run_module(ppo, NAMED))
+    assert "make" in line
+    assert "DATA=data" in line
+    assert "make data" in one_line(capsys, lambda: run_module(sft, NAMED))
 
 
 # -- settings; what a setting may be is in test_config.py ------------------------------------------
@@ -128,10 +124,9 @@ SETTINGS: list[tuple[str, str]] = [  # words of a command line, the line
 
 
 @pytest.mark.parametrize(("words", "line"), named(SETTINGS))
-def test_settings(tmp_path, monkeypatch, capsys, words, line):
-    monkeypatch.chdir(tmp_path)
+def test_settings(place, capsys, words, line):
     assert line in one_line(capsys, lambda: run_module(sft, words.split(" ")))
-    assert not list(tmp_path.iterdir())
+    assert not list(place.iterdir())
 
 
 # -- models and tokenizers -------------------------------------------------------------------------
@@ -233,7 +228,7 @@ def with_value(name: str, path: str, value: Any) -> Change:
 
     def change(folder: Path) -> None:
         first, *rest = (folder / name).read_text().split("\n" if name.endswith("l") else "\0")
-        text = json.dumps(changed(json.loads(first), path, value))
+        text = json.dumps(edited(json.loads(first), path, value))
         (folder / name).write_text("\n".join([text, *rest]))
 
     return change
@@ -321,10 +316,9 @@ COMMANDS: dict[str, Callable[[], object]] = {
 
 
 @pytest.mark.parametrize(("change", "command", "line"), named(STATE))
-def test_state_on_disk(finished, tmp_path, monkeypatch, capsys, change, command, line):
-    shutil.copytree(finished, tmp_path, dirs_exist_ok=True)
-    monkeypatch.chdir(tmp_path)
-    change(tmp_path / "runs/tiny/seed44413")
+def test_state_on_disk(finished, place, capsys, change, command, line):
+    shutil.copytree(finished, place, dirs_exist_ok=True)
+    change(place / "runs/tiny/seed44413")
     assert line in one_line(capsys, COMMANDS[command])
 
 
@@ -353,8 +347,7 @@ OUTPUTS: list[tuple[str, bytes, str]] = [  # a file's name, its content, the lin
 
 
 @pytest.mark.parametrize(("name", "content", "line"), named(OUTPUTS))
-def test_outputs(tmp_path, monkeypatch, capsys, name, content, line):
-    monkeypatch.chdir(tmp_path)
+def test_outputs(place, capsys, name, content, line):
     Path(name).write_bytes(content)
     words = ["--preset", "outputs", "--set", f"outputs.file={name}", "judge.kind=openai"]
     assert line in one_line(capsys, lambda: outputs.main(words))
@@ -377,9 +370,7 @@ SERVER: list[tuple[Any, str]] = [  # what it answers, the line
 
 
 @pytest.mark.parametrize(("answer", "line"), named(SERVER))
-def test_server(judge_environment, tmp_path, monkeypatch, capsys, answer, line):
-    monkeypatch.chdir(tmp_path)
-
+def test_server(judge_environment, place, capsys, answer, line):
     @in_one_line()
     def question(server) -> None:
         ask(server, max_retries=1)
@@ -392,7 +383,6 @@ def test_server(judge_environment, tmp_path, monkeypatch, capsys, answer, line):
     assert not HIDDEN.search(printed)
 
 
-def test_an_unknown_option_of_a_page_is_one_line(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
+def test_an_unknown_option_of_a_page_is_one_line(place, capsys):
     line = one_line(capsys, lambda: run_page.main(["--no-such-option", "x"]))
     assert "--no-such-option" in line

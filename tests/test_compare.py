@@ -1,23 +1,22 @@
 """`make compare`: what differs between policies of finished runs, by how much, on which posts."""
 
 import json
-from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from eval.win_rate import PairedInterval
 from reports import compare_page
 from reports.compare_page import changed_posts
 from reports.parts import gained
 from reports.parts.page import PUBLIC, beside_the_runs
-from reports.parts.paired import Paired, above_first, beside, parts_of, read_entries, settings_apart
+from reports.parts.paired import above_first, beside, parts_of, read_entries, settings_apart
 from reports.parts.words import direction, plain
 from stages.finished import stage_folder
 from stages.settings.command_line import make_config
 from stages.settings.config import UserError
+from tests.conftest import refused_by
 from tests.fabricated_runs import NASTY, fabricate
+from tests.test_verdicts import pair_of
 
 # Of nine posts, against the reference. By hand: post 0 is worse, 2 and 4 are better, 3 and 7 lose
 # both times, 1, 5 and 6 are as they were, 8 is worse.
@@ -99,19 +98,7 @@ def test_the_first_paragraph_goes_by_posts_and_seeds_and_names_its_intervals(run
 
 
 def one_pair(low, p_value, each=(0.05,)):
-    """A pair of policies by its interval over posts, its p-value and its seeds."""
-    together = PairedInterval(estimate=0.05, low=low, high=0.1, posts=9, p_value=p_value)
-    nobody: Any = None
-    return Paired(
-        entry=nobody,
-        first=nobody,
-        runs=[],
-        together=together,
-        each=list(each),
-        changes=Counter(),
-        alike=0,
-        written=9,
-    )
+    return pair_of(each, (low, 0.1), p_value)
 
 
 def test_of_several_pairs_those_above_are_counted_after_holms_correction():
@@ -251,10 +238,7 @@ def test_what_cannot_be_compared_is_refused_in_one_line(runs, capsys, asked, sai
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     rows[3]["query"] = NASTY + " More."
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    with pytest.raises(SystemExit):
-        compare_page.main(["--runs", *asked] if asked else [])
-    (line,) = capsys.readouterr().err.splitlines()
-    assert said in line
+    assert said in refused_by(capsys, compare_page.main, *(["--runs", *asked] if asked else []))
 
 
 def test_a_side_may_be_named_as_its_folder_is(runs):

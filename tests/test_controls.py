@@ -14,10 +14,10 @@ from eval.judges.protocol import VERDICTS, About, Reply, comparison_of, judge_pa
 from stages.finished import read_manifest, stage_folder
 from stages.posts.toy import UNWANTED_COST, facts_of, make_post, read_summary, score_summary
 from stages.running.files import read_lines
-from stages.runs import open_stage
 from stages.settings.command_line import make_config
 from stages.settings.config import Checks
 from stages.settings.sections import format_post
+from tests.fabricated_runs import finish_summaries
 
 QUERY = "SUBREDDIT: r/x\n\nTITLE: A title\n\nPOST: First. Then\nmore.\n\nTL;DR:"
 SHORT_OR_OFF_TOPIC = ("truncated", "first_sentence", "title", "other_post")
@@ -180,27 +180,23 @@ class Rule(protocol.Judge):
         return Reply(choice=self.rule(comparison.first, comparison.second), text="")
 
 
-def finish_summaries(config, posts=40):
-    with open_stage(config, "summaries") as run:
-        for number in range(posts):
-            row = make_post(f"toy1-validation-{number}")
-            query = f"SUBREDDIT: r/x\n\nTITLE: {row['title']}\n\nPOST: {row['post']}\n\nTL;DR:"
-            scores = {"summary": "x", "score": 0.0, "reference_score": 0.0}
-            line = {"id": row["id"], "query": query, "reference": row["summary"]}
-            run.append("sft.jsonl", line | scores)
-        run.finish({})
+def summarised(config, posts=40):
+    made = [make_post(f"toy1-validation-{number}") for number in range(posts)]
+    scores = {"summary": "x", "score": 0.0, "reference_score": 0.0}
+    rows = [post(row["id"], row["summary"], format_post(row)) | scores for row in made]
+    finish_summaries(config, sft=rows)
 
 
 def judged_by(monkeypatch, rule):
     config = replace(make_config("tiny"), checks=Checks(control_posts=100))
-    finish_summaries(config, posts=100)
+    summarised(config, posts=100)
     monkeypatch.setattr(controls, "make_judge", lambda config, policies: Rule(rule))
     return judge_controls(config)
 
 
 def test_the_built_in_judge_passes_every_control(runs):
     config = make_config("tiny")
-    finish_summaries(config)
+    summarised(config)
     found = judge_controls(config)
     assert found["failed"] == []
     assert all(one["passed"] for one in found["controls"].values())

@@ -10,12 +10,13 @@ import pytest
 from eval.judge import make_judge
 from eval.judges.openai.budget import price_of
 from eval.judges.openai.server_judge import OpenAIJudge
-from eval.judges.protocol import Comparison, judge_all
+from eval.judges.protocol import judge_all
 from reports.parts.sentences import judge_note
 from stages.settings.checks import UserError
 from stages.settings.command_line import make_config
 from stages.settings.config import JudgeSettings
 from tests.chat_server import GOOD, ask, chat, llm_config, serving
+from tests.test_reply_cache import questions
 
 pytestmark = pytest.mark.usefixtures("judge_environment")
 THOUGHT = 400  # tokens, more than the budget of a reply
@@ -37,14 +38,10 @@ def luna_config(url: str, **changes: Any) -> Any:
     return replace(make_config("tiny"), judge=JudgeSettings(**{"base_url": url, **changes}))
 
 
-def pairs(count: int) -> list[Comparison]:
-    return [Comparison(f"p{k}", f"a post {k}.", "one", "two") for k in range(count)]
-
-
 def test_a_judge_that_reasons_has_room_for_it_and_is_billed(capsys):
     with serving(thinker) as server:
         judge = make_judge(luna_config(server.url, reasoning_effort="medium"), {})
-        replies = list(judge_all(judge, pairs(20), 4))
+        replies = list(judge_all(judge, questions(20), 4))
     assert {reply.choice for reply in replies} == {"A"}
     assert len(server.requests) == 20 + 2  # two refusals, and no reply was lost
     out = capsys.readouterr().out
@@ -95,7 +92,7 @@ def test_reasoning_that_stands_in_the_total_alone_is_billed(usage, written, reas
     with serving(lambda number, body: chat(GOOD, usage=counted)) as server:
         judge = make_judge(llm_config(server, input_price=100, output_price=1000), {})
         assert isinstance(judge, OpenAIJudge)
-        (question,) = pairs(1)
+        (question,) = questions(1)
         reply = judge.reply(question)
         worst = judge.chat.worst(judge.chat.request(question), 100)
     assert reply.completion_tokens == written
@@ -106,7 +103,7 @@ def test_reasoning_that_stands_in_the_total_alone_is_billed(usage, written, reas
 def test_the_cap_counts_the_room_for_reasoning():
     judge = make_judge(luna_config("http://127.0.0.1:9/v1", reasoning_effort="high"), {})
     assert isinstance(judge, OpenAIJudge)
-    request, limit = judge.chat.request(pairs(1)[0]), judge.chat.limit(256)
+    request, limit = judge.chat.request(questions(1)[0]), judge.chat.limit(256)
     assert (limit, judge.chat.limit(512)) == (256 + 4096, 2 * (256 + 4096))
     size = len(json.dumps(request.body(limit)).encode())
     expected = (0.125 * (size + 16) + 0.50 * (256 + 4096)) / 1e6

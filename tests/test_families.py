@@ -117,10 +117,9 @@ WALKING = [pytest.param(family, marks=pytest.mark.walk) for family in OTHERS]
 
 @pytest.mark.parametrize("family", [FIRST, *WALKING])
 def test_a_family_goes_through_all_stages_and_its_models_open_with_plain_transformers(
-    family, tokenizer_folder, tmp_path, monkeypatch
+    family, tokenizer_folder, place
 ):
-    monkeypatch.chdir(tmp_path)
-    run = make_all(checkpoint(family, tokenizer_folder, tmp_path / "theirs"), family)
+    run = make_all(checkpoint(family, tokenizer_folder, place / "theirs"), family)
     tokenizer = load_tokenizer(run / "base/model")
     pad_id = tokenizer.pad_token_id
     assert tokenizer.pad_token == "[PAD]"
@@ -174,9 +173,8 @@ def losses(run: Path, stage: str, key: str) -> list[float]:
 
 
 @pytest.mark.walk
-def test_every_stage_learns_in_bf16_as_in_float32(tokenizer_folder, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    folder = checkpoint("llama", tokenizer_folder, tmp_path / "theirs")
+def test_every_stage_learns_in_bf16_as_in_float32(tokenizer_folder, place):
+    folder = checkpoint("llama", tokenizer_folder, place / "theirs")
     more = ("world.train_posts=64", "world.train_comparisons=64")
     plain = make_all(folder, "plain", *more)
     AcceleratorState._reset_state(reset_partial_state=True)  # as a process of its own would

@@ -20,9 +20,9 @@ import pytest
 from eval.judges.openai.cache import UNDER_WAY
 from stages.finished import read_manifest
 from stages.running.files import read_lines
-from stages.runs import open_stage
 from stages.settings.command_line import make_config
 from tests.chat_server import serving
+from tests.fabricated_runs import finish_summaries
 from tests.fault_server import FAULTS, SLOW_SECONDS, FaultServer
 
 pytestmark = pytest.mark.walk
@@ -37,13 +37,13 @@ def write_summaries(seed: int) -> list[str]:
     """500 posts, on each of which one of the two is good; returns who."""
     draw = random.Random(seed)
     better = [draw.choice(("policy", "reference")) for _ in range(PAIRS)]
-    with open_stage(make_config("tiny"), "summaries") as run:
-        for number, who in enumerate(better):
-            words = ("good", "bad") if who == "policy" else ("bad", "good")
-            ours, theirs = (f"{word} summary {number}" for word in words)
-            row = {"id": f"p{number}", "query": f"POST: {number}", "summary": ours}
-            run.append("ppo.jsonl", {**row, "reference": theirs})
-        run.finish({})
+    rows = []
+    for number, who in enumerate(better):
+        words = ("good", "bad") if who == "policy" else ("bad", "good")
+        ours, theirs = (f"{word} summary {number}" for word in words)
+        row = {"id": f"p{number}", "query": f"POST: {number}", "summary": ours}
+        rows.append({**row, "reference": theirs})
+    finish_summaries(make_config("tiny"), ppo=rows)
     return better
 
 

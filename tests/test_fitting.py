@@ -29,7 +29,7 @@ from stages.learning.learner import (
 from stages.learning.loop import make_optimizer
 from stages.settings.command_line import make_config
 from stages.settings.config import UserError
-from tests.conftest import state_of
+from tests.conftest import flat, state_of
 from tests.test_microbatches import SPLITS
 
 ROOT = Path(__file__).parents[1]
@@ -78,10 +78,6 @@ def state(network: Any, optimizer: Any = None, stage: str = "sft", **settings: A
 
 def adam(network: Any) -> torch.optim.AdamW:
     return make_optimizer(network.parameters(), 1e-3, make_config("tiny").optimizer)
-
-
-def flat(network: Any) -> torch.Tensor:
-    return torch.cat([weight.detach().flatten() for weight in network.parameters()])
 
 
 @pytest.mark.parametrize("stage", SPLITS, ids=lambda one: one.__name__)
@@ -215,12 +211,11 @@ def alone(tmp_path_factory):
 
 
 @pytest.fixture
-def seed(alone, tmp_path, monkeypatch):
+def seed(alone, place):
     """A folder in which only the base stage is done."""
-    folder = tmp_path / "runs/small/seed44413"
+    folder = place / "runs/small/seed44413"
     folder.mkdir(parents=True)
     (folder / "base").symlink_to(alone / "base")
-    monkeypatch.chdir(tmp_path)
     return folder
 
 

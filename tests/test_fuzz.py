@@ -32,9 +32,9 @@ from stages.settings.judge import Outputs
 from stages.settings.sections import Data
 from stages.settings.stages import STAGES
 from tests.chat_server import GOOD, chat
-from tests.given_outputs import systems_of
-from tests.test_errors import PAIR, POST
 from tests.test_injection import INJECTIONS
+from tests.test_outputs import systems_of
+from tests.test_posts import PAIR, POST
 
 tries = hypothesis.settings(
     max_examples=int(os.environ.get("EXAMPLES", "60")),
@@ -211,7 +211,8 @@ def test_overrides_are_refused_in_one_line_or_make_a_config_that_is_whole(words)
 @tries
 @hypothesis.given(st.data())
 def test_bad_rows_are_refused_or_skipped_and_none_is_lost(tmp_path_factory, data):
-    split, row = data.draw(st.sampled_from([("sft_train", POST), ("comparisons_train", PAIR)]))
+    pair = PAIR | {"info": {key: text for key, text in PAIR["info"].items() if text}}
+    split, row = data.draw(st.sampled_from([("sft_train", POST), ("comparisons_train", pair)]))
     content = data.draw(lines(row))
     folder = tmp_path_factory.mktemp("rows")
     (folder / f"{split}.jsonl").write_bytes(content)

@@ -46,9 +46,8 @@ def judged(whole, tmp_path_factory):
 
 
 @pytest.fixture
-def config(judged, tmp_path, monkeypatch):
-    shutil.copytree(judged / "runs", tmp_path / "runs", copy_function=os.link)
-    monkeypatch.chdir(tmp_path)
+def config(judged, place):
+    shutil.copytree(judged / "runs", place / "runs", copy_function=os.link)
     made = make_config("tiny", name="resumed", overrides=tuple(SETTINGS))
     return replace(made, judge=JudgeSettings(kind="reward_model", model="gold/seed7"))
 

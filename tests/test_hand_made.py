@@ -23,6 +23,7 @@ from stages.runs import holder_of
 from stages.settings.command_line import make_config, recorded_config
 from stages.settings.config import UserError
 from stages.settings.ppo import REMOVED
+from tests.conftest import refused_by
 from tests.fabricated_runs import fabricate
 
 ROW = {"id": "1", "query": "q", "summary": "s", "reference": "r", "score": None}
@@ -41,15 +42,6 @@ def hand_made(runs, rows=(ROW,), manifest="{}", config=None, stage="summaries"):
     return folder
 
 
-def line_of(capsys, function, *words):
-    """The one line in which a command ends."""
-    with pytest.raises(SystemExit) as ended:
-        function(list(words))
-    assert ended.value.code == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    return line
-
-
 @pytest.mark.parametrize("config", ["{}", "[]", "no json", '{"preset": "tiny"}'])
 def test_status_and_pages_pass_over_settings_that_no_run_recorded(runs, capsys, config):
     folder = hand_made(runs, config=config)
@@ -57,7 +49,7 @@ def test_status_and_pages_pass_over_settings_that_no_run_recorded(runs, capsys, 
     assert any(line.startswith("mine 44413") for line in status())
     with pytest.raises(UserError, match="no finished run in"):
         collect.find_runs("mine")
-    assert "no finished run in" in line_of(capsys, scaling_page.main, "--names", "mine")
+    assert "no finished run in" in refused_by(capsys, scaling_page.main, "--names", "mine")
 
 
 def test_a_stage_that_needs_a_hand_made_one_says_so_in_one_line(runs, capsys):
@@ -65,7 +57,7 @@ def test_a_stage_that_needs_a_hand_made_one_says_so_in_one_line(runs, capsys):
     config = make_config("tiny", name="mine")
     with pytest.raises(UserError, match="is no manifest of this version: move /"):
         why_not(config, "summaries")
-    line = line_of(capsys, win_rate.main, "--preset", "tiny", "--name", "mine")
+    line = refused_by(capsys, win_rate.main, "--preset", "tiny", "--name", "mine")
     assert "summaries/manifest.json is no manifest of this version" in line
 
 

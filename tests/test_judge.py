@@ -12,9 +12,9 @@ from eval.judges.protocol import Choice, Comparison, Judge, Reply, comparison_of
 from stages.finished import read_manifest, stage_folder
 from stages.posts.toy import OPTIONAL, facts_of
 from stages.running.files import read_lines
-from stages.runs import open_stage
 from stages.settings.command_line import make_config
 from tests.chat_server import GOOD, chat, llm_config, serving
+from tests.fabricated_runs import finish_summaries
 from tests.told import NTH, told
 
 POST = "toy1-validation-7"
@@ -32,14 +32,6 @@ def judge_one(judge: Judge, policy: str, one: dict[str, Any], order: str) -> dic
     """What the stage does with one summary in one order."""
     reply = judge_pair(judge, comparison_of(one, order))
     return judgement(judge.about, policy, one, order, reply)
-
-
-def finish_summaries(config, **policies) -> None:
-    with open_stage(config, "summaries") as run:
-        for policy, rows in policies.items():
-            for one in rows:
-                run.append(f"{policy}.jsonl", one)
-        run.finish({})
 
 
 class Fixed(Judge):

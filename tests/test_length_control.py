@@ -273,18 +273,13 @@ def test_the_published_verdicts_give_the_published_rates(shared):
 
 def beside_identical(table, identical):
     """A table of both orders of each post, and so many posts more whose two texts are identical."""
-    rows = 2 * identical
-    posts = np.repeat(1_000_000 + np.arange(identical), 2)
-    columns = {
-        "posts": posts,
-        "ids": posts,
-        "outcomes": np.full(rows, 0.5),
-        "shown_first": np.tile([True, False], identical),
-        "log_ratios": np.zeros(rows),
-        "differ": np.zeros(rows, dtype=bool),
-    }
-    both = {name: np.concatenate([vars(table)[name], columns[name]]) for name in columns}
-    return VerdictTable(**both)
+    posts, first = np.repeat(1_000_000 + np.arange(identical), 2), np.tile([True, False], identical)
+    same = table_of(posts, np.full(len(posts), 0.5), first, np.zeros(len(posts)))
+    same.differ[:] = False
+    names = vars(table)
+    return VerdictTable(
+        **{name: np.concatenate([vars(of)[name] for of in (table, same)]) for name in names}
+    )
 
 
 def four_of_five_won(posts, ratios):

@@ -5,20 +5,16 @@ from typing import Any
 
 import pytest
 import torch
-from accelerate import Accelerator
 
-from stages import base, dpo, normalize, ppo, reward, runs, sft
+from stages import base, dpo, normalize, ppo, reward, sft
 from stages.driving.start import run_module
 from stages.learning.lora import adapt, adapter_layers, adapter_off, merge
-from stages.learning.models import load_policy, load_reward_model, load_tokenizer, save_model
+from stages.learning.models import load_policy, load_reward_model, save_model
 from stages.learning.passes import head_scalars, model_inputs, response_logprobs
-from stages.posts.ragged import load_split
-from stages.rl import networks
-from stages.rl.update import optimize
 from stages.running.files import read_lines
 from stages.settings.command_line import make_config
 from stages.settings.config import Lora
-from tests.conftest import rolled_out
+from tests.conftest import flat, two_updates_of_ppo
 
 RANK = 3
 TOKENS = torch.arange(1, 25).view(2, 12)
@@ -215,26 +211,8 @@ def mini_config(microbatch_size):
     return replace(made, memory=memory, ppo=replace(made.ppo, batch_size=16, num_ppo_epochs=2))
 
 
-def ppo_updates(study, microbatch_size):
-    """The learner and the second rollout after two updates."""
-    config, accelerator = mini_config(microbatch_size), Accelerator(cpu=True)
-    run = runs.Run(config, "ppo")
-    tokenizer = load_tokenizer(study / "sft" / "model")
-    origins = networks.origins_of(run, run.config.ppo)
-    learner = ppo.load_learner(run.config, accelerator, tokenizer, origins)
-    queries = load_split(study / "base" / "data", "sft_train").columns["queries"]
-    for update in range(2):
-        rollout, _ = rolled_out(config, learner, queries, update)
-        optimize(learner, rollout, config.ppo, update)
-    return learner, rollout
-
-
-def flat(model):
-    return torch.cat([one.detach().flatten() for one in model.parameters()])
-
-
 def test_ppos_reference_is_the_sft_model_while_the_policy_moves(study):
-    learner, rollout = ppo_updates(study, 16)
+    learner, rollout = two_updates_of_ppo(study, mini_config(16))
     models = learner.networks
     independent = load_policy(study / "sft" / "model").eval()
     start = load_reward_model(study / "normalize" / "model").eval()
@@ -259,6 +237,6 @@ def test_ppos_reference_is_the_sft_model_while_the_policy_moves(study):
 
 
 def test_batch_sizes_in_memory_change_no_adapter_in_ppo(study):
-    whole, _ = ppo_updates(study, 16)
-    parts, _ = ppo_updates(study, 2)
+    whole, _ = two_updates_of_ppo(study, mini_config(16))
+    parts, _ = two_updates_of_ppo(study, mini_config(2))
     assert (flat(parts.trained) - flat(whole.trained)).abs().max() < 1e-5

@@ -1,13 +1,12 @@
 """What stands in a make variable is text: neither make nor the shell expands it or splits it."""
 
-import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests.test_pipeline import typed
 from tests.test_readme import COMMANDS
 
 ROOT = Path(__file__).parents[1]
@@ -16,14 +15,6 @@ TEXTS = (
     *("a$$(touch hacked)", "$(shell touch hacked)", "${HOME}", "a&touch hacked", "a|touch hacked"),
     *("a>hacked", "a\\b", "*", "~", "#x", "-x", "--help", "%", "grün  and spaced"),
 )
-
-
-def typed(folder: Path, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    command = ["make", "-f", str(ROOT / "Makefile"), "VENV=", f"PYTHON={sys.executable}", *words]
-    surroundings = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), "LC_ALL": "C.UTF-8"}
-    return subprocess.run(
-        command, cwd=folder, capture_output=True, text=True, env=surroundings | environment
-    )
 
 
 def test_tools_for_developers_are_installed_by_the_goals_that_use_them_alone():

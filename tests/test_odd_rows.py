@@ -269,20 +269,19 @@ def test_a_bad_row_is_skipped_and_listed_where_that_is_asked(tmp_path, name):
     assert named in listed["reason"]
 
 
-def test_skipped_rows_are_listed_in_the_stages_folder_and_counted(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
+def test_skipped_rows_are_listed_in_the_stages_folder_and_counted(place, capsys):
     rows = [
         POST,
         POST | {"title": None},
         POST | {"title": "x " * 400},
         POST | {"summary": "x " * 90},
     ]
-    write_folder(tmp_path / "data", sft_train=rows, comparisons_train=[PAIR, EMPTY, EQUAL])
+    write_folder(place / "data", sft_train=rows, comparisons_train=[PAIR, EMPTY, EQUAL])
     arguments = ["--preset", "tiny", "--data", "data", "--set", "data.on_bad_row=skip"]
     most = make_config("tiny").data.max_summary_tokens
     for name in ("first", "again"):  # the second takes the tokens from the cache
         run_module(base, [*arguments, "--name", name])
-        folder = tmp_path / f"runs/{name}/seed44413/base"
+        folder = place / f"runs/{name}/seed44413/base"
         listed = read_lines(folder / "data/skipped.jsonl")
         assert [row["where"] for row in listed] == [f"data/sft_train.jsonl:{n}" for n in (2, 3, 4)]
         reasons = ("no field title", "cannot be cut to fit", f"times the limit {most}")
@@ -293,8 +292,8 @@ def test_skipped_rows_are_listed_in_the_stages_folder_and_counted(tmp_path, monk
         assert [*of_pairs, counts["comparisons_train"]["equal_summaries"]] == [3, 1, 1]
         assert counts["sft_validation"]["skipped"] == 0
         said = capsys.readouterr().err.splitlines()
-        place = f"runs/{name}/seed44413/base/data/skipped.jsonl"
-        assert f"3 bad rows were skipped, with the reasons in {place}" in said
+        path = f"runs/{name}/seed44413/base/data/skipped.jsonl"
+        assert f"3 bad rows were skipped, with the reasons in {path}" in said
 
 
 def test_a_split_of_bad_rows_alone_is_refused_even_where_rows_are_skipped(tmp_path, tokenizer):

@@ -2,6 +2,7 @@
 
 import ast
 import errno
+import io
 import os
 import shutil
 import subprocess
@@ -15,7 +16,7 @@ from safetensors import SafetensorError
 
 from stages.running.files import read_lines
 from stages.running.machine import check_threads
-from stages.settings.checks import UserError
+from stages.settings.checks import UserError, say_error
 from stages.settings.faults import in_one_line, what_to_mend
 
 ROOT = Path(__file__).parents[1]
@@ -84,8 +85,8 @@ def test_a_ctrl_c_is_one_line(capsys):
     assert capsys.readouterr().err == "stopped by SIGINT: the same command begins again\n"
 
 
-@pytest.mark.parametrize(("goal", "status"), [("status", 0), ("help", 0)])
-def test_a_reader_that_leaves_early_is_no_error(tmp_path, goal, status):
+@pytest.mark.parametrize("goal", ["status", "help"])
+def test_a_reader_that_leaves_early_is_no_error(tmp_path, goal):
     reading, writing = os.pipe()
     os.close(reading)
     command = [sys.executable, "-B", "-m", "stages", goal]
@@ -94,7 +95,24 @@ def test_a_reader_that_leaves_early_is_no_error(tmp_path, goal, status):
         command, cwd=tmp_path, env=environment, stdout=writing, stderr=subprocess.PIPE
     )
     os.close(writing)
-    assert (ended.returncode, ended.stderr) == (status, b"")
+    assert (ended.returncode, ended.stderr) == (0, b"")
+
+
+def test_a_long_error_is_folded_on_a_terminal_and_one_line_in_a_log(monkeypatch):
+    text = (
+        "error: model runs/a-name/seed44413/sft/model has weights that are not finite (gpt_neox):"
+        " make or fetch it anew, or run `make sft rm ppo PRESET=pythia-1b SEED=44413 NAME=a-name`"
+    )
+    for is_terminal in (False, True):
+        stream = io.StringIO()
+        monkeypatch.setattr(stream, "isatty", lambda is_terminal=is_terminal: is_terminal)
+        monkeypatch.setattr(sys, "stderr", stream)
+        say_error(text)
+        lines = stream.getvalue().splitlines()
+        assert " ".join(lines) == text
+        assert len(lines) == (3 if is_terminal else 1)
+        assert "`make sft rm ppo PRESET=pythia-1b SEED=44413 NAME=a-name`" in stream.getvalue()
+        assert max(map(len, lines)) <= 80 or not is_terminal
 
 
 def test_no_code_of_a_model_is_ever_run():

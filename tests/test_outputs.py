@@ -9,6 +9,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
+from eval import outputs
 from eval.calibration import calibrate
 from eval.controls import judge_controls
 from eval.judge import judge_summaries
@@ -20,7 +21,6 @@ from stages.driving.wanted import wanted_stages
 from stages.finished import read_manifest, stage_folder, why_not
 from stages.settings.command_line import make_config
 from stages.settings.config import Outputs, UserError
-from tests.given_outputs import systems_of
 from tests.told import told
 
 POST = {"subreddit": "x", "title": "My lamp", "post": "It is gone. I miss it."}
@@ -38,6 +38,11 @@ def rows_of_world(count=40):
             reference, people = told(post, "event", "second"), int(system == "all-of-it")
             rows.append({**row, "reference": reference, "people": people})
     return rows
+
+
+def systems_of(settings):
+    """The rows of each system, in the files' order, as the stage `summaries` reads them."""
+    return outputs.read_systems(outputs.read_table(settings), settings, 0)
 
 
 def write_jsonl(path, rows):

@@ -15,15 +15,14 @@ from tests.test_posts import write_folder
 
 
 @pytest.fixture
-def folders(runs, tmp_path, monkeypatch):
+def folders(runs, place):
     """A working directory with folders of posts, of a model and of a tokenizer."""
-    monkeypatch.chdir(tmp_path)
-    write_folder(tmp_path / "data")
+    write_folder(place / "data")
     for name in ("model", "tokenizer", "reward"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "config.json").write_text("{}")
-        (tmp_path / name / "model.safetensors").write_text(name)
-    return tmp_path
+        (place / name).mkdir()
+        (place / name / "config.json").write_text("{}")
+        (place / name / "model.safetensors").write_text(name)
+    return place
 
 
 def finished(config, stage="base"):
@@ -143,8 +142,8 @@ def test_files_that_change_while_a_stage_reads_them_end_it(folders):
     finished(config)
 
 
-def test_a_file_is_hashed_once_by_a_process_until_it_changes(tmp_path, monkeypatch):
-    path, read = tmp_path / "weights", []
+def test_a_file_is_hashed_once_by_a_process_until_it_changes(place, monkeypatch):
+    path, read = place / "weights", []
     hashed = files.file_hash
 
     def noted(path: Path) -> str:
@@ -154,7 +153,6 @@ def test_a_file_is_hashed_once_by_a_process_until_it_changes(tmp_path, monkeypat
     monkeypatch.setattr(files, "file_hash", noted)
     path.write_text("one")
     first = files.known_hash(path)
-    monkeypatch.chdir(tmp_path)
     assert files.known_hash(Path("weights")) == first
     assert len(read) == 1
     path.write_text("two")

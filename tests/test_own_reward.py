@@ -44,9 +44,8 @@ RISE = 1.0
 
 
 @pytest.fixture
-def module(runs, tmp_path, monkeypatch):
+def module(runs, place):
     """The module in the working folder."""
-    monkeypatch.chdir(tmp_path)
     Path("mine.py").write_text(MODULE)
     return runs
 

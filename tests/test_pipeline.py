@@ -95,10 +95,11 @@ def everything(folder: Path) -> dict[str, tuple[bytes, int]]:
     return {str(path): (path.read_bytes(), path.stat().st_mtime_ns) for path in paths}
 
 
-def typed(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+def typed(folder: Path, *words: str, **more: str) -> subprocess.CompletedProcess[str]:
     """What `make` says in a folder, with this interpreter as it is."""
     command = ["make", "-f", str(ROOT / "Makefile"), "VENV=", f"PYTHON={sys.executable}", *words]
-    environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT)}
+    environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), "LC_ALL": "C.UTF-8"}
+    environment |= more
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, env=environment)
 
 

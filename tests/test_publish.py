@@ -15,6 +15,7 @@ from stages.finished import read_manifest, stage_folder
 from stages.running.files import file_hash
 from stages.settings.command_line import make_config
 from tests import fabricated_runs
+from tests.conftest import refused_by
 from tests.fabricated_runs import calibrated, fabricate, two_judges, write_manifest
 
 ROOT = Path(__file__).parents[1]
@@ -22,10 +23,9 @@ README = "README.md"
 
 
 @pytest.fixture
-def place(tmp_path, monkeypatch, no_drawing):
+def place(place, no_drawing):
     """A folder with runs and no git; empty plots."""
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
+    return place
 
 
 def finished(*seeds, name="tiny", **changes):
@@ -42,10 +42,8 @@ def files_below(folder):
 
 def refused(capsys, *stems):
     """The one line with which publishing is refused; nothing was written."""
-    with pytest.raises(SystemExit):
-        publish.main(["--pages", *stems])
+    line = refused_by(capsys, publish.main, "--pages", *stems)
     assert not GENERATED.exists()
-    (line,) = capsys.readouterr().err.splitlines()
     return line
 
 

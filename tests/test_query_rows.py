@@ -40,10 +40,7 @@ def test_a_reference_that_has_its_leading_space_gets_no_second(tokenizer):
 
 
 @pytest.mark.parametrize("with_ppo_train", [True, False])
-def test_ppo_draws_its_queries_from_ppo_train_where_there_is_one(
-    tmp_path, monkeypatch, with_ppo_train
-):
-    monkeypatch.chdir(tmp_path)
+def test_ppo_draws_its_queries_from_ppo_train_where_there_is_one(place, with_ppo_train):
     Path("data").mkdir()
     world = World(
         train_posts=24, validation_posts=4, train_comparisons=16, validation_comparisons=4
@@ -60,7 +57,7 @@ def test_ppo_draws_its_queries_from_ppo_train_where_there_is_one(
     arguments = ["--preset", "tiny", "--name", "more", "--data", "data", "--set", *small.split()]
     for stage in (base, sft, reward, normalize, ppo):
         run_module(stage, arguments)
-    folder = tmp_path / "runs/more/seed44413/ppo"
+    folder = place / "runs/more/seed44413/ppo"
     queries = [row["query"] for row in read_lines(folder / "samples.jsonl")]
     assert queries
     assert all(query.startswith("SUBREDDIT: r/more\n") == with_ppo_train for query in queries)

@@ -21,11 +21,10 @@ FOLDER = Path("runs/tried/rehearsal")
 
 
 @pytest.fixture
-def place(tmp_path, monkeypatch):
+def place(place, monkeypatch):
     """A current folder of the test's own, with its runs."""
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(settings, "RUNS", Path("runs"))
-    return tmp_path
+    return place
 
 
 def record():

@@ -264,12 +264,11 @@ def test_what_makes_no_sense_with_a_released_policy_is_one_line(changes, goal, s
         wanted_stages(make_config("tiny", **{**changes, "overrides": overrides}), [goal])
 
 
-def test_a_released_reward_model_can_be_the_gold_judge_of_any_run(whole, tmp_path, monkeypatch):
-    shutil.copytree(whole.parents[1], tmp_path / "runs", copy_function=os.link)
-    folder = paper_layout(whole / "normalize/model", tmp_path / "paper")
+def test_a_released_reward_model_can_be_the_gold_judge_of_any_run(whole, place):
+    shutil.copytree(whole.parents[1], place / "runs", copy_function=os.link)
+    folder = paper_layout(whole / "normalize/model", place / "paper")
     shutil.copy(whole / "normalize/model/tokenizer.json", folder)
     shutil.copy(whole / "normalize/model/tokenizer_config.json", folder)
-    monkeypatch.chdir(tmp_path)
     overrides = (*SETTINGS, "judge.kind=reward_model", "judge.model=paper")
     config = make_config("tiny", name="resumed", overrides=overrides)
     results = judge_summaries(config)

@@ -14,6 +14,7 @@ from stages.finished import read_manifest, stage_folder
 from stages.settings import config as settings
 from stages.settings.command_line import make_config
 from stages.settings.config import Base, Data, JudgeSettings
+from tests.conftest import refused_by
 from tests.fabricated_runs import ONLINE, STAGES, calibrated, fabricate, write_manifest
 
 CALIBRATION_PAGE = "tiny-seed44413-judge-calibration.md"
@@ -119,9 +120,7 @@ def test_every_plot_of_the_markdown_page_is_a_file_beside_it(made):
 def test_a_missing_stage_is_refused_with_the_command_to_run(places, capsys, stage):
     fabricate(make_config("tiny"))
     (folder_of(stage) / "manifest.json").unlink()
-    with pytest.raises(SystemExit):
-        run_page.main(["--preset", "tiny"])
-    (line,) = capsys.readouterr().err.splitlines()
+    line = refused_by(capsys, run_page.main, "--preset", "tiny")
     assert line.startswith(f"error: stage {stage} is missing: run `make ")
     assert "PRESET=tiny SEED=44413`" in line
     assert not folder_of().parent.exists()

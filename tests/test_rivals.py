@@ -148,12 +148,11 @@ def test_a_seed_without_a_reward_model_has_no_rivals(runs, capsys):
 
 
 @pytest.mark.walk
-def test_rivals_are_made_and_put_beside_each_other(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_rivals_are_made_and_put_beside_each_other(place, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))
     request = ["rivals", "--preset", "tiny", "--name", "mini", "--seeds", "1"]
     main([*request, "--kl-coefs", "0.05", "0.2", "--set", *SMALL])
-    made = (tmp_path / "runs/reports/rivals-mini.md").read_text()
+    made = (place / "runs/reports/rivals-mini.md").read_text()
     for word in ("PPO", "RLOO", "GRPO", "best-of-n", "DPO", "gold score", "win rate"):
         assert word in made
     records = [*find_runs("mini-kl0.05")[0], *find_runs("mini-kl0.2")[0]]

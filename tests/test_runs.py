@@ -314,20 +314,19 @@ def test_a_hash_depends_on_every_byte_and_covers_subfolders(tmp_path):
     assert hash_files(tmp_path) == {"a/one": digest}
 
 
-def test_a_changed_file_makes_the_code_dirty_and_a_generated_report_does_not(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_a_changed_file_makes_the_code_dirty_and_a_generated_report_does_not(place):
     assert code_version() == "unknown"
-    (tmp_path / "reports" / "generated").mkdir(parents=True)
+    (place / "reports" / "generated").mkdir(parents=True)
     for name in ("code.py", "reports/generated/page.md", "reports/page.py"):
-        (tmp_path / name).write_text("1")
+        (place / name).write_text("1")
     who = ["-c", "user.name=x", "-c", "user.email=x@example.org"]
     for command in (["init", "-q"], ["add", "."], [*who, "commit", "-qm", "first"]):
         subprocess.run(["git", *command], check=True)
     clean = code_version()
     assert len(clean) == 10
-    (tmp_path / "reports/generated/page.md").write_text("2")
+    (place / "reports/generated/page.md").write_text("2")
     assert code_version() == clean
-    (tmp_path / "reports/page.py").write_text("2")
+    (place / "reports/page.py").write_text("2")
     assert code_version() == f"{clean}-dirty"
 
 

@@ -12,6 +12,7 @@ from reports.scaling import answers, details
 from reports.scaling.measures import UNKNOWN, Pooled, frame_of, size_verdicts
 from stages.finished import stage_folder
 from stages.settings.command_line import make_config
+from tests.conftest import refused_by
 from tests.fabricated_runs import fabricate, two_judges
 
 
@@ -161,10 +162,7 @@ def test_a_page_about_other_runs_is_not_written_over(runs, capsys):
     four_runs()
     scaling_page.main(["--names", "tiny-s-tiny"])
     before = (page.beside_the_runs() / "scaling-tiny-s-tiny.md").read_text()
-    with pytest.raises(SystemExit):
-        scaling_page.main(["--names", "tiny-s", "tiny"])
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line == (
+    assert refused_by(capsys, scaling_page.main, "--names", "tiny-s", "tiny") == (
         f"error: page scaling-tiny-s-tiny in {page.beside_the_runs()} is about tiny-s-tiny, not"
         " tiny-s, tiny: move it away first"
     )
@@ -174,9 +172,7 @@ def test_a_page_about_other_runs_is_not_written_over(runs, capsys):
 
 def test_where_two_judges_judged_a_run_one_is_to_be_chosen(runs, capsys):
     _, other = two_judges()
-    with pytest.raises(SystemExit):
-        scaling_page.main(["--names", "tiny"])
-    (line,) = capsys.readouterr().err.splitlines()
+    line = refused_by(capsys, scaling_page.main, "--names", "tiny")
     assert f"was judged by {other.judge.folder}, facts: choose one with JUDGE=" in line
     for judge, rate in (("facts", "63.0%"), (other.judge.folder, "55.0%")):
         scaling_page.main(["--names", "tiny", "--judge", judge])
@@ -186,9 +182,7 @@ def test_where_two_judges_judged_a_run_one_is_to_be_chosen(runs, capsys):
 
 def test_of_an_unknown_judge_the_nearest_is_named(runs, capsys):
     fabricate(make_config("tiny"))
-    with pytest.raises(SystemExit):
-        scaling_page.main(["--names", "tiny", "--judge", "fact"])
-    (line,) = capsys.readouterr().err.splitlines()
+    line = refused_by(capsys, scaling_page.main, "--names", "tiny", "--judge", "fact")
     assert "unknown judge 'fact': did you mean facts?" in line
 
 

@@ -73,10 +73,9 @@ FAULTS: dict[str, tuple[Answer, str]] = {
 
 
 @pytest.fixture
-def words(judge_environment, tmp_path, monkeypatch):
+def words(judge_environment, place, monkeypatch):
     """Gives the command line of a run that judges two summaries by a server."""
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
-    monkeypatch.chdir(tmp_path)
     rows = [
         {"id": k, "post": f"post {k}.", "summary": f"s {k}", "reference": "r"} for k in range(2)
     ]

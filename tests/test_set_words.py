@@ -16,7 +16,7 @@ from stages.settings.command_line import (
 )
 from stages.settings.config import override_of
 from stages.settings.faults import Parser
-from tests.test_make_text import typed
+from tests.test_pipeline import typed
 
 PROMPT = "r/{subreddit}\n\n# {title}\n{post}\n\nTL;DR:"
 WRITTEN = r"r/{subreddit}\n\n# {title}\n{post}\n\nTL;DR:"

@@ -14,9 +14,9 @@ import pytest
 from eval.judge import make_judge
 from eval.judges.protocol import Comparison, judge_all
 from stages.finished import read_manifest
-from stages.runs import open_stage
 from stages.settings.command_line import make_config
 from tests.chat_server import GOOD, ask, chat, llm_config, serving
+from tests.fabricated_runs import finish_summaries
 
 pytestmark = pytest.mark.usefixtures("judge_environment")
 ROOT = Path(__file__).parents[1]
@@ -52,11 +52,9 @@ def test_a_reply_is_found_again_when_the_server_takes_more_than_it_did():
 
 
 def write_posts(count: int) -> None:
-    with open_stage(make_config("tiny"), "summaries") as run:
-        for k in range(count):
-            texts = {"query": f"post {k}.", "summary": "one", "reference": "two"}
-            run.append("ppo.jsonl", {"id": f"p{k}", **texts})
-        run.finish({})
+    texts = {"summary": "one", "reference": "two"}
+    rows = [{"id": f"p{k}", "query": f"post {k}.", **texts} for k in range(count)]
+    finish_summaries(make_config("tiny"), ppo=rows)
 
 
 def judging(folder: Path, url: str) -> subprocess.Popen[str]:

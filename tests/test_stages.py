@@ -26,13 +26,13 @@ from stages.posts.ragged import load_split
 from stages.rl import networks
 from stages.rl.episodes import Rollout
 from stages.rl.networks import PolicyLearner
-from stages.rl.update import optimize, take_step
+from stages.rl.update import take_step
 from stages.running.files import read_lines
 from stages.runs import Run
 from stages.settings import config
 from stages.settings.command_line import make_config
 from stages.settings.stages import SHARED_STAGES
-from tests.conftest import rolled_out
+from tests.conftest import flat, rolled_out, two_updates_of_ppo
 
 MINI = """
     base.hidden_size=64 base.num_layers=3
@@ -189,16 +189,7 @@ def updated_weights(study: Path, forward_batch_size: int, microbatch_size: int) 
     """All weights after two PPO updates from the finished run's SFT and reward models."""
     settings = mini_config(forward_batch_size=forward_batch_size, microbatch_size=microbatch_size)
     settings = replace(settings, ppo=replace(settings.ppo, batch_size=16, num_ppo_epochs=2))
-    accelerator = Accelerator(cpu=True)
-    tokenizer = AutoTokenizer.from_pretrained(study / "sft" / "model")
-    run = Run(settings, "ppo")
-    origins = networks.origins_of(run, run.config.ppo)
-    learner = ppo.load_learner(run.config, accelerator, tokenizer, origins)
-    queries = load_split(study / "base" / "data", "sft_train").columns["queries"]
-    for update in range(2):
-        rollout, _ = rolled_out(settings, learner, queries, update)
-        optimize(learner, rollout, settings.ppo, update)
-    return torch.cat([weight.detach().flatten() for weight in learner.trained.parameters()])
+    return flat(two_updates_of_ppo(study, settings)[0].trained)
 
 
 def test_batch_sizes_in_memory_change_no_weight(study):
@@ -206,15 +197,9 @@ def test_batch_sizes_in_memory_change_no_weight(study):
     for forward, micro in ((16, 1), (4, 2), (1, 8)):
         parts = updated_weights(study, forward, micro)
         assert (parts - whole).abs().max() < 1e-5
-    start = torch.cat(
-        [
-            one.flatten()
-            for one in PolicyAndCritic(
-                load_policy(study / "sft" / "model"),
-                load_reward_model(study / "normalize" / "model"),
-            ).parameters()
-        ]
-    )
+    sft_model = load_policy(study / "sft" / "model")
+    critic = load_reward_model(study / "normalize" / "model")
+    start = flat(PolicyAndCritic(sft_model, critic))
     assert (whole - start).abs().max() > 1e-4
 
 
@@ -321,13 +306,10 @@ def test_metrics_hold_no_number_that_is_not_finite(study):
 
 
 @pytest.mark.parametrize(("module", "stage"), [(sft, "sft"), (reward, "rm"), (dpo, "dpo")])
-def test_a_stage_that_diverges_stops_before_the_step(
-    study, tmp_path, monkeypatch, capsys, module, stage
-):
-    run = tmp_path / "runs" / "mini" / "seed44413"
+def test_a_stage_that_diverges_stops_before_the_step(study, place, capsys, module, stage):
+    run = place / "runs" / "mini" / "seed44413"
     for name in ("base", "sft"):
         shutil.copytree(study / name, run / name)
-    monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit):
         run_module(module, [*ARGUMENTS, f"{stage}.learning_rate=1e30"])
     message = capsys.readouterr().err.strip().splitlines()[-1]

@@ -11,6 +11,7 @@ from stages.running.files import read_lines
 from stages.settings import config as settings
 from stages.settings.command_line import make_config
 from stages.settings.sections import format_post
+from tests.conftest import refused_by
 from tests.resuming import SETTINGS
 from tests.test_pipeline import finish
 
@@ -30,10 +31,7 @@ def answered(capsys, *words: str) -> list[str]:
 
 def refused(capsys, *words: str) -> str:
     """The one line with which the command ends."""
-    with pytest.raises(SystemExit) as stop:
-        summarize.main([*words])
-    assert stop.value.code == 2
-    (line,) = capsys.readouterr().err.splitlines()
+    line = refused_by(capsys, summarize.main, *words)
     assert line.startswith("error: ")
     return line
 
@@ -71,11 +69,10 @@ def test_a_typed_post_is_read_as_a_prompt_or_as_title_and_text_and_cut(finished,
     assert "\x1b" not in "".join(answered(capsys, "--post", "\x1b[31mred"))
 
 
-def test_a_released_policy_is_asked_without_sft_or_scores(whole, tmp_path, monkeypatch, capsys):
+def test_a_released_policy_is_asked_without_sft_or_scores(whole, place, monkeypatch, capsys):
     from stages import base
 
-    monkeypatch.setattr(settings, "RUNS", tmp_path / "runs")
-    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(settings, "RUNS", place / "runs")
     policy = f"released.policy={whole / 'sft/model'}"
     world = [setting for setting in SETTINGS if setting.startswith(("world.", "memory."))]
     run_module(base, ["--preset", "tiny", "--name", "other", "--set", policy, *world])

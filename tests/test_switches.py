@@ -98,19 +98,13 @@ def test_copied_words_are_those_of_the_title_and_distinct_n_counts_all_texts():
 
 def episodes() -> Episodes:
     generator = torch.Generator().manual_seed(3)
-
-    def noise() -> torch.Tensor:
-        return torch.randn(RESPONSES.shape, generator=generator)
-
+    names = ("logprobs", "ref_logprobs", "values", "sampled_logprobs")
     return Episodes(
         queries=torch.ones(3, 2, dtype=torch.long),
         responses=RESPONSES,
-        logprobs=noise(),
-        ref_logprobs=noise(),
-        values=noise(),
-        sampled_logprobs=noise(),
         sampler_gaps=torch.zeros(3),
         scores=torch.tensor([1.5, -1.0, 0.3]),
+        **{name: torch.randn(RESPONSES.shape, generator=generator) for name in names},
     )
 
 

@@ -7,8 +7,8 @@ import pytest
 from eval.judge import judge_summaries, make_judge
 from eval.judges.openai.replies import BLAMED, blamed_by
 from eval.judges.protocol import Comparison, judge_all
-from stages.runs import open_stage
 from tests.chat_server import GOOD, chat, llm_config, serving
+from tests.fabricated_runs import finish_summaries
 
 pytestmark = pytest.mark.usefixtures("judge_environment")
 
@@ -68,11 +68,9 @@ def test_a_post_that_is_too_long_is_unjudged(name):
 def results_of(server, asked, **changes):
     """The manifest's results of a run whose summaries make these questions."""
     config = llm_config(server, **changes)
-    with open_stage(config, "summaries") as run:
-        for one in asked:
-            texts = {"query": one.query, "summary": one.first, "reference": one.second}
-            run.append("ppo.jsonl", {"id": one.post_id, **texts})
-        run.finish({})
+    names = ("id", "query", "summary", "reference")
+    rows = [(one.post_id, one.query, one.first, one.second) for one in asked]
+    finish_summaries(config, ppo=[dict(zip(names, row, strict=True)) for row in rows])
     return judge_summaries(config)
 
 

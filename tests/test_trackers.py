@@ -178,10 +178,9 @@ def test_servers_addresses_and_folders_are_hidden_and_other_settings_are_not():
     assert not any(one in json.dumps(shown) for one in ("pa55word", "example.org", "anna", "host"))
 
 
-def test_a_folder_below_this_one_is_shown_by_its_last_name_and_ours_in_full(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_a_folder_below_this_one_is_shown_by_its_last_name_and_ours_in_full(place):
     for folder in ("clients/acme", "runs/models/smollm2", "here"):
-        (tmp_path / folder).mkdir(parents=True)
+        (place / folder).mkdir(parents=True)
     seen = {
         ("base.tokenizer", "clients/acme"): "folder acme",
         ("base.checkpoint", "EleutherAI/pythia-14m"): "EleutherAI/pythia-14m",

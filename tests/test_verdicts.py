@@ -29,24 +29,28 @@ def seeds(lows, ended=()):
     return made
 
 
-def ablation(*each, name="dropout", posts=(-1.0, 1.0), alike=0, default=(), turned_seeds=()):
-    """A switch with these differences, seed by seed, and these seeds."""
+def pair_of(each, posts, p_value=0.5, alike=0):
+    """Two policies by their differences, seed by seed, and by the interval over posts."""
     low, high = posts
-    entry = Entry(name=name, policy="ppo", runs=[])
-    mean = sum(each) / len(each) if each else 0
-    pair = Paired(
+    entry, mean = Entry(name="dropout", policy="ppo", runs=[]), sum(each) / len(each)
+    over_posts = PairedInterval(estimate=mean, low=low, high=high, posts=9, p_value=p_value)
+    return Paired(
         entry=entry,
         first=entry,
         runs=[],
-        together=PairedInterval(estimate=mean, low=low, high=high, posts=9, p_value=0.5),
+        together=over_posts,
         each=list(each),
         changes=Counter(),
         alike=alike,
         written=9,
     )
+
+
+def ablation(*each, name="dropout", posts=(-1.0, 1.0), alike=0, default=(), turned_seeds=()):
+    """A switch with these differences, seed by seed, and these seeds."""
     return AblatedRun(
         name=name,
-        pair=pair if each else None,
+        pair=pair_of(each, posts, alike=alike) if each else None,
         default=default or seeds([0.1] * len(each)),
         turned=turned_seeds or seeds([0.1] * len(each)),
     )
