@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from reports.sharing.status import LABEL, status
+from stages import __main__ as door
 from stages import pipeline
 from stages.driving.maker import Cell, Maker
 from stages.driving.wanted import wanted_stages
@@ -283,3 +284,20 @@ def test_help_names_every_goal_variable_and_preset_in_80_columns():
         assert f"\n  {variable} " in text, variable
     assert typed(ROOT, "help").stdout == text + "\n"
     assert typed(ROOT).stdout == text + "\n"
+
+
+@pytest.mark.parametrize(("running", "expected"), [(1, None), (1 + 4, "PASSIVE")])
+def test_threads_sleep_while_they_wait_where_others_use_the_cores(
+    tmp_path, monkeypatch, running, expected
+):
+    load = tmp_path / "loadavg"
+    load.write_text(f"0.5 0.5 0.5 {running}/300 4711\n")
+    monkeypatch.setattr(door, "LOAD", load)
+    monkeypatch.setattr(os, "cpu_count", lambda: 8)
+    monkeypatch.setenv("OMP_WAIT_POLICY", "")  # so that it is put back
+    monkeypatch.delenv("OMP_WAIT_POLICY")
+    door.spare_the_cores()
+    assert os.environ.get("OMP_WAIT_POLICY") == expected
+    monkeypatch.setenv("OMP_WAIT_POLICY", "ACTIVE")  # what is set already stays
+    door.spare_the_cores()
+    assert os.environ["OMP_WAIT_POLICY"] == "ACTIVE"

@@ -112,7 +112,7 @@ def words_of(text: str) -> list[str]:
 def post_text(row: dict[str, Any]) -> str:
     """What a post or an article says, with its title; ids and subreddits are not part of it."""
     about = row.get("info", row)
-    return squeezed(" ".join(about.get(key) or "" for key in ("title", "post", "article")))
+    return squeezed(" ".join(str(about.get(key) or "") for key in ("title", "post", "article")))
 
 
 def labels_of(rows: Sequence[dict[str, Any]]) -> dict[int, set[str]]:
