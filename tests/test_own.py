@@ -111,6 +111,7 @@ def test_a_model_of_one_billion_on_a_card_has_the_papers_rate_and_what_the_plan_
         ({"SET": ""}, "PRESET=own needs a model: add SET=base.checkpoint="),
         ({"DATA": ""}, "preset own needs a folder of posts: add"),
         ({"GPU": "h100"}, "unknown GPU 'h100'"),
+        ({"SEED": "one"}, "SEED=one must be a whole number"),
         ({"SET": "base.checkpoint=nowhere"}, "nowhere"),
     ],
 )

@@ -7,6 +7,8 @@ any other: what is typed stays, and a run that has begun keeps what it began wit
 
 import math
 import os
+import subprocess
+import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -24,7 +26,7 @@ from stages.posts.tokens import Limits, first_tokens, tokenize_comparisons, toke
 from stages.running.hub import fetch_tokenizer
 from stages.running.inputs import model_source
 from stages.settings import config as settings
-from stages.settings.checks import UserError
+from stages.settings.checks import UserError, require
 from stages.settings.command_line import NEXT, Request, make_config, recorded_config
 from stages.settings.config import Config, changes_of, with_changes
 
@@ -37,6 +39,7 @@ RIVALS = ("ppo", "rloo", "grpo")
 # Stage -> the rate of `smollm2-full` (PPO's is our GPU run's), and the paper's for one billion.
 RATES = {"sft": (5e-5, 3e-6), "rm": (2e-5, 3e-6), **dict.fromkeys(("dpo", *RIVALS), (1e-5, 3e-6))}
 UNKNOWN = (4, 16)  # rows of a pass with gradients and without, where memory has no plan
+FREE = "import torch; print(torch.cuda.mem_get_info()[0])"
 OF_MACHINE, OF_CARD = 0.6, 0.9  # shares of their memory that a run may take
 
 Choices = dict[str, tuple[Any, str]]
@@ -54,7 +57,9 @@ def with_choices(values: Mapping[str, str]) -> dict[str, str]:
     if not checkpoint:
         raise UserError("PRESET=own needs a model: add SET=base.checkpoint=folder_or_hub_id")
     name = values.get("NAME") or f"{PRESET}-{Path(checkpoint.partition('@')[0]).name}"
-    of_run = {"name": name, "seed": int(values.get("SEED") or Request.seed)}
+    seed = values.get("SEED") or str(Request.seed)
+    require(seed.isdecimal(), f"SEED={seed}", "be a whole number")
+    of_run = {"name": name, "seed": int(seed)}
     sources = {key: values.get(key.upper(), "") for key in ("data", "tokenizer")}
     config = make_config(PRESET, **of_run, **sources, overrides=tuple(typed))
     begun = recorded_config(settings.RUNS / name / f"seed{config.seed}" / "base")
@@ -93,12 +98,10 @@ def choices_of(config: Config, gpu: str, typed: set[str]) -> Choices:
 
 def _of_data(config: Config, positions: int, on_card: bool) -> Choices:
     """Lengths by QUANTILE of the rows' tokens; batches of at most a twentieth of the rows."""
-    located = read_rows(config).located
+    located, data = read_rows(config).located, config.data
     tokenizer = make_tokenizer(config, located["sft_train"])
     first = first_tokens(tokenizer, config.base.bos)
-    every = Limits(
-        query=ANY, response=ANY, query_response=ANY, prompt=config.data.prompt, first=first
-    )
+    every = Limits(query=ANY, response=ANY, query_response=ANY, prompt=data.prompt, first=first)
     posts = tokenize_posts(located["sft_train"][:SAMPLE], tokenizer, every, "posts").columns
     sample = located["comparisons_train"][:SAMPLE]
     pairs = tokenize_comparisons(sample, tokenizer, every, "pairs").columns
@@ -158,17 +161,14 @@ def _of_memory(config: Config, path: Path, gpu: str) -> Choices:
     on_card = bool(gpu) or torch.cuda.is_available()
     if gpu:
         usable = usable_bytes(gpu)
-    elif on_card:
-        usable = OF_CARD * torch.cuda.mem_get_info()[0]
+    elif on_card:  # asked by a process of its own: a context would stay on the card
+        usable = OF_CARD * float(subprocess.check_output([sys.executable, "-c", FREE]))
     else:
         usable = OF_MACHINE * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     try:
         shape = read_shape(path)
     except UserError:
-        return {
-            name: (size, "its family has no plan")
-            for name, size in zip(names, UNKNOWN, strict=True)
-        }
+        return dict(zip(names, ((size, "no plan of its family") for size in UNKNOWN), strict=True))
     for size in (64, 32, 16, 8, 4, 2, 1) if on_card else (8, 4, 2, 1):
         memory = replace(config.memory, microbatch_size=size, forward_batch_size=4 * size)
         tried = Setting(config=replace(config, memory=memory), shape=shape, on_gpu=on_card)
