@@ -1,7 +1,7 @@
 """The documents are true: what they name exists, and no detail of the paper is left out.
 
 Checked are files, tests, settings, links, commands,
-variables, stages, switches and the paper's details. Numbers are not checked here.
+variables, stages, switches and the paper's details, and the numbers of the findings.
 """
 
 import re
@@ -18,6 +18,7 @@ from stages.settings.config import SECTIONS, UserError, override_of
 from stages.settings.ppo import PAPER_QUIRKS
 from stages.settings.presets import ABLATIONS, PRESETS
 from stages.settings.stages import STAGES
+from tests.test_publish import COMMITTED, LEVEL, NUMBER, WITHOUT_NUMBERS, is_known, numbers_in
 
 ROOT = Path(__file__).parents[1]
 # Every document, and its most words.
@@ -213,6 +214,15 @@ def test_every_preset_and_every_switch_is_told():
 def test_the_front_door_says_who_judges_and_what_was_not_run():
     assert "NOT an LLM" in FRONT
     assert "We have not run the Pythia presets: we had a GPU for some minutes." in FRONT
+
+
+@pytest.mark.parametrize("section", TEXTS["reports/FINDINGS.md"].split("\n## ")[1:])
+def test_every_number_of_a_finding_stands_on_a_page_that_its_section_links_to(section):
+    pages = re.findall(r"\(generated/([\w.-]+)\.md\)", section)
+    texts = [(COMMITTED / f"{page}.md").read_text(encoding="utf-8") for page in pages]
+    known = {LEVEL} | {number for text in texts for number in numbers_in(text)}
+    prose = WITHOUT_NUMBERS.sub(" ", FENCE.sub("", section))
+    assert [number for number in NUMBER.findall(prose) if not is_known(number, known)] == []
 
 
 # -- how it is written -----------------------------------------------------------------------------
