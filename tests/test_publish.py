@@ -1,4 +1,4 @@
-"""Published pages are copies of finished, clean pages; the README's numbers stand on them."""
+"""Published pages are copies of finished, clean pages; the documents' numbers stand on them."""
 
 import json
 import re
@@ -19,7 +19,6 @@ from tests.conftest import refused_by
 from tests.fabricated_runs import calibrated, fabricate, two_judges, write_manifest
 
 ROOT = Path(__file__).parents[1]
-README = "README.md"
 
 
 @pytest.fixture
@@ -127,7 +126,10 @@ def test_unknown_pages_broken_ones_and_two_judges_are_refused_in_one_line(place,
 # -- what is committed -----------------------------------------------------------------------------
 
 COMMITTED = ROOT / GENERATED
-WITHOUT_NUMBERS = re.compile(r"!?\[[^\]]*\]\([^)]*\)|`[^`]*`|<!-- .*? -->")
+FRONT = (ROOT / "README.md").read_text(encoding="utf-8")
+RESULTS = FRONT.split("\n## What came out, and how far to believe it\n")[1].split("\n## ")[0]
+FINDINGS = (ROOT / "reports/FINDINGS.md").read_text(encoding="utf-8").split("\n## ")[1:]
+WITHOUT_NUMBERS = re.compile(r"!?\[[^\]]*\]\([^)]*\)|```.*?```|`[^`]*`|<!-- .*? -->", re.DOTALL)
 NUMBER = re.compile(r"(?<![\w.-])[+-]?\d+(?:,\d{3})*(?:\.\d+)?(?![\w-])")
 LEVEL = 95.0  # of every interval
 
@@ -144,12 +146,11 @@ def test_every_published_file_is_recorded_with_its_hash_and_the_index_lists_all(
     assert (COMMITTED / INDEX).read_text(encoding="utf-8") == index(COMMITTED)
 
 
-def test_every_number_in_the_results_of_the_readme_stands_on_a_page_that_they_link_to():
-    text = (ROOT / README).read_text(encoding="utf-8")
-    section = text.split("\n## What came out, and how far to believe it\n")[1].split("\n## ")[0]
+@pytest.mark.parametrize("section", [RESULTS, *FINDINGS])
+def test_every_number_of_a_result_stands_on_a_page_that_its_section_links_to(section):
     known = {LEVEL} | {
         value
-        for stem in re.findall(r"\(reports/generated/([\w.-]+)\.md\)", section)
+        for stem in re.findall(r"\((?:reports/)?generated/([\w.-]+)\.md\)", section)
         for value in numbers_in((COMMITTED / f"{stem}.md").read_text(encoding="utf-8"))
     }
     prose = WITHOUT_NUMBERS.sub(" ", section)
