@@ -50,6 +50,11 @@ def write_jsonl(path, rows):
     return path
 
 
+def write_json(path, rows):
+    path.write_text(json.dumps(rows), encoding="utf-8")
+    return path
+
+
 def write_csv(path, rows):
     with path.open("w", newline="", encoding="utf-8-sig") as file:
         table = csv.DictWriter(file, list(rows[0]))
@@ -63,7 +68,7 @@ def write_parquet(path, rows):
     return path
 
 
-@pytest.mark.parametrize("write", [write_jsonl, write_csv, write_parquet])
+@pytest.mark.parametrize("write", [write_jsonl, write_json, write_csv, write_parquet])
 def test_a_table_of_any_kind_gives_the_same_rows(tmp_path, write):
     rows = [
         {"id": 7, **POST, "system": "a b", "summary": ' one,\n"two" ', "reference": "r"},
