@@ -69,8 +69,8 @@ class Finished:
             check_stage(config, stage)
         self.accelerator = make_accelerator(self.config)
         self.tokenizer = load_tokenizer(self._folder(next(iter(configs))) / "model")
-        first = first_tokens(self.tokenizer, self.config.base.bos)
-        self.encode = plain_encoder(self.tokenizer, first)
+        self.first = first_tokens(self.tokenizer, self.config.base.bos)
+        self.encode = plain_encoder(self.tokenizer, self.first)
         self.held_out = load_split(self._folder("base") / "data", "sft_validation")
 
     def _folder(self, stage: str) -> Path:
@@ -87,17 +87,22 @@ class Finished:
         return Post(rows[at]["query"], columns["queries"][at], columns["summaries"][at])
 
     def post_of_text(self, text: str) -> Post:
-        """A typed post, filled into the run's prompt and cut as in training.
+        """A typed post, filled into the run's prompt and cut as in training. Where the run's rows
+        hold whole prompts it is one, of which the end is kept.
 
         Its subreddit is that of the first held-out post. Raises UserError for a title too long.
         """
-        data = self.config.data
-        fields = parse_post(text.strip(), data.prompt)
+        data, text = self.config.data, text.strip()
+        fields = parse_post(text, data.prompt)
         if fields is None:
-            first, _, rest = text.strip().partition("\n")
+            usual = parse_post(self.held_out.rows[0]["query"], data.prompt)
+            if usual is None:
+                whole, room = self.encode([text])[0], data.max_query_tokens - len(self.first)
+                fits = len(whole) <= data.max_query_tokens
+                return Post(text, torch.tensor(whole if fits else [*self.first, *whole[-room:]]))
+            first, _, rest = text.partition("\n")
             title, post = (first, rest.strip()) if rest else ("", first)
-            usual = parse_post(self.held_out.rows[0]["query"], data.prompt) or {}
-            fields = {"subreddit": "tifu", **usual, "title": title, "post": post}
+            fields = {**usual, "title": title, "post": post}
         limits = (data.prompt, fields, "post", data.max_query_tokens)
         try:
             query, tokens = fit_query(lambda filled: self.encode([filled])[0], *limits)

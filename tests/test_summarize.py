@@ -69,6 +69,15 @@ def test_a_typed_post_is_read_as_a_prompt_or_as_title_and_text_and_cut(finished,
     assert "\x1b" not in "".join(answered(capsys, "--post", "\x1b[31mred"))
 
 
+def test_where_rows_hold_whole_prompts_a_typed_one_is_whole_and_keeps_its_end(finished):
+    finished.held_out.rows[0]["query"] = "What is new?"
+    for text, length in (("And you?", 7), ("one " * 300 + "TL;DR:", 160)):
+        post = finished.post_of_text(text)
+        assert post.query == text
+        assert len(post.tokens) == length
+        assert text.endswith(finished.text(post.tokens))
+
+
 def test_a_released_policy_is_asked_without_sft_or_scores(whole, place, monkeypatch, capsys):
     from stages import base
 
