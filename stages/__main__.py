@@ -7,6 +7,7 @@ neither make nor the shell expands them. Standard library only.
 
 import os
 import re
+import shlex
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -24,6 +25,7 @@ FEW = 4  # a variable that so many goals read is refused by naming them
 OUTPUTS = "outputs"  # the preset of summaries that exist already
 OF_MAKE = ("MAKEFILES", "MAKEFLAGS", "SHELL")
 CARDS = "reports.sharing.cards"
+WATCH = "reports.parts.watch"
 OWN = "reports.needs.own"
 LOAD = Path("/proc/loadavg")
 LOOKS, TAKEN = 10, 0.25  # looks at what runs; the share of the cores that others may use
@@ -136,7 +138,10 @@ def run(goals: Sequence[str], values: Values, dry: bool) -> None:
     elif module == PIPELINE:
         judged = ["eval" if goal == "judge" else goal for goal in goals]
         words = [*judged, *arguments, *["--dry-run"] * (dry and goals[0] not in LOOKING)]
-        import_module(module).main(words, write_cards)
+        kept = {name: value for name, value in values.items() if value and name != "REPLACE"}
+        typed = ["make", *goals, *(f"{name}={shlex.quote(kept[name])}" for name in kept)]
+        hooks = import_module(WATCH).hooks(write_cards)
+        import_module(module).main(words, goes_on_with=" ".join(typed), **hooks)
     elif dry and goals[0] not in LOOKING:
         print(f"would run {module} {' '.join(arguments)}".rstrip())
     elif module == "-":
