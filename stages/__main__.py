@@ -21,6 +21,7 @@ from stages.settings.faults import in_one_line, show
 from stages.settings.stages import STAGES
 
 LOOKING = ("help", "settings", "status", "plan")  # they need no packages
+LOOKING_ONLY = "Looking: nothing is made."  # the last word under `make -n`, see the Makefile
 FEW = 4  # a variable that so many goals read is refused by naming them
 OUTPUTS = "outputs"  # the preset of summaries that exist already
 OF_MAKE = ("MAKEFILES", "MAKEFLAGS", "SHELL")
@@ -37,7 +38,8 @@ def main(argv: list[str] | None = None) -> None:
     """Check and do what is asked for, up to the first goal that fails."""
     words = sys.argv[1:] if argv is None else argv
     look_only = "--check" in words
-    words = ["help" if word in ("-h", "--help") else word for word in words if word != "--check"]
+    words = [word for word in words if word not in ("--check", LOOKING_ONLY)]
+    words = ["help" if word in ("-h", "--help") else word for word in words]
     flags = os.environ.get("MAKEFLAGS", "")
     typed = of_make(flags) | dict(word.split("=", 1) for word in words if "=" in word)
     goals = [word for word in words if "=" not in word] or ["help"]
@@ -143,7 +145,7 @@ def run(goals: Sequence[str], values: Values, dry: bool) -> None:
         hooks = import_module(WATCH).hooks(write_cards)
         import_module(module).main(words, goes_on_with=" ".join(typed), **hooks)
     elif dry and goals[0] not in LOOKING:
-        print(f"would run {module} {' '.join(arguments)}".rstrip())
+        print(f"would do {goals[0]}: {row_of(goals[0]).what}")
     elif module == "-":
         raise UserError(f"{goals[0]} is done by make alone: run `make {goals[0]}`")
     else:

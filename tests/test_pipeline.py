@@ -251,9 +251,9 @@ def test_looking_writes_nothing_whatever_is_asked(tmp_path, monkeypatch):
     alone = typed(tmp_path, "sft", "rm", "ppo", "eval", "NAME=mine")  # as it was made
     assert "nothing to do, 10 stages are done" in alone.stdout, alone.stderr
     planned = typed(tmp_path, "-n", "dpo", "eval", *mine).stdout.splitlines()
-    said = [line.split(": ", 1)[1] for line in planned if line.startswith("mine seed 44413")]
     later = "puts out something else than before)"
-    assert said == [
+    assert planned.pop(0) == "Looking: nothing is made."
+    assert [line.removeprefix("mine seed 44413: ") for line in planned] == [
         "would make dpo (not made yet)",
         f"would make summaries (if dpo {later}",
         f"would make judge (if summaries {later}",
