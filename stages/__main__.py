@@ -140,8 +140,8 @@ def run(goals: Sequence[str], values: Values, dry: bool) -> None:
     elif module == PIPELINE:
         judged = ["eval" if goal == "judge" else goal for goal in goals]
         words = [*judged, *arguments, *["--dry-run"] * (dry and goals[0] not in LOOKING)]
-        kept = {name: value for name, value in values.items() if value and name != "REPLACE"}
-        typed = ["make", *goals, *(f"{name}={shlex.quote(kept[name])}" for name in kept)]
+        again = [name for name in values if name != "REPLACE"]
+        typed = ["make", *goals, *(f"{name}={shlex.quote(values[name])}" for name in again)]
         hooks = import_module(WATCH).hooks(write_cards)
         import_module(module).main(words, goes_on_with=" ".join(typed), **hooks)
     elif dry and goals[0] not in LOOKING:

@@ -16,7 +16,7 @@ from reports.sharing.status import LABEL, status
 from stages import __main__ as door
 from stages import pipeline
 from stages.driving.maker import Cell, Maker
-from stages.driving.wanted import wanted_stages
+from stages.driving.wanted import lacking, wanted_stages
 from stages.finished import partial_of, stage_folder, why_not
 from stages.goals import GOALS, VARIABLES, help_lines
 from stages.running.files import write_json
@@ -200,6 +200,15 @@ def test_headings_say_how_long_the_rest_takes_where_a_run_tells_and_the_end_what
     assert end_lines(cell, ["base"]) == ["", "minutes", f"{'  base':23}0.0", f"{'  in all':23}0.0"]
     finish(other, "sft")
     assert end_lines(cell, ["sft"])[-1] == "next: make summarize NAME=tiny SEED=7 ID='a b'"
+
+
+def test_a_stage_goes_on_only_with_the_settings_that_it_began_with(runs):
+    finish(named(), "base")
+    with pytest.raises(RuntimeError), open_stage(named(), "sft") as run:
+        (run.resume / "checkpoint-0000012").mkdir(parents=True)
+        raise RuntimeError
+    assert lacking(named(), ["sft"]) == {"sft": "goes on, its last checkpoint is of update 12"}
+    assert lacking(named("sft.epochs=3"), ["sft"]) == {"sft": "not made yet"}
 
 
 def test_the_command_that_goes_on_has_all_goals_and_variables_but_replace(monkeypatch):
