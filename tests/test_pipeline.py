@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from reports.parts.watch import end_lines, seconds_before, time_left
+from reports.parts.watch import end_lines, time_left
 from reports.sharing.status import LABEL, status
 from stages import __main__ as door
 from stages import pipeline
 from stages.driving.maker import Cell, Maker
 from stages.driving.wanted import lacking, wanted_stages
-from stages.finished import partial_of, stage_folder, why_not
+from stages.finished import stage_folder, why_not
 from stages.goals import GOALS, VARIABLES, help_lines
 from stages.running.files import write_json
 from stages.runs import open_stage
@@ -45,6 +45,12 @@ def finish(config: Config, stage: str, text: str = "made") -> Path:
         (run.partial / "headline.txt").write_text(f"{stage} of {config.name}\n")
         run.finish(RESULTS.get(stage, {}))
     return run.folder
+
+
+def stop_at_update_12(config: Config, stage: str) -> None:
+    with open_stage(config, stage) as run:
+        (run.resume / "checkpoint-0000012").mkdir(parents=True)
+        raise KeyboardInterrupt
 
 
 class Recorder(Maker):
@@ -181,9 +187,7 @@ def test_training_is_started_by_the_launcher_and_only_judges_get_the_cap(runs):
 
 
 def test_headings_say_how_long_the_rest_takes_where_a_run_tells_and_the_end_what_it_took(runs):
-    other, longer = make_config("tiny", seed=7), named("sft.epochs=3")
-    assert time_left(other, ["sft", "rm"]) == ""
-    seconds_before.cache_clear()
+    other = make_config("tiny", seed=7)
     make(TINY, "rm")
     for stage, seconds in (("sft", 200), ("rm", 100.4)):
         path = stage_folder(TINY, stage) / "manifest.json"
@@ -191,24 +195,14 @@ def test_headings_say_how_long_the_rest_takes_where_a_run_tells_and_the_end_what
     (runs / "tiny/seed1/ppo").mkdir(parents=True)
     (runs / "tiny/seed1/ppo/manifest.json").write_text("[")  # damaged: it tells nothing
     assert time_left(other, ["sft", "rm"]) == "; about 5 min left in all"
-    assert time_left(other, ["sft", "ppo"]) == time_left(longer, ["sft"]) == ""
-    finish(other, "base")
-    data = stage_folder(other, "base") / "data"
-    data.mkdir()
-    (data / "sft_validation.jsonl").write_text('{"id": "a b"}\n')
-    cell = Cell(request=Request(), config=other, goals=("sft",))
-    assert end_lines(cell, ["base"]) == ["", "minutes", f"{'  base':23}0.0", f"{'  in all':23}0.0"]
-    finish(other, "sft")
-    assert end_lines(cell, ["sft"])[-1] == "next: make summarize NAME=tiny SEED=7 ID='a b'"
-
-
-def test_a_stage_goes_on_only_with_the_settings_that_it_began_with(runs):
-    finish(named(), "base")
-    with pytest.raises(RuntimeError), open_stage(named(), "sft") as run:
-        (run.resume / "checkpoint-0000012").mkdir(parents=True)
-        raise RuntimeError
-    assert lacking(named(), ["sft"]) == {"sft": "goes on, its last checkpoint is of update 12"}
-    assert lacking(named("sft.epochs=3"), ["sft"]) == {"sft": "not made yet"}
+    assert time_left(other, ["sft", "ppo"]) == time_left(named("sft.epochs=3"), ["sft"]) == ""
+    make(other, "sft")
+    posts = stage_folder(other, "base") / "data/sft_validation.jsonl"
+    posts.parent.mkdir()
+    posts.write_text('{"id": "a b"}\n')
+    table = ["", "minutes", f"{'  sft':23}0.0", f"{'  in all':23}0.0"]
+    last = ["", "next: make summarize NAME=tiny SEED=7 ID='a b'"]
+    assert end_lines(Cell(request=Request(), config=other, goals=("sft",)), ["sft"]) == table + last
 
 
 def test_the_command_that_goes_on_has_all_goals_and_variables_but_replace(monkeypatch):
@@ -287,9 +281,12 @@ def test_status_shows_done_stale_running_half_done_failed_and_missing(runs):
         raise RuntimeError("no space left")
     for name, stage in (("mine1", "base"), ("mine2", "base")):
         finish(make_config("tiny", name=name), stage)
-    half = partial_of(stage_folder(make_config("tiny", name="mine1"), "sft"))
-    (half / "resume" / "checkpoint-0000012").mkdir(parents=True)
-    write_json(half / "config.json", json.loads((half.parent / "base/config.json").read_text()))
+    half = make_config("tiny", name="mine1")
+    with pytest.raises(KeyboardInterrupt):
+        stop_at_update_12(half, "sft")
+    assert lacking(half, ["sft"]) == {"sft": "goes on, its last checkpoint is of update 12"}
+    differs = make_config("tiny", name="mine1", overrides=("sft.epochs=3",))
+    assert lacking(differs, ["sft"]) == {"sft": "not made yet"}
     with open_stage(make_config("tiny", name="mine2"), "sft") as run:
         progress = {"label": "sft", "done": 3, "total": 9, "seconds_left": 40}
         write_json(run.partial / "progress.json", progress)

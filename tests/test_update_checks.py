@@ -136,19 +136,6 @@ def test_each_planted_error_ends_a_real_run_and_its_step_is_a_likely_cause(
     assert f"step {PLANTED[name].step} " in causes
 
 
-def test_one_ratio_for_a_whole_response_is_refused(monkeypatch):
-    rollouts: list[tuple[Any, Any]] = [(credited(), Ppo(**SIZES))]
-    for rival in (Rloo(**SIZES, samples_per_query=2), Grpo(**SIZES, samples_per_query=2)):
-        shaped = credit.shape(episodes(), rival, PAD)
-        rollouts.append((grouped.credit(shaped, rival, functional.leave_one_out), rival))
-    for rollout in rollouts:
-        check(*rollout)
-    PLANTED["one-ratio"].plant(monkeypatch.setattr)
-    for rollout in rollouts:
-        with pytest.raises(UserError, match="the policy's gradient is not that of a ratio"):
-            check(*rollout)
-
-
 def test_a_value_after_eos_is_refused_where_the_score_stands_at_eos():
     settings = Ppo(**SIZES, score_at="eos")
     shaped = credit.shape(episodes(), settings, PAD, "eos")
@@ -223,12 +210,17 @@ def test_lost_moments_are_refused():
     ("settings", "baseline"),
     [(Rloo, functional.leave_one_out), (Grpo, functional.minus_group_mean)],
 )
-def test_without_a_critic_advantages_of_a_query_add_up_to_0(settings, baseline):
+def test_without_a_critic_advantages_add_up_to_0_and_each_token_has_a_ratio_of_its_own(
+    settings, baseline, monkeypatch
+):
     chosen = settings(**SIZES, samples_per_query=2)
     rollout = grouped.credit(credit.shape(episodes(), chosen, PAD), chosen, baseline)
     check(rollout, chosen)
     with pytest.raises(UserError, match="the advantages of a query's samples do not add up to 0"):
         check(replace(rollout, advantages=rollout.advantages + 0.1), chosen)
+    PLANTED["one-ratio"].plant(monkeypatch.setattr)
+    with pytest.raises(UserError, match="the policy's gradient is not that of a ratio"):
+        check(rollout, chosen)
 
 
 def gate(accelerator, factors):
