@@ -218,7 +218,8 @@ def remarks(results: dict[str, Any], listed: Path) -> list[str]:
     lines, rows = [], results["rows"].values()
     if longer := sum(counts["over_limit"] for counts in rows):
         most = max(counts["most_over"] for counts in rows)
-        lines.append(f"{longer:,} rows, up to {most:,} tokens longer than data.max_*, stay whole")
+        over = f"{longer:,} rows are up to {most:,} tokens over data.max_*"
+        lines.append(f"{over}: they are used whole, as meant")
     counted = results["learned"]
     lines += [
         f"held-out {what}: {counted[what]:,} of {counted[f'of_{what}']:,} stand in the training "

@@ -349,6 +349,6 @@ def test_what_a_user_should_know_of_the_rows_is_one_line_each():
     rows["sft_train"] = {"rows": 1945, "skipped": 2, "over_limit": 27, "most_over": 4}
     results["published"] = {"sft_train": {"rows": 1945, "known": 116722}}
     over, skipped, changed = map(one_line, remarks(results, Path("listed")))
-    assert over == "27 rows, up to 4 tokens longer than data.max_*, stay whole"
+    assert over.startswith("27 rows are up to 4 tokens over data.max_*: they are used whole")
     assert skipped == "2 bad rows were skipped, with the reasons in listed"
     assert "1,945 rows, known are 116,722" in changed
