@@ -13,8 +13,9 @@ LOOK := help status $(if $(filter own,$(PRESET)),,settings plan)
 DEVELOP := check test walks simulations
 FILES := %/installed %/developed %/config.json
 quoted = '$(subst ','\'',$(1))'
-GOALS := $(filter-out install smollm check test walks $(FILES),$(or $(MAKECMDGOALS),help))
-ASKED := $(foreach goal,$(filter-out $(FILES),$(or $(MAKECMDGOALS),help)),$(call quoted,$(goal)))
+TYPED := $(filter-out $(FILES),$(or $(MAKECMDGOALS),help))
+GOALS := $(filter-out install smollm check test walks,$(TYPED))
+each_quoted = $(foreach goal,$(1),$(call quoted,$(goal)))
 DRY := $(findstring n,$(firstword -$(MAKEFLAGS)))
 PY := $(if $(VENV),$(VENV)/bin/python,$(PYTHON))
 # What runs need comes first; tools for developers come with the goals that use them. Looking and a
@@ -25,14 +26,15 @@ NEEDED := $(if $(filter $(DEVELOP),$(MAKECMDGOALS)),$(DEVELOPED),$(if $(filter-o
 .PHONY: asked door install smollm check test walks $(GOALS)
 .DEFAULT_GOAL := help
 
-# One call does all goals that were named. `+`: under `make -n` it looks, and says what it found.
+# One call does all goals that were named.
+ifeq ($(DRY),)
 $(GOALS): door
 	@:
-door: $(if $(DRY),,asked $(NEEDED))
-	+@$(if $(DRY)$(if $(NEEDED),,1),$(PYTHON) -B,$(PY)) -m stages $(foreach goal,$(GOALS),$(call quoted,$(goal)))
+door: asked $(NEEDED)
+	@$(if $(NEEDED),$(PY),$(PYTHON) -B) -m stages $(call each_quoted,$(GOALS))
 # What is refused is refused before anything is installed.
 asked:
-	+@$(PYTHON) -B -m stages --check $(ASKED)
+	@$(PYTHON) -B -m stages --check $(call each_quoted,$(TYPED))
 
 # Modules are compiled when they are first imported, which most of them never are. setuptools is
 # there already when the project's own list of packages is read, so pip need not fetch it again.
@@ -68,3 +70,13 @@ test:
 walks:
 	$(PYTEST) -m walk
 	ATEN_CPU_CAPABILITY=avx2 $(PYTEST) -m learns
+else
+# Under -n make prints each line that it would give to a shell. Here that line is for people, and
+# what is called in the shell's place looks and makes nothing.
+MAKEFLAGS += -s
+$(TYPED): door
+door: SHELL := $(PYTHON)
+door: .SHELLFLAGS := -B -m stages $(call each_quoted,$(TYPED))
+door:
+	+Looking: nothing is made.
+endif

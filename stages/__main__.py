@@ -7,6 +7,7 @@ neither make nor the shell expands them. Standard library only.
 
 import os
 import re
+import shlex
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -20,10 +21,12 @@ from stages.settings.faults import in_one_line, show
 from stages.settings.stages import STAGES
 
 LOOKING = ("help", "settings", "status", "plan")  # they need no packages
+LOOKING_ONLY = "Looking: nothing is made."  # the last word under `make -n`, see the Makefile
 FEW = 4  # a variable that so many goals read is refused by naming them
 OUTPUTS = "outputs"  # the preset of summaries that exist already
 OF_MAKE = ("MAKEFILES", "MAKEFLAGS", "SHELL")
 CARDS = "reports.sharing.cards"
+WATCH = "reports.parts.watch"
 OWN = "reports.needs.own"
 LOAD = Path("/proc/loadavg")
 LOOKS, TAKEN = 10, 0.25  # looks at what runs; the share of the cores that others may use
@@ -35,7 +38,8 @@ def main(argv: list[str] | None = None) -> None:
     """Check and do what is asked for, up to the first goal that fails."""
     words = sys.argv[1:] if argv is None else argv
     look_only = "--check" in words
-    words = ["help" if word in ("-h", "--help") else word for word in words if word != "--check"]
+    words = [word for word in words if word not in ("--check", LOOKING_ONLY)]
+    words = ["help" if word in ("-h", "--help") else word for word in words]
     flags = os.environ.get("MAKEFLAGS", "")
     typed = of_make(flags) | dict(word.split("=", 1) for word in words if "=" in word)
     goals = [word for word in words if "=" not in word] or ["help"]
@@ -136,9 +140,12 @@ def run(goals: Sequence[str], values: Values, dry: bool) -> None:
     elif module == PIPELINE:
         judged = ["eval" if goal == "judge" else goal for goal in goals]
         words = [*judged, *arguments, *["--dry-run"] * (dry and goals[0] not in LOOKING)]
-        import_module(module).main(words, write_cards)
+        again = [name for name in values if name != "REPLACE"]
+        typed = ["make", *goals, *(f"{name}={shlex.quote(values[name])}" for name in again)]
+        hooks = import_module(WATCH).hooks(write_cards)
+        import_module(module).main(words, goes_on_with=" ".join(typed), **hooks)
     elif dry and goals[0] not in LOOKING:
-        print(f"would run {module} {' '.join(arguments)}".rstrip())
+        print(f"would do {goals[0]}: {row_of(goals[0]).what}")
     elif module == "-":
         raise UserError(f"{goals[0]} is done by make alone: run `make {goals[0]}`")
     else:

@@ -52,6 +52,7 @@ from stages.running.files import HASHES, cached_folder, read_lines, write_json
 from stages.running.hub import Fetched, fetch_model, fetch_tokenizer
 from stages.running.inputs import Source, model_source
 from stages.running.machine import code_of
+from stages.running.progress import folded
 from stages.runs import Run, open_stage
 from stages.settings import config as settings
 from stages.settings.config import HUB, RANDOM, TOY, TRAIN_TOKENIZER, Config, Data, UserError
@@ -94,7 +95,7 @@ def make_base(config: Config) -> None:
         }
         lines = remarks(results, run.folder / "data" / SKIPPED_FILE)
         for line in [*eos_remarks(tokenizer, model), *lines]:
-            print(line, file=sys.stderr, flush=True)
+            print(*folded(line), sep="\n", file=sys.stderr, flush=True)
         run.finish(results)
 
 
@@ -214,12 +215,11 @@ def describe(run: Run, rows: SourceRows, limits: dict[str, tokens.Limits]) -> di
 
 def remarks(results: dict[str, Any], listed: Path) -> list[str]:
     """What a user should know of the rows, one line each; `listed` is where skipped ones stand."""
-    lines = [
-        f"{name}: {counts['over_limit']:,} of {counts['rows']:,} rows are over a limit in "
-        f"data.max_*, by {counts['most_over']:,} tokens at most; they are kept"
-        for name, counts in results["rows"].items()
-        if counts["over_limit"]
-    ]
+    lines, rows = [], results["rows"].values()
+    if longer := sum(counts["over_limit"] for counts in rows):
+        most = max(counts["most_over"] for counts in rows)
+        over = f"{longer:,} rows are up to {most:,} tokens over data.max_*"
+        lines.append(f"{over}: they are used whole, as meant")
     counted = results["learned"]
     lines += [
         f"held-out {what}: {counted[what]:,} of {counted[f'of_{what}']:,} stand in the training "

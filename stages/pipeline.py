@@ -12,9 +12,10 @@ it is refused with the difference; `--replace` moves it aside.
 import argparse
 from collections.abc import Callable
 from dataclasses import fields
+from typing import Any
 
 from stages.driving import grid
-from stages.driving.maker import Cell, Ended, Maker
+from stages.driving.maker import Cell, Maker
 from stages.driving.wanted import GOALS
 from stages.running import launch
 from stages.settings.command_line import Request, add_arguments, config_of, request_of
@@ -61,8 +62,11 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
 
 
 @in_one_line()
-def main(argv: list[str] | None = None, ended: Ended = lambda *_: None) -> None:
-    """Make what is asked for; exits with the status of the stage that failed, if any."""
+def main(argv: list[str] | None = None, **hooks: Any) -> None:
+    """Make what is asked for; exits with the status of the stage that failed, if any.
+
+    hooks: fields of the `Maker` that the caller chooses.
+    """
     args = parse(argv)
     request = request_of(args)
     alone = next((goal for goal in args.goals if goal in ("settings", *GRIDS)), None)
@@ -71,30 +75,35 @@ def main(argv: list[str] | None = None, ended: Ended = lambda *_: None) -> None:
     if alone == "settings":
         show(settings_lines(config_of(request, whole=False)))
         return
-    if code := make_goals(request, args, ended):
+    if code := make_goals(request, args, **hooks):
         raise SystemExit(code)
 
 
-def make_goals(request: Request, args: argparse.Namespace, ended: Ended = lambda *_: None) -> int:
+def make_goals(request: Request, args: argparse.Namespace, **hooks: Any) -> int:
     """Make what a command line asks for; return the exit status."""
     if not args.dry_run:
         require_packages()
     if args.max_cost and not is_above_0(args.max_cost):
         raise UserError(f"MAX_COST={args.max_cost}: give dollars above 0, such as MAX_COST=20")
+    if args.gpus * args.nodes > 1:  # what one process took tells nothing of several
+        hooks.pop("time_left", None)
     maker = Maker(
         launch=launch.launch_words(args.gpus, args.nodes, args.engine),
-        started_by=tuple(launch.launch_variables(args)),
         processes=args.gpus * args.nodes,
         max_cost=args.max_cost,
         replace=args.replace,
         dry_run=args.dry_run,
-        ended=ended,
+        **hooks,
     )
     with maker:
         goal, *_ = goals = tuple(args.goals)
-        if goal not in GRIDS:
-            return maker.make(Cell(request=request, config=config_of(request), goals=goals))
-        return grid.make_grid(maker, GRIDS[goal](request, args))
+        if goal in GRIDS:
+            return grid.make_grid(maker, GRIDS[goal](request, args))
+        cell = Cell(request=request, config=config_of(request), goals=goals)
+        code = maker.make(cell)
+        if not (code or maker.dry_run):
+            maker.end(cell)
+        return code
 
 
 if __name__ == "__main__":

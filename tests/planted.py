@@ -16,7 +16,7 @@ from stages.learning import passes, sampling
 from stages.learning.models import load_tokenizer
 from stages.posts.ragged import pad_right
 from stages.rl import credit, rollout
-from stages.rl.episodes import Rollout
+from stages.rl.episodes import Measured, Rollout
 
 
 def wrap(module: Any, name: str, wrong: Callable[..., Any], put: Any = setattr) -> None:
@@ -90,6 +90,14 @@ def of_the_likeliest(right: Callable[..., Tensor], logits: Tensor, *rest: Any) -
     return right(logits.masked_fill(logits < least, -torch.inf), *rest)
 
 
+def at_another_temperature(
+    right: Callable[..., Measured], learner: Any, sampled: Any, settings: Any
+) -> Measured:
+    """Old log-probabilities at temperature 1, new ones at the temperature of sampling."""
+    hot = right(learner, sampled, replace(settings, temperature=1.0))
+    return replace(right(learner, sampled, settings), logprobs=hot.logprobs)
+
+
 def one_ratio(
     right: Callable[..., Any],
     new: Tensor,
@@ -156,8 +164,9 @@ def across_eos(
 
 @dataclass(frozen=True)
 class Planted:
-    """One error: the function that is replaced, and by what."""
+    """One error: the step of PPO in which it is, the function that is replaced, and by what."""
 
+    step: int
     module: Any
     name: str
     wrong: Callable[..., Any]
@@ -168,16 +177,18 @@ class Planted:
 
 
 PLANTED = {
-    "score-at-padding": Planted(rollout, "score_responses", at_last_column),
-    "query-one-short": Planted(rollout, "score_responses", query_one_short),
-    "no-leading-space": Planted(rollout, "score_responses", without_leading_space),
-    "score-at-every-token": Planted(functional, "shape_rewards", at_every_token),
-    "penalty-for-ended": Planted(functional, "penalize_missing_eos", for_ended),
-    "fifty-likeliest": Planted(sampling, "draw", of_the_likeliest),
-    "one-ratio": Planted(functional, "policy_losses", one_ratio),
-    "kl-rewarded": Planted(functional, "shape_rewards", kl_rewarded),
-    "kl-left-out": Planted(functional, "shape_rewards", kl_left_out),
-    "padding-whitened": Planted(credit, "whiten", padding_too),
-    "whitened-targets": Planted(ppo, "credit", from_whitened),
-    "gae-across-eos": Planted(ppo, "credit", across_eos),
+    "score-at-padding": Planted(3, rollout, "score_responses", at_last_column),
+    "query-one-short": Planted(3, rollout, "score_responses", query_one_short),
+    "no-leading-space": Planted(3, rollout, "score_responses", without_leading_space),
+    "score-at-every-token": Planted(4, functional, "shape_rewards", at_every_token),
+    "penalty-for-ended": Planted(3, functional, "penalize_missing_eos", for_ended),
+    "fifty-likeliest": Planted(1, sampling, "draw", of_the_likeliest),
+    "other-temperature": Planted(2, ppo, "measure", at_another_temperature),
+    "one-ratio": Planted(6, functional, "policy_losses", one_ratio),
+    "kl-rewarded": Planted(4, functional, "shape_rewards", kl_rewarded),
+    "kl-left-out": Planted(4, functional, "shape_rewards", kl_left_out),
+    "padding-whitened": Planted(5, credit, "whiten", padding_too),
+    "batch-before": Planted(5, ppo, "credit", of_the_batch_before()),
+    "whitened-targets": Planted(5, ppo, "credit", from_whitened),
+    "gae-across-eos": Planted(5, ppo, "credit", across_eos),
 }

@@ -11,12 +11,13 @@ from typing import Any
 
 import pytest
 
+from reports.parts.watch import end_lines, time_left
 from reports.sharing.status import LABEL, status
 from stages import __main__ as door
 from stages import pipeline
 from stages.driving.maker import Cell, Maker
-from stages.driving.wanted import wanted_stages
-from stages.finished import partial_of, stage_folder, why_not
+from stages.driving.wanted import lacking, wanted_stages
+from stages.finished import stage_folder, why_not
 from stages.goals import GOALS, VARIABLES, help_lines
 from stages.running.files import write_json
 from stages.runs import open_stage
@@ -44,6 +45,12 @@ def finish(config: Config, stage: str, text: str = "made") -> Path:
         (run.partial / "headline.txt").write_text(f"{stage} of {config.name}\n")
         run.finish(RESULTS.get(stage, {}))
     return run.folder
+
+
+def stop_at_update_12(config: Config, stage: str) -> None:
+    with open_stage(config, stage) as run:
+        (run.resume / "checkpoint-0000012").mkdir(parents=True)
+        raise KeyboardInterrupt
 
 
 class Recorder(Maker):
@@ -179,6 +186,33 @@ def test_training_is_started_by_the_launcher_and_only_judges_get_the_cap(runs):
         assert STAGES[stage].module in words
 
 
+def test_headings_say_how_long_the_rest_takes_where_a_run_tells_and_the_end_what_it_took(runs):
+    other = make_config("tiny", seed=7)
+    make(TINY, "rm")
+    for stage, seconds in (("sft", 200), ("rm", 100.4)):
+        path = stage_folder(TINY, stage) / "manifest.json"
+        write_json(path, json.loads(path.read_text()) | {"seconds": seconds})
+    (runs / "tiny/seed1/ppo").mkdir(parents=True)
+    (runs / "tiny/seed1/ppo/manifest.json").write_text("[")  # damaged: it tells nothing
+    assert time_left(other, ["sft", "rm"]) == "; about 5 min left in all"
+    assert time_left(other, ["sft", "ppo"]) == time_left(named("sft.epochs=3"), ["sft"]) == ""
+    make(other, "sft")
+    posts = stage_folder(other, "base") / "data/sft_validation.jsonl"
+    posts.parent.mkdir()
+    posts.write_text('{"id": "a b"}\n')
+    table = ["", "minutes", f"{'  sft':23}0.0", f"{'  in all':23}0.0"]
+    last = ["", "next: make summarize NAME=tiny SEED=7 ID='a b'"]
+    assert end_lines(Cell(request=Request(), config=other, goals=("sft",)), ["sft"]) == table + last
+
+
+def test_the_command_that_goes_on_has_all_goals_and_variables_but_replace(monkeypatch):
+    hooks: dict[str, Any] = {}
+    monkeypatch.setattr(pipeline, "main", lambda _, **more: hooks.update(more))
+    monkeypatch.setenv("MAKEFLAGS", "")
+    door.main(["ppo", "judge", "NAME=x", "SET=ppo.lam=0.5 sft.epochs=2", "REPLACE=1"])
+    assert hooks["goes_on_with"] == "make ppo judge NAME=x SET='ppo.lam=0.5 sft.epochs=2'"
+
+
 # -- what is refused -------------------------------------------------------------------------------
 
 
@@ -220,10 +254,10 @@ def test_looking_writes_nothing_whatever_is_asked(tmp_path, monkeypatch):
     alone = typed(tmp_path, "sft", "rm", "ppo", "eval", "NAME=mine")  # as it was made
     assert "nothing to do, 10 stages are done" in alone.stdout, alone.stderr
     planned = typed(tmp_path, "-n", "dpo", "eval", *mine).stdout.splitlines()
-    said = [line.split(": ", 1)[1] for line in planned if line.startswith("mine seed 44413")]
     later = "puts out something else than before)"
-    assert said == [
-        "would make dpo (is missing)",
+    assert planned.pop(0) == "Looking: nothing is made."
+    assert [line.removeprefix("mine seed 44413: ") for line in planned] == [
+        "would make dpo (not made yet)",
         f"would make summaries (if dpo {later}",
         f"would make judge (if summaries {later}",
         f"would make controls (if summaries {later}",
@@ -239,16 +273,20 @@ def test_looking_writes_nothing_whatever_is_asked(tmp_path, monkeypatch):
 def test_status_shows_done_stale_running_half_done_failed_and_missing(runs):
     assert status() == ["no runs yet: make sft rm ppo eval"]
     make()
+    finish(named("ppo.lam=0.5", upstream="tiny"), "ppo")
     finish(TINY, "base", "other")
     other = make_config("tiny", seed=7)
     finish(other, "base")
     with pytest.raises(RuntimeError), open_stage(other, "sft"):
         raise RuntimeError("no space left")
-    for name, stage in (("mine", "base"), ("mine2", "base")):
+    for name, stage in (("mine1", "base"), ("mine2", "base")):
         finish(make_config("tiny", name=name), stage)
-    half = partial_of(stage_folder(make_config("tiny", name="mine"), "sft"))
-    (half / "resume" / "checkpoint-0000012").mkdir(parents=True)
-    write_json(half / "config.json", json.loads((half.parent / "base/config.json").read_text()))
+    half = make_config("tiny", name="mine1")
+    with pytest.raises(KeyboardInterrupt):
+        stop_at_update_12(half, "sft")
+    assert lacking(half, ["sft"]) == {"sft": "goes on, its last checkpoint is of update 12"}
+    differs = make_config("tiny", name="mine1", overrides=("sft.epochs=3",))
+    assert lacking(differs, ["sft"]) == {"sft": "not made yet"}
     with open_stage(make_config("tiny", name="mine2"), "sft") as run:
         progress = {"label": "sft", "done": 3, "total": 9, "seconds_left": 40}
         write_json(run.partial / "progress.json", progress)
@@ -262,7 +300,8 @@ def test_status_shows_done_stale_running_half_done_failed_and_missing(runs):
     assert rows["run and seed"][:4] == ["base", "sft", "rm", "norm"]
     assert rows["tiny 44413"][:4] == ["ok", "old", "old", "old"]
     assert rows["tiny 7"][:3] == ["ok", "fail", "-"]
-    assert rows["mine 44413"][:3] == ["ok", "half", "-"]
+    assert rows["mine 44413"][:5] == ["up", "up", "up", "up", "old"]
+    assert rows["mine1 44413"][:3] == ["ok", "half", "-"]
     assert rows["mine2 44413"][:3] == ["ok", "run", "-"]
     text = "\n".join(lines)
     assert "sft: was made from an earlier base" in text

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from stages.running import progress as progress_module
-from stages.running.progress import SHOWN, progress, say_result
+from stages.running.progress import SHOWN, progress, say_result, with_numbers
 from stages.runs import open_stage
 from stages.settings.command_line import make_config
 
@@ -27,6 +27,7 @@ LINE = "score 1.53, KL 3.1, length 16.0, end 100%, EV 0.71"
 @pytest.fixture
 def often(monkeypatch):
     monkeypatch.setattr(progress_module, "SECONDS_BETWEEN_LINES", 0.0)
+    monkeypatch.setattr(progress_module, "SECONDS_BEFORE_BAR", 0.0)
     monkeypatch.delenv("COLUMNS", raising=False)
 
 
@@ -35,14 +36,13 @@ def test_a_log_shows_the_last_value_of_each_metric_that_one_watches(runs, capsys
         run.log(0, **{"loss/validation": 6.1})
         for step in run.progress([1, 2, 3], "sft", 3):
             run.log(step, **{"loss/train": 2.0 / step, "lr": 1.0})
-        list(run.progress([1], "sft validation", 1))
+        list(run.progress([1, 2], "sft validation", 2))
         run.finish({"loss/validation": 1.25, "rougeL": 0.4321, "rouge1": 0.5})
     lines = re.sub(r"\d+ s", "0 s", capsys.readouterr().err).splitlines()
     assert lines == [
         "sft: 1/3, 0 s left: loss 2.000, held-out loss 6.100",
         "sft: 2/3, 0 s left: loss 1.000, held-out loss 6.100",
-        "sft: 3 done in 0 s: loss 0.667, held-out loss 6.100",
-        "sft validation: 1 done in 0 s",
+        "sft validation: 1/2, 0 s left",
         "sft: done in 0 s: held-out loss 1.250, ROUGE-L 0.432",
     ]
 
@@ -50,11 +50,16 @@ def test_a_log_shows_the_last_value_of_each_metric_that_one_watches(runs, capsys
 def test_numbers_fall_off_on_the_right_where_a_line_is_full(capsys, often):
     label = "ppo of a run with a long name: 50 characters of it"
     list(progress([1, 2], label, 2, 0, None, lambda: PPO))
-    first, last = capsys.readouterr().err.splitlines()
-    assert f"{label}: 1/2, 0 s left: {LINE}".startswith(first)
-    assert len(first) <= 80
-    assert last.startswith(f"{label}: 2 done in 0 s: score 1.53")
-    assert "EV" not in first
+    (line,) = capsys.readouterr().err.splitlines()
+    assert f"{label}: 1/2, 0 s left: {LINE}".startswith(line)
+    assert len(line) <= 80
+    assert "EV" not in line
+
+
+def test_a_line_says_so_while_the_critic_learns_alone():
+    alone = PPO | {"loss/value_avg": 0.2}
+    assert with_numbers("ppo", alone, 80).startswith("ppo: the critic learns alone, score 1.53, KL")
+    assert "critic" not in with_numbers("ppo", alone | {"loss/policy_avg": 0.1}, 80)
 
 
 def test_a_bar_has_the_numbers_too_and_fits(monkeypatch, often):

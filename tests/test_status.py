@@ -33,11 +33,11 @@ def test_a_run_is_one_row_in_which_a_judge_that_is_not_done_stands_for_all(runs)
 
 def test_what_is_kept_of_an_interrupted_stage_is_a_checkpoint_or_what_it_has_measured(tmp_path):
     resume = tmp_path / "resume"
-    assert kept(tmp_path) == "without a checkpoint"
+    assert kept(tmp_path) == ""
     resume.mkdir()
     (resume / "halved.json").write_text("[]")
     (resume / "checkpoint-0000003.tmp").mkdir()  # that the disk had no room for
-    assert kept(tmp_path) == "without a checkpoint"
+    assert kept(tmp_path) == ""
     (resume / "score-references.0.jsonl").write_text("{}\n")
     assert kept(tmp_path) == "its finished part is kept"
     (resume / "score-references.0.jsonl").unlink()

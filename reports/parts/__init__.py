@@ -14,4 +14,5 @@ plots         plots as SVG
 cells         numbers and texts of tables
 blocks        what pages are made of, as HTML, Markdown and JSON
 page          blocks, written as Markdown and HTML
+watch         what the terminal says of a command's stages
 """

@@ -5,6 +5,7 @@ Standard library only.
 
 import textwrap
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from stages.driving.wanted import check_run, kept
@@ -23,7 +24,7 @@ SHOWN = {name: stage.head for name, stage in STAGES.items() if stage.head}
 LABEL = COLUMNS - 5 * len(SHOWN)  # characters of a run's name and seed
 MARKS = (
     "ok done, ok* done with other code, old stale, run running, half interrupted,",
-    "fail failed, - missing",
+    "fail failed, up made by its upstream, - not made",
 )
 
 
@@ -43,7 +44,7 @@ def look(folder: Path, stage: str) -> tuple[str, str]:
         failure = read_record(partial / "failed.json")
         if failure is not None:
             return "fail", f"failed: {failure['error']}"
-        return "half", f"half done, {kept(partial)}"
+        return "half", f"half done, {kept(partial) or 'without a checkpoint'}"
     problem = why_not(config, stage)
     if problem:
         return ("old", str(problem)) if finished else ("-", "")
@@ -51,13 +52,25 @@ def look(folder: Path, stage: str) -> tuple[str, str]:
     return ("ok*", f"was made with other code ({first_of(files)})") if files else ("ok", "")
 
 
+def upstreams_of(seed: Path) -> set[str]:
+    """The stages that a seed takes from its upstream, by what one of its own recorded."""
+    for path in sorted(seed.glob("*/config.json")):
+        with suppress(UserError):
+            if config := recorded_config(path.parent):
+                return {stage for stage in SHOWN if config.is_upstreams(stage)}
+    return set()
+
+
 def seed_lines(seed: Path) -> list[str]:
     """A seed's row of the table, and the reasons of what is not done.
 
     Where there are several judges, the row shows one that is not done, if any.
     """
-    marks, reasons = [], []
+    marks, reasons, upstreams = [], [], upstreams_of(seed)
     for stage in SHOWN:
+        if stage in upstreams:
+            marks.append("up")
+            continue
         paths = (seed / stage).glob("[!.]*") if STAGES[stage].per_judge else ()
         judges = sorted({path.name.removesuffix(".partial") for path in paths})
         folders = [seed / stage / judge for judge in judges] or [seed / stage]

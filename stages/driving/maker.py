@@ -22,7 +22,7 @@ from types import ModuleType
 from typing import Any
 
 from stages.driving.start import load, run_module
-from stages.driving.wanted import ANEW, check_rows, check_settings, lacking, wanted_stages
+from stages.driving.wanted import ANEW, check_rows, check_settings, lacking, reason, wanted_stages
 from stages.finished import lock_of, partial_of, read_manifest, stage_folder, why_not
 from stages.running import launch
 from stages.running.progress import (
@@ -44,7 +44,6 @@ from stages.settings.stages import row_of
 START = (sys.executable, "-m", "stages.driving.start")
 PR_SET_PDEATHSIG = 1  # of Linux, where alone stages are forked
 DRIVERS = ("nvidia*", "nvmap", "dxg", "kfd", "accel*")
-Ended = Callable[[Config, str], None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,15 +64,15 @@ class Cell:
 class Maker:
     """Makes the stages of cells, one after the other, and stops when told to."""
 
-    # The command that starts stages that run models (empty: this interpreter), the make variables
-    # that say the same, for commands that are printed, and the processes of such a stage.
-    launch: tuple[str, ...] = ()
-    started_by: tuple[str, ...] = ()
-    processes: int = 1
+    launch: tuple[str, ...] = ()  # what starts stages that run models; empty: this interpreter
+    processes: int = 1  # of such a stage
+    goes_on_with: str = ""  # the command that a stage that stops prints; empty: its own
     max_cost: str = ""  # the most that a judge may cost, USD
     replace: str = ""  # `1` or stages (`stages.driving.wanted`)
     dry_run: bool = False  # print only what would be made
-    ended: Ended = lambda *_: None  # called for each stage that has finished
+    ended: Callable[[Config, str], None] = lambda *_: None  # called for each finished stage
+    end: Callable[[Cell], None] = lambda _: None  # called when a command has made its one run
+    time_left: Callable[[Config, Sequence[str]], str] = lambda *_: ""  # of stages, for a heading
     says_stop: bool = False  # who calls this says how its whole work goes on, so stages need not
     stopped: int = 0  # the exit status after a signal
     # Where torch has worked already, a fork would lack its threads.
@@ -135,28 +134,23 @@ class Maker:
             print("\n".join(f"{cell.label}: {line}" for line in lines or ["nothing to do"]))
             return 0
         move_all_aside(config, [stage for stage, why in steps.items() if why == ANEW])
-        renewed = []
         for number, stage in enumerate(own, start=1):
-            why = why_not(config, stage)
-            if why is None:
+            problem = why_not(config, stage)
+            if problem is None:
                 continue
             if self.stopped:
                 return self.stopped
             if stage != "base":
                 check_rows(config, own)
-            renewed.append(stage)
-            what = row_of(stage, config.kind).what
-            start = "\n".join(folded(f"[{number}/{len(own)}] {stage}: {what} ({why})"))
-            print(f"\n{start}", flush=True)
+            what, why = row_of(stage, config.kind).what, reason(config, stage, problem)
+            left = self.time_left(config, [name for name in own[number - 1 :] if name in steps])
+            heading = folded(f"[{number}/{len(own)}] {stage}: {what} ({why}){left}")
+            print("", *heading, sep="\n", flush=True)
             code = self.call_until_it_fits(config, stage, self.command(cell, stage))
             if code:
                 say_if_killed(stage, code)
                 return code
             self.ended(config, stage)
-        if not renewed:
-            print(f"{cell.label}: nothing to do, {len(own)} stages are done")
-        if "report" in own and "report" not in renewed:  # a new page has printed it already
-            print((stage_folder(config, "report") / "headline.txt").read_text(), end="")
         return self.stopped
 
     # -- one stage ---------------------------------------------------------------------------------
@@ -182,7 +176,7 @@ class Maker:
 
     def call(self, words: Sequence[str]) -> int:
         """Run a command to its end; return its exit status, as a shell gives it."""
-        environment = {**os.environ, GOES_ON_WITH: " ".join(self.started_by)}
+        environment = {**os.environ, GOES_ON_WITH: self.goes_on_with}
         environment |= {CALLER_SAYS_STOP: "1"} if self.says_stop else {}
         if tuple(words[:3]) == START and self.forks:
             code = self._call_forked(words[3], words[4:], environment)

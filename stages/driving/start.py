@@ -32,6 +32,7 @@ from stages.runs import TRACKED, Show, tracking
 from stages.settings.checks import (
     UserError,
     card_memory,
+    first_line,
     is_out_of_memory,
     launched_processes,
     say_error,
@@ -77,7 +78,7 @@ def run_stage(
     with in_one_line():
         launched_processes()
         config = read(argv, description)
-    command = f"{make_command(config, stage)} {os.environ.get(GOES_ON_WITH, '')}".rstrip()
+    command = os.environ.get(GOES_ON_WITH) or make_command(config, stage)
     try:
         tracking.set(tracked)
         with ended_by_signal(command), redirect_stdout(VisibleStream(sys.stdout)):
@@ -211,7 +212,7 @@ def tracked(config: Config, stage: str) -> Iterator[Show]:
                 getattr(trackers[library], method)(*values, **more)
             except Exception as error:
                 del trackers[library]
-                text = f"{method} failed ({one_line(error)}): the stage goes on without it"
+                text = f"{method} failed ({first_line(error)}): the stage goes on without it"
                 print(f"{library}: {text}", file=sys.stderr, flush=True)
 
     def show(step: int | None, values: Mapping[str, Any]) -> None:
@@ -237,7 +238,7 @@ def begin(config: Config, stage: str, library: str) -> Any:
         line = f"{library} is missing: run `pip install {library}`, or unset it"
         raise UserError(f"{setting} is set but {line}") from None
     except Exception as error:
-        line = f"{library} cannot begin ({one_line(error)}): the stage goes on without it"
+        line = f"{library} cannot begin ({first_line(error)}): the stage goes on without it"
         print(line, file=sys.stderr, flush=True)
         return None
 
@@ -263,11 +264,6 @@ def make_tracker(config: Config, stage: str, library: str, place: str) -> Any:
     settings = {**public_settings(config), "code_version": code_version()}
     quiet = wandb.Settings(**QUIET, allow_val_change=True)
     return tracking.WandBTracker(place, resume="allow", config=settings, settings=quiet, **names)
-
-
-def one_line(error: Exception) -> str:
-    """An error of a library, which may take several lines."""
-    return " ".join(f"{type(error).__name__}: {error}".split())[:300]
 
 
 @in_one_line()

@@ -11,9 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from stages.finished import (
+    ATTEMPT,
     MISSING,
+    Problem,
     changed_code,
     check_gold,
+    current_inputs,
     damage,
     partial_of,
     read_manifest,
@@ -21,10 +24,11 @@ from stages.finished import (
     stage_folder,
     why_not,
 )
+from stages.running.files import read_record
 from stages.runs import RESUME
 from stages.settings import config as settings
 from stages.settings.checks import UserError, check_dealt, check_filled, unknown
-from stages.settings.config import Config
+from stages.settings.config import Config, settings_hash
 from stages.settings.judge_models import check_asking
 from stages.settings.sections import COMPARISONS, POSTS
 from stages.settings.stages import GIVEN_BY, NO_PART, STAGES, TRAINED, row_of, with_inputs
@@ -83,27 +87,34 @@ def lacking(config: Config, goals: Sequence[str], replace: str = "") -> dict[str
     for stage in wanted:
         row, problem = row_of(stage, config.kind), why_not(config, stage)
         before = [name for name in steps if name in (*row.inputs, *row.joined_by)]
-        partial = partial_of(stage_folder(config, stage))
         if stage in anew:
             steps[stage] = ANEW
         elif problem and (problem.needs_replace or stage not in own):
             raise refusal(config, stage, problem)
-        elif problem == MISSING and partial.is_dir():
-            steps[stage] = f"half done, {kept(partial)}"
         elif problem:
-            steps[stage] = str(problem)
+            steps[stage] = reason(config, stage, problem)
         elif before:
             steps[stage] = f"if {before[-1]} puts out something else than before"
     return steps
 
 
+def reason(config: Config, stage: str, problem: Problem) -> str:
+    """Why a stage is to be made, to be read in brackets."""
+    partial = partial_of(stage_folder(config, stage))
+    attempt = read_record(partial / ATTEMPT) or {}
+    same = attempt.get("settings_hash") == settings_hash(config, stage)
+    if problem == MISSING and same and attempt.get("inputs") == current_inputs(config, stage):
+        return f"goes on, {part}" if (part := kept(partial)) else "begun, no checkpoint yet"
+    return "not made yet" if problem == MISSING else str(problem)
+
+
 def kept(partial: Path) -> str:
-    """What an interrupted stage goes on from."""
+    """What an interrupted stage goes on from; empty if it begins again."""
     checkpoints = sorted((partial / RESUME).glob("checkpoint-[0-9]*[0-9]"))
     if checkpoints:
         return f"its last checkpoint is of update {int(checkpoints[-1].name.split('-')[1])}"
     measured = [*(partial / RESUME).glob("*.jsonl"), *partial.glob("judgements.jsonl")]
-    return "its finished part is kept" if measured else "without a checkpoint"
+    return "its finished part is kept" if measured else ""
 
 
 def check_run(name: str) -> None:

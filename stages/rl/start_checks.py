@@ -1,4 +1,4 @@
-"""What must hold before the first update; if it does not, the likely cause is named.
+"""What must hold before the first update; if it does not, the likely causes are named.
 
 RLHF fails silently: a reward on the wrong token or a policy that is not its own reference still
 trains. These checks cost one small batch and stop the run with a diagnosis before it costs a night.
@@ -83,8 +83,8 @@ def check_start(
 ) -> None:
     """All checks, on the first episodes of the first rollout and before anything is learned.
 
-    `score` is the stage's own. Raises UserError that says what does not hold, by how much, and what
-    is likely at fault.
+    `score` is the stage's own. Raises UserError that says what does not hold, by how much, and
+    which stages and settings would explain it.
     """
     networks, computed_in = learner.networks, precision(settings, memory)
     bounds, of_draws = BOUNDS[computed_in], BOUNDS[f"{computed_in} draws"]
@@ -102,16 +102,16 @@ def check_start(
         fitting(learner.accelerator, size, check)
 
     def of_policy(check: Callable[..., None], within: Bounds) -> None:
-        more = settings.temperature, pad_id, within
-        in_memory(lambda size: check(learner.trained, [*few.passes(size, pad_id)], *more))
+        more = settings.temperature, within
+        in_memory(lambda size: check(learner, [*few.passes(size, pad_id)], *more))
 
     if known.exists():  # a reward model from elsewhere has none
         replay_known_answers(learner, score, known, origins.score_shift, settings, known_bounds)
     with learner.accelerator.autocast():
         texts = few.queries, few.responses, pad_id, bounds
         in_memory(partial(check_padding, networks.reward_model, *texts))
-        check_scores_at_eos(some, eos_id)
-        check_kl(some, bounds)
+        check_scores_at_eos(some, eos_id, learner.stage)
+        check_kl(some, bounds, learner.stage)
         # If the settings have dropout, the ratio is 1 only without it.
         learner.trained.train(mode=not settings.dropout)
         of_policy(check_ratio, bounds)
@@ -122,24 +122,23 @@ def check_start(
 
 
 def check_ratio(
-    trained: nn.Module, parts: Sequence[Rollout], temperature: float, pad_id: int, bounds: Bounds
+    learner: PolicyLearner, parts: Sequence[Rollout], temperature: float, bounds: Bounds
 ) -> None:
     """The training pass must give the rollout's log-probabilities: every ratio is 1."""
     statistics = LogitStatistics(temperature=temperature)
     differences = [
-        (_read(trained, part, statistics, pad_id) - part.logprobs)[part.response_mask]
-        for part in parts
+        (_read(learner, part, statistics) - part.logprobs)[part.response_mask] for part in parts
     ]
     _require_small(
         torch.cat(differences),
         bounds,
         "the first ratio is not 1",
-        "ppo: sampling and learning see different models (dropout left on, or padding)",
+        f"{learner.stage} (step 6 has dropout, padding, temperature or logprobs other than step 2)",
     )
 
 
 def check_draws(
-    trained: nn.Module, parts: Sequence[Rollout], temperature: float, pad_id: int, bounds: Bounds
+    learner: PolicyLearner, parts: Sequence[Rollout], temperature: float, bounds: Bounds
 ) -> None:
     """Each token must stand where the cumulative distribution over all tokens passes its uniform
     number, up to `bounds` of probability. So none is drawn more or less often than the policy says.
@@ -148,7 +147,7 @@ def check_draws(
     def distances(numbers: Tensor, logits: Tensor, tokens: Tensor, temperature: float) -> Tensor:
         rows = []
         for row, drawn, number in zip(logits, tokens.unsqueeze(2), numbers, strict=True):
-            shares = (row[:, :pad_id].double() / temperature).softmax(dim=1)
+            shares = (row[:, : learner.networks.pad_id].double() / temperature).softmax(dim=1)
             upper = shares.cumsum(dim=1).gather(1, drawn).squeeze(1)
             lower = upper - shares.gather(1, drawn).squeeze(1)
             rows.append(torch.maximum(lower - number, number - upper).clamp(min=0))
@@ -160,31 +159,32 @@ def check_draws(
             raise ValueError("these episodes were not sampled")
         formula = partial(distances, part.uniforms)
         statistics = LogitStatistics(temperature=temperature, formula=formula)
-        far.append(_read(trained, part, statistics, pad_id)[part.response_mask])
+        far.append(_read(learner, part, statistics)[part.response_mask])
     _require_small(
         torch.cat(far),
         bounds,
         "tokens are not drawn from the policy's whole distribution",
-        "sampling: some tokens are left out, or its temperature, text or weights are others",
+        f"{learner.stage} (step 1 leaves tokens out, or has another temperature, text or weights)",
     )
 
 
-def _read(trained: nn.Module, rollout: Rollout, statistics: LogitStatistics, pad_id: int) -> Tensor:
+def _read(learner: PolicyLearner, rollout: Rollout, statistics: LogitStatistics) -> Tensor:
     """What the training pass reads of the logits at each response token, [B, T]."""
     query_responses = torch.cat([rollout.queries, rollout.responses], dim=1)
-    real = query_responses != pad_id
+    real = query_responses != learner.networks.pad_id
     tokens, length = query_responses.masked_fill(~real, 0), rollout.responses.shape[1]
-    read: Tensor = trained("policy", tokens, real, length, statistics)[0]
+    read: Tensor = learner.trained("policy", tokens, real, length, statistics)[0]
     return read
 
 
-def check_kl(rollout: Rollout, bounds: Bounds) -> None:
+def check_kl(rollout: Rollout, bounds: Bounds, stage: str) -> None:
     """Policy and ref_policy must be the same before the first update."""
     _require_small(
         (rollout.logprobs - rollout.ref_logprobs)[rollout.response_mask],
         bounds,
         "KL(policy, ref_policy) is not 0",
-        "sft: policy and ref_policy were not loaded from the same weights",
+        f"{stage} (step 2 measures one at another temperature, dropout, logprobs or frozen_dtype)"
+        " or sft (they were not loaded from the same weights)",
     )
 
 
@@ -204,8 +204,8 @@ def check_critic(rollout: Rollout, eos_id: int, bounds: Bounds, before_eos: bool
         (values.squeeze(1) - rollout.scores)[ended],
         bounds,
         "the critic differs from the reward model",
-        "step 3 scores another text than the critic reads, or the critic was not loaded from the"
-        " normalised reward model",
+        "ppo (step 3 scores another text than the critic reads, or gives the penalty where EOS is)"
+        " or normalize (the critic was not loaded from its weights)",
     )
 
 
@@ -236,17 +236,18 @@ def check_padding(
                 difference,
                 bounds,
                 f"{pads} more pads change a score",
-                "rm: padding is not masked, or pad and EOS are one token",
+                "rm (padding is not masked) or base (PAD and EOS are one token)",
             )
 
 
-def check_scores_at_eos(rollout: Rollout, eos_id: int) -> None:
+def check_scores_at_eos(rollout: Rollout, eos_id: int, stage: str) -> None:
     """If a response has an EOS, that is its last real token, at or before which it is scored."""
     last = rollout.response_mask.sum(dim=1, keepdim=True) - 1
     read = rollout.responses.gather(1, last).squeeze(1)
     contains = (rollout.responses == eos_id).any(dim=1)
     if bool((contains & (read != eos_id)).any()):
-        raise UserError("step 0: a reward is not read at EOS: responses are not cut after it")
+        fault = f"{stage} (step 1 does not cut responses after it, or step 4 masks other tokens)"
+        raise UserError(f"update 1: a reward is not read at EOS. Likely causes: {fault}")
 
 
 def save_known_answers(
@@ -298,8 +299,8 @@ def replay_known_answers(
             scores - expected.repeat_interleave(group),
             bounds,
             "step 3 does not give the scores that the reward model was saved with",
-            "step 3 scores another text than the reward model learned (a token lost, another one"
-            " read), or normalize's weights or a library's numerics have changed",
+            f"{settings.section()} (step 3 scores another text, reads another token or gives the"
+            " penalty where EOS is), normalize (other weights) or a library (other numerics)",
         )
 
 
@@ -310,6 +311,6 @@ def _require_small(difference: Tensor, bounds: Bounds, what: str, fault: str) ->
     mean, high = distances.mean().item(), distances.quantile(bounds.quantile).item()
     if not (mean <= bounds.mean and high <= bounds.high):  # a NaN is not small either
         raise UserError(
-            f"step 0: {what} (by {mean:.3g} on average, at most {bounds.mean}; by {high:.3g} at "
-            f"quantile {bounds.quantile}, at most {bounds.high}). Likely cause: {fault}"
+            f"update 1: {what} (by {mean:.3g} on average, at most {bounds.mean}; by {high:.3g} at "
+            f"quantile {bounds.quantile}, at most {bounds.high}). Likely causes: {fault}"
         )

@@ -31,11 +31,11 @@ FLOOR = 1e-8
 
 @torch.no_grad()
 def check_update(learner: PolicyLearner, rollout: Rollout, settings: PolicyGradient) -> None:
-    """All checks of one update.
+    """All checks of one update. They compare what this stage has made, so they name its steps.
 
-    Raises UserError that says which update, what does not hold, and by how much.
+    Raises UserError that says which update, what does not hold, by how much, and the likely causes.
     """
-    update = f"update {learner.update + 1}"
+    update = f"{learner.stage}, update {learner.update + 1}"
     real = rollout.responses != learner.networks.pad_id
     check_rewards(update, rollout, real, settings)
     check_moments(update, learner, settings)
@@ -64,6 +64,7 @@ def check_rewards(update: str, rollout: Rollout, real: Tensor, settings: PolicyG
         rollout.rewards.double().sum(dim=1),
         rollout.scores.double() - penalty,
         f"{update}: the rewards of an episode are not its score minus kl_coef times its KL",
+        "step 4 (kl_coef, kl_in, kl_estimator, score_at)",
     )
 
 
@@ -86,6 +87,7 @@ def check_credit(
         rollout.returns.double()[counted],
         (_summed(deltas, ppo.gamma * ppo.lam) + values)[counted],
         f"{update}: the critic's targets are not the returns of this update's rewards and values",
+        "step 4 (what counts: score_at) or step 5 (gamma, lam, whitening)",
     )
     positions = (values, rollout.returns.double(), counted)
     explained = _explained(*(accelerator.gather(x) for x in positions))
@@ -108,6 +110,7 @@ def check_credit(
         advantages[real],
         f"{update}: advantages are not those of this update's rewards and values, whitened over"
         " the tokens that count",
+        "step 5 (gamma, lam, baseline, whitening)",
     )
 
 
@@ -130,7 +133,7 @@ def check_groups(update: str, rollout: Rollout, group_size: int) -> None:
     sums = rollout.advantages.double()[:, 0].reshape(-1, group_size).sum(dim=1)
     scale = rollout.advantages.abs().max().item()
     what = f"{update}: the advantages of a query's samples do not add up to 0"
-    _require_equal(sums, torch.zeros_like(sums), what, scale)
+    _require_equal(sums, torch.zeros_like(sums), what, "step 5 (samples_per_query)", scale)
 
 
 @torch.enable_grad()
@@ -160,7 +163,7 @@ def check_gradient(
     learned = learned.double() * shares.get(settings.loss_mean, 1)
     clear = real & ((ratio - 1).abs() - clip).abs().gt(TOLERANCE)  # at the clip, rounding decides
     what = f"{update}: the policy's gradient is not that of a ratio for each token, clipped"
-    _require_equal(learned[clear], expected[clear], what)
+    _require_equal(learned[clear], expected[clear], what, "step 6 (cliprange, loss_mean, kl_in)")
 
 
 def check_reference(update: str, rollout: Rollout, real: Tensor, eos_id: int) -> None:
@@ -171,13 +174,12 @@ def check_reference(update: str, rollout: Rollout, real: Tensor, eos_id: int) ->
     """
     if not torch.equal(rollout.logprobs[real], rollout.ref_logprobs[real]):
         return
-    fault = "the reference policy follows it, or the policy does not learn"
+    fault = "step 2 (ref_policy follows the policy) or step 6 (the policy does not learn)"
     if not (rollout.responses == eos_id).any() and not rollout.advantages.any():
         fault = "no response ends, so a query's samples have equal scores and nothing is learned: "
         fault += NOTHING_ENDS
-    raise UserError(
-        f"{update}: KL(policy, ref_policy) is 0 at every token after the policy learned: {fault}"
-    )
+    what = f"{update}: KL(policy, ref_policy) is 0 at every token after the policy learned"
+    raise UserError(f"{what}. Likely causes: {fault}")
 
 
 def check_moments(update: str, learner: PolicyLearner, settings: PolicyGradient) -> None:
@@ -187,15 +189,15 @@ def check_moments(update: str, learner: PolicyLearner, settings: PolicyGradient)
     counted = [int(state["step"]) for state in learner.optimizer.state.values() if "step" in state]
     steps = max(counted, default=0)
     if steps < least:
-        raise UserError(
-            f"{update}: the optimizer has counted {steps} steps, not {least}: its moments were lost"
-        )
+        what = f"{update}: the optimizer has counted {steps} steps, not {least}"
+        raise UserError(f"{what}. Likely causes: step 6 or a checkpoint has lost its moments")
 
 
-def _require_equal(computed: Tensor, again: Tensor, what: str, scale: float = 0.0) -> None:
-    distance = (computed - again).abs()
+def _require_equal(first: Tensor, again: Tensor, what: str, fault: str, scale: float = 0.0) -> None:
+    distance = (first - again).abs()
     if not len(distance):
         return
     worst, scale = distance.max().item(), max(1.0, scale, again.abs().max().item())
     if worst > TOLERANCE * scale:  # what is not finite is refused with its batch, before a step
-        raise UserError(f"{what} (by {worst:.3g} at most, where {scale:.3g} is the largest)")
+        numbers = f"by {worst:.3g} at most, where {scale:.3g} is the largest"
+        raise UserError(f"{what} ({numbers}). Likely causes: {fault}")

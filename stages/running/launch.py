@@ -46,12 +46,6 @@ def add_launch_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--engine", default=ENGINES[0], help="what several processes share")
 
 
-def launch_variables(args: argparse.Namespace) -> list[str]:
-    """The make variables that say how stages are started, where they are not the defaults."""
-    typed = {"GPUS": args.gpus, "NODES": args.nodes, "ENGINE": args.engine}
-    return [f"{name}={value}" for name, value in typed.items() if value not in (1, ENGINES[0])]
-
-
 def check_numbers(gpus: int, nodes: int, engine: str) -> None:
     """Raise UserError for numbers below 1, and for an engine that nobody has seen work."""
     if gpus < 1 or nodes < 1:

@@ -21,6 +21,7 @@ Note = Callable[[int, float], None]
 Numbers = Callable[[], Mapping[str, Any]]
 SECONDS_BETWEEN_LINES = 15.0
 SECONDS_BETWEEN_NOTES = 2.0
+SECONDS_BEFORE_BAR = 1.0
 COLUMNS = 80
 BAR = 34  # columns of a bar that numbers leave to it, its counts and its time
 # Metrics and results that a terminal shows of a stage, and how; the first matter most. EV: share
@@ -56,8 +57,7 @@ def progress(
     are done and the seconds that are left. `numbers` are the metrics to watch, as they are by then.
     """
     started = last_line = last_note = time.monotonic()
-    terminal = sys.stderr.isatty()
-    bar = _bar(items, label, total, done) if terminal else None
+    bar = _bar(items, label, total, done) if sys.stderr.isatty() else None
     for count, item in enumerate(items if bar is None else bar, start=1):
         yield item
         now = time.monotonic()
@@ -71,9 +71,6 @@ def progress(
         elif now - last_line >= SECONDS_BETWEEN_LINES and done + count < total:
             _say(f"{label}: {done + count}/{total}, {left:.0f} s left", numbers())
             last_line = now
-    if not terminal:
-        took = time.monotonic() - started
-        _say(f"{label}: {total} done in {took:.0f} s", numbers())
 
 
 def say_result(stage: str, seconds: float, results: Mapping[str, Any]) -> None:
@@ -86,6 +83,8 @@ def with_numbers(start: str, numbers: Mapping[str, Any], width: int) -> str:
     """A text and as many of the numbers in `SHOWN` as there is room for."""
     known = ((form, numbers.get(name)) for name, form in SHOWN.items())
     parts = [form.format(value) for form, value in known if isinstance(value, int | float)]
+    if "loss/value_avg" in numbers and "loss/policy_avg" not in numbers:
+        parts.insert(0, "the critic learns alone")
     while parts and len(text := f"{start}: {', '.join(parts)}".removeprefix(": ")) > width:
         parts.pop()
     return text if parts else start
@@ -99,7 +98,8 @@ def _bar(items: Iterable[T], label: str, total: int, done: int) -> Any:
     from tqdm import tqdm
 
     shown = "{desc}: {n_fmt}/{total_fmt} |{bar}| {remaining} left{postfix}"
-    return tqdm(items, desc=label, total=total, initial=done, ncols=COLUMNS, bar_format=shown)
+    form = {"ncols": COLUMNS, "bar_format": shown, "delay": SECONDS_BEFORE_BAR}
+    return tqdm(items, desc=label, total=total, initial=done, **form)
 
 
 def folded(text: str, more: str = "    ") -> list[str]:
@@ -122,7 +122,7 @@ ANSWER = "{}: finishes the update or batch that is under way; a second one stops
 CALLER_SAYS_STOP = "CALLER_SAYS_STOP"
 """Set by a caller that says itself how its whole work goes on, so that a stop is one line."""
 GOES_ON_WITH = "GOES_ON_WITH"
-"""Set by a caller: make variables that belong to the command with which a stage goes on."""
+"""Set by a caller: the command with which its whole work goes on."""
 _asked: list[tuple[int, float]] = []  # signal and monotonic time, at most one
 _finishing: list[int] = []  # one item for each thing under way that is to be finished first
 
