@@ -96,7 +96,7 @@ def test_who_stands_out_by_himself_is_judged_again_among_all_pairs():
     four = frame(*three, lines("best-of-n", 1, 1, 1))
     assert "no rival is shown to be better" in title(four)
     assert {row[1] for row in pairs_table(four).rows} == {"inconclusive"}
-    said = "corrected for 6 pairs (Holm). Uncorrected, these would stand out: RLOO - PPO (+0.50 ["
+    said = "with Holm's correction. Without it these would stand out: RLOO - PPO (+0.50 ["
     assert said in answer(four)
     assert "Training took PPO 41 s, RLOO 5 s (median of runs" in answer(four)
 
@@ -105,13 +105,13 @@ def test_a_pair_without_a_kl_in_common_is_not_called_inconclusive():
     far = pairs_table(frame(PPO, ABOVE, lines("grpo", 1, 1, 1, kls=(21, 24)))).rows
     assert [row[1] for row in far] == ["better", "no KL in common", "no KL in common"]
     near = pairs_table(frame(PPO, ABOVE, lines("grpo", 1, 2, 3))).rows
-    assert [str(row[4]) for row in near] == ["(1.0 to 4.0)"] * 3
+    assert [str(row[4]) for row in near] == ["1.0 to 4.0"] * 3
 
 
 def test_seeds_are_counted_that_both_of_a_pair_have():
     lacking = frame(PPO, lines("rloo", 1, 1))
-    assert answer(lacking).startswith("By gold score, over 2 seeds, ")
-    assert answer(lacking.assign(gold=np.nan)).startswith("By win rate, over 2 seeds, ")
+    assert answer(lacking).startswith("1 pair compared by gold score over 2 seeds, ")
+    assert " compared by win rate over 2 seeds, " in answer(lacking.assign(gold=np.nan))
     clear = pairs_table(frame(PPO, line("ppo", 1, 1, seed=3), ABOVE)).rows[0]
     assert (str(clear[2]), clear[5]) == ("+0.50 [+0.25, +0.75]", "3 of 3")
 

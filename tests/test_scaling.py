@@ -73,7 +73,9 @@ def test_the_answer_has_the_verdict_of_each_size(runs):
     said = "PPO is inconclusive at tiny-s (100K). At equal length it is inconclusive at tiny-s"
     assert answers.answer([small, surely]).startswith(said)
     assert answers.answer([small]).startswith("PPO wins 35.0% [")
-    said = "tiny-s: PPO is inconclusive against the references, 35.0% of posts, over 2 seeds"
+    said = (
+        "tiny-s: PPO is inconclusive against the references, winning 35.0% of posts, over 2 seeds"
+    )
     assert answers.title([small]) == said
     assert answers.title([small, large]).endswith(
         "not shown to beat the references at any of 2 sizes"
