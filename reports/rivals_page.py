@@ -292,7 +292,8 @@ def figure(frame: pd.DataFrame) -> Block:
 
 
 def _panel(frame: pd.DataFrame, measure: str) -> plots.Panel:
-    title, factor = {"gold": ("Gold score", 1.0), "win_rate": ("Win rate, %", 100.0)}[measure]
+    title = {"gold": "Gold score, its own unit", "win_rate": "Win rate, %"}[measure]
+    factor = 100.0 if measure == "win_rate" else 1.0
 
     def draw(axes: Axes) -> None:
         for rival in rivals_of(frame):
@@ -305,7 +306,7 @@ def _panel(frame: pd.DataFrame, measure: str) -> plots.Panel:
             bands = [mean_of_seeds(each) or (np.nan, np.nan) for each in values]
             low, high = np.reshape(bands, (-1, 2)).T
             axes.fill_between(roots, low, high, color=color, alpha=0.13, lw=0)
-        axes.set_xlabel("square root of KL, nats")
+        axes.set_xlabel("square root of KL (in nats)")
         plots.legend(axes)
 
     return plots.Panel(title, draw)
