@@ -126,7 +126,7 @@ def switches_table(others: list[AblatedRun]) -> Table:
 
 
 def verdicts_table(default: SeedsOfRun, others: list[AblatedRun]) -> Table:
-    """A row a switch, the largest effect first: its verdict and its effect."""
+    """A row a switch, the largest effect first: its verdict, its effect, the seeds that failed."""
     kinds = verdicts_of(others)
     rows = [
         [
@@ -134,31 +134,30 @@ def verdicts_table(default: SeedsOfRun, others: list[AblatedRun]) -> Table:
             kinds[x.name].kind,
             seeds_mean([100 * gap for gap in x.each] if x.changed else [], SIGNED),
             _failed(x.turned),
-            _means(x.rows)[0],
         ]
         for x in others
     ]
-    rows.append([DEFAULT, MISSING, MISSING, _failed(default), _means(default.rows)[0]])
-    header = ["switch", "verdict", "effect, points", "failed", "win rate"]
     caption = (
-        "Effect: points of win rate, switch - default on the same posts and seeds; means with 95%"
-        " intervals over seeds (Student's t). Verdicts are corrected for the number of switches"
-        " (Holm), intervals are not. Failed: seeds whose PPO ended in an error or is not above its"
-        " own SFT by the interval over posts."
+        f"Effect: win rate, switch - default (which wins {_means(default.rows)[0]}), on the same"
+        " posts and seeds; means with 95% intervals over seeds (Student's t). Verdicts are"
+        " corrected for the number of switches (Holm), intervals are not. Failed: seeds whose PPO"
+        " ended in an error or is not above its own SFT by the interval over posts; by default"
+        f" {_failed(default)}."
     )
+    header = ["switch", "verdict", "effect, points", "failed"]
     return Table(header, rows, caption, strong=True, name="verdicts")
 
 
 def means_table(default: SeedsOfRun, others: list[AblatedRun]) -> Table:
     """A row a switch: how many texts it changed, the interval over posts, and means over seeds."""
-    header = ["switch", "changed", "over posts", *(title for _, title, _ in MEASURED[1:])]
-    rows = [[DEFAULT, MISSING, MISSING, *_means(default.rows)[1:]]]
+    header = ["switch", "changed", "over posts", *(title for _, title, _ in MEASURED)]
+    rows = [[DEFAULT, MISSING, MISSING, *_means(default.rows)]]
     for ablation in others:
         pair, over_posts, changed = ablation.pair, MISSING, "none" if ablation.pair else MISSING
         if pair and ablation.changed and pair.together:
             over_posts = bounds_in_points((pair.together.low, pair.together.high))
             changed = percent(ablation.changed / pair.written)
-        rows.append([ablation.name, changed, over_posts, *_means(ablation.rows)[1:]])
+        rows.append([ablation.name, changed, over_posts, *_means(ablation.rows)])
     caption = (
         "Changed: held-out summaries that are not the default's, word for word. Over posts: the 95%"
         " interval of the effect in points, with the seeds held fixed. Then means over seeds with"

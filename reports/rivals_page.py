@@ -20,7 +20,7 @@ from matplotlib.axes import Axes
 
 from eval.rates.formulas import CONFIDENCE, holm, mean_of_seeds, p_of_seeds
 from reports.parts import page, plots
-from reports.parts.blocks import Block, Heading, Table, Text
+from reports.parts.blocks import Block, Heading, Table, Text, slug
 from reports.parts.cells import MISSING, Number
 from reports.parts.collect import Record, find_all, numbers_of, policies_of
 from reports.parts.run_report import write_about_runs
@@ -207,12 +207,14 @@ def answer(frame: pd.DataFrame) -> str:
 def blocks(records: Sequence[Record], frame: pd.DataFrame, left_out: Sequence[str]) -> list[Block]:
     """The page: the answer, pairs at equal KL, the curves, and every point."""
     rows = [numbers_of(record) for record in records]
+    first, *others = figures(frame)
     return [
         lead(answer(frame), distrust(rows)),
         pairs_table(frame),
-        figure(frame),
+        first,
         *against([*notes_of_runs(rows), *left_out]),
         Heading("Each rival"),
+        *others,
         rivals_table(frame),
         Text(METHOD),
     ]
@@ -281,14 +283,14 @@ def rivals_table(frame: pd.DataFrame) -> Table:
     return Table([*header, "tokens", "seeds"], rows, caption)
 
 
-def figure(frame: pd.DataFrame) -> Block:
-    """Gold score and win rate over the root of KL, means and bands over seeds."""
+def figures(frame: pd.DataFrame) -> list[Block]:
+    """Gold score, if there is one, and win rate over the root of KL: means, bands over seeds."""
     caption = (
         "Means over seeds against the square root of KL from SFT; bands are 95% intervals over"
         " seeds. Best-of-n, dotted, needs no training."
     )
-    panels = [_panel(frame, key) for key in TITLES if frame[key].notna().any()]
-    return plots.figure("rivals", caption, panels, wide=1.4)
+    known = [key for key in TITLES if frame[key].notna().any()]
+    return [plots.figure(slug(TITLES[x]), caption, [_panel(frame, x)], wide=1.4) for x in known]
 
 
 def _panel(frame: pd.DataFrame, measure: str) -> plots.Panel:

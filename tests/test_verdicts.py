@@ -237,7 +237,7 @@ def test_a_page_counts_failed_seeds_and_begins_with_the_verdicts(runs):
     )
     assert "5 of 6 seeds failed, 0 of 6 by default (Fisher's exact test, p = 0.015)." in text
     assert cells(text, FIRST, "no-eos-trick")[2] == "5 of 6"
-    assert cells(text, FIRST, "default")[2] == "0 of 6"
+    assert "interval over posts; by default 0 of 6." in text
     assert "tiny-no-eos-trick seed1 failed: its PPO ended in an error." in text
     assert "seed1 is left out" not in text
 
@@ -248,7 +248,7 @@ def test_a_switch_with_which_no_seed_ended_is_on_the_page(runs):
         break_ppo(turned("dropout", seed))
     text = text_of("dropout")
     assert "dropout: matters (it changes how many seeds fail). 4 of 4 seeds failed" in text
-    assert cells(text, FIRST, "dropout") == ["matters", "–", "4 of 4", "–"]
+    assert cells(text, FIRST, "dropout") == ["matters", "–", "4 of 4"]
     assert cells(text, "The critic", "dropout") == ["–"] * 3
     assert "| critic-sft" not in text
     with pytest.raises(UserError, match="tiny-critic-sft"):
