@@ -14,7 +14,7 @@ from functools import partial
 from statistics import fmean
 
 from eval.rates.formulas import mean_of_seeds
-from reports.parts import gained, page, plots, words
+from reports.parts import gained, page, plots, verdicts, words
 from reports.parts.ablated import POLICY, AblatedRun, SeedsOfRun, collect, taken_stages, there
 from reports.parts.blocks import Block, Heading, Table, Text
 from reports.parts.cells import MISSING, Number
@@ -22,7 +22,7 @@ from reports.parts.collect import Record
 from reports.parts.paired import Entry
 from reports.parts.run_report import write_about_runs
 from reports.parts.sentences import against, distrust, lead, notes_of_runs, unjudged
-from reports.parts.verdicts import FEWEST, WITHIN, in_brief, remaining, sentence, summary
+from reports.parts.verdicts import FEWEST, WITHIN, in_brief, sentence, verdicts_of
 from reports.parts.words import Row, bounds_in_points, number, percent, seeds_mean
 from reports.sections import critic
 from stages.settings.presets import ABLATIONS, GROUPS, ablations_named
@@ -35,6 +35,7 @@ MEASURED: tuple[tuple[str, str, Callable[[float | None], Number]], ...] = (
     ("eos_rate", "EOS sampled", percent),
 )
 DEFAULT = "default"
+SIGNED = partial(Number, digits=1, signed=True)
 # Of switches that are named on the first screen.
 MOST_NAMES, MOST_FAILING = 6, 2
 
@@ -51,13 +52,12 @@ def write_page(name: str, ablations: Sequence[str] | None = None, judge: str = "
     """Write the page; its lines for the terminal. `ablations`: None for all that have been run."""
     names = (there(name) or list(ABLATIONS)) if ablations is None else ablations_named(ablations)
     default, others, left_out = collect(name, names, judge)
-    content = blocks(default, others, left_out)
     group = next((key for key, members in GROUPS.items() if set(names) <= set(members)), "")
-    title = f"Ablations of run {name}" + (f": the {group}" if group else "")
+    heading = f"{name}{', the ' * bool(group)}{group}: {verdicts.title(verdicts_of(others))}"
     records = [run for runs in by_switch(default, others).values() for run in runs]
     stem = "-".join(filter(None, ["ablations", name, group]))
-    path = write_about_runs(stem, title, content, [name], records)
-    return page.for_terminal([summary(others), *map(sentence, others)], path)
+    path = write_about_runs(stem, heading, blocks(default, others, left_out), [name], records)
+    return page.for_terminal([f"{heading}.", *sentences_of(others)], path)
 
 
 def by_switch(default: SeedsOfRun, others: list[AblatedRun]) -> dict[str, list[Record]]:
@@ -69,7 +69,7 @@ def by_switch(default: SeedsOfRun, others: list[AblatedRun]) -> dict[str, list[R
 
 
 def blocks(default: SeedsOfRun, others: list[AblatedRun], left_out: Sequence[str]) -> list[Block]:
-    """The page: verdicts, means; folded, each seed and the switches; what it does not show."""
+    """The page: verdicts and effects; folded, why, each seed, and what it does not show."""
     rows = [*default.rows, *(run for ablation in others for run in ablation.rows)]
     most, fewest = len(default.runs), min(len(ablation.rows) for ablation in others)
     seeds = f"{fewest} to {most} seeds" if 0 < fewest < most else words.seeds_of(most)
@@ -77,16 +77,17 @@ def blocks(default: SeedsOfRun, others: list[AblatedRun], left_out: Sequence[str
     entries = [Entry(name=key, policy=POLICY, runs=each) for key, each in runs.items() if each]
     return [
         lead(answer(others), distrust(rows, seeds)),
-        means_table(default, others),
+        verdicts_table(default, others),
         *picture(others),
         Heading("Each switch"),
-        *(Text(sentence(ablation)) for ablation in others),
+        *map(Text, sentences_of(others)),
         switches_table(others),
         *against([*caveats(default.rows, others), *left_out]),
         *gained.table(entries),
         Heading("The critic"),
         critic.table(runs),
         Heading("Each seed"),
+        means_table(default, others),
         seeds_table(default.rows, others),
         Heading("What this does and does not show"),
         *(Text(limit) for limit in limits(seeds, others)),
@@ -94,10 +95,16 @@ def blocks(default: SeedsOfRun, others: list[AblatedRun], left_out: Sequence[str
 
 
 def answer(others: Sequence[AblatedRun]) -> str:
-    """Which switches matter, also after Holm, and how many seeds failed; names of few."""
+    """Each verdict with its switches, and how many seeds failed; names of few."""
     failing = sorted((x for x in others if in_brief(x)), key=lambda x: -x.turned.failed)
     failed = (f"{x.name}: {in_brief(x)}." for x in failing[:MOST_FAILING])
-    return " ".join(filter(None, [summary(others, MOST_NAMES), remaining(others), *failed]))
+    return " ".join([verdicts.summary(verdicts_of(others), MOST_NAMES), *failed])
+
+
+def sentences_of(others: Sequence[AblatedRun]) -> list[str]:
+    """A sentence on each switch."""
+    kinds = verdicts_of(others)
+    return [sentence(ablation, kinds[ablation.name]) for ablation in others]
 
 
 def picture(others: Sequence[AblatedRun]) -> list[Block]:
@@ -118,31 +125,46 @@ def switches_table(others: list[AblatedRun]) -> Table:
     return Table(("switch", "setting", "what it does; details as the paper numbers them"), rows)
 
 
-def means_table(default: SeedsOfRun, others: list[AblatedRun]) -> Table:
-    """A row a switch: the difference in win rate, failures, and means with intervals over seeds."""
-    titles = [title for _, title, _ in MEASURED]
-    header = ["switch", "from default", "over seeds", "over posts", "failed", "changed", *titles]
-    rows = [[DEFAULT, *[MISSING] * 3, _failed(default), MISSING, *_means(default.rows)]]
-    for ablation in others:
-        pair, cells, changed = ablation.pair, [MISSING] * 3, "none" if ablation.pair else MISSING
-        if pair and ablation.changed and pair.together:
-            cells = [
-                Number(100 * fmean(pair.each), 1, signed=True),
-                bounds_in_points(pair.over_seeds),
-                bounds_in_points((pair.together.low, pair.together.high)),
-            ]
-            changed = percent(ablation.changed / pair.written)
-        means = _means(ablation.rows)
-        rows.append([ablation.name, *cells, _failed(ablation.turned), changed, *means])
+def verdicts_table(default: SeedsOfRun, others: list[AblatedRun]) -> Table:
+    """A row a switch, the largest effect first: its verdict, its effect, the seeds that failed."""
+    kinds = verdicts_of(others)
+    rows = [
+        [
+            f"{x.name} ({ABLATIONS[x.name].what.partition(' (')[0]})",
+            kinds[x.name].kind,
+            seeds_mean([100 * gap for gap in x.each] if x.changed else [], SIGNED),
+            _failed(x.turned),
+        ]
+        for x in others
+    ]
     caption = (
-        "From default: points of win rate from this run with no switch turned, on the same posts;"
-        " its 95% intervals over seeds (Student's t), and over posts with the seeds held fixed."
-        " Then means over seeds with 95% intervals, none where all seeds give one number;"
-        " shares are cut at 0 and 100%. Failed: seeds whose PPO ended in an error or is not above"
-        " its own SFT by the interval over posts. Changed: held-out summaries that are not the"
-        " default's, word for word. EOS sampled, and KL: in the last 5% of PPO's updates."
+        f"Effect: win rate, switch - default (which wins {_means(default.rows)[0]}), on the same"
+        " posts and seeds; means with 95% intervals over seeds (Student's t). Verdicts are"
+        " corrected for the number of switches (Holm), intervals are not. Failed: seeds whose PPO"
+        " ended in an error or is not above its own SFT by the interval over posts; by default"
+        f" {_failed(default)}."
     )
-    return Table(header, rows, caption, strong=True)
+    header = ["switch", "verdict", "effect, points", "failed"]
+    return Table(header, rows, caption, strong=True, name="verdicts")
+
+
+def means_table(default: SeedsOfRun, others: list[AblatedRun]) -> Table:
+    """A row a switch: how many texts it changed, the interval over posts, and means over seeds."""
+    header = ["switch", "changed", "over posts", *(title for _, title, _ in MEASURED)]
+    rows = [[DEFAULT, MISSING, MISSING, *_means(default.rows)]]
+    for ablation in others:
+        pair, over_posts, changed = ablation.pair, MISSING, "none" if ablation.pair else MISSING
+        if pair and ablation.changed and pair.together:
+            over_posts = bounds_in_points((pair.together.low, pair.together.high))
+            changed = percent(ablation.changed / pair.written)
+        rows.append([ablation.name, changed, over_posts, *_means(ablation.rows)])
+    caption = (
+        "Changed: held-out summaries that are not the default's, word for word. Over posts: the 95%"
+        " interval of the effect in points, with the seeds held fixed. Then means over seeds with"
+        " 95% intervals, none where all seeds give one number; shares are cut at 0 and 100%. EOS"
+        " sampled, and KL: in the last 5% of PPO's updates."
+    )
+    return Table(header, rows, caption, name="means")
 
 
 def _failed(seeds: SeedsOfRun) -> object:
@@ -201,12 +223,11 @@ def limits(seeds: str, others: list[AblatedRun]) -> list[str]:
     own = {x.name: [s for s in SHARED_STAGES if s not in taken_stages(x.name)] for x in others}
     return [
         "A switch matters where the 95% t interval over seeds leaves out 0, or where Fisher's exact"
-        " test on the seeds that failed has p < 0.05. It does not matter where two one-sided tests"
-        f" at 5% show that the difference lies {WITHIN} (the 90% interval over seeds). Else it is"
-        f" inconclusive; fewer than {FEWEST} seeds get no verdict. Each switch is judged by itself:"
-        " the more of them, the likelier that one stands out by chance. Where one matters, the"
-        " first paragraph says whether it still does after Holm's correction (twice the smaller"
-        " p-value of the two tests).",
+        " test on the seeds that failed has p < 0.05, and where one of the two still does after"
+        " Holm's correction for all switches of the page (of twice the smaller p-value). It does"
+        " not matter where two one-sided tests at 5%, each by itself, show that the difference lies"
+        f" {WITHIN} (the 90% interval over seeds). Else it is inconclusive; fewer than {FEWEST}"
+        " seeds get no verdict.",
         "It shows what one switch does to this run with everything else at its setting, over"
         f" {seeds}. It shows no interaction of switches, and nothing about other learning rates,"
         " models or data.",

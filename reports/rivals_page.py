@@ -20,12 +20,11 @@ from matplotlib.axes import Axes
 
 from eval.rates.formulas import CONFIDENCE, holm, mean_of_seeds, p_of_seeds
 from reports.parts import page, plots
-from reports.parts.blocks import Block, Heading, Table, Text
+from reports.parts.blocks import Block, Heading, Table, Text, slug
 from reports.parts.cells import MISSING, Number
 from reports.parts.collect import Record, find_all, numbers_of, policies_of
 from reports.parts.run_report import write_about_runs
 from reports.parts.sentences import against, distrust, lead, notes_of_runs
-from reports.parts.verdicts import after_holm
 from reports.parts.words import named, number, percent, points, seeds_mean, seeds_of, whole
 from stages.settings.checks import UserError
 from stages.settings.judge import BEST_OF
@@ -58,16 +57,16 @@ def write_page(name: str, kl_coefs: Sequence[str], judge: str = "") -> str:
     frame, stem = policies_frame(records), f"rivals-{name}"
     if frame.empty:
         raise UserError(f"no policy of {', '.join(names)} has a win rate: see the judge's replies")
-    content = blocks(records, frame, left_out)
-    path = write_about_runs(stem, f"Rivals of PPO from run {name}", content, names, records)
-    return page.for_terminal([answer(frame)], path)
+    heading = f"{name}: {title(frame)}"
+    path = write_about_runs(stem, heading, blocks(records, frame, left_out), names, records)
+    return page.for_terminal([f"{heading}.", answer(frame)], path)
 
 
 def policies_frame(records: Sequence[Record]) -> pd.DataFrame:
     """A row per seed, rival and setting, for policies that have a win rate and a KL.
 
     setting: the coefficient of the KL penalty, or n. kl: from SFT, nats a summary; of best-of-n the
-    bound. gold: the gold scorer's mean, NaN where none scored.
+    bound. gold: the gold scorer's mean, NaN where none scored. seconds: of training, NaN for none.
     """
     rows = [row for record in records for row in _rows(record)]
     if not rows:
@@ -94,6 +93,7 @@ def _rows(record: Record) -> list[dict[str, object]]:
             "gold": gold[policy]["estimate"] if gold.get(policy) else np.nan,
             "proxy": numbers[f"{policy}/score"],
             "tokens": numbers[f"{policy}/tokens"],
+            "seconds": record.manifests[policy]["seconds"] if learned else np.nan,
         }
         rows.append(row)
     return rows
@@ -153,15 +153,21 @@ def rivals_of(frame: pd.DataFrame) -> list[str]:
     return list(dict.fromkeys(counts[counts > 1].index.get_level_values("rival")))
 
 
-def pairs_of(frame: pd.DataFrame, measure: str) -> list[Matched]:
-    """All pairs of rivals, the better one first."""
-    pairs = []
+def pairs_of(frame: pd.DataFrame) -> list[Matched]:
+    """All pairs of rivals, the better one first, the largest difference first."""
+    measure, pairs = measure_of(frame), []
     for first, second in combinations(rivals_of(frame), 2):
         pair = matched(frame, first, second, measure)
         if pair.each and fmean(pair.each) < 0:
             pair = matched(frame, second, first, measure)
         pairs.append(pair)
-    return pairs
+    return sorted(pairs, key=lambda x: fmean(x.each) if x.each else -1.0, reverse=True)
+
+
+def better(pairs: Sequence[Matched]) -> list[Matched]:
+    """The pairs that Holm's correction for all of them tells apart."""
+    corrected = holm([p_of_seeds(pair.each) for pair in pairs])
+    return [x for x, p in zip(pairs, corrected, strict=True) if x.is_clear and p < 1 - CONFIDENCE]
 
 
 def measure_of(frame: pd.DataFrame) -> str:
@@ -169,27 +175,30 @@ def measure_of(frame: pd.DataFrame) -> str:
     return "gold" if frame["gold"].notna().any() else "win_rate"
 
 
+def title(frame: pd.DataFrame) -> str:
+    """Who is better than whom at equal KL, also after Holm's correction."""
+    if frame["seed"].nunique() == 1:
+        return "who is better at equal KL needs several seeds, and this is one"
+    over = [f"{named(x.first)} over {named(x.second)}" for x in better(pairs_of(frame))]
+    if not over:
+        return "at equal KL no rival is shown to be better than another"
+    return f"better at equal KL: {', '.join(over)}"
+
+
 def answer(frame: pd.DataFrame) -> str:
-    """Who is over whom at equal KL, in one sentence, and over how many seeds."""
-    measure = measure_of(frame)
-    pairs = pairs_of(frame, measure)
-    seeds = max((len(x.each) for x in pairs), default=0) or frame["seed"].nunique()
-    if seeds == 1:
-        return "Who is over whom needs several seeds, and this is one: name more with SEEDS."
-    title, clear = TITLES[measure], [x for x in pairs if x.is_clear]
-    if not clear:
-        return f"At equal KL no rival is shown to be over another in {title}, over {seeds} seeds."
-    over = "; ".join(
-        f"{named(x.first)} over {named(x.second)} ({seeds_mean(x.each, FORMS[measure])},"
-        f" {seeds_of(len(x.each))})"
-        for x in clear
-    )
-    apart = sum(not x.each for x in pairs)
-    left = f"{len(pairs) - apart - len(clear)} inconclusive, {apart} without a KL in common"
-    corrected = after_holm(
-        {x.names: p_of_seeds(x.each) for x in pairs}, [x.names for x in clear], "pairs"
-    )
-    return f"At equal KL, in {title}: {over}; other pairs: {left}. {corrected}".rstrip()
+    """By what that was measured, who stands out by itself alone, and what training took."""
+    measure, pairs = measure_of(frame), pairs_of(frame)
+    count, seeds = len(pairs), max((len(x.each) for x in pairs), default=0)
+    alone = [x for x in pairs if x.is_clear and x not in better(pairs)]
+    compared = f"{count} pair{'s' * (count != 1)} compared by {TITLES[measure]}"
+    parts = [f"{compared} over {seeds_of(seeds)}, with Holm's correction."]
+    if alone:
+        over = (f"{x.names} ({seeds_mean(x.each, FORMS[measure])})" for x in alone)
+        parts.append(f"Without it these would stand out: {'; '.join(over)}.")
+    seconds = frame.groupby("rival", sort=False)["seconds"].median().dropna()
+    took = ", ".join(f"{named(str(rival))} {whole(each)} s" for rival, each in seconds.items())
+    parts += [f"Training took {took} (median of runs that may have shared a machine)."] * bool(took)
+    return " ".join(parts)
 
 
 # -- the page --------------------------------------------------------------------------------------
@@ -198,12 +207,14 @@ def answer(frame: pd.DataFrame) -> str:
 def blocks(records: Sequence[Record], frame: pd.DataFrame, left_out: Sequence[str]) -> list[Block]:
     """The page: the answer, pairs at equal KL, the curves, and every point."""
     rows = [numbers_of(record) for record in records]
+    first, *others = figures(frame)
     return [
         lead(answer(frame), distrust(rows)),
         pairs_table(frame),
-        figure(frame),
+        first,
         *against([*notes_of_runs(rows), *left_out]),
         Heading("Each rival"),
+        *others,
         rivals_table(frame),
         Text(METHOD),
     ]
@@ -216,31 +227,32 @@ METHOD = (
     " summary's tokens; of DPO the log-ratio of its held-out summaries; of best-of-n the bound"
     " log n - (n - 1) / n. Its true KL may be smaller, so it may have been compared with rivals at"
     " a larger KL than its own. Between its points a rival is a straight line over the square root"
-    f" of KL, and two lines are compared at {GRID} places of the stretch that both cover. The first"
-    " paragraph corrects for the number of pairs. Seconds compare only where nothing else ran."
+    f" of KL, and two lines are compared at {GRID} places of the stretch that both cover."
 )
 
 
 def pairs_table(frame: pd.DataFrame) -> Table:
     """All pairs of rivals: the differences at equal KL, and where they were compared."""
-    rows, pairs = [], pairs_of(frame, measure_of(frame))
-    corrected = holm([p_of_seeds(pair.each) for pair in pairs])
-    for pair, p_value in zip(pairs, corrected, strict=True):
+    rows, pairs = [], pairs_of(frame)
+    for pair in pairs:
         each = {key: matched(frame, pair.first, pair.second, key).each for key in TITLES}
-        gaps = [seeds_mean(each[key], FORMS[key]) for key in TITLES]
         verdict = "inconclusive" if pair.each else "no KL in common"
-        if pair.is_clear:
-            verdict = "better" if p_value < 1 - CONFIDENCE else "better by itself alone"
-        ends = [number(x, 1) if pair.each else MISSING for x in (pair.low, pair.high)]
-        seeds = f"{len(pair.each)} of {len(pair.each) + pair.apart}"
-        rows.append([pair.names, verdict, *gaps, *ends, seeds])
-    header = ["pair", "verdict", *TITLES.values(), "KL from, nats", "KL to, nats", "seeds"]
+        rows.append(
+            [
+                pair.names,
+                "better" if pair in better(pairs) else verdict,
+                *(seeds_mean(each[key], FORMS[key]) for key in TITLES),
+                f"{number(pair.low, 1)} to {number(pair.high, 1)}" if pair.each else MISSING,
+                f"{len(pair.each)} of {len(pair.each) + pair.apart}",
+            ]
+        )
     caption = (
-        "The better one first. Mean differences at equal KL with 95% intervals over seeds. Better:"
-        f" in {TITLES[measure_of(frame)]}, also after Holm's correction for all pairs; by itself"
-        " alone: before it."
+        "The better one first. Mean differences at equal KL with 95% intervals over seeds, not"
+        f" corrected. Better: in {TITLES[measure_of(frame)]}, also after Holm's correction for all"
+        " pairs. KL: from where to where they were compared."
     )
-    return Table(header, rows, caption, strong=True)
+    header = ["pair", "verdict", *TITLES.values(), "KL, nats", "seeds"]
+    return Table(header, rows, caption, strong=True, name="pairs")
 
 
 def settings_of(frame: pd.DataFrame, rival: str) -> list[tuple[str, pd.DataFrame]]:
@@ -271,18 +283,19 @@ def rivals_table(frame: pd.DataFrame) -> Table:
     return Table([*header, "tokens", "seeds"], rows, caption)
 
 
-def figure(frame: pd.DataFrame) -> Block:
-    """Gold score and win rate over the root of KL, means and bands over seeds."""
+def figures(frame: pd.DataFrame) -> list[Block]:
+    """Gold score, if there is one, and win rate over the root of KL: means, bands over seeds."""
     caption = (
         "Means over seeds against the square root of KL from SFT; bands are 95% intervals over"
         " seeds. Best-of-n, dotted, needs no training."
     )
-    panels = [_panel(frame, key) for key in TITLES if frame[key].notna().any()]
-    return plots.figure("rivals", caption, panels, wide=1.4)
+    known = [key for key in TITLES if frame[key].notna().any()]
+    return [plots.figure(slug(TITLES[x]), caption, [_panel(frame, x)], wide=1.4) for x in known]
 
 
 def _panel(frame: pd.DataFrame, measure: str) -> plots.Panel:
-    title, factor = {"gold": ("Gold score", 1.0), "win_rate": ("Win rate, %", 100.0)}[measure]
+    title = {"gold": "Gold score, its own unit", "win_rate": "Win rate, %"}[measure]
+    factor = 100.0 if measure == "win_rate" else 1.0
 
     def draw(axes: Axes) -> None:
         for rival in rivals_of(frame):
@@ -295,7 +308,7 @@ def _panel(frame: pd.DataFrame, measure: str) -> plots.Panel:
             bands = [mean_of_seeds(each) or (np.nan, np.nan) for each in values]
             low, high = np.reshape(bands, (-1, 2)).T
             axes.fill_between(roots, low, high, color=color, alpha=0.13, lw=0)
-        axes.set_xlabel("square root of KL, nats")
+        axes.set_xlabel("square root of KL (in nats)")
         plots.legend(axes)
 
     return plots.Panel(title, draw)

@@ -36,11 +36,11 @@ def write_page(names: Sequence[str], judge: str) -> str:
     """Write the page of some runs; its verdicts for the terminal."""
     names = list(dict.fromkeys(names))
     records, left_out = find_all(names, judge)
-    several = len({record.name for record in records}) > 1
-    title = f"Sizes side by side: {', '.join(names)}" if several else f"Seeds of run {names[0]}"
+    verdicts = size_verdicts(frame_of(records))
+    title = answers.title(verdicts)
     stem = stem_about("scaling", ladder_of(names) or names)
     path = write_about_runs(stem, title, blocks(records, left_out), names, records)
-    return page.for_terminal([answers.answer(size_verdicts(frame_of(records)))], path)
+    return page.for_terminal([f"{title}.", answers.answer(verdicts)], path)
 
 
 def ladder_of(names: Sequence[str]) -> list[str]:

@@ -73,14 +73,16 @@ def test_means_differences_and_intervals_are_those_computed_by_hand(runs):
         config = turned("dropout", seed)
         fabricate(config, ppo=rate, scores=wins(count), texts=OWN_TEXTS, found=found)
     text = text_of("dropout")
-    less, seeds, posts, failed, changed, rate, kl, tokens, eos = cells(text, FIRST, "dropout")
+    verdict, effect, failed = cells(text, FIRST, "dropout")
+    changed, posts, rate, kl, tokens, eos = cells(text, "Each seed", "dropout")
     shown = "{:.1f}% [{:.1f}, {:.1f}]".format
     assert rate == shown(*(100 * x for x in by_hand(rates)))
     assert kl == "{:.2f} [{:.2f}, {:.2f}]".format(*by_hand(kls))
-    assert (tokens, changed, less) == ("19.8", "100.0%", "+50.0")
+    assert (tokens, changed, verdict) == ("19.8", "100.0%", "matters")
     assert failed == "1 of 3"  # 40% is not above the 41.2% of SFT
     assert eos == shown(*(100 * x for x in by_hand((0.91, 0.92, 0.93))))
-    assert seeds == "[{:+.1f}, {:+.1f}]".format(*(100 * x for x in by_hand((0.5, 0.55, 0.45))[1:]))
+    effects = [100 * x for x in by_hand((0.5, 0.55, 0.45))]
+    assert effect == "{:+.1f} [{:+.1f}, {:+.1f}]".format(*effects)
     # Nine posts won by all seeds, one by two and one by one, nine by none; and one more at 1 and at
     # -1 (Bonett and Price 2012): mean 10 / 22, squares 9 + 5 / 9 + 2, so an error of 0.1232.
     assert posts == "[+21.3, +69.6]"
@@ -94,7 +96,7 @@ def test_changed_summaries_are_counted_by_their_text(runs):
     found = ablated.collect("tiny", ["dropout"])[1][0]
     assert found.pair
     assert (found.changed, found.pair.written) == (9, 27)
-    assert cells(text_of("dropout"), FIRST, "dropout")[4] == "33.3%"
+    assert cells(text_of("dropout"), "Each seed", "dropout")[0] == "33.3%"
 
 
 def test_the_switches_of_the_critic_have_a_page_of_their_own(runs):
@@ -118,9 +120,10 @@ def test_an_ablation_that_changed_no_summary_is_said_to_have_changed_none(runs):
     ablate("dropout", (1, 0, 2))
     text = text_of("no-eos-trick", "dropout")
     assert "no-eos-trick: does not matter (no summary was changed)." in text
-    assert cells(text, FIRST, "no-eos-trick")[:5] == ["–", "–", "–", "0 of 3", "none"]
+    assert cells(text, FIRST, "no-eos-trick") == ["does not matter", "–", "0 of 3"]
     assert "+0.0, +0.0]" not in text
-    assert cells(text, FIRST, "no-eos-trick")[5:7] == ["63.0%", "7.31"]  # all seeds agree
+    assert cells(text, "Each seed", "no-eos-trick")[:4] == ["none", "–", "63.0%", "7.31"]
+    assert text.index("| dropout (dropout 0.1") < text.index("| no-eos-trick (a missing EOS costs")
 
 
 def test_every_switch_is_explained_on_the_page(runs, capsys):

@@ -209,7 +209,9 @@ def test_without_trl_ours_stands_alone_and_the_reason_is_said():
     alone = bench_of(trl=[{"failed": "no memory"}])
     assert bench_page.failures(alone) == [f"TRL 1.9.2 at {NAME}: no memory"]
     assert bench_page.figures(alone)["speedup"].isna().all()
-    assert "nothing stands beside it" in bench_page.answer(alone)
+    assert bench_page.title(alone) == "A PPO update takes 2.00 (tiny-s) times its lower bound"
+    assert "Nothing stands beside it" in bench_page.answer(alone)
+    assert [str(x) for x in bench_page.shapes_table(alone).rows[0][1:4]] == ["–", "–", "20.00"]
 
 
 def test_the_page_has_a_row_for_everybody_and_is_published_from_a_commit_alone(place, capsys):
@@ -218,6 +220,8 @@ def test_the_page_has_a_row_for_everybody_and_is_published_from_a_commit_alone(p
         publish.main(["--pages", "bench"])
     assert "not committed" in capsys.readouterr().err
     assert not GENERATED.exists()
+    (row,) = bench_page.shapes_table(bench_of()).rows
+    assert row == ["PPO, tiny-s", *map(number, (2.0, 0.5, 20.0, 40.0, 2.0))]
     ours, peer = bench_page.updates_table(bench_of()).rows
     assert ours[2:7] == [number(20.0), whole(40.0), *map(number, (2.0, 0.5, 2.0))]
     assert peer[2:7] == [number(40.0), whole(20.0), *map(number, (1.0, 1.0, 4.0))]

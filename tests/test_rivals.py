@@ -10,7 +10,7 @@ import pytest
 from reports import rivals_page
 from reports.parts.cells import MISSING, Number
 from reports.parts.collect import find_runs
-from reports.rivals_page import answer, matched, policies_frame
+from reports.rivals_page import answer, matched, pairs_table, policies_frame, title
 from stages.driving.grid import KL_COEFS, RIVALS, make_grid, rivals
 from stages.pipeline import main
 from stages.settings.command_line import Request
@@ -37,6 +37,7 @@ def line(rival, *golds, kls=(1, 4), seed=1):
             "gold": gold,
             "proxy": 0.0,
             "tokens": 16.0,
+            "seconds": {"ppo": 41.2, "rloo": 5.0}.get(rival, np.nan),
         }
         for kl, gold in zip(kls, golds, strict=True)
     ]
@@ -72,42 +73,41 @@ def test_lines_without_a_kl_in_common_are_not_compared():
     both = frame(line("ppo", 1, 2, kls=(1, 2)), line("rloo", 1, 1, kls=(3, 9)))
     pair = matched(both, "ppo", "rloo", "gold")
     assert (pair.each, pair.apart) == ([], 1)
-    assert "needs several seeds, and this is one" in answer(both)
-    twice = pd.concat([both, both.assign(seed=2)])
-    assert "no rival is shown to be over another in gold score, over 2 seeds" in answer(twice)
+    assert "needs several seeds, and this is one" in title(both)
 
 
 @pytest.mark.parametrize(("lowest", "is_over"), [(1.4, True), (0.6, False)])
 def test_a_rival_is_over_another_only_where_the_interval_over_seeds_leaves_out_0(lowest, is_over):
-    text = answer(frame(PPO, lines("rloo", lowest, 1.5, 1.6)))
+    both = frame(PPO, lines("rloo", lowest, 1.5, 1.6))
     # By hand: mean 0.5, deviation 0.1, t(0.975, 2) = 4.303: 0.5 -+ 4.303 * 0.1 / sqrt(3).
-    assert ("RLOO over PPO (+0.50 [+0.25, +0.75], 3 seeds)" in text) == is_over
-    assert ("no rival is shown" in text) != is_over
+    assert (str(pairs_table(both).rows[0][2]) == "+0.50 [+0.25, +0.75]") == is_over
+    assert (title(both) == "better at equal KL: RLOO over PPO") == is_over
 
 
-def test_who_stands_out_by_himself_is_counted_again_among_all_pairs():
+def test_who_stands_out_by_himself_is_judged_again_among_all_pairs():
     """By hand: t = 0.5 / (0.1 / sqrt(3)) = 8.66, p = 0.013; three times that is below 0.05, six
     times it is not.
     """
     three = [PPO, lines("grpo", 1, 1, 1), ABOVE]
-    assert answer(frame(*three)).endswith(" for all 3 pairs, 2 of 2 remain.")
-    four = [*three, lines("best-of-n", 1, 1, 1)]
-    assert answer(frame(*four)).endswith(" for all 6 pairs, 0 of 3 remain.")
+    assert title(frame(*three)) == "better at equal KL: RLOO over PPO, RLOO over Dr.GRPO"
+    four = frame(*three, lines("best-of-n", 1, 1, 1))
+    assert title(four) == "at equal KL no rival is shown to be better than another"
+    assert {row[1] for row in pairs_table(four).rows} == {"inconclusive"}
+    assert "correction. Without it these would stand out: RLOO - PPO (+0.50 [" in answer(four)
+    assert "Training took PPO 41 s, RLOO 5 s (median of runs" in answer(four)
 
 
 def test_a_pair_without_a_kl_in_common_is_not_called_inconclusive():
-    far = answer(frame(PPO, ABOVE, lines("grpo", 1, 1, 1, kls=(21, 24))))
-    assert "], 3 seeds); other pairs: 0 inconclusive, 2 without a KL in common." in far
-    near = answer(frame(PPO, ABOVE, lines("grpo", 1, 2, 3)))
-    assert "; other pairs: 2 inconclusive, 0 without a KL in common." in near
+    far = pairs_table(frame(PPO, ABOVE, lines("grpo", 1, 1, 1, kls=(21, 24)))).rows
+    apart = ("no KL in common", "–")
+    assert [(row[1], str(row[4])) for row in far] == [("better", "1.0 to 4.0"), apart, apart]
 
 
 def test_seeds_are_counted_that_both_of_a_pair_have():
     lacking = frame(PPO, lines("rloo", 1, 1))
-    assert answer(lacking).endswith(" in gold score, over 2 seeds.")
-    assert answer(lacking.assign(gold=np.nan)).endswith(" in win rate, over 2 seeds.")
-    clear = answer(frame(PPO, line("ppo", 1, 1, seed=3), ABOVE))
-    assert "RLOO over PPO (+0.50 [+0.25, +0.75], 3 seeds)" in clear
+    for measured, measure in ((lacking, "gold score"), (lacking.assign(gold=np.nan), "win rate")):
+        assert answer(measured).startswith(f"1 pair compared by {measure} over 2 seeds, ")
+    assert pairs_table(frame(PPO, line("ppo", 1, 1, seed=3), ABOVE)).rows[0][5] == "3 of 3"
 
 
 def test_tables_hold_means_and_differences_as_numbers():

@@ -162,7 +162,7 @@ def test_failures_alone_can_decide(failing, kind, p):
     found = ablation(*each, name="no-eos-trick", default=good, turned_seeds=bad)
     assert verdicts.verdict_of(found).kind == kind
     said = f"{failing} of 6 seeds failed, 0 of 6 by default (Fisher's exact test, {p})."
-    assert verdicts.sentence(found).endswith(said)
+    assert verdicts.sentence(found, verdicts.verdict_of(found)).endswith(said)
 
 
 def test_seeds_without_a_result_forbid_that_a_switch_does_not_matter():
@@ -182,26 +182,26 @@ def break_ppo(config):
     (partial / "failed.json").write_text(json.dumps({"error": "the loss is not finite"}))
 
 
-def test_the_first_sentence_sorts_the_switches():
+def test_the_first_sentences_sort_the_switches():
     both = [
-        ablation(-0.10, -0.12, -0.14, name="no-eos-trick"),
+        ablation(-0.120, -0.122, -0.121, name="no-eos-trick"),
         ablation(0.01, -0.01, 0.0, name="dropout"),
         ablation(0.0, 0.0, 0.0, alike=9, name="no-normalization"),
         ablation(0.05, -0.05, 0.0, name="lambda-1"),
-        ablation(0.010, 0.012, 0.011, name="critic-zero"),
+        ablation(0.0110, 0.0112, 0.0111, name="critic-zero"),
         ablation(0.2, name="critic-sft"),
     ]
-    assert verdicts.summary(both) == (
-        "Matters: no-eos-trick; matters little: critic-zero; does not matter: dropout,"
-        " no-normalization; inconclusive: lambda-1; no verdict: critic-sft."
+    found = verdicts.verdicts_of(both)
+    assert verdicts.summary(found) == (
+        "Matters: no-eos-trick; matters little: critic-zero; inconclusive: lambda-1; does not"
+        " matter: dropout, no-normalization; no verdict: critic-sft."
     )
-    assert "; does not matter: 2 switches; " in verdicts.summary(both, most=1)
-    said = "None is shown to matter for the win rate; does not matter: dropout."
-    assert verdicts.summary(both[1:2]) == said
-    assert verdicts.summary(both[5:]) == "No verdict: critic-sft."
+    assert "; does not matter: 2 switches; " in verdicts.summary(found, most=1)
+    assert verdicts.title(found) == "2 of 6 switches matter: no-eos-trick, critic-zero"
+    assert verdicts.title(verdicts.verdicts_of(both[5:])).startswith("too few seeds for a verdict")
 
 
-def test_what_matters_by_itself_is_counted_again_among_all_switches():
+def test_what_matters_by_itself_is_judged_again_among_all_switches():
     """By hand: -5, -10, -15 have t = -10 / (5 / sqrt(3)) = -3.464, and with two degrees of freedom
     p = 1 - 3.464 / sqrt(14) = 0.074. Of -9, -10, -11 t = -17.32 and p = 0.0033, 0.0066 as the
     smaller of two; twice that is 0.013, and eight times is 0.053.
@@ -209,15 +209,16 @@ def test_what_matters_by_itself_is_counted_again_among_all_switches():
     assert p_of_seeds([-0.05, -0.10, -0.15]) == pytest.approx(1 - sqrt(12 / 14))
     assert p_of_seeds([-0.1, -0.1, -0.1]) == p_of_seeds([-0.1]) == 1.0
     strong = ablation(-0.09, -0.10, -0.11, name="no-eos-trick")
+    small = ablation(0.009, 0.010, 0.011, name="no-eos-trick")
     assert verdicts.p_of(strong) == pytest.approx(2 * (1 - sqrt(300 / 302)))
     others = [ablation(0.05, -0.05, 0.0, name=f"other-{at}") for at in range(7)]
-    two = verdicts.remaining([strong, others[0]])
-    assert two == "After Holm's correction for all 2 switches, 1 of 1 remains."
-    eight = verdicts.remaining([strong, *others])
-    assert eight == "After Holm's correction for all 8 switches, 0 of 1 remains."
-    assert verdicts.remaining(others) == verdicts.remaining([strong]) == ""
-    both = verdicts.after_holm({"a": 0.001, "b": 0.03, "c": 0.9}, ["a", "b"], "pairs")
-    assert both == "After Holm's correction for all 3 pairs, 1 of 2 remain (a)."
+    assert verdicts.verdicts_of([strong, *others[:6]])["no-eos-trick"].kind == MATTERS
+    for switch, kind in ((strong, UNKNOWN), (small, NOT)):
+        found = verdicts.verdicts_of([switch, *others])
+        assert found["no-eos-trick"].kind == kind
+        said = "; p = 0.007 by itself, p = 0.053 after Holm's correction for 8 switches"
+        assert found["no-eos-trick"].why.endswith(said)
+    assert verdicts.title(found) == "none of 8 switches is shown to matter"
 
 
 def test_a_page_counts_failed_seeds_and_begins_with_the_verdicts(runs):
@@ -235,8 +236,8 @@ def test_a_page_counts_failed_seeds_and_begins_with_the_verdicts(runs):
         "Matters: no-eos-trick. no-eos-trick: 5 of 6 seeds failed, 0 of 6 by default."
     )
     assert "5 of 6 seeds failed, 0 of 6 by default (Fisher's exact test, p = 0.015)." in text
-    assert cells(text, FIRST, "no-eos-trick")[3] == "5 of 6"
-    assert cells(text, FIRST, "default")[3] == "0 of 6"
+    assert cells(text, FIRST, "no-eos-trick")[2] == "5 of 6"
+    assert "interval over posts; by default 0 of 6." in text
     assert "tiny-no-eos-trick seed1 failed: its PPO ended in an error." in text
     assert "seed1 is left out" not in text
 
@@ -247,7 +248,7 @@ def test_a_switch_with_which_no_seed_ended_is_on_the_page(runs):
         break_ppo(turned("dropout", seed))
     text = text_of("dropout")
     assert "dropout: matters (it changes how many seeds fail). 4 of 4 seeds failed" in text
-    assert cells(text, FIRST, "dropout") == ["–", "–", "–", "4 of 4", *["–"] * 5]
+    assert cells(text, FIRST, "dropout") == ["matters", "–", "4 of 4"]
     assert cells(text, "The critic", "dropout") == ["–"] * 3
     assert "| critic-sft" not in text
     with pytest.raises(UserError, match="tiny-critic-sft"):

@@ -7,6 +7,8 @@ difference, paired by post, does not lie above 0), or where PPO ended in an erro
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from math import inf
+from statistics import fmean
 from typing import Any
 
 from eval.win_rate import pair_name
@@ -87,7 +89,8 @@ class AblatedRun:
 def collect(
     base: str, names: Sequence[str], judge: str = ""
 ) -> tuple[SeedsOfRun, list[AblatedRun], list[str]]:
-    """The default runs, the ablations beside them, and a line on each seed that is left out.
+    """The default runs, the ablations beside them, the largest difference first, and a line on each
+    seed that is left out.
 
     `judge`: the folder of one judge, if several have judged the runs.
     Raises UserError if a name is unknown, or if no seed of a run can be compared.
@@ -108,6 +111,7 @@ def collect(
             others.append(ablation_of(name, base, default, turned))
     if not others:
         raise UserError(f"no seed of an ablation has a win rate: {' '.join(left_out)}")
+    others.sort(key=lambda x: abs(fmean(x.each)) if x.each else inf, reverse=True)
     return default, others, left_out
 
 

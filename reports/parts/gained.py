@@ -57,8 +57,8 @@ def _cells(each: Sequence[Row]) -> list[object]:
         mean = replace(mean, low=each[0]["low"], high=each[0]["high"])
     if len(each) > MOST_SEEDS:
         counts = (f"{sum(_sign(gain) == sign for gain in each)}{sign}" for sign in (" (+)", " (-)"))
-        return [mean, f"{min(middles):.2f} to {max(middles):.2f}: {', '.join(counts)}"]
-    return [mean, ", ".join(f"{gain['estimate']:.2f}{_sign(gain)}" for gain in each)]
+        return [mean, f"{Number(min(middles))} to {Number(max(middles))}: {', '.join(counts)}"]
+    return [mean, ", ".join(f"{Number(gain['estimate'])}{_sign(gain)}" for gain in each)]
 
 
 def _sign(gain: Row) -> str:

@@ -153,11 +153,11 @@ def _intervals(axes: Axes, rows: Sequence[tuple[Any, ...]], form: str, even: flo
         if low is not None:
             axes.plot([low, high], [place, place], color=color, lw=5, alpha=0.35)
         axes.plot([middle], [place], "o", color=color, ms=8)
-        axes.annotate(
-            *(form.format(middle), (middle, place), (0, 9)),
+        axes.annotate(  # beside the plot, where no line crosses it
+            *(form.format(round(middle, 3) + 0.0), (1.0, place), (6, 0)),
+            xycoords=("axes fraction", "data"),
             textcoords="offset points",
-            ha="center",
-            bbox={"facecolor": GROUND, "edgecolor": "none", "pad": 0.8},
+            va="center",
         )
     axes.axvline(even, color=INK, lw=1, ls=(0, (4, 3)))
     axes.set_yticks(range(len(rows)), [row[0] for row in rows])
@@ -167,7 +167,7 @@ def _intervals(axes: Axes, rows: Sequence[tuple[Any, ...]], form: str, even: flo
 
 def tall(rows: Sequence[Any]) -> float:
     """How high a plot of so many intervals is, beside a usual one."""
-    return max(0.8, 0.27 * len(rows))
+    return max(0.8, 0.2 * len(rows))
 
 
 def color_of(policy: str) -> str:

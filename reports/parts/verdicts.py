@@ -1,7 +1,8 @@
 """Whether a switch matters: one verdict, from differences paired by seed and from failures.
 
 The rule stands on the page (`reports.ablations_page.limits`): a t interval over seeds, Fisher's
-exact test, and two one-sided tests at 5% (the 90% t interval; Schuirmann 1987).
+exact test, and two one-sided tests at 5% (the 90% t interval; Schuirmann 1987). The page gives the
+verdict that remains after Holm's correction for all its switches.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,6 +18,7 @@ from eval.rates.formulas import (
     within_margin,
 )
 from reports.parts.ablated import AblatedRun
+from reports.parts.cells import Number
 from reports.parts.words import bounds_in_points, p_value, seeds_of, whole
 
 MARGIN = 0.03
@@ -40,7 +42,7 @@ class SwitchVerdict(NamedTuple):
 
 
 def verdict_of(ablation: AblatedRun) -> SwitchVerdict:
-    """The verdict on one switch."""
+    """The verdict on one switch by itself."""
     if p_of_failures(ablation) < SURE:
         points = f"; {_points(ablation.each)}" if ablation.each else ""
         return SwitchVerdict(MATTERS, f"it changes how many seeds fail{points}")
@@ -85,14 +87,18 @@ def _without_spread(ablation: AblatedRun) -> SwitchVerdict:
     certain = posts.low > 0 or posts.high < 0
     kind = {(True, True): LITTLE, (True, False): MATTERS, (False, True): NOT}
     bounds = bounds_in_points((posts.low, posts.high))
-    why = f"{100 * posts.estimate:+.1f} points in every seed; over posts {bounds}"
+    why = f"{_signed(posts.estimate)} points in every seed; over posts {bounds}"
     return SwitchVerdict(kind.get((certain, small), UNKNOWN), why)
 
 
 def _points(each: Sequence[float]) -> str:
     """The mean difference with its 95% interval over seeds."""
     bounds = bounds_in_points(mean_of_seeds(each))
-    return f"{100 * fmean(each):+.1f} points of win rate {bounds} over {seeds_of(len(each))}"
+    return f"{_signed(fmean(each))} points of win rate {bounds} over {seeds_of(len(each))}"
+
+
+def _signed(difference: float) -> Number:
+    return Number(100 * difference, 1, signed=True)
 
 
 # -- failures --------------------------------------------------------------------------------------
@@ -122,10 +128,13 @@ def in_brief(ablation: AblatedRun) -> str:
 
 def p_of(ablation: AblatedRun) -> float:
     """The p-value behind a verdict: the smaller of its two tests, over seeds and of failures, and
-    twice that, since either of the two would do (Bonferroni).
+    twice that, since either of the two would do (Bonferroni). With too few win rates failures alone
+    are tested.
 
     Where all seeds give one number, the test over posts stands in for that over seeds.
     """
+    if len(ablation.each) < FEWEST:
+        return p_of_failures(ablation)
     of_seeds = p_of_seeds(ablation.each)
     posts = ablation.pair.together if ablation.pair and ablation.changed else None
     if posts and ablation.each and mean_of_seeds(ablation.each) is None:
@@ -133,56 +142,64 @@ def p_of(ablation: AblatedRun) -> float:
     return min(1.0, 2 * min(of_seeds, p_of_failures(ablation)))
 
 
-def remaining(others: Sequence[AblatedRun]) -> str:
-    """How many of the switches that matter by themselves do so among all that were turned."""
-    clear = [x.name for x in others if verdict_of(x).kind in (MATTERS, LITTLE)]
-    return after_holm({x.name: p_of(x) for x in others}, clear, "switches")
+def verdicts_of(others: Sequence[AblatedRun]) -> dict[str, SwitchVerdict]:
+    """The verdict on each switch among all that were turned.
 
-
-def after_holm(p_values: Mapping[str, float], clear: Sequence[str], what: str) -> str:
-    """How many of the differences that stand out by themselves do so among all that were tested.
-
-    `p_values`: every name -> its own p-value; `clear`: the names that stand out. Empty without any.
+    A difference that Holm's correction leaves no sign of is inconclusive, and does not matter where
+    it is shown to be small.
     """
-    corrected = dict(zip(p_values, holm([*p_values.values()]), strict=True))
-    kept = [name for name in clear if corrected[name] < SURE]
-    if not clear or len(p_values) < 2:
-        return ""
-    named = f" ({', '.join(kept)})" if 0 < len(kept) < len(clear) else ""
-    return (
-        f"After Holm's correction for all {len(p_values)} {what}, {len(kept)} of {len(clear)}"
-        f" remain{'s' * (len(clear) == 1)}{named}."
-    )
+    corrected = holm([p_of(ablation) for ablation in others])
+    verdicts = {}
+    for ablation, p in zip(others, corrected, strict=True):
+        verdict = verdict_of(ablation)
+        if verdict.kind in (MATTERS, LITTLE) and p >= SURE:
+            kind = NOT if verdict.kind == LITTLE else UNKNOWN
+            verdict = SwitchVerdict(kind, f"{verdict.why}; {_corrected(ablation, p, others)}")
+        verdicts[ablation.name] = verdict
+    return verdicts
+
+
+def _corrected(ablation: AblatedRun, p: float, others: Sequence[AblatedRun]) -> str:
+    tests = f"{len(others)} switches" if len(others) > 1 else "its two tests"
+    return f"{p_value(p_of(ablation))} by itself, {p_value(p)} after Holm's correction for {tests}"
 
 
 # -- words -----------------------------------------------------------------------------------------
 
 
-def sentence(ablation: AblatedRun) -> str:
+def sentence(ablation: AblatedRun, verdict: SwitchVerdict) -> str:
     """One switch: its verdict, why, and the seeds that failed."""
-    verdict, failed = verdict_of(ablation), in_brief(ablation)
-    p = p_value(p_of_failures(ablation))
+    failed, p = in_brief(ablation), p_value(p_of_failures(ablation))
     counts = f" {failed} (Fisher's exact test, {p})." if failed else ""
     return f"{ablation.name}: {verdict.kind} ({verdict.why}).{counts}"
 
 
-def summary(others: Sequence[AblatedRun], most: int | None = None) -> str:
+def title(verdicts: Mapping[str, SwitchVerdict]) -> str:
+    """Which switches matter, in one sentence."""
+    kept = [name for name, verdict in verdicts.items() if verdict.kind in (MATTERS, LITTLE)]
+    switches = f"{len(verdicts)} switch{'es' * (len(verdicts) > 1)}"
+    if kept:
+        return f"{len(kept)} of {switches} matter{'s' * (len(kept) == 1)}: {', '.join(kept)}"
+    if {verdict.kind for verdict in verdicts.values()} == {NONE}:  # nothing was tested
+        return f"too few seeds for a verdict on {switches}"
+    return f"none of {switches} is shown to matter"
+
+
+def summary(verdicts: Mapping[str, SwitchVerdict], most: int | None = None) -> str:
     """Each verdict with the switches that have it, in one sentence.
 
     `most`: of more names with a verdict only their number is told, but of those that matter.
     """
     names: dict[str, list[str]] = {}
-    for ablation in others:
-        names.setdefault(verdict_of(ablation).kind, []).append(ablation.name)
-    most = len(others) if most is None else most
+    for name, verdict in verdicts.items():
+        names.setdefault(verdict.kind, []).append(name)
+    most = len(verdicts) if most is None else most
     parts = [
         f"{kind}: {', '.join(names[kind])}"
         if kind == MATTERS or len(names[kind]) <= most
         else f"{kind}: {len(names[kind])} switches"
-        for kind in (MATTERS, LITTLE, NOT, UNKNOWN, NONE)
+        for kind in (MATTERS, LITTLE, UNKNOWN, NOT, NONE)
         if kind in names
     ]
-    if MATTERS not in names and [*names] != [NONE]:  # where none has a verdict, nothing was tested
-        parts.insert(0, "none is shown to matter for the win rate")
     text = "; ".join(parts)
     return f"{text[:1].upper()}{text[1:]}."

@@ -31,19 +31,41 @@ WIDE, HIGH = 1.6, 1.2
 APART = 1.025  # factor of parameters between the dots of two policies
 
 
+def title(verdicts: Sequence[SizeVerdict]) -> str:
+    """At which sizes PPO beats the references, in one sentence; of one size its rate."""
+    count = len(verdicts)
+    if count == 1:
+        (size,) = verdicts
+        rate = (
+            "" if size.win_rate is None else f", winning {percent(size.win_rate.estimate)} of posts"
+        )
+        verdict = (
+            size.verdict if size.verdict != UNKNOWN else f"is {UNKNOWN} against the references"
+        )
+        return f"{size.name}: PPO {verdict}{rate}, over {seeds_of(size.seeds)}"
+    beats = [size.verdict == BEATS for size in verdicts]
+    if not any(beats):
+        return f"PPO is not shown to beat the references at any of {count} sizes"
+    smallest = plots.count(verdicts[beats.index(True)].parameters)
+    if all(beats[beats.index(True) :]):
+        where = f"from {smallest} parameters on, at {sum(beats)} of {count} sizes"
+        return f"PPO beats the references {where}"
+    return f"PPO beats the references at {sum(beats)} of {count} sizes, the smallest {smallest}"
+
+
 def answer(verdicts: Sequence[SizeVerdict]) -> str:
-    """Whether PPO beats the references, at which sizes, and whether it does at equal length."""
-    verdict = _in_words([(size, size.verdict) for size in verdicts])
+    """What the title leaves open: where PPO does not beat the references, and at equal length."""
     if len(verdicts) == 1:
         (size,) = verdicts
-        rates = f"{pooled(size.win_rate)}, at equal length {at_length(size)}"
-        return f"PPO {verdict}, over {seeds_of(size.seeds)}: {rates}."
+        return f"PPO wins {pooled(size.win_rate)}, at equal length {at_length(size)}."
+    verdict = _in_words([(size, size.verdict) for size in verdicts if size.verdict != BEATS])
     lengths = [(size, measures.verdict_of(size.controlled)) for size in verdicts]
     same = lengths == [(size, size.verdict) for size in verdicts]
     marked = _named([size for size in verdicts if size.extrapolated])
     mark = f" (EXTRAPOLATED at {marked})" if marked else ""
     length = "the same holds" if same else f"it {_in_words(lengths)}"
-    return f"PPO {verdict}. At equal length {length}{mark}."
+    first = f"PPO {verdict}. " if verdict else ""
+    return f"{first}At equal length {length}{mark}."
 
 
 def _in_words(verdicts: Sequence[tuple[SizeVerdict, str]]) -> str:
@@ -59,23 +81,22 @@ def _named(verdicts: Sequence[SizeVerdict]) -> str:
 
 
 def answers_table(verdicts: Sequence[SizeVerdict]) -> Table:
-    """One row a size: the answer, the win rate, at equal length, tokens, the seeds called out."""
+    """One row a size: the answer, the win rate, at equal length, the seeds called out."""
     rows = [
         [
             f"{size.name}, {plots.count(size.parameters)}",
             size.verdict,
             pooled(size.win_rate),
             at_length(size),
-            number(size.tokens, 1),
-            number(size.reference_tokens, 1),
             _seeds(size),
         ]
         for size in verdicts
     ]
-    header = ("size", "PPO", "win rate", "at equal length", "PPO tokens", "reference", "seeds")
+    header = ("size", "verdict", "win rate", "at equal length", "seeds that failed")
     caption = (
         "Means over seeds with 95% intervals over seeds and posts (of one seed: over posts alone)."
         " Beats: the whole interval lies above 50%; does not beat: below; else inconclusive."
+        " Failed: collapsed or fell behind."
     )
     return Table(header, rows, caption, strong=True, name="sizes")
 
@@ -96,13 +117,9 @@ def at_length(size: SizeVerdict) -> Number:
 
 
 def _seeds(size: SizeVerdict) -> str:
-    kinds = {"COLLAPSED": True, "fell behind": False}
-    called = size.called_out
-    listed = {what: called.loc[called["collapsed"] == kind, "seed"] for what, kind in kinds.items()}
-    parts = [
-        f"{what}: {', '.join(map(str, seeds))}" for what, seeds in listed.items() if len(seeds)
-    ]
-    return f"{'; '.join(parts)} (of {size.known})" if parts else f"none of {size.known} fell behind"
+    collapsed = int(size.called_out["collapsed"].sum())
+    mark = f", {collapsed} COLLAPSED" if collapsed else ""
+    return f"{len(size.called_out)} of {size.known}{mark}"
 
 
 def called_out_lines(verdicts: Sequence[SizeVerdict]) -> list[str]:

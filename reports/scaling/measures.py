@@ -181,8 +181,6 @@ class SizeVerdict:
     """At equal length."""
     extrapolated: bool
     """Whether in any of these seeds the model answers at equal length, and not the data."""
-    tokens: float
-    reference_tokens: float
     called_out: pd.DataFrame
 
     @property
@@ -223,8 +221,6 @@ def size_verdicts(frame: pd.DataFrame) -> list[SizeVerdict]:
                 win_rate=wins,
                 controlled=pooled(seeds, keys[0], keys[1], keys[2]),
                 extrapolated=bool(seeds.dropna(subset=keys)["ppo/extrapolated"].any()),
-                tokens=seeds["ppo/tokens"].mean(),
-                reference_tokens=seeds["reference/tokens"].mean(),
                 called_out=called_out(seeds),
             )
         )

@@ -13,11 +13,14 @@ import argparse
 import shutil
 import sys
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
+from matplotlib.axes import Axes
 
-from reports.parts import page
+from reports.parts import page, plots
 from reports.parts.blocks import Block, Heading, Note, Table, Text
+from reports.parts.sentences import lead
 from reports.parts.words import number, percent, whole
 from reports.speed import speed
 from reports.speed.speed import OURS, PEER, TRL, Record
@@ -40,7 +43,7 @@ def main(argv: list[str] | None = None) -> None:
     add_overrides(parser)
     folder = settings.RUNS / STEM
     bench = measured(parser.parse_args(argv), folder)
-    print(page.for_terminal([answer(bench)], folder / f"{STEM}.html"))
+    print(page.for_terminal([f"{title(bench)}.", answer(bench)], folder / f"{STEM}.html"))
 
 
 def measured(args: argparse.Namespace, folder: Path) -> Record:
@@ -79,8 +82,7 @@ def write(bench: Record, folder: Path) -> Path:
         "stages": {},
         "measured": bench,
     }
-    title = f"Speed and memory, beside {TRL}" if about["peers"] else "Speed and memory"
-    return page.write(folder, STEM, title, blocks(bench), made_from)
+    return page.write(folder, STEM, title(bench), blocks(bench), made_from)
 
 
 # -- figures ---------------------------------------------------------------------------------------
@@ -130,17 +132,22 @@ def failures(bench: Record) -> list[str]:
 # -- the page --------------------------------------------------------------------------------------
 
 
-def answer(bench: Record) -> str:
-    """How ours did at all shapes together."""
-    table = figures(bench).loc[(slice(None), [OURS]), :]
-    counted = f"takes {_range(table.bound)} times the seconds of the matrix products that it needs"
+def title(bench: Record) -> str:
+    """How fast an update of ours is at every shape."""
+    table = figures(bench).xs(OURS, level="who")
     if table.speedup.isna().all():
-        return f"An update of ours {counted}; nothing stands beside it."
-    return (
-        f"An update of ours is {_range(table.speedup)} times as fast as that of {TRL}, in"
-        f" {_range(table.memory)} of its memory. It {counted}. Measured on:"
-        f" {first_run(bench)['device']}."
-    )
+        return f"A PPO update takes {_each(bench, table.bound)} times its lower bound"
+    return f"A PPO update is {_each(bench, table.speedup)} times as fast as that of {TRL}"
+
+
+def answer(bench: Record) -> str:
+    """What an update of ours holds beside TRL's, and how far it is from the lower bound."""
+    table = figures(bench).xs(OURS, level="who")
+    counted = f"{_range(table.bound)} times the seconds of the matrix products that it needs"
+    memory = f"It holds {_range(table.memory)} of the memory of {TRL}."
+    if table.speedup.isna().all():
+        memory = "Nothing stands beside it."
+    return f"{memory} It takes {counted}. Measured on: {first_run(bench)['device']}."
 
 
 def first_run(bench: Record) -> Record:
@@ -149,20 +156,73 @@ def first_run(bench: Record) -> Record:
     return run
 
 
+def _each(bench: Record, values: pd.Series) -> str:
+    """The number of every shape, with the preset's name."""
+    named = (f"{number(x)} ({bench['shapes'][name]['preset']})" for name, x in values.items())
+    return ", ".join(named)
+
+
 def _range(values: pd.Series) -> str:
     low, high = number(values.min()), number(values.max())
     return str(low) if str(low) == str(high) else f"{low} to {high}"
 
 
 def blocks(bench: Record) -> list[Block]:
-    """The page: the answer, every update, how it was measured."""
+    """The page: the answer, ours beside TRL; folded, every update, how it was measured."""
     return [
-        Text(answer(bench), lead=True),
-        updates_table(bench),
+        lead(answer(bench)),
+        shapes_table(bench),
+        picture(bench),
         *(Note(failure) for failure in failures(bench)),
+        Heading("Every update"),
+        updates_table(bench),
         Heading("How it was measured"),
         *(Text(sentence) for sentence in method(bench)),
     ]
+
+
+def shapes_table(bench: Record) -> Table:
+    """A row for every shape: ours over TRL's, and over the lower bound."""
+    table = figures(bench).unstack("who").reindex(list(bench["shapes"]))
+    columns = ("speedup", OURS), ("memory", OURS), ("seconds", OURS), ("seconds", PEER)
+    rows = [
+        [
+            f"PPO, {bench['shapes'][name]['preset']}",
+            *(number(row.get(column)) for column in (*columns, ("bound", OURS))),
+        ]
+        for name, row in table.iterrows()
+    ]
+    caption = (
+        f"Ours beside {TRL}, of the fastest run of each. Memory: the most that any run held. Over"
+        " lower bound: our seconds over those of the matrix products that an update needs."
+    )
+    header = "update|times TRL's speed|share of TRL's memory|seconds|TRL's seconds|over lower bound"
+    return Table(header.split("|"), rows, caption, strong=True, name="shapes")
+
+
+def picture(bench: Record) -> Block:
+    """Everybody's seconds at every shape, over those of the lower bound."""
+    bounds, shapes = figures(bench)["bound"], list(bench["shapes"])
+
+    def draw(axes: Axes) -> None:
+        axes.axvline(1.0, color=plots.INK, lw=1, ls=(0, (4, 3)), label="lower bound")
+        for who, name, color, up in ((OURS, OURS, plots.PPO, 8), (PEER, TRL, plots.SFT, -16)):
+            own = bounds[bounds.index.isin([who], level="who")].droplevel("who")
+            places = [shapes.index(shape) for shape in own.index]
+            axes.plot(own, places, "o", color=color, ms=8, label=name)
+            for place, bound in zip(places, own, strict=True):
+                at: Any = {"xytext": (0, up), "textcoords": "offset points", "ha": "center"}
+                axes.annotate(f"{bound:.2f}", (bound, place), **at)
+        axes.set_yticks(range(len(shapes)), [bench["shapes"][name]["preset"] for name in shapes])
+        axes.set_ylim(len(shapes) - 0.5, -0.5)
+        axes.set_xlim(left=0.0)
+        axes.margins(x=0.12)
+        axes.set_xlabel("seconds over those of the lower bound")
+        plots.legend(axes)
+
+    caption = "The lower bound is the matrix products that an update needs; further left is faster."
+    panel = plots.Panel("Seconds of an update", draw)
+    return plots.figure("seconds", caption, [panel], 1.75, 2 * plots.tall(shapes))
 
 
 def updates_table(bench: Record) -> Table:
@@ -179,15 +239,13 @@ def updates_table(bench: Record) -> Table:
         ]
         for row in figures(bench).reset_index().to_dict("records")
     ]
-    header = "update||seconds|tokens/s|times|of its memory|over the bound|GB|spread"
+    header = f"update||seconds|tokens/s|speed over {TRL}|memory over {TRL}|seconds over bound|GB"
     caption = (
-        f"Of the fastest run. Times: the speed over that of {TRL}; of its memory: the same of the"
-        " most that any run held, GB, above what its process held before the weights. Over the"
-        " bound: seconds over those of the matrix products that an update needs. Spread: the"
-        " slowest run above the fastest. Episodes, microbatches, epochs and lengths of queries"
-        " stand in bench.json."
+        "Of the fastest run. GB: the most that any run held above what its process held before the"
+        " weights. Spread: the slowest run above the fastest. Episodes, microbatches, epochs and"
+        " lengths of queries stand in bench.json."
     )
-    return Table(header.split("|"), rows, caption, strong=True)
+    return Table([*header.split("|"), "spread"], rows, caption, name="updates")
 
 
 def method(bench: Record) -> list[str]:
