@@ -83,7 +83,7 @@ from accelerate import Accelerator
 import torch
 from reports.speed import meter as meters
 from stages import sft
-from stages.learning.state import begin_supervised
+from stages.learning.supervised import begin_supervised
 from stages.learning.models import load_policy
 from stages.posts.ragged import TokenizedSplit, make_ragged
 from stages.runs import Run
