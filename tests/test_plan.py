@@ -193,6 +193,10 @@ def test_the_rollout_of_pythia_1b_by_hand():
     assert (held.gradients, held.optimizer) == (0, 8 * (policy + scorer))
     # Sampling keeps the policy's bf16 copies alone: the critic's come when it measures.
     assert held.copies == 2 * (16 * 12 * 2048**2 + 50304 * 2048)
+    # In learning both networks' stay from pass to pass; with gradient checkpointing none does.
+    matrices = 2 * (2 * 16 * 12 * 2048**2 + 50304 * 2048)
+    assert part_bytes(setting())["ppo learn"].copies == matrices
+    assert not part_bytes(setting(gradient_checkpointing=True))["ppo learn"].copies
     # Keys in float32 and values in bf16 of 512 tokens in 16 layers.
     assert (held.moment, held.cache) == ("prompt", 64 * 512 * 16 * 2048 * (4 + 2))
 

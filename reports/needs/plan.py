@@ -101,15 +101,18 @@ def _ppo_networks(setting: Setting) -> list[Network]:
 
 
 def _rollout(setting: Setting) -> Bytes:
-    """One autocast spans what measures: the copies of policy and critic stay until its end."""
+    """What measures holds the copies of policy and critic, and of a reference where they are kept;
+    with LoRA that one shares the policy's.
+    """
     data, networks = setting.config.data, _ppo_networks(setting)
     large = setting.config.memory.forward_batch_size
     size = min(large, share_of(setting.config.ppo.batch_size, setting))
     sampled = sampling(setting, networks, (size, data.max_query_tokens, data.max_summary_tokens))
     batch = _episode_rows(setting, size)
     measured = passing(setting, networks, batch, together=True)
-    critic = setting.half * networks[1].cast_bytes(recomputed=True)
-    measured = replace(measured, copies=measured.copies + critic)
+    readers = [networks[1], *networks[3:] * setting.keeps]
+    casts = sum(setting.half * network.cast_bytes(setting.keeps) for network in readers)
+    measured = replace(measured, copies=measured.copies + casts)
     return max(sampled, measured, key=lambda moment: moment.total)
 
 

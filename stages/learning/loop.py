@@ -46,7 +46,9 @@ def make_accelerator(config: Config, takes_turns: bool = False) -> Accelerator:
     keep_freed_memory()
     accelerator = new_accelerator(config.memory.mixed_precision, takes_turns)
     sizes = (config.memory.forward_batch_size, config.memory.microbatch_size)
-    room_of(accelerator).settings = dict(zip((FORWARD, MICROBATCH), sizes, strict=True))
+    room = room_of(accelerator)
+    room.settings = dict(zip((FORWARD, MICROBATCH), sizes, strict=True))
+    room.keeps_copies = not config.memory.gradient_checkpointing
     return accelerator
 
 
