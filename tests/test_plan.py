@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from reports.needs.inputs import model_config
-from reports.needs.memory import GIB, Setting, saved_activations, saved_per_token, setting_of
+from reports.needs.memory import GIB, Setting, saved_activations, setting_of
 from reports.needs.plan import (
     SHARDED,
     gpus_for,
@@ -280,10 +280,3 @@ def test_a_plan_needs_the_standard_library_alone():
     words = [sys.executable, "-B", "-S", "-I", "-c", code]
     process = subprocess.run(words, capture_output=True, text=True, check=True)
     assert "1,011,781,632 parameters" in process.stdout
-
-
-def test_a_token_of_llama_and_of_gpt_neox_by_hand():
-    neox, llama = PUBLISHED["pythia-70m"], PUBLISHED["smollm2-135m"]
-    assert saved_per_token(neox, half=False) == 18 * 512 * 4 + 16 + 4 * 8
-    # Norms' inputs and outputs 4 H, two inputs of linear layers 2 H, q k v and output 4 H, MLP 4 I.
-    assert saved_per_token(llama, half=False) == (10 * 576 + 4 * 1536) * 4 + 16 + 4 * 9

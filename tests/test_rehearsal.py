@@ -91,12 +91,9 @@ def test_a_rehearsal_changes_counts_alone():
     assert (short.ppo.num_updates, short.ppo.policy_learns(0)) == (2, True)
 
 
-def test_updates_are_those_of_the_paper():
-    assert rehearse.updates_of(make_config("pythia-1b")) == {"sft": 911, "rm": 1450, "ppo": 1953}
-
-
-def test_hours_are_updates_at_the_measured_seconds_and_the_size_of_their_batch():
+def test_hours_are_the_papers_updates_at_the_measured_seconds_and_the_size_of_their_batch():
     config = make_config("pythia-1b")
+    assert rehearse.updates_of(config) == {"sft": 911, "rm": 1450, "ppo": 1953}
     short = make_config("pythia-1b", name="short", overrides=("ppo.batch_size=128",))
     assert rehearse.hours_of(config, short, "ppo", 9.0) == 1953 * 9.0 * 4 / 3600
 

@@ -126,9 +126,7 @@ def _ppo_networks(setting: Setting) -> list[Network]:
 
 
 def _rollout(setting: Setting) -> Bytes:
-    """What measures holds the copies of policy and critic, and of a reference where they are kept;
-    with LoRA that one shares the policy's.
-    """
+    """What measures holds copies of policy and critic, and where they are kept of the reference."""
     data, networks = setting.config.data, _ppo_networks(setting)
     large = setting.config.memory.forward_batch_size
     size = min(large, share_of(setting.config.ppo.batch_size, setting))
