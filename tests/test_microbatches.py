@@ -95,11 +95,9 @@ def two_updates_in_bf16(place: Any, keeps: bool) -> tuple[int, torch.Tensor]:
     """How often a tensor is cast, and all numbers, in two updates of PPO."""
     config = replace(place.config, ppo=replace(place.ppo, critic_updates=0))
     policy, critic = copy.deepcopy(place.policy), copy.deepcopy(place.reward_model)
-    frozen = [freeze(copy.deepcopy(network), "float32") for network in (policy, critic)]
-    pairs = zip(
-        ("policy", "critic", "ref_policy", "reward_model"), (policy, critic, *frozen), strict=True
-    )
-    learner = learner_of(replace(place.before_ppo, **dict(pairs)), config)
+    reference, scorer = (freeze(copy.deepcopy(x), "float32") for x in (policy, critic))
+    frozen = {"ref_policy": reference, "reward_model": scorer}
+    learner = learner_of(replace(place.before_ppo, policy=policy, critic=critic, **frozen), config)
     learner.optimizer = make_optimizer(learner.trained.parameters(), 1e-3, config.optimizer)
     learner.accelerator.autocast = partial(torch.autocast, "cpu", torch.bfloat16)
     autocast = learner.accelerator.autocast(cache_enabled=keeps)
@@ -111,7 +109,7 @@ def two_updates_in_bf16(place: Any, keeps: bool) -> tuple[int, torch.Tensor]:
             rollout, _ = rolled_out(config, learner, QUERIES, update)
             optimize(learner, rollout, config.ppo, seed=update)
             numbers += [rollout.logprobs, rollout.ref_logprobs, rollout.values, rollout.scores]
-    assert not any(weight.requires_grad for x in frozen for weight in x.parameters())
+    assert not any(weight.requires_grad for x in frozen.values() for weight in x.parameters())
     return casts.count, torch.cat([x.flatten() for x in numbers] + [flat(learner.trained)])
 
 
