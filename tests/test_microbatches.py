@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import GPTNeoXModel
 
 from eval import summaries
@@ -24,10 +25,12 @@ from stages.learning.loop import make_optimizer
 from stages.learning.sampling import Noise, Sampling, respond_often
 from stages.posts.ragged import TokenizedSplit, make_ragged
 from stages.rl import start_checks
+from stages.rl.networks import freeze
 from stages.rl.rollout import measure, sample_responses, score
+from stages.rl.update import optimize
 from stages.settings.command_line import make_config
 from stages.settings.config import UserError
-from tests.conftest import learner_of, rolled_out, state_of
+from tests.conftest import flat, learner_of, rolled_out, state_of
 
 ROWS = 16
 
@@ -76,6 +79,47 @@ def test_a_gradient_that_is_not_finite_stops_before_the_step(stage, policy, rewa
     with pytest.raises(NonFiniteError, match=rf"gradient not finite.*{state.learner.stage}"):
         stage.take_step(state, SPLITS[stage], list(range(8)))
     assert torch.equal(weights, before)
+
+
+class Casts(TorchDispatchMode):
+    """Counts them."""
+
+    count = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.count += function is torch.ops.aten._to_copy.default
+        return function(*args, **kwargs or {})
+
+
+def two_updates_in_bf16(place: Any, keeps: bool) -> tuple[int, torch.Tensor]:
+    """How often a tensor is cast, and all numbers, in two updates of PPO."""
+    config = replace(place.config, ppo=replace(place.ppo, critic_updates=0))
+    policy, critic = copy.deepcopy(place.policy), copy.deepcopy(place.reward_model)
+    reference, scorer = (freeze(copy.deepcopy(x), "float32") for x in (policy, critic))
+    frozen = {"ref_policy": reference, "reward_model": scorer}
+    learner = learner_of(replace(place.before_ppo, policy=policy, critic=critic, **frozen), config)
+    learner.optimizer = make_optimizer(learner.trained.parameters(), 1e-3, config.optimizer)
+    learner.accelerator.autocast = partial(torch.autocast, "cpu", torch.bfloat16)
+    autocast = learner.accelerator.autocast(cache_enabled=keeps)
+    learner.trained.forward = autocast(learner.trained.forward)
+    room_of(learner.accelerator).keeps_copies = keeps
+    numbers = []
+    with Casts() as casts:
+        for update in range(2):
+            rollout, _ = rolled_out(config, learner, QUERIES, update)
+            optimize(learner, rollout, config.ppo, seed=update)
+            numbers += [rollout.logprobs, rollout.ref_logprobs, rollout.values, rollout.scores]
+    assert not any(weight.requires_grad for x in frozen.values() for weight in x.parameters())
+    return casts.count, torch.cat([x.flatten() for x in numbers] + [flat(learner.trained)])
+
+
+def test_weights_that_are_cast_once_a_step_change_no_bit(place):
+    many, expected = two_updates_in_bf16(place, keeps=False)
+    few, numbers = two_updates_in_bf16(place, keeps=True)
+    assert torch.equal(numbers, expected)
+    # Sampling, measuring, the reference and four steps of learning take two passes each through
+    # the policy, whose 17 weights and biases the second does not cast; six through the critic's 16.
+    assert many - few == 2 * (7 * 17 + 6 * 16)
 
 
 # -- every pass ------------------------------------------------------------------------------------

@@ -9,15 +9,16 @@ import pytest
 import torch
 
 from reports.needs.inputs import model_config
-from reports.needs.memory import Setting, saved_activations, saved_per_token, setting_of
+from reports.needs.memory import GIB, Setting, saved_activations, setting_of
 from reports.needs.plan import (
     SHARDED,
-    STAGE_OF_PART,
     gpus_for,
     lines_of,
     parse,
     part_bytes,
+    sized,
     too_large,
+    usable_bytes,
 )
 from reports.needs.shapes import (
     PUBLISHED,
@@ -27,9 +28,10 @@ from reports.needs.shapes import (
     read_shape,
     shape_of,
 )
+from reports.sizes import with_sizes
 from stages.learning.loop import use_gradient_checkpointing
 from stages.settings.command_line import make_config
-from stages.settings.config import Base, UserError
+from stages.settings.config import Base, UserError, settings_hash
 from stages.settings.presets import PRESETS
 
 ROOT = Path(__file__).parents[1]
@@ -193,6 +195,10 @@ def test_the_rollout_of_pythia_1b_by_hand():
     assert (held.gradients, held.optimizer) == (0, 8 * (policy + scorer))
     # Sampling keeps the policy's bf16 copies alone: the critic's come when it measures.
     assert held.copies == 2 * (16 * 12 * 2048**2 + 50304 * 2048)
+    # In learning both networks' stay from pass to pass; with gradient checkpointing none does.
+    matrices = 2 * (2 * 16 * 12 * 2048**2 + 50304 * 2048)
+    assert part_bytes(setting(microbatch_size=8))["ppo learn"].copies == matrices
+    assert not part_bytes(setting(gradient_checkpointing=True))["ppo learn"].copies
     # Keys in float32 and values in bf16 of 512 tokens in 16 layers.
     assert (held.moment, held.cache) == ("prompt", 64 * 512 * 16 * 2048 * (4 + 2))
 
@@ -210,7 +216,25 @@ def test_several_cards_hold_every_gradient_twice_and_share_nothing_else():
 def test_every_preset_fits_the_cards_it_is_made_for(preset):
     gpu, devices = gpus_for(preset)
     run = replace(setting(preset, devices), sharded=preset in SHARDED)
-    assert not too_large(part_bytes(run), gpu)
+    assert not too_large(part_bytes(sized(run, usable_bytes(gpu))), gpu)
+
+
+def test_auto_is_what_fits_into_what_is_free_on_the_card(runs, monkeypatch, capsys):
+    config, free = make_config("pythia-1b"), [79, 79, 40]
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (free.pop(0) * GIB, 80 * GIB))
+    for stage in ("ppo", "sft", "ppo"):
+        sizes = with_sizes(config, stage)
+        assert settings_hash(sizes, stage) == settings_hash(config, stage)
+    assert capsys.readouterr().err.replace("memory.", "").splitlines() == [
+        "ppo: microbatch_size=32 forward_batch_size=256 (61.8 GiB at most, of 71.1)",
+        "sft: microbatch_size=64 forward_batch_size=512 (61.8 GiB at most, of 71.1)",
+        "ppo: microbatch_size=1 forward_batch_size=1 (41.0 GiB at most, of 36.0: "
+        "TOO LARGE, add lora.rank=16)",
+    ]
+    assert with_sizes(config, "base") == config
+    with pytest.raises(UserError, match=r"^memory\.microbatch_size must be a number, not auto"):
+        make_config("pythia-1b", name="x", overrides=("ppo.loss_mean=microbatches",))
 
 
 # -- what is printed -------------------------------------------------------------------------------
@@ -220,7 +244,13 @@ def test_a_plan_says_everything_in_80_columns():
     lines = lines_of(parse(["--preset", "pythia-6.9b", "--gpus", "1"]))
     text = "\n".join(lines)
     assert all(len(line) <= 80 for line in lines), [line for line in lines if len(line) > 80]
-    words = ("6,857,302,016", "1 x h100-80gb", "does not fit", "make rehearse", *STAGE_OF_PART)
+    words = (
+        "6,857,302,016",
+        "1 x h100-80gb",
+        "does not fit",
+        "make rehearse",
+        *part_bytes(setting("pythia-6.9b")),
+    )
     assert [word for word in words if word not in text] == []
 
 
@@ -247,10 +277,3 @@ def test_a_plan_needs_the_standard_library_alone():
     words = [sys.executable, "-B", "-S", "-I", "-c", code]
     process = subprocess.run(words, capture_output=True, text=True, check=True)
     assert "1,011,781,632 parameters" in process.stdout
-
-
-def test_a_token_of_llama_and_of_gpt_neox_by_hand():
-    neox, llama = PUBLISHED["pythia-70m"], PUBLISHED["smollm2-135m"]
-    assert saved_per_token(neox, half=False) == 18 * 512 * 4 + 16 + 4 * 8
-    # Norms' inputs and outputs 4 H, two inputs of linear layers 2 H, q k v and output 4 H, MLP 4 I.
-    assert saved_per_token(llama, half=False) == (10 * 576 + 4 * 1536) * 4 + 16 + 4 * 9
