@@ -104,8 +104,8 @@ def fetch_all(config: Config) -> list[Fetched]:
     Raises UserError for what the hub or its cache does not give.
     """
     base = config.base
-    todo: list[tuple[Callable[[Source], Fetched], Source]]
-    todo = [(fetch_rows, source) for source in sources_of(config.data) if config.data.source == HUB]
+    sources = dict.fromkeys(sources_of(config.data)) if config.data.source == HUB else ()
+    todo: list[tuple[Callable[[Source], Fetched], Source]] = [(fetch_rows, x) for x in sources]
     if base.tokenizer not in ("", TRAIN_TOKENIZER):
         todo.append((fetch_tokenizer, model_source("base.tokenizer", base.tokenizer)))
     if base.checkpoint != RANDOM:
