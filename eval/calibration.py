@@ -32,7 +32,7 @@ from eval.rates.table import leaning, leanings, verdict_table
 from eval.win_rate import post_scores
 from stages.driving.start import run_stage
 from stages.posts.bad_rows import BadRows
-from stages.posts.readers import Located, is_cnndm, label_strength, read_split
+from stages.posts.readers import Located, is_cnndm, label_strength, read_source
 from stages.posts.text_metrics import first_ids
 from stages.posts.toy import world_folder
 from stages.running.progress import folded
@@ -102,7 +102,7 @@ def labelled_pairs(run: Run, bad: BadRows) -> tuple[list[Row], int]:
             raise UserError("no row has a label: name their column, SET=outputs.label=...")
         return drawn(rows, count, seed), len(rows)
     source = world_folder(config) if config.data.source == TOY else config.data.source
-    located = read_split(config.data, str(source), LABELS, bad)
+    located = read_source(config.data, str(source), bad, (LABELS,))[LABELS]
     return sample_pairs(located, count, seed, config.data.prompt), len(located)
 
 

@@ -80,7 +80,10 @@ def headline(numbers: Row, path: Path) -> str:
     title += f" judged by {judge(numbers)}"
     sentence = ""
     if "accuracy" in numbers:
-        pairs = f"{percent(numbers['accuracy'])} of {whole(numbers['pairs'])} held-out pairs right"
+        pairs = "no pairs to rank"
+        if numbers["pairs"]:
+            right, count = percent(numbers["accuracy"]), whole(numbers["pairs"])
+            pairs = f"{right} of {count} held-out pairs right"
         scorer = numbers["function"] or "Reward model"
         sentence = f"{sentences.beats_sft(numbers)}. {scorer}: {pairs}."
     tables = [text_table(*result_rows(numbers)), text_table(*judging.short_rows(numbers))]

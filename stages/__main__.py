@@ -28,6 +28,7 @@ OF_MAKE = ("MAKEFILES", "MAKEFLAGS", "SHELL")
 CARDS = "reports.sharing.cards"
 WATCH = "reports.parts.watch"
 OWN = "reports.needs.own"
+HUB_ID = re.compile(r"[\w-][\w.-]*/[\w.-]+(:[\w.-]+)?(@[\w./-]+)?")  # with configuration, revision
 LOAD = Path("/proc/loadavg")
 LOOKS, TAKEN = 10, 0.25  # looks at what runs; the share of the cores that others may use
 Values = Mapping[str, str]
@@ -46,7 +47,7 @@ def main(argv: list[str] | None = None) -> None:
     check(goals, typed)
     if look_only:
         return
-    values = typed | of_environment(typed)
+    values = with_hub_rows(typed | of_environment(typed))
     reading = [goal for goal in goals if "SET" in row_of(goal).reads and goal != "help"]
     if values.get("PRESET") == "own" and reading:
         values = import_module(OWN).with_choices(values)
@@ -93,6 +94,17 @@ def of_environment(typed: Values) -> dict[str, str]:
     if "WSL_DISTRO_NAME" in os.environ:  # there NAME is the machine's
         names = [name for name in names if name != "NAME"]
     return {name: os.environ[name] for name in names}
+
+
+def with_hub_rows(values: Values) -> Values:
+    """The variables with DATA=owner/name, where no such path is, as settings: the rows of this data
+    set of the hub are all there are.
+    """
+    text = values.get("DATA", "")
+    if not HUB_ID.fullmatch(text) or Path(text).exists() or Path(text).parent.exists():
+        return values
+    rows = f"data.source=hub data.sft_dataset= data.comparisons_dataset={text}"
+    return {**values, "DATA": "", "SET": f"{rows} {values.get('SET', '')}".strip()}
 
 
 def check(goals: Sequence[str], typed: Values) -> None:

@@ -105,8 +105,8 @@ def fetch_all(config: Config) -> list[Fetched]:
     Raises UserError for what the hub or its cache does not give.
     """
     base = config.base
-    todo: list[tuple[Callable[[Source], Fetched], Source]]
-    todo = [(fetch_rows, source) for source in sources_of(config.data) if config.data.source == HUB]
+    sources = dict.fromkeys(sources_of(config.data)) if config.data.source == HUB else ()
+    todo: list[tuple[Callable[[Source], Fetched], Source]] = [(fetch_rows, x) for x in sources]
     if base.tokenizer not in ("", TRAIN_TOKENIZER):
         todo.append((fetch_tokenizer, model_source("base.tokenizer", base.tokenizer)))
     if base.checkpoint != RANDOM:
@@ -137,14 +137,14 @@ def read_rows(config: Config) -> SourceRows:
     """The rows that the settings use, checked."""
     source = world_folder(config) if config.data.source == TOY else config.data.source
     bad = BadRows(config.data.on_bad_row)
-    located = read_source(config.data, str(source), bad)
+    located = read_source(config.data, str(source), bad, config.needed_splits)
     for line in recognised(located):
         print(line, flush=True)
     published = beside_known(config.data, located)
     located = subsample(config.data, located)
     # News articles occur among the validation comparisons only (Huang et al. 2024, detail 1).
-    articles = [row for row in located["comparisons_validation"] if is_cnndm(row[1])]
-    for name in COMPARISONS:
+    articles = [row for row in located.get(COMPARISONS[1], ()) if is_cnndm(row[1])]
+    for name in located.keys() & {*COMPARISONS}:
         located[name] = [row for row in located[name] if not is_cnndm(row[1])]
         if not located[name]:
             raise UserError(f"{name} is about news articles alone: add comparisons of posts")

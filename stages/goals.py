@@ -93,7 +93,7 @@ PAGES | pages* | | for publish: pages by name, such as tiny-seed44413
 ABLATIONS | ablations* | | which switches; else all: ABLATIONS='dropout lambda-1'
 PENALTIES | kl-coefs* | | kl_coef of the rivals: PENALTIES='0.02 0.1'
 NAMES | names* | one run takes NAME | runs for scaling
-DATA | data | | folder with posts, for PRESET=posts and smollm2
+DATA | data | | rows: folder, file or hub id, for PRESET=own, posts, smollm2
 TOKENIZER | tokenizer | | folder with a tokenizer, for PRESET=posts
 GPUS | gpus | it is one process | cards of one machine: a process for each
 NODES | nodes | it is one process | machines of a Slurm job, each with GPUS cards

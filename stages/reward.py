@@ -84,7 +84,7 @@ def read_scores_before(model: PreTrainedModel, token_id: int) -> None:
 def take_function(run: Run, accelerator: Accelerator, function: str) -> None:
     """Save a function of texts, with the rows that it will get, as the stage's model.
 
-    Its accuracy on held-out pairs is measured like a reward model's.
+    Its accuracy on held-out pairs, if there are any, is measured like a reward model's.
     """
     data, tokenizer = run.require("base") / "data", load_tokenizer(run.require("sft") / "model")
     splits = [split for split in (*POSTS, PPO_TRAIN) if (data / f"{split}.jsonl").exists()]
@@ -92,8 +92,11 @@ def take_function(run: Run, accelerator: Accelerator, function: str) -> None:
     reward = TextReward(function, tokenizer, rows)
     if run.main:
         save_model(reward, tokenizer, run.partial / "model")
-    measured = evaluate(run, accelerator, reward, load_split(data, COMPARISONS[1]), HELD_OUT_PAIRS)
-    run.finish(measured | {"function": function, "training_pairs": 0, "cnndm": None})
+    results: dict[str, Any] = {"function": function, "training_pairs": 0, "cnndm": None}
+    if (data / f"{COMPARISONS[1]}.jsonl").exists():
+        pairs = load_split(data, COMPARISONS[1])
+        results |= evaluate(run, accelerator, reward, pairs, HELD_OUT_PAIRS)
+    run.finish(results)
 
 
 def take_step(state: State, train: TokenizedSplit, rows: list[int]) -> dict[str, float]:

@@ -196,9 +196,10 @@ def test_pairs_of_a_hub_id_alone_give_the_posts_too(hub, client):
     rows = [{"prompt": f"Why {n}?", "chosen": "So it is.", "rejected": "No."} for n in range(80)]
     files = {"data/train-00000-of-00001.parquet": layouts.parquet(rows)}
     hub.add("datasets", "me/pairs").commit(files)
-    pairs = ["data.sft_dataset=", "data.comparisons_dataset=me/pairs"]
-    done = client(["stages.pipeline", "data", *NAMED, *SETTINGS, *pairs])
+    words = ["PRESET=pythia-14m", "NAME=walk", "DATA=me/pairs", f"SET={' '.join(SETTINGS)}"]
+    done = client(["stages", "data", *words])
     assert done.code == 0, done.errors
+    assert "data.comparisons_dataset: dataset me/pairs" in done.out
     assert "each with a whole prompt" in done.out
 
 

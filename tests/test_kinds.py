@@ -66,7 +66,7 @@ def test_a_post_keeps_its_prompt_and_completion(row, expected):
     ("row", "split", "reason"),
     [
         ({"text": "x"}, "comparisons_train", "(its fields: text): give prompt, chosen, rejected"),
-        ({"prompt": "x"}, "sft_train", "(its fields: prompt): give prompt, completion"),
+        ({"prompt": "x"}, "sft_train", "give prompt, completion (prompts alone: "),
         ({"prompt": " ", "completion": "x"}, "sft_train", "field prompt is empty or no text"),
         ({"prompt": "x", "chosen": "x", "rejected": 1}, "comparisons_train", "rejected is no text"),
         ({"messages": [{"role": "user"}]}, "sft_train", "a message without a text in content"),
@@ -99,6 +99,18 @@ def test_one_file_of_pairs_is_all_data_and_a_post_is_held_out_in_all_splits_or_i
     where, first = located["sft_train"][0]
     assert first["summary"] == rows[int(where.split(":")[1]) - 1]["chosen"]
     assert recognised(located)[0].startswith("comparisons_train: ")
+
+
+def test_one_file_of_posts_is_all_data_where_no_pairs_are_needed(tmp_path):
+    rows = [{"prompt": f"Question {n}?", "completion": "Yes."} for n in range(40)]
+    path = written(tmp_path / "posts.jsonl", rows)
+    path.write_text(f"no object\n{path.read_text()}")  # the first good row tells
+    bad = BadRows("skip")
+    located = read_source(Data(source=str(path)), str(path), bad, POSTS)
+    assert {*located} == {*POSTS}
+    assert (sum(map(len, located.values())), len(bad.skipped)) == (40, 1)
+    with pytest.raises(UserError, match=r"comparisons_train.jsonl is missing .* reward\.function"):
+        read_source(Data(source=str(path)), str(path), bad)
 
 
 def test_an_array_of_json_is_read_row_by_row_and_a_bad_one_is_named(tmp_path):

@@ -63,6 +63,15 @@ def test_lengths_are_quantiles_of_the_rows_and_the_share_beyond_is_said(
     assert max(map(len, lines)) <= 80
 
 
+def test_without_pairs_nothing_is_chosen_for_them(asked, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    rows = [{"prompt": f"Why {n}?", "completion": "So it is."} for n in range(60)]
+    (tmp_path / "pairs.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    (tmp_path / "mine.py").touch()
+    asked["SET"] += " reward.function=mine:f"
+    assert not {"rm.batch_size", "data.max_comparison_tokens"} & chosen(asked).keys()
+
+
 def test_what_is_typed_stays_and_every_choice_is_a_setting_that_a_run_takes(asked):
     asked["SET"] += " ppo.kl_coef=0.1 data.max_query_tokens=77 ppo.batch_size=8"
     values = with_choices(asked)

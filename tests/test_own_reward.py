@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from eval import summaries
-from stages import base, normalize, ppo, reward, rloo, sft
+from eval import controls, judge, summaries, win_rate
+from reports import run_page
+from stages import base, dpo, normalize, ppo, reward, rloo, sft
 from stages.driving.start import run_module
 from stages.finished import read_manifest
 from stages.running.files import read_lines
@@ -20,7 +21,7 @@ from stages.text_reward import TextReward
 # Every token of a response can raise this reward, so no rare event decides whether it is learned.
 MODULE = """
 def letters(queries, responses, rows):
-    assert all(row["query"] == query and row["reference"] for row, query in zip(rows, queries))
+    assert all(row["query"] == query and row["topic"] for row, query in zip(rows, queries))
     return [response.count("e") for response in responses]
 
 def fails(queries, responses, rows):
@@ -34,26 +35,33 @@ def infinite(queries, responses, rows):
 """
 OWN = """
     base.hidden_size=32 base.num_layers=1 ppo.critic_init=sft memory.cpu_threads=1
-    world.train_posts=96 world.validation_posts=16
-    world.train_comparisons=64 world.validation_comparisons=32 eval.posts=16
+    eval.posts=6 checks.control_posts=3 judge.kind=reward_model
     ppo.total_episodes=256 ppo.batch_size=32 ppo.learning_rate=0.02 ppo.eos_trick=off
     ppo.critic_updates=0 ppo.critic_learning_rate=0.02
     rloo.total_episodes=64 rloo.batch_size=32 rloo.eos_trick=off reward.function=mine:letters
 """.split()
+JUDGED = (summaries, judge, controls, win_rate, run_page)
 RISE = 1.0
 
 
 @pytest.fixture
 def module(runs, place):
-    """The module in the working folder."""
+    """The module in the working folder, and rows without pairs."""
     Path("mine.py").write_text(MODULE)
+    words = "rain green tree seven bird letter he went".split()
+    rows = [
+        {"prompt": f"What of {n}?", "completion": " ".join(words[n % 5 :]), "topic": "rain"}
+        for n in range(160)
+    ]
+    Path("rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
     return runs
 
 
 @pytest.mark.learns
-def test_a_function_of_texts_is_centred_learned_and_measured(module):
-    for module_ in (base, sft, reward, normalize, ppo, rloo, summaries):
-        run_module(module_, ["--preset", "tiny", "--name", "mine", "--set", *OWN])
+def test_a_function_of_texts_is_centred_learned_and_measured_without_pairs(module, capsys):
+    words = ["--preset", "tiny", "--name", "mine", "--data", "rows.jsonl", "--set", *OWN]
+    for module_ in (base, sft, reward, normalize, ppo, rloo, *JUDGED):
+        run_module(module_, words)
     run = module / "mine" / "seed44413"
     mean = (read_manifest(run / "normalize") or {})["results"]["mean_before"]
     rows = read_lines(run / "base/data/sft_train.jsonl")
@@ -67,6 +75,10 @@ def test_a_function_of_texts_is_centred_learned_and_measured(module):
         assert row["score"] == pytest.approx(row["summary"].count("e") - mean, abs=1e-4)
     scores = [row["objective/scores"] for row in read_lines(run / "ppo/metrics.jsonl")]
     assert sum(scores[-3:]) / 3 > scores[0] + RISE
+    assert "mine:letters" in next(run.glob("report/*/*.md")).read_text()
+    with pytest.raises(SystemExit):
+        run_module(dpo, words)
+    assert "the data have no comparisons_train" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

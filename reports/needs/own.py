@@ -49,9 +49,8 @@ def with_choices(values: Mapping[str, str]) -> dict[str, str]:
     name = values.get("NAME") or f"{PRESET}-{Path(checkpoint.partition('@')[0]).name}"
     seed = values.get("SEED") or str(Request.seed)
     require(seed.isdecimal(), f"SEED={seed}", "be a whole number")
-    of_run = {"name": name, "seed": int(seed)}
     sources = {key: values.get(key.upper(), "") for key in ("data", "tokenizer")}
-    config = make_config(PRESET, **of_run, **sources, overrides=tuple(typed))
+    config = make_config(PRESET, name=name, seed=int(seed), **sources, overrides=(*typed,))
     begun = recorded_config(settings.RUNS / name / f"seed{config.seed}" / "base")
     if begun and (begun.base, begun.data.source) == (config.base, config.data.source):
         chosen = [text for text in begun.overrides if text.partition("=")[0] not in keys]
@@ -90,30 +89,31 @@ def _of_data(config: Config, positions: int, on_card: bool) -> Choices:
     first = first_tokens(tokenizer, config.base.bos)
     every = Limits(query=ANY, response=ANY, query_response=ANY, prompt=data.prompt, first=first)
     posts = tokenize_posts(located["sft_train"][:SAMPLE], tokenizer, every, "posts").columns
-    sample = located["comparisons_train"][:SAMPLE]
-    pairs = tokenize_comparisons(sample, tokenizer, every, "pairs").columns
+    sample = located.get("comparisons_train", [])[:SAMPLE]
+    pairs = tokenize_comparisons(sample, tokenizer, every, "pairs").columns if sample else {}
     room = positions // 4
     summary = _length(posts["summaries"].lengths(), room)
-    answer = _length(torch.cat([pairs[side].lengths() for side in ("chosen", "rejected")]), room)
-    query = _length(torch.cat([x["queries"].lengths() for x in (posts, pairs)]), 2 * room)
+    query = _length(torch.cat([x["queries"].lengths() for x in (posts, pairs) if x]), 2 * room)
     begins = tokenizer.convert_ids_to_tokens(list(first))
     choices = {
         "base.bos": (config.base.bos, f"queries begin with {begins[0] if first else 'none'}"),
         "data.max_query_tokens": query,
         "data.max_summary_tokens": summary,
         "data.max_query_summary_tokens": (query[0] + summary[0], "both"),
-        "data.max_comparison_tokens": answer,
-        "data.max_query_comparison_tokens": (query[0] + answer[0], "both"),
         "eval.dpo_summary_tokens": (summary[0], "as PPO's"),
     }
-    held_out, some, all_pairs = (
-        len(located[split]) for split in ("sft_validation", "sft_train", "comparisons_train")
-    )
+    held_out, some = (len(located[split]) for split in ("sft_validation", "sft_train"))
+    rows = {"sft": some // 20}
+    if pairs:
+        rows |= dict.fromkeys(("rm", "dpo"), len(located["comparisons_train"]) // 20)
+        sides = (pairs[side].lengths() for side in ("chosen", "rejected"))
+        answer = _length(torch.cat([*sides]), room)
+        choices["data.max_comparison_tokens"] = answer
+        choices["data.max_query_comparison_tokens"] = (query[0] + answer[0], "both")
     choices["eval.posts"] = (min(held_out, held_out if on_card else 128), f"of {held_out:,}")
     choices["normalize.posts"] = (min(some, 1000), f"of {some:,}")
     updates, largest = (200, 256) if on_card else (20, 32)
-    rows = {"sft": some // 20, "rm": all_pairs // 20, "dpo": all_pairs // 20}
-    for stage in RATES:
+    for stage in (*rows, *RIVALS):
         most = min(64, rows[stage]) if stage in rows else min(largest, some)
         size = 2 ** int(math.log2(max(4, most)))
         choices[f"{stage}.batch_size"] = (size, f"a power of 2, to {most} by the rows")

@@ -174,7 +174,8 @@ def numbers_of(record: Record) -> Row:
         "parameters": base["parameters"],
         "sft_rows": base["tokens"]["sft_train"]["rows"],
         "comparisons": reward["training_pairs"],
-        **{key: reward[key] for key in ("accuracy", "accuracy_low", "accuracy_high", "pairs")},
+        **{key: reward.get(key) for key in ("accuracy", "accuracy_low", "accuracy_high")},
+        "pairs": reward.get("pairs", 0),
         "function": reward.get("function", ""),
         "episodes": learned["episodes"],
         "kl": learned["objective/kl"],
@@ -191,7 +192,8 @@ def judged_row(record: Record) -> Row:
     main = differences.get(pair_name(record.policy, "sft"), NO_DIFFERENCE)
     main = main if main["headline"] else NO_DIFFERENCE
     learned = record.results("base") if record.policy else {}  # empty: nothing was trained
-    labels = {split: learned["rows"][split] for split in COMPARISONS} if learned else {}
+    rows = learned.get("rows", {})
+    labels = {split: rows[split] for split in COMPARISONS if split in rows}
     return {
         "name": record.name,
         "seed": record.seed,

@@ -53,7 +53,7 @@ def distrust(rows: Sequence[Row], *reasons: str) -> str:
         first += [f"judge {names}" if is_llm else f"Not an LLM judged ({names})"] if judges else []
     counted = [row["data"] for row in rows if row.get("data")]
     for what in ("posts", "pairs"):
-        most = max((data[what] / data[f"of_{what}"] for data in counted), default=0.0)
+        most = max((data[what] / max(1, data[f"of_{what}"]) for data in counted), default=0.0)
         learned = f"{percent(most)} of the held-out {what} were LEARNED"
         first += [learned] if most > doubts.SMALL else []
     first += filter(None, reasons)
@@ -65,7 +65,7 @@ def distrust(rows: Sequence[Row], *reasons: str) -> str:
 def opening(row: Row) -> Text:
     """What a run's page begins with: how the policy stands to the references and to SFT."""
     policy = row["policy"]
-    by_chance = row["accuracy_low"] <= NO_GUESS
+    by_chance = row["pairs"] and row["accuracy_low"] <= NO_GUESS
     guess = f"reward model not shown to beat chance ({percent(row['accuracy'])})"
     caveat = distrust([row], guess if by_chance else "", "one seed")
     if any(row[f"{name}/unjudged"] > MOST_UNJUDGED for name in row["policies"]):
@@ -90,11 +90,13 @@ def what_was_trained(row: Row) -> str:
     """Model, data and episodes, in one sentence."""
     model = row["checkpoint"] if row["pretrained"] else "a GPT-NeoX that was never pretrained"
     data = "real posts" if row["real_posts"] else "the built-in toy world"
+    reward = f"trained a reward model on {whole(row['comparisons'])} comparisons"
+    if row["function"]:
+        reward = f"took {row['function']} for the reward"
     return (
         f"We fine-tuned {model} ({row['parameters'] / 1e6:,.1f} million parameters) on"
-        f" {whole(row['sft_rows'])} reference summaries of {data}, trained a reward model on"
-        f" {whole(row['comparisons'])} comparisons, and optimised the summariser against it with"
-        f" {named(row['policy'])} for {whole(row['episodes'])} episodes."
+        f" {whole(row['sft_rows'])} reference summaries of {data}, {reward}, and optimised the"
+        f" summariser against it with {named(row['policy'])} for {whole(row['episodes'])} episodes."
     )
 
 
@@ -266,12 +268,12 @@ def _pretraining_note(row: Row) -> str | None:
 def _signs(row: Row) -> list[str]:
     """Known signs of trouble, if the numbers show them."""
     policy, signs = row["policy"], []
-    if row["accuracy_high"] < NO_GUESS:
+    if row["pairs"] and row["accuracy_high"] < NO_GUESS:
         signs.append(
             f"The reward model ranks held-out pairs WORSE than chance ({accuracy(row)}): the labels"
             " of one of the two splits may be turned round."
         )
-    elif row["accuracy_low"] <= NO_GUESS:
+    elif row["pairs"] and row["accuracy_low"] <= NO_GUESS:
         signs.append(
             f"The reward model is not shown to be better than chance ({accuracy(row)}):"
             f" {named(policy)} may have had nothing to learn."

@@ -62,7 +62,9 @@ def estimate(rate: Row | Interval | None) -> Number:
 
 
 def accuracy(results: Row) -> Number:
-    """The accuracy of a scorer of pairs with its interval."""
+    """The accuracy of a scorer of pairs with its interval; a dash where there were none."""
+    if not results["pairs"]:
+        return number(None)
     return share(*(results[key] for key in ("accuracy", "accuracy_low", "accuracy_high")))
 
 

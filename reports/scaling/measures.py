@@ -105,7 +105,8 @@ def _as_numbers(values: Row) -> dict[str, float]:
 def _more(record: Record) -> Row:
     written, judged = (record.results(stage) for stage in ("summaries", "win_rate"))
     gains = judged.get("scores", {}).get("gains", {}).get("ppo", {})
-    longer = record.results("rm")["length"]["longer"]["estimate"]
+    length = record.results("rm").get("length")
+    longer = length and length["longer"]["estimate"]
     numbers: Row = {"sft_loss": record.results("sft")["loss/validation"], "longer": longer}
     for policy in policies_of(record):
         numbers[f"{policy}/copied"] = written["policies"][policy]["copied_title_words"]

@@ -6,7 +6,7 @@ DPO's implicit reward is a reward model too, ranked on the same held-out pairs.
 from math import exp
 
 from reports.parts import paper
-from reports.parts.blocks import Block, Heading, Table
+from reports.parts.blocks import Block, Heading, Table, Text
 from reports.parts.cells import MISSING
 from reports.parts.collect import Record
 from reports.parts.words import STRENGTH, Row, accuracy, estimate, in_points, number, percent, whole
@@ -33,15 +33,18 @@ def blocks(record: Record) -> list[Block]:
     own = record.results("rm").get("function")  # in the place of a reward model
     titles = SCORERS | ({"rm": f"the function {own}"} if own else {})
     scorers = {
-        title: record.results(stage) for stage, title in titles.items() if stage in record.manifests
+        title: record.results(stage)
+        for stage, title in titles.items()
+        if stage in record.manifests and "pairs" in record.results(stage)
     }
-    return [
-        Heading("Reward model"),
-        accuracies(scorers),
-        groups(scorers, paper.size_of(record.preset)),
-        calibration(record.results("rm")),
-        normalization(record.results("normalize")),
-    ]
+    tables: list[Block] = [Text(f"The reward is {titles['rm']}; there are no pairs to rank.")]
+    if scorers:
+        tables = [
+            accuracies(scorers),
+            groups(scorers, paper.size_of(record.preset)),
+            calibration(record.results("rm")),
+        ]
+    return [Heading("Reward model"), *tables, normalization(record.results("normalize"))]
 
 
 def accuracies(scorers: dict[str, Row]) -> Table:

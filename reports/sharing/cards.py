@@ -89,7 +89,7 @@ def datasets(config: Config) -> list[str]:
         return []
     named = (config.data.sft_dataset, config.data.comparisons_dataset)
     ids = [name.partition("@")[0].partition(":")[0] for name in named]
-    return list(dict.fromkeys(name for name in ids if not is_path(name)))
+    return list(dict.fromkeys(name for name in ids if name and not is_path(name)))
 
 
 def _settings(config: Config, stage: str) -> dict[str, Any]:

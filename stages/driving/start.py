@@ -38,8 +38,9 @@ from stages.settings.checks import (
     say_error,
 )
 from stages.settings.command_line import config_from_arguments
-from stages.settings.config import Config, public_settings, slug
+from stages.settings.config import Config, public_settings
 from stages.settings.faults import VisibleStream, in_one_line, what_to_mend
+from stages.settings.judge import file_name
 from stages.settings.stages import STAGES
 
 # Whether wandb is online is its own WANDB_MODE.
@@ -255,7 +256,7 @@ def make_tracker(config: Config, stage: str, library: str, place: str) -> Any:
     if library == BOARD:
         return tracking.TensorBoardTracker(run, place)
     note = partial_of(stage_folder(config, stage)) / TRACKED
-    number = read_json(note) or f"{slug(config.name)[:60]}-{stage}-{secrets.token_hex(4)}"
+    number = read_json(note) or f"{file_name(config.name)[:60]}-{stage}-{secrets.token_hex(4)}"
     write_json(note, number)
     import wandb
 

@@ -5,13 +5,7 @@ The policy is an `AutoModelForCausalLM`; the reward model and the critic are an
 the reward normalization. Both open with plain transformers. A causal family that has no such class
 gets transformers' generic one here; elsewhere such a model opens as an
 `AutoModelForSequenceClassification` with one label, without the bias.
-
-A released reward model may also be in the layout of the code of Huang et al. 2024: a class of its
-own with a backbone under `lm_backbone`, a linear layer `scalar_head` on its last hidden state, and
-the mean score of the references in `config.bias`, which its forward pass subtracts. It is converted
-to a native class: the head's bias becomes `scalar_head.bias - config.bias`, so every score stays
-what it was. Its weights are read as data; no code is run.
-Source: Huang et al. 2024, details 11 and 15; `ScalarModel` of their code.
+Source: Huang et al. 2024, details 11 and 15.
 """
 
 import sys

@@ -34,6 +34,12 @@ def as_known(where: str, row: Row, split: str) -> Row:
     return row if "subreddit" in row or "title" in row else _post(where, row, split)
 
 
+def split_of(row: Row) -> str:
+    """The training split that a row of any kind belongs to, of pairs or of posts."""
+    is_pair = "chosen" in row or not row.keys() & {"prompt", "messages", "post"}
+    return COMPARISONS[0] if is_pair else POSTS[0]
+
+
 def _pair(where: str, row: Row, split: str) -> Row:
     if not {"chosen", "rejected"} <= row.keys():
         raise _unknown(where, row, "prompt, chosen, rejected")
@@ -67,7 +73,8 @@ def _post(where: str, row: Row, split: str) -> Row:
     elif "post" in row and "prompt" not in row:
         prompt, completion = f"{row['post']}\n\nTL;DR:", row.get("summary")
     if prompt is None or (completion is None and split != PPO_TRAIN):
-        raise _unknown(where, row, "prompt" if split == PPO_TRAIN else "prompt, completion")
+        both = "prompt, completion (prompts alone: ppo_train.jsonl)"
+        raise _unknown(where, row, "prompt" if split == PPO_TRAIN else both)
     text = _prompt(where, prompt, "prompt")
     used = ("prompt", "completion", "messages", "post", "summary", "id")
     more = {name: value for name, value in row.items() if name not in used}

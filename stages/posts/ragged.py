@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from stages.running.files import read_lines, write_lines
+from stages.settings.checks import UserError
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,9 @@ def rows_of(split: TokenizedSplit, rows: Sequence[int]) -> TokenizedSplit:
 
 
 def load_split(folder: Path, name: str) -> TokenizedSplit:
-    """Read a split that `save_split` wrote."""
+    """Read a split that `save_split` wrote. Raises UserError where the data have no such split."""
+    if not (folder / f"{name}.safetensors").exists():
+        raise UserError(f"the data have no {name}, which this stage needs: add it to DATA=")
     tensors = load_file(folder / f"{name}.safetensors")
     keys = {key.split(".")[0] for key in tensors}
     columns = {key: Ragged(tensors[f"{key}.tokens"], tensors[f"{key}.offsets"]) for key in keys}

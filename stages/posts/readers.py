@@ -2,15 +2,15 @@
 
 Posts have the schema of `tldr_3_filtered` (id, subreddit, title, post, summary), comparisons that
 of `openai/summarize_from_feedback` (info, summaries, choice, worker, batch, split, extra). They
-come from a folder (`sft_train.jsonl`, ... or another ending), from one file of pairs, or from the
-hub through `datasets`. Rows of other kinds are made rows of these by `kinds.py`. A bad row is
-refused with file, line and field, or skipped. Source: Huang et al. 2024, details 1 and 10, and the
-pages of the data sets.
+come from a folder (`sft_train.jsonl`, ... or another ending), one file, or the hub. Rows of other
+kinds are made rows of these by `kinds.py`. A bad row is refused with file, line and field, or
+skipped. Source: Huang et al. 2024, details 1 and 10, and the pages of the data sets.
 """
 
 import random
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,18 +21,9 @@ from stages.posts.text_metrics import labels_of, pair_of
 from stages.running.hub import ABOUT_THE_DISK, Fetched, fetch
 from stages.running.inputs import Source, dataset_source
 from stages.settings.checks import UserError, first_line
-from stages.settings.sections import COMPARISONS, HUB, POSTS, PPO_TRAIN, Data
+from stages.settings.sections import COMPARISONS, HUB, POSTS, PPO_TRAIN, USED_ROWS, Data
 
 SPLITS = (*POSTS, *COMPARISONS)
-HELD_OUT = POSTS[1]
-# Split -> what says how many of its rows are used.
-ROWS_SETTINGS = {
-    "sft_train": "data.train_posts",
-    "sft_validation": "data.validation_posts",
-    PPO_TRAIN: "data.ppo_posts",
-    "comparisons_train": "data.train_comparisons",
-    "comparisons_validation": "data.validation_comparisons",
-}
 CNNDM_BATCHES = ("batch0_cnndm", "cnndm0", "cnndm2")
 CARDS = ("README.md", ".huggingface.yaml", "dataset_infos.json")
 ROWS = ("*.parquet", "*.jsonl", "*.json", "*.csv")
@@ -52,35 +43,44 @@ KNOWN_ROWS = {
 Located = tuple[str, dict[str, Any]]  # "file:line" and the row
 
 
-def read_source(data: Data, folder: str, bad: BadRows | None = None) -> dict[str, list[Located]]:
+def read_source(
+    data: Data, folder: str, bad: BadRows | None = None, needed: Sequence[str] = SPLITS
+) -> dict[str, list[Located]]:
     """Each split's checked rows, from a folder, a file, or, for source `hub`, through `datasets`.
 
-    The optional split is left out where it is not there. `bad` notes the rows that are skipped.
-    Raises UserError for a missing file and for a bad row that is not skipped.
+    Splits that are not `needed` are left out where they are not there. `bad` notes the rows that
+    are skipped. Raises UserError for a missing file and for a bad row that is not skipped.
     """
-    located = {
-        split: read_split(data, folder, split, bad)
-        for split in (*SPLITS, PPO_TRAIN)
-        if (data.sft_dataset or split == COMPARISONS[0] if folder == HUB else _there(folder, split))
-        and (folder != HUB or split != PPO_TRAIN)
-    }
+    located = {split: read_split(data, folder, split, bad) for split in splits_in(data, folder)}
     every = kinds.derive(located)
-    for split in (*located, *SPLITS):
+    for split in (*located, *needed):
         if split not in every:
-            first = f"{Path(folder) / split}.jsonl"
-            raise UserError(f"{first} is missing (or .parquet, .csv): add it, or correct DATA=")
+            pairs = ", or give reward.function, which needs none" if split == COMPARISONS[0] else ""
+            first = f"{folder}: {split}.jsonl is missing (or .parquet, .csv)"
+            raise UserError(f"{first}: add it{pairs}, or correct DATA=")
         if not every[split]:
             why = f" ({bad.skipped[0]['reason']})" if bad and bad.skipped else ""
             raise UserError(f"{folder}: split {split} is empty{why}: give it at least one good row")
     return every
 
 
+def splits_in(data: Data, folder: str) -> list[str]:
+    """The splits of a source. A file or data set alone is one, which its first row tells."""
+    if folder == HUB and data.sft_dataset and data.comparisons_dataset:
+        return [*SPLITS]
+    if folder != HUB and not Path(folder).is_file():
+        return [split for split in (*SPLITS, PPO_TRAIN) if _there(folder, split)]
+    for where, row in _raw(data, folder, COMPARISONS[0]):
+        with suppress(BadRowError):
+            return [kinds.split_of(parse_line(where, row) if isinstance(row, bytes) else row)]
+    return [COMPARISONS[0]]
+
+
 def read_split(data: Data, folder: str, split: str, bad: BadRows | None = None) -> list[Located]:
     """The checked rows of one split. Raises UserError as `read_source` does."""
     bad = bad or BadRows(data.on_bad_row)
     located, ids = [], set[str]()
-    raw = read_hub(data, split) if folder == HUB else raw_rows(*_there(folder, split))
-    for where, row in raw:
+    for where, row in _raw(data, folder, split):
         with bad.of(split):
             given_row = parse_line(where, row) if isinstance(row, bytes) else row
             checked = kinds.as_known(where, given_row, split)
@@ -88,17 +88,24 @@ def read_split(data: Data, folder: str, split: str, bad: BadRows | None = None) 
                 check_comparison(where, checked)
             else:
                 check_post(where, checked, with_summary=split in POSTS)
-            if split == HELD_OUT:
-                _check_new(where, checked["id"], ids)
+            if split == POSTS[1]:  # summaries are told apart by it
+                if checked["id"] in ids:
+                    fault = f"field id is {checked['id'][:60]!r}, as in an earlier row"
+                    raise BadRowError(where, f"{fault}: give each held-out post its own id")
+                ids.add(checked["id"])
             located.append((where, checked))
     return located
 
 
+def _raw(data: Data, folder: str, split: str) -> Iterator[tuple[str, Any]]:
+    return read_hub(data, split) if folder == HUB else raw_rows(*_there(folder, split))
+
+
 def _there(source: str, split: str) -> list[Path]:
-    """The file of a split, if there is one; a file that is given alone holds pairs."""
+    """The file of a split, if there is one."""
     path = Path(source)
     if path.is_file():
-        return [path] if split == COMPARISONS[0] else []
+        return [path]
     files = (path / f"{split}{ending}" for ending in READERS)
     return [file for file in files if file.is_file()][:1]
 
@@ -107,11 +114,10 @@ def _there(source: str, split: str) -> list[Path]:
 
 
 def sources_of(data: Data) -> tuple[Source, Source]:
-    """Where the posts and the comparisons come from."""
-    return (
-        dataset_source("data.sft_dataset", data.sft_dataset),
-        dataset_source("data.comparisons_dataset", data.comparisons_dataset),
-    )
+    """Where the posts and the comparisons come from: one of the two may be all that is named."""
+    posts = dataset_source("data.sft_dataset", data.sft_dataset)
+    pairs = dataset_source("data.comparisons_dataset", data.comparisons_dataset)
+    return posts if data.sft_dataset else pairs, pairs if data.comparisons_dataset else posts
 
 
 def fetch_rows(source: Source) -> Fetched:
@@ -151,7 +157,7 @@ def read_hub(data: Data, split: str) -> Iterator[tuple[str, dict[str, Any]]]:
             raise deepest from None
         reason = f"{source.label}, split {part}, does not load: {first_line(deepest)}"
         raise UserError(f"{reason}: correct its files or the setting") from None
-    text = data.sft_dataset if kind == "sft" else data.comparisons_dataset
+    text = getattr(data, source.setting.removeprefix("data."))
     for number, row in enumerate(loaded, start=1):
         yield f"{text}[{part}]:{number}", dict(row)
 
@@ -170,14 +176,6 @@ def check_post(where: str, row: dict[str, Any], with_summary: bool = True) -> No
         raise BadRowError(where, "field summary is empty: drop the row or fill it")
     if not with_summary and row.get("summary") is not None:
         _require_type(where, row, "summary", str)
-
-
-def _check_new(where: str, post_id: str, before: set[str]) -> None:
-    """Raise BadRowError for the id of an earlier row: summaries are told apart by it. Notes it."""
-    if post_id in before:
-        fault = f"field id is {post_id[:60]!r}, as in an earlier row"
-        raise BadRowError(where, f"{fault}: give each held-out post its own id")
-    before.add(post_id)
 
 
 def check_comparison(where: str, row: dict[str, Any]) -> None:
@@ -206,10 +204,7 @@ def check_comparison(where: str, row: dict[str, Any]) -> None:
             _require_type(where, summary, name, str, f"summaries[{index}].")
     if type(row.get("choice")) is not int or row["choice"] not in (0, 1):  # nor True, nor 1.0
         raise BadRowError(where, f"field choice is {row.get('choice')!r}: it must be 0 or 1")
-    _check_confidence(where, row.get("extra") or {})
-
-
-def _check_confidence(where: str, extra: Any) -> None:
+    extra = row.get("extra") or {}
     if not isinstance(extra, dict):
         raise BadRowError(where, f"field extra is {extra!r}: it must be an object or null")
     confidence = extra.get("confidence")
@@ -261,13 +256,11 @@ def subsample(data: Data, located: dict[str, list[Located]]) -> dict[str, list[L
         drawn[name] = [row for row in drawn[name] if len(row[1]["post"]) <= longest]
         if not drawn[name]:
             raise UserError(f"data.max_post_characters: raise {longest}, no post of {name} is left")
-    for name, count in data.rows.items():
-        if name not in drawn:
-            continue
-        rows = drawn[name]
+    for name, rows in drawn.items():
+        count = data.rows[name]
         if count > len(rows):
             short = f"{count} rows of {name} are asked for, there are {len(rows)}"
-            raise UserError(f"{ROWS_SETTINGS[name]}: {short}: give at most that, or 0 for all")
+            raise UserError(f"data.{USED_ROWS[name]}: {short}: give at most that, or 0 for all")
         if count:
             places = sorted(random.Random(name).sample(range(len(rows)), count))
             drawn[name] = [rows[place] for place in places]

@@ -145,13 +145,14 @@ def learned(rows: Mapping[str, Sequence[dict[str, Any]]]) -> dict[str, Any]:
         for split in (POSTS[0], PPO_TRAIN, COMPARISONS[0])
         if split in rows
     }
-    labels = labels_of(rows[COMPARISONS[0]])
-    pairs = [row for row in rows[COMPARISONS[1]] if pair_of(row) in labels]
+    train, held_out_pairs = (rows.get(split, ()) for split in COMPARISONS)
+    labels = labels_of(train)
+    pairs = [row for row in held_out_pairs if pair_of(row) in labels]
     return {
         "in": {split: sum(text in own for text in held_out) for split, own in texts.items()},
         "posts": sum(any(text in own for own in texts.values()) for text in held_out),
         "of_posts": len(held_out),
         "pairs": len(pairs),
-        "of_pairs": len(rows[COMPARISONS[1]]),
+        "of_pairs": len(held_out_pairs),
         "against": sum(_chosen(row) not in labels[pair_of(row)] for row in pairs),
     }

@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerBase
 
 from stages.posts.bad_rows import BadRowError, BadRows
 from stages.posts.kinds import MORE, WHOLE
-from stages.posts.ragged import TokenizedSplit, make_ragged
+from stages.posts.ragged import Ragged, TokenizedSplit, make_ragged
 from stages.posts.readers import Located, is_cnndm, label_strength
 from stages.posts.text_metrics import first_ids, post_text
 from stages.running.progress import progress
@@ -158,10 +158,10 @@ def tokenize_posts(
     if label != PPO_TRAIN:
         texts = [_with_leading_space(row["summary"]) for _, row in located]
         columns["summaries"] = [[*tokens, tokenizer.eos_token_id] for tokens in encode(texts)]
-    kept = _fitting(located, columns, limits, label, bad)
+    kept, ragged = _fitting(located, columns, limits, label, bad)
     decoded = tokenizer.batch_decode([queries[index][len(limits.first) :] for index in kept])
     rows = [_post_facts(located[index][1], text) for index, text in zip(kept, decoded, strict=True)]
-    return _split_of(columns, kept, rows)
+    return TokenizedSplit(columns=ragged, rows=rows)
 
 
 def tokenize_comparisons(
@@ -184,20 +184,11 @@ def tokenize_comparisons(
         texts = [row["summaries"][row["choice"] ^ flip]["text"] for _, row in located]
         texts = [_with_leading_space(text) for text in texts]
         columns[name] = [[*tokens, tokenizer.eos_token_id] for tokens in encode(texts)]
-    kept = _fitting(located, columns, limits, label, bad)
+    kept, ragged = _fitting(located, columns, limits, label, bad)
     rows = [located[index][1] for index in kept]
     posts = first_ids((row["info"]["id"], post_text(row)) for row in rows)
     about = [_comparison_facts(row, post) for row, post in zip(rows, posts, strict=True)]
-    return _split_of(columns, kept, about)
-
-
-def _split_of(
-    columns: dict[str, list[list[int]]], kept: list[int], rows: list[dict[str, Any]]
-) -> TokenizedSplit:
-    ragged = {
-        name: make_ragged(column[index] for index in kept) for name, column in columns.items()
-    }
-    return TokenizedSplit(columns=ragged, rows=rows)
+    return TokenizedSplit(columns=ragged, rows=about)
 
 
 def _with_leading_space(text: str) -> str:
@@ -285,8 +276,10 @@ def _fitting(
     limits: Limits,
     label: str,
     bad: BadRows,
-) -> list[int]:
-    """The rows that are not far over the limit of a response and that the model can take."""
+) -> tuple[list[int], dict[str, Ragged]]:
+    """The rows that are not far over the limit of a response and that the model can take, and their
+    columns.
+    """
     kept = []
     for index, (where, _) in enumerate(located):
         with bad.of(label):
@@ -296,7 +289,8 @@ def _fitting(
     if not kept:
         first = f", the first: {bad.skipped[0]['reason']}" if bad.skipped else ""
         raise UserError(f"split {label}: no row is left that can be used{first}")
-    return kept
+    ragged = {name: make_ragged(rows[row] for row in kept) for name, rows in columns.items()}
+    return kept, ragged
 
 
 def _check_lengths(where: str, lengths: dict[str, int], limits: Limits) -> None:

@@ -11,7 +11,6 @@ import hashlib
 import json
 import math
 import os
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -21,7 +20,9 @@ from stages.settings.checks import UserError, require, unknown
 from stages.settings.judge import Checks, Eval, JudgeSettings, Outputs, Released
 from stages.settings.ppo import REMOVED, Grpo, Lora, Ppo, Rloo
 from stages.settings.sections import (
+    COMPARISONS,
     HUB,
+    POSTS,
     RANDOM,
     TOY,
     TRAIN_TOKENIZER,
@@ -110,6 +111,11 @@ class Config:
     def is_upstreams(self, stage: str) -> bool:
         """Whether the upstream supplies a stage."""
         return bool(self.upstream) and stage in shared_before(self.own_from)
+
+    @property
+    def needed_splits(self) -> tuple[str, ...]:
+        """The splits that its data must have: no pairs where no reward model is trained."""
+        return POSTS if self.reward.function else (*POSTS, *COMPARISONS)
 
     @property
     def kind(self) -> str:
@@ -258,11 +264,6 @@ def is_path(value: str) -> bool:
     """Whether a setting names a place on this machine, as opposed to an id of the hub."""
     looks_so = value.startswith(("/", ".", "~")) or "\\" in value
     return looks_so or ("/" in value and os.path.isdir(value))
-
-
-def slug(text: str) -> str:
-    """A run's name with the characters that names elsewhere may have."""
-    return re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-.") or "run"
 
 
 def public_settings(config: Config) -> dict[str, Any]:

@@ -32,6 +32,14 @@ CHECKED_ROWS = 1024
 POSTS = ("sft_train", "sft_validation")
 COMPARISONS = ("comparisons_train", "comparisons_validation")
 PPO_TRAIN = "ppo_train"  # optional: posts without a summary, for PPO's queries
+# Split -> the setting of section `data` that says how many of its rows are used.
+USED_ROWS = {
+    "sft_train": "train_posts",
+    "sft_validation": "validation_posts",
+    "ppo_train": "ppo_posts",
+    "comparisons_train": "train_comparisons",
+    "comparisons_validation": "validation_comparisons",
+}
 CNNDM = "comparisons_cnndm"  # pairs about news articles, kept apart
 # Huang et al. 2024, detail 2.
 PROMPT = "SUBREDDIT: r/{subreddit}\n\nTITLE: {title}\n\nPOST: {post}\n\nTL;DR:"
@@ -180,13 +188,7 @@ class Data(Section):
     @property
     def rows(self) -> dict[str, int]:
         """The most rows that are used of each split; 0: all."""
-        return {
-            "sft_train": self.train_posts,
-            "sft_validation": self.validation_posts,
-            "ppo_train": self.ppo_posts,
-            "comparisons_train": self.train_comparisons,
-            "comparisons_validation": self.validation_comparisons,
-        }
+        return {split: getattr(self, name) for split, name in USED_ROWS.items()}
 
 
 @dataclass(frozen=True, kw_only=True)
