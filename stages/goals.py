@@ -114,7 +114,7 @@ PYTHON | python | | interpreter that makes the environment
 VENV | venv | | the environment; VENV= (empty): PYTHON as it is
 """
 RECORDED = "runs have the settings that they were made with"
-DEFAULTS = {"NAMES": "tiny-s tiny tiny-l", "SHAPES": "pythia-14m:32:8 pythia-70m:16:4"}
+DEFAULTS = {"NAMES": "tiny-s tiny tiny-l"}
 AS_SETTINGS = {
     "POLICY": "released.policy",
     "REWARD_MODEL": "released.reward_model",

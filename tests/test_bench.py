@@ -46,13 +46,18 @@ def prepared(tmp_path_factory):
 # -- what is measured ------------------------------------------------------------------------------
 
 
-def test_a_whole_update_is_measured_with_its_peak_and_tokens(prepared):
-    measure.main(["update", str(prepared / "update.json"), *CASE.request.arguments])
-    update = json.loads((prepared / "update.json").read_text("utf-8"))
-    queries = json.loads((prepared / "queries.json").read_text("utf-8"))
+@pytest.mark.parametrize(("stage", "samples"), [("ppo", 1), ("rloo", 4)])
+def test_a_whole_update_is_measured_with_its_peak_and_tokens(tmp_path, stage, samples):
+    case = speed.case_of(CASE.text + ":rloo" * (stage == "rloo"), CASE.overrides)
+    for part in ("prepare", "update"):
+        result = str(tmp_path / f"{part}.json")
+        measure.main([part, result, "--stage", stage, *case.request.arguments])
+    update = json.loads((tmp_path / "update.json").read_text("utf-8"))
+    queries = json.loads((tmp_path / "queries.json").read_text("utf-8"))
     lengths = [len(query) for query in queries]
-    assert update["queries"] == {"mean": sum(lengths) / 4, "longest": max(lengths)}
-    assert sum(lengths) < update["tokens"] <= sum(lengths) + 4 * RESPONSE
+    assert len(lengths) == 4 // samples
+    assert update["queries"] == {"mean": sum(lengths) * samples / 4, "longest": max(lengths)}
+    assert samples * sum(lengths) < update["tokens"] <= samples * sum(lengths) + 4 * RESPONSE
     assert min(update["seconds"], update["peak"], update["matrix_rate"] - 1e8) > 0
 
 
@@ -63,15 +68,20 @@ def passed(tokens, attended, logits):
 
 
 def test_the_work_of_an_update_is_what_a_hand_count_gives_row_by_row():
-    sampled, expected = RESPONSE, 0.0
-    for query in (10, 100):
-        whole = query + sampled
-        with_logits, without = (passed(whole, whole**2, logits) for logits in (sampled, 0))
-        sample = passed(query, query**2, 0) + passed(sampled, sampled * query, sampled)
-        learn = 4 * 3 * (with_logits + without)  # epochs; forward and backward
-        expected += sample + 2 * with_logits + 2 * without + learn
     setting = memory.setting_of(CONFIG, on_gpu=False)
-    assert measure.update_flops(setting, (10, 100)) == pytest.approx(expected)
+    for settings_of_stage, sampled, epochs, scored in (
+        (CONFIG.ppo, RESPONSE, 4, 2 + 4 * 3),
+        (CONFIG.rloo, 4 * RESPONSE, 1, 1),  # four samples share a row; no critic
+    ):
+        expected = 0.0
+        for query in (10, 100):
+            whole = query + sampled
+            with_logits, without = (passed(whole, whole**2, logits) for logits in (sampled, 0))
+            sample = passed(query, query**2, 0) + passed(sampled, sampled * query, sampled)
+            # Policy and reference; all epochs, forward and backward.
+            expected += sample + (2 + 3 * epochs) * with_logits + scored * without
+        counted = measure.update_flops(setting, settings_of_stage, (10, 100))
+        assert counted == pytest.approx(expected)
 
 
 def test_synthetic_queries_have_the_mean_length_of_real_ones_and_end_at_the_limit(shared):
@@ -145,10 +155,11 @@ def test_trl_that_fails_or_cannot_be_installed_is_one_line(place, monkeypatch):
 
 def test_a_shape_is_typed_as_preset_batch_and_microbatch():
     case = speed.case_of("pythia-14m:32:8")
-    assert (case.preset, case.batch, case.microbatch) == ("pythia-14m", 32, 8)
+    assert (case.preset, case.batch, case.microbatch, case.stage) == ("pythia-14m", 32, 8, "ppo")
+    assert speed.case_of("pythia-14m:32:8:rloo").stage == "rloo"
     with pytest.raises(UserError, match="must divide"):
         speed.case_of("tiny-s:7:2")
-    for wrong in ("pythia-14m:32", "pythia-14m:32:0", "pythia-14m:32:8:rloo"):
+    for wrong in ("pythia-14m:32", "pythia-14m:32:0", "pythia-14m:32:8:grpo"):
         with pytest.raises(UserError, match="preset:batch:microbatch"):
             speed.case_of(wrong)
     # TRL has no adapters, and no post is read.
@@ -164,16 +175,24 @@ def test_a_shape_that_fails_is_left_out_and_the_others_are_kept(tmp_path, monkey
         return {} if "prepare" in words else {"matrix_rate": 2.0}
 
     monkeypatch.setattr(speed, "run_process", run)
-    monkeypatch.setattr(speed, "peer_interpreter", lambda: None)
+    monkeypatch.setattr(speed, "peer_interpreter", lambda offline: None)
     monkeypatch.setattr(speed, "task_of", lambda *_: {})
     bad, good = speed.case_of("tiny:4:2"), speed.case_of("tiny:8:4")
-    *_, bench = speed.measured([bad, good], 2, tmp_path / "work")
+    *_, bench = speed.measured([bad, good], 2, tmp_path / "work", {}, False)
     assert {name: len(shape["measured"]["ours"]) for name, shape in bench["shapes"].items()} == {
         "tiny:8:4": 2
     }
     assert bench["about"]["left_out"] == ["tiny:4:2: no memory"]
     with pytest.raises(UserError, match=r"^tiny:4:2: no memory$"):
-        [*speed.measured([bad], 1, tmp_path / "work")]
+        [*speed.measured([bad], 1, tmp_path / "work", {}, False)]
+    # The next call goes on after the first run; not with other settings, nor after all runs.
+    other = speed.case_of("tiny:8:4", ("ppo.kl_coef=0.1",))
+    stopped = json.dumps(next(speed.measured([good], 2, tmp_path / "work", {}, False)))
+    first = [json.loads(stopped) for _ in range(2)]
+    for case, before, more in ((good, first[0], 1), (other, first[1], 2), (good, bench, 2)):
+        *_, whole = measurements = [*speed.measured([case], 2, tmp_path / "work", before, False)]
+        assert len(measurements) == more + 1
+        assert len(whole["shapes"]["tiny:8:4"]["measured"]["ours"]) == 2
 
 
 # -- the page --------------------------------------------------------------------------------------
@@ -191,9 +210,9 @@ def bench_of(commit="abc", **runs):
     runs_of_ours = [run_of(seconds, 3e6) for seconds in (20.0, 22.0)]
     runs_of_trl = [run_of(seconds, 6e6) for seconds in (50.0, 40.0)]
     about = {"date": "2026-11-22T00:00:00+00:00", "code_version": commit, "machine": "a processor"}
-    lists = {"versions": {"torch": "2.13.0"}, "peers": {"trl": TRL}, "left_out": []}
+    lists = {"versions": {"torch": "2.13.0"}, "peers": {"trl": TRL}, "left_out": [], "card": ""}
     measured = {"ours": runs_of_ours, "trl": runs_of_trl} | runs
-    shape = {"preset": "tiny-s", "batch": 4, "measured": measured}
+    shape = {"preset": "tiny-s", "stage": "ppo", "batch": 4, "measured": measured}
     return {"about": {**about, **lists, "runs": 2, "overrides": []}, "shapes": {NAME: shape}}
 
 
@@ -209,7 +228,7 @@ def test_without_trl_ours_stands_alone_and_the_reason_is_said():
     alone = bench_of(trl=[{"failed": "no memory"}])
     assert bench_page.failures(alone) == [f"TRL 1.9.2 at {NAME}: no memory"]
     assert bench_page.figures(alone)["speedup"].isna().all()
-    assert bench_page.title(alone) == "A PPO update takes 2.00 (tiny-s) times its lower bound"
+    assert bench_page.title(alone) == "An update takes 2.00 (tiny-s) times its lower bound"
     assert "Nothing stands beside it" in bench_page.answer(alone)
     assert [str(x) for x in bench_page.shapes_table(alone).rows[0][1:4]] == ["–", "–", "20.00"]
 
@@ -221,7 +240,7 @@ def test_the_page_has_a_row_for_everybody_and_is_published_from_a_commit_alone(p
     assert "not committed" in capsys.readouterr().err
     assert not GENERATED.exists()
     (row,) = bench_page.shapes_table(bench_of()).rows
-    assert row == ["PPO, tiny-s", *map(number, (2.0, 0.5, 20.0, 40.0, 2.0))]
+    assert row == ["tiny-s", *map(number, (2.0, 0.5, 20.0, 40.0, 2.0))]
     ours, peer = bench_page.updates_table(bench_of()).rows
     assert ours[2:7] == [number(20.0), whole(40.0), *map(number, (2.0, 0.5, 2.0))]
     assert peer[2:7] == [number(40.0), whole(20.0), *map(number, (1.0, 1.0, 4.0))]
@@ -231,7 +250,7 @@ def test_the_page_has_a_row_for_everybody_and_is_published_from_a_commit_alone(p
 
 
 def test_a_bench_that_is_stopped_keeps_what_it_measured(place, monkeypatch, capsys):
-    def stopped_after_one(cases, runs, work):
+    def stopped_after_one(cases, runs, work, before, offline):
         work.mkdir(parents=True)
         yield bench_of()
         os.kill(os.getpid(), signal.SIGTERM)
