@@ -10,6 +10,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from reports.card.parts import PARTS, TOP
+from reports.needs import rehearse
+from reports.parts import page
 from stages.running.files import read_json
 from tests import pretend_card
 
@@ -97,3 +100,17 @@ def test_every_stage_and_the_judge_run_in_bf16_where_four_rows_fit(on_card, tmp_
 def test_adapters_and_what_saves_memory_run_where_devices_do_not_mix(on_card, tmp_path):
     run = make(tmp_path, "rm ppo", on_card, "memory.mixed_precision=bf16", *ADAPTERS)
     assert (run / "ppo/manifest.json").exists()
+
+
+def test_make_card_measures_every_part_and_writes_one_page(on_card, tmp_path):
+    short = ["data.max_summary_tokens=4", "ppo.num_ppo_epochs=1", "memory.microbatch_size=2"]
+    words = ["--presets", "tiny-xs", "--shape", "tiny-xs:4:2", "--set", *short]
+    command = [sys.executable, "-m", "reports.card.run", *words]
+    found = subprocess.run(command, cwd=tmp_path, env=on_card, capture_output=True, text=True)
+    assert found.returncode == 0, found.stderr[-3000:]
+    parts = page.record_of(tmp_path / "runs/bench", "card")["made_from"]["measured"]["parts"]
+    assert {name: part["failed"] for name, part in parts.items()} == dict.fromkeys(PARTS, "")
+    assert " passed" in parts["placement"]["rows"][0]["came to"]
+    assert [row["stage"] for row in parts["stages"]["rows"]] == [*rehearse.REHEARSED]
+    assert len(parts["profile"]["rows"]) == TOP
+    assert [path.name for path in (tmp_path / "runs").rglob("*") if path.is_dir()] == ["bench"]

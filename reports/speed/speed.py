@@ -184,8 +184,10 @@ def _of_shape(
     }
     for run, who in todo:
         print(f"{case.text}: {TRL if who == PEER else who}, run {run} of {runs}", flush=True)
-        by_peer = python and who == PEER
-        runs_of[who].append(run_peer(python, task, result) if by_peer else of_ours("update"))
+        if python is not None and who == PEER:
+            runs_of[who].append(run_peer(python, task, result))
+        else:
+            runs_of[who].append(of_ours("update"))
         yield shape
 
 
