@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from reports.card import run
 from reports.needs import memory
 from reports.needs.shapes import shape_of
 from reports.parts import page
@@ -25,6 +26,7 @@ from stages.settings import config as settings
 from stages.settings.command_line import config_of, make_config
 from stages.settings.config import UserError
 from stages.settings.sections import format_post
+from tests.conftest import refused_by
 
 ROOT = Path(__file__).parents[1]
 TRL_PYTHON = ROOT / "runs" / "peers" / PEER / "bin" / "python"
@@ -263,3 +265,18 @@ def test_a_bench_that_is_stopped_keeps_what_it_measured(place, monkeypatch, caps
     assert capsys.readouterr().err.startswith("stopped: runs/bench/bench.json holds what was")
     assert page.record_of(Path("runs/bench"), "bench")["made_from"]["measured"] == bench_of()
     assert not Path("runs/bench/work").exists()
+
+
+# -- make card -------------------------------------------------------------------------------------
+
+
+def test_make_card_needs_a_card_and_a_part_that_fails_or_is_late_is_one_line(
+    tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setattr(speed, "card_name", lambda: "")
+    line = refused_by(capsys, run.main)
+    assert line == "error: make card needs a card, and torch sees none here"
+    late = run.run_part("profile", 0.2, tmp_path / "profile.json", [])
+    failed = run.run_part("bench", 60, tmp_path / "bench.json", ["--shape", "tiny"])
+    assert (late["failed"], late["rows"]) == ("stopped after 0.2 s", [])
+    assert failed["failed"].startswith("SHAPES takes preset:batch:microbatch")

@@ -11,7 +11,6 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -39,6 +38,7 @@ from stages.settings.faults import Parser, in_one_line
 TESTS = "tests/test_on_card.py"
 OF_BENCH = ("shape", "who", "seconds", "speedup", "bound", "share")
 TOP = 10  # kernels of a profile
+SIGNAL = 128  # a status above it is a signal's
 Row = dict[str, Any]
 
 
@@ -53,12 +53,15 @@ def placement(args: argparse.Namespace) -> Iterator[Row]:
 
 def stages(args: argparse.Namespace) -> Iterator[Row]:
     """Two updates of each stage: plan and peak in GiB, seconds, share of the card's peak."""
+    failed = 0
     for preset in args.presets:
         request = replace(speed.case_of(f"{preset}:1:1").request, name=f"card-{preset}")
         request = replace(request, overrides=tuple(args.overrides))
         folder, setting = settings.RUNS / request.name, setting_of(config_of(request))
-        with suppress(SystemExit):  # a stage failed or was late: those before it are known
+        try:
             rehearse.main(request.arguments)
+        except SystemExit as ended:
+            failed = failed or int(ended.code or 0)
         record = read_json(folder / "rehearsal" / "rehearsal.json") or {"stages": {}}
         shutil.rmtree(folder, ignore_errors=True)
         for stage, row in record["stages"].items():
@@ -66,6 +69,10 @@ def stages(args: argparse.Namespace) -> Iterator[Row]:
                 rate = work_of(setting, stage) / row["update"]
                 row["share"] = rate / speed.peak_of(device_name())
             yield {"model": preset, "stage": stage, **row}
+        if failed > SIGNAL:
+            break
+    if failed:
+        raise SystemExit(failed)
 
 
 def work_of(setting: Setting, stage: str) -> float:
@@ -84,8 +91,11 @@ def work_of(setting: Setting, stage: str) -> float:
 def bench(args: argparse.Namespace) -> Iterator[Row]:
     """One update of ours, and of TRL's where its environment is there."""
     overrides = ["--set", *args.overrides] if args.overrides else []
-    with suppress(SystemExit):
+    try:
         bench_page.main(["--shapes", args.shape, "--runs=1", "--offline", *overrides])
+    except SystemExit as ended:
+        if int(ended.code or 0) < SIGNAL:  # else it is late, and some may be known
+            raise
     stem = bench_page.stem_of(speed.card_name())
     record = page.record_of(settings.RUNS / bench_page.STEM, stem)["made_from"]["measured"]
     for row in bench_page.figures(record).reset_index().to_dict("records"):

@@ -79,7 +79,7 @@ def run_part(name: str, seconds: float, result: Path, words: list[str]) -> Recor
         try:
             _, errors = process.communicate(timeout=seconds)
         except subprocess.TimeoutExpired:
-            failed = f"stopped after {seconds:.0f} s"
+            failed = f"stopped after {seconds:.3g} s"
             process.terminate()
             with suppress(subprocess.TimeoutExpired):
                 process.wait(GRACE)

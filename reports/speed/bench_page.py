@@ -79,7 +79,7 @@ def measured(args: argparse.Namespace, folder: Path) -> Record:
 
 def stem_of(card: str) -> str:
     """The name of the page, which on a card is the card's."""
-    return f"{STEM}-{slug(card)}" if card else STEM
+    return f"{STEM}-{slug(card.lower())}" if card else STEM
 
 
 def write(bench: Record, folder: Path) -> Path:
@@ -267,7 +267,7 @@ def updates_table(bench: Record) -> Table:
     caption = (
         "Of the fastest run. GB: the most that any run held above what its process held before the"
         " weights. Spread: the slowest run above the fastest. Episodes, microbatches, epochs and"
-        " lengths of queries stand in bench.json."
+        " lengths of queries stand in the page's JSON."
     )
     return Table([*header.split("|"), "spread"], rows, caption, name="updates")
 
