@@ -130,7 +130,7 @@ def verdicts_table(default: SeedsOfRun, others: list[AblatedRun]) -> Table:
     kinds = verdicts_of(others)
     rows = [
         [
-            f"{x.name}: {_in_words(x.name)}",
+            f"{x.name} ({ABLATIONS[x.name].what.partition(' (')[0]})",
             kinds[x.name].kind,
             seeds_mean([100 * gap for gap in x.each] if x.changed else [], SIGNED),
             _failed(x.turned),
@@ -147,11 +147,6 @@ def verdicts_table(default: SeedsOfRun, others: list[AblatedRun]) -> Table:
         " own SFT by the interval over posts."
     )
     return Table(header, rows, caption, strong=True, name="verdicts")
-
-
-def _in_words(name: str) -> str:
-    """What a switch does, without the details of the paper."""
-    return ABLATIONS[name].what.partition(" (")[0]
 
 
 def means_table(default: SeedsOfRun, others: list[AblatedRun]) -> Table:

@@ -190,10 +190,11 @@ def answer(frame: pd.DataFrame) -> str:
     measure, pairs = measure_of(frame), pairs_of(frame)
     count, seeds = len(pairs), max((len(x.each) for x in pairs), default=0)
     alone = [x for x in pairs if x.is_clear and x not in better(pairs)]
-    parts = [f"By {TITLES[measure]}, over {seeds_of(seeds)}, corrected for {count} pairs (Holm)."]
+    compared = f"{count} pair{'s' * (count != 1)} compared by {TITLES[measure]}"
+    parts = [f"{compared} over {seeds_of(seeds)}, with Holm's correction."]
     if alone:
         over = (f"{x.names} ({seeds_mean(x.each, FORMS[measure])})" for x in alone)
-        parts.append(f"Uncorrected, these would stand out: {'; '.join(over)}.")
+        parts.append(f"Without it these would stand out: {'; '.join(over)}.")
     seconds = frame.groupby("rival", sort=False)["seconds"].median().dropna()
     took = ", ".join(f"{named(str(rival))} {whole(each)} s" for rival, each in seconds.items())
     parts += [f"Training took {took} (median of runs that may have shared a machine)."] * bool(took)
@@ -239,9 +240,7 @@ def pairs_table(frame: pd.DataFrame) -> Table:
                 pair.names,
                 "better" if pair in better(pairs) else verdict,
                 *(seeds_mean(each[key], FORMS[key]) for key in TITLES),
-                Number(low=pair.low, high=pair.high, digits=1, is_range=True)
-                if pair.each
-                else MISSING,
+                f"{number(pair.low, 1)} to {number(pair.high, 1)}" if pair.each else MISSING,
                 f"{len(pair.each)} of {len(pair.each) + pair.apart}",
             ]
         )

@@ -74,8 +74,6 @@ def test_lines_without_a_kl_in_common_are_not_compared():
     pair = matched(both, "ppo", "rloo", "gold")
     assert (pair.each, pair.apart) == ([], 1)
     assert "needs several seeds, and this is one" in title(both)
-    twice = pd.concat([both, both.assign(seed=2)])
-    assert title(twice) == "at equal KL no rival is shown to be better than another"
 
 
 @pytest.mark.parametrize(("lowest", "is_over"), [(1.4, True), (0.6, False)])
@@ -84,7 +82,6 @@ def test_a_rival_is_over_another_only_where_the_interval_over_seeds_leaves_out_0
     # By hand: mean 0.5, deviation 0.1, t(0.975, 2) = 4.303: 0.5 -+ 4.303 * 0.1 / sqrt(3).
     assert (str(pairs_table(both).rows[0][2]) == "+0.50 [+0.25, +0.75]") == is_over
     assert (title(both) == "better at equal KL: RLOO over PPO") == is_over
-    assert ("no rival is shown" in title(both)) != is_over
 
 
 def test_who_stands_out_by_himself_is_judged_again_among_all_pairs():
@@ -94,26 +91,23 @@ def test_who_stands_out_by_himself_is_judged_again_among_all_pairs():
     three = [PPO, lines("grpo", 1, 1, 1), ABOVE]
     assert title(frame(*three)) == "better at equal KL: RLOO over PPO, RLOO over Dr.GRPO"
     four = frame(*three, lines("best-of-n", 1, 1, 1))
-    assert "no rival is shown to be better" in title(four)
+    assert title(four) == "at equal KL no rival is shown to be better than another"
     assert {row[1] for row in pairs_table(four).rows} == {"inconclusive"}
-    said = "corrected for 6 pairs (Holm). Uncorrected, these would stand out: RLOO - PPO (+0.50 ["
-    assert said in answer(four)
+    assert "correction. Without it these would stand out: RLOO - PPO (+0.50 [" in answer(four)
     assert "Training took PPO 41 s, RLOO 5 s (median of runs" in answer(four)
 
 
 def test_a_pair_without_a_kl_in_common_is_not_called_inconclusive():
     far = pairs_table(frame(PPO, ABOVE, lines("grpo", 1, 1, 1, kls=(21, 24)))).rows
-    assert [row[1] for row in far] == ["better", "no KL in common", "no KL in common"]
-    near = pairs_table(frame(PPO, ABOVE, lines("grpo", 1, 2, 3))).rows
-    assert [str(row[4]) for row in near] == ["(1.0 to 4.0)"] * 3
+    apart = ("no KL in common", "–")
+    assert [(row[1], str(row[4])) for row in far] == [("better", "1.0 to 4.0"), apart, apart]
 
 
 def test_seeds_are_counted_that_both_of_a_pair_have():
     lacking = frame(PPO, lines("rloo", 1, 1))
-    assert answer(lacking).startswith("By gold score, over 2 seeds, ")
-    assert answer(lacking.assign(gold=np.nan)).startswith("By win rate, over 2 seeds, ")
-    clear = pairs_table(frame(PPO, line("ppo", 1, 1, seed=3), ABOVE)).rows[0]
-    assert (str(clear[2]), clear[5]) == ("+0.50 [+0.25, +0.75]", "3 of 3")
+    for measured, measure in ((lacking, "gold score"), (lacking.assign(gold=np.nan), "win rate")):
+        assert answer(measured).startswith(f"1 pair compared by {measure} over 2 seeds, ")
+    assert pairs_table(frame(PPO, line("ppo", 1, 1, seed=3), ABOVE)).rows[0][5] == "3 of 3"
 
 
 def test_tables_hold_means_and_differences_as_numbers():

@@ -198,9 +198,7 @@ def test_the_first_sentences_sort_the_switches():
     )
     assert "; does not matter: 2 switches; " in verdicts.summary(found, most=1)
     assert verdicts.title(found) == "2 of 6 switches matter: no-eos-trick, critic-zero"
-    one, none = (verdicts.verdicts_of(each) for each in (both[1:2], both[5:]))
-    assert verdicts.title(one) == "none of 1 switch is shown to matter"
-    assert verdicts.title(none) == "too few seeds for a verdict on 1 switch"
+    assert verdicts.title(verdicts.verdicts_of(both[5:])).startswith("too few seeds for a verdict")
 
 
 def test_what_matters_by_itself_is_judged_again_among_all_switches():
@@ -216,10 +214,11 @@ def test_what_matters_by_itself_is_judged_again_among_all_switches():
     others = [ablation(0.05, -0.05, 0.0, name=f"other-{at}") for at in range(7)]
     assert verdicts.verdicts_of([strong, *others[:6]])["no-eos-trick"].kind == MATTERS
     for switch, kind in ((strong, UNKNOWN), (small, NOT)):
-        verdict = verdicts.verdicts_of([switch, *others])["no-eos-trick"]
-        assert verdict.kind == kind
-        corrected = "p = 0.007 by itself, p = 0.053 after Holm's correction for 8 switches"
-        assert verdict.why.endswith(f"; {corrected}")
+        found = verdicts.verdicts_of([switch, *others])
+        assert found["no-eos-trick"].kind == kind
+        said = "; p = 0.007 by itself, p = 0.053 after Holm's correction for 8 switches"
+        assert found["no-eos-trick"].why.endswith(said)
+    assert verdicts.title(found) == "none of 8 switches is shown to matter"
 
 
 def test_a_page_counts_failed_seeds_and_begins_with_the_verdicts(runs):

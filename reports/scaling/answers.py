@@ -36,7 +36,9 @@ def title(verdicts: Sequence[SizeVerdict]) -> str:
     count = len(verdicts)
     if count == 1:
         (size,) = verdicts
-        rate = "" if size.win_rate is None else f", {percent(size.win_rate.estimate)} of posts"
+        rate = (
+            "" if size.win_rate is None else f", winning {percent(size.win_rate.estimate)} of posts"
+        )
         verdict = (
             size.verdict if size.verdict != UNKNOWN else f"is {UNKNOWN} against the references"
         )
@@ -90,7 +92,7 @@ def answers_table(verdicts: Sequence[SizeVerdict]) -> Table:
         ]
         for size in verdicts
     ]
-    header = ("size", "PPO", "win rate", "at equal length", "seeds that failed")
+    header = ("size", "verdict", "win rate", "at equal length", "seeds that failed")
     caption = (
         "Means over seeds with 95% intervals over seeds and posts (of one seed: over posts alone)."
         " Beats: the whole interval lies above 50%; does not beat: below; else inconclusive."

@@ -235,7 +235,7 @@ def picture(bench: Record) -> Block:
             places = [shapes.index(shape) for shape in own.index]
             axes.plot(own, places, "o", color=color, ms=8, label=name)
             for place, bound in zip(places, own, strict=True):
-                at = {"xytext": (0, up), "textcoords": "offset points", "ha": "center"}
+                at: Any = {"xytext": (0, up), "textcoords": "offset points", "ha": "center"}
                 axes.annotate(f"{bound:.2f}", (bound, place), **at)
         axes.set_yticks(range(len(shapes)), [_label(bench["shapes"][name]) for name in shapes])
         axes.set_ylim(len(shapes) - 0.5, -0.5)
