@@ -21,11 +21,12 @@ from torch import Tensor, nn
 from stages.functional import dpo_loss, implicit_rewards
 from stages.learning import preferences
 from stages.learning.learner import MICROBATCH, Size, in_pieces
-from stages.learning.loop import check_batch, make_accelerator
+from stages.learning.loop import make_accelerator
 from stages.learning.lora import keep_model
 from stages.learning.models import load_policy, load_tokenizer, require_room
 from stages.learning.passes import summary_logprobs
-from stages.learning.state import State, begin_supervised
+from stages.learning.state import State
+from stages.learning.supervised import begin_supervised, check_batch, set_rate
 from stages.posts.ragged import TokenizedSplit, load_split
 from stages.runs import HELD_OUT_CNNDM, HELD_OUT_PAIRS, open_stage, write_rows
 from stages.settings.checks import UserError
@@ -79,7 +80,7 @@ def learn(state: State, train: TokenizedSplit, reference: Tensor) -> None:
     """All updates. Raises UserError if the first batch shows that the reference is wrong."""
     run, config, dpo = state.run, state.run.config, state.run.config.dpo
     for update in state.remaining("dpo"):
-        rate, rows = state.set_rate(dpo.learning_rate), state.order.batch(update)
+        rate, rows = set_rate(state, dpo.learning_rate), state.order.batch(update)
         stats = take_step(state, train, reference, rows)
         if update == 0:
             # Rewards grow with beta, and rounding with them.

@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 
 from stages.functional import preference_loss
 from stages.learning.learner import stream
-from stages.learning.loop import check_batch, make_accelerator
+from stages.learning.loop import make_accelerator
 from stages.learning.lora import keep_model
 from stages.learning.models import load_tokenizer, new_reward_model, save_model
 from stages.learning.passes import summary_scores
@@ -31,7 +31,8 @@ from stages.learning.preferences import (
     summarize_gaps,
     training_pairs,
 )
-from stages.learning.state import State, begin_supervised
+from stages.learning.state import State
+from stages.learning.supervised import begin_supervised, check_batch, set_rate
 from stages.posts.ragged import TokenizedSplit, load_split
 from stages.runs import HELD_OUT_CNNDM, HELD_OUT_PAIRS, Run, open_stage, write_rows
 from stages.settings.config import Config
@@ -60,7 +61,7 @@ def train_reward_model(config: Config) -> None:
         together = posts_of(train) if config.rm.by_post else ()
         state = begin_supervised(run, accelerator, reward_model, len(train), together)
         for update in state.remaining("rm"):
-            rate, rows = state.set_rate(config.rm.learning_rate), state.order.batch(update)
+            rate, rows = set_rate(state, config.rm.learning_rate), state.order.batch(update)
             stats = take_step(state, train, rows)
             stats |= {"lr": rate, "seconds/update": state.seconds}
             run.log(update + 1, **stats)

@@ -21,13 +21,14 @@ from stages.learning.learner import (
     local_share,
     optimizer_step,
 )
-from stages.learning.loop import check_batch, gather_rows, make_accelerator, parts_by_length
+from stages.learning.loop import gather_rows, make_accelerator, parts_by_length
 from stages.learning.lora import keep_model
 from stages.learning.models import load_policy, load_tokenizer
 from stages.learning.passes import counted_tokens, sequence_length, summed_loss
 from stages.learning.sampling import Sampling, respond
 from stages.learning.sharding import gathered
-from stages.learning.state import State, begin_supervised
+from stages.learning.state import State
+from stages.learning.supervised import begin_supervised, check_batch, set_rate
 from stages.posts.ragged import TokenizedSplit, load_split
 from stages.posts.text_metrics import rouge
 from stages.running.files import read_lines
@@ -52,7 +53,7 @@ def train_sft(config: Config) -> None:
             loss = validation_loss(accelerator, policy, validation, config)
             run.log(0, **{"loss/validation": loss})
         for update in state.remaining("sft"):
-            rate, rows = state.set_rate(config.sft.learning_rate), state.order.batch(update)
+            rate, rows = set_rate(state, config.sft.learning_rate), state.order.batch(update)
             loss = take_step(state, train, rows)
             metrics = {"loss/train": loss, "lr": rate, "seconds/update": state.seconds}
             if (update + 1) % evaluation == 0 or update + 1 == state.updates:

@@ -30,8 +30,6 @@ from stages.learning.learner import (
     synchronized_last,
 )
 from stages.learning.loop import (
-    check_batch,
-    cosine_rate,
     gather_rows,
     linear_rate,
     make_accelerator,
@@ -42,6 +40,7 @@ from stages.learning.loop import (
 from stages.learning.lora import keep_model
 from stages.learning.models import load_policy
 from stages.learning.sampling import Sampling, respond, sampling_noise
+from stages.learning.supervised import check_batch, cosine_rate
 from stages.posts.ragged import Ragged, make_ragged
 from stages.running.files import read_lines
 from stages.running.machine import cpu_model

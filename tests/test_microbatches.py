@@ -6,7 +6,7 @@ PPO's weights are in test_stages.py, DPO's in test_dpo.py, two processes in test
 
 import copy
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import GPTNeoXModel
 
 from eval import summaries
@@ -24,10 +25,12 @@ from stages.learning.loop import make_optimizer
 from stages.learning.sampling import Noise, Sampling, respond_often
 from stages.posts.ragged import TokenizedSplit, make_ragged
 from stages.rl import start_checks
+from stages.rl.networks import freeze
 from stages.rl.rollout import measure, sample_responses, score
+from stages.rl.update import optimize
 from stages.settings.command_line import make_config
 from stages.settings.config import UserError
-from tests.conftest import learner_of, rolled_out, state_of
+from tests.conftest import flat, learner_of, rolled_out, state_of
 
 ROWS = 16
 
@@ -76,6 +79,53 @@ def test_a_gradient_that_is_not_finite_stops_before_the_step(stage, policy, rewa
     with pytest.raises(NonFiniteError, match=rf"gradient not finite.*{state.learner.stage}"):
         stage.take_step(state, SPLITS[stage], list(range(8)))
     assert torch.equal(weights, before)
+
+
+class Casts(TorchDispatchMode):
+    """Counts the casts of some tensors."""
+
+    count = 0
+
+    def __init__(self, networks: Iterable[torch.nn.Module]) -> None:
+        super().__init__()
+        self.weights = {x.data_ptr() for network in networks for x in network.parameters()}
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        is_cast = function is torch.ops.aten._to_copy.default
+        self.count += is_cast and args[0].data_ptr() in self.weights
+        return function(*args, **kwargs or {})
+
+
+def two_updates_in_bf16(place: Any, keeps: bool) -> tuple[int, torch.Tensor]:
+    """Casts of weights, and all numbers, of two updates of PPO."""
+    config = replace(place.config, ppo=replace(place.ppo, critic_updates=0))
+    parts = {"policy": place.policy, "ref_policy": place.policy}
+    parts |= {"critic": place.reward_model, "reward_model": place.reward_model}
+    parts = {name: copy.deepcopy(network) for name, network in parts.items()}
+    frozen = [freeze(parts[name], "float32") for name in ("ref_policy", "reward_model")]
+    learner = learner_of(replace(place.before_ppo, **parts), config)
+    learner.optimizer = make_optimizer(learner.trained.parameters(), 1e-3, config.optimizer)
+    learner.accelerator.autocast = partial(torch.autocast, "cpu", torch.bfloat16)
+    autocast = learner.accelerator.autocast(cache_enabled=keeps)
+    learner.trained.forward = autocast(learner.trained.forward)
+    room_of(learner.accelerator).keeps_copies = keeps
+    casts, numbers = Casts(parts.values()), []
+    for update in range(2):
+        with casts:
+            rollout, _ = rolled_out(config, learner, QUERIES, update)
+            optimize(learner, rollout, config.ppo, seed=update)
+        numbers += [rollout.logprobs, rollout.ref_logprobs, rollout.values, rollout.scores]
+    assert not any(weight.requires_grad for x in frozen for weight in x.parameters())
+    return casts.count, torch.cat([x.flatten() for x in numbers] + [flat(learner.trained)])
+
+
+def test_weights_that_are_cast_once_a_step_change_no_bit(place):
+    many, expected = two_updates_in_bf16(place, keeps=False)
+    few, numbers = two_updates_in_bf16(place, keeps=True)
+    assert torch.equal(numbers, expected)
+    # Of 17 weights and biases the policy's are cast by sampling, measuring, the reference and four
+    # steps of learning; of 16 the critic's by measuring, the reward model and four steps.
+    assert few == 2 * (7 * 17 + 6 * 16) < many
 
 
 # -- every pass ------------------------------------------------------------------------------------

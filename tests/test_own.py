@@ -78,7 +78,7 @@ def test_what_is_typed_stays_and_every_choice_is_a_setting_that_a_run_takes(aske
     assert config.ppo.batch_size == 8
     assert config.ppo.total_episodes % 8 == 0
     assert config.sft.learning_rate == 5e-5  # a small model's
-    assert config.memory.forward_batch_size == 4 * config.memory.microbatch_size
+    assert not config.memory.microbatch_size  # each stage finds it when it begins
 
 
 def test_a_run_that_has_begun_keeps_what_was_chosen(asked, tmp_path, capsys):
@@ -90,19 +90,14 @@ def test_a_run_that_has_begun_keeps_what_was_chosen(asked, tmp_path, capsys):
     assert "own chooses" not in capsys.readouterr().out
 
 
-def test_a_model_of_one_billion_on_a_card_has_the_papers_rate_and_what_the_plan_says_fits(
-    asked, tmp_path, tokenizer_folder, capsys
-):
+def test_a_model_of_one_billion_on_a_card_has_the_papers_rate(asked, tmp_path, tokenizer_folder):
     folder = tmp_path / "billion"
     shutil.copytree(tokenizer_folder, folder)
     GPTNeoXConfig(vocab_size=50304, intermediate_size=8192, **BILLION).save_pretrained(folder)
     asked["SET"] = f"base.checkpoint={folder}"
-    large, small = (chosen(asked | {"GPU": gpu}) for gpu in ("h100-80gb", "rtx4090-24gb"))
+    large = chosen(asked | {"GPU": "h100-80gb"})
     assert large["ppo.learning_rate"] == "3e-06"
     assert large["ppo.total_episodes"] == str(200 * int(large["ppo.batch_size"]))
-    assert int(large["memory.microbatch_size"]) > 1
-    assert small["memory.microbatch_size"] == "1"
-    assert "TOO LARGE, add lora.rank=16" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -9,15 +9,16 @@ import pytest
 import torch
 
 from reports.needs.inputs import model_config
-from reports.needs.memory import Setting, saved_activations, saved_per_token, setting_of
+from reports.needs.memory import GIB, Setting, saved_activations, saved_per_token, setting_of
 from reports.needs.plan import (
     SHARDED,
-    STAGE_OF_PART,
     gpus_for,
     lines_of,
     parse,
     part_bytes,
+    sized,
     too_large,
+    usable_bytes,
 )
 from reports.needs.shapes import (
     PUBLISHED,
@@ -27,9 +28,10 @@ from reports.needs.shapes import (
     read_shape,
     shape_of,
 )
+from reports.sizes import with_sizes
 from stages.learning.loop import use_gradient_checkpointing
 from stages.settings.command_line import make_config
-from stages.settings.config import Base, UserError
+from stages.settings.config import Base, UserError, settings_hash
 from stages.settings.presets import PRESETS
 
 ROOT = Path(__file__).parents[1]
@@ -193,6 +195,10 @@ def test_the_rollout_of_pythia_1b_by_hand():
     assert (held.gradients, held.optimizer) == (0, 8 * (policy + scorer))
     # Sampling keeps the policy's bf16 copies alone: the critic's come when it measures.
     assert held.copies == 2 * (16 * 12 * 2048**2 + 50304 * 2048)
+    # In learning both networks' stay from pass to pass; with gradient checkpointing none does.
+    matrices = 2 * (2 * 16 * 12 * 2048**2 + 50304 * 2048)
+    assert part_bytes(setting(microbatch_size=8))["ppo learn"].copies == matrices
+    assert not part_bytes(setting(gradient_checkpointing=True))["ppo learn"].copies
     # Keys in float32 and values in bf16 of 512 tokens in 16 layers.
     assert (held.moment, held.cache) == ("prompt", 64 * 512 * 16 * 2048 * (4 + 2))
 
@@ -210,7 +216,28 @@ def test_several_cards_hold_every_gradient_twice_and_share_nothing_else():
 def test_every_preset_fits_the_cards_it_is_made_for(preset):
     gpu, devices = gpus_for(preset)
     run = replace(setting(preset, devices), sharded=preset in SHARDED)
-    assert not too_large(part_bytes(run), gpu)
+    assert not too_large(part_bytes(sized(run, usable_bytes(gpu))), gpu)
+
+
+@pytest.mark.parametrize(
+    ("free", "stage", "line"),
+    [
+        (79, "ppo", "size=32 memory.forward_batch_size=256 (61.8 GiB at most, of 71.1)"),
+        (79, "sft", "size=64 memory.forward_batch_size=512 (61.8 GiB at most, of 71.1)"),
+        (40, "ppo", "size=1 memory.forward_batch_size=1 (41.0 GiB at most, of 36.0: TOO LARGE"),
+    ],
+)
+def test_auto_is_what_fits_into_what_is_free_on_the_card(
+    free, stage, line, runs, monkeypatch, capsys
+):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (free * GIB, 80 * GIB))
+    config = with_sizes(make_config("pythia-1b"), stage)
+    assert capsys.readouterr().err.startswith(f"{stage}: memory.microbatch_{line}")
+    assert settings_hash(config, stage) == settings_hash(make_config("pythia-1b"), stage)
+    assert with_sizes(make_config("pythia-1b"), "base") == make_config("pythia-1b")
+    with pytest.raises(UserError, match=r"^memory\.microbatch_size must be a number, not auto"):
+        make_config("pythia-1b", name="x", overrides=("ppo.loss_mean=microbatches",))
 
 
 # -- what is printed -------------------------------------------------------------------------------
@@ -220,7 +247,13 @@ def test_a_plan_says_everything_in_80_columns():
     lines = lines_of(parse(["--preset", "pythia-6.9b", "--gpus", "1"]))
     text = "\n".join(lines)
     assert all(len(line) <= 80 for line in lines), [line for line in lines if len(line) > 80]
-    words = ("6,857,302,016", "1 x h100-80gb", "does not fit", "make rehearse", *STAGE_OF_PART)
+    words = (
+        "6,857,302,016",
+        "1 x h100-80gb",
+        "does not fit",
+        "make rehearse",
+        *part_bytes(setting("pythia-6.9b")),
+    )
     assert [word for word in words if word not in text] == []
 
 

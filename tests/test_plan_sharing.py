@@ -71,10 +71,10 @@ def test_the_cards_of_a_preset_and_the_engine_are_those_it_is_made_for():
 
 def test_normalize_holds_the_reward_model_alone_and_its_rows():
     alone = setting(forward_batch_size=64)
-    held = part_bytes(alone)["references"]
+    held = part_bytes(alone)["normalize"]
     assert (held.weights, held.optimizer) == (4 * 908_761_089, 0)
     config = replace(alone.config, normalize=replace(alone.config.normalize, posts=32))
-    assert part_bytes(replace(alone, config=config))["references"].activations < held.activations
+    assert part_bytes(replace(alone, config=config))["normalize"].activations < held.activations
 
 
 STEP = """
@@ -83,7 +83,7 @@ from accelerate import Accelerator
 import torch
 from reports.speed import meter as meters
 from stages import sft
-from stages.learning.state import begin_supervised
+from stages.learning.supervised import begin_supervised
 from stages.learning.models import load_policy
 from stages.posts.ragged import TokenizedSplit, make_ragged
 from stages.runs import Run

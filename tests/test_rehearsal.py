@@ -77,13 +77,14 @@ def test_a_rehearsal_in_which_no_stage_finished_leaves_nothing(place, monkeypatc
 
 
 def test_a_rehearsal_changes_counts_alone():
-    config = make_config("pythia-1b")
+    rows = ("memory.microbatch_size=8", "memory.forward_batch_size=64")
+    config = make_config("pythia-1b", overrides=rows)
     counts = rehearse.counts_of(config, processes=2)
     assert counts["sft.batch_size"] == 2 * 2 * config.memory.microbatch_size
     assert counts["rm.batch_size"] == counts["sft.batch_size"] // 2  # a pair is two sequences
     assert counts["ppo.batch_size"] == 2 * 2 * config.memory.forward_batch_size
     # Whoever waits for the critic longer than a rehearsal takes is overruled.
-    changed = ("ppo.critic_updates=50", *(f"{key}={value}" for key, value in counts.items()))
+    changed = (*rows, "ppo.critic_updates=50", *(f"{key}={value}" for key, value in counts.items()))
     short = make_config("pythia-1b", name="short", overrides=changed)
     for part in ("memory", "lora", "optimizer"):
         assert getattr(short, part) == getattr(config, part)

@@ -66,16 +66,15 @@ class Network:
         """Bytes of its weights; an adapter is held in float32."""
         return self.parameters * self.each + adapter_parameters(self.shape, self.adapter) * FULL
 
-    def cast_bytes(self, recomputed: bool = False) -> int:
-        """bf16 copies of its weights that live while a pass is under way.
+    def cast_bytes(self, kept: bool = False) -> int:
+        """bf16 copies of its weights that live while a pass without gradients is under way.
 
-        Autocast keeps a copy of every weight that may learn until it ends, and autograd keeps those
-        that it needs. Frozen weights are cast again for each product.
+        All are `kept` where weights are cast once a step. Elsewhere autocast keeps those of weights
+        that may learn until a pass ends; frozen weights are cast again for each product.
         """
         if self.each == HALF:
             return 0
-        kept = not self.adapter or (self.trained and not recomputed)
-        if kept and not self.frozen:
+        if kept or not (self.adapter or self.frozen):
             return HALF * self.matrices
         output = self.shape.embedding * (not self.scalar)
         return HALF * max(output, self.shape.hidden * self.shape.intermediate)
@@ -91,8 +90,7 @@ class Bytes:
     gradients: float = 0
     optimizer: float = 0
     copies: float = 0
-    """bf16 copies of weights that autocast keeps; sharded: weights and gradients that are whole for
-    a moment, too."""
+    """bf16 copies of weights; sharded: weights and gradients that are whole for a moment, too."""
     activations: float = 0
     logits: float = 0
     cache: float = 0
@@ -136,6 +134,11 @@ class Setting:
     def recomputed(self) -> bool:
         """Whether activations are computed again in the backward pass."""
         return self.config.memory.gradient_checkpointing
+
+    @property
+    def keeps(self) -> bool:
+        """Whether copies of weights outlast a pass (`casting_once` in stages/learning)."""
+        return self.half and not self.recomputed and self.shards == 1
 
     def rank(self, stage: str) -> int:
         """Rank of a stage's adapters; 0 if it learns all weights."""
@@ -276,19 +279,24 @@ def training(setting: Setting, networks: Sequence[Network], batch: Batch) -> Byt
     learned = [network for network in networks if network.trained]
     plain = [network for network in learned if not network.adapter]
     logits = logit_bytes(setting, sequences * positions * setting.shape.vocabulary)
-    # PPO's networks learn one after the other, so one's activations and casts are alive.
+    # PPO's networks learn one after the other, so one's activations are alive, and the casts that
+    # autograd holds. Those of all are kept, but of weights beside an adapter.
     saved = saved_activations(setting, sequences, tokens)
-    casts = setting.half * (not setting.recomputed) * max(each.cast_bytes() for each in learned)
+    narrow = [HALF * each.matrices for each in learned]
+    casts = sum(narrow) if plain and setting.keeps else max(narrow)
+    casts *= setting.half * (not setting.recomputed)
     whole = max(gathered(setting, each, True) * (1 + (not each.adapter)) for each in learned)
     step = {"copies": whole + casts, "activations": saved}
     # A new gradient stands beside the one that it is added to: that of the embedding, and that of
     # the output layer, over chunks a sum and one chunk's.
+    # Where casts are kept, autograd goes through them last: then all bf16 gradients are there.
     embedding = setting.shape.embedding
+    late = casts + max(narrow) if plain and setting.keeps else 0
     head = any(not network.scalar for network in plain) * (FULL + setting.wide) * embedding
     moments = {
         "loss": step | {"logits": logits},
         "layers": step | {"activations": saved + backward_extra(setting, sequences, tokens)},
-        "embedding": {"copies": whole, "other": FULL * embedding * bool(plain)},
+        "embedding": {"copies": whole + late, "other": FULL * embedding * bool(plain)},
         "head": step | {"logits": logits, "other": head},
     }
     if not positions:
@@ -302,12 +310,12 @@ def passing(
     """The worst moment of a pass without gradients through the first network; the others and the
     optimizer's moments are held beside it.
 
-    `together`: whether all devices make the pass at once, so that a sharded network is whole layer
-    by layer only.
+    `together`: whether it is one of a rollout. There all devices make the pass at once, so that a
+    sharded network is whole layer by layer only, and copies of weights are kept.
     """
     sequences, tokens, positions = batch
     first, count = networks[0], sequences * positions * setting.shape.vocabulary
-    casts = setting.half * first.cast_bytes(recomputed=True)
+    casts = setting.half * first.cast_bytes(together and setting.keeps)
     copies = {"copies": casts + gathered(setting, first, together)}
     last = 2 * FULL * sequences * tokens * setting.shape.hidden
     moments = {
@@ -323,7 +331,7 @@ def sampling(setting: Setting, networks: Sequence[Network], batch: Batch) -> Byt
     tokens of a response.
     """
     sequences, query, response = batch
-    casts = setting.half * networks[0].cast_bytes(recomputed=True)
+    casts = setting.half * networks[0].cast_bytes(setting.keeps)
     copies = {"copies": casts + gathered(setting, networks[0], False)}
     token = cache_per_token(setting.shape, setting.half) * sequences
     prompt = passing_activations(setting, networks[0], sequences, query)

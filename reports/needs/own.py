@@ -1,16 +1,11 @@
-"""What the preset `own` chooses: lengths and batches from the data, rates from the model's size,
-memory from the plan.
+"""What the preset `own` chooses: lengths and batches from the data, rates from the model's size.
 
 The door calls this before the first stage and adds each choice to SET, so that it is a setting as
 any other: what is typed stays, and a run that has begun keeps what it began with.
 """
 
 import math
-import os
-import subprocess
-import sys
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +13,7 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from reports.needs.memory import GIB, Setting
-from reports.needs.plan import gpus_for, part_bytes, usable_bytes
-from reports.needs.shapes import read_shape
+from reports.needs.plan import gpus_for
 from stages.base import make_tokenizer, read_rows
 from stages.posts.tokens import Limits, first_tokens, tokenize_comparisons, tokenize_posts
 from stages.running.hub import fetch_tokenizer
@@ -28,7 +21,7 @@ from stages.running.inputs import model_source
 from stages.settings import config as settings
 from stages.settings.checks import UserError, require
 from stages.settings.command_line import NEXT, Request, make_config, recorded_config
-from stages.settings.config import Config, changes_of, with_changes
+from stages.settings.config import Config
 
 PRESET = "own"
 SAMPLE = 2000  # rows of a split whose tokens are counted
@@ -38,9 +31,6 @@ SMALL, LARGE = 135e6, 1e9  # parameters
 RIVALS = ("ppo", "rloo", "grpo")
 # Stage -> the rate of `smollm2-full` (PPO's is our GPU run's), and the paper's for one billion.
 RATES = {"sft": (5e-5, 3e-6), "rm": (2e-5, 3e-6), **dict.fromkeys(("dpo", *RIVALS), (1e-5, 3e-6))}
-UNKNOWN = (4, 16)  # rows of a pass with gradients and without, where memory has no plan
-FREE = "import torch; print(torch.cuda.mem_get_info()[0])"
-OF_MACHINE, OF_CARD = 0.6, 0.9  # shares of their memory that a run may take
 
 Choices = dict[str, tuple[Any, str]]
 """Setting -> its value, and why."""
@@ -90,9 +80,6 @@ def choices_of(config: Config, gpu: str, typed: set[str]) -> Choices:
     positions = getattr(of_model.get_text_config(), "max_position_embeddings", None) or ANY
     on_card = bool(gpu) or torch.cuda.is_available()
     choices = _of_data(config, positions, on_card) | _of_size(count)
-    texts = [f"{key}={value}" for key, (value, _) in choices.items() if key not in typed]
-    changed = with_changes(config, changes_of(texts))
-    choices |= _of_memory(changed, folder / "config.json", gpu)
     return {key: choice for key, choice in choices.items() if key not in typed}
 
 
@@ -150,31 +137,3 @@ def _of_size(count: int) -> Choices:
         why = f"{count / 1e6:,.0f} M; {small:.0e} to 135 M, {large:.0e} from 1 B"
         choices[f"{stage}.learning_rate"] = (rate, why)
     return choices
-
-
-def _of_memory(config: Config, path: Path, gpu: str) -> Choices:
-    """The largest microbatch of which the plan says that every part fits; no result depends on it.
-
-    Without a card more than 8 rows at once gain nothing.
-    """
-    names = ("memory.microbatch_size", "memory.forward_batch_size")
-    on_card = bool(gpu) or torch.cuda.is_available()
-    if gpu:
-        usable = usable_bytes(gpu)
-    elif on_card:  # asked by a process of its own: a context would stay on the card
-        usable = OF_CARD * float(subprocess.check_output([sys.executable, "-c", FREE]))
-    else:
-        usable = OF_MACHINE * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    try:
-        shape = read_shape(path)
-    except UserError:
-        return dict(zip(names, ((size, "no plan of its family") for size in UNKNOWN), strict=True))
-    for size in (64, 32, 16, 8, 4, 2, 1) if on_card else (8, 4, 2, 1):
-        memory = replace(config.memory, microbatch_size=size, forward_batch_size=4 * size)
-        tried = Setting(config=replace(config, memory=memory), shape=shape, on_gpu=on_card)
-        most = max(part.total for part in part_bytes(tried).values())
-        why = f"{most / GIB:.1f} GiB at most, of {usable / GIB:.0f}"
-        if most <= usable:
-            break
-        why = f"TOO LARGE, add lora.rank=16: {why}"
-    return {name: (value, why) for name, value in zip(names, (size, 4 * size), strict=True)}

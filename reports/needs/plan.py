@@ -10,6 +10,7 @@ import argparse
 import textwrap
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from reports.needs.memory import (
     FULL,
@@ -33,18 +34,15 @@ from stages.settings.faults import Parser, in_one_line, show
 COLUMNS = ("weights", "gradients", "optimizer", "copies", "activations", "logits", "cache", "other")
 HEADS = ("weight", "grad", "optim", "copy", "activ", "logit", "cache", "other", "total")
 
-# Part -> its stage.
-STAGE_OF_PART = {
-    **dict.fromkeys(("sft step", "sft validation"), "sft"),
-    **dict.fromkeys(("rm step", "rm validation"), "rm"),
-    "references": "normalize",
-    **dict.fromkeys(("ppo rollout", "ppo learn"), "ppo"),
-    "summaries": "summaries",
+# Rows of a pass that are tried first, on a card or not. On a CPU more gain nothing.
+MOST_ROWS = {
+    True: {"microbatch_size": 64, "forward_batch_size": 512},
+    False: {"microbatch_size": 8, "forward_batch_size": 32},
 }
 
 
 def part_bytes(setting: Setting) -> dict[str, Bytes]:
-    """The worst moment of every part, by the part's name."""
+    """The worst moment of every part, by the part's name, which begins with its stage's."""
     config, data = setting.config, setting.config.data
     small, large = config.memory.microbatch_size, config.memory.forward_batch_size
     alone = replace(setting, sharded=False)  # what learns nothing is loaded whole by every process
@@ -64,11 +62,38 @@ def part_bytes(setting: Setting) -> dict[str, Bytes]:
         "sft validation": passing(setting, sft, (small, longest, positions)),
         "rm step": training(setting, rm, (pairs, pair, 0)),
         "rm validation": passing(setting, rm, (max(1, large // 2), pair, 0)),
-        "references": passing(alone, [scorer], scored),
+        "normalize": passing(alone, [scorer], scored),
         "ppo rollout": _rollout(setting),
         "ppo learn": _ppo_learn(setting),
         "summaries": sampling(alone, [policy, scorer], summaries),
     }
+
+
+def sized(setting: Setting, usable: float, stage: str = "") -> Setting:
+    """The setting with a number where memory.* says `auto`: the largest power of two with which
+    every part of a stage, or else of all, fits into so many bytes; 1 where none does.
+    """
+    memory = vars(setting.config.memory)
+    most = {name: size for name, size in MOST_ROWS[setting.on_gpu].items() if not memory[name]}
+    sizes = dict.fromkeys(most, 1)
+    for name, size in most.items():
+        while size > 1 and most_bytes(with_rows(setting, **sizes | {name: size}), stage) > usable:
+            size //= 2
+        sizes[name] = size
+    return with_rows(setting, **sizes)
+
+
+def with_rows(setting: Setting, **sizes: Any) -> Setting:
+    """The setting with other sequences of a pass."""
+    memory = replace(setting.config.memory, **sizes)
+    return replace(setting, config=replace(setting.config, memory=memory))
+
+
+def most_bytes(setting: Setting, stage: str = "") -> float:
+    """The most that a part of a stage needs; of any, where the stage has no plan of its own."""
+    parts = part_bytes(setting)
+    own = [held.total for part, held in parts.items() if part.split()[0] == stage]
+    return max(own or [held.total for held in parts.values()])
 
 
 def share_of(batch: int, setting: Setting) -> int:
@@ -101,15 +126,18 @@ def _ppo_networks(setting: Setting) -> list[Network]:
 
 
 def _rollout(setting: Setting) -> Bytes:
-    """One autocast spans what measures: the copies of policy and critic stay until its end."""
+    """What measures holds the copies of policy and critic, and of a reference where they are kept;
+    with LoRA that one shares the policy's.
+    """
     data, networks = setting.config.data, _ppo_networks(setting)
     large = setting.config.memory.forward_batch_size
     size = min(large, share_of(setting.config.ppo.batch_size, setting))
     sampled = sampling(setting, networks, (size, data.max_query_tokens, data.max_summary_tokens))
     batch = _episode_rows(setting, size)
     measured = passing(setting, networks, batch, together=True)
-    critic = setting.half * networks[1].cast_bytes(recomputed=True)
-    measured = replace(measured, copies=measured.copies + critic)
+    readers = [networks[1], *networks[3:] * setting.keeps]
+    casts = sum(setting.half * network.cast_bytes(setting.keeps) for network in readers)
+    measured = replace(measured, copies=measured.copies + casts)
     return max(sampled, measured, key=lambda moment: moment.total)
 
 
@@ -206,7 +234,9 @@ def memory_lines(setting: Setting, gpu: str) -> list[str]:
 
     parts = part_bytes(setting)
     large = too_large(parts, gpu)
-    lines = ["GiB on one card, at the worst moment of each part", row("", HEADS, "")]
+    rows = "passes of {microbatch_size} rows, {forward_batch_size} where nothing learns"
+    what = f"GiB at the worst moment; {rows.format(**vars(setting.config.memory))}"
+    lines = [what, row("", HEADS, "")]
     for name, held in parts.items():
         cells = [gib(getattr(held, column)) for column in COLUMNS] + [gib(held.total)]
         lines.append(row(name, cells, "NO" if name in large else "ok"))
@@ -240,6 +270,7 @@ def lines_of(args: argparse.Namespace) -> list[str]:
     check_numbers(cards, args.nodes, engine)
     devices, sharded = cards * args.nodes, engine == "fsdp2"
     setting = setting_of(config_of(request), devices=devices, sharded=sharded)
+    setting = sized(setting, usable_bytes(name))
     measure = f"its hours, measured: make rehearse PRESET={request.preset}"
     return [*title_lines(setting, name), "", *memory_lines(setting, name), "", measure]
 

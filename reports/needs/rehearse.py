@@ -10,6 +10,7 @@ in `runs/<name>/rehearsal/`; the run itself is removed.
 """
 
 import argparse
+import math
 import os
 import shutil
 from contextlib import chdir
@@ -18,15 +19,18 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+from torch.cuda import is_available
+
 from reports.needs.inputs import draw_weights, write_rows, write_tokenizer
 from reports.needs.memory import GIB, Setting, setting_of
-from reports.needs.plan import STAGE_OF_PART, part_bytes
+from reports.needs.plan import most_bytes, sized
 from reports.needs.shapes import rows_of, shape_of
 from stages import pipeline
 from stages.finished import read_manifest, stage_folder
 from stages.running.files import read_lines, write_json
 from stages.running.launch import add_launch_arguments
 from stages.running.progress import CALLER_SAYS_STOP
+from stages.settings import command_line
 from stages.settings import config as settings
 from stages.settings.checks import UserError
 from stages.settings.command_line import Request, add_arguments, config_of, request_of
@@ -41,7 +45,6 @@ LEARNED = ("sft", "rm", "ppo")
 UPDATES = 2  # the second has the optimizer's moments, and libraries are loaded
 PASSES = 2  # of an optimizer step, and of a rollout
 ROOT = Path(__file__).parents[2]
-Row = dict[str, float]
 
 
 # -- the run ---------------------------------------------------------------------------------------
@@ -70,7 +73,8 @@ def counts_of(config: Config, processes: int) -> dict[str, int]:
 
 def short_request(request: Request, processes: int, folder: Path) -> Request:
     """The run that is made: its weights and rows are written to a folder."""
-    config = config_of(request)
+    whole = setting_of(config_of(request), on_gpu=is_available())
+    config = sized(whole, math.inf).config  # `auto` is at most as many rows
     counts, shape = counts_of(config, processes), shape_of(config.base)
     draw_weights(shape, config.seed, folder / "model")
     write_tokenizer(shape.vocabulary, folder / "model")
@@ -136,13 +140,13 @@ def record_of(config: Config, short: Config, processes: int, sharded: bool) -> d
     return {"name": config.name, "device": device, "half": setting.half, "stages": rows}
 
 
-def row_of(setting: Setting, stage: str, manifest: dict[str, Any]) -> Row:
+def row_of(setting: Setting, stage: str, manifest: dict[str, Any]) -> dict[str, float]:
     """What a stage of the rehearsal recorded: peak and plan in GiB (on a CPU the peak of the whole
     process); seconds of the stage, and of its last update.
     """
     peak = manifest["peak_gpu_gib" if setting.on_gpu else "peak_memory_gib"]
-    parts = part_bytes(setting).items()
-    plan = max(held.total for part, held in parts if STAGE_OF_PART[part] == stage) / GIB
+    config = command_line.recorded_config(stage_folder(setting.config, stage)) or setting.config
+    plan = most_bytes(replace(setting, config=config), stage) / GIB
     row = {"plan": plan, "peak": peak, "seconds": manifest["seconds"]}
     if stage in LEARNED:
         last = read_lines(stage_folder(setting.config, stage) / "metrics.jsonl")[-1]

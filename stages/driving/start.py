@@ -56,7 +56,6 @@ QUIET: dict[str, Any] = {
 }
 
 T = TypeVar("T")
-Read = Callable[[list[str] | None, str], Config]
 OTHER_DIED = (
     *("Connection closed by peer", "Connection reset by peer", "Broken pipe"),
     *("ncclRemoteError", "remote process exited"),  # NCCL's other errors are one's own
@@ -68,7 +67,7 @@ def run_stage(
     function: Callable[[Config], T],
     argv: list[str] | None,
     description: str,
-    read: Read = config_from_arguments,
+    read: Callable[[list[str] | None, str], Config] = config_from_arguments,
 ) -> T:
     """Run a stage as its command line asks; `read` makes a config of the command line.
 
@@ -77,6 +76,8 @@ def run_stage(
     with in_one_line():
         launched_processes()
         config = read(argv, description)
+        if 0 in (config.memory.microbatch_size, config.memory.forward_batch_size):
+            config = importlib.import_module("reports.sizes").with_sizes(config, stage)
     command = f"{make_command(config, stage)} {os.environ.get(GOES_ON_WITH, '')}".rstrip()
     try:
         tracking.set(tracked)

@@ -20,6 +20,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from statistics import median
@@ -30,7 +31,8 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 from torch.nn.utils import get_total_norm
 
-from stages.learning.sharding import whole
+from stages.learning.sharding import is_sharded, whole
+from stages.learning.vocabulary import weights_cast_once
 from stages.settings.checks import LESS_MEMORY, UserError, card_memory, is_out_of_memory, say_error
 
 T = TypeVar("T")
@@ -155,6 +157,8 @@ class Room:
     """Gets each halving: `setting`, and its value `from` and `to`."""
     refused: bool = False
     """Whether a line has said that a pass runs once more."""
+    keeps_copies: bool = True
+    """Whether the copies of weights in bf16 outlast a pass; not where memory is short."""
 
     def rows(self, size: Size) -> int:
         """How many rows a pass of this size holds now; no more than its setting says."""
@@ -217,12 +221,19 @@ def fitting(accelerator: Accelerator, size: Size, run: Callable[[int], R]) -> R:
             # outside this block the failed pass is no longer held by its error
         gc.collect()
         torch.cuda.empty_cache()
+        room.keeps_copies = False
         if again:
             room.halve(size, held)
         elif not room.refused:
             room.refused = True
             say_error(f"out of memory ({size.setting}{held}): trying once more")
         again = True
+
+
+def casting_once(accelerator: Accelerator, network: nn.Module) -> AbstractContextManager[None]:
+    """`weights_cast_once` where memory is not short. What is sharded is whole for a moment only."""
+    keeps = room_of(accelerator).keeps_copies and not is_sharded(network)
+    return weights_cast_once(network) if keeps else nullcontext()
 
 
 def in_pieces(
@@ -328,11 +339,13 @@ def optimizer_step(
     def gradients(size: int) -> tuple[dict[str, float], dict[str, float]]:
         optimizer.zero_grad()
         sums: dict[str, Tensor | float] = {}
-        for part in synchronized_last(accelerator, learner.trained, parts(size)):
-            for loss, stats in losses(part):
-                # Devices average their gradients; the global mean needs their sum.
-                accelerator.backward(loss * accelerator.num_processes)
-                sums |= {key: sums.get(key, 0.0) + x.detach().double() for key, x in stats.items()}
+        with casting_once(accelerator, learner.trained):
+            for part in synchronized_last(accelerator, learner.trained, parts(size)):
+                for loss, stats in losses(part):
+                    # Devices average their gradients; the global mean needs their sum.
+                    accelerator.backward(loss * accelerator.num_processes)
+                    detached = {key: x.detach().double() for key, x in stats.items()}
+                    sums |= {key: sums.get(key, 0.0) + x for key, x in detached.items()}
         totals = dict(zip(sums, global_sum(accelerator, *sums.values()), strict=True))
         own = [x.grad for x in learner.trained.parameters() if x.grad is not None]
         norm = {} if clip else {"gradient": whole(get_total_norm(own)).item()}

@@ -1,6 +1,5 @@
 """What the training loops share: accelerator, optimizer, schedules, measuring row by row."""
 
-import math
 import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -26,7 +25,6 @@ from stages.learning.sharding import new_accelerator
 from stages.running.files import KeptRows
 from stages.running.machine import check_threads, keep_freed_memory
 from stages.running.progress import Stopped, finishing_first, progress, stop_asked
-from stages.settings.checks import check_dealt, check_filled
 from stages.settings.config import Config
 from stages.settings.sections import Memory, Optimizer
 
@@ -48,7 +46,9 @@ def make_accelerator(config: Config, takes_turns: bool = False) -> Accelerator:
     keep_freed_memory()
     accelerator = new_accelerator(config.memory.mixed_precision, takes_turns)
     sizes = (config.memory.forward_batch_size, config.memory.microbatch_size)
-    room_of(accelerator).settings = dict(zip((FORWARD, MICROBATCH), sizes, strict=True))
+    room = room_of(accelerator)
+    room.settings = dict(zip((FORWARD, MICROBATCH), sizes, strict=True))
+    room.keeps_copies = not config.memory.gradient_checkpointing
     return accelerator
 
 
@@ -67,14 +67,6 @@ def make_optimizer(parameters: Any, learning_rate: float, settings: Optimizer) -
     )
 
 
-def cosine_rate(update: int, updates: int, warmup_fraction: float) -> float:
-    """Share of the learning rate at an update counted from 0: linear warm-up, cosine to 0."""
-    warmup = round(warmup_fraction * updates)
-    if update < warmup:
-        return (update + 1) / (warmup + 1)
-    return 0.5 * (1 + math.cos(math.pi * (update - warmup) / max(1, updates - warmup)))
-
-
 def linear_rate(update: int, updates: int) -> float:
     """Share of the learning rate at an update counted from 0; the last one has 1 / updates."""
     return 1 - update / updates
@@ -91,12 +83,6 @@ def use_gradient_checkpointing(model: Any, memory: Memory) -> None:
     if memory.gradient_checkpointing:
         new, old = "activation_checkpointing_enable", "gradient_checkpointing_enable"
         getattr(model, new if hasattr(model, new) else old)({"use_reentrant": False})
-
-
-def check_batch(name: str, batch_size: int, rows: int, accelerator: Accelerator) -> None:
-    """Raise UserError if a global batch cannot be filled or divided among the processes."""
-    check_filled(name, batch_size, rows)
-    check_dealt(name, batch_size, accelerator.num_processes)
 
 
 def parts_by_length(

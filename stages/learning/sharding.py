@@ -140,10 +140,12 @@ def prepare(
 
     The optimizer must be new: what it holds for a weight would be lost.
     """
-    # Autocast's cache would hold bf16 copies of all weights until a forward pass ends. Autograd
-    # keeps those that it needs, and with gradient checkpointing it needs none.
-    usual = accelerator.autocast_handler
-    accelerator.autocast_handler = AutocastKwargs(cache_enabled=False)
+    # Autocast's cache holds bf16 copies of all weights until a forward pass ends. Autograd keeps
+    # them too, but not with gradient checkpointing, nor what is whole for a moment.
+    usual, recomputed = accelerator.autocast_handler, "gradient_checkpointing"
+    keeps = not any(getattr(module, recomputed, False) for module in network.modules())
+    keeps = keeps and not _shards(accelerator)
+    accelerator.autocast_handler = AutocastKwargs(cache_enabled=keeps)
     try:
         return _prepare(accelerator, network, optimizer)
     finally:

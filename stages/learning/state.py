@@ -11,7 +11,7 @@ import json
 import shutil
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,19 +21,11 @@ from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list
 from safetensors import SafetensorError
 from torch import nn
-from transformers import PreTrainedModel
 
 from stages.learning import checkpoints
 from stages.learning.learner import Learner, Order, room_of, stream_seed
-from stages.learning.loop import (
-    cosine_rate,
-    make_optimizer,
-    set_learning_rate,
-    use_gradient_checkpointing,
-)
-from stages.learning.lora import adapt
 from stages.learning.sampling import Noise
-from stages.learning.sharding import SHARDS, is_sharded, load_parts, prepare, save_parts
+from stages.learning.sharding import SHARDS, is_sharded, load_parts, save_parts
 from stages.running.files import cut_file, write_json
 from stages.running.progress import Stopped, finishing_first, stop_asked
 from stages.runs import Run, halvings
@@ -91,13 +83,6 @@ class State:
         length = self.run.config.data.max_summary_tokens
         order = self.order
         return Noise(seed=order.seed, purpose=order.purpose, step=self.update, length=length)
-
-    def set_rate(self, learning_rate: float) -> float:
-        """Set and return this update's learning rate: warm-up, then a cosine."""
-        warmup_fraction = self.run.config.optimizer.warmup_fraction
-        rate = learning_rate * cosine_rate(self.update, self.updates, warmup_fraction)
-        set_learning_rate(self.learner.optimizer, rate)
-        return rate
 
     def remaining(self, label: str) -> Iterator[int]:
         """The updates that are still to do, with progress shown; an update counts when it is over.
@@ -276,45 +261,6 @@ def begin(run: Run, learner: Learner, settings: PolicyGradient, rows: int) -> St
         updates=settings.num_updates,
         order=Order(rows=rows, batch_size=queries, seed=run.config.seed, purpose=run.stage),
         dropout=settings.dropout,
-    )
-    state.load()
-    return state
-
-
-def begin_supervised(
-    run: Run,
-    accelerator: Accelerator,
-    network: PreTrainedModel,
-    rows: int,
-    together: Sequence[Sequence[int]] = (),
-) -> State:
-    """The loop of a stage that learns `rows` rows of a data set, where it was left.
-
-    `together` are rows that stay neighbours in its order, as in `batch_rows`. The
-    stage's own settings section says how; the network gets an adapter if the settings say so.
-    """
-    config, settings = run.config, getattr(run.config, run.stage)
-    adapt(network, config, run.stage)
-    use_gradient_checkpointing(network, config.memory)
-    optimizer = make_optimizer(network.parameters(), settings.learning_rate, config.optimizer)
-    trained, optimizer = prepare(accelerator, network, optimizer)
-    learner = Learner(
-        stage=run.stage,
-        accelerator=accelerator,
-        trained=trained,
-        optimizer=optimizer,
-        microbatch_size=config.memory.microbatch_size,
-    )
-    size = settings.batch_size
-    order = Order(
-        rows=rows, batch_size=size, seed=config.seed, purpose=run.stage, together=together
-    )
-    state = State(
-        run=run,
-        learner=learner,
-        updates=settings.epochs * rows // size,
-        order=order,
-        dropout=getattr(settings, "dropout", 0.0),
     )
     state.load()
     return state

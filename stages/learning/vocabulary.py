@@ -50,6 +50,9 @@ class ReadingHead(nn.Linear):
     """A causal LM's output layer that can give what is read of its logits in their place."""
 
     reading: tuple[Tensor, LogitStatistics] | None = None
+    keeps: bool = False
+    """Whether it keeps the copy of its weight in which it computes (`weights_cast_once`)."""
+    copy: Tensor | None = None
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Shapes: hidden [B, T, H] -> logits [B, T, V]; while `reading`, [B, T, 2]: each target's
@@ -60,7 +63,8 @@ class ReadingHead(nn.Linear):
         kind, weight = hidden.device.type, self.weight
         if torch.is_autocast_enabled(kind):
             dtype = torch.get_autocast_dtype(kind)
-            hidden, weight = hidden.to(dtype), weight.to(dtype)
+            hidden, weight = hidden.to(dtype), weight.to(dtype) if self.copy is None else self.copy
+            self.copy = weight if self.keeps else None
         with torch.autocast(kind, enabled=False):
             return _read(hidden, weight.to(hidden.dtype), *self.reading)
 
@@ -83,6 +87,30 @@ def give_reading_head(model: Any) -> None:
 def reading_head(model: nn.Module) -> ReadingHead | None:
     """The ReadingHead of a model, whatever wraps it; None if it has none."""
     return next((layer for layer in model.modules() if isinstance(layer, ReadingHead)), None)
+
+
+@contextmanager
+def weights_cast_once(network: nn.Module) -> Iterator[None]:
+    """While this lasts, autocast makes one copy of each weight of a network, not one a pass.
+
+    No weight may change in it. Without gradients, networks that never learn are passed, too.
+    """
+    heads = [layer for layer in network.modules() if isinstance(layer, ReadingHead)]
+    frozen = [] if torch.is_grad_enabled() else [*network.parameters()]
+    frozen = [weight for weight in frozen if not weight.requires_grad]
+    for weight in frozen:  # autocast keeps copies of weights that may learn alone
+        weight.requires_grad_(True)
+    for head in heads:
+        head.keeps = True
+    try:
+        # Where the outermost context ends, which is this one, autocast's copies end.
+        with torch.autocast("cpu", enabled=False):
+            yield
+    finally:
+        for weight in frozen:
+            weight.requires_grad_(False)
+        for head in heads:
+            head.keeps, head.copy = False, None
 
 
 @contextmanager

@@ -11,10 +11,10 @@ from typing import TypeVar
 
 import torch
 from accelerate import Accelerator
-from torch import Tensor
+from torch import Tensor, nn
 
 from stages import functional
-from stages.learning.learner import Size, fitting, local_share
+from stages.learning.learner import Size, casting_once, fitting, local_share
 from stages.learning.passes import response_statistics, response_values, score_responses
 from stages.learning.sampling import Noise, sample
 from stages.learning.sharding import gathered, is_sharded
@@ -61,9 +61,7 @@ def sample_responses(
         passes = zip(torch.split(batch, size), torch.split(numbers, size), strict=True)
         for rows_of_pass, uniform in passes:
             some = trim_left(rows_of_pass, pad_id)
-            # Processes stop at different steps, so the network is gathered first. Each autocast
-            # gives the bf16 copies of weights back when it ends, so sampling's do not stand beside
-            # others'.
+            # Processes stop at different steps, so the network is gathered first.
             with gathered(networks.policy), accelerator.autocast():
                 row = some[::group], uniform, settings.temperature, eos_id, pad_id, formula
                 responses, logprobs = sample(networks.policy, *row)
@@ -87,11 +85,18 @@ def share_of_batch(accelerator: Accelerator, queries: Sequence[Tensor], group: i
 
 def in_passes(learner: PolicyLearner, settings: PolicyGradient, run: Callable[[int], T]) -> T:
     """`fitting` of a whole step; `run` gets the sequences of a forward pass: the samples of a query
-    are in one.
+    are in one. Weights are cast once a step.
     """
     group, together = settings.samples_per_query, is_sharded(learner.trained)
     size = Size(rows=learner.forward_batch_size, least=group, together=together)
-    return fitting(learner.accelerator, size, lambda rows: run(rows // group * group))
+    parts = vars(learner.networks).values()
+    networks = nn.ModuleList(part for part in parts if isinstance(part, nn.Module))
+
+    def cast_once(rows: int) -> T:
+        with casting_once(learner.accelerator, networks):
+            return run(rows // group * group)
+
+    return fitting(learner.accelerator, size, cast_once)
 
 
 @torch.no_grad()

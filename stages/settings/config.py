@@ -101,6 +101,9 @@ class Config:
         starts = not self.reward.function or self.ppo.critic_init != "reward_model"
         mend = "be sft or zero with reward.function, which is no model to start from"
         require(starts, "ppo.critic_init", mend)
+        cut = "microbatches" in (self.ppo.loss_mean, self.rloo.loss_mean, self.grpo.loss_mean)
+        number = "be a number, not auto: with loss_mean=microbatches results depend on it"
+        require(not cut or self.memory.microbatch_size > 0, SIZES[0], number)
         alone = self.kind == TRAINED or not self.eval.best_of
         require(alone, "eval.best_of", "be empty where no SFT is trained")
 
@@ -131,6 +134,7 @@ TYPES: dict[str, Any] = {
 # sum, and PPO amplifies it. The others only cut batches.
 NUMERICS = ("mixed_precision", "cpu_threads")
 POLICY_NUMERICS = (*NUMERICS, "frozen_dtype")  # of PPO and its rivals
+SIZES = ("memory.microbatch_size", "memory.forward_batch_size")
 CUT_BATCHES = tuple(knob.name for knob in fields(Memory) if knob.name not in POLICY_NUMERICS)
 SERVERS = ("judge.base_url",)  # settings that no page shows
 FILES = ("data.source", "outputs.file")  # no ids of the hub
@@ -168,6 +172,7 @@ def override_of(override: str) -> tuple[str, str, Any]:
     if key not in TYPES:
         raise unknown("setting", key, TYPES, "`make settings` lists all of them")
     kind = TYPES[key]
+    text = "0" if key in SIZES and text == "auto" else text
     if key == "data.prompt":
         text = text.replace(LINE_BREAK, "\n")
     try:

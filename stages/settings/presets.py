@@ -8,8 +8,12 @@ from stages.settings.checks import unknown
 from stages.settings.config import Config, changes_of, with_changes
 from stages.settings.stages import LORA_STAGES, POLICY_GRADIENT_STAGES
 
+PYTHIA = """
+    pythia-14m pythia-70m pythia-160m pythia-410m pythia-1b pythia-1.4b pythia-2.8b pythia-6.9b
+"""
 # What `make smollm` writes.
 SMOLLM2 = "runs/models/smollm2-135m-instruct"
+AUTO = "memory.microbatch_size=auto memory.forward_batch_size=auto"
 
 
 def preset(name: str, *changes: str) -> Config:
@@ -26,13 +30,13 @@ def each(stages: Sequence[str], settings: str) -> str:
 rivals = partial(each, POLICY_GRADIENT_STAGES)
 
 
-def paper(name: str, microbatch_size: int, forward_batch_size: int, *more: str) -> Config:
+def paper(name: str, *more: str) -> Config:
     """The paper's run at one size: only the checkpoint and memory knobs differ between sizes."""
     size = name.split("-")[1]
     return preset(
         name,
         f"base.checkpoint=EleutherAI/pythia-{size}-deduped",
-        f"memory.microbatch_size={microbatch_size} memory.forward_batch_size={forward_batch_size}",
+        AUTO,
         f"memory.gradient_checkpointing={size == '6.9b'}",
         *more,
     )
@@ -142,7 +146,7 @@ def smollm2_full() -> Config:
         "rm.learning_rate=2e-5 rm.batch_size=64",
         rivals("total_episodes=51200 batch_size=256"),
         "dpo.learning_rate=1e-5",
-        "memory.microbatch_size=32 memory.forward_batch_size=128",
+        AUTO,
     )
 
 
@@ -157,6 +161,7 @@ def own() -> Config:
         "data.source= data.on_bad_row=skip sft.loss_on_query=false",
         rivals("total_episodes=640 batch_size=32 samples_per_query=4 eos_trick=subtract"),
         "ppo.critic_init=zero ppo.lam=1 judge.kind=reward_model",
+        AUTO,
     )
 
 
@@ -170,19 +175,11 @@ PRESETS: dict[str, Callable[[], Config]] = {
     "posts": posts,
     "smollm2": smollm2,
     "smollm2-full": smollm2_full,
-    # Sequences of a pass with gradients and of one without, such that every stage fits the card
-    # that the preset is made for, as `make plan` counts it; pythia-6.9b fits none unsharded.
-    "pythia-14m": partial(paper, "pythia-14m", 32, 128),
-    "pythia-70m": partial(paper, "pythia-70m", 32, 128),
-    "pythia-160m": partial(paper, "pythia-160m", 32, 128),
-    "pythia-410m": partial(paper, "pythia-410m", 16, 128),
-    "pythia-1b": partial(paper, "pythia-1b", 8, 64),
-    "pythia-1.4b": partial(paper, "pythia-1.4b", 4, 64),
-    "pythia-2.8b": partial(paper, "pythia-2.8b", 4, 32),
-    "pythia-6.9b": partial(paper, "pythia-6.9b", 2, 16),
-    "pythia-1b-24gb": partial(paper, "pythia-1b-24gb", 2, 32, *with_lora("ppo")),
-    "pythia-2.8b-lora": partial(paper, "pythia-2.8b-lora", 4, 32, *with_lora("ppo")),
-    "pythia-6.9b-lora": partial(paper, "pythia-6.9b-lora", 2, 16, *with_lora(*LORA_STAGES)),
+    # pythia-6.9b fits no card unsharded.
+    **{name: partial(paper, name) for name in PYTHIA.split()},
+    "pythia-1b-24gb": partial(paper, "pythia-1b-24gb", *with_lora("ppo")),
+    "pythia-2.8b-lora": partial(paper, "pythia-2.8b-lora", *with_lora("ppo")),
+    "pythia-6.9b-lora": partial(paper, "pythia-6.9b-lora", *with_lora(*LORA_STAGES)),
     "own": own,
     # Summaries that exist already: nothing is trained, and the default judge is an LLM.
     "outputs": partial(preset, "outputs", "data.source="),

@@ -309,12 +309,13 @@ class Memory(Section):
     mixed_precision and cpu_threads change the rounding of every sum: a result depends on them.
     """
 
-    may_be_0 = ("save_minutes",)
+    may_be_0 = ("save_minutes", "microbatch_size", "forward_batch_size")
     choices: ClassVar = {"mixed_precision": ("no", "bf16"), "frozen_dtype": ("float32", "bf16")}
     microbatch_size: int = 8
-    """Sequences per forward and backward pass on one device (a pair counts as two)."""
+    """Sequences per forward and backward pass on one device (a pair counts as two); `auto` (0):
+    as many as the plan says fit into what is free when a stage begins."""
     forward_batch_size: int = 32
-    """Sequences per pass without gradients (sampling, scoring, evaluation) on one device."""
+    """Sequences per pass without gradients (sampling, scoring, evaluation), as above; or `auto`."""
     mixed_precision: str = "bf16"
     """`bf16`: matrix products in bf16; weights, heads, softmax, losses and statistics in float32;
     `no`: all in float32."""
