@@ -78,7 +78,7 @@ check | - | | lint and types
 test | - | | the tests, in minutes
 walks | - | | tests with servers, browsers, processes and kills
 bench | reports.speed.bench_page | SHAPES RUNS SET | speed, memory beside TRL
-card | reports.card.run | SET | what only a card can show, in nine minutes
+card | reports.sections.card | SET | what only a card can show, in nine minutes
 simulations | tests.simulations | | how often 95% intervals hold the true rate
 """
 # Variable | option of the module: `*` takes words | what else to do | one line.

@@ -22,7 +22,7 @@ from stages.settings import config as settings
 from tests.browser import Browser, find_chromium
 from tests.paper_numbers import NUMBERS
 
-# Also where there is a card the tests run on the CPU; `pytest -m card` runs those that need one.
+# Also where there is a card the tests run on the CPU; `make card` runs those that need one.
 # CUDA reads it when it is first used, after this.
 if "card" not in sys.argv:
     os.environ["CUDA_VISIBLE_DEVICES"] = ""

@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from reports.card import run
 from reports.needs import memory
 from reports.needs.shapes import shape_of
-from reports.parts import page
-from reports.parts.words import number, whole
+from reports.parts import page, updates
+from reports.parts.words import PEER, TRL, number, whole
+from reports.sections import card
 from reports.sharing import publish
 from reports.sharing.publish import GENERATED
 from reports.speed import bench_page, measure, speed
-from reports.speed.speed import PEER, TRL, peer_interpreter, run_peer, task_of
+from reports.speed.speed import peer_interpreter, run_peer, task_of
 from stages.learning.models import load_tokenizer
 from stages.posts.tokens import plain_encoder
 from stages.running.files import write_json
@@ -148,19 +148,19 @@ def test_a_shape_that_fails_is_left_out_and_the_others_are_kept(tmp_path, monkey
         return {} if "prepare" in words else {"matrix_rate": 2.0}
 
     monkeypatch.setattr(speed, "run_process", run)
-    monkeypatch.setattr(speed, "peer_interpreter", lambda offline: None)
+    monkeypatch.setattr(speed, "peer_interpreter", lambda: None)
     monkeypatch.setattr(speed, "task_of", lambda *_: {})
     bad, good = speed.case_of("tiny:4:2"), speed.case_of("tiny:8:4")
-    *_, bench = speed.measured([bad, good], 2, tmp_path / "work", {}, False)
+    *_, bench = speed.measured([bad, good], 2, tmp_path / "work", {})
     assert [*bench["shapes"]] == ["tiny:8:4"]
     assert bench["about"]["left_out"] == ["tiny:4:2: no memory"]
     with pytest.raises(UserError, match=r"^tiny:4:2: no memory$"):
-        [*speed.measured([bad], 1, tmp_path / "work", {}, False)]
+        [*speed.measured([bad], 1, tmp_path / "work", {})]
     # The next call goes on after the first run; not with other settings, nor after all runs.
     other = speed.case_of("tiny:8:4", ("ppo.kl_coef=0.1",))
-    first = copy.deepcopy(next(speed.measured([good], 2, tmp_path / "work", {}, False)))
+    first = copy.deepcopy(next(speed.measured([good], 2, tmp_path / "work", {})))
     for case, before, more in ((good, first, 1), (other, first, 2), (good, bench, 2)):
-        *steps, bench = speed.measured([case], 2, tmp_path / "work", before, False)
+        *steps, bench = speed.measured([case], 2, tmp_path / "work", before)
         assert (len(steps), len(bench["shapes"]["tiny:8:4"]["measured"]["ours"])) == (more, 2)
 
 
@@ -185,21 +185,15 @@ def bench_of(commit="abc", **runs):
     return {"about": {**about, **lists, "runs": 2, "overrides": []}, "shapes": {NAME: shape}}
 
 
-def test_figures_are_the_fastest_run_its_spread_and_its_distance_from_the_bound_and_from_trl():
-    table = bench_page.figures(bench_of()).loc[NAME]
-    names = ["seconds", "peak", "bound", "speedup", "memory"]
-    assert [*table.loc["ours", names]] == [20.0, 3e6, 2.0, 2.0, 0.5]
-    assert [*table.loc["trl", names]] == [40.0, 6e6, 4.0, 1.0, 1.0]
-    assert table.loc["ours", "spread"] == pytest.approx(0.1)
-
-
 def test_without_trl_ours_stands_alone_and_the_reason_is_said():
     alone = bench_of(trl=[{"failed": "no memory"}])
     assert bench_page.failures(alone) == [f"TRL 1.9.2 at {NAME}: no memory"]
     assert bench_page.figures(alone)["speedup"].isna().all()
     assert bench_page.title(alone) == "An update takes 2.00 (tiny-s) times its lower bound"
     assert "Nothing stands beside it" in bench_page.answer(alone)
-    assert [str(x) for x in bench_page.shapes_table(alone).rows[0][1:4]] == ["–", "–", "20.00"]
+    assert [
+        str(x) for x in updates.shapes_table(alone, bench_page.figures(alone)).rows[0][1:4]
+    ] == ["–", "–", "20.00"]
 
 
 def test_the_page_has_a_row_for_everybody_and_is_published_from_a_commit_alone(place, capsys):
@@ -208,17 +202,18 @@ def test_the_page_has_a_row_for_everybody_and_is_published_from_a_commit_alone(p
         publish.main(["--pages", "bench"])
     assert "not committed" in capsys.readouterr().err
     assert not GENERATED.exists()
-    (row,) = bench_page.shapes_table(bench_of()).rows
-    assert row == ["tiny-s", *map(number, (2.0, 0.5, 20.0, 40.0, 2.0))]
-    _, peer = bench_page.updates_table(bench_of()).rows
+    (row,) = updates.shapes_table(bench_of(), bench_page.figures(bench_of())).rows
+    assert row == ["PPO, tiny-s", *map(number, (2.0, 0.5, 20.0, 40.0, 2.0))]
+    ours, peer = bench_page.updates_table(bench_of()).rows
     assert peer[2:7] == [number(40.0), whole(20.0), *map(number, (1.0, 1.0, 4.0))]
+    assert [*map(str, ours[7:])] == ["0.00", "10.0%"]  # GB, spread
     bench_page.write(bench_of(), settings.RUNS / "bench")
     publish.main(["--pages", "bench"])
     assert page.record_of(GENERATED, "bench")["made_from"]["measured"] == bench_of()
 
 
 def test_a_bench_that_is_stopped_keeps_what_it_measured(place, monkeypatch, capsys):
-    def stopped_after_one(cases, runs, work, before, offline):
+    def stopped_after_one(cases, runs, work, before):
         work.mkdir(parents=True)
         yield bench_of()
         os.kill(os.getpid(), signal.SIGTERM)
@@ -236,12 +231,11 @@ def test_a_bench_that_is_stopped_keeps_what_it_measured(place, monkeypatch, caps
 # -- make card -------------------------------------------------------------------------------------
 
 
-def test_make_card_needs_a_card_and_a_part_that_fails_or_is_late_is_one_line(
-    tmp_path, monkeypatch, capsys
-):
-    monkeypatch.setattr(speed, "card_name", lambda: "")
-    assert refused_by(capsys, run.main).endswith("needs a card, and torch sees none here")
-    late = run.run_part("profile", 0.2, tmp_path / "profile.json", [])
-    failed = run.run_part("bench", 60, tmp_path / "bench.json", ["--shape", "tiny"])
-    assert (late["failed"], late["rows"]) == ("stopped after 0.2 s", [])
-    assert failed["failed"].startswith("SHAPES takes preset:batch:microbatch")
+def test_make_card_needs_a_card_and_a_part_that_fails_or_is_late_is_one_line(tmp_path, capsys):
+    assert refused_by(capsys, card.main).endswith("needs a card, and torch sees none here")
+    late, failed = (
+        card.run_part(f"reports.speed.bench_page --shapes {shapes}", seconds, tmp_path / "none")
+        for shapes, seconds in (("tiny:4:2", 1), ("tiny", 60))
+    )
+    assert (late["failed"].partition(" 1")[0], late["result"]) == ("stopped after", {})
+    assert failed["failed"].startswith("error: SHAPES takes preset:batch:microbatch")

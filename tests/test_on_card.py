@@ -1,32 +1,32 @@
 """What only a card can show: `make card` runs it there, and the pretended card elsewhere."""
 
-from argparse import Namespace
-
 import pytest
 import torch
 
-from reports.card import parts
-from reports.speed import measure
+from reports.speed import measure, speed
 from stages.learning.loop import make_accelerator
 from stages.learning.sampling import Noise
+from stages.running.files import read_json
+from stages.settings.command_line import config_of
 
 pytestmark = [
     pytest.mark.card,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no card: `make card` needs one"),
 ]
+CONFIG = config_of(speed.case_of("tiny-s:8:4", ("memory.mixed_precision=bf16",)).request)
 
 
 @pytest.fixture(scope="module")
-def args(tmp_path_factory):
+def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("card")
-    return Namespace(shape="tiny-s:8:4", overrides=[], result=folder / "result.json")
+    measure.prepare(CONFIG, CONFIG.ppo, folder)
+    return folder
 
 
-def test_weights_moments_and_episodes_are_on_the_card(args):
-    config, folder, queries = parts.prepared(args)
-    learner = measure.load_learner(config, config.ppo, folder, make_accelerator(config))
-    noise = Noise(seed=1, purpose="card", length=4)
-    rollout = measure.take_update(learner, queries, config.ppo, noise)
+def test_weights_moments_and_episodes_are_on_the_card(folder):
+    learner = measure.load_learner(CONFIG, CONFIG.ppo, folder, make_accelerator(CONFIG))
+    noise, queries = Noise(seed=1, purpose="card", length=4), read_json(folder / speed.QUERIES)
+    rollout = measure.take_update(learner, queries, CONFIG.ppo, noise)
     tensors = [part for part in vars(rollout).values() if isinstance(part, torch.Tensor)]
     tensors += [part for kept in learner.optimizer.state.values() for part in kept.values()]
     for name in ("policy", "critic", "ref_policy", "reward_model"):
@@ -34,6 +34,6 @@ def test_weights_moments_and_episodes_are_on_the_card(args):
     assert {tensor.device.type for tensor in tensors} == {"cuda"}
 
 
-def test_bf16_is_near_float32_in_log_probabilities_scores_and_gradients(args):
-    for row in parts.precision(args):
+def test_bf16_is_near_float32_in_log_probabilities_scores_and_gradients(folder):
+    for row in measure.compare_precision(CONFIG, CONFIG.ppo, folder)["rows"]:
         assert 0 < row["mean"] < 0.05 * row["mean size"], row

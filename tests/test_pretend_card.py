@@ -10,7 +10,6 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from reports.card.parts import PARTS, TOP
 from reports.needs import rehearse
 from reports.parts import page
 from stages.running.files import read_json
@@ -105,11 +104,18 @@ def test_adapters_and_what_saves_memory_run_where_devices_do_not_mix(on_card, tm
 def test_make_card_measures_every_part_and_writes_one_page(on_card, tmp_path):
     (tmp_path / "constraints.txt").write_text("")
     words = "--presets tiny-xs --shape tiny-xs:4:2 --set data.max_summary_tokens=4"
-    command = [sys.executable, "-m", "reports.card.run", *words.split(), "ppo.num_ppo_epochs=1"]
+    command = [
+        sys.executable,
+        "-m",
+        "reports.sections.card",
+        *words.split(),
+        "ppo.num_ppo_epochs=1",
+    ]
     subprocess.run(command, cwd=tmp_path, env=on_card, check=True)
     parts = page.record_of(tmp_path / "runs/bench", "card")["made_from"]["measured"]["parts"]
-    assert {name: part["failed"] for name, part in parts.items()} == dict.fromkeys(PARTS, "")
-    assert " passed" in parts["placement"]["rows"][0]["came to"]
-    assert [row["stage"] for row in parts["stages"]["rows"]] == [*rehearse.REHEARSED]
-    assert len(parts["profile"]["rows"]) == TOP
-    assert [path.name for path in (tmp_path / "runs").rglob("*") if path.is_dir()] == ["bench"]
+    assert {name: part["failed"] for name, part in parts.items()} == dict.fromkeys(parts, "")
+    assert " passed" in parts["placement"]["last"]
+    assert [*parts["stages of tiny-xs"]["result"]["stages"]] == [*rehearse.REHEARSED]
+    assert parts["bench"]["result"]["made_from"]["measured"]["shapes"].keys() == {"tiny-xs:4:2"}
+    assert [len(parts[name]["result"]["rows"]) for name in ("profile", "precision")] == [10, 3]
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == ["bench"]

@@ -17,14 +17,13 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from matplotlib.axes import Axes
 
-from reports.parts import page, plots
+from reports.parts import page, updates
 from reports.parts.blocks import Block, Heading, Note, Table, Text
 from reports.parts.sentences import lead
-from reports.parts.words import number, percent, whole
+from reports.parts.words import OURS, PEER, TRL, number, percent, whole
 from reports.speed import speed
-from reports.speed.speed import OURS, PEER, TRL, Record
+from reports.speed.speed import Record
 from stages.driving.start import signals_handled
 from stages.running.files import read_record
 from stages.running.progress import Stopped
@@ -43,7 +42,6 @@ def main(argv: list[str] | None = None) -> None:
     parser = Parser(description="speed and memory, beside TRL")
     parser.add_argument("--shapes", nargs="+", default=[], help="preset:batch:microbatch[:rloo]")
     parser.add_argument("--runs", type=int, default=2, help="of each measurement")
-    parser.add_argument("--offline", action="store_true", help="TRL only where it is installed")
     add_overrides(parser)
     folder = settings.RUNS / STEM
     bench = measured(parser.parse_args(argv), folder)
@@ -66,7 +64,7 @@ def measured(args: argparse.Namespace, folder: Path) -> Record:
     bench: Record = {}
     try:
         with signals_handled("make bench"):
-            for bench in speed.measured(cases, args.runs, folder / "work", before, args.offline):
+            for bench in speed.measured(cases, args.runs, folder / "work", before):
                 write(bench, folder)
     except Stopped as stopped:
         kept = f"{record} holds what was measured" if bench else "nothing was measured"
@@ -85,17 +83,8 @@ def stem_of(card: str) -> str:
 def write(bench: Record, folder: Path) -> Path:
     """Write the numbers and the page of them; returns the page's path."""
     about = bench["about"]
-    made_from = {
-        "kind": STEM,
-        "names": list(bench["shapes"]),
-        "judges": [],
-        "code_versions": [about["code_version"]],
-        "finished": about["date"],
-        "devices": [f"{about['machine']}: {first_run(bench)['device']}"],
-        "versions": about["versions"],
-        "stages": {},
-        "measured": bench,
-    }
+    device = f"{about['machine']}: {first_run(bench)['device']}"
+    made_from = page.measured_here(list(bench["shapes"]), device, bench)
     return page.write(folder, stem_of(about["card"]), title(bench), blocks(bench), made_from)
 
 
@@ -175,15 +164,10 @@ def first_run(bench: Record) -> Record:
     return run
 
 
-def _label(shape: Record) -> str:
-    """The preset's name, after that of a stage which is not PPO."""
-    return f"{'RLOO, ' * (shape['stage'] == 'rloo')}{shape['preset']}"
-
-
 def _each(bench: Record, values: pd.Series, form: Any = number) -> str:
     """The number of every shape, with the shape's name."""
-    shapes = bench["shapes"]
-    return ", ".join(f"{form(x)} ({_label(shapes[name])})" for name, x in values.items())
+    names = (updates.label(bench["shapes"][name]).removeprefix("PPO, ") for name in values.index)
+    return ", ".join(f"{form(x)} ({name})" for name, x in zip(names, values, strict=True))
 
 
 def _range(values: pd.Series) -> str:
@@ -195,8 +179,8 @@ def blocks(bench: Record) -> list[Block]:
     """The page: the answer, ours beside TRL; folded, every update, how it was measured."""
     return [
         lead(answer(bench)),
-        shapes_table(bench),
-        picture(bench),
+        updates.shapes_table(bench, figures(bench)),
+        updates.picture(bench, figures(bench)),
         *(Note(failure) for failure in failures(bench)),
         Heading("Every update"),
         updates_table(bench),
@@ -205,55 +189,11 @@ def blocks(bench: Record) -> list[Block]:
     ]
 
 
-def shapes_table(bench: Record) -> Table:
-    """A row for every shape: ours over TRL's, and over the lower bound."""
-    table = figures(bench).unstack("who").reindex(list(bench["shapes"]))
-    columns = ("speedup", OURS), ("memory", OURS), ("seconds", OURS), ("seconds", PEER)
-    rows = [
-        [
-            _label(bench["shapes"][name]),
-            *(number(row.get(column)) for column in (*columns, ("bound", OURS))),
-        ]
-        for name, row in table.iterrows()
-    ]
-    caption = (
-        f"Ours beside {TRL}, of the fastest run of each. Memory: the most that any run held. Over"
-        " lower bound: our seconds over those of the matrix products that an update needs."
-    )
-    header = "update|times TRL's speed|share of TRL's memory|seconds|TRL's seconds|over lower bound"
-    return Table(header.split("|"), rows, caption, strong=True, name="shapes")
-
-
-def picture(bench: Record) -> Block:
-    """Everybody's seconds at every shape, over those of the lower bound."""
-    bounds, shapes = figures(bench)["bound"], list(bench["shapes"])
-
-    def draw(axes: Axes) -> None:
-        axes.axvline(1.0, color=plots.INK, lw=1, ls=(0, (4, 3)), label="lower bound")
-        for who, name, color, up in ((OURS, OURS, plots.PPO, 8), (PEER, TRL, plots.SFT, -16)):
-            own = bounds[bounds.index.isin([who], level="who")].droplevel("who")
-            places = [shapes.index(shape) for shape in own.index]
-            axes.plot(own, places, "o", color=color, ms=8, label=name)
-            for place, bound in zip(places, own, strict=True):
-                at: Any = {"xytext": (0, up), "textcoords": "offset points", "ha": "center"}
-                axes.annotate(f"{bound:.2f}", (bound, place), **at)
-        axes.set_yticks(range(len(shapes)), [_label(bench["shapes"][name]) for name in shapes])
-        axes.set_ylim(len(shapes) - 0.5, -0.5)
-        axes.set_xlim(left=0.0)
-        axes.margins(x=0.12)
-        axes.set_xlabel("seconds over those of the lower bound")
-        plots.legend(axes)
-
-    caption = "The lower bound is the matrix products that an update needs; further left is faster."
-    panel = plots.Panel("Seconds of an update", draw)
-    return plots.figure("seconds", caption, [panel], 1.75, 2 * plots.tall(shapes))
-
-
 def updates_table(bench: Record) -> Table:
     """A row for everybody at every shape: ours beside TRL."""
     rows = [
         [
-            _label(bench["shapes"][row["shape"]]),
+            updates.label(bench["shapes"][row["shape"]]),
             bench["about"]["peers"].get(row["who"], row["who"]),
             number(row["seconds"]),
             whole(row["tokens"] / row["seconds"]),

@@ -7,6 +7,7 @@ whole update of PPO or RLOO: all rows of the batch as they come, all epochs; TRL
 same tokens.
 """
 
+import math
 import random
 from collections.abc import Sequence
 from dataclasses import replace
@@ -19,17 +20,21 @@ import numpy as np
 import torch
 from accelerate import Accelerator
 
+from reports.needs import rehearse
 from reports.needs.inputs import draw_weights
 from reports.needs.memory import Setting, setting_of
+from reports.needs.plan import sized
 from reports.needs.shapes import Shape, block_weights, parameters, shape_of
 from reports.speed.meter import Meter, hold, matrix_rate
-from reports.speed.speed import EOS_ID, QUERIES
+from reports.speed.speed import EOS_ID, QUERIES, peak_of
 from stages.functional import leave_one_out
 from stages.learning.learner import stream
 from stages.learning.loop import make_accelerator
 from stages.learning.lora import adapt
-from stages.learning.models import new_reward_model
+from stages.learning.models import load_policy, load_reward_model, new_reward_model
+from stages.learning.passes import response_logprobs, score_responses
 from stages.learning.sampling import Noise
+from stages.posts.ragged import pad_left
 from stages.rl import grouped
 from stages.rl.credit import credit, shape
 from stages.rl.episodes import Rollout
@@ -45,6 +50,7 @@ from stages.settings.faults import Parser, in_one_line
 from stages.settings.ppo import Rloo
 
 WARM_TOKENS = 2
+TOP = 10  # kernels of a profile
 SHARES = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 0.99, 1.0)
 # At these shares of 4,707 real posts, as parts of the limit of 512 tokens.
 QUANTILES = (0.105, 0.42, 0.525, 0.68, 0.833, 0.927, 0.99, 1.0)
@@ -169,18 +175,96 @@ def take_update(
     return rollout
 
 
+# -- what only a card can show ---------------------------------------------------------------------
+
+
+def profile_update(config: Config, settings: Ppo | Rloo, folder: Path) -> dict[str, Any]:
+    """The kernels (on a CPU: operators) of an update with one epoch that take the most time."""
+    once = replace(settings, num_ppo_epochs=1)
+    learner = load_learner(config, once, folder, make_accelerator(config))
+    noise = Noise(seed=config.seed, purpose="bench", length=config.data.max_summary_tokens)
+    queries = read_json(folder / QUERIES)
+    take_update(learner, queries, once, noise)  # loads and compiles what it needs
+    with torch.profiler.profile() as profiler:
+        take_update(learner, queries, once, noise)
+    events = profiler.key_averages()
+    kernels = [event for event in events if event.device_type.name == "CUDA"] or events
+    spent = {event: event.self_device_time_total or event.self_cpu_time_total for event in kernels}
+    first = sorted(spent, key=lambda event: -spent[event])[:TOP]
+    rows = [
+        {"kernel": event.key[:80], "seconds": spent[event] / 1e6, "calls": event.count}
+        for event in first
+    ]
+    total = sum(spent.values()) / 1e6
+    return {"rows": [row | {"share of time": row["seconds"] / total} for row in rows]}
+
+
+def compare_precision(config: Config, settings: Ppo | Rloo, folder: Path) -> dict[str, Any]:
+    """bf16 - float32 on one microbatch: log-probabilities, scores, the policy's gradient."""
+    device = make_accelerator(config).device
+    policy = load_policy(folder / "model").to(device)
+    scorer = load_reward_model(folder / "reward_model").to(device)
+    length, pad_id = config.data.max_summary_tokens, shape_of(config.base).vocabulary
+    few = read_json(folder / QUERIES)[: config.memory.microbatch_size]
+    queries = pad_left([torch.tensor(row) for row in few], pad_id).to(device)
+    responses = torch.randint(1, pad_id, (len(few), length)).to(device)
+    texts = torch.cat([queries, responses], dim=1)
+
+    def outputs(half: bool) -> dict[str, torch.Tensor]:
+        policy.zero_grad()
+        with torch.autocast(device.type, torch.bfloat16, enabled=half):
+            logprobs = response_logprobs(policy, texts, texts != pad_id, length, 1.0)
+            scores = score_responses(scorer, queries, responses, pad_id)
+        torch.autograd.backward(logprobs.mean())
+        gradients = [weight.grad for weight in policy.parameters() if weight.grad is not None]
+        flat = torch.cat([gradient.flatten() for gradient in gradients])
+        return {"log-probabilities": logprobs.detach(), "scores": scores.detach(), "gradient": flat}
+
+    rows, half = [], outputs(half=True)
+    for name, exact in outputs(half=False).items():
+        gaps, size = (half[name] - exact).abs(), exact.abs().mean()
+        numbers = {"largest difference": gaps.max(), "mean": gaps.mean(), "mean size": size}
+        rows.append({"of": name} | {key: number.item() for key, number in numbers.items()})
+    return {"rows": rows}
+
+
+def count_work(config: Config, settings: Ppo | Rloo, folder: Path) -> dict[str, float]:
+    """Operations per second of the card, and operations of an update of each stage of a rehearsal,
+    with the longest rows.
+    """
+    setting = sized(setting_of(config), math.inf)
+    rows, data = rehearse.counts_of(setting.config, processes=1), config.data
+    pair = data.max_query_comparison_tokens + data.max_comparison_tokens
+    work = {"peak": peak_of(device_name())}
+    shapes = {"sft": (data.max_query_summary_tokens, data.max_summary_tokens), "rm": (pair, 0)}
+    for stage, (length, logits) in shapes.items():
+        passed = forward_flops(setting.shape, length, length, logits) * (3 + setting.recomputed)
+        work[stage] = passed * rows[f"{stage}.batch_size"]
+    queries = [data.max_query_tokens] * rows["ppo.batch_size"]
+    return work | {"ppo": update_flops(setting, config.ppo, queries)}
+
+
+PARTS = {
+    "prepare": prepare,
+    "update": measure_update,
+    "profile": profile_update,
+    "precision": compare_precision,
+    "work": count_work,
+}
+
+
 @in_one_line()
 def main(argv: list[str] | None = None) -> None:
     """Make one measurement and write it to a file, beside which the weights lie."""
     parser = Parser(description="one measurement of a bench")
-    parser.add_argument("part", choices=["prepare", "update"])
+    parser.add_argument("part", choices=PARTS)
     parser.add_argument("result", type=Path)
     parser.add_argument("--stage", choices=["ppo", "rloo"], default="ppo")
     add_arguments(parser)
     args = parser.parse_args(argv)
     config = config_of(request_of(args))
-    part = {"prepare": prepare, "update": measure_update}[args.part]
-    write_json(args.result, part(config, getattr(config, args.stage), args.result.parent))
+    measured = PARTS[args.part](config, getattr(config, args.stage), args.result.parent)
+    write_json(args.result, measured)
 
 
 if __name__ == "__main__":

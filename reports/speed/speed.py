@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from reports.needs.shapes import shape_of
+from reports.parts.words import OURS, PEER, TRL
 from stages.running.files import read_json, write_json
 from stages.running.machine import code_of, code_version, cpu_model, library_versions
 from stages.settings import config as settings
@@ -25,8 +26,6 @@ from stages.settings.command_line import Request, config_of
 from stages.settings.config import Config, UserError
 from stages.settings.presets import PRESETS
 
-OURS, PEER = "ours", "trl"
-TRL = "TRL 1.9.2"  # the last release that has a PPOTrainer
 PACKAGES = ("trl==1.9.2", "requests")  # the second: for TRL's RLOOTrainer, which a test drives
 CONSTRAINTS = Path("constraints.txt")
 QUERIES, EOS_ID = "queries.json", 0  # [PAD] is the id after the vocabulary's last
@@ -104,14 +103,12 @@ def peak_of(card: str) -> float:
     return next((peak for name, peak in PEAKS.items() if name in card), float("nan"))
 
 
-def measured(
-    cases: Sequence[Case], runs: int, work: Path, before: Record, offline: bool
-) -> Iterator[Record]:
+def measured(cases: Sequence[Case], runs: int, work: Path, before: Record) -> Iterator[Record]:
     """The whole record, after each measurement. What fails says so in it, and the rest goes on.
 
     `work` is a folder for weights; `before`, the record of an earlier call, of which this one goes
-    on if that was stopped and `SAME` are the same; `offline`: TRL only where it is installed.
-    Raises UserError for a bad setting before anything is measured.
+    on if that was stopped and `SAME` are the same. Raises UserError for a bad setting before
+    anything is measured.
     """
     for case in cases:
         config_of(case.request)
@@ -130,7 +127,7 @@ def measured(
     }
     python = None
     try:
-        python = peer_interpreter(offline)
+        python = peer_interpreter()
     except UserError as error:
         about |= {"peers": {}, "left_out": [str(error)]}
     earlier: Record = before.get("about", {})
@@ -204,19 +201,16 @@ def run_process(words: Sequence[str], result: Path) -> Record:
 # -- TRL -------------------------------------------------------------------------------------------
 
 
-def peer_interpreter(offline: bool = False) -> Path:
+def peer_interpreter() -> Path:
     """TRL's Python, after its environment was made if it was not there.
 
-    Raises UserError with pip's last line if a package cannot be had, and where nothing may be
-    fetched.
+    Raises UserError with pip's last line if a package cannot be had.
     """
     folder = (settings.RUNS / "peers" / PEER).absolute()
     python, mark = folder / "bin" / "python", folder / "installed.json"
     pins = hashlib.sha256(CONSTRAINTS.read_bytes()).hexdigest()
     if read_json(mark) == [*PACKAGES, pins]:
         return python
-    if offline:
-        raise UserError(f"{TRL} has no environment here: `make bench` makes it")
     print(f"making the environment of {TRL} in {folder}", flush=True)
     install = [str(python), "-m", "pip", "install", "--quiet", "--constraint", str(CONSTRAINTS)]
     # torch first and alone, as `make install` does it: the same build as ours.
