@@ -78,6 +78,7 @@ check | - | | lint and types
 test | - | | the tests, in minutes
 walks | - | | tests with servers, browsers, processes and kills
 bench | reports.speed.bench_page | SHAPES RUNS SET | speed, memory beside TRL
+card | reports.sections.card | SET | what only a card can show, in nine minutes
 simulations | tests.simulations | | how often 95% intervals hold the true rate
 """
 # Variable | option of the module: `*` takes words | what else to do | one line.
@@ -114,7 +115,7 @@ PYTHON | python | | interpreter that makes the environment
 VENV | venv | | the environment; VENV= (empty): PYTHON as it is
 """
 RECORDED = "runs have the settings that they were made with"
-DEFAULTS = {"NAMES": "tiny-s tiny tiny-l", "SHAPES": "pythia-14m:32:8 pythia-70m:16:4"}
+DEFAULTS = {"NAMES": "tiny-s tiny tiny-l"}
 AS_SETTINGS = {
     "POLICY": "released.policy",
     "REWARD_MODEL": "released.reward_model",

@@ -22,10 +22,9 @@ from stages.settings import config as settings
 from tests.browser import Browser, find_chromium
 from tests.paper_numbers import NUMBERS
 
-# Also where there is a card the tests run on the CPU; `pytest -m card` runs those that need one.
+# Also where there is a card the tests run on the CPU; `make card` runs those that need one.
 # CUDA reads it when it is first used, after this.
-ON_CARD = "card" in sys.argv
-if not ON_CARD:
+if "card" not in sys.argv:
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # read when transformers is imported, which is later
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -58,10 +57,7 @@ def refused_by(capsys: Any, command: Callable[..., Any], *words: str) -> str:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """A test that uses a browser walks; other walks are marked by hand. Tests that need a card are
-    left out.
-    """
-    items[:] = [item for item in items if ON_CARD or not item.get_closest_marker("card")]
+    """A test that uses a browser walks; other walks are marked by hand."""
     for item in items:
         if "browser" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.walk)

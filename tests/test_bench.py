@@ -1,9 +1,9 @@
 """The bench: an update measured whole, the same tokens for TRL, what is kept, and the page."""
 
+import copy
 import json
 import os
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
@@ -11,12 +11,13 @@ import pytest
 
 from reports.needs import memory
 from reports.needs.shapes import shape_of
-from reports.parts import page
-from reports.parts.words import number, whole
+from reports.parts import page, updates
+from reports.parts.words import PEER, TRL, number, whole
+from reports.sections import card
 from reports.sharing import publish
 from reports.sharing.publish import GENERATED
 from reports.speed import bench_page, measure, speed
-from reports.speed.speed import PEER, TRL, peer_interpreter, run_peer, task_of
+from reports.speed.speed import peer_interpreter, run_peer, task_of
 from stages.learning.models import load_tokenizer
 from stages.posts.tokens import plain_encoder
 from stages.running.files import write_json
@@ -25,34 +26,31 @@ from stages.settings import config as settings
 from stages.settings.command_line import config_of, make_config
 from stages.settings.config import UserError
 from stages.settings.sections import format_post
+from tests.conftest import refused_by
 
 ROOT = Path(__file__).parents[1]
 TRL_PYTHON = ROOT / "runs" / "peers" / PEER / "bin" / "python"
-MIB = 2**20
 CASE = speed.case_of("tiny-s:4:2", ("memory.cpu_threads=1",))
 CONFIG = config_of(CASE.request)
 RESPONSE = CONFIG.data.max_summary_tokens
 HIDDEN, LAYERS = 64, 2  # of tiny-s
 
 
-@pytest.fixture(scope="module")
-def prepared(tmp_path_factory):
-    """Weights and queries of the smallest preset."""
-    work = tmp_path_factory.mktemp("bench")
-    measure.main(["prepare", str(work / "prepare.json"), *CASE.request.arguments])
-    return work
-
-
 # -- what is measured ------------------------------------------------------------------------------
 
 
-def test_a_whole_update_is_measured_with_its_peak_and_tokens(prepared):
-    measure.main(["update", str(prepared / "update.json"), *CASE.request.arguments])
-    update = json.loads((prepared / "update.json").read_text("utf-8"))
-    queries = json.loads((prepared / "queries.json").read_text("utf-8"))
+@pytest.mark.parametrize(("end", "samples"), [("", 1), (":rloo", 4)])
+def test_a_whole_update_is_measured_with_its_peak_and_tokens(tmp_path, end, samples):
+    case = speed.case_of(f"{CASE.text}{end}", CASE.overrides)
+    for part in ("prepare", "update"):
+        words = [part, str(tmp_path / f"{part}.json"), "--stage", case.stage]
+        measure.main([*words, *case.request.arguments])
+    update = json.loads((tmp_path / "update.json").read_text("utf-8"))
+    queries = json.loads((tmp_path / "queries.json").read_text("utf-8"))
     lengths = [len(query) for query in queries]
-    assert update["queries"] == {"mean": sum(lengths) / 4, "longest": max(lengths)}
-    assert sum(lengths) < update["tokens"] <= sum(lengths) + 4 * RESPONSE
+    assert len(lengths) == 4 // samples
+    assert update["queries"] == {"mean": sum(lengths) * samples / 4, "longest": max(lengths)}
+    assert samples * sum(lengths) < update["tokens"] <= samples * sum(lengths) + 4 * RESPONSE
     assert min(update["seconds"], update["peak"], update["matrix_rate"] - 1e8) > 0
 
 
@@ -63,15 +61,20 @@ def passed(tokens, attended, logits):
 
 
 def test_the_work_of_an_update_is_what_a_hand_count_gives_row_by_row():
-    sampled, expected = RESPONSE, 0.0
-    for query in (10, 100):
-        whole = query + sampled
-        with_logits, without = (passed(whole, whole**2, logits) for logits in (sampled, 0))
-        sample = passed(query, query**2, 0) + passed(sampled, sampled * query, sampled)
-        learn = 4 * 3 * (with_logits + without)  # epochs; forward and backward
-        expected += sample + 2 * with_logits + 2 * without + learn
     setting = memory.setting_of(CONFIG, on_gpu=False)
-    assert measure.update_flops(setting, (10, 100)) == pytest.approx(expected)
+    for settings_of_stage, sampled, epochs, scored in (
+        (CONFIG.ppo, RESPONSE, 4, 2 + 4 * 3),
+        (CONFIG.rloo, 4 * RESPONSE, 1, 1),  # four samples share a row; no critic
+    ):
+        expected = 0.0
+        for query in (10, 100):
+            whole = query + sampled
+            with_logits, without = (passed(whole, whole**2, logits) for logits in (sampled, 0))
+            sample = passed(query, query**2, 0) + passed(sampled, sampled * query, sampled)
+            # Policy and reference; all epochs, forward and backward.
+            expected += sample + (2 + 3 * epochs) * with_logits + scored * without
+        counted = measure.update_flops(setting, settings_of_stage, (10, 100))
+        assert counted == pytest.approx(expected)
 
 
 def test_synthetic_queries_have_the_mean_length_of_real_ones_and_end_at_the_limit(shared):
@@ -88,38 +91,18 @@ def test_synthetic_queries_have_the_mean_length_of_real_ones_and_end_at_the_limi
     assert max(map(max, queries)) < shape.vocabulary
 
 
-HELD = """
-import torch
-from reports.speed.meter import Meter
-meter = Meter(torch.device("cpu"))
-kept = torch.ones(256 * 2**18)
-_, first = meter.whole(lambda: torch.ones(384 * 2**18).sum())
-_, second = meter.whole(lambda: None)
-print(first["peak"], second["peak"])
-"""
-
-
-def test_the_meter_sees_what_is_held_and_what_was_held_for_a_moment():
-    done = subprocess.run(
-        [sys.executable, "-c", HELD], capture_output=True, text=True, cwd=ROOT, check=True
-    )
-    first, second = map(int, done.stdout.split())
-    # What the system counts as resident varies by some 10 MiB: libraries' pages come and go.
-    assert first == pytest.approx((256 + 384) * MIB, rel=0.1)
-    assert second == pytest.approx(256 * MIB, rel=0.1)
-
-
 # -- TRL -------------------------------------------------------------------------------------------
 
 
-def test_trl_makes_one_update_of_the_same_task(prepared, monkeypatch):
+def test_trl_makes_one_update_of_the_same_task(tmp_path, monkeypatch):
     if not TRL_PYTHON.is_file():
         pytest.skip("TRL has no environment here: `make bench` makes it")
     monkeypatch.chdir(ROOT)
-    task = task_of(prepared, CONFIG)
+    measure.prepare(CONFIG, CONFIG.ppo, tmp_path)
+    task = task_of(tmp_path, CONFIG)
     assert (task["microbatch_size"], task["response_length"]) == (2, RESPONSE)
-    write_json(prepared / "task.json", task)
-    measured = run_peer(TRL_PYTHON, prepared / "task.json", prepared / "result.json")
+    write_json(tmp_path / "task.json", task)
+    measured = run_peer(TRL_PYTHON, tmp_path / "task.json", tmp_path / "result.json")
     assert "failed" not in measured, measured
     assert measured["seconds"] > 0
     assert measured["tokens"] == sum(map(len, task["queries"])) + 4 * RESPONSE
@@ -145,10 +128,11 @@ def test_trl_that_fails_or_cannot_be_installed_is_one_line(place, monkeypatch):
 
 def test_a_shape_is_typed_as_preset_batch_and_microbatch():
     case = speed.case_of("pythia-14m:32:8")
-    assert (case.preset, case.batch, case.microbatch) == ("pythia-14m", 32, 8)
+    assert (case.preset, case.batch, case.microbatch, case.stage) == ("pythia-14m", 32, 8, "ppo")
+    assert speed.case_of("pythia-14m:32:8:rloo").stage == "rloo"
     with pytest.raises(UserError, match="must divide"):
         speed.case_of("tiny-s:7:2")
-    for wrong in ("pythia-14m:32", "pythia-14m:32:0", "pythia-14m:32:8:rloo"):
+    for wrong in ("pythia-14m:32", "pythia-14m:32:0", "pythia-14m:32:8:grpo"):
         with pytest.raises(UserError, match="preset:batch:microbatch"):
             speed.case_of(wrong)
     # TRL has no adapters, and no post is read.
@@ -167,13 +151,17 @@ def test_a_shape_that_fails_is_left_out_and_the_others_are_kept(tmp_path, monkey
     monkeypatch.setattr(speed, "peer_interpreter", lambda: None)
     monkeypatch.setattr(speed, "task_of", lambda *_: {})
     bad, good = speed.case_of("tiny:4:2"), speed.case_of("tiny:8:4")
-    *_, bench = speed.measured([bad, good], 2, tmp_path / "work")
-    assert {name: len(shape["measured"]["ours"]) for name, shape in bench["shapes"].items()} == {
-        "tiny:8:4": 2
-    }
+    *_, bench = speed.measured([bad, good], 2, tmp_path / "work", {})
+    assert [*bench["shapes"]] == ["tiny:8:4"]
     assert bench["about"]["left_out"] == ["tiny:4:2: no memory"]
     with pytest.raises(UserError, match=r"^tiny:4:2: no memory$"):
-        [*speed.measured([bad], 1, tmp_path / "work")]
+        [*speed.measured([bad], 1, tmp_path / "work", {})]
+    # The next call goes on after the first run; not with other settings, nor after all runs.
+    other = speed.case_of("tiny:8:4", ("ppo.kl_coef=0.1",))
+    first = copy.deepcopy(next(speed.measured([good], 2, tmp_path / "work", {})))
+    for case, before, more in ((good, first, 1), (other, first, 2), (good, bench, 2)):
+        *steps, bench = speed.measured([case], 2, tmp_path / "work", before)
+        assert (len(steps), len(bench["shapes"]["tiny:8:4"]["measured"]["ours"])) == (more, 2)
 
 
 # -- the page --------------------------------------------------------------------------------------
@@ -191,27 +179,21 @@ def bench_of(commit="abc", **runs):
     runs_of_ours = [run_of(seconds, 3e6) for seconds in (20.0, 22.0)]
     runs_of_trl = [run_of(seconds, 6e6) for seconds in (50.0, 40.0)]
     about = {"date": "2026-11-22T00:00:00+00:00", "code_version": commit, "machine": "a processor"}
-    lists = {"versions": {"torch": "2.13.0"}, "peers": {"trl": TRL}, "left_out": []}
+    lists = {"versions": {"torch": "2.13.0"}, "peers": {"trl": TRL}, "left_out": [], "card": ""}
     measured = {"ours": runs_of_ours, "trl": runs_of_trl} | runs
-    shape = {"preset": "tiny-s", "batch": 4, "measured": measured}
+    shape = {"preset": "tiny-s", "stage": "ppo", "batch": 4, "measured": measured}
     return {"about": {**about, **lists, "runs": 2, "overrides": []}, "shapes": {NAME: shape}}
-
-
-def test_figures_are_the_fastest_run_its_spread_and_its_distance_from_the_bound_and_from_trl():
-    table = bench_page.figures(bench_of()).loc[NAME]
-    names = ["seconds", "peak", "bound", "speedup", "memory"]
-    assert [*table.loc["ours", names]] == [20.0, 3e6, 2.0, 2.0, 0.5]
-    assert [*table.loc["trl", names]] == [40.0, 6e6, 4.0, 1.0, 1.0]
-    assert table.loc["ours", "spread"] == pytest.approx(0.1)
 
 
 def test_without_trl_ours_stands_alone_and_the_reason_is_said():
     alone = bench_of(trl=[{"failed": "no memory"}])
     assert bench_page.failures(alone) == [f"TRL 1.9.2 at {NAME}: no memory"]
     assert bench_page.figures(alone)["speedup"].isna().all()
-    assert bench_page.title(alone) == "A PPO update takes 2.00 (tiny-s) times its lower bound"
+    assert bench_page.title(alone) == "An update takes 2.00 (tiny-s) times its lower bound"
     assert "Nothing stands beside it" in bench_page.answer(alone)
-    assert [str(x) for x in bench_page.shapes_table(alone).rows[0][1:4]] == ["–", "–", "20.00"]
+    assert [
+        str(x) for x in updates.shapes_table(alone, bench_page.figures(alone)).rows[0][1:4]
+    ] == ["–", "–", "20.00"]
 
 
 def test_the_page_has_a_row_for_everybody_and_is_published_from_a_commit_alone(place, capsys):
@@ -220,18 +202,18 @@ def test_the_page_has_a_row_for_everybody_and_is_published_from_a_commit_alone(p
         publish.main(["--pages", "bench"])
     assert "not committed" in capsys.readouterr().err
     assert not GENERATED.exists()
-    (row,) = bench_page.shapes_table(bench_of()).rows
+    (row,) = updates.shapes_table(bench_of(), bench_page.figures(bench_of())).rows
     assert row == ["PPO, tiny-s", *map(number, (2.0, 0.5, 20.0, 40.0, 2.0))]
     ours, peer = bench_page.updates_table(bench_of()).rows
-    assert ours[2:7] == [number(20.0), whole(40.0), *map(number, (2.0, 0.5, 2.0))]
     assert peer[2:7] == [number(40.0), whole(20.0), *map(number, (1.0, 1.0, 4.0))]
+    assert [*map(str, ours[7:])] == ["0.00", "10.0%"]  # GB, spread
     bench_page.write(bench_of(), settings.RUNS / "bench")
     publish.main(["--pages", "bench"])
     assert page.record_of(GENERATED, "bench")["made_from"]["measured"] == bench_of()
 
 
 def test_a_bench_that_is_stopped_keeps_what_it_measured(place, monkeypatch, capsys):
-    def stopped_after_one(cases, runs, work):
+    def stopped_after_one(cases, runs, work, before):
         work.mkdir(parents=True)
         yield bench_of()
         os.kill(os.getpid(), signal.SIGTERM)
@@ -244,3 +226,16 @@ def test_a_bench_that_is_stopped_keeps_what_it_measured(place, monkeypatch, caps
     assert capsys.readouterr().err.startswith("stopped: runs/bench/bench.json holds what was")
     assert page.record_of(Path("runs/bench"), "bench")["made_from"]["measured"] == bench_of()
     assert not Path("runs/bench/work").exists()
+
+
+# -- make card -------------------------------------------------------------------------------------
+
+
+def test_make_card_needs_a_card_and_a_part_that_fails_or_is_late_is_one_line(tmp_path, capsys):
+    assert refused_by(capsys, card.main).endswith("needs a card, and torch sees none here")
+    late, failed = (
+        card.run_part(f"reports.speed.bench_page --shapes {shapes}", seconds, tmp_path / "none")
+        for shapes, seconds in (("tiny:4:2", 1), ("tiny", 60))
+    )
+    assert (late["failed"].partition(" 1")[0], late["result"]) == ("stopped after", {})
+    assert failed["failed"].startswith("error: SHAPES takes preset:batch:microbatch")

@@ -63,9 +63,6 @@ def test_every_model_that_a_stage_saves_has_a_card(runs):
 
 
 def test_the_card_of_a_reward_model_reads_it_where_it_was_trained():
-    text = card(TINY, "rm", "model", MADE)
-    assert 'on monday." + tokenizer.eos_token\n' in text
-    assert "tokenizer(text, add_special_tokens=True," in text
     always = replace(TINY, base=replace(TINY.base, bos="always"))
     said = "tokenizer(tokenizer.bos_token + text, add_special_tokens=False,"
     assert said in card(always, "rm", "model", MADE)
@@ -157,8 +154,6 @@ def test_the_head_names_base_and_data_as_far_as_they_are_known():
     config = make_config("pythia-1b")
     other = replace(config, base=replace(config.base, checkpoint="someone/else@abc"))
     assert head_of(other)["base_model"] == "someone/else"
-    other = replace(config, data=replace(config.data, source="/home/anna/posts"))
-    assert "datasets" not in head_of(other)
 
 
 def test_a_card_holds_settings_data_and_results_and_no_folder(runs):
@@ -166,6 +161,7 @@ def test_a_card_holds_settings_data_and_results_and_no_folder(runs):
     data = replace(config.data, source="/home/anna/posts")
     config = replace(config, data=data, base=replace(config.base, checkpoint="/home/anna/base"))
     text = card(config, "sft", "model", MADE | {"inputs": {"base": "abcdef0123456789"}})
+    assert "datasets" not in ModelCard(text).data.to_dict()
     for said in (
         "| sft.learning_rate | `3e-06` |",
         "| seed | `44413` |",

@@ -10,6 +10,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from reports.needs import rehearse
+from reports.parts import page
 from stages.running.files import read_json
 from tests import pretend_card
 
@@ -97,3 +99,23 @@ def test_every_stage_and_the_judge_run_in_bf16_where_four_rows_fit(on_card, tmp_
 def test_adapters_and_what_saves_memory_run_where_devices_do_not_mix(on_card, tmp_path):
     run = make(tmp_path, "rm ppo", on_card, "memory.mixed_precision=bf16", *ADAPTERS)
     assert (run / "ppo/manifest.json").exists()
+
+
+def test_make_card_measures_every_part_and_writes_one_page(on_card, tmp_path):
+    (tmp_path / "constraints.txt").write_text("")
+    words = "--presets tiny-xs --shape tiny-xs:4:2 --set data.max_summary_tokens=4"
+    command = [
+        sys.executable,
+        "-m",
+        "reports.sections.card",
+        *words.split(),
+        "ppo.num_ppo_epochs=1",
+    ]
+    subprocess.run(command, cwd=tmp_path, env=on_card, check=True)
+    parts = page.record_of(tmp_path / "runs/bench", "card")["made_from"]["measured"]["parts"]
+    assert {name: part["failed"] for name, part in parts.items()} == dict.fromkeys(parts, "")
+    assert " passed" in parts["placement"]["last"]
+    assert [*parts["stages of tiny-xs"]["result"]["stages"]] == [*rehearse.REHEARSED]
+    assert parts["bench"]["result"]["made_from"]["measured"]["shapes"].keys() == {"tiny-xs:4:2"}
+    assert [len(parts[name]["result"]["rows"]) for name in ("profile", "precision")] == [10, 3]
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == ["bench"]

@@ -11,8 +11,9 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
+from reports.parts.words import PEER
 from reports.speed import measure, speed
-from reports.speed.speed import PEER, task_of
+from reports.speed.speed import task_of
 from stages.functional import leave_one_out
 from stages.posts.ragged import pad_left
 from stages.rl.credit import shape

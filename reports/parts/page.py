@@ -59,6 +59,24 @@ def write(
     return path
 
 
+def measured_here(names: Sequence[str], device: str, record: Mapping[str, Any]) -> dict[str, Any]:
+    """What a page was made from that needed no run: a record of measurements, whose `about` has
+    date, code_version and versions.
+    """
+    about = record["about"]
+    return {
+        "kind": "bench",
+        "names": list(names),
+        "judges": [],
+        "code_versions": [about["code_version"]],
+        "finished": about["date"],
+        "devices": [device],
+        "versions": about["versions"],
+        "stages": {},
+        "measured": record,
+    }
+
+
 def files_of(folder: Path, stem: str) -> list[Path]:
     """A page's files as they are published: Markdown, the plots that it shows, JSON."""
     text = folder / f"{stem}.md"

@@ -7,5 +7,6 @@ samples      posts with every summary
 critic       PPO's critics of several groups of runs, side by side
 curves       everything that training logged
 reward       the reward model, and DPO's policy as one
+card         what one card shows: the command `make card`
 made_with    settings, time, versions, hashes; a policy that others trained
 """

@@ -3,7 +3,8 @@
     python -m reports.speed.bench_page --shapes pythia-14m:32:8 pythia-70m:16:4 --runs 2
 
 measures (`reports/speed/speed.py`) and writes bench.json, bench.md and bench.html to runs/bench/
-after each measurement, so that what was measured stays, however this ends.
+after each measurement, so that what was measured stays, however this ends; the next call goes on
+from it. On a card the page has the card's name, and networks compute in bf16.
 
 The lower bound is the work that an update cannot do without, counted in operations without any
 padding, at the rate of a large matrix product in the same call.
@@ -16,34 +17,36 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from matplotlib.axes import Axes
 
-from reports.parts import page, plots
+from reports.parts import page, updates
 from reports.parts.blocks import Block, Heading, Note, Table, Text
 from reports.parts.sentences import lead
-from reports.parts.words import number, percent, whole
+from reports.parts.words import OURS, PEER, TRL, number, percent, whole
 from reports.speed import speed
-from reports.speed.speed import OURS, PEER, TRL, Record
+from reports.speed.speed import Record
 from stages.driving.start import signals_handled
+from stages.running.files import read_record
 from stages.running.progress import Stopped
 from stages.settings import config as settings
 from stages.settings.command_line import add_overrides
-from stages.settings.config import UserError
+from stages.settings.config import UserError, slug
 from stages.settings.faults import Parser, in_one_line
 
 STEM = "bench"
+HALF = "memory.mixed_precision=bf16"
 
 
 @in_one_line()
 def main(argv: list[str] | None = None) -> None:
     """Measure and write the page."""
     parser = Parser(description="speed and memory, beside TRL")
-    parser.add_argument("--shapes", nargs="+", default=[], help="preset:batch:microbatch")
+    parser.add_argument("--shapes", nargs="+", default=[], help="preset:batch:microbatch[:rloo]")
     parser.add_argument("--runs", type=int, default=2, help="of each measurement")
     add_overrides(parser)
     folder = settings.RUNS / STEM
     bench = measured(parser.parse_args(argv), folder)
-    print(page.for_terminal([f"{title(bench)}.", answer(bench)], folder / f"{STEM}.html"))
+    html = folder / f"{stem_of(bench['about']['card'])}.html"
+    print(page.for_terminal([f"{title(bench)}.", answer(bench)], html))
 
 
 def measured(args: argparse.Namespace, folder: Path) -> Record:
@@ -51,38 +54,38 @@ def measured(args: argparse.Namespace, folder: Path) -> Record:
 
     A signal ends the process with a line that says what was kept.
     """
-    if args.runs < 1 or not args.shapes:
-        raise UserError("RUNS must be at least 1, and SHAPES name at least one shape")
-    cases = [speed.case_of(shape, tuple(args.overrides)) for shape in dict.fromkeys(args.shapes)]
+    if args.runs < 1:
+        raise UserError("RUNS must be at least 1")
+    card = speed.card_name()
+    record, overrides = folder / f"{stem_of(card)}.json", (*[HALF] * bool(card), *args.overrides)
+    shapes = args.shapes or (speed.ON_CARD if card else speed.ON_CPU)
+    cases = [speed.case_of(shape, overrides) for shape in dict.fromkeys(shapes)]
+    before = (read_record(record) or {}).get("made_from", {}).get("measured", {})
     bench: Record = {}
     try:
         with signals_handled("make bench"):
-            for bench in speed.measured(cases, args.runs, folder / "work"):
+            for bench in speed.measured(cases, args.runs, folder / "work", before):
                 write(bench, folder)
     except Stopped as stopped:
-        kept = f"{folder}/{STEM}.json holds what was measured" if bench else "nothing was measured"
-        print(f"stopped: {kept}; the same command begins again", file=sys.stderr)
+        kept = f"{record} holds what was measured" if bench else "nothing was measured"
+        print(f"stopped: {kept}; the same command goes on from there", file=sys.stderr)
         raise SystemExit(128 + stopped.number) from None
     finally:
         shutil.rmtree(folder / "work", ignore_errors=True)
     return bench
 
 
+def stem_of(card: str) -> str:
+    """The name of the page, which on a card is the card's."""
+    return f"{STEM}-{slug(card.lower())}" if card else STEM
+
+
 def write(bench: Record, folder: Path) -> Path:
     """Write the numbers and the page of them; returns the page's path."""
     about = bench["about"]
-    made_from = {
-        "kind": STEM,
-        "names": list(bench["shapes"]),
-        "judges": [],
-        "code_versions": [about["code_version"]],
-        "finished": about["date"],
-        "devices": [f"{about['machine']}: {first_run(bench)['device']}"],
-        "versions": about["versions"],
-        "stages": {},
-        "measured": bench,
-    }
-    return page.write(folder, STEM, title(bench), blocks(bench), made_from)
+    device = f"{about['machine']}: {first_run(bench)['device']}"
+    made_from = page.measured_here(list(bench["shapes"]), device, bench)
+    return page.write(folder, stem_of(about["card"]), title(bench), blocks(bench), made_from)
 
 
 # -- figures ---------------------------------------------------------------------------------------
@@ -91,7 +94,8 @@ def write(bench: Record, folder: Path) -> Path:
 def figures(bench: Record) -> pd.DataFrame:
     """A row for each shape and who was measured at it: numbers of the fastest run; `spread`, the
     slowest run above it; `peak`, the most that any run held; `bound`, seconds over those of the
-    necessary matrix products; `speedup` and `memory`, over TRL's.
+    necessary matrix products; `share`, these products at the card's peak over the seconds;
+    `speedup` and `memory`, over TRL's.
     """
     rows = [
         {"shape": shape, "who": who, "needed": about["measured"][OURS][0]["flops"], **run}
@@ -107,6 +111,8 @@ def figures(bench: Record) -> pd.DataFrame:
     spread = groups["seconds"].max() / groups["seconds"].min() - 1
     table["spread"] = spread.where(groups.size() > 1)
     table["bound"] = table["seconds"] * matrix_rate(bench) / table["needed"]
+    peak = speed.peak_of(bench["about"]["card"])
+    table["share"] = table["needed"] / table["seconds"] / peak
     trl = table[table.index.isin([PEER], level="who")].droplevel("who")
     trl = trl.reindex(list(bench["shapes"]))
     table["speedup"] = 1 / table["seconds"].div(trl["seconds"], level="shape")
@@ -136,8 +142,8 @@ def title(bench: Record) -> str:
     """How fast an update of ours is at every shape."""
     table = figures(bench).xs(OURS, level="who")
     if table.speedup.isna().all():
-        return f"A PPO update takes {_each(bench, table.bound)} times its lower bound"
-    return f"A PPO update is {_each(bench, table.speedup)} times as fast as that of {TRL}"
+        return f"An update takes {_each(bench, table.bound)} times its lower bound"
+    return f"An update is {_each(bench, table.speedup)} times as fast as that of {TRL}"
 
 
 def answer(bench: Record) -> str:
@@ -147,7 +153,9 @@ def answer(bench: Record) -> str:
     memory = f"It holds {_range(table.memory)} of the memory of {TRL}."
     if table.speedup.isna().all():
         memory = "Nothing stands beside it."
-    return f"{memory} It takes {counted}. Measured on: {first_run(bench)['device']}."
+    share = f" It uses {_each(bench, table.share, percent)} of the card's peak in bf16."
+    used = share * bool(table.share.notna().all())
+    return f"{memory} It takes {counted}.{used} Measured on: {first_run(bench)['device']}."
 
 
 def first_run(bench: Record) -> Record:
@@ -156,10 +164,10 @@ def first_run(bench: Record) -> Record:
     return run
 
 
-def _each(bench: Record, values: pd.Series) -> str:
-    """The number of every shape, with the preset's name."""
-    named = (f"{number(x)} ({bench['shapes'][name]['preset']})" for name, x in values.items())
-    return ", ".join(named)
+def _each(bench: Record, values: pd.Series, form: Any = number) -> str:
+    """The number of every shape, with the shape's name."""
+    names = (updates.label(bench["shapes"][name]).removeprefix("PPO, ") for name in values.index)
+    return ", ".join(f"{form(x)} ({name})" for name, x in zip(names, values, strict=True))
 
 
 def _range(values: pd.Series) -> str:
@@ -171,8 +179,8 @@ def blocks(bench: Record) -> list[Block]:
     """The page: the answer, ours beside TRL; folded, every update, how it was measured."""
     return [
         lead(answer(bench)),
-        shapes_table(bench),
-        picture(bench),
+        updates.shapes_table(bench, figures(bench)),
+        updates.picture(bench, figures(bench)),
         *(Note(failure) for failure in failures(bench)),
         Heading("Every update"),
         updates_table(bench),
@@ -181,55 +189,11 @@ def blocks(bench: Record) -> list[Block]:
     ]
 
 
-def shapes_table(bench: Record) -> Table:
-    """A row for every shape: ours over TRL's, and over the lower bound."""
-    table = figures(bench).unstack("who").reindex(list(bench["shapes"]))
-    columns = ("speedup", OURS), ("memory", OURS), ("seconds", OURS), ("seconds", PEER)
-    rows = [
-        [
-            f"PPO, {bench['shapes'][name]['preset']}",
-            *(number(row.get(column)) for column in (*columns, ("bound", OURS))),
-        ]
-        for name, row in table.iterrows()
-    ]
-    caption = (
-        f"Ours beside {TRL}, of the fastest run of each. Memory: the most that any run held. Over"
-        " lower bound: our seconds over those of the matrix products that an update needs."
-    )
-    header = "update|times TRL's speed|share of TRL's memory|seconds|TRL's seconds|over lower bound"
-    return Table(header.split("|"), rows, caption, strong=True, name="shapes")
-
-
-def picture(bench: Record) -> Block:
-    """Everybody's seconds at every shape, over those of the lower bound."""
-    bounds, shapes = figures(bench)["bound"], list(bench["shapes"])
-
-    def draw(axes: Axes) -> None:
-        axes.axvline(1.0, color=plots.INK, lw=1, ls=(0, (4, 3)), label="lower bound")
-        for who, name, color, up in ((OURS, OURS, plots.PPO, 8), (PEER, TRL, plots.SFT, -16)):
-            own = bounds[bounds.index.isin([who], level="who")].droplevel("who")
-            places = [shapes.index(shape) for shape in own.index]
-            axes.plot(own, places, "o", color=color, ms=8, label=name)
-            for place, bound in zip(places, own, strict=True):
-                at: Any = {"xytext": (0, up), "textcoords": "offset points", "ha": "center"}
-                axes.annotate(f"{bound:.2f}", (bound, place), **at)
-        axes.set_yticks(range(len(shapes)), [bench["shapes"][name]["preset"] for name in shapes])
-        axes.set_ylim(len(shapes) - 0.5, -0.5)
-        axes.set_xlim(left=0.0)
-        axes.margins(x=0.12)
-        axes.set_xlabel("seconds over those of the lower bound")
-        plots.legend(axes)
-
-    caption = "The lower bound is the matrix products that an update needs; further left is faster."
-    panel = plots.Panel("Seconds of an update", draw)
-    return plots.figure("seconds", caption, [panel], 1.75, 2 * plots.tall(shapes))
-
-
 def updates_table(bench: Record) -> Table:
     """A row for everybody at every shape: ours beside TRL."""
     rows = [
         [
-            f"PPO, {bench['shapes'][row['shape']]['preset']}",
+            updates.label(bench["shapes"][row["shape"]]),
             bench["about"]["peers"].get(row["who"], row["who"]),
             number(row["seconds"]),
             whole(row["tokens"] / row["seconds"]),
@@ -243,7 +207,7 @@ def updates_table(bench: Record) -> Table:
     caption = (
         "Of the fastest run. GB: the most that any run held above what its process held before the"
         " weights. Spread: the slowest run above the fastest. Episodes, microbatches, epochs and"
-        " lengths of queries stand in bench.json."
+        " lengths of queries stand in the page's JSON."
     )
     return Table([*header.split("|"), "spread"], rows, caption, name="updates")
 
@@ -261,8 +225,9 @@ def method(bench: Record) -> list[str]:
         f"Lower bound: the operations of all matrix products that an update needs, without"
         f" padding, at {matrix_rate(bench) / 1e9:,.0f} Gflop/s, the rate of a large"
         " matrix product in the same call. See reports/speed/measure.py.",
-        f"Measured on {about['date']} with code {about['code_version']}, each {about['runs']}"
-        f" times, on {about['machine']}; {versions}; settings: {changed}.",
+        f"Measured on {about['date']} with code {about['code_version']},"
+        f" {about['runs']} run{'s' * (about['runs'] > 1)} of each, on {about['machine']};"
+        f" {versions}; settings: {changed}.",
     ]
 
 

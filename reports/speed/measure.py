@@ -3,10 +3,11 @@
     python -m reports.speed.measure update folder/update.json --preset pythia-14m
 
 `prepare` writes weights, and queries: random tokens with the lengths of real posts. `update` is one
-whole update of PPO: all rows of the batch as they come, all epochs; TRL is measured on the same
-tokens.
+whole update of PPO or RLOO: all rows of the batch as they come, all epochs; TRL is measured on the
+same tokens.
 """
 
+import math
 import random
 from collections.abc import Sequence
 from dataclasses import replace
@@ -19,16 +20,22 @@ import numpy as np
 import torch
 from accelerate import Accelerator
 
+from reports.needs import rehearse
 from reports.needs.inputs import draw_weights
 from reports.needs.memory import Setting, setting_of
+from reports.needs.plan import sized
 from reports.needs.shapes import Shape, block_weights, parameters, shape_of
 from reports.speed.meter import Meter, hold, matrix_rate
-from reports.speed.speed import EOS_ID, QUERIES
+from reports.speed.speed import EOS_ID, QUERIES, peak_of
+from stages.functional import leave_one_out
 from stages.learning.learner import stream
 from stages.learning.loop import make_accelerator
 from stages.learning.lora import adapt
-from stages.learning.models import new_reward_model
+from stages.learning.models import load_policy, load_reward_model, new_reward_model
+from stages.learning.passes import response_logprobs, score_responses
 from stages.learning.sampling import Noise
+from stages.posts.ragged import pad_left
+from stages.rl import grouped
 from stages.rl.credit import credit, shape
 from stages.rl.episodes import Rollout
 from stages.rl.metrics import describe
@@ -40,19 +47,21 @@ from stages.running.machine import device_name
 from stages.settings.command_line import add_arguments, config_of, request_of
 from stages.settings.config import Config, Ppo
 from stages.settings.faults import Parser, in_one_line
+from stages.settings.ppo import Rloo
 
 WARM_TOKENS = 2
+TOP = 10  # kernels of a profile
 SHARES = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 0.99, 1.0)
 # At these shares of 4,707 real posts, as parts of the limit of 512 tokens.
 QUANTILES = (0.105, 0.42, 0.525, 0.68, 0.833, 0.927, 0.99, 1.0)
 SEED = 1
 
 
-def prepare(config: Config, folder: Path) -> dict[str, Any]:
+def prepare(config: Config, settings: Ppo | Rloo, folder: Path) -> dict[str, Any]:
     """Write new weights of the shape, a reward model, and the queries of one batch."""
     make_accelerator(config)
     published = shape_of(config.base)
-    limit, count = config.data.max_query_tokens, config.ppo.batch_size
+    limit, count = config.data.max_query_tokens, settings.batch_size // settings.samples_per_query
     write_json(folder / QUERIES, synthetic_queries(published, limit, count))
     draw_weights(published, config.seed, folder / "model")
     scorer = new_reward_model(folder / "model", stream(config.seed, "reward head"))
@@ -69,28 +78,29 @@ def synthetic_queries(published: Shape, limit: int, count: int) -> list[list[int
     return queries
 
 
-def measure_update(config: Config, folder: Path) -> dict[str, Any]:
+def measure_update(config: Config, settings: Ppo | Rloo, folder: Path) -> dict[str, Any]:
     """Seconds of an update, peak memory, tokens; and by counting, the operations of the matrix
     products that it must do.
     """
-    accelerator, ppo = make_accelerator(config), config.ppo
+    accelerator = make_accelerator(config)
     meter = Meter(torch.device(accelerator.device))
     setting = setting_of(config, on_gpu=meter.on_gpu)
     rate = matrix_rate(meter, setting.half)
-    rows: list[list[int]] = read_json(folder / QUERIES)[: ppo.batch_size]
+    rows: list[list[int]] = read_json(folder / QUERIES)
     lengths = [len(row) for row in rows]
-    learner = load_learner(config, folder, accelerator)
+    learner = load_learner(config, settings, folder, accelerator)
     # The smallest update, with which torch loads what it needs and the moments come to be.
-    once = replace(ppo, num_ppo_epochs=1, num_minibatches=1)
+    once = replace(settings, num_ppo_epochs=1, num_minibatches=1)
     noise = Noise(seed=config.seed, purpose="bench", length=WARM_TOKENS)
-    take_update(learner, rows[: config.memory.microbatch_size], once, noise)
+    few = max(1, config.memory.microbatch_size // settings.samples_per_query)
+    take_update(learner, rows[:few], once, noise)
     noise = replace(noise, length=config.data.max_summary_tokens)
-    rollout, measured = meter.whole(lambda: take_update(learner, rows, ppo, noise))
+    rollout, measured = meter.whole(lambda: take_update(learner, rows, settings, noise))
     sampled = int((rollout.responses != learner.networks.pad_id).sum())
     return {
         **measured,
-        "tokens": sum(lengths) + sampled,
-        "flops": update_flops(setting, lengths),
+        "tokens": sum(lengths) * settings.samples_per_query + sampled,
+        "flops": update_flops(setting, settings, lengths),
         "matrix_rate": max(rate, matrix_rate(meter, setting.half)),
         "device": device_name(),
         "threads": torch.get_num_threads(),
@@ -98,19 +108,21 @@ def measure_update(config: Config, folder: Path) -> dict[str, Any]:
     }
 
 
-def update_flops(setting: Setting, queries: Sequence[int]) -> float:
-    """Operations of the matrix products that one update of PPO must do, for queries of so many
-    tokens each: counted row by row, so no padding is in it, and all tokens are sampled.
+def update_flops(setting: Setting, settings: Ppo | Rloo, queries: Sequence[int]) -> float:
+    """Operations of the matrix products that one update must do, for queries of so many tokens
+    each: counted row by row, so no padding is in it, and all tokens are sampled. The samples of a
+    query share a row.
     """
-    response, total = setting.config.data.max_summary_tokens, 0.0
+    response, total = setting.config.data.max_summary_tokens * settings.samples_per_query, 0.0
     # The backward pass is two forward ones, and recomputed activations are one more.
-    learned = setting.config.ppo.num_ppo_epochs * (3 + setting.recomputed)
+    learned = settings.num_ppo_epochs * (3 + setting.recomputed)
+    scored = 2 + learned if isinstance(settings, Ppo) else 1  # passes of reward model and critic
     for query in queries:
         whole = query + response
         policy, scorer = (forward_flops(setting.shape, whole, whole, n) for n in (response, 0))
         total += forward_flops(setting.shape, query, query, 0)
         total += forward_flops(setting.shape, response, query, response)
-        total += (2 + learned) * (policy + scorer)
+        total += (2 + learned) * policy + scored * scorer
     return total
 
 
@@ -124,47 +136,135 @@ def forward_flops(shape: Shape, tokens: int, length: int, logits: int) -> float:
     return layers + attention + 2 * shape.hidden * shape.vocabulary * logits
 
 
-def load_learner(config: Config, folder: Path, accelerator: Accelerator) -> PolicyLearner:
-    """The networks of PPO, all held in memory, with their optimizer."""
+def load_learner(
+    config: Config, settings: Ppo | Rloo, folder: Path, accelerator: Accelerator
+) -> PolicyLearner:
+    """The networks of PPO or RLOO, all held in memory, with their optimizer."""
     pad_id = shape_of(config.base).vocabulary
     tokenizer: Any = SimpleNamespace(eos_token_id=EOS_ID, pad_token_id=pad_id)
     origins = Origins(
         policy=folder / "model",
         reward_model=folder / "reward_model",
         seed=config.seed,
-        adapt=partial(adapt, config=config, stage="ppo"),
+        adapt=partial(adapt, config=config, stage=settings.section()),
     )
-    networks = load_networks(origins, tokenizer, config.ppo, config.memory.frozen_dtype)
-    learner = make_learner(accelerator, networks, config.ppo, config.optimizer, config.memory)
+    networks = load_networks(origins, tokenizer, settings, config.memory.frozen_dtype)
+    learner = make_learner(accelerator, networks, settings, config.optimizer, config.memory)
     for network in (networks.policy, networks.critic, networks.ref_policy, networks.reward_model):
-        assert network is not None
-        hold(network)
+        if network is not None:
+            hold(network)
     return learner
 
 
-def take_update(learner: PolicyLearner, rows: list[list[int]], ppo: Ppo, noise: Noise) -> Rollout:
+def take_update(
+    learner: PolicyLearner, rows: list[list[int]], settings: Ppo | Rloo, noise: Noise
+) -> Rollout:
     """All six steps and their metrics, as the stage takes them."""
     pad_id = learner.networks.pad_id
-    set_rate(learner, ppo)
+    set_rate(learner, settings)
     queries = [torch.tensor(row) for row in rows]
-    measured = measure(learner, sample_responses(learner, queries, noise, ppo), ppo)
-    shaped = shape(score(learner, measured, ppo), ppo, pad_id, ppo.score_at)
-    rollout = credit(learner.accelerator, shaped, ppo)
-    describe(learner, rollout, ppo)
-    optimize(learner, rollout, ppo, noise.seed)
+    sampled = sample_responses(learner, queries, noise, settings)
+    episodes = score(learner, measure(learner, sampled, settings), settings)
+    if isinstance(settings, Ppo):
+        shaped = shape(episodes, settings, pad_id, settings.score_at)
+        rollout = credit(learner.accelerator, shaped, settings)
+    else:
+        rollout = grouped.credit(shape(episodes, settings, pad_id), settings, leave_one_out)
+    describe(learner, rollout, settings)
+    optimize(learner, rollout, settings, noise.seed)
     return rollout
+
+
+# -- what only a card can show ---------------------------------------------------------------------
+
+
+def profile_update(config: Config, settings: Ppo | Rloo, folder: Path) -> dict[str, Any]:
+    """The kernels (on a CPU: operators) of an update with one epoch that take the most time."""
+    once = replace(settings, num_ppo_epochs=1)
+    learner = load_learner(config, once, folder, make_accelerator(config))
+    noise = Noise(seed=config.seed, purpose="bench", length=config.data.max_summary_tokens)
+    queries = read_json(folder / QUERIES)
+    take_update(learner, queries, once, noise)  # loads and compiles what it needs
+    with torch.profiler.profile() as profiler:
+        take_update(learner, queries, once, noise)
+    events = profiler.key_averages()
+    kernels = [event for event in events if event.device_type.name == "CUDA"] or events
+    spent = {event: event.self_device_time_total or event.self_cpu_time_total for event in kernels}
+    first = sorted(spent, key=lambda event: -spent[event])[:TOP]
+    rows = [
+        {"kernel": event.key[:80], "seconds": spent[event] / 1e6, "calls": event.count}
+        for event in first
+    ]
+    total = sum(spent.values()) / 1e6
+    return {"rows": [row | {"share of time": row["seconds"] / total} for row in rows]}
+
+
+def compare_precision(config: Config, settings: Ppo | Rloo, folder: Path) -> dict[str, Any]:
+    """bf16 - float32 on one microbatch: log-probabilities, scores, the policy's gradient."""
+    device = make_accelerator(config).device
+    policy = load_policy(folder / "model").to(device)
+    scorer = load_reward_model(folder / "reward_model").to(device)
+    length, pad_id = config.data.max_summary_tokens, shape_of(config.base).vocabulary
+    few = read_json(folder / QUERIES)[: config.memory.microbatch_size]
+    queries = pad_left([torch.tensor(row) for row in few], pad_id).to(device)
+    responses = torch.randint(1, pad_id, (len(few), length)).to(device)
+    texts = torch.cat([queries, responses], dim=1)
+
+    def outputs(half: bool) -> dict[str, torch.Tensor]:
+        policy.zero_grad()
+        with torch.autocast(device.type, torch.bfloat16, enabled=half):
+            logprobs = response_logprobs(policy, texts, texts != pad_id, length, 1.0)
+            scores = score_responses(scorer, queries, responses, pad_id)
+        torch.autograd.backward(logprobs.mean())
+        gradients = [weight.grad for weight in policy.parameters() if weight.grad is not None]
+        flat = torch.cat([gradient.flatten() for gradient in gradients])
+        return {"log-probabilities": logprobs.detach(), "scores": scores.detach(), "gradient": flat}
+
+    rows, half = [], outputs(half=True)
+    for name, exact in outputs(half=False).items():
+        gaps, size = (half[name] - exact).abs(), exact.abs().mean()
+        numbers = {"largest difference": gaps.max(), "mean": gaps.mean(), "mean size": size}
+        rows.append({"of": name} | {key: number.item() for key, number in numbers.items()})
+    return {"rows": rows}
+
+
+def count_work(config: Config, settings: Ppo | Rloo, folder: Path) -> dict[str, float]:
+    """Operations per second of the card, and operations of an update of each stage of a rehearsal,
+    with the longest rows.
+    """
+    setting = sized(setting_of(config), math.inf)
+    rows, data = rehearse.counts_of(setting.config, processes=1), config.data
+    pair = data.max_query_comparison_tokens + data.max_comparison_tokens
+    work = {"peak": peak_of(device_name())}
+    shapes = {"sft": (data.max_query_summary_tokens, data.max_summary_tokens), "rm": (pair, 0)}
+    for stage, (length, logits) in shapes.items():
+        passed = forward_flops(setting.shape, length, length, logits) * (3 + setting.recomputed)
+        work[stage] = passed * rows[f"{stage}.batch_size"]
+    queries = [data.max_query_tokens] * rows["ppo.batch_size"]
+    return work | {"ppo": update_flops(setting, config.ppo, queries)}
+
+
+PARTS = {
+    "prepare": prepare,
+    "update": measure_update,
+    "profile": profile_update,
+    "precision": compare_precision,
+    "work": count_work,
+}
 
 
 @in_one_line()
 def main(argv: list[str] | None = None) -> None:
     """Make one measurement and write it to a file, beside which the weights lie."""
     parser = Parser(description="one measurement of a bench")
-    parser.add_argument("part", choices=["prepare", "update"])
+    parser.add_argument("part", choices=PARTS)
     parser.add_argument("result", type=Path)
+    parser.add_argument("--stage", choices=["ppo", "rloo"], default="ppo")
     add_arguments(parser)
     args = parser.parse_args(argv)
-    measured = {"prepare": prepare, "update": measure_update}[args.part]
-    write_json(args.result, measured(config_of(request_of(args)), args.result.parent))
+    config = config_of(request_of(args))
+    measured = PARTS[args.part](config, getattr(config, args.stage), args.result.parent)
+    write_json(args.result, measured)
 
 
 if __name__ == "__main__":

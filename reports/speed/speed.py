@@ -6,28 +6,37 @@ TRL's environment is made once, below `runs/peers/`, from the same pinned versio
 """
 
 import hashlib
+import re
 import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from reports.needs.shapes import shape_of
+from reports.parts.words import OURS, PEER, TRL
 from stages.running.files import read_json, write_json
-from stages.running.machine import code_version, cpu_model, library_versions
+from stages.running.machine import code_of, code_version, cpu_model, library_versions
 from stages.settings import config as settings
 from stages.settings.command_line import Request, config_of
 from stages.settings.config import Config, UserError
 from stages.settings.presets import PRESETS
 
-OURS, PEER = "ours", "trl"
-TRL = "TRL 1.9.2"  # the last release that has a PPOTrainer
 PACKAGES = ("trl==1.9.2", "requests")  # the second: for TRL's RLOOTrainer, which a test drives
 CONSTRAINTS = Path("constraints.txt")
 QUERIES, EOS_ID = "queries.json", 0  # [PAD] is the id after the vocabulary's last
+MEASURE = "reports.speed.measure"
+ON_CPU = ("pythia-14m:32:8", "pythia-70m:16:4")
+ON_CARD = ("pythia-1b:64:16", "pythia-1b:64:16:rloo", "pythia-410m:128:32", "smollm2-full:256:32")
+CARD = "import torch; print(torch.cuda.get_device_name() if torch.cuda.is_available() else '')"
+# Operations per second in bf16, without sparsity, by the datasheets; the first name that fits.
+PEAKS = {"H100 PCIe": 756e12, "H100": 989e12, "H200": 989e12, "A100": 312e12, "L40S": 362e12}
+SAME = ("code", "machine", "card", "versions", "overrides")
+"""What two calls have in common, if one goes on with what the other measured."""
 LAST_LINE = 200
 NO_POSTS = "."  # queries are drawn, so no file of the folder is read
 Record = dict[str, Any]
@@ -35,24 +44,22 @@ Record = dict[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """An update of PPO at one shape."""
+    """An update of PPO or RLOO at one shape."""
 
     preset: str
     batch: int
     microbatch: int
+    stage: str
+    text: str
+    """As it was typed."""
     overrides: tuple[str, ...] = ()
     """More settings, as SET takes them."""
-
-    @property
-    def text(self) -> str:
-        """As the command line takes it."""
-        return f"{self.preset}:{self.batch}:{self.microbatch}"
 
     @property
     def request(self) -> Request:
         """The settings of one update of all networks."""
         fixed = {
-            "ppo.batch_size": self.batch,
+            f"{self.stage}.batch_size": self.batch,
             "ppo.samples_per_query": 1,
             "ppo.critic_updates": 0,
             "memory.microbatch_size": self.microbatch,
@@ -70,82 +77,115 @@ class Case:
 
 
 def case_of(text: str, overrides: tuple[str, ...] = ()) -> Case:
-    """A case as it is typed: `pythia-14m:32:8`. Raises UserError for anything else."""
-    preset, *numbers = text.split(":")
-    if len(numbers) != 2 or not all(number.isdigit() and int(number) for number in numbers):
-        typed = "preset:batch:microbatch, as in pythia-14m:32:8"
+    """A case as it is typed: `pythia-14m:32:8`, or `pythia-14m:32:8:rloo`. Raises UserError for
+    anything else.
+    """
+    parts = re.fullmatch(r"([^:]+):([1-9]\d*):([1-9]\d*)(?::(rloo))?", text)
+    if parts is None:
+        typed = "preset:batch:microbatch, as in pythia-14m:32:8, and :rloo for RLOO"
         raise UserError(f"SHAPES takes {typed}, not {text}")
-    batch, microbatch = map(int, numbers)
+    batch, microbatch = int(parts[2]), int(parts[3])
     if batch % microbatch:
         raise UserError(f"SHAPES={text}: the batch must divide by the microbatch")
-    return Case(preset=preset, batch=batch, microbatch=microbatch, overrides=overrides)
+    numbers = {"batch": batch, "microbatch": microbatch}
+    stage = parts[4] or "ppo"
+    return Case(preset=parts[1], stage=stage, text=text, overrides=overrides, **numbers)
 
 
-def measured(cases: Sequence[Case], runs: int, work: Path) -> Iterator[Record]:
+@cache
+def card_name() -> str:
+    """The name of this machine's card; empty without one. This process does not load torch."""
+    return subprocess.check_output([sys.executable, "-c", CARD], text=True).strip()
+
+
+def peak_of(card: str) -> float:
+    """Operations per second that a card can do in bf16; nan where that is not known here."""
+    return next((peak for name, peak in PEAKS.items() if name in card), float("nan"))
+
+
+def measured(cases: Sequence[Case], runs: int, work: Path, before: Record) -> Iterator[Record]:
     """The whole record, after each measurement. What fails says so in it, and the rest goes on.
 
-    `work` is a folder for weights. Raises UserError for a bad setting before anything is measured.
+    `work` is a folder for weights; `before`, the record of an earlier call, of which this one goes
+    on if that was stopped and `SAME` are the same. Raises UserError for a bad setting before
+    anything is measured.
     """
     for case in cases:
         config_of(case.request)
     about: Record = {
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "code_version": code_version(),
+        "code": hashlib.sha256(repr(code_of(MEASURE)).encode()).hexdigest()[:12],
         "machine": cpu_model(),
+        "card": card_name(),
         "versions": library_versions(),
         "peers": {PEER: TRL},
         "left_out": [],
         "runs": runs,
         "overrides": list(cases[0].overrides),
+        "finished": False,
     }
     python = None
     try:
         python = peer_interpreter()
     except UserError as error:
         about |= {"peers": {}, "left_out": [str(error)]}
-    shapes: Record = {}
+    earlier: Record = before.get("about", {})
+    same = all(earlier.get(key) == about[key] for key in SAME)
+    known = before["shapes"] if same and not earlier["finished"] else {}
+    shapes: Record = {case.text: known[case.text] for case in cases if case.text in known}
     for case in cases:
         shutil.rmtree(work, ignore_errors=True)
         work.mkdir(parents=True)
+        before_it = shapes.get(case.text, {}).get("measured", {})
         try:
-            for shape in _of_shape(case, runs, work, python):
+            for shape in _of_shape(case, runs, work, python, before_it):
                 shapes[case.text] = shape
                 yield {"about": about, "shapes": shapes}
         except UserError as error:  # what was measured before it took minutes
             about["left_out"].append(f"{case.text}: {error}")
     if not shapes:
         raise UserError("; ".join(about["left_out"]))
-    yield {"about": about, "shapes": shapes}
+    yield {"about": about | {"finished": True}, "shapes": shapes}
 
 
-def _of_shape(case: Case, runs: int, work: Path, python: Path | None) -> Iterator[Record]:
-    """What is known of one shape, after each measurement. Raises UserError where ours fails."""
-    config, module = config_of(case.request), [sys.executable, "-m", "reports.speed.measure"]
+def _of_shape(
+    case: Case, runs: int, work: Path, python: Path | None, before: dict[str, list[Record]]
+) -> Iterator[Record]:
+    """What is known of one shape, after each measurement that was not made before. Raises UserError
+    where ours fails.
+    """
+    config, module = config_of(case.request), [sys.executable, "-m", MEASURE]
 
     def of_ours(part: str) -> Record:
-        result = work / f"{part}.json"
-        return run_process([*module, part, str(result), *case.request.arguments], result)
+        result, stage = work / f"{part}.json", f"--stage={case.stage}"
+        return run_process([*module, part, str(result), stage, *case.request.arguments], result)
 
+    everybody = [OURS, PEER] if python and case.stage == "ppo" else [OURS]
+    runs_of = {who: [*before.get(who, [])] for who in everybody}
+    order = [(run, who) for run in range(1, runs + 1) for who in everybody]
+    todo = [(run, who) for run, who in order if len(runs_of[who]) < run]
+    if not todo:
+        return
     prepared, task, result = of_ours("prepare"), work / "task.json", work / "trl.json"
     write_json(task, task_of(work, config))
-    runs_of: dict[str, list[Record]] = {OURS: [], **({PEER: []} if python else {})}
     shape: Record = {
         "preset": case.preset,
+        "stage": case.stage,
         "batch": case.batch,
         "microbatch": case.microbatch,
         "response": config.data.max_summary_tokens,
-        "epochs": config.ppo.num_ppo_epochs,
+        "epochs": getattr(config, case.stage).num_ppo_epochs,
         **prepared,
         "measured": runs_of,
     }
-    for run in range(1, runs + 1):
-        print(f"{case.text}: {OURS}, run {run} of {runs}", flush=True)
-        runs_of[OURS].append(of_ours("update"))
+    for run, who in todo:
+        print(f"{case.text}: {TRL if who == PEER else who}, run {run} of {runs}", flush=True)
+        if python is not None and who == PEER:
+            runs_of[who].append(run_peer(python, task, result))
+        else:
+            runs_of[who].append(of_ours("update"))
         yield shape
-        if python:
-            print(f"{case.text}: {TRL}, run {run} of {runs}", flush=True)
-            runs_of[PEER].append(run_peer(python, task, result))
-            yield shape
 
 
 def run_process(words: Sequence[str], result: Path) -> Record:
