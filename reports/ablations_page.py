@@ -8,7 +8,7 @@ posts and from the same SFT and reward model, seed by seed; where the switch is 
 from the same SFT model. Each switch gets one verdict (`reports.parts.verdicts`).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from statistics import fmean
@@ -18,13 +18,12 @@ from reports.parts import gained, page, plots, verdicts, words
 from reports.parts.ablated import POLICY, AblatedRun, SeedsOfRun, collect, taken_stages, there
 from reports.parts.blocks import Block, Heading, Table, Text
 from reports.parts.cells import MISSING, Number
-from reports.parts.collect import Record
+from reports.parts.collect import Record, explained_by_critic
 from reports.parts.paired import Entry
 from reports.parts.run_report import write_about_runs
 from reports.parts.sentences import against, distrust, lead, notes_of_runs, unjudged
 from reports.parts.verdicts import FEWEST, WITHIN, in_brief, sentence, verdicts_of
 from reports.parts.words import Row, bounds_in_points, number, percent, seeds_mean
-from reports.sections import critic
 from stages.settings.presets import ABLATIONS, GROUPS, ablations_named
 from stages.settings.stages import SHARED_STAGES
 
@@ -85,7 +84,7 @@ def blocks(default: SeedsOfRun, others: list[AblatedRun], left_out: Sequence[str
         *against([*caveats(default.rows, others), *left_out]),
         *gained.table(entries),
         Heading("The critic"),
-        critic.table(runs),
+        critic_table(runs),
         Heading("Each seed"),
         means_table(default, others),
         seeds_table(default.rows, others),
@@ -238,6 +237,29 @@ def limits(seeds: str, others: list[AblatedRun]) -> list[str]:
             if stages
         ),
     ]
+
+
+def critic_table(groups: Mapping[str, Sequence[Record]]) -> Table:
+    """A row a group: how much of the returns the critic explained while the policy learned.
+
+    `groups`: name -> its runs; a group may be empty.
+    """
+    rows: list[list[object]] = []
+    for name, runs in groups.items():
+        logged = (explained_by_critic(run) for run in runs)
+        critics = [critic for critic in logged if critic]
+        if not critics:
+            rows.append([name, *[MISSING] * 3])
+            continue
+        means = [number(fmean(critic[key] for critic in critics)) for key in ("first", "last")]
+        below = sum(critic["below"] > 0 for critic in critics)
+        rows.append([name, *means, f"{below} of {len(critics)}"])
+    caption = (
+        "Explained variance of the returns (1: all, below 0: less than a constant), mean over"
+        " seeds; updates in which the critic learned alone do not count."
+    )
+    header = ("switch", "policy's first update", "last update", "seeds ever below 0")
+    return Table(header, rows, caption)
 
 
 if __name__ == "__main__":

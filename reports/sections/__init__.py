@@ -4,7 +4,6 @@ judging      who judged, every rate, controls
 calibration  the judge beside labels, and the rates that they correct
 scores       proxy and gold score
 samples      posts with every summary
-critic       PPO's critics of several groups of runs, side by side
 curves       everything that training logged
 reward       the reward model, and DPO's policy as one
 card         what one card shows: the command `make card`

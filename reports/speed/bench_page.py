@@ -19,7 +19,7 @@ from typing import Any
 import pandas as pd
 
 from reports.parts import page, updates
-from reports.parts.blocks import Block, Heading, Note, Table, Text
+from reports.parts.blocks import Block, Heading, Note, Table, Text, slug
 from reports.parts.sentences import lead
 from reports.parts.words import OURS, PEER, TRL, number, percent, whole
 from reports.speed import speed
@@ -29,7 +29,7 @@ from stages.running.files import read_record
 from stages.running.progress import Stopped
 from stages.settings import config as settings
 from stages.settings.command_line import add_overrides
-from stages.settings.config import UserError, slug
+from stages.settings.config import UserError
 from stages.settings.faults import Parser, in_one_line
 
 STEM = "bench"
