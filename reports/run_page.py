@@ -84,7 +84,7 @@ def headline(numbers: Row, path: Path) -> str:
         if numbers["pairs"]:
             right, count = percent(numbers["accuracy"]), whole(numbers["pairs"])
             pairs = f"{right} of {count} held-out pairs right"
-        scorer = numbers["function"] or "Reward model"
+        scorer = numbers["taken"] or "Reward model"
         sentence = f"{sentences.beats_sft(numbers)}. {scorer}: {pairs}."
     tables = [text_table(*result_rows(numbers)), text_table(*judging.short_rows(numbers))]
     return run_report.headline(title, tables, sentence, sentences.caveats(numbers), path)

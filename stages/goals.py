@@ -105,7 +105,7 @@ PRESETS | presets* | one run takes PRESET | for study: a grid, with SEEDS
 SHAPES | shapes* | | for bench: SHAPES='pythia-14m:32:8'
 RUNS | runs* | one run takes NAME | for compare: name[/seed][:policy]; for bench: how many
 POLICY | policy | | a released checkpoint for eval: folder or hub id[@revision]
-REWARD_MODEL | reward-model | | what scores its summaries; without it there are no scores
+REWARD_MODEL | reward-model | | a reward model of others, in the place of training, or for POLICY
 INPUT | input | | summaries to judge: JSONL, CSV, Parquet, folder, run
 POST | post | | for summarize: the text of a post
 ID | id | | for summarize: a post of the run's data

@@ -20,7 +20,7 @@ from stages.functional import preference_loss
 from stages.learning.learner import stream
 from stages.learning.loop import make_accelerator
 from stages.learning.lora import keep_model
-from stages.learning.models import load_tokenizer, new_reward_model, save_model
+from stages.learning.models import load_tokenizer, new_reward_model, require_room, save_model
 from stages.learning.passes import summary_scores
 from stages.learning.preferences import (
     gap_rows,
@@ -34,21 +34,24 @@ from stages.learning.preferences import (
 from stages.learning.state import State
 from stages.learning.supervised import begin_supervised, check_batch, set_rate
 from stages.posts.ragged import TokenizedSplit, load_split
+from stages.rl.taken import taken_model
 from stages.runs import HELD_OUT_CNNDM, HELD_OUT_PAIRS, Run, open_stage, write_rows
 from stages.settings.config import Config
 from stages.settings.sections import BEFORE_EOS, CNNDM, COMPARISONS, POSTS, PPO_TRAIN
 from stages.text_reward import TextReward
 
+INSTEAD = "take it by reward.function, which gets texts"
+
 
 def train_reward_model(config: Config) -> None:
-    """Run the stage. A reward of one's own is not trained: it is put where a reward model would be.
+    """Run the stage. A function, or a reward model of others, is put where ours would be.
 
-    Raises UserError for a function that is not there.
+    Raises UserError for one that is not there or does not fit.
     """
     accelerator = make_accelerator(config)
     with open_stage(config, "rm", accelerator.is_main_process) as run:
-        if config.reward.function:
-            take_function(run, accelerator, config.reward.function)
+        if config.reward.function or config.released.reward_model:
+            take(run, accelerator)
             return
         data, sft = run.require("base") / "data", run.require("sft")
         tokenizer = load_tokenizer(sft / "model")
@@ -81,21 +84,30 @@ def read_scores_before(model: PreTrainedModel, token_id: int) -> None:
     model.config.score_before_token = token_id
 
 
-def take_function(run: Run, accelerator: Accelerator, function: str) -> None:
-    """Save a function of texts, with the rows that it will get, as the stage's model.
-
-    Its accuracy on held-out pairs, if there are any, is measured like a reward model's.
+def take(run: Run, accelerator: Accelerator) -> None:
+    """Save a function of texts, with the rows that it will get, or a reward model of others, as the
+    stage's model. Its accuracy on held-out pairs, if there are any, is measured like that of ours.
     """
-    data, tokenizer = run.require("base") / "data", load_tokenizer(run.require("sft") / "model")
-    splits = [split for split in (*POSTS, PPO_TRAIN) if (data / f"{split}.jsonl").exists()]
-    rows = [row for split in splits for row in load_split(data, split).rows]
-    reward = TextReward(function, tokenizer, rows)
+    config, data, sft = run.config, run.require("base") / "data", run.require("sft") / "model"
+    tokenizer = load_tokenizer(sft)
+    reward_model: Any
+    if function := config.reward.function:
+        splits = [split for split in (*POSTS, PPO_TRAIN) if (data / f"{split}.jsonl").exists()]
+        rows = [row for split in splits for row in load_split(data, split).rows]
+        reward_model = TextReward(function, tokenizer, rows)
+    else:
+        reward_model, _ = taken_model(config, sft, INSTEAD)
+        lengths = config.data.max_query_tokens, config.data.max_summary_tokens
+        require_room(reward_model, *lengths, "data.max_summary_tokens")
+        if config.rm.read_at == BEFORE_EOS:
+            read_scores_before(reward_model, tokenizer.eos_token_id)
     if run.main:
-        save_model(reward, tokenizer, run.partial / "model")
+        save_model(reward_model, tokenizer, run.partial / "model")
     results: dict[str, Any] = {"function": function, "training_pairs": 0, "cnndm": None}
+    results["checkpoint"] = config.released.reward_model
     if (data / f"{COMPARISONS[1]}.jsonl").exists():
-        pairs = load_split(data, COMPARISONS[1])
-        results |= evaluate(run, accelerator, reward, pairs, HELD_OUT_PAIRS)
+        pairs, placed = load_split(data, COMPARISONS[1]), reward_model.to(accelerator.device)
+        results |= evaluate(run, accelerator, placed, pairs, HELD_OUT_PAIRS)
     run.finish(results)
 
 

@@ -33,7 +33,7 @@ from stages.finished import stage_folder
 from stages.learning.checkpoints import read_weights
 from stages.learning.models import load_reward_model
 from stages.learning.passes import score_responses
-from stages.released import load_released_reward_model
+from stages.rl.taken import load_released_reward_model
 from stages.running.files import read_lines
 from stages.settings.command_line import make_config
 from stages.settings.config import UserError

@@ -50,7 +50,8 @@ def with_choices(values: Mapping[str, str]) -> dict[str, str]:
     seed = values.get("SEED") or str(Request.seed)
     require(seed.isdecimal(), f"SEED={seed}", "be a whole number")
     sources = {key: values.get(key.upper(), "") for key in ("data", "tokenizer")}
-    config = make_config(PRESET, name=name, seed=int(seed), **sources, overrides=(*typed,))
+    model = [f"released.reward_model={x}" for x in (values.get("REWARD_MODEL"),) if x]
+    config = make_config(PRESET, name=name, seed=int(seed), **sources, overrides=(*typed, *model))
     begun = recorded_config(settings.RUNS / name / f"seed{config.seed}" / "base")
     if begun and (begun.base, begun.data.source) == (config.base, config.data.source):
         chosen = [text for text in begun.overrides if text.partition("=")[0] not in keys]

@@ -20,7 +20,7 @@ from stages.running.files import read_lines, read_record
 from stages.settings import config as settings
 from stages.settings.checks import unknown
 from stages.settings.command_line import recorded_config
-from stages.settings.config import RANDOM, TOY, Config, UserError
+from stages.settings.config import RANDOM, TOY, Config, UserError, public_value
 from stages.settings.judge import MOST_UNJUDGED
 from stages.settings.sections import COMPARISONS
 from stages.settings.stages import POLICY_GRADIENT_STAGES, POLICY_STAGES, is_part, row_of
@@ -176,7 +176,7 @@ def numbers_of(record: Record) -> Row:
         "comparisons": reward["training_pairs"],
         **{key: reward.get(key) for key in ("accuracy", "accuracy_low", "accuracy_high")},
         "pairs": reward.get("pairs", 0),
-        "function": reward.get("function", ""),
+        "taken": reward.get("function") or public_value("", reward.get("checkpoint", "")),
         "episodes": learned["episodes"],
         "kl": learned["objective/kl"],
         "scores": learned["objective/scores"],

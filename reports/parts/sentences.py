@@ -91,8 +91,8 @@ def what_was_trained(row: Row) -> str:
     model = row["checkpoint"] if row["pretrained"] else "a GPT-NeoX that was never pretrained"
     data = "real posts" if row["real_posts"] else "the built-in toy world"
     reward = f"trained a reward model on {whole(row['comparisons'])} comparisons"
-    if row["function"]:
-        reward = f"took {row['function']} for the reward"
+    if row["taken"]:
+        reward = f"took {row['taken']} for the reward"
     return (
         f"We fine-tuned {model} ({row['parameters'] / 1e6:,.1f} million parameters) on"
         f" {whole(row['sft_rows'])} reference summaries of {data}, {reward}, and optimised the"

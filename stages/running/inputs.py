@@ -112,8 +112,8 @@ def output_files(source: str) -> list[Path]:
 
 def folder_inputs(config: Config, stage: str) -> dict[str, str]:
     """A hash of each folder from which a stage loads a model, a tokenizer or a data set."""
-    names = {"base": ("base.checkpoint", "base.tokenizer"), "released": ("released.reward_model",)}
-    loaded = list(names.get(stage, ()))
+    loaded = {"base": ["base.checkpoint", "base.tokenizer"]}.get(stage, [])
+    loaded += ["released.reward_model"] if stage in ("rm", "released") else []
     if STAGES[stage].reads_data and config.data.source == settings.HUB:
         loaded += ["data.sft_dataset", "data.comparisons_dataset"]
     hashes = {}

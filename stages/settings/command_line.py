@@ -244,8 +244,7 @@ def _check_given(config: Config) -> None:
         raise UserError(f"preset {config.preset} needs a tokenizer folder: {add}")
     source = config.data.source
     if source not in (settings.TOY, settings.HUB) and not Path(source).exists():
-        what = f"no file or folder {source}, nor a hub id owner/name"
-        raise UserError(f"data.source: {what}: correct DATA= (--data)")
+        raise UserError(f"data.source: no file or folder {source}, nor hub id: correct DATA=")
     module = config.reward.module
     if module and not module.exists():  # known here, and hours before it is called
         raise UserError(f"reward.function: no file {module} in this folder: correct the name")

@@ -92,8 +92,10 @@ class Config:
     def __post_init__(self) -> None:
         require(self.seed >= 0, "seed", "be at least 0")
         require(is_run_name(self.name), "name", MUST_BE_A_RUN_NAME)
-        several = bool(self.released.policy and self.outputs.file)
-        require(not several, "outputs.file", "stand without released.policy (make: INPUT, POLICY)")
+        several = bool(self.outputs.file and any(vars(self.released).values()))
+        require(not several, "outputs.file", "stand without released.* (POLICY, REWARD_MODEL)")
+        several = bool(self.reward.function and self.released.reward_model)
+        require(not several, "reward.function", "stand without released.reward_model")
         for name in ("data", "world") if self.data.source == TOY else ("data",):
             most = getattr(self, name).validation_posts
             fits = self.kind == OUTPUTS or not most or self.eval.posts <= most
@@ -115,7 +117,8 @@ class Config:
     @property
     def needed_splits(self) -> tuple[str, ...]:
         """The splits that its data must have: no pairs where no reward model is trained."""
-        return POSTS if self.reward.function else (*POSTS, *COMPARISONS)
+        is_taken = self.reward.function or self.released.reward_model
+        return POSTS if is_taken else (*POSTS, *COMPARISONS)
 
     @property
     def kind(self) -> str:
@@ -200,8 +203,9 @@ def settings_of(config: Config, stage: str) -> dict[str, Any]:
         sections.pop("world")
     if row.reads_data and config.data.source != HUB:
         del sections["data"]["sft_dataset"], sections["data"]["comparisons_dataset"]
-    if not config.reward.function:
-        sections.pop("reward", None)
+    if stage == "rm":  # as in runs that were made before one could be taken
+        for name in [name for name in ("reward", "released") if not any(sections[name].values())]:
+            del sections[name]
     if "dpo" in sections:
         sections["rm"] = {"pairs": config.rm.pairs, "by_post": config.rm.by_post}
     if stage not in config.lora.adapted_stages:

@@ -287,17 +287,13 @@ def file_name(name: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Released(Section):
-    """A checkpoint that others trained, summarised and judged as it is."""
+    """What others trained: a policy that is judged as it is, a reward model in place of ours."""
 
     policy: str = ""
     """Folder or hub id[@revision] of a causal LM; empty: the run trains its own policies."""
     reward_model: str = ""
-    """Folder or hub id[@revision] of the reward model that scores its summaries, in our layout or
-    that of Huang et al. 2024; empty: no scores."""
-
-    def __post_init__(self) -> None:
-        together = bool(self.policy or not self.reward_model)
-        require(together, "released.reward_model", "come with released.policy (make: POLICY=)")
+    """Folder or hub id[@revision] of a reward model with one label and the policy's tokenizer. It
+    scores a released policy's summaries; without one, `make rm` takes it and trains none."""
 
     @property
     def run_name(self) -> str:

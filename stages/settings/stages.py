@@ -95,7 +95,7 @@ ROWS = {
         "the reward model, from comparisons",
         "rm",
         module="stages.reward",
-        sections=("optimizer", "rm", "lora", "reward"),
+        sections=("optimizer", "rm", "lora", "reward", "released"),
         function="train_reward_model",
         inputs=("base", "sft"),
         shared=True,
@@ -198,7 +198,7 @@ POLICY_STAGES = tuple(name for name, stage in STAGES.items() if stage.makes_poli
 POLICY_GRADIENT_STAGES = tuple(name for name, stage in STAGES.items() if stage.policy_gradient)
 LORA_STAGES = tuple(name for name, stage in STAGES.items() if "lora" in stage.sections)
 # A run with an upstream has these sections as the upstream has them, but for its overrides.
-SHARED_SECTIONS = ("base", "world", "data", "sft", "reward", "rm", "normalize")
+SHARED_SECTIONS = ("base", "world", "data", "sft", "reward", "released", "rm", "normalize")
 
 
 def shared_before(stage: str) -> tuple[str, ...]:
