@@ -40,20 +40,20 @@ def seconds_before(config: Config) -> dict[str, float]:
     """Stage -> the seconds that it took last, with these settings on this processor, in a run of
     any name and seed.
     """
-    now, seconds = json.loads(json.dumps(asdict(config))), {}
-    paths = [
-        path
-        for depth in ("*", "*/*")
-        for path in settings.RUNS.glob(f"*/seed*/{depth}/manifest.json")
-    ]
-    for path in sorted(paths, key=lambda path: path.stat().st_mtime):
-        with suppress(UserError, LookupError, TypeError):  # of another version, or changed by hand
+    now, latest = json.loads(json.dumps(asdict(config))), dict[str, tuple[str, float]]()
+    # A stage, a judge's stage, or one that was replaced, which lies in aside/.
+    places = (f"*/seed*/{depth}/manifest.json" for depth in ("*", "*/*"))
+    for path in (path for place in places for path in settings.RUNS.glob(place)):
+        # What is of another version, changed by hand or being replaced tells nothing.
+        with suppress(UserError, OSError, LookupError, TypeError, AttributeError, ValueError):
             manifest, before = read_record(path), read_record(path.with_name("config.json"))
-            here = manifest["processor"]["model"] == cpu_model()
-            here = here and manifest["device"].startswith(("CPU", "1 x"))
-            if here and all(now[name] == before[name] for name in ("preset", *SECTIONS)):
-                seconds[manifest["stage"]] = manifest["seconds"]
-    return seconds
+            same = all(now[name] == before[name] for name in ("preset", *SECTIONS))
+            alone = manifest["device"].startswith(("CPU", "1 x"))
+            if same and alone and manifest["processor"]["model"] == cpu_model():
+                took = manifest["finished"], float(manifest["seconds"])
+                stage = manifest["stage"]
+                latest[stage] = max(took, latest.get(stage, took))
+    return {stage: seconds for stage, (_, seconds) in latest.items()}
 
 
 def time_left(config: Config, stages: Sequence[str]) -> str:
