@@ -103,7 +103,7 @@ def test_adapters_and_what_saves_memory_run_where_devices_do_not_mix(on_card, tm
 
 def test_make_card_measures_every_part_and_writes_one_page(on_card, tmp_path):
     (tmp_path / "constraints.txt").write_text("")
-    words = "--presets tiny-xs --shape tiny-xs:4:2 --set data.max_summary_tokens=4"
+    words = "--presets tiny-xs --shape tiny-xs:4:2 --slower 9 --set data.max_summary_tokens=4"
     command = [
         sys.executable,
         "-m",

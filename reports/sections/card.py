@@ -39,7 +39,9 @@ def parts_of(args: Any, work: Path) -> dict[str, tuple[int, str, Path]]:
 
     def words_of(preset: str, more: str = "") -> str:
         data = "" if PRESETS[preset]().data.source else "--data=."
-        return f"--preset={preset} {data} --set {more} {' '.join(args.overrides)}"
+        return (
+            f"--preset={preset} --name=card-{preset} {data} --set {more} {' '.join(args.overrides)}"
+        )
 
     preset, batch, rows = args.shape.split(":")
     sizes = (
@@ -50,7 +52,7 @@ def parts_of(args: Any, work: Path) -> dict[str, tuple[int, str, Path]]:
     parts = {"placement": (35, f"pytest -q -m card {ROOT / TESTS}", work / "none.json")}
     for name, seconds in zip(args.presets, (70, 250), strict=False):
         result = settings.RUNS / f"card-{name}" / "rehearsal" / "rehearsal.json"
-        words = f"reports.needs.rehearse --name=card-{name} {words_of(name)}"
+        words = f"reports.needs.rehearse {words_of(name)}"
         parts[f"stages of {name}"] = seconds, words, result
     parts["bench"] = 60, f"reports.speed.bench_page {bench}", work / "none.json"
     others = [("prepare", 25, shape), ("profile", 40, shape), ("precision", 25, shape)]
@@ -87,6 +89,7 @@ def main(argv: list[str] | None = None) -> None:
     parser = Parser(description="what only a card can show")
     parser.add_argument("--presets", nargs="+", default=["smollm2-full", "pythia-1b"])
     parser.add_argument("--shape", default="pythia-1b:64:16", help="preset:batch:microbatch")
+    parser.add_argument("--slower", type=float, default=1.0, help="times the seconds of parts")
     add_overrides(parser)
     args = parser.parse_args(argv)
     folder, ends = settings.RUNS / "bench", time.monotonic()
@@ -105,7 +108,7 @@ def main(argv: list[str] | None = None) -> None:
     work.mkdir(parents=True)
     try:
         for name, (seconds, words, result) in parts_of(args, work).items():
-            ends += seconds
+            ends += seconds * args.slower
             print(f"{name}: at most {ends - time.monotonic():.0f} s", flush=True)
             record["parts"][name] = run_part(words, ends - time.monotonic(), result)
             html = write(record, folder)
