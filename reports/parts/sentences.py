@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from eval.rates.table import leaning
 from reports.parts import doubts, paper
-from reports.parts.blocks import Block, Heading, Note, Text
+from reports.parts.blocks import Block, Caveats, Heading, Text
 from reports.parts.words import (
     Row,
     above_sft,
@@ -40,8 +40,8 @@ def lead(*sentences: str) -> Text:
 
 def against(notes: Iterable[str]) -> list[Block]:
     """The section of what to hold against a page's numbers; none without any."""
-    blocks = [Note(note) for note in dict.fromkeys(notes)]
-    return [Heading("What to hold against it"), *blocks] if blocks else []
+    texts = [*dict.fromkeys(notes)]
+    return [Heading("What to hold against it"), Caveats(texts)] if texts else []
 
 
 def distrust(rows: Sequence[Row], *reasons: str) -> str:
