@@ -55,12 +55,13 @@ def write_page(texts: Sequence[str], judge: str = "") -> str:
         about, heading = [entries[0].run, *(x.policy for x in entries)], f"{entries[0].run}: "
     first, *others = entries
     pairs = [beside(entry, first) for entry in others]
-    title = f"{heading}{first.label} beside {', '.join(entry.label for entry in others)}"
+    title = f"{heading}{title_of(entries, pairs)}"
     content = blocks(entries, pairs, left_out)
     records = [run for entry in entries for run in entry.runs]
     names = list(dict.fromkeys(entry.name for entry in entries))
     path = write_about_runs(stem_about("compare", about), title, content, names, records)
-    return page.for_terminal([conclusion(pair) for pair in pairs], path)
+    verdicts = paired.verdicts(pairs)
+    return page.for_terminal([*map(conclusion, pairs, verdicts)], path)
 
 
 def blocks(
@@ -78,7 +79,8 @@ def blocks(
         *plots.win_rate_figure(drawn),
         *sentences.against([*caveats(entries), *left_out]),
         Heading("Each beside the first"),
-        *(Text(conclusion(pair)) for pair in pairs if len(pairs) > 1),
+        *(Text(x) for x in map(conclusion, pairs, paired.verdicts(pairs)) if len(pairs) > 1),
+        differences(pairs),
         *gained.table(entries),
         *gained.over_kl(entries, colors_of(entries)),
         summaries(entries, pairs),
@@ -95,6 +97,35 @@ def by_rate(entries: Sequence[Entry]) -> list[Entry]:
     return sorted(entries, key=lambda entry: -entry.rate.estimate if entry.rate else 1.0)
 
 
+def title_of(entries: Sequence[Entry], pairs: Sequence[Paired]) -> str:
+    """How often the best and the first win, and who is shown to be better than whom."""
+    ordered, first = by_rate(entries), entries[0]
+    two = dict.fromkeys([ordered[0].label, first.label, ordered[1].label])
+    rates = {x.label: str(percent(x.rate.estimate)) for x in ordered if x.rate}
+    named = [label for label in two if label in rates][:2]
+    parts = [f"{label} {rates[label]}" for label in named]
+    if named:
+        parts[0] = f"{named[0]} wins {rates[named[0]]} against the references"
+    verdict_of = dict(
+        zip((pair.entry.label for pair in pairs), paired.verdicts(pairs), strict=True)
+    )
+    kinds = (BETTER, WORSE, paired.UNCLEAR)
+    above, below, unclear = (
+        [x.label for x in ordered if verdict_of.get(x.label) == k] for k in kinds
+    )
+    stands = []
+    if above:
+        stands.append(f"{words.listed(above)} beat{'s' * (len(above) == 1)} {first.label}")
+    if below:
+        stands.append(f"{first.label} beats {words.listed(below)}")
+    if unclear:
+        stands.append(
+            f"{words.listed(unclear)} {'is' if len(unclear) == 1 else 'are'} inconclusive against"
+            f" {first.label}"
+        )
+    return "; ".join(filter(None, [", ".join(parts), *stands]))
+
+
 def answer(ordered: Sequence[Entry], pairs: Sequence[Paired]) -> str:
     """Who wins, whether that is reliable, and whether at equal length too.
 
@@ -102,13 +133,13 @@ def answer(ordered: Sequence[Entry], pairs: Sequence[Paired]) -> str:
     """
     lengths = ", ".join(f"{entry.label} {at_length(entry)}" for entry in ordered[:2])
     if len(pairs) == 1:
-        return f"{conclusion(pairs[0])} At equal length: {lengths}."
-    best, second = ordered[:2]
+        return f"{conclusion(pairs[0], *paired.verdicts(pairs))} At equal length: {lengths}."
+    (best, second), above = ordered[:2], paired.verdicts(pairs).count(BETTER)
     return (
         f"Of {len(ordered)} policies {best.label} wins most often against the references,"
         f" {rate(best)}; {second.label} is next, {rate(second)}; at equal length: {lengths}."
-        f" {paired.above_first(pairs)} of {len(pairs)} are above {pairs[0].first.label} by the"
-        " posts and, where there are several, the seeds, after Holm's correction."
+        f" {above} of {len(pairs)} are above {pairs[0].first.label} by the posts and, where there"
+        " are several, the seeds, after Holm's correction."
     )
 
 
@@ -131,23 +162,24 @@ def colors_of(entries: Sequence[Entry]) -> list[str]:
     return own if len(set(own)) == len(own) else [*islice(cycle(plots.COLORS), len(own))]
 
 
-def conclusion(pair: Paired) -> str:
-    """How an entry stands to the first, as far as the posts and the seeds tell."""
+def conclusion(pair: Paired, verdict: str) -> str:
+    """How an entry stands to the first by its verdict, and what the posts and the seeds tell."""
     name, first = pair.entry.label, pair.first.label
     if pair.together is None:
         return f"{name}: too many posts have no verdict for a difference from {first}."
     if pair.alike == pair.written:
         return f"{name} and {first} wrote the same, word for word: {whole(pair.written)} summaries."
-    verdict = f"{name} against {first} is inconclusive"
-    if pair.stands:
-        more = "more" if pair.together.estimate > 0 else "less"
-        verdict = f"{name} is preferred to the references {more} often than {first}"
+    stands = f"{name} against {first} is {verdict}"
+    if verdict != paired.UNCLEAR:
+        more = "more" if verdict == BETTER else "less"
+        stands = f"{name} is preferred to the references {more} often than {first}"
     seeds = "one pair of policies, which says nothing about other seeds"
     if len(pair.each) > 1:
         over = words.bounds_in_points(pair.over_seeds) if pair.over_seeds else "no spread"
-        seeds = f"by seed {', '.join(f'{100 * gap:+.1f}' for gap in pair.each)}, over seeds {over}"
+        gaps = (str(Number(100 * gap, 1, signed=True)) for gap in pair.each)
+        seeds = f"by seed {', '.join(gaps)}, over seeds {over}"
     return (
-        f"{verdict}: {in_points(pair.together)}, {p_value(pair.together.p_value)}; better on"
+        f"{stands}: {in_points(pair.together)}, {p_value(pair.together.p_value)}; better on"
         f" {whole(pair.changes[BETTER])}, worse on {whole(pair.changes[WORSE])} of"
         f" {whole(pair.written)} summaries; {seeds}."
     )
@@ -172,24 +204,49 @@ def caveats(entries: Sequence[Entry]) -> list[str]:
 
 
 def results(ordered: Sequence[Entry], pairs: Sequence[Paired]) -> Table:
-    """A row an entry, the winner first: its win rate, and by how much it differs from the first."""
-    first = pairs[0].first.label
-    header = ["", "win rate [95%]", "at equal length", f"difference from {first} [95%]", "p-value"]
-    pair_of = {pair.entry.label: pair for pair in pairs}
+    """A row an entry, the winner first: its verdict, win rate, difference and cut-off texts."""
+    first, over = pairs[0].first.label, "[95% over posts]"
+    header = [
+        "",
+        "verdict",
+        f"win rate {over}",
+        "at equal length",
+        f"difference from {first} {over}",
+    ]
+    known = dict(zip((pair.entry.label for pair in pairs), paired.verdicts(pairs), strict=True))
+    gaps = {pair.entry.label: pair.together for pair in pairs}
     rows = []
     for entry in ordered:
-        pair, cells = pair_of.get(entry.label), [MISSING] * 3
-        if pair and pair.together:
-            cells = [in_points(pair.together), p_value(pair.together.p_value)]
-            cells.append(words.bounds_in_points(pair.over_seeds))
-        rows.append([entry.label, rate(entry), at_length(entry), *cells])
+        gap, ends = gaps.get(entry.label), entry.mean("eos_rate")
+        cells: list[object] = [known.get(entry.label, MISSING), rate(entry)]
+        cells += [
+            replace(at_length(entry), low=None, high=None),
+            in_points(gap) if gap else MISSING,
+        ]
+        rows.append([entry.label, *cells, percent(None if ends is None else 1 - ends)])
     caption = (
-        "Win rate against the references; differences are of the same posts. Of several seeds a"
-        " number is the mean. Intervals are over posts, with the seeds held fixed, in the last"
-        " column Student's t over seeds; the p-value is that of a paired randomisation test, not"
-        " corrected."
+        f"Verdict: better or worse than {first} by the posts and, where there are several, the"
+        " seeds, after Holm's correction for all policies here. Win rates are against the"
+        " references, differences on the same posts; of several seeds a number is the mean. Cut"
+        " off: summaries that do not end by themselves."
     )
-    return Table([*header, "over seeds [95%]"], rows, caption, strong=True, name="results")
+    return Table([*header, "cut off"], rows, caption, strong=True, name="verdicts")
+
+
+def differences(pairs: Sequence[Paired]) -> Table:
+    """A row a pair: its difference over seeds, and the p-values behind the verdict."""
+    corrected = paired.corrected(pairs)
+    rows = [
+        [x.entry.label, words.bounds_in_points(x.over_seeds), p_value(x.p_value), p_value(after)]
+        for x, after in zip(pairs, corrected, strict=True)
+    ]
+    caption = (
+        "Student's t interval over seeds; a dash: one seed. The p-value is that of a paired"
+        " randomisation test over posts or, where it is larger, of the t test over seeds."
+    )
+    first = pairs[0].first.label
+    header = ["", f"difference from {first} [95% over seeds]", "p-value", "after Holm's correction"]
+    return Table(header, rows, caption, name="differences")
 
 
 def rate(entry: Entry) -> Number:

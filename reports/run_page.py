@@ -28,7 +28,7 @@ def main(argv: list[str] | None = None) -> None:
 def report(record: Record, path: Path) -> Report:
     """The report of a run, or of a policy that others trained."""
     return Report(
-        title=f"Run {record.name}, seed {record.seed}",
+        title=f"{record.name}, seed {record.seed}: {sentences.wins_of(row_of(record))}",
         blocks=blocks(record),
         numbers=row_of(record),
         headline=headline(row_of(record), path),
@@ -50,6 +50,7 @@ def blocks(record: Record) -> list[Block]:
     return [
         made_with.summary(record, numbers) if released else sentences.opening(numbers),
         *_result(numbers),
+        *samples.example(record),
         *sentences.against([*sentences.caveats(numbers), *scores.gain_notes(record)]),
         *_summaries(record, numbers),
         *([Text(made_with.scored_by(record))] if released else []),

@@ -9,7 +9,7 @@ from reports import compare_page
 from reports.compare_page import changed_posts
 from reports.parts import gained
 from reports.parts.page import PUBLIC, beside_the_runs
-from reports.parts.paired import above_first, beside, parts_of, read_entries, settings_apart
+from reports.parts.paired import BETTER, beside, parts_of, read_entries, settings_apart, verdicts
 from reports.parts.words import direction, plain
 from stages.finished import stage_folder
 from stages.settings.command_line import make_config
@@ -69,10 +69,10 @@ def test_seeds_are_paired_and_their_spread_decides_what_is_clear(runs):
     assert found.each == pytest.approx([8 / 9, 8 / 9, 7 / 9])
     assert found.is_clear
     said = "better on 26, worse on 0 of 27 summaries; by seed +88.9, +88.9, +77.8, over seeds ["
-    assert said in compare_page.conclusion(found)
+    assert said in compare_page.conclusion(found, *verdicts([found]))
     reverse = beside(entries[0], entries[1])
     assert reverse.each == pytest.approx([-8 / 9, -8 / 9, -7 / 9])
-    assert "less often than b:ppo" in compare_page.conclusion(reverse)
+    assert "less often than b:ppo" in compare_page.conclusion(reverse, *verdicts([reverse]))
 
 
 def test_the_first_paragraph_goes_by_posts_and_seeds_and_names_its_intervals(runs):
@@ -103,13 +103,13 @@ def one_pair(low, p_value, each=(0.05,)):
 
 def test_of_several_pairs_those_above_are_counted_after_holms_correction():
     """By hand: 0.03 is doubled among two; 0.02 is 0.04. Of seeds the larger p-value counts."""
-    assert above_first([one_pair(0.01, 0.03)]) == 1
-    assert above_first([one_pair(0.01, 0.03), one_pair(-0.01, 0.3)]) == 0
-    assert above_first([one_pair(0.01, 0.02), one_pair(-0.01, 0.3)]) == 1
+    assert verdicts([one_pair(0.01, 0.03)]).count(BETTER) == 1
+    assert verdicts([one_pair(0.01, 0.03), one_pair(-0.01, 0.3)]).count(BETTER) == 0
+    assert verdicts([one_pair(0.01, 0.02), one_pair(-0.01, 0.3)]).count(BETTER) == 1
     seeds = (0.04, 0.05, 0.07)  # t = 0.0533 / (0.0153 / sqrt(3)) = 6.05 with 2 degrees: p = 0.026
     assert one_pair(0.01, 0.001, seeds).p_value == pytest.approx(0.0262, abs=5e-4)
-    assert above_first([one_pair(0.01, 0.001, seeds)]) == 1
-    assert above_first([one_pair(0.01, 0.001, seeds), one_pair(-0.01, 0.3)]) == 0
+    assert verdicts([one_pair(0.01, 0.001, seeds)]).count(BETTER) == 1
+    assert verdicts([one_pair(0.01, 0.001, seeds), one_pair(-0.01, 0.3)]).count(BETTER) == 0
 
 
 def test_gains_over_sft_are_means_over_seeds_with_the_seeds_that_rose_and_fell(runs):
@@ -172,8 +172,9 @@ def test_one_pair_of_policies_says_nothing_about_seeds(runs):
     entries, _ = read_entries(["tiny/1", "b/2"])
     found = beside(entries[1], entries[0])
     assert not found.is_clear
-    assert "says nothing about other seeds" in compare_page.conclusion(found)
-    assert "often than tiny/1:ppo: +100.0 points" in compare_page.conclusion(found)
+    text = compare_page.conclusion(found, *verdicts([found]))
+    assert "says nothing about other seeds" in text
+    assert "often than tiny/1:ppo: +100.0 points" in text
 
 
 def test_too_many_unjudged_posts_give_no_difference(runs):
@@ -182,7 +183,7 @@ def test_too_many_unjudged_posts_give_no_difference(runs):
     entries, _ = read_entries(["tiny/1", "b/1"])
     found = beside(entries[1], entries[0])
     assert found.together is None
-    assert "too many posts have no verdict" in compare_page.conclusion(found)
+    assert "too many posts have no verdict" in compare_page.conclusion(found, *verdicts([found]))
     assert found.changes["unjudged"] == 1
 
 
@@ -208,7 +209,7 @@ def test_texts_of_real_data_are_not_in_the_page_that_may_be_published(runs):
     path = Path(compare_page.write_page(["pythia-1b/1:ppo", "pythia-1b/1:sft"]).splitlines()[-1])
     assert path.name == "compare-pythia-1b-1-ppo-sft.html"
     markdown = path.with_suffix(".md").read_text()
-    assert markdown.startswith("# pythia-1b/1: PPO beside SFT\n")
+    assert markdown.startswith("# pythia-1b/1: ")
     public = path.parent / PUBLIC / path.name
     for theirs in ("SUBREDDIT: r/", "the aunt | lamp"):
         assert theirs in path.read_text()

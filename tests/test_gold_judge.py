@@ -174,7 +174,7 @@ def test_gains_are_paired_by_post_and_a_text_without_a_score_is_left_out():
 )
 def test_over_optimisation_is_said_only_where_the_proxy_rose_and_the_gold_fell(low, high, is_over):
     gains = {"proxy": {"low": 0.2, "high": 0.4}, "gold": {"low": low, "high": high}}
-    assert ("OVER-OPTIMISATION" in _reading("ppo", gains)) == is_over
+    assert ("OVER-OPTIMISATION" in _reading("ppo", gains).markdown("")) == is_over
 
 
 def test_an_interrupted_scoring_goes_on_where_it_was(config, monkeypatch):

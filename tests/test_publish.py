@@ -53,7 +53,7 @@ def test_pages_are_copied_and_listed_and_a_second_time_replaced_wholly(place, ca
     calibration_page.main(["--seed", "1"])
     scaling_page.main(["--names", "tiny"])
     compare_page.main(["--runs", "tiny:ppo", "tiny:sft"])
-    stems = ["scaling-tiny", "compare-tiny-ppo-sft", "tiny-seed1", "tiny-seed1-judge-calibration"]
+    stems = ["scaling-tiny", "tiny-seed1", "compare-tiny-ppo-sft", "tiny-seed1-judge-calibration"]
     capsys.readouterr()
     publish.main(["--pages", *stems])
     assert {*stems} == {line.strip() for line in capsys.readouterr().out.splitlines()[1:]}
@@ -63,12 +63,13 @@ def test_pages_are_copied_and_listed_and_a_second_time_replaced_wholly(place, ca
     files = {name: hash_ for one in records.values() for name, hash_ in one["files"].items()}
     assert {name: file_hash(GENERATED / name) for name in files} == files
     assert there == {*files, *(f"{stem}.json" for stem in stems), INDEX}
-    rows = (GENERATED / INDEX).read_text().splitlines()[-4:]
-    assert [re.findall(r"\]\((.*)\.md\)", row)[0] for row in rows] == stems
-    assert "| PPO BEATS the references: " in rows[2]
-    assert rows[2].split("; ")[-4:-1] == [
-        *("seed 1", "judge facts", "CPU, 2 cores (AMD EPYC, AVX2)")
-    ]
+    listed = (GENERATED / INDEX).read_text()
+    assert re.findall(r"\]\((.*)\.md\)", listed) == stems
+    questions = ["Does PPO work?", "What does the judge know?"]
+    assert re.findall("^## (.*)$", listed, re.MULTILINE)[::2] == questions
+    item = listed.partition("[tiny, seed 1: PPO wins 63.0% against the references, SFT 41.2%]")[2]
+    assert item.startswith("(tiny-seed1.md): PPO BEATS the references: ")
+    assert "; seed 1; judge facts; CPU, 2 cores (AMD EPYC, AVX2); " in item.splitlines()[1]
     (GENERATED / "tiny-seed1.md").write_text("![Plot: old](tiny-seed1-old.svg)\n")
     (GENERATED / "tiny-seed1-old.svg").write_text("old")
     publish.main(["--pages", "tiny-seed1"])

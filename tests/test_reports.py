@@ -40,7 +40,8 @@ def report(places, **changes):
     results = fabricate(make_config("tiny"), **changes)
     run_page.main(["--preset", "tiny"])
     names = ("tiny-seed44413.md", "tiny-seed44413.html", "headline.txt")
-    return (*((folder_of() / name).read_text() for name in names), results)
+    texts = [(folder_of() / name).read_text().replace("\N{NO-BREAK SPACE}", " ") for name in names]
+    return (*texts, results)
 
 
 def folder_of(stage="report", config=None):

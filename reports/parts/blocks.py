@@ -85,6 +85,18 @@ class Note(Block):
 
 
 @dataclass(frozen=True)
+class Caveats(Block):
+    """What to hold against a page's numbers, one under the other."""
+
+    template = "caveats.html"
+    texts: Sequence[str]
+
+    def markdown(self, stem: str) -> str:
+        """A list."""
+        return "\n".join(f"- {' '.join(escape(text).split())}" for text in self.texts)
+
+
+@dataclass(frozen=True)
 class Table(Block):
     """Rows of cells under a header; columns of numbers are set flush right."""
 

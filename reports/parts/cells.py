@@ -4,11 +4,12 @@ A `Number` prints as a page shows it, so it may stand in a sentence, too. For pr
 numbers becomes columns of values in full precision: see `columns_of`.
 """
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import isfinite, isnan
 
-INTERVAL = " [95%]"  # in the title of a column whose numbers have bounds
+INTERVAL = re.compile(r" \[95%[^]]*\]")  # in the title of a column whose numbers have bounds
 
 
 @dataclass(frozen=True)
@@ -102,7 +103,7 @@ def _columns(title: str, cells: Sequence[object]) -> list[Column]:
     if all(number.is_missing for number in numbers):
         return [(title, more["note"])]
     held = {end: values for end, values in more.items() if {*values} != {None}}
-    name = title.replace(INTERVAL, "") if "low" in held else title
+    name = INTERVAL.sub("", title) if "low" in held else title
     unit = units.pop() if len(units) == 1 else ""
     middle = f"{name}, {unit}".removeprefix(", ") if unit else name
     return [

@@ -24,6 +24,7 @@ from stages.settings.judge import MOST_UNJUDGED
 DEFAULT_POLICY = "ppo"
 WON, EVEN, LOST, UNJUDGED = "won", "even", "lost", "unjudged"
 BETTER, WORSE, FAILING, UNCHANGED = "better", "worse", "both lose", "unchanged"
+UNCLEAR = "inconclusive"  # beside better and worse, of a policy
 CHANGES = (BETTER, WORSE, FAILING, UNCHANGED, UNJUDGED)
 HEIGHTS = {LOST: 0, EVEN: 1, WON: 2}
 WRITTEN = {
@@ -212,13 +213,19 @@ class Paired:
         return max(self.together.p_value, p_of_seeds(self.each) if len(self.each) > 1 else 0.0)
 
 
-def above_first(pairs: Sequence[Paired]) -> int:
-    """How many entries are told apart from the first and above it, also after Holm's correction."""
-    corrected = holm([pair.p_value for pair in pairs])
-    return sum(
-        pair.stands and pair.together is not None and pair.together.low > 0 and p < 1 - CONFIDENCE
-        for pair, p in zip(pairs, corrected, strict=True)
-    )
+def corrected(pairs: Sequence[Paired]) -> list[float]:
+    """The p-value of each pair after Holm's correction."""
+    return holm([pair.p_value for pair in pairs])
+
+
+def verdicts(pairs: Sequence[Paired]) -> list[str]:
+    """How each entry stands to the first, also after Holm's correction."""
+    kinds = []
+    for pair, p in zip(pairs, corrected(pairs), strict=True):
+        is_told = pair.stands and pair.together is not None and p < 1 - CONFIDENCE
+        above = pair.together is not None and pair.together.low > 0
+        kinds.append((BETTER if above else WORSE) if is_told else UNCLEAR)
+    return kinds
 
 
 def beside(entry: Entry, first: Entry) -> Paired:

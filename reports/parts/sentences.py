@@ -7,8 +7,9 @@ as good news. `row["policy"]` is the policy that learned by policy gradient.
 from collections.abc import Iterable, Mapping, Sequence
 
 from eval.rates.table import leaning
+from eval.scores import START
 from reports.parts import doubts, paper
-from reports.parts.blocks import Block, Heading, Note, Text
+from reports.parts.blocks import Block, Caveats, Heading, Text
 from reports.parts.words import (
     Row,
     above_sft,
@@ -40,8 +41,8 @@ def lead(*sentences: str) -> Text:
 
 def against(notes: Iterable[str]) -> list[Block]:
     """The section of what to hold against a page's numbers; none without any."""
-    blocks = [Note(note) for note in dict.fromkeys(notes)]
-    return [Heading("What to hold against it"), *blocks] if blocks else []
+    texts = [*dict.fromkeys(notes)]
+    return [Heading("What to hold against it"), Caveats(texts)] if texts else []
 
 
 def distrust(rows: Sequence[Row], *reasons: str) -> str:
@@ -74,6 +75,20 @@ def opening(row: Row) -> Text:
     place = side(row[f"{policy}/low"], row[f"{policy}/high"], NO_GUESS)
     verdict = f"{named(policy)} {stands[place]} the references: {rate(row, policy)}."
     return lead(verdict, f"{beats_sft(row)}.", caveat)
+
+
+def wins_of(row: Row) -> str:
+    """How often the policy that learned, and SFT, win against the references; of a page about
+    others' policies how often each of them does. What a run's page is called.
+    """
+    policies = [row["policy"], START] if row["policy"] else row["policies"]
+    rated = [policy for policy in policies if row.get(f"{policy}/win_rate") is not None]
+    if not rated:
+        return "too many comparisons had no verdict"
+    names = [named(policy, row["policies"]) for policy in rated]
+    rates = [str(percent(row[f"{policy}/win_rate"])) for policy in rated]
+    others = (f"{name} {rate_}" for name, rate_ in zip(names[1:], rates[1:], strict=True))
+    return ", ".join([f"{names[0]} wins {rates[0]} against the references", *others])
 
 
 def beats_sft(row: Row) -> str:

@@ -50,6 +50,12 @@ def named(policy: str, others: Iterable[str] = ()) -> str:
     return capitals if policy in POLICY_STAGES and capitals not in others else policy
 
 
+def listed(names: Sequence[str]) -> str:
+    """Names as a sentence lists them."""
+    *others, last = names or [""]
+    return f"{', '.join(others)} and {last}" if others else last
+
+
 def share(estimate: float | None, low: float, high: float) -> Number:
     """A fraction with its 95% interval, in percent; None: the interval alone."""
     return Number(None if estimate is None else 100 * estimate, 1, "%", 100 * low, 100 * high)

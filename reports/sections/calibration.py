@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from eval.calibration import HUMAN_CEILING, NAMES, correct
 from eval.rates.correction import SHIFT
-from reports.parts.blocks import Block, Heading, Note, Table, Text
+from reports.parts.blocks import Block, Caveats, Heading, Table, Text
 from reports.parts.cells import MISSING
 from reports.parts.collect import Record, policies_of
 from reports.parts.paired import posts_frame
@@ -44,12 +44,12 @@ def calibration(results: Row, corrected: dict[str, Row | None]) -> list[Block]:
     low, high = HUMAN_CEILING
     statistics = results["statistics"]
     longer = results["prefers_longer"] or {"judge": None, "labels": None}
-    flagged = [Note(f"This judge is FLAGGED: {flag}.") for flag in results["flags"]]
+    flagged = [f"This judge is FLAGGED: {flag}." for flag in results["flags"]]
     majority = results["simple"].get("majority")
     if majority and majority["agreement"]["estimate"] == 1:
-        flagged.append(Note("All labels are alike: who always says the same agrees with them all."))
+        flagged.append("All labels are alike: who always says the same agrees with them all.")
     if results.get("undecided"):
-        flagged.append(Note(f"Neither passed nor failed: {results['undecided']}."))
+        flagged.append(f"Neither passed nor failed: {results['undecided']}.")
     cells = [
         ["Cohen's kappa where it decides", plain(results["kappa_interval"])],
         ["agreement with the labels, a tie counting half", estimate(results["agreement"])],
@@ -80,7 +80,7 @@ def calibration(results: Row, corrected: dict[str, Row | None]) -> list[Block]:
         )
     by_strength = Table((STRENGTH, "agreement [95%]", "pairs"), groups, strong)
     return [
-        *flagged,
+        *([Caveats(flagged)] if flagged else []),
         Table(("", "of this judge"), cells, caption),
         *([_beside_simple(results)] if results["simple"] else []),
         *([by_strength] if groups else []),

@@ -21,7 +21,7 @@ def blocks(record: Record) -> list[Block]:
     return [
         Text(_what(record)),
         _table(results),
-        *(Note(_reading(name, gains)) for name, gains in results["gains"].items()),
+        *(_reading(name, gains) for name, gains in results["gains"].items()),
     ]
 
 
@@ -58,16 +58,18 @@ def _table(results: Row) -> Table:
     return Table(header, rows, caption, name="proxy-and-gold-score")
 
 
-def _reading(name: str, gains: Row) -> str:
-    """What the two differences from SFT say together."""
+def _reading(name: str, gains: Row) -> Block:
+    """What the two differences from SFT say together; a note where it is bad news."""
     proxy, gold = gains["proxy"], gains["gold"]
     if proxy is None or gold is None:
-        return f"{named(name)}: fewer than two posts have both scores, so nothing is compared."
+        few = "fewer than two posts have both scores, so nothing is compared"
+        return Note(f"{named(name)}: {few}.")
     moves = {scorer: direction(gain) for scorer, gain in gains.items()}
     text = f"{named(name)} against SFT: the proxy {moves['proxy']}, the gold score {moves['gold']}"
     if moves == {"proxy": "rose", "gold": "fell"}:
-        return f"{text}. This is OVER-OPTIMISATION: the policy learned its reward model's mistakes."
-    return f"{text}."
+        over = "This is OVER-OPTIMISATION: the policy learned its reward model's mistakes"
+        return Note(f"{text}. {over}.")
+    return Text(f"{text}.")
 
 
 def gain_notes(record: Record) -> list[str]:

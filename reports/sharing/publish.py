@@ -24,11 +24,19 @@ from stages.settings.faults import Parser, in_one_line
 GENERATED = Path("reports/generated")
 INDEX = "index.md"
 DIRTY = "-dirty"
-LEAD = "What was measured and published: what each page says first, and what it was made from."
+LEAD = "What was measured and published, by question: each page's answer leads to it."
 # A sentence ends at a full stop before a new word: none inside "1.9.2" or "p = 0.07" does.
 SENTENCE = re.compile(r".*?[.!?](?=\s|$)", re.DOTALL)
-# A reader looks for findings over seeds first, then for single runs, judges and speed.
-KINDS = ("scaling", "compare", "rivals", "ablations", "run", "calibration", "bench")
+SEEDS = "seeds"  # the kind of a page about all seeds of one run
+# Question -> the kinds of pages that answer it, in the order of the index.
+QUESTIONS = {
+    "Does PPO work?": (SEEDS, "run"),
+    "Does size matter?": ("scaling",),
+    "Which switch matters?": ("ablations",),
+    "Is PPO better than its rivals?": ("rivals", "compare"),
+    "What does the judge know?": ("calibration",),
+    "How fast is it?": ("bench",),
+}
 
 
 # -- which pages -----------------------------------------------------------------------------------
@@ -96,21 +104,27 @@ def publish(stems: Sequence[str], judge: str, allow_dirty: bool) -> None:
 
 
 def index(folder: Path) -> str:
-    """The list of a folder's pages as Markdown: what each says first, and what it was made from."""
+    """The list of a folder's pages as Markdown, by question: the answer as a link, what the page
+    says first, and what it was made from.
+    """
     records = {path.stem: record_of(folder, path.stem) for path in sorted(folder.glob("*.json"))}
-    kinds = {stem: KINDS.index(record["made_from"]["kind"]) for stem, record in records.items()}
-    lines = [
-        f"# Published pages\n\n{LEAD}\n",
-        "| page | what it says | made from |",
-        "|---|---|---|",
-    ]
-    for stem in sorted(records, key=lambda stem: (kinds[stem], stem)):
-        record = records[stem]
-        sentence = SENTENCE.match(record["lead"])
-        says = " ".join(sentence[0].split()) if sentence else "–"
-        cells = (link(record["title"], f"{stem}.md"), escape(says), escape(in_words(record)))
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines) + "\n"
+    parts = [f"# Published pages\n\n{LEAD}"]
+    for question, kinds in QUESTIONS.items():
+        about = [(stem, x) for kind in kinds for stem, x in records.items() if _kind(x) == kind]
+        items = []
+        for stem, record in about:
+            sentence = SENTENCE.match(record["lead"])
+            says = " ".join(sentence[0].split()) if sentence else "–"
+            answer = f"{link(record['title'], f'{stem}.md')}: {escape(says)}"
+            items.append(f"- {answer}\n  *Made from {escape(in_words(record))}.*")
+        parts += [f"## {question}", "\n".join(items)] if items else []
+    return "\n\n".join(parts) + "\n"
+
+
+def _kind(record: Mapping[str, Any]) -> str:
+    """The kind of a page; one of sizes that has one size alone is about its seeds."""
+    kind, names = record["made_from"]["kind"], record["made_from"]["names"]
+    return SEEDS if kind == "scaling" and len(names) == 1 else str(kind)
 
 
 def in_words(record: Mapping[str, Any]) -> str:
