@@ -178,8 +178,7 @@ def load(module: str) -> ModuleType:
         return importlib.import_module(module)
     except KeyboardInterrupt:
         if CALLER_SAYS_STOP not in os.environ:
-            text = f"{module} was stopped before it began: the same command begins it"
-            print(text, file=sys.stderr)
+            say_error(f"{module} was stopped before it began: the same command begins it")
         raise SystemExit(128 + signal.SIGINT) from None
 
 

@@ -13,7 +13,6 @@ from typing import Any
 from stages.finished import (
     ATTEMPT,
     MISSING,
-    Problem,
     changed_code,
     check_gold,
     current_inputs,
@@ -98,8 +97,8 @@ def lacking(config: Config, goals: Sequence[str], replace: str = "") -> dict[str
     return steps
 
 
-def reason(config: Config, stage: str, problem: Problem) -> str:
-    """Why a stage is to be made, to be read in brackets."""
+def reason(config: Config, stage: str, problem: Any) -> str:
+    """Why a stage is to be made (`why_not`), to be read in brackets."""
     partial = partial_of(stage_folder(config, stage))
     attempt = read_record(partial / ATTEMPT) or {}
     same = attempt.get("settings_hash") == settings_hash(config, stage)

@@ -8,9 +8,7 @@ from stages.settings.checks import unknown
 from stages.settings.config import Config, changes_of, with_changes
 from stages.settings.stages import LORA_STAGES, POLICY_GRADIENT_STAGES
 
-PYTHIA = """
-    pythia-14m pythia-70m pythia-160m pythia-410m pythia-1b pythia-1.4b pythia-2.8b pythia-6.9b
-"""
+PYTHIA = "14m 70m 160m 410m 1b 1.4b 2.8b 6.9b"
 # What `make smollm` writes.
 SMOLLM2 = "runs/models/smollm2-135m-instruct"
 AUTO = "memory.microbatch_size=auto memory.forward_batch_size=auto"
@@ -176,7 +174,7 @@ PRESETS: dict[str, Callable[[], Config]] = {
     "smollm2": smollm2,
     "smollm2-full": smollm2_full,
     # pythia-6.9b fits no card unsharded.
-    **{name: partial(paper, name) for name in PYTHIA.split()},
+    **{f"pythia-{size}": partial(paper, f"pythia-{size}") for size in PYTHIA.split()},
     "pythia-1b-24gb": partial(paper, "pythia-1b-24gb", *with_lora("ppo")),
     "pythia-2.8b-lora": partial(paper, "pythia-2.8b-lora", *with_lora("ppo")),
     "pythia-6.9b-lora": partial(paper, "pythia-6.9b-lora", *with_lora(*LORA_STAGES)),
