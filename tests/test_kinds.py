@@ -101,16 +101,12 @@ def test_one_file_of_pairs_is_all_data_and_a_post_is_held_out_in_all_splits_or_i
     assert recognised(located)[0].startswith("comparisons_train: ")
 
 
-def test_one_file_of_posts_is_all_data_where_no_pairs_are_needed(tmp_path):
+def test_one_file_of_posts_is_all_data_only_where_no_pairs_are_needed(tmp_path):
     rows = [{"prompt": f"Question {n}?", "completion": "Yes."} for n in range(40)]
     path = written(tmp_path / "posts.jsonl", rows)
-    path.write_text(f"no object\n{path.read_text()}")  # the first good row tells
-    bad = BadRows("skip")
-    located = read_source(Data(source=str(path)), str(path), bad, POSTS)
-    assert {*located} == {*POSTS}
-    assert (sum(map(len, located.values())), len(bad.skipped)) == (40, 1)
+    assert {*read_source(Data(source=str(path)), str(path), None, POSTS)} == {*POSTS}
     with pytest.raises(UserError, match=r"comparisons_train.jsonl is missing .* reward\.function"):
-        read_source(Data(source=str(path)), str(path), bad)
+        read(path)
 
 
 def test_an_array_of_json_is_read_row_by_row_and_a_bad_one_is_named(tmp_path):

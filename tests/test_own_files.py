@@ -50,6 +50,7 @@ POLICY = ("released.policy=model", "released.reward_model=reward")
         (["base.tokenizer=tokenizer"], "base", "tokenizer/config.json", "base.tokenizer"),
         (POLICY, "base", "model/model.safetensors", "base.checkpoint"),
         (POLICY, "released", "reward/model.safetensors", "released.reward_model"),
+        (POLICY[1:], "rm", "reward/model.safetensors", "released.reward_model"),
         (
             [f"data.source={HUB}", "data.sft_dataset=data", "data.comparisons_dataset=data:x"],
             "base",

@@ -28,6 +28,8 @@ from transformers import (
 )
 
 from eval.judge import judge_summaries
+from stages import normalize, ppo, reward
+from stages.driving.start import run_module
 from stages.driving.wanted import wanted_stages
 from stages.finished import stage_folder
 from stages.learning.checkpoints import read_weights
@@ -37,7 +39,7 @@ from stages.rl.taken import load_released_reward_model
 from stages.running.files import read_lines
 from stages.settings.command_line import make_config
 from stages.settings.config import UserError
-from tests.resuming import SETTINGS
+from tests.resuming import ARGUMENTS, SETTINGS
 from tests.test_families import GROUPED, WIDTH
 
 ROOT = Path(__file__).parents[1]
@@ -201,6 +203,27 @@ def test_what_is_no_reward_model_is_one_line(whole, tmp_path):
     (folder / "model.safetensors").unlink()
     with pytest.raises(UserError, match="holds no weights"):
         load_released_reward_model(folder)
+
+
+def test_a_reward_model_of_others_takes_the_place_of_training_one(attempt, whole, tmp_path, capsys):
+    folder, run = paper_layout(whole / "normalize/model", tmp_path / "paper"), attempt("rm").parent
+    words = [*ARGUMENTS, f"released.reward_model={folder}"]
+    for module in (reward, normalize, ppo):
+        run_module(module, words)
+    pairs = zip(
+        load_reward_model(run / "rm/model").parameters(),
+        load_reward_model(whole / "normalize/model").parameters(),
+        strict=True,
+    )
+    assert all(torch.allclose(taken, published, atol=1e-6) for taken, published in pairs)
+    other = json.loads((whole / "sft/model/tokenizer.json").read_text())
+    other["model"]["merges"].clear()
+    shutil.rmtree(run / "rm")
+    shutil.copy(whole / "sft/model/tokenizer_config.json", folder)
+    (folder / "tokenizer.json").write_text(json.dumps(other))
+    with pytest.raises(SystemExit):
+        run_module(reward, words)
+    assert "has another tokenizer than random" in capsys.readouterr().err
 
 
 def make(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
