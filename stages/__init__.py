@@ -21,6 +21,7 @@ functional  every formula
 finished    is a finished stage still what is asked for
 runs        a run's folder: config, metrics, manifest, checkpoints, lock
 text_reward a function of texts in the place of a reward model
+taken       reward models that others have saved
 rl          what any policy-gradient stage shares
 learning    what every stage that learns shares
 posts       text in, tokens out

@@ -34,10 +34,10 @@ from stages.learning.preferences import (
 from stages.learning.state import State
 from stages.learning.supervised import begin_supervised, check_batch, set_rate
 from stages.posts.ragged import TokenizedSplit, load_split
-from stages.rl.taken import taken_model
 from stages.runs import HELD_OUT_CNNDM, HELD_OUT_PAIRS, Run, open_stage, write_rows
 from stages.settings.config import Config
 from stages.settings.sections import BEFORE_EOS, CNNDM, COMPARISONS, POSTS, PPO_TRAIN
+from stages.taken import taken_model
 from stages.text_reward import TextReward
 
 INSTEAD = "take it by reward.function, which gets texts"

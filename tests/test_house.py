@@ -48,6 +48,7 @@ MARKED = {
     "stages.finished": "stages.running",
     "stages.runs": "stages.running",
     "stages.text_reward": "stages.running",
+    "stages.taken": "stages.rl",
     "stages.goals": "stages.settings",
     "stages.__main__": "stages.driving",
     "stages.pipeline": "stages.driving",

@@ -21,10 +21,10 @@ from stages.learning.passes import (
 from stages.posts.ragged import load_split, pad_left, pad_right
 from stages.reward import read_scores_before
 from stages.rl import start_checks
-from stages.rl.taken import load_released_reward_model
 from stages.running.files import read_json, read_lines
 from stages.settings.command_line import make_config
 from stages.settings.config import UserError
+from stages.taken import load_released_reward_model
 from tests.conftest import close
 from tests.test_families import CONFIGS, GROUPED
 from tests.test_shared_query import made

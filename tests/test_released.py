@@ -35,10 +35,10 @@ from stages.finished import stage_folder
 from stages.learning.checkpoints import read_weights
 from stages.learning.models import load_reward_model
 from stages.learning.passes import score_responses
-from stages.rl.taken import load_released_reward_model
 from stages.running.files import read_lines
 from stages.settings.command_line import make_config
 from stages.settings.config import UserError
+from stages.taken import load_released_reward_model
 from tests.resuming import ARGUMENTS, SETTINGS
 from tests.test_families import GROUPED, WIDTH
 

@@ -24,13 +24,13 @@ from stages.learning.models import load_tokenizer
 from stages.learning.passes import summary_scores
 from stages.posts.bad_rows import in_half
 from stages.posts.tokens import first_tokens, fit_query, plain_encoder
-from stages.rl.taken import load_released_reward_model
 from stages.running.files import read_lines
 from stages.runs import HELD_OUT_PAIRS
 from stages.settings.command_line import recorded_config
 from stages.settings.config import Config, hash_of
 from stages.settings.sections import format_post, parse_post
 from stages.settings.stages import TRAINED
+from stages.taken import load_released_reward_model
 
 Text = tuple[str, str]  # a query and a summary of it
 

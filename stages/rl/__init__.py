@@ -1,6 +1,5 @@
 """The heart: what any policy-gradient stage shares. It takes tensors, a learner and settings.
 
-taken          reward models that others have saved
 networks       policy, critic if any, frozen networks, and the learner that holds them
 episodes       one update's episodes as tensors
 rollout        1. sample, 2. measure, 3. score
