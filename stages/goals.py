@@ -94,7 +94,7 @@ PAGES | pages* | | for publish: pages by name, such as tiny-seed44413
 ABLATIONS | ablations* | | which switches; else all: ABLATIONS='dropout lambda-1'
 PENALTIES | kl-coefs* | | kl_coef of the rivals: PENALTIES='0.02 0.1'
 NAMES | names* | one run takes NAME | runs for scaling
-DATA | data | | rows: folder, file or hub id, for PRESET=own, posts, smollm2
+DATA | data | | rows: folder, file or hub id, for own, posts, smollm2
 TOKENIZER | tokenizer | | folder with a tokenizer, for PRESET=posts
 GPUS | gpus | it is one process | cards of one machine: a process for each
 NODES | nodes | it is one process | machines of a Slurm job, each with GPUS cards
@@ -105,7 +105,7 @@ PRESETS | presets* | one run takes PRESET | for study: a grid, with SEEDS
 SHAPES | shapes* | | for bench: SHAPES='pythia-14m:32:8'
 RUNS | runs* | one run takes NAME | for compare: name[/seed][:policy]; for bench: how many
 POLICY | policy | | a released checkpoint for eval: folder or hub id[@revision]
-REWARD_MODEL | reward-model | | a reward model of others, in the place of training, or for POLICY
+REWARD_MODEL | reward-model | | a reward model of others, for POLICY or in place of ours
 INPUT | input | | summaries to judge: JSONL, CSV, Parquet, folder, run
 POST | post | | for summarize: the text of a post
 ID | id | | for summarize: a post of the run's data

@@ -132,7 +132,7 @@ def test_a_switch_of_the_reward_model_shares_what_comes_before_it_and_goes_on(ru
         assert not stage_folder(one, "rm").samefile(runs / f"mine/seed{seed}/rm")
         assert stage_folder(one, "sft").samefile(runs / f"mine/seed{seed}/sft")
     (line, *_) = status("mine-read-before-eos")[1:]
-    assert line[LABEL:].split()[:5] == ["-", "-", "ok", "ok", "ok"]
+    assert line[LABEL:].split()[:5] == ["up", "up", "ok", "ok", "ok"]
     # Another SFT of the default's is another one of the ablation's.
     finish(make_config("tiny", name="mine", seed=1, overrides=mine.overrides), "sft", "other")
     third = Recorder()

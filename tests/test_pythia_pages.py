@@ -6,7 +6,7 @@ import pytest
 
 from reports import scaling_page
 from reports.parts import page
-from reports.parts.blocks import Figure, Heading, Note, Table, Text
+from reports.parts.blocks import Caveats, Figure, Heading, Table, Text
 from reports.parts.collect import find_all
 from reports.parts.run_report import code_line
 from reports.scaling import beside_paper
@@ -38,8 +38,8 @@ def test_the_first_screen_says_where_ppo_won_and_which_seeds_collapsed(records):
     # Four seeds of 53.9, 22.2, 19.7 and 61.8 %: mean 39.4, s = 21.6, t(3) = 3.18: +- 34 and more.
     assert one_b[2].startswith("39.4% [")
     assert (one_b[4], two_b[4]) == ("2 of 4, 2 COLLAPSED", "0 of 4")
-    assert isinstance(called, Note)
-    assert "pythia-1b seed 44413 COLLAPSED (PPO 19.7%, its own SFT 32.9%)" in called.text
+    assert isinstance(called, Caveats)
+    assert "pythia-1b seed 44413 COLLAPSED (PPO 19.7%, its own SFT 32.9%)" in called.texts[0]
     assert "Huang et al. 2024, rlhf_scale_plot.pdf (vec)" in figure.caption
 
 

@@ -97,7 +97,7 @@ def _of_data(config: Config, positions: int, on_card: bool) -> Choices:
     query = _length(torch.cat([x["queries"].lengths() for x in (posts, pairs) if x]), 2 * room)
     begins = tokenizer.convert_ids_to_tokens(list(first))
     choices = {
-        "base.bos": (config.base.bos, f"queries begin with {begins[0] if first else 'none'}"),
+        "base.bos": (config.base.bos, f"queries begin with {[*begins, 'no BOS'][0]}"),
         "data.max_query_tokens": query,
         "data.max_summary_tokens": summary,
         "data.max_query_summary_tokens": (query[0] + summary[0], "both"),

@@ -34,6 +34,7 @@ from stages.settings.faults import Parser, in_one_line, show
 COLUMNS = ("weights", "gradients", "optimizer", "copies", "activations", "logits", "cache", "other")
 HEADS = ("weight", "grad", "optim", "copy", "activ", "logit", "cache", "other", "total")
 
+PAPER_MICROBATCH = 16
 # Rows of a pass that are tried first, on a card or not. On a CPU more gain nothing.
 MOST_ROWS = {
     True: {"microbatch_size": 64, "forward_batch_size": 512},
@@ -71,9 +72,13 @@ def part_bytes(setting: Setting) -> dict[str, Bytes]:
 
 def sized(setting: Setting, usable: float, stage: str = "") -> Setting:
     """The setting with a number where memory.* says `auto`: the largest power of two with which
-    every part of a stage, or else of all, fits into so many bytes; 1 where none does.
+    every part of a stage, or else of all, fits into so many bytes; 1 where none does. A microbatch
+    that decides what is learned (`loss_mean`) is the paper's at 1B.
     """
-    memory = vars(setting.config.memory)
+    config, memory = setting.config, vars(setting.config.memory)
+    means = {each.loss_mean for each in (config.ppo, config.rloo, config.grpo)}
+    if "microbatches" in means and not memory["microbatch_size"]:
+        return sized(with_rows(setting, microbatch_size=PAPER_MICROBATCH), usable, stage)
     most = {name: size for name, size in MOST_ROWS[setting.on_gpu].items() if not memory[name]}
     sizes = dict.fromkeys(most, 1)
     for name, size in most.items():
@@ -194,11 +199,6 @@ def usable_bytes(gpu: str) -> float:
     return (GPUS[gpu] * USABLE - CONTEXT_GIB) * GIB
 
 
-def too_large(parts: dict[str, Bytes], gpu: str) -> list[str]:
-    """The parts that need more than a GPU has for tensors."""
-    return [name for name, held in parts.items() if held.total > usable_bytes(gpu)]
-
-
 # -- what is printed -------------------------------------------------------------------------------
 
 
@@ -231,7 +231,7 @@ def memory_lines(setting: Setting, gpu: str) -> list[str]:
         return f"{name:14}" + "".join(f"{cell:>6} " for cell in cells) + end
 
     parts = part_bytes(setting)
-    large = too_large(parts, gpu)
+    large = [name for name, held in parts.items() if held.total > usable_bytes(gpu)]
     rows = "passes of {microbatch_size} rows, {forward_batch_size} where nothing learns"
     what = f"GiB at the worst moment; {rows.format(**vars(setting.config.memory))}"
     lines = [what, row("", HEADS, "")]

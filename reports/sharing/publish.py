@@ -7,26 +7,22 @@ refused if one of these stages, or a file of the page itself, has changed since,
 committed. `index.md` is made from these JSONs alone: no run need be there.
 """
 
-import re
-import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from reports.parts.blocks import escape, link
-from reports.parts.page import PUBLIC, beside_the_runs, files_of, record_of, wrapped
+from reports.parts.page import PUBLIC, beside_the_runs, files_of, record_of
 from stages.running.files import file_hash, write_text
 from stages.settings import config as settings
 from stages.settings.checks import unknown
 from stages.settings.config import UserError
-from stages.settings.faults import Parser, in_one_line
+from stages.settings.faults import Parser, in_one_line, show
 
 GENERATED = Path("reports/generated")
 INDEX = "index.md"
 DIRTY = "-dirty"
 LEAD = "What was measured and published, by question: each page's answer leads to it."
-# A sentence ends at a full stop before a new word: none inside "1.9.2" or "p = 0.07" does.
-SENTENCE = re.compile(r".*?[.!?](?=\s|$)", re.DOTALL)
 SEEDS = "seeds"  # the kind of a page about all seeds of one run
 # Question -> the kinds of pages that answer it, in the order of the index.
 QUESTIONS = {
@@ -75,10 +71,8 @@ def check_page(path: Path, allow_dirty: bool) -> None:
             raise UserError(f"{path.stem} was made from an earlier {name}: {again}")
     dirty = [version for version in origin["code_versions"] if version.endswith(DIRTY)]
     if dirty and not allow_dirty:
-        raise UserError(
-            f"{path.stem} was made with code that was not committed ({', '.join(dirty)}):"
-            " make it from a commit, or add --allow-dirty"
-        )
+        reason = f"was made with code that was not committed ({', '.join(dirty)})"
+        raise UserError(f"{path.stem} {reason}: make it from a commit, or add --allow-dirty")
 
 
 # -- what is written -------------------------------------------------------------------------------
@@ -97,26 +91,20 @@ def publish(stems: Sequence[str], judge: str, allow_dirty: bool) -> None:
         for old in files_of(GENERATED, path.stem):
             old.unlink()
         for file in files_of(path.parent, path.stem):
-            partial = GENERATED / f"{file.name}.partial"
-            shutil.copyfile(file, partial)
-            partial.rename(GENERATED / file.name)
+            write_text(GENERATED / file.name, file.read_text(encoding="utf-8"))
     write_text(GENERATED / INDEX, index(GENERATED))
 
 
 def index(folder: Path) -> str:
-    """The list of a folder's pages as Markdown, by question: the answer as a link, what the page
-    says first, and what it was made from.
-    """
+    """The list of a folder's pages by question: the answer as a link, and what it is made from."""
     records = {path.stem: record_of(folder, path.stem) for path in sorted(folder.glob("*.json"))}
     parts = [f"# Published pages\n\n{LEAD}"]
     for question, kinds in QUESTIONS.items():
         about = [(stem, x) for kind in kinds for stem, x in records.items() if _kind(x) == kind]
-        items = []
-        for stem, record in about:
-            sentence = SENTENCE.match(record["lead"])
-            says = " ".join(sentence[0].split()) if sentence else "–"
-            answer = f"{link(record['title'], f'{stem}.md')}: {escape(says)}"
-            items.append(f"- {answer}\n  *Made from {escape(in_words(record))}.*")
+        items = [
+            f"- {link(record['title'], f'{stem}.md')}\n  *Made from {escape(in_words(record))}.*"
+            for stem, record in about
+        ]
         parts += [f"## {question}", "\n".join(items)] if items else []
     return "\n\n".join(parts) + "\n"
 
@@ -131,12 +119,11 @@ def in_words(record: Mapping[str, Any]) -> str:
     """What a page was made from: runs, seeds, judges, machines, date."""
     origin = record["made_from"]
     stages = [Path(name).parts for name in origin["stages"]]
-    others = len({name for name, *_ in stages} - {*origin["names"]})
     seeds = sorted({int(seed.removeprefix("seed")) for _, seed, *_ in stages})
+    ids = f"{len(seeds)} seeds" if len(seeds) > 6 else f"seed {', '.join(map(str, seeds))}"
     parts = [
-        ", ".join(origin["names"])
-        + (f" and {others} more run{'s' * (others > 1)}" if others else ""),
-        f"seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}" if seeds else "",
+        ", ".join(origin["names"]),
+        ids if seeds else "",
         f"judge {', '.join(origin['judges'])}" if origin["judges"] else "",
         " / ".join(origin["devices"]),
         origin["finished"][:10],
@@ -156,8 +143,7 @@ def main(argv: list[str] | None = None) -> None:
     if not stems:
         raise UserError("name the pages, as PAGES='scaling-tiny tiny-seed44413'")
     publish(stems, args.judge, args.allow_dirty)
-    lines = [f"published in {GENERATED}:", *(f"  {stem}" for stem in stems)]
-    print("\n".join(part for line in lines for part in wrapped(line)))
+    show([f"published in {GENERATED}:", *(f"  {stem}" for stem in stems)])
 
 
 if __name__ == "__main__":

@@ -54,8 +54,8 @@ def look(folder: Path, stage: str) -> tuple[str, str]:
 
 def upstreams_of(seed: Path) -> set[str]:
     """The stages that a seed takes from its upstream, by what one of its own recorded."""
-    for path in sorted(seed.glob("*/config.json")):
-        with suppress(UserError):
+    with suppress(UserError):  # of a record that a person has changed
+        for path in sorted(seed.glob("*/config.json")):
             if config := recorded_config(path.parent):
                 return {stage for stage in SHOWN if config.is_upstreams(stage)}
     return set()

@@ -104,9 +104,6 @@ class Config:
         starts = not self.reward.function or self.ppo.critic_init != "reward_model"
         mend = "be sft or zero with reward.function, which is no model to start from"
         require(starts, "ppo.critic_init", mend)
-        cut = "microbatches" in (self.ppo.loss_mean, self.rloo.loss_mean, self.grpo.loss_mean)
-        number = "be a number, not auto: with loss_mean=microbatches results depend on it"
-        require(not cut or self.memory.microbatch_size > 0, SIZES[0], number)
         alone = self.kind == TRAINED or not self.eval.best_of
         require(alone, "eval.best_of", "be empty where no SFT is trained")
 
