@@ -99,31 +99,16 @@ def by_rate(entries: Sequence[Entry]) -> list[Entry]:
 
 def title_of(entries: Sequence[Entry], pairs: Sequence[Paired]) -> str:
     """How often the best and the first win, and who is shown to be better than whom."""
-    ordered, first = by_rate(entries), entries[0]
-    two = dict.fromkeys([ordered[0].label, first.label, ordered[1].label])
-    rates = {x.label: str(percent(x.rate.estimate)) for x in ordered if x.rate}
-    named = [label for label in two if label in rates][:2]
-    parts = [f"{label} {rates[label]}" for label in named]
-    if named:
-        parts[0] = f"{named[0]} wins {rates[named[0]]} against the references"
-    verdict_of = dict(
-        zip((pair.entry.label for pair in pairs), paired.verdicts(pairs), strict=True)
-    )
-    kinds = (BETTER, WORSE, paired.UNCLEAR)
-    above, below, unclear = (
-        [x.label for x in ordered if verdict_of.get(x.label) == k] for k in kinds
-    )
-    stands = []
-    if above:
-        stands.append(f"{words.listed(above)} beat{'s' * (len(above) == 1)} {first.label}")
-    if below:
-        stands.append(f"{first.label} beats {words.listed(below)}")
-    if unclear:
-        stands.append(
-            f"{words.listed(unclear)} {'is' if len(unclear) == 1 else 'are'} inconclusive against"
-            f" {first.label}"
-        )
-    return "; ".join(filter(None, [", ".join(parts), *stands]))
+    ordered, first = by_rate(entries), entries[0].label
+    two = dict.fromkeys([ordered[0].label, first, ordered[1].label])
+    rates = {x.label: percent(x.rate.estimate) for x in ordered if x.rate}
+    won = ", ".join([f"{label} {rates[label]}" for label in two if label in rates][:2])
+    kinds: dict[str, list[str]] = {BETTER: [], WORSE: [], paired.UNCLEAR: []}
+    for pair, verdict in zip(pairs, paired.verdicts(pairs), strict=True):
+        kinds.setdefault(verdict, []).append(pair.entry.label)
+    ends = {BETTER: f"better than {first}", WORSE: f"worse than {first}"}
+    stands = [f"{words.listed(labels)} {ends.get(x, x)}" for x, labels in kinds.items() if labels]
+    return "; ".join([f"{won} against the references"] * bool(won) + stands)
 
 
 def answer(ordered: Sequence[Entry], pairs: Sequence[Paired]) -> str:
@@ -206,31 +191,24 @@ def caveats(entries: Sequence[Entry]) -> list[str]:
 def results(ordered: Sequence[Entry], pairs: Sequence[Paired]) -> Table:
     """A row an entry, the winner first: its verdict, win rate, difference and cut-off texts."""
     first, over = pairs[0].first.label, "[95% over posts]"
-    header = [
-        "",
-        "verdict",
-        f"win rate {over}",
-        "at equal length",
-        f"difference from {first} {over}",
-    ]
+    header = ["", "verdict", f"win rate {over}", "at equal length"]
+    header += [f"difference from {first} {over}", "cut off"]
     known = dict(zip((pair.entry.label for pair in pairs), paired.verdicts(pairs), strict=True))
     gaps = {pair.entry.label: pair.together for pair in pairs}
     rows = []
     for entry in ordered:
         gap, ends = gaps.get(entry.label), entry.mean("eos_rate")
-        cells: list[object] = [known.get(entry.label, MISSING), rate(entry)]
-        cells += [
-            replace(at_length(entry), low=None, high=None),
-            in_points(gap) if gap else MISSING,
-        ]
-        rows.append([entry.label, *cells, percent(None if ends is None else 1 - ends)])
+        length = replace(at_length(entry), low=None, high=None)
+        cells = [rate(entry), length, in_points(gap) if gap else MISSING]
+        cut_off = percent(None if ends is None else 1 - ends)
+        rows.append([entry.label, known.get(entry.label, MISSING), *cells, cut_off])
     caption = (
         f"Verdict: better or worse than {first} by the posts and, where there are several, the"
         " seeds, after Holm's correction for all policies here. Win rates are against the"
         " references, differences on the same posts; of several seeds a number is the mean. Cut"
         " off: summaries that do not end by themselves."
     )
-    return Table([*header, "cut off"], rows, caption, strong=True, name="verdicts")
+    return Table(header, rows, caption, strong=True, name="verdicts")
 
 
 def differences(pairs: Sequence[Paired]) -> Table:

@@ -13,16 +13,12 @@ import pandas as pd
 
 from reports.parts import page, sentences
 from reports.parts.blocks import Block, Heading, Text
-from reports.parts.collect import MEMORY_KNOBS, Record, find_all
-from reports.parts.paired import rows_of, settings_apart
+from reports.parts.collect import Record, find_all
+from reports.parts.paired import rows_of
 from reports.parts.run_report import stem_about, write_about_runs
 from reports.scaling import answers, beside_paper, details
-from reports.scaling.measures import RULE, SizeVerdict, frame_of, size_verdicts, sizes
+from reports.scaling.measures import RULE, SizeVerdict, frame_of, size_verdicts
 from stages.driving.grid import LADDER
-
-# What may differ between sizes: the base model itself, and how batches are cut.
-BASE = ("base.checkpoint", "base.hidden_size", "base.num_layers", "base.num_heads")
-FREE = (*MEMORY_KNOBS, *BASE)
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -54,8 +50,8 @@ def blocks(records: list[Record], left_out: Sequence[str] = ()) -> list[Block]:
     """The page: the answer for each size and its plot, then what it rests on."""
     frame = frame_of(records)
     verdicts, several = size_verdicts(frame), frame["name"].nunique() > 1
-    paper_numbers, unlike = beside_paper.rows(records, frame), alike(records, frame)
-    notes = [*answers.called_out_lines(verdicts), *caveats(frame), *unlike]
+    paper_numbers, unlike = beside_paper.rows(records, frame), details.alike(records, frame)
+    notes = [*answers.called_out_lines(verdicts), *details.caveats(frame), *unlike]
     content = [
         sentences.lead(answers.answer(verdicts), distrust(frame, verdicts, bool(unlike))),
         answers.answers_table(verdicts),
@@ -86,40 +82,6 @@ def distrust(frame: pd.DataFrame, verdicts: Sequence[SizeVerdict], unlike: bool)
     reasons += ["the sizes are NOT alike"] if unlike else []
     reasons += ["one seed"] if any(size.seeds == 1 for size in verdicts) else []
     return sentences.distrust(rows_of(frame), *reasons)
-
-
-def caveats(frame: pd.DataFrame) -> list[str]:
-    """What to hold against the comparison."""
-    rows = rows_of(frame)
-    lines = sentences.notes_of_judges(rows)
-    if not frame["pretrained"].all():
-        lines.append(
-            "Models without pretraining are among these: this is a test of the pipeline, not of"
-            " the paper's claim."
-        )
-    few = [name for name, seeds in sizes(frame) if len(seeds) < 2]
-    if few:
-        lines.append(f"One seed only: {', '.join(few)}. How much seeds differ there is unknown.")
-    lines += sentences.critic_notes(rows)
-    for row in rows:
-        lines += [f"{row['name']} seed {row['seed']}: {line}" for line in sentences.unjudged(row)]
-    return lines
-
-
-def alike(records: list[Record], frame: pd.DataFrame) -> list[str]:
-    """A warning for each way in which the sizes differ but should not."""
-    different = settings_apart({f"{x.name}/{x.seed}": [x] for x in records}, FREE)
-    warnings = [
-        f"The sizes are NOT alike: {name} differs ({' / '.join(sorted({*row.dropna()}))})."
-        for name, row in different.iterrows()
-    ]
-    for column, what in (("judge", "The judge"), ("posts", "The number of posts judged")):
-        if frame[column].nunique() > 1:
-            values = " / ".join(str(value) for value in frame[column].unique())
-            warnings.append(f"{what} differs between the runs ({values}).")
-    if len({frozenset(seeds["seed"]) for _, seeds in sizes(frame)}) > 1:
-        warnings.append("The sizes were run with different seeds.")
-    return warnings
 
 
 if __name__ == "__main__":

@@ -209,7 +209,7 @@ def test_texts_of_real_data_are_not_in_the_page_that_may_be_published(runs):
     path = Path(compare_page.write_page(["pythia-1b/1:ppo", "pythia-1b/1:sft"]).splitlines()[-1])
     assert path.name == "compare-pythia-1b-1-ppo-sft.html"
     markdown = path.with_suffix(".md").read_text()
-    wins = "PPO wins 55.6% against the references, SFT 55.6%; SFT is inconclusive against PPO"
+    wins = "PPO 55.6%, SFT 55.6% against the references; SFT inconclusive"
     assert markdown.startswith(f"# pythia-1b/1: {wins}\n")
     public = path.parent / PUBLIC / path.name
     for theirs in ("SUBREDDIT: r/", "the aunt | lamp"):

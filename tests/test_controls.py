@@ -5,11 +5,18 @@ from dataclasses import replace
 import pytest
 
 from eval import controls
-from eval.control_texts import CONTROLS, LONGER, content, control_rows, control_texts, negated
+from eval.control_texts import (
+    CONTROLS,
+    LONGER,
+    content,
+    control_rows,
+    control_texts,
+    negated,
+    swapped,
+)
 from eval.controls import describe, judge_controls, outcome
 from eval.judge import judgement
 from eval.judges import protocol
-from eval.judges.other_facts import swapped
 from eval.judges.protocol import VERDICTS, About, Reply, comparison_of, judge_pair
 from stages.finished import read_manifest, stage_folder
 from stages.posts.toy import UNWANTED_COST, facts_of, make_post, read_summary, score_summary

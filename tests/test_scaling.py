@@ -85,17 +85,17 @@ def test_a_seed_without_an_optional_stage_is_compared_in_what_both_have(runs):
     first, *others = records
     dpo = {"dpo": {"beta": 0.05}}
     records = [replace(first, settings=first.settings | dpo), *others]
-    assert scaling_page.alike(records, frame_of(records)) == []
+    assert details.alike(records, frame_of(records)) == []
     records[1] = replace(others[0], settings=others[0].settings | {"dpo": {"beta": 0.1}})
     said = "The sizes are NOT alike: dpo.beta differs (0.05 / 0.1)."
-    assert scaling_page.alike(records, frame_of(records)) == [said]
+    assert details.alike(records, frame_of(records)) == [said]
 
 
 def test_sizes_that_differ_in_a_setting_are_flagged(runs):
     ppo = replace(make_config("tiny").ppo, kl_coef=0.1)
     memory = replace(make_config("tiny").memory, cpu_threads=1, microbatch_size=3)
     records, _ = four_runs(ppo=ppo, memory=memory)
-    notes = scaling_page.alike(records, frame_of(records))
+    notes = details.alike(records, frame_of(records))
     for differs in ("ppo.kl_coef differs (0.05 / 0.1)", "memory.cpu_threads differs (1 / 2)"):
         assert any(differs in note for note in notes)
     assert len(notes) == 2

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 
 from eval.judges.protocol import About, Choice, Comparison, Judge, Reply, Row, scored_rows
-from stages.posts.toy import facts_of, score_summary
+from stages.posts.toy import EVENT, OPTIONAL, Facts, facts_of, read_summary, score_summary
 from stages.settings.checks import UserError
 from stages.settings.judge import JudgeSettings
 
@@ -35,6 +35,24 @@ class FactsJudge(Judge):
     def scores_of(self, policies: Mapping[str, Sequence[Row]]) -> list[Row]:
         """The rule's score of each policy's summary and of the reference, one row a summary."""
         return scored_rows(policies, lambda row, text: score_summary(text, facts_of(row["id"])))
+
+
+def facts_told(post_id: str, texts: Sequence[str]) -> tuple[Facts, list[list[str]]]:
+    """A post's facts; a row for each that its readers want: its name, its word, and what each text
+    says of it. The last row counts what is right.
+    """
+    facts = facts_of(post_id)
+    wanted = [*EVENT, *(slot for slot in OPTIONAL if slot in facts.wanted)]
+    read = [read_summary(text, facts) for text in texts]
+
+    def told(slot: str, right: set[str], wrong: set[tuple[str, str]]) -> str:
+        others = sorted(word for name, word in wrong if name == slot)
+        untrue = f"{', '.join(others)} (wrong)" if others else "not told"
+        return facts.words[slot] if slot in right else untrue
+
+    rows = [[slot, facts.words[slot], *(told(slot, *pair) for pair in read)] for slot in wanted]
+    counts = [f"{len(right & {*wanted})} of {len(wanted)}" for right, _ in read]
+    return facts, [*rows, ["right", "", *counts]]
 
 
 def knows_own_texts_only(judge: JudgeSettings) -> bool:

@@ -8,10 +8,11 @@ import numpy as np
 import pandas as pd
 
 from eval.rates.formulas import mean_of_seeds
-from reports.parts import paper, plots, words
+from reports.parts import paper, plots, sentences, words
 from reports.parts.blocks import Block, Details, Heading, Table
 from reports.parts.cells import MISSING, Number
-from reports.parts.paired import rows_of
+from reports.parts.collect import MEMORY_KNOBS, Record
+from reports.parts.paired import rows_of, settings_apart
 from reports.parts.words import named, number, percent
 from reports.scaling import beside_paper
 from reports.scaling.beside_paper import NOT_COMPARABLE, PaperNumber
@@ -20,6 +21,9 @@ from reports.scaling.measures import LEAST_SIZES, fit, given, parameters_of, pol
 Form = Callable[[float | None], Number]
 one_digit, three_digits = partial(number, digits=1), partial(number, digits=3)
 
+# What may differ between sizes: the base model itself, and how batches are cut.
+BASE = ("base.checkpoint", "base.hidden_size", "base.num_layers", "base.num_heads")
+FREE = (*MEMORY_KNOBS, *BASE)
 
 MEASURED: tuple[tuple[str, str, Form], ...] = (
     ("accuracy", "RM accuracy", percent),
@@ -223,3 +227,37 @@ def not_comparable(paper_numbers: Sequence[PaperNumber]) -> list[str]:
 def _values(key: str, values: Sequence[float]) -> str:
     forms = {name: form for name, _, form in paper.COMPARED}
     return ", ".join(str(forms[key](value)) for value in values) or str(MISSING)
+
+
+def caveats(frame: pd.DataFrame) -> list[str]:
+    """What to hold against the comparison."""
+    rows = rows_of(frame)
+    lines = sentences.notes_of_judges(rows)
+    if not frame["pretrained"].all():
+        lines.append(
+            "Models without pretraining are among these: this is a test of the pipeline, not of"
+            " the paper's claim."
+        )
+    few = [name for name, seeds in sizes(frame) if len(seeds) < 2]
+    if few:
+        lines.append(f"One seed only: {', '.join(few)}. How much seeds differ there is unknown.")
+    lines += sentences.critic_notes(rows)
+    for row in rows:
+        lines += [f"{row['name']} seed {row['seed']}: {line}" for line in sentences.unjudged(row)]
+    return lines
+
+
+def alike(records: list[Record], frame: pd.DataFrame) -> list[str]:
+    """A warning for each way in which the sizes differ but should not."""
+    different = settings_apart({f"{x.name}/{x.seed}": [x] for x in records}, FREE)
+    warnings = [
+        f"The sizes are NOT alike: {name} differs ({' / '.join(sorted({*row.dropna()}))})."
+        for name, row in different.iterrows()
+    ]
+    for column, what in (("judge", "The judge"), ("posts", "The number of posts judged")):
+        if frame[column].nunique() > 1:
+            values = " / ".join(str(value) for value in frame[column].unique())
+            warnings.append(f"{what} differs between the runs ({values}).")
+    if len({frozenset(seeds["seed"]) for _, seeds in sizes(frame)}) > 1:
+        warnings.append("The sizes were run with different seeds.")
+    return warnings

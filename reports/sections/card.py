@@ -39,9 +39,8 @@ def parts_of(args: Any, work: Path) -> dict[str, tuple[int, str, Path]]:
 
     def words_of(preset: str, more: str = "") -> str:
         data = "" if PRESETS[preset]().data.source else "--data=."
-        return (
-            f"--preset={preset} --name=card-{preset} {data} --set {more} {' '.join(args.overrides)}"
-        )
+        run = f"--preset={preset} --name=card-{preset} {data}"
+        return f"{run} --set {more} {' '.join(args.overrides)}"
 
     preset, batch, rows = args.shape.split(":")
     sizes = (

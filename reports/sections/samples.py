@@ -3,14 +3,14 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
+from eval.judges.offline import facts_told
 from eval.rates.length_control import word_count
 from eval.scores import START
 from reports.parts.blocks import Block, Heading, Sample, Table, Text
-from reports.parts.cells import MISSING
 from reports.parts.collect import GIVEN, Record, policies_of
 from reports.parts.paired import UNJUDGED, posts_frame, side_by_side
 from reports.parts.words import Row, named, number, whole
-from stages.posts.toy import EVENT, OPTIONAL, facts_of, read_summary
+from stages.posts.toy import EVENT
 
 SAMPLES = 5
 OUTCOMES = {1.0: "preferred to the reference", 0.5: "even", 0.0: "the reference is preferred"}
@@ -38,36 +38,22 @@ def example(record: Record) -> list[Block]:
     posts = side_by_side([posts_frame(record, name) for name in policies])
     names = [named(name, judged) for name in policies]
     title = "An example: the first post, which nobody chose"
-    shown = [replace(sample, title=title) for sample in samples(posts[:1], names)]
+    shown: list[Block] = [replace(sample, title=title) for sample in samples(posts[:1], names)]
     if record.has_real_texts or not shown:
-        return [*shown]
+        return shown
     rows = posts[0]
-    facts = facts_of(rows[0]["post"])
-    wanted = [*EVENT, *(slot for slot in OPTIONAL if slot in facts.wanted)]
-    texts = [rows[0]["reference"], *(row["summary"] for row in rows)]
-    read = [read_summary(text, facts) for text in texts]
-    cells = [
-        [slot, facts.words[slot], *(_told(slot, facts.words[slot], *x) for x in read)]
-        for slot in wanted
-    ]
-    counts = [f"{len(right & {*wanted})} of {len(wanted)}" for right, _ in read]
+    facts, cells = facts_told(
+        rows[0]["post"], [rows[0]["reference"], *(x["summary"] for x in rows)]
+    )
+    wanted = [cell[0] for cell in cells[len(EVENT) : -1]]
     text = (
         f"Wanted is what labellers of r/{facts.subreddit} want to read: who did what to which thing"
-        f" ({', '.join(EVENT)}), and {', '.join(wanted[len(EVENT) :])}. They count 1 for each of"
+        f" ({', '.join(EVENT)}), and {', '.join(wanted)}. They count 1 for each of"
         " these facts that a summary gets right, and take points off for wrong facts, other facts"
         " and length."
     )
     header = ("wanted fact", "in the post", "Reference", *names)
-    table = Table(header, [*cells, ["right", str(MISSING), *counts]], name="wanted-facts")
-    return [*shown, Text(text), table]
-
-
-def _told(slot: str, word: str, right: set[str], wrong: set[tuple[str, str]]) -> str:
-    """What a summary says of a fact."""
-    if slot in right:
-        return word
-    others = sorted(said_word for name, said_word in wrong if name == slot)
-    return f"{', '.join(others)} (wrong)" if others else "not told"
+    return [*shown, Text(text), Table(header, cells, name="wanted-facts")]
 
 
 def samples(posts: Sequence[Sequence[Row]], names: Sequence[str]) -> list[Sample]:
