@@ -9,11 +9,10 @@ from reports import compare_page
 from reports.compare_page import changed_posts
 from reports.parts import gained
 from reports.parts.page import PUBLIC, beside_the_runs
-from reports.parts.paired import BETTER, beside, parts_of, read_entries, settings_apart, verdicts
+from reports.parts.paired import BETTER, beside, read_entries, settings_apart, verdicts
 from reports.parts.words import direction, plain
 from stages.finished import stage_folder
 from stages.settings.command_line import make_config
-from stages.settings.config import UserError
 from tests.conftest import refused_by
 from tests.fabricated_runs import NASTY, fabricate
 from tests.test_verdicts import pair_of
@@ -228,6 +227,7 @@ def test_texts_of_real_data_are_not_in_the_page_that_may_be_published(runs):
         (["tiny/1", "tiny/1:dpo"], "has no policy dpo: it has sft, ppo"),
         (["tiyn", "tiny"], "did you mean tiny?"),
         (["tiny/one", "tiny"], "names no side"),
+        (["tiny/seed:ppo", "tiny"], "names no side"),
         (["tiny", "b"], "have no seed in common"),
         (["tiny/1", "b/2"], "toy3 has another text in b/2:ppo"),
     ],
@@ -241,10 +241,3 @@ def test_what_cannot_be_compared_is_refused_in_one_line(runs, capsys, asked, sai
     rows[3]["query"] = NASTY + " More."
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert said in refused_by(capsys, compare_page.main, *(["--runs", *asked] if asked else []))
-
-
-def test_a_side_may_be_named_as_its_folder_is(runs):
-    assert parts_of("tiny/seed7:sft") == parts_of("tiny/7:sft") == ("tiny", "7", "sft")
-    assert parts_of("tiny") == ("tiny", "", "ppo")
-    with pytest.raises(UserError, match="names no side"):
-        parts_of("tiny/seed:ppo")

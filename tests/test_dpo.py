@@ -129,20 +129,6 @@ def test_log_probabilities_of_a_batch_are_those_of_each_summary_alone(policy, pa
             assert value.item() == pytest.approx(expected.item(), abs=1e-4)
 
 
-def test_eos_counts_in_a_summarys_log_probability(policy, pairs):
-    without = {
-        name: make_ragged([column[row][:-1].tolist() for row in range(11)])
-        for name, column in pairs.columns.items()
-        if name != "queries"
-    }
-    shorter = replace(pairs, columns={**pairs.columns, **without})
-    rows, device = list(range(11)), torch.device("cpu")
-    with torch.no_grad():
-        whole = dpo.pair_logprobs(policy, pairs, rows, device)[0]
-        cut = dpo.pair_logprobs(policy, shorter, rows, device)[0]
-    assert (whole < cut).all()
-
-
 # -- updates ---------------------------------------------------------------------------------------
 
 

@@ -88,20 +88,6 @@ def test_sampling_stops_early_with_the_same_tokens_up_to_eos(writer):
         assert (row[: end + 1] != 7).all()
 
 
-def test_a_response_depends_on_neither_its_batch_nor_its_padding(writer):
-    queries, uniforms = queries_and_noise()
-    together = truncate_after(write(writer, queries, uniforms), 0, 7)
-    more_padding = torch.nn.functional.pad(queries, (5, 0), value=7)
-    padded = truncate_after(write(writer, more_padding, uniforms), 0, 7)
-    assert torch.equal(padded, together)
-    swapped = write(writer, queries.flip(0), uniforms.flip(0)).flip(0)
-    assert torch.equal(truncate_after(swapped, 0, 7), together)
-    for row in range(len(queries)):
-        real = queries[row][queries[row] != 7].unsqueeze(0)
-        alone = truncate_after(write(writer, real, uniforms[row : row + 1]), 0, 7)
-        assert torch.equal(alone[0], together[row])
-
-
 def test_cached_sampling_draws_what_whole_forward_passes_predict(writer):
     queries, uniforms = queries_and_noise(rows=3, length=8)
     responses = write(writer, queries, uniforms, eos_id=-1)
@@ -136,17 +122,6 @@ def test_impossible_tokens_are_never_drawn_even_at_the_ends():
 # -- forward passes --------------------------------------------------------------------------------
 
 
-def test_response_logprobs_are_those_of_the_full_softmax(policy):
-    tokens, mask = random_tokens(2, 9), torch.ones(2, 9).bool()
-    with torch.no_grad():
-        found = response_logprobs(policy, tokens, mask, 4, 0.7)
-        probabilities = (policy(tokens).logits / 0.7).softmax(-1)
-    for row in range(2):
-        for t in range(4):
-            exact = probabilities[row, 4 + t, tokens[row, 5 + t]].log().item()
-            assert found[row, t].item() == pytest.approx(exact, abs=1e-5)
-
-
 @pytest.mark.parametrize("pads", [0, 1, 7])
 def test_padding_on_either_side_changes_no_log_probability_and_no_score(policy, reward_model, pads):
     pad = policy.config.vocab_size
@@ -178,14 +153,6 @@ def test_rows_of_different_length_score_in_one_batch_as_alone(reward_model):
             real = queries[row][queries[row] != pad], responses[row][responses[row] != pad]
             scalars = reward_model(torch.cat(real).unsqueeze(0)).logits
             assert together[row].item() == pytest.approx(scalars[0, -1, 0].item(), abs=1e-4)
-
-
-def test_values_stand_at_the_position_before_each_response_token(reward_model):
-    tokens, mask = random_tokens(2, 10), torch.ones(2, 10).bool()
-    with torch.no_grad():
-        scalars = head_scalars(reward_model, model_inputs(tokens, mask))
-        values = response_values(reward_model, tokens, mask, 4)
-    assert torch.equal(values, scalars[:, 5:9])
 
 
 def test_pad_ids_reach_no_embedding_and_positions_count_real_tokens():
@@ -233,18 +200,6 @@ def test_scores_values_and_logprobs_are_those_of_the_papers_code(golden, tiny_ne
 # -- loading and saving ----------------------------------------------------------------------------
 
 
-def test_training_mode_has_no_dropout(policy_folder):
-    tokens = random_tokens(2, 8)
-    for model in (
-        load_policy(policy_folder),
-        new_reward_model(policy_folder, torch.Generator().manual_seed(1)),
-    ):
-        model.train()
-        assert torch.equal(model(tokens).logits, model(tokens).logits)
-    dropping = AutoModelForCausalLM.from_pretrained(policy_folder).train()
-    assert not torch.equal(dropping(tokens).logits, dropping(tokens).logits)
-
-
 def test_a_new_head_is_normal_with_the_papers_deviation_and_no_bias(policy_folder):
     heads = [
         new_reward_model(policy_folder, torch.Generator().manual_seed(seed)).classifier
@@ -285,26 +240,17 @@ def test_saved_models_open_with_plain_transformers(policy, reward_model, tokeniz
     assert not any("auto_map" in path.read_text() for path in tmp_path.rglob("config.json"))
 
 
-def edited_copy(folder, target, edit):
-    shutil.copytree(folder, target)
-    weights = load_file(target / "model.safetensors")
-    edit(weights)
-    save_file(weights, target / "model.safetensors", metadata={"format": "pt"})
-    return target
-
-
 def test_missing_and_unexpected_weights_are_refused(policy_folder, tmp_path):
     name = "gpt_neox.layers.1.mlp.dense_h_to_4h.weight"
-    lacking = edited_copy(policy_folder, tmp_path / "a", lambda weights: weights.pop(name))
-    strange = edited_copy(
-        policy_folder, tmp_path / "b", lambda weights: weights.update(extra=torch.ones(2))
-    )
-    generator = torch.Generator()
-    for folder, what in ((lacking, name), (strange, "extra")):
+    folder = shutil.copytree(policy_folder, tmp_path / "policy")
+    whole = load_file(folder / "model.safetensors")
+    lacking = {key: whole[key] for key in whole if key != name}
+    for weights, what in ((lacking, name), (whole | {"extra": torch.ones(2)}, "extra")):
+        save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
         with pytest.raises(UserError, match=what):
             load_policy(folder)
         with pytest.raises(UserError, match=what):
-            new_reward_model(folder, generator)
+            new_reward_model(folder, torch.Generator())
 
 
 def configured(tokenizer_folder, folder, **changes):
@@ -327,13 +273,6 @@ def test_a_pad_token_of_our_own_is_added_where_the_tokenizer_pads_with_a_real_on
     assert tokenizer.pad_token_id == load_tokenizer(tokenizer_folder).pad_token_id
     tokenizer.save_pretrained(tmp_path / "saved")
     assert load_tokenizer(tmp_path / "saved").get_vocab() == tokenizer.get_vocab()
-
-
-def test_a_tokenizer_without_eos_is_refused(tokenizer_folder, tmp_path):
-    folder = configured(tokenizer_folder, tmp_path / "tokenizer", eos_token=None)
-    with pytest.raises(UserError, match="EOS") as refusal:
-        load_tokenizer(folder)
-    assert "\n" not in str(refusal.value)
 
 
 def test_a_saved_policy_generates_for_two_texts_in_one_batch_as_for_each(

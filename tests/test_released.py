@@ -79,13 +79,7 @@ class PaperModel(nn.Module):
         weights, _ = read_weights(folder)
         self.lm_backbone = GPTNeoXModel(backbone_config).eval()
         self.scalar_head = nn.Linear(backbone_config.hidden_size, 1)
-        self.load_state_dict(
-            {
-                k: v
-                for k, v in weights.items()
-                if "attention.bias" not in k and "masked_bias" not in k and "inv_freq" not in k
-            }
-        )
+        assert not self.load_state_dict(weights, strict=False).missing_keys
         self.bias = json.loads((folder / "config.json").read_text())["bias"]
 
     @torch.no_grad()

@@ -19,14 +19,11 @@ from reports import run_page
 from stages import base, dpo, normalize, ppo, reward, sft
 from stages.driving.start import run_module
 from stages.finished import read_manifest
-from stages.learning.loop import make_optimizer
 from stages.learning.models import load_policy, load_reward_model
 from stages.learning.passes import PolicyAndCritic
 from stages.posts.ragged import load_split
 from stages.rl import networks
-from stages.rl.episodes import Rollout
 from stages.rl.networks import PolicyLearner
-from stages.rl.update import take_step
 from stages.running.files import read_lines
 from stages.runs import Run
 from stages.settings import config
@@ -272,25 +269,10 @@ def test_the_stage_runs_with_switches_thrown_and_its_checks_on(study, switches):
     assert len(rows) == 2
 
 
-def first_rollout(study: Path) -> tuple[PolicyLearner, Rollout]:
+def test_at_the_start_the_critic_at_eos_is_the_score(study):
     learner = learner_from(study)
     queries = load_split(study / "base" / "data", "sft_train").columns["queries"]
-    return learner, rolled_out(mini_config(), learner, queries)[0]
-
-
-def test_before_the_first_step_the_ratio_is_1_and_nothing_is_clipped(study):
-    (learner, episodes), settings = first_rollout(study), mini_config()
-    learner.optimizer = make_optimizer(learner.trained.parameters(), 0.0, settings.optimizer)
-    learner.microbatch_size = 7
-    stats = take_step(learner, episodes, settings.ppo)
-    assert stats["val/ratio"] == pytest.approx(1, abs=1e-5)
-    assert stats["policy/clipfrac_avg"] == 0
-    assert stats["policy/approxkl_avg"] == pytest.approx(0, abs=1e-9)
-    assert torch.allclose(episodes.logprobs, episodes.ref_logprobs, atol=1e-5)
-
-
-def test_at_the_start_the_critic_at_eos_is_the_score(study):
-    learner, episodes = first_rollout(study)
+    episodes, _ = rolled_out(mini_config(), learner, queries)
     after_eos = episodes.response_mask.sum(dim=1)
     ended = (episodes.responses == learner.networks.eos_id).any(dim=1) & (after_eos < LONGEST)
     assert ended.any()

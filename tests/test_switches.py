@@ -20,7 +20,7 @@ from stages.functional import (
 )
 from stages.learning import passes, sampling
 from stages.learning.loop import make_optimizer
-from stages.learning.models import load_policy
+from stages.learning.models import load_policy, new_reward_model
 from stages.posts.ragged import make_ragged
 from stages.posts.text_metrics import copied_title_words, distinct
 from stages.rl import credit
@@ -179,30 +179,21 @@ def test_advantages_are_those_of_a_loop_over_tokens(changes):
         close(rollout.returns[row, : LENGTHS[row]], returns, 1e-5)
 
 
+@pytest.mark.parametrize("index", [0, 1])
 @pytest.mark.parametrize("over", ["batch", "process"])
-def test_whitening_is_over_all_processes_or_over_each_apart(over):
+def test_whitening_is_over_all_processes_or_over_each_apart(over, index):
     other = torch.full((1, 2), 10.0)
 
     def gather(x: torch.Tensor) -> torch.Tensor:
-        return torch.cat([x, other if x.is_floating_point() else torch.ones(1, 2).bool()])
+        parts = [other if x.is_floating_point() else torch.ones(1, 2).bool()]
+        parts.insert(index, x)
+        return torch.cat(parts)
 
-    process: Any = SimpleNamespace(gather=gather, process_index=0)
+    process: Any = SimpleNamespace(gather=gather, process_index=index)
     mine, mask = torch.tensor([[1.0, 3.0]]), torch.ones(1, 2).bool()
     found = credit.whiten(process, mine, mask, Ppo(whiten_over=over), shift_mean=True)
     together = [-5 / math.sqrt(16.5), -3 / math.sqrt(16.5)]  # mean 6, variance (25+9+16+16)/4
     close(found, [together] if over == "batch" else [[-1.0, 1.0]])
-
-
-def test_each_process_gets_its_own_rows_of_what_was_whitened_together():
-    rows, mask = torch.tensor([[1.0, 3.0], [10.0, 10.0]]), torch.ones(2, 2).bool()
-    together = credit.whiten(Accelerator(cpu=True), rows, mask, Ppo(), shift_mean=True)
-    for index in (0, 1):
-        process: Any = SimpleNamespace(
-            gather=lambda x: rows if x.is_floating_point() else mask, process_index=index
-        )
-        own = slice(index, index + 1)
-        whitened = credit.whiten(process, rows[own], mask[own], Ppo(), shift_mean=True)
-        close(whitened, together[own])
 
 
 @pytest.mark.parametrize(
@@ -323,12 +314,13 @@ def test_position_ids_that_the_paper_does_not_pass_change_rounding_alone(policy)
 def test_dropout_is_off_unless_asked_for(policy_folder):
     tokens = torch.tensor([[3, 4, 5, 6]])
     for probability in (0.0, 0.3):
-        model = load_policy(policy_folder, probability).train()
-        modules = [one.p for one in model.modules() if isinstance(one, torch.nn.Dropout)]
-        assert set(modules) == {probability}
-        with torch.no_grad():
-            same = torch.equal(model(tokens).logits, model(tokens).logits)
-        assert same == (probability == 0)
+        scorer = new_reward_model(policy_folder, torch.Generator(), probability)
+        for model in (load_policy(policy_folder, probability).train(), scorer.train()):
+            modules = [one.p for one in model.modules() if isinstance(one, torch.nn.Dropout)]
+            assert set(modules) == {probability}
+            with torch.no_grad():
+                same = torch.equal(model(tokens).logits, model(tokens).logits)
+            assert same == (probability == 0)
 
 
 # -- settings --------------------------------------------------------------------------------------
