@@ -12,7 +12,7 @@ from reports.parts.blocks import Block, Text
 from reports.parts.collect import SIDE, flags_of, load_run, results_of
 from reports.parts.run_report import made_from
 from reports.parts.sentences import checks_of_judge
-from reports.parts.words import Row, estimate, in_points, side
+from reports.parts.words import Row, estimate, in_points, percent, side
 from reports.sections.calibration import calibration, corrected_rates
 from stages.finished import MISSING, inputs_now, mend, refusal, stage_folder, why_not
 from stages.runs import open_stage
@@ -33,7 +33,8 @@ def main(argv: list[str] | None = None) -> None:
         page_blocks = blocks(config, results)
         folders = [stage_folder(config, stage) for stage in run.inputs]
         origin = made_from("calibration", [config.name], folders)
-        title = f"Calibration of the judge, {config.name}"
+        share = percent(results["agreement"]["estimate"])
+        title = f"{config.name}: the judge agrees with the labels on {share} of the pairs"
         path = page.write(run.partial, stem, title, page_blocks, origin)
         run.finish({})
     print(f"report: {run.folder / path.name}")
