@@ -117,7 +117,7 @@ def _of_data(config: Config, positions: int, on_card: bool) -> Choices:
     for stage in (*rows, *RIVALS):
         most = min(64, rows[stage]) if stage in rows else min(largest, some)
         size = 2 ** int(math.log2(max(4, most)))
-        choices[f"{stage}.batch_size"] = (size, f"a power of 2, to {most} by the rows")
+        choices[f"{stage}.batch_size"] = (size, f"a power of 2 from 4, to {most} by the rows")
         if stage in RIVALS:
             choices[f"{stage}.total_episodes"] = (updates * size, f"{updates} updates")
     return choices

@@ -239,8 +239,8 @@ def begin(config: Config, stage: str, library: str) -> Any:
         line = f"{library} is missing: run `pip install {library}`, or unset it"
         raise UserError(f"{setting} is set but {line}") from None
     except Exception as error:
-        line = f"{library} cannot begin ({first_line(error)}): the stage goes on without it"
-        print(line, file=sys.stderr, flush=True)
+        why = " ".join(f"{error}".split())[:300]  # it may take several lines
+        say_error(f"{library} cannot begin ({why}): the stage goes on without it")
         return None
 
 

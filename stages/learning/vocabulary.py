@@ -64,7 +64,7 @@ class ReadingHead(nn.Linear):
         if torch.is_autocast_enabled(kind):
             dtype = torch.get_autocast_dtype(kind)
             hidden, weight = hidden.to(dtype), weight.to(dtype) if self.copy is None else self.copy
-            self.copy = weight if self.keeps else None
+            self.copy = weight if self.keeps and weight is not self.weight else None
         with torch.autocast(kind, enabled=False):
             return _read(hidden, weight.to(hidden.dtype), *self.reading)
 
