@@ -91,11 +91,11 @@ class Casts(TorchDispatchMode):
         return function(*args, **kwargs or {})
 
 
-def two_updates_in_bf16(place: Any, keeps: bool) -> tuple[int, torch.Tensor]:
+def two_updates_in_bf16(place: Any, keeps: bool, dtype: str) -> tuple[int, torch.Tensor]:
     """How often a tensor is cast, and all numbers, in two updates of PPO."""
     config = replace(place.config, ppo=replace(place.ppo, critic_updates=0))
     policy, critic = copy.deepcopy(place.policy), copy.deepcopy(place.reward_model)
-    reference, scorer = (freeze(copy.deepcopy(x), "float32") for x in (policy, critic))
+    reference, scorer = (freeze(copy.deepcopy(x), dtype) for x in (policy, critic))
     frozen = {"ref_policy": reference, "reward_model": scorer}
     learner = learner_of(replace(place.before_ppo, policy=policy, critic=critic, **frozen), config)
     learner.optimizer = make_optimizer(learner.trained.parameters(), 1e-3, config.optimizer)
@@ -113,13 +113,14 @@ def two_updates_in_bf16(place: Any, keeps: bool) -> tuple[int, torch.Tensor]:
     return casts.count, torch.cat([x.flatten() for x in numbers] + [flat(learner.trained)])
 
 
-def test_weights_that_are_cast_once_a_step_change_no_bit(place):
-    many, expected = two_updates_in_bf16(place, keeps=False)
-    few, numbers = two_updates_in_bf16(place, keeps=True)
+@pytest.mark.parametrize(("dtype", "frozen"), [("float32", 1), ("bf16", 0)])
+def test_weights_that_are_cast_once_a_step_change_no_bit(place, dtype, frozen):
+    many, expected = two_updates_in_bf16(place, False, dtype)
+    few, numbers = two_updates_in_bf16(place, True, dtype)
     assert torch.equal(numbers, expected)
     # Sampling, measuring, the reference and four steps of learning take two passes each through
     # the policy, whose 17 weights and biases the second does not cast; six through the critic's 16.
-    assert many - few == 2 * (7 * 17 + 6 * 16)
+    assert many - few == 2 * ((6 + frozen) * 17 + (5 + frozen) * 16)
 
 
 # -- every pass ------------------------------------------------------------------------------------
