@@ -16,7 +16,7 @@ from stages.goals import VARIABLES as VARIABLE_TABLE
 from stages.settings.command_line import make_config
 from stages.settings.config import SECTIONS, UserError, override_of
 from stages.settings.ppo import PAPER_QUIRKS
-from stages.settings.presets import ABLATIONS, PRESETS
+from stages.settings.presets import ABLATIONS, GROUPS, PRESETS
 from stages.settings.stages import STAGES
 
 ROOT = Path(__file__).parents[1]
@@ -145,7 +145,7 @@ def test_every_make_command_has_goals_variables_and_settings_that_exist():
         assert given.get("PRESET", "tiny") in PRESETS, words
         for override in given.get("SET", "").replace("...", "facts").split():
             override_of(override)
-        assert set(given.get("ABLATIONS", "").split()) <= set(ABLATIONS), words
+        assert set(given.get("ABLATIONS", "").split()) <= {*ABLATIONS, *GROUPS}, words
 
 
 def test_every_command_that_changes_a_setting_is_one_that_the_pipeline_takes():

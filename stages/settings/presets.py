@@ -151,8 +151,7 @@ def smollm2_full() -> Config:
 def own() -> Config:
     """A model and data of one's own; `reports/needs/own.py` chooses what depends on them.
 
-    The critic starts at zero, which no run showed to be worse; rows that cannot be used are left
-    out and listed.
+    The critic starts at zero, which no run showed to be worse; bad rows are left out and listed.
     """
     return preset(
         "own",
@@ -192,7 +191,8 @@ class Ablation(NamedTuple):
 
 
 # Switch | settings | what it is, with the paper's detail. The first six are asked about most.
-SWITCHES = """
+PAPERS_CRITIC = "ppo.critic_init=reward_model ppo.critic_updates=0 ppo.lam=0.95"
+SWITCHES = f"""
 read-before-eos | rm.read_at=before_eos | scores are read, and learned, before EOS (details 11, 12)
 no-eos-trick | ppo.eos_trick=off | a missing EOS costs nothing (detail 23)
 no-normalization | ppo.reward_normalization=false | rewards keep their mean (detail 15)
@@ -203,10 +203,12 @@ whiten-rewards | ppo.whiten_rewards=true | rewards scaled to unit variance (deta
 critic-zero | ppo.critic_init=zero | critic from the reward model, head of zeros (detail 22)
 critic-reward-model | ppo.critic_init=reward_model | critic from the reward model (detail 22)
 no-critic-updates | ppo.critic_updates=0 | the critic never learns alone (beside detail 22)
-critic-paper | ppo.critic_init=reward_model ppo.critic_updates=0 ppo.lam=0.95 | details 20 and 22
+critic-paper | {PAPERS_CRITIC} | details 20 and 22
 critic-updates | ppo.critic_init=reward_model ppo.critic_updates=16 | first alone (detail 22)
 critic-zero-alone | ppo.critic_init=zero ppo.critic_updates=0 | zeros, never alone (detail 22)
 critic-sft-alone | ppo.critic_init=sft ppo.critic_updates=0 | SFT's, never alone (detail 22)
+gated | {PAPERS_CRITIC} ppo.baseline=gated | critic-paper, but the mean where the mean is better
+mean | {PAPERS_CRITIC} ppo.baseline=mean | critic-paper, but the batch's mean is the baseline
 lambda-0.95 | ppo.lam=0.95 | advantages with the paper's lambda (GAE, detail 20)
 lambda-1 | ppo.lam=1 | advantages are returns - values (GAE, detail 20)
 no-centering | rm.center=0 | each post's scores keep a constant of their own (beside detail 10)
@@ -220,7 +222,7 @@ OF_CRITIC = """
     critic-sft critic-zero critic-reward-model no-critic-updates critic-paper critic-sft-alone
     critic-zero-alone critic-updates lambda-0.95 lambda-1
 """
-GROUPS = {"critic": tuple(OF_CRITIC.split())}
+GROUPS = {"critic": tuple(OF_CRITIC.split()), "baseline": ("critic-paper", "gated", "mean")}
 """Ablations that answer one question together, on a page of their own."""
 
 
