@@ -91,9 +91,6 @@ def print_nowhere(stream: TextIO) -> None:
         os.dup2(nothing.fileno(), stream.fileno())
 
 
-# -- the environment -------------------------------------------------------------------------------
-
-
 def is_on(name: str) -> bool:
     """Whether a variable of the environment says yes, as accelerate reads it."""
     return os.environ.get(name, "").lower() in ("1", "true", "yes", "y", "t", "on")
@@ -134,9 +131,6 @@ def address_fault(address: str) -> bool:
     except ValueError:  # of a port or of brackets
         return True
     return not is_whole or not all("!" <= letter <= "~" for letter in address)
-
-
-# -- checks ----------------------------------------------------------------------------------------
 
 
 def require(condition: bool, key: str, what: str) -> None:
@@ -183,10 +177,10 @@ class Section:
                 require(value > 0 or (is_0_fine and value == 0), key, f"be {least}, not {value}")
 
 
-def check_filled(section: str, batch_size: int, rows: int, of: str = "") -> None:
-    """Raise UserError if a stage's batch holds more rows than there are; `of` says of what."""
+def check_filled(section: str, batch_size: int, rows: int) -> None:
+    """Raise UserError if a stage's batch holds more rows than there are."""
     if batch_size > rows:
-        few = f"there are only {rows} rows{of}: lower it"
+        few = f"there are only {rows} rows: lower it"
         raise UserError(f"{section}.batch_size is {batch_size} but {few}")
 
 

@@ -55,29 +55,6 @@ def looks_like_a_key(word: str) -> bool:
     return bool(mixed or begins or (word == own and len(own) >= 16))
 
 
-def key_of_environment() -> str:
-    """OPENAI_API_KEY without outer spaces; never part of a message. Raises UserError where it holds
-    what a header cannot, which a client would print.
-    """
-    text = os.environ.get("OPENAI_API_KEY", "")
-    if not text:
-        where = "in the environment (any word for a local server)"
-        raise UserError(f"judge.kind=openai needs OPENAI_API_KEY {where}")
-    key = text.strip()
-    if not key or not all("!" <= letter <= "~" for letter in key):
-        odd = "is blank or holds a space, a line break or a letter that no key has"
-        raise UserError(f"OPENAI_API_KEY {odd}: set it again")
-    return key
-
-
-def without_price(model: str) -> UserError:
-    """The error for a cap on a cost that cannot be counted."""
-    return UserError(
-        f"judge.max_cost needs the price of {model}, which the table in"
-        " stages/settings/judge_models.py lacks: set judge.input_price and judge.output_price"
-    )
-
-
 BEST_OF = "best-of-"  # begins the name of such a policy
 
 
@@ -228,9 +205,6 @@ def at_server(judge: JudgeSettings) -> JudgeSettings:
     address = os.environ.get("OPENAI_BASE_URL", "")
     is_named = judge.kind != "openai" or judge.base_url or not address
     return judge if is_named else replace(judge, base_url=address)
-
-
-# -- what is judged without training ---------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,11 +1,11 @@
-"""What the models that judge cost, and who made them. Standard library only."""
+"""What the models that judge cost, who made them, and the key. Standard library only."""
 
+import os
 import re
 from typing import NamedTuple
 
 from stages.settings.checks import UserError
 from stages.settings.config import TOY, Config
-from stages.settings.judge import key_of_environment, without_price
 from stages.settings.stages import OUTPUTS, RELEASED
 
 
@@ -70,6 +70,29 @@ def is_model(requested: str, returned: str) -> bool:
     """Whether a returned model id is the requested one: itself, a dated snapshot, a revision."""
     dated = r"(?:-\d{4}-\d{2}-\d{2}|-\d{4,8}|@.+|:latest)?"
     return re.fullmatch(re.escape(requested) + dated, returned) is not None
+
+
+def key_of_environment() -> str:
+    """OPENAI_API_KEY without outer spaces; never part of a message. Raises UserError where it holds
+    what a header cannot, which a client would print.
+    """
+    text = os.environ.get("OPENAI_API_KEY", "")
+    if not text:
+        where = "in the environment (any word for a local server)"
+        raise UserError(f"judge.kind=openai needs OPENAI_API_KEY {where}")
+    key = text.strip()
+    if not key or not all("!" <= letter <= "~" for letter in key):
+        odd = "is blank or holds a space, a line break or a letter that no key has"
+        raise UserError(f"OPENAI_API_KEY {odd}: set it again")
+    return key
+
+
+def without_price(model: str) -> UserError:
+    """The error for a cap on a cost that cannot be counted."""
+    return UserError(
+        f"judge.max_cost needs the price of {model}, which the table in"
+        " stages/settings/judge_models.py lacks: set judge.input_price and judge.output_price"
+    )
 
 
 def check_asking(config: Config, capped: bool = False) -> None:

@@ -185,9 +185,6 @@ class Ppo(PolicyGradient):
         return PAPER_QUIRKS if self.compat == "paper" else {}
 
 
-# -- without a critic ------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, kw_only=True)
 class Grouped(PolicyGradient):
     """Policy gradients without a critic: the other samples of a query are the baseline."""
@@ -213,9 +210,6 @@ class Rloo(Grouped):
 @dataclass(frozen=True, kw_only=True)
 class Grpo(Grouped):
     """GRPO as Dr.GRPO corrects it (Liu et al. 2025): no deviation, no division by length."""
-
-
-# -- adapters --------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -47,9 +47,6 @@ FIELDS = ("subreddit", "title", "post")
 SAMPLE = {"subreddit": "tifu", "title": "My title: two words", "post": "One line.\n\nAnother: it."}
 
 
-# -- the prompt ------------------------------------------------------------------------------------
-
-
 def check_prompt(template: str) -> None:
     """Raise UserError unless a template holds each field once and can be read back."""
     try:
@@ -87,9 +84,6 @@ def _pattern(template: str) -> re.Pattern[str]:
         if name is not None:
             pattern += f"(?P<{name}>.*)" if name == "post" else f"(?P<{name}>.*?)"
     return re.compile(pattern, re.DOTALL)
-
-
-# -- sections --------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)

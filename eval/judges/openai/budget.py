@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 from eval.judges.protocol import Row
 from stages.settings.checks import UserError
-from stages.settings.judge import JudgeSettings, without_price
-from stages.settings.judge_models import Known, known_model
+from stages.settings.judge import JudgeSettings
+from stages.settings.judge_models import Known, known_model, without_price
 
 CHARACTERS_PER_TOKEN = 4  # OpenAI's own rule of thumb for English text
 TEMPLATE_TOKENS = 16  # what a chat template adds to a message
