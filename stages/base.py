@@ -30,10 +30,9 @@ from transformers import (
 from stages.learning import models
 from stages.learning.checkpoints import refuse_adapter
 from stages.learning.learner import stream_seed
-from stages.learning.models import require_heads
 from stages.posts import tokens
 from stages.posts.bad_rows import SKIPPED_FILE, BadRows, in_half
-from stages.posts.kinds import recognised
+from stages.posts.kinds import learned, recognised
 from stages.posts.ragged import load_split, save_split
 from stages.posts.readers import (
     Located,
@@ -46,7 +45,6 @@ from stages.posts.readers import (
     sources_of,
     subsample,
 )
-from stages.posts.text_metrics import learned
 from stages.posts.toy import world_folder
 from stages.running.files import HASHES, cached_folder, read_lines, write_json
 from stages.running.hub import Fetched, fetch_model, fetch_tokenizer
@@ -85,13 +83,12 @@ def make_base(config: Config) -> None:
         sampled = {"max_summary_tokens": config.data.max_summary_tokens}
         write_json(run.partial / "data" / "sampled.json", sampled)
         models.save_model(model, tokenizer, run.partial / "model")
-        from_hub = [source.record for source in fetched]
         results = {
             "parameters": sum(parameter.numel() for parameter in model.parameters()),
             "vocabulary": len(tokenizer),
             "positions": models.positions_of(model),
             **describe(run, rows, limits),
-            **({"hub": from_hub} if from_hub else {}),
+            **({"hub": [source.record for source in fetched]} if fetched else {}),
         }
         lines = remarks(results, run.folder / "data" / SKIPPED_FILE)
         for line in [*eos_remarks(tokenizer, model), *lines]:
@@ -153,9 +150,7 @@ def read_rows(config: Config) -> SourceRows:
     return SourceRows(located=located, bad=bad, published=published)
 
 
-def split_limits(
-    data: Data, positions: int, first: tuple[int, ...] = ()
-) -> dict[str, tokens.Limits]:
+def split_limits(data: Data, positions: int, first: tuple[int, ...]) -> dict[str, tokens.Limits]:
     """The limits of each tokenised split; `first` begins every query."""
     posts = tokens.Limits(
         query=data.max_query_tokens,
@@ -194,11 +189,8 @@ def describe(run: Run, rows: SourceRows, limits: dict[str, tokens.Limits]) -> di
         split = load_split(folder, name)
         lengths[name] = tokens.length_report(split)
         skipped = sum(row["split"] == name for row in listed)
-        counts[name] = {
-            "rows": len(split),
-            "skipped": skipped,
-            **tokens.over_limit(split, limits[name]),
-        }
+        over = tokens.over_limit(split, limits[name])
+        counts[name] = {"rows": len(split), "skipped": skipped, **over}
         if "chosen" in split.columns:
             counts[name] |= kept_odd_rows(of_split)
         if name == COMPARISONS[0]:  # of which rm.pairs may name one
@@ -215,7 +207,7 @@ def describe(run: Run, rows: SourceRows, limits: dict[str, tokens.Limits]) -> di
 
 def remarks(results: dict[str, Any], listed: Path) -> list[str]:
     """What a user should know of the rows, one line each; `listed` is where skipped ones stand."""
-    lines, rows = [], results["rows"].values()
+    lines, rows = list[str](), results["rows"].values()
     if longer := sum(counts["over_limit"] for counts in rows):
         most = max(counts["most_over"] for counts in rows)
         over = f"{longer:,} rows are up to {most:,} tokens over data.max_*"
@@ -227,11 +219,9 @@ def remarks(results: dict[str, Any], listed: Path) -> list[str]:
         for what in ("posts", "pairs")
         if counted[what]
     ]
-    skipped = sum(counts["skipped"] for counts in results["rows"].values())
-    if skipped:
+    if skipped := sum(counts["skipped"] for counts in rows):
         lines.append(f"{skipped:,} bad rows were skipped, with the reasons in {listed}")
-    changed = differences(results["published"])
-    return [*lines, *([changed] if changed else [])]
+    return [*lines, *filter(None, [differences(results["published"])])]
 
 
 def eos_remarks(tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel) -> list[str]:
@@ -266,8 +256,7 @@ def make_tokenizer(config: Config, train: list[Located]) -> PreTrainedTokenizerB
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    prompt = config.data.prompt
-    texts = (format_post(row, prompt) + " " + row["summary"] for _, row in train)
+    texts = (f"{format_post(row, config.data.prompt)} {row['summary']}" for _, row in train)
     tokenizer.train_from_iterator(texts, trainer)
     fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=EOS_TOKEN)
     fast.add_special_tokens({"pad_token": "[PAD]"})
@@ -296,7 +285,7 @@ def make_model(config: Config, tokenizer: PreTrainedTokenizerBase) -> PreTrained
     base = config.base
     if base.checkpoint != RANDOM:
         model = models.load_policy(_checkpoint_folder(config))
-        require_heads(model.config, base.checkpoint)
+        models.require_heads(model.config, base.checkpoint)
         if tokenizer.pad_token_id > model.config.vocab_size:
             raise UserError(
                 f"tokenizer has {tokenizer.pad_token_id} tokens, {base.checkpoint} only "
@@ -307,32 +296,24 @@ def make_model(config: Config, tokenizer: PreTrainedTokenizerBase) -> PreTrained
     longest_response = tokens.FAR_OVER * max(data.max_summary_tokens, data.max_comparison_tokens)
     longest = max(data.max_query_tokens + longest_response, 2048)
     torch.manual_seed(stream_seed(config.seed, "base"))
-    return GPTNeoXForCausalLM(
-        models.with_dropout(
-            GPTNeoXConfig(
-                vocab_size=-(-len(tokenizer) // EMBEDDING_MULTIPLE) * EMBEDDING_MULTIPLE,
-                hidden_size=base.hidden_size,
-                num_hidden_layers=base.num_layers,
-                num_attention_heads=base.num_heads,
-                intermediate_size=4 * base.hidden_size,
-                max_position_embeddings=longest,
-                # GPT-NeoX's 0.02 suits wide models; in a narrow one signals fade, and learning to
-                # copy takes three times as many updates.
-                initializer_range=base.hidden_size**-0.5,
-                # Pythia rotates a quarter of a head's dimensions. A quarter of these narrow heads
-                # is too little to find a word by its place: with all of them the model learns to
-                # copy about twice as fast.
-                rope_parameters={
-                    "rope_type": "default",
-                    "rope_theta": 10000.0,
-                    "partial_rotary_factor": 1.0,
-                },
-                bos_token_id=tokenizer.eos_token_id,
-                eos_token_id=tokenizer.eos_token_id,
-            ),
-            probability=0.0,
-        )
+    # Pythia rotates a quarter of a head's dimensions. A quarter of these narrow heads is too little
+    # to find a word by its place: with all of them the model learns to copy about twice as fast.
+    rope = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 1.0}
+    shape = GPTNeoXConfig(
+        vocab_size=-(-len(tokenizer) // EMBEDDING_MULTIPLE) * EMBEDDING_MULTIPLE,
+        hidden_size=base.hidden_size,
+        num_hidden_layers=base.num_layers,
+        num_attention_heads=base.num_heads,
+        intermediate_size=4 * base.hidden_size,
+        max_position_embeddings=longest,
+        # GPT-NeoX's 0.02 suits wide models; in a narrow one signals fade, and learning to copy
+        # takes three times as many updates.
+        initializer_range=base.hidden_size**-0.5,
+        rope_parameters=rope,
+        bos_token_id=tokenizer.eos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
     )
+    return GPTNeoXForCausalLM(models.with_dropout(shape, probability=0.0))
 
 
 def copy_tokens(
@@ -345,9 +326,8 @@ def copy_tokens(
 
     def tokenize_all(folder: Path) -> None:
         for name, located in rows.located.items():
-            tokenize = (
-                tokens.tokenize_comparisons if "comparisons" in name else tokens.tokenize_posts
-            )
+            is_pairs = "comparisons" in name
+            tokenize = tokens.tokenize_comparisons if is_pairs else tokens.tokenize_posts
             save_split(tokenize(located, tokenizer, limits[name], name, rows.bad), folder, name)
         rows.bad.write(folder)
 

@@ -16,6 +16,7 @@ from stages.base import remarks
 from stages.driving.start import run_module
 from stages.learning.models import positions_of, require_room
 from stages.posts.bad_rows import BadRows
+from stages.posts.kinds import learned
 from stages.posts.readers import (
     beside_known,
     check_comparison,
@@ -24,7 +25,6 @@ from stages.posts.readers import (
     label_strength,
     read_source,
 )
-from stages.posts.text_metrics import learned
 from stages.posts.tokens import (
     CNNDM_LIMITS,
     Limits,

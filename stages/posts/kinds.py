@@ -8,6 +8,7 @@ A text may be a list of chat messages. Its turns become plain text: `User: ...`,
 a blank line between them, and `Assistant:` at the end of a prompt. A prompt is whole: no template
 is filled with it, and of one that is too long the beginning is left out. A post with a summary
 alone becomes the prompt "<post>\n\nTL;DR:". A row without an id gets one by its prompt.
+Rows that say the same are known by their texts, whatever their ids.
 """
 
 import hashlib
@@ -15,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from stages.posts.bad_rows import BadRowError
+from stages.posts.text_metrics import squeezed
 from stages.settings.sections import COMPARISONS, POSTS, PPO_TRAIN
 
 # Fields of a row: whether its post is the whole prompt, and all that it had beside what is used.
@@ -161,3 +163,52 @@ def recognised(located: Mapping[str, Sequence[tuple[str, Row]]]) -> list[str]:
     """A line for each split with rows of the user's own kind."""
     whole = {split: len(rows) for split, rows in located.items() if _are_whole(rows)}
     return [f"{split}: {rows:,} rows, each with a whole prompt" for split, rows in whole.items()]
+
+
+def post_text(row: dict[str, Any]) -> str:
+    """What a post or an article says, with its title; ids and subreddits are not part of it."""
+    about = row.get("info", row)
+    return squeezed(" ".join(str(about.get(key) or "") for key in ("title", "post", "article")))
+
+
+def labels_of(rows: Sequence[dict[str, Any]]) -> dict[int, set[str]]:
+    """Pair, by its texts -> the summaries of it that were chosen."""
+    labels: dict[int, set[str]] = {}
+    for row in rows:
+        labels.setdefault(pair_of(row), set()).add(_chosen(row))
+    return labels
+
+
+def pair_of(row: dict[str, Any]) -> int:
+    """A hash of the post and of both summaries, in any order."""
+    return hash((post_text(row), frozenset(squeezed(text["text"]) for text in row["summaries"])))
+
+
+def _chosen(row: dict[str, Any]) -> str:
+    return squeezed(row["summaries"][row["choice"]]["text"])
+
+
+def learned(rows: Mapping[str, Sequence[dict[str, Any]]]) -> dict[str, Any]:
+    """Held-out posts and pairs that stand in the training data too, by text, whatever their ids.
+
+    `in`: training split -> how many held-out posts it has; `posts`: those of the `of_posts` that
+    any has. `pairs`: those of the `of_pairs` held-out comparisons whose two summaries of the post
+    are compared in training; `against`: those of them whose label all training pairs contradict.
+    """
+    held_out = [post_text(row) for row in rows[POSTS[1]]]
+    texts = {
+        split: {*held_out}.intersection(map(post_text, rows[split]))
+        for split in (POSTS[0], PPO_TRAIN, COMPARISONS[0])
+        if split in rows
+    }
+    train, held_out_pairs = (rows.get(split, ()) for split in COMPARISONS)
+    labels = labels_of(train)
+    pairs = [row for row in held_out_pairs if pair_of(row) in labels]
+    return {
+        "in": {split: sum(text in own for text in held_out) for split, own in texts.items()},
+        "posts": sum(any(text in own for own in texts.values()) for text in held_out),
+        "of_posts": len(held_out),
+        "pairs": len(pairs),
+        "of_pairs": len(held_out_pairs),
+        "against": sum(_chosen(row) not in labels[pair_of(row)] for row in pairs),
+    }

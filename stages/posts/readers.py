@@ -17,7 +17,6 @@ from typing import Any
 from stages.posts import kinds
 from stages.posts.bad_rows import BadRowError, BadRows
 from stages.posts.tables import READERS, parse_line, raw_rows
-from stages.posts.text_metrics import labels_of, pair_of
 from stages.running.hub import ABOUT_THE_DISK, Fetched, fetch
 from stages.running.inputs import Source, dataset_source
 from stages.settings.checks import UserError, first_line
@@ -300,9 +299,9 @@ def kept_odd_rows(rows: Sequence[dict[str, Any]]) -> dict[str, int]:
     other label, too; so do 5% of those published rows, which several people labelled.
     """
     odd = Counter(empty_summaries=0, equal_summaries=0, without_confidence=0, against_choice=0)
-    labels = labels_of(rows)
+    labels = kinds.labels_of(rows)
     odd["chose_first"] = sum(row["choice"] == 0 for row in rows)
-    odd["contradicted"] = sum(len(labels[pair_of(row)]) > 1 for row in rows)
+    odd["contradicted"] = sum(len(labels[kinds.pair_of(row)]) > 1 for row in rows)
     for row in rows:
         first, second = (summary["text"].strip() for summary in row["summaries"])
         confidence = (row.get("extra") or {}).get("confidence")

@@ -1,11 +1,11 @@
-"""Measures of generated text, and of the data's rows by their texts, that need no model."""
+"""Measures of generated text that need no model."""
 
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from stages.settings.sections import COMPARISONS, POSTS, PPO_TRAIN, parse_post
+from stages.settings.sections import parse_post
 
 ROUGE_TYPES = ("rouge1", "rouge2", "rougeL")
 TITLE = re.compile(r"^TITLE:(.*)$", re.MULTILINE)
@@ -104,55 +104,3 @@ def unshown_tokens(tokenizer: Any) -> list[int]:
 def words_of(text: str) -> list[str]:
     """The words of a text, in lower case."""
     return WORD.findall(text.lower())
-
-
-# -- rows of the data, by what they say ------------------------------------------------------------
-
-
-def post_text(row: dict[str, Any]) -> str:
-    """What a post or an article says, with its title; ids and subreddits are not part of it."""
-    about = row.get("info", row)
-    return squeezed(" ".join(str(about.get(key) or "") for key in ("title", "post", "article")))
-
-
-def labels_of(rows: Sequence[dict[str, Any]]) -> dict[int, set[str]]:
-    """Pair, by its texts -> the summaries of it that were chosen."""
-    labels: dict[int, set[str]] = {}
-    for row in rows:
-        labels.setdefault(pair_of(row), set()).add(_chosen(row))
-    return labels
-
-
-def pair_of(row: dict[str, Any]) -> int:
-    """A hash of the post and of both summaries, in any order."""
-    return hash((post_text(row), frozenset(squeezed(text["text"]) for text in row["summaries"])))
-
-
-def _chosen(row: dict[str, Any]) -> str:
-    return squeezed(row["summaries"][row["choice"]]["text"])
-
-
-def learned(rows: Mapping[str, Sequence[dict[str, Any]]]) -> dict[str, Any]:
-    """Held-out posts and pairs that stand in the training data too, by text, whatever their ids.
-
-    `in`: training split -> how many held-out posts it has; `posts`: those of the `of_posts` that
-    any has. `pairs`: those of the `of_pairs` held-out comparisons whose two summaries of the post
-    are compared in training; `against`: those of them whose label all training pairs contradict.
-    """
-    held_out = [post_text(row) for row in rows[POSTS[1]]]
-    texts = {
-        split: {*held_out}.intersection(map(post_text, rows[split]))
-        for split in (POSTS[0], PPO_TRAIN, COMPARISONS[0])
-        if split in rows
-    }
-    train, held_out_pairs = (rows.get(split, ()) for split in COMPARISONS)
-    labels = labels_of(train)
-    pairs = [row for row in held_out_pairs if pair_of(row) in labels]
-    return {
-        "in": {split: sum(text in own for text in held_out) for split, own in texts.items()},
-        "posts": sum(any(text in own for own in texts.values()) for text in held_out),
-        "of_posts": len(held_out),
-        "pairs": len(pairs),
-        "of_pairs": len(held_out_pairs),
-        "against": sum(_chosen(row) not in labels[pair_of(row)] for row in pairs),
-    }

@@ -14,10 +14,10 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from stages.posts.bad_rows import BadRowError, BadRows
-from stages.posts.kinds import MORE, WHOLE
+from stages.posts.kinds import MORE, WHOLE, post_text
 from stages.posts.ragged import Ragged, TokenizedSplit, make_ragged
 from stages.posts.readers import Located, is_cnndm, label_strength
-from stages.posts.text_metrics import first_ids, post_text
+from stages.posts.text_metrics import first_ids
 from stages.running.progress import progress
 from stages.settings.checks import UserError
 from stages.settings.sections import FIELDS, PPO_TRAIN, PROMPT
