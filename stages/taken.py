@@ -10,8 +10,7 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForTokenClassification, PreTrainedModel
 
-from stages.learning import models
-from stages.learning.checkpoints import read_weights, refuse_adapter
+from stages.learning import checkpoints, models
 from stages.running.files import read_record
 from stages.running.hub import fetch_model
 from stages.running.inputs import model_source
@@ -53,8 +52,8 @@ def load_released_reward_model(folder: Path) -> tuple[PreTrainedModel, float | N
     labels = len(saved.get("id2label", ()))
     if "TokenClassification" in str(saved.get("architectures")) and labels == 1:
         return models.load_reward_model(folder).eval(), None
-    refuse_adapter(folder)
-    weights, _ = read_weights(folder)
+    checkpoints.refuse_adapter(folder)
+    weights, _ = checkpoints.read_weights(folder)
     model = AutoModelForTokenClassification.from_config(_config(folder, saved)).float()
     width = models.head_of(model).in_features
     rows = [name for name, x in weights.items() if x.shape == (1, width)]
@@ -74,8 +73,8 @@ def load_released_reward_model(folder: Path) -> tuple[PreTrainedModel, float | N
     except RuntimeError:  # it lists every weight of another shape
         what = "its weights have other shapes than its configuration says"
         raise UserError(f"{folder} does not load: {what}") from None
-    models.refuse_weights(folder, set(loaded.missing_keys), set(loaded.unexpected_keys))
-    models.refuse_odd(folder, model)
+    checkpoints.refuse_weights(folder, set(loaded.missing_keys), set(loaded.unexpected_keys))
+    checkpoints.refuse_odd(folder, model)
     mean, deviation = _normalization(folder, saved)
     models.shift_scores(model, -mean)
     with torch.no_grad():

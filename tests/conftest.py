@@ -269,8 +269,8 @@ def state_of(config: Any, network: Any, optimizer: Any = None, **others: Any) ->
 
     from accelerate import Accelerator
 
-    from stages.learning.learner import Learner, Order
-    from stages.learning.state import State
+    from stages.learning.learner import Learner
+    from stages.learning.state import Order, State
 
     learner = Learner(
         stage="test",
@@ -298,8 +298,8 @@ def rolled_out(
     config: Any, learner: Any, queries: Any, update: int = 0
 ) -> tuple[Any, dict[str, float]]:
     """Steps 1 to 5 of an update of PPO: the rollout, and what is reported of it."""
-    from stages.learning.learner import Order
     from stages.learning.sampling import Noise
+    from stages.learning.state import Order
     from stages.rl.credit import credit, shape
     from stages.rl.metrics import describe
     from stages.rl.rollout import measure, sample_responses, score

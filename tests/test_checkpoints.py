@@ -16,7 +16,6 @@ from accelerate import Accelerator
 from stages.learning import loop as learning_loop
 from stages.learning import state
 from stages.learning.checkpoints import checkpoints
-from stages.learning.learner import Order
 from stages.learning.loop import make_optimizer
 from stages.running.files import read_lines
 from stages.runs import Run
@@ -39,7 +38,7 @@ def linear_state(tmp_path: Path, network: Any = None, **others: Any) -> state.St
     run.partial = tmp_path / "sft.partial"
     run.resume = run.partial / "resume"
     run.partial.mkdir(exist_ok=True)
-    order = Order(rows=9, batch_size=2, seed=1, purpose="x")
+    order = state.Order(rows=9, batch_size=2, seed=1, purpose="x")
     given = {"run": run, "accelerator": accelerator, "updates": 6, "order": order}
     return state_of(config, trained, optimizer, **given | others)
 
@@ -96,7 +95,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(tmp_path, caps
     assert len(lines[0]) == 6
 
 
-class LaterRowsDiffer(Order):
+class LaterRowsDiffer(state.Order):
     """The first batch is an Order's, and each later one that of the update after."""
 
     def batch(self, update: int) -> list[int]:

@@ -14,10 +14,11 @@ from hypothesis import strategies as st
 
 from stages import dpo
 from stages.functional import dpo_loss, sequence_logprobs
-from stages.learning.learner import Order, batch_rows
+from stages.learning.learner import batch_rows
 from stages.learning.loop import make_optimizer
 from stages.learning.models import load_policy
 from stages.learning.preferences import summarize_gaps
+from stages.learning.state import Order
 from stages.posts.ragged import TokenizedSplit, make_ragged
 from stages.runs import open_stage
 from stages.settings.command_line import make_config

@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from stages.running.files import hash_files, read_record, sync, write_json
 from stages.settings.checks import UserError, first_line, is_out_of_memory
@@ -128,6 +129,37 @@ def refuse_adapter(folder: Path) -> None:
         raise UserError(f"model {folder} {fault}: give a folder of the merged model alone")
     merged = f"merge it into {base} (peft's merge_and_unload), save that with its tokenizer"
     raise UserError(f"model {folder} is an adapter alone: {merged}, and give that folder")
+
+
+def refuse_weights(source: str | Path, missing: set[str], unexpected: set[str]) -> None:
+    """Raise UserError where a model's folder lacks weights, or has others."""
+    for kind, names in (("lacks", missing), ("has unexpected", unexpected)):
+        if names:
+            some = ", ".join(sorted(names)[:3])
+            raise UserError(f"model {source} {kind} {len(names)} weights ({some}): wrong folder?")
+
+
+def refuse_odd(source: str | Path, model: PreTrainedModel) -> None:
+    """Raise UserError for weights that are not finite, one of which makes every token alike; for
+    matrices of zeros, as a broken download leaves; for two output layers where config names one.
+    """
+    # A sum is finite where all its terms are; an overflow is told apart by looking at each.
+    state = model.state_dict()
+    for name, x in state.items():
+        total, what = x.sum(), ""
+        if not total.isfinite() and not x.isfinite().all():
+            what = "not finite"
+        elif not total and x.ndim > 1 and not x.any():
+            what = "all zero"
+        if what:
+            again = "make or fetch it anew"
+            raise UserError(f"model {source} has weights that are {what} ({name}): {again}")
+    output, tied = model.get_output_embeddings(), model.config.get_text_config().tie_word_embeddings
+    if tied and output is not None and output.weight is not model.get_input_embeddings().weight:
+        raise UserError(
+            f"model {source} has an output layer other than its embedding, and its config.json says"
+            " that they are one: set tie_word_embeddings=false there, or take the layer out"
+        )
 
 
 def read_weights(folder: Path) -> tuple[dict[str, Tensor], bool]:

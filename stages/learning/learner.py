@@ -42,9 +42,6 @@ SLOW = 5
 """A step is slow if it takes so many times the stage's median."""
 
 
-# -- rows ------------------------------------------------------------------------------------------
-
-
 def stream_seed(seed: int, purpose: str, step: int = 0) -> int:
     """A seed of its own for each use of randomness."""
     digest = hashlib.sha256(f"{seed}/{purpose}/{step}".encode()).digest()
@@ -77,25 +74,6 @@ def batch_rows(
     return [orders[position // rows][position % rows] for position in wanted]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Order:
-    """The order in which a stage goes through its data, update after update."""
-
-    rows: int
-    """Rows of the split."""
-    batch_size: int
-    """Rows per update, over all processes."""
-    seed: int
-    purpose: str
-    together: Sequence[Sequence[int]] = ()
-    """Rows that stay neighbours, as in `batch_rows`."""
-
-    def batch(self, update: int) -> list[int]:
-        """The row indices of an update's global batch; updates are counted from 0."""
-        row = self.rows, self.batch_size, update, self.seed, self.purpose
-        return batch_rows(*row, self.together)
-
-
 def local_share(items: Sequence[T], accelerator: Accelerator) -> list[T]:
     """This process's items of a global batch."""
     return list(items[accelerator.process_index :: accelerator.num_processes])
@@ -125,9 +103,6 @@ def global_sum(accelerator: Accelerator, *values: float | Tensor) -> list[float]
     if accelerator.num_processes == 1:
         return stacked.tolist()
     return accelerator.reduce(stacked.float().to(accelerator.device), "sum").tolist()
-
-
-# -- passes ----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -250,9 +225,6 @@ def in_pieces(
     return fitting(accelerator, size, run)
 
 
-# -- learning --------------------------------------------------------------------------------------
-
-
 @dataclass(kw_only=True)
 class StepTimes:
     """How long a stage's steps take; it says once that one is slow because memory is short."""
@@ -307,10 +279,7 @@ class NonFiniteError(UserError):
 
 
 def refuse_non_finite(stage: str, update: int, stats: dict[str, float]) -> None:
-    """Raise NonFiniteError if a statistic of the step about to be taken is not finite.
-
-    `update` is counted from 0.
-    """
+    """Raise NonFiniteError if a statistic of a step in `update`, counted from 0, is not finite."""
     bad = [key for key, value in stats.items() if not math.isfinite(value)]
     if bad:
         raise NonFiniteError(

@@ -31,7 +31,7 @@ from transformers import (
 from transformers.modeling_layers import GenericForTokenClassification
 from transformers.utils import logging as transformers_logging
 
-from stages.learning.checkpoints import read_weights, refuse_adapter
+from stages.learning import checkpoints
 from stages.learning.vocabulary import give_reading_head
 from stages.settings.checks import UserError, check_room, first_line, is_out_of_memory
 from stages.text_reward import RECORD, TextReward, load_text_reward
@@ -152,7 +152,7 @@ def with_dropout(config: PretrainedConfig, probability: float) -> PretrainedConf
 def load_policy(source: str | Path, dropout: float = 0.0) -> PreTrainedModel:
     """A causal LM in float32; missing or unexpected weights are a UserError."""
     model, info = _load(AutoModelForCausalLM, source, dropout)
-    refuse_weights(source, set(info["missing_keys"]), set(info["unexpected_keys"]))
+    checkpoints.refuse_weights(source, set(info["missing_keys"]), set(info["unexpected_keys"]))
     give_reading_head(model)
     return model
 
@@ -164,7 +164,7 @@ def load_reward_model(source: str | Path, dropout: float = 0.0) -> PreTrainedMod
     if (Path(source) / RECORD).exists():
         return cast(PreTrainedModel, load_text_reward(Path(source), load_tokenizer(source)))
     model, info = _load(AutoModelForTokenClassification, source, dropout, num_labels=1)
-    refuse_weights(source, set(info["missing_keys"]), set(info["unexpected_keys"]))
+    checkpoints.refuse_weights(source, set(info["missing_keys"]), set(info["unexpected_keys"]))
     in_float32(model)
     return model
 
@@ -177,7 +177,7 @@ def new_reward_model(
     model, info = _load(AutoModelForTokenClassification, policy_folder, dropout, **changes)
     head_weights = {f"{head_name(model)}.{kind}" for kind in ("weight", "bias")}
     unexpected = set(info["unexpected_keys"]) - LM_HEAD
-    refuse_weights(policy_folder, set(info["missing_keys"]) - head_weights, unexpected)
+    checkpoints.refuse_weights(policy_folder, set(info["missing_keys"]) - head_weights, unexpected)
     reset_head(model, generator)
     in_float32(model)
     return model
@@ -187,7 +187,7 @@ def _load(
     auto: Any, source: str | Path, dropout: float, **changes: Any
 ) -> tuple[PreTrainedModel, dict[str, Any]]:
     quiet_loading()
-    refuse_adapter(Path(source))
+    checkpoints.refuse_adapter(Path(source))
     try:
         config = AutoConfig.from_pretrained(str(source), trust_remote_code=False, **changes)
         # Quantised weights do not learn, and most need a package and a device of their own.
@@ -197,21 +197,20 @@ def _load(
             raise UserError(f"model {source} is {what}: give the weights that it was made from")
         if auto is AutoModelForTokenClassification:
             require_heads(config, str(source))
-        model, info = _filled(
-            auto, Path(source), plain_config(with_dropout(config, dropout), source)
-        )
+        config = plain_config(with_dropout(config, dropout), source)
+        model, info = _filled(auto, Path(source), config)
     except Exception as error:  # whatever a library says of a file that the user has given
         if isinstance(error, UserError) or is_out_of_memory(error):
             raise
         raise UserError(f"model {source} does not load: {first_line(error)}") from None
-    refuse_odd(source, model)
+    checkpoints.refuse_odd(source, model)
     return model, info
 
 
 def _filled(auto: Any, folder: Path, config: PretrainedConfig) -> Any:
     """The model with the folder's weights, in float32, and which were missing or unexpected."""
     wanted = {"config": config, "dtype": torch.float32, "output_loading_info": True}
-    weights, copies = read_weights(folder)
+    weights, copies = checkpoints.read_weights(folder)
     if not copies:
         return auto.from_pretrained(str(folder), trust_remote_code=False, **wanted)
     with torch.device("meta"):
@@ -230,41 +229,10 @@ def plain_config(config: PretrainedConfig, source: str | Path) -> PretrainedConf
     return config
 
 
-def refuse_odd(source: str | Path, model: PreTrainedModel) -> None:
-    """Raise UserError for weights that are not finite, one of which makes every token alike; for
-    matrices of zeros, as a broken download leaves; for two output layers where config names one.
-    """
-    # A sum is finite where all its terms are; an overflow is told apart by looking at each.
-    state = model.state_dict()
-    for name, x in state.items():
-        total, what = x.sum(), ""
-        if not total.isfinite() and not x.isfinite().all():
-            what = "not finite"
-        elif not total and x.ndim > 1 and not x.any():
-            what = "all zero"
-        if what:
-            again = "make or fetch it anew"
-            raise UserError(f"model {source} has weights that are {what} ({name}): {again}")
-    output, tied = model.get_output_embeddings(), model.config.get_text_config().tie_word_embeddings
-    if tied and output is not None and output.weight is not model.get_input_embeddings().weight:
-        raise UserError(
-            f"model {source} has an output layer other than its embedding, and its config.json says"
-            " that they are one: set tie_word_embeddings=false there, or take the layer out"
-        )
-
-
 def quiet_loading() -> None:
     """Have transformers show no bars and no load report; what is wrong is said in one line."""
     transformers_logging.disable_progress_bar()
     transformers_logging.set_verbosity_error()
-
-
-def refuse_weights(source: str | Path, missing: set[str], unexpected: set[str]) -> None:
-    """Raise UserError where a model's folder lacks weights, or has others."""
-    for kind, names in (("lacks", missing), ("has unexpected", unexpected)):
-        if names:
-            some = ", ".join(sorted(names)[:3])
-            raise UserError(f"model {source} {kind} {len(names)} weights ({some}): wrong folder?")
 
 
 def save_model(
@@ -295,9 +263,6 @@ def save_model(
     tokenizer.padding_side = tokenizer.init_kwargs["padding_side"] = "left"
     tokenizer.save_pretrained(folder)
     tokenizer.pad_token = pad
-
-
-# -- the scalar head -------------------------------------------------------------------------------
 
 
 class Float32Head(nn.Linear):
@@ -378,7 +343,6 @@ def reset_head(model: PreTrainedModel, generator: torch.Generator) -> None:
 
 def zero_head(model: nn.Module) -> None:
     """Weights and bias 0, so that the model says 0 of every text until it learns."""
-    head = head_of(model)
     with torch.no_grad():
-        head.weight.zero_()
-        head.bias.zero_()
+        for weight in head_of(model).parameters():
+            weight.zero_()

@@ -11,7 +11,7 @@ import json
 import shutil
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from safetensors import SafetensorError
 from torch import nn
 
 from stages.learning import checkpoints
-from stages.learning.learner import Learner, Order, room_of, stream_seed
+from stages.learning.learner import Learner, batch_rows, room_of, stream_seed
 from stages.learning.sampling import Noise
 from stages.learning.sharding import SHARDS, is_sharded, load_parts, save_parts
 from stages.running.files import cut_file, write_json
@@ -34,6 +34,25 @@ from stages.settings.ppo import PolicyGradient
 
 LEAST_RATIO = 20
 """Seconds of training for each second that saving takes: saving costs at most 5 % of the time."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Order:
+    """The order in which a stage goes through its data, update after update."""
+
+    rows: int
+    """Rows of the split."""
+    batch_size: int
+    """Rows per update, over all processes."""
+    seed: int
+    purpose: str
+    together: Sequence[Sequence[int]] = ()
+    """Rows that stay neighbours, as in `batch_rows`."""
+
+    def batch(self, update: int) -> list[int]:
+        """The row indices of an update's global batch; updates are counted from 0."""
+        row = self.rows, self.batch_size, update, self.seed, self.purpose
+        return batch_rows(*row, self.together)
 
 
 @dataclass(kw_only=True)

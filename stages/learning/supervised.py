@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from accelerate import Accelerator
 from transformers import PreTrainedModel
 
-from stages.learning.learner import Learner, Order
+from stages.learning.learner import Learner
 from stages.learning.loop import make_optimizer, set_learning_rate, use_gradient_checkpointing
 from stages.learning.lora import adapt
 from stages.learning.sharding import prepare
-from stages.learning.state import State
+from stages.learning.state import Order, State
 from stages.runs import Run
 from stages.settings.checks import check_dealt, check_filled
 
