@@ -51,9 +51,6 @@ class Problem(NamedTuple):
 MISSING = Problem("is missing")
 
 
-# -- where things are ------------------------------------------------------------------------------
-
-
 def stage_folder(config: Config, stage: str) -> Path:
     """The folder of a stage of this run; what the upstream supplies lies there."""
     name = config.upstream if config.is_upstreams(stage) else config.name
@@ -104,9 +101,6 @@ def read_manifest(folder: Path) -> dict[str, Any] | None:
 def seal_of(manifest: Mapping[str, Any]) -> str:
     """A hash of all that a manifest says, itself left out: its `seal`."""
     return hash_of({key: value for key, value in manifest.items() if key != "seal"})
-
-
-# -- whether a finished stage still holds ----------------------------------------------------------
 
 
 def why_not(config: Config, stage: str) -> Problem | None:

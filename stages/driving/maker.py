@@ -95,8 +95,6 @@ class Maker:
         if number != signal.SIGINT:  # a Ctrl-C reaches the stages from the terminal itself
             self.hand_on(number)
 
-    # -- runs --------------------------------------------------------------------------------------
-
     def make_all(self, cells: Sequence[Cell]) -> list[int]:
         """Make several runs in turn; each one's status. A failed run stops no other, and what a
         user can mend of it is one line.
@@ -152,8 +150,6 @@ class Maker:
                 return code
             self.ended(config, stage)
         return self.stopped
-
-    # -- one stage ---------------------------------------------------------------------------------
 
     def command(self, cell: Cell, stage: str) -> list[str]:
         """The command line that makes one stage."""

@@ -191,9 +191,6 @@ def run_module(module: ModuleType, arguments: list[str]) -> None:
     module.main(arguments)
 
 
-# -- trackers --------------------------------------------------------------------------------------
-
-
 @contextmanager
 def tracked(config: Config, stage: str) -> Iterator[Show]:
     """What takes a stage's metrics, and its results as those of no step, for wandb and TensorBoard

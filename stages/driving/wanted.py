@@ -123,9 +123,6 @@ def check_run(name: str) -> None:
         raise unknown("run", name, names, "run `make status` to see what there is")
 
 
-# -- what REPLACE makes anew -----------------------------------------------------------------------
-
-
 def replaced_stages(
     config: Config, replace: str, goals: Sequence[str], own: Sequence[str]
 ) -> list[str]:
@@ -155,9 +152,6 @@ def differs(config: Config, stage: str) -> bool:
     """Whether a stage was made, or begun, with other settings or other code, or is damaged."""
     problem = why_not(config, stage) or damage(config, stage)
     return (problem or MISSING).needs_replace or bool(changed_code(config, stage))
-
-
-# -- what would be refused hours later -------------------------------------------------------------
 
 
 def check_settings(

@@ -129,9 +129,6 @@ def _commit_now(source: Source) -> str:
         raise
 
 
-# -- what was loaded first -------------------------------------------------------------------------
-
-
 def _recorded() -> dict[str, str]:
     return read_record(settings.RUNS / RECORDS) or {}
 
@@ -144,9 +141,6 @@ def _record(source: Source, commit: str) -> str:
         records = {source.key: commit} | _recorded()
         write_json(settings.RUNS / RECORDS, records)
     return records[source.key]
-
-
-# -- errors ----------------------------------------------------------------------------------------
 
 
 @contextmanager

@@ -143,9 +143,6 @@ def keep_freed_memory(most: int = 2**28, trim: int = -1) -> None:
         libc.malloc_trim(0)
 
 
-# -- code ------------------------------------------------------------------------------------------
-
-
 def code_record(module: str, begun_with: Record | None) -> Record:
     """What a manifest says of the code of a stage: its module, and the hash of each file.
 
