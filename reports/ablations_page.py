@@ -64,9 +64,6 @@ def by_switch(default: SeedsOfRun, others: list[AblatedRun]) -> dict[str, list[R
     return {DEFAULT: default.runs} | {x.name: x.pair.runs if x.pair else [] for x in others}
 
 
-# -- the page --------------------------------------------------------------------------------------
-
-
 def blocks(default: SeedsOfRun, others: list[AblatedRun], left_out: Sequence[str]) -> list[Block]:
     """The page: verdicts and effects; folded, why, each seed, and what it does not show."""
     rows = [*default.rows, *(run for ablation in others for run in ablation.rows)]

@@ -266,9 +266,6 @@ def each_seed(entries: Sequence[Entry]) -> Table:
     return Table(["", "win rate [95%]", "seed"], rows, name="seeds")
 
 
-# -- posts and settings ----------------------------------------------------------------------------
-
-
 def posts(entries: Sequence[Entry]) -> list[Block]:
     """The first posts: those whose verdict changed, and others after them."""
     everything, names = changed_posts(entries), [entry.label for entry in entries]

@@ -228,9 +228,6 @@ def cache_per_token(shape: Shape, half: bool) -> int:
     return shape.layers * shape.key_value * (FULL + (HALF if half else FULL))
 
 
-# -- moments ---------------------------------------------------------------------------------------
-
-
 def held(setting: Setting, networks: Sequence[Network], gradients: bool) -> Bytes:
     """What stays on the device between two moments of a stage, after its first update.
 

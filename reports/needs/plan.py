@@ -199,9 +199,6 @@ def usable_bytes(gpu: str) -> float:
     return (GPUS[gpu] * USABLE - CONTEXT_GIB) * GIB
 
 
-# -- what is printed -------------------------------------------------------------------------------
-
-
 def gib(count: float) -> str:
     """Bytes as GiB: three digits."""
     value = count / GIB

@@ -47,9 +47,6 @@ PASSES = 2  # of an optimizer step, and of a rollout
 ROOT = Path(__file__).parents[2]
 
 
-# -- the run ---------------------------------------------------------------------------------------
-
-
 def counts_of(config: Config, processes: int) -> dict[str, int]:
     """The settings that a rehearsal changes: batches of a few passes, and two updates of them."""
     small, large = config.memory.microbatch_size, config.memory.forward_batch_size
@@ -122,9 +119,6 @@ def rehearse(request: Request, args: argparse.Namespace) -> int:
     return code
 
 
-# -- what was measured -----------------------------------------------------------------------------
-
-
 def record_of(config: Config, short: Config, processes: int, sharded: bool) -> dict[str, Any]:
     """What the stages that have finished recorded, beside the plan, and the hours of the whole run,
     for the settings of the whole run and of the short one.
@@ -170,9 +164,6 @@ def updates_of(config: Config) -> dict[str, int]:
         "rm": config.rm.epochs * rows["comparisons_train"] // config.rm.batch_size,
         "ppo": config.ppo.num_updates,
     }
-
-
-# -- what is printed -------------------------------------------------------------------------------
 
 
 def table_lines(record: dict[str, Any]) -> list[str]:

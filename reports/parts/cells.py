@@ -72,8 +72,6 @@ def is_numeric(cells: Sequence[object]) -> bool:
     return bool(cells) and all(isinstance(cell, Number) for cell in cells)
 
 
-# -- for programs ----------------------------------------------------------------------------------
-
 Column = tuple[str, list[str | float | None]]
 """A title and its values."""
 

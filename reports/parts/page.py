@@ -132,9 +132,6 @@ def beside_the_runs() -> Path:
     return settings.RUNS / "reports"
 
 
-# -- the parts of a page ---------------------------------------------------------------------------
-
-
 def _all(blocks: Sequence[Block]) -> Iterator[Block]:
     """Every block, those inside others too."""
     for block in blocks:
@@ -172,9 +169,6 @@ def sections_of(blocks: Sequence[Block]) -> tuple[list[Block], list[tuple[Headin
     return opening, sections
 
 
-# -- HTML ------------------------------------------------------------------------------------------
-
-
 def to_html(title: str, blocks: Sequence[Block]) -> str:
     """The page as one HTML file that needs nothing else and lets no script run."""
     opening, sections = sections_of(blocks)
@@ -201,9 +195,6 @@ def _environment() -> Environment:
 
     environment.filters["rendered"] = rendered
     return environment
-
-
-# -- Markdown --------------------------------------------------------------------------------------
 
 
 def to_markdown(stem: str, title: str, blocks: Sequence[Block]) -> str:

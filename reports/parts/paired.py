@@ -265,9 +265,6 @@ def beside(entry: Entry, first: Entry) -> Paired:
     )
 
 
-# -- what was named --------------------------------------------------------------------------------
-
-
 def read_entries(texts: Sequence[str], judge: str = "") -> tuple[list[Entry], list[str]]:
     """What some texts name, and a line on each seed that is left out.
 

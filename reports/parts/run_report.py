@@ -159,9 +159,6 @@ def made_from(kind: str, names: Iterable[str], folders: Iterable[Path]) -> Row:
     }
 
 
-# -- the end of a page -----------------------------------------------------------------------------
-
-
 SCHEMA = f"{OBJECT}\n\n(to a server without JSON schemas:)\n\n{LINES}"
 
 

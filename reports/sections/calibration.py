@@ -11,6 +11,8 @@ from reports.parts.paired import posts_frame
 from reports.parts.words import STRENGTH, Row, estimate, in_points, named, percent, plain, whole
 from stages.settings.judge import MOST_UNJUDGED
 
+CEILING = "{:.0f} to {:.0f}%".format(*(100 * share for share in HUMAN_CEILING))
+
 
 def blocks(record: Record) -> list[Block]:
     """The section of a run's page."""
@@ -41,7 +43,6 @@ def corrected_rates(record: Record) -> dict[str, Row | None]:
 
 def calibration(results: Row, corrected: dict[str, Row | None]) -> list[Block]:
     """What the comparison with labels found, and the corrected win rates."""
-    low, high = HUMAN_CEILING
     statistics = results["statistics"]
     longer = results["prefers_longer"] or {"judge": None, "labels": None}
     flagged = [f"This judge is FLAGGED: {flag}." for flag in results["flags"]]
@@ -63,7 +64,7 @@ def calibration(results: Row, corrected: dict[str, Row | None]) -> list[Block]:
     caption = (
         f"{whole(results['pairs'])} of {whole(results['of_pairs'])} labelled pairs"
         f" ({results['source']}), {whole(results['ties'])} ties. People agree with each other on"
-        f" {100 * low:.0f} to {100 * high:.0f}% of real pairs (Stiennon et al. 2020): with"
+        f" {CEILING} of real pairs (Stiennon et al. 2020): with"
         " labels by people, that is the ceiling for any judge."
     )
     if results["source"] == "built-in world":
@@ -75,9 +76,8 @@ def calibration(results: Row, corrected: dict[str, Row | None]) -> list[Block]:
     strong = "1: slightly better, 4: far better, as those who labelled said."
     without = results["judged"] - sum(group["pairs"] for group in results["by_strength"].values())
     if without > 0:
-        strong += (
-            f" {whole(without)} of the {whole(results['judged'])} judged pairs have no strength."
-        )
+        of_judged = f"{whole(without)} of the {whole(results['judged'])} judged pairs"
+        strong += f" {of_judged} have no strength."
     by_strength = Table((STRENGTH, "agreement [95%]", "pairs"), groups, strong)
     return [
         *([Caveats(flagged)] if flagged else []),
@@ -91,13 +91,9 @@ def calibration(results: Row, corrected: dict[str, Row | None]) -> list[Block]:
 
 def _families(families: Row) -> list[Block]:
     """The judge's errors on each family of policies; nothing where there is one family."""
+    errors = ("sensitivity", "specificity")
     rows = [
-        [
-            name,
-            whole(family["pairs"]),
-            estimate(family["sensitivity"]),
-            estimate(family["specificity"]),
-        ]
+        [name, whole(family["pairs"]), *(estimate(family[share]) for share in errors)]
         for name, family in families.items()
     ]
     header = ("family of policies", "pairs", "agrees, label for it", "agrees, label against it")
@@ -107,27 +103,20 @@ def _families(families: Row) -> list[Block]:
 
 def _beside_simple(results: Row) -> Table:
     """The judge and three that need no judgement, on the same pairs."""
-    low, high = HUMAN_CEILING
     rows = [
         ["this judge", plain(results["kappa_interval"]), estimate(results["agreement"]), MISSING]
     ]
     for name, simple in results["simple"].items():
         more = in_points(simple["difference"])
         rows.append([NAMES[name], plain(simple["kappa"]), estimate(simple["agreement"]), more])
-    people = f"{100 * low:.0f} to {100 * high:.0f}%"
-    rows.append(["people with each other", MISSING, people, MISSING])
-    header = (
-        "on the same pairs",
-        "Cohen's kappa [95%]",
-        "agreement [95%]",
-        "the judge has more by",
-    )
+    rows.append(["people with each other", MISSING, CEILING, MISSING])
+    header = "on the same pairs|Cohen's kappa [95%]|agreement [95%]|the judge has more by"
     caption = (
         "Agreement counts a tie half; differences are paired. Kappa: of the pairs that each"
         " decides. A judge that does not clearly agree more often than each of these is flagged: it"
         " may read length or topic alone."
     )
-    return Table(header, rows, caption)
+    return Table(header.split("|"), rows, caption)
 
 
 def _corrected(results: Row, corrected: dict[str, Row | None]) -> list[Block]:

@@ -43,10 +43,9 @@ def parts_of(args: Any, work: Path) -> dict[str, tuple[int, str, Path]]:
         return f"{run} --set {more} {' '.join(args.overrides)}"
 
     preset, batch, rows = args.shape.split(":")
-    sizes = (
-        f"ppo.batch_size={batch} memory.microbatch_size={rows} memory.forward_batch_size={batch}"
-    )
-    shape = words_of(preset, f"lora.rank=0 ppo.samples_per_query=1 ppo.critic_updates=0 {sizes}")
+    plain = f"lora.rank=0 ppo.samples_per_query=1 ppo.critic_updates=0 ppo.batch_size={batch}"
+    sizes = f"memory.microbatch_size={rows} memory.forward_batch_size={batch}"
+    shape = words_of(preset, f"{plain} {sizes}")
     bench = f"--shapes {args.shape} --runs 1 --set {' '.join(args.overrides)}"
     parts = {"placement": (35, f"pytest -q -m card {ROOT / TESTS}", work / "none.json")}
     for name, seconds in zip(args.presets, (70, 250), strict=False):

@@ -42,9 +42,8 @@ def example(record: Record) -> list[Block]:
     if record.has_real_texts or not shown:
         return shown
     rows = posts[0]
-    facts, cells = facts_told(
-        rows[0]["post"], [rows[0]["reference"], *(x["summary"] for x in rows)]
-    )
+    texts = [rows[0]["reference"], *(x["summary"] for x in rows)]
+    facts, cells = facts_told(rows[0]["post"], texts)
     wanted = [cell[0] for cell in cells[len(EVENT) : -1]]
     text = (
         f"Wanted is what labellers of r/{facts.subreddit} want to read: who did what to which thing"

@@ -35,9 +35,6 @@ QUESTIONS = {
 }
 
 
-# -- which pages -----------------------------------------------------------------------------------
-
-
 def find_page(stem: str, judge: str) -> Path:
     """The Markdown of a finished page, as it may be published.
 
@@ -73,9 +70,6 @@ def check_page(path: Path, allow_dirty: bool) -> None:
     if dirty and not allow_dirty:
         reason = f"was made with code that was not committed ({', '.join(dirty)})"
         raise UserError(f"{path.stem} {reason}: make it from a commit, or add --allow-dirty")
-
-
-# -- what is written -------------------------------------------------------------------------------
 
 
 def publish(stems: Sequence[str], judge: str, allow_dirty: bool) -> None:

@@ -135,9 +135,6 @@ def failures(bench: Record) -> list[str]:
     return lines
 
 
-# -- the page --------------------------------------------------------------------------------------
-
-
 def title(bench: Record) -> str:
     """How fast an update of ours is at every shape."""
     table = figures(bench).xs(OURS, level="who")
