@@ -66,7 +66,6 @@ HALVED = "halved.json"  # beside the checkpoints
 TRACKED = "tracked.json"  # the id of the stage's run at wandb
 WHILE_WORKING = (RESUME, ATTEMPT, TRACKED, "progress.json", "progress.json.partial")  # no outputs
 
-
 # What shows metrics of a step, or results (no step), beside a stage's folder.
 Show = Callable[[int | None, Mapping[str, Any]], None]
 Track = Callable[[Config, str], AbstractContextManager[Show]]

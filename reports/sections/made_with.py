@@ -33,11 +33,9 @@ def from_hub(results: Row) -> list[Block]:
         [repository["setting"], _named(repository), repository["revision"], repository["commit"]]
         for repository in results.get("hub", [])
     ]
-    if not rows:
-        return []
     caption = "Every stage, seed and run of this folder uses these commits."
     header = ("setting", "made from", "revision", "at commit")
-    return [Table(header, rows, caption, name="from-the-hub")]
+    return [Table(header, rows, caption, name="from-the-hub")] if rows else []
 
 
 def _named(record: dict[str, str]) -> str:

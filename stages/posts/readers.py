@@ -109,9 +109,6 @@ def _there(source: str, split: str) -> list[Path]:
     return [file for file in files if file.is_file()][:1]
 
 
-# -- from the hub ----------------------------------------------------------------------------------
-
-
 def sources_of(data: Data) -> tuple[Source, Source]:
     """Where the posts and the comparisons come from: one of the two may be all that is named."""
     posts = dataset_source("data.sft_dataset", data.sft_dataset)
@@ -159,9 +156,6 @@ def read_hub(data: Data, split: str) -> Iterator[tuple[str, dict[str, Any]]]:
     text = getattr(data, source.setting.removeprefix("data."))
     for number, row in enumerate(loaded, start=1):
         yield f"{text}[{part}]:{number}", dict(row)
-
-
-# -- what a row must have --------------------------------------------------------------------------
 
 
 def check_post(where: str, row: dict[str, Any], with_summary: bool = True) -> None:
@@ -264,9 +258,6 @@ def subsample(data: Data, located: dict[str, list[Located]]) -> dict[str, list[L
             places = sorted(random.Random(name).sample(range(len(rows)), count))
             drawn[name] = [rows[place] for place in places]
     return drawn
-
-
-# -- what the published data hold ------------------------------------------------------------------
 
 
 def beside_known(data: Data, located: Mapping[str, Sequence[Located]]) -> dict[str, Any]:
