@@ -8,7 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ import torch
 
 from stages.driving.start import run_module
 from stages.settings import config as settings
+from stages.settings.checks import UserError
 from tests.browser import Browser, find_chromium
 from tests.paper_numbers import NUMBERS
 
@@ -53,6 +54,22 @@ def refused_by(capsys: Any, command: Callable[..., Any], *words: str) -> str:
     assert ended.value.code == 2
     (line,) = capsys.readouterr().err.splitlines()
     return str(line)
+
+
+def refusal_of(call: Callable[..., Any], *values: Any, **named: Any) -> str:
+    """The one line of the UserError in which a call ends."""
+    with pytest.raises(UserError) as refused:
+        call(*values, **named)
+    assert "\n" not in str(refused.value)
+    return str(refused.value)
+
+
+def make_stages(root: Path, stages: Iterable[Any], arguments: list[str]) -> None:
+    """Make some stages in a working folder."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(root)
+        for stage in stages:
+            run_module(stage, arguments)
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -344,11 +361,7 @@ def whole(tmp_path_factory):
     from tests.resuming import ARGUMENTS, stage_modules
 
     root = tmp_path_factory.mktemp("whole")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(root)
-        modules = stage_modules()
-        for module in (base, *modules.values()):
-            run_module(module, ARGUMENTS)
+    make_stages(root, (base, *stage_modules().values()), ARGUMENTS)
     return root / "runs/resumed/seed44413"
 
 

@@ -36,9 +36,6 @@ RESPONSE = CONFIG.data.max_summary_tokens
 HIDDEN, LAYERS = 64, 2  # of tiny-s
 
 
-# -- what is measured ------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("end", "samples"), [("", 1), (":rloo", 4)])
 def test_a_whole_update_is_measured_with_its_peak_and_tokens(tmp_path, end, samples):
     case = speed.case_of(f"{CASE.text}{end}", CASE.overrides)
@@ -91,9 +88,6 @@ def test_synthetic_queries_have_the_mean_length_of_real_ones_and_end_at_the_limi
     assert max(map(max, queries)) < shape.vocabulary
 
 
-# -- TRL -------------------------------------------------------------------------------------------
-
-
 def test_trl_makes_one_update_of_the_same_task(tmp_path, monkeypatch):
     if not TRL_PYTHON.is_file():
         pytest.skip("TRL has no environment here: `make bench` makes it")
@@ -121,9 +115,6 @@ def test_trl_that_fails_or_cannot_be_installed_is_one_line(place, monkeypatch):
     (place / "constraints.txt").write_text("")
     with pytest.raises(UserError, match=r"^TRL 1.9.2 cannot be installed: No matching distrib"):
         peer_interpreter()
-
-
-# -- what is asked, and what is kept ---------------------------------------------------------------
 
 
 def test_a_shape_is_typed_as_preset_batch_and_microbatch():
@@ -163,8 +154,6 @@ def test_a_shape_that_fails_is_left_out_and_the_others_are_kept(tmp_path, monkey
         *steps, bench = speed.measured([case], 2, tmp_path / "work", before)
         assert (len(steps), len(bench["shapes"]["tiny:8:4"]["measured"]["ours"])) == (more, 2)
 
-
-# -- the page --------------------------------------------------------------------------------------
 
 NAME = "tiny-s:4:2"
 
@@ -226,9 +215,6 @@ def test_a_bench_that_is_stopped_keeps_what_it_measured(place, monkeypatch, caps
     assert capsys.readouterr().err.startswith("stopped: runs/bench/bench.json holds what was")
     assert page.record_of(Path("runs/bench"), "bench")["made_from"]["measured"] == bench_of()
     assert not Path("runs/bench/work").exists()
-
-
-# -- make card -------------------------------------------------------------------------------------
 
 
 def test_make_card_needs_a_card_and_a_part_that_fails_or_is_late_is_one_line(tmp_path, capsys):

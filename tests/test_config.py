@@ -20,18 +20,11 @@ from stages.settings.config import (
 from stages.settings.judge import WORDING
 from stages.settings.presets import PRESETS
 from stages.settings.stages import STAGES
+from tests.conftest import refusal_of
 
 
 def override(*texts: str, preset: str = "tiny", upstream: str = "") -> Config:
     return make_config(preset, name="mine", overrides=texts, upstream=upstream)
-
-
-def refused(*texts: str, upstream: str = "") -> str:
-    """The one line with which these overrides are refused."""
-    with pytest.raises(UserError) as refusal:
-        override(*texts, upstream=upstream)
-    assert "\n" not in str(refusal.value)
-    return str(refusal.value)
 
 
 # -- presets ---------------------------------------------------------------------------------------
@@ -148,7 +141,7 @@ def test_the_command_line_gives_the_same_config_as_the_call():
     ],
 )
 def test_a_bad_override_is_refused_with_one_line_that_names_it(text, named):
-    assert named in refused(text)
+    assert named in refusal_of(override, text)
 
 
 FLOATS = [
@@ -162,7 +155,7 @@ FLOATS = [
 @pytest.mark.parametrize("key", FLOATS)
 @pytest.mark.parametrize("value", ["nan", "-inf"])
 def test_no_setting_takes_a_number_that_is_not_finite(key, value):
-    assert key in refused(f"{key}={value}")
+    assert key in refusal_of(override, f"{key}={value}")
 
 
 def test_an_override_needs_a_name_of_its_own():

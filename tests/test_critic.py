@@ -15,7 +15,7 @@ from stages.rl.networks import Origins, load_critic
 from stages.running.files import read_lines
 from stages.settings.command_line import make_config
 from stages.settings.ppo import Ppo
-from tests.conftest import learner_of, rolled_out
+from tests.conftest import learner_of, make_stages, rolled_out
 from tests.fabricated_runs import fabricate, write_rows
 from tests.resuming import Killed, kill_at, same
 
@@ -32,17 +32,11 @@ MENDED = """
 """.split()
 
 
-# -- training --------------------------------------------------------------------------------------
-
-
 @pytest.fixture(scope="module")
 def before(tmp_path_factory):
     """The folder of a small run that has all that PPO is made from."""
     root = tmp_path_factory.mktemp("before")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(root)
-        for module in (base, sft, reward, normalize):
-            run_module(module, [*NAMED, *SMALL])
+    make_stages(root, (base, sft, reward, normalize), [*NAMED, *SMALL])
     return root / "runs"
 
 
@@ -160,9 +154,6 @@ def test_a_head_of_zeros_gives_values_of_0_and_leaves_the_backbone(before_ppo, p
     assert not rollout.values.any()
     assert metrics["val/explained_variance"] == pytest.approx(0, abs=1e-6)
     assert all(map(torch.equal, backbone, before_ppo.critic.base_model.parameters()))
-
-
-# -- pages -----------------------------------------------------------------------------------------
 
 
 def run_with(explained, name="tiny", seed=1, alone=()):

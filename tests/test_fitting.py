@@ -29,7 +29,7 @@ from stages.learning.learner import (
 from stages.learning.loop import make_optimizer
 from stages.settings.command_line import make_config
 from stages.settings.config import UserError
-from tests.conftest import flat, state_of
+from tests.conftest import flat, make_stages, state_of
 from tests.test_microbatches import SPLITS
 
 ROOT = Path(__file__).parents[1]
@@ -203,10 +203,7 @@ def test_moments_that_get_no_memory_are_made_before_the_step(policy, monkeypatch
 def alone(tmp_path_factory):
     """A base stage, and the SFT weights that one process makes of it with enough memory."""
     root = tmp_path_factory.mktemp("alone")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(root)
-        run_module(base, ARGUMENTS)
-        run_module(sft, ARGUMENTS)
+    make_stages(root, (base, sft), ARGUMENTS)
     return root / "runs/small/seed44413"
 
 

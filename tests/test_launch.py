@@ -100,9 +100,6 @@ def test_a_launch_below_srun_stops_at_the_signal_that_srun_hands_on():
     assert sorted(ended.stdout.split("\n")) == ["", "0", "told to stop"]
 
 
-# -- commands that go on ---------------------------------------------------------------------------
-
-
 def test_a_stage_that_fails_says_how_it_was_started(monkeypatch, capfd):
     typed = "make sft eval GPUS=8 ENGINE=fsdp2"
     maker = Maker(goes_on_with=typed)
@@ -124,9 +121,6 @@ def test_a_judge_that_has_a_cap_goes_on_with_it_and_training_has_none():
     config = replace(config, judge=replace(config.judge, max_cost=12.5))
     assert make_command(config, "judge") == "make eval PRESET=tiny SEED=44413 MAX_COST=12.5"
     assert make_command(config, "ppo") == "make ppo PRESET=tiny SEED=44413"
-
-
-# -- inside a process ------------------------------------------------------------------------------
 
 
 def test_the_engine_is_what_accelerate_tells_its_processes(monkeypatch):

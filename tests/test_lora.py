@@ -53,9 +53,6 @@ def adapted(model):
     return model
 
 
-# -- put in ----------------------------------------------------------------------------------------
-
-
 def test_a_fresh_adapter_changes_no_output(model):
     before = outputs(model)
     adapt(model, config_with(), stage_of(model))
@@ -88,9 +85,6 @@ def test_an_adapter_is_a_function_of_seed_stage_and_part(policy_folder):
     assert not torch.equal(first(), first(part="critic"))
 
 
-# -- off -------------------------------------------------------------------------------------------
-
-
 def test_off_is_the_model_as_it_was_and_on_again_it_learns(policy, policy_folder):
     before = outputs(load_policy(policy_folder).eval())
     adapt(policy, config_with(), "ppo")
@@ -105,9 +99,6 @@ def test_off_is_the_model_as_it_was_and_on_again_it_learns(policy, policy_folder
     layers = [layer for _, layer in adapter_layers(policy)]
     for one in (matrix for layer in layers for matrix in (layer.lora_A, layer.lora_B)):
         assert one["default"].weight.requires_grad
-
-
-# -- merged ----------------------------------------------------------------------------------------
 
 
 def test_merged_weights_are_the_base_plus_the_scaled_product(policy, policy_folder):
@@ -137,8 +128,6 @@ def test_a_saved_model_is_plain_loads_strictly_and_says_the_same(adapted, tokeni
     again = outputs(load(tmp_path).eval())
     assert (again - before).abs().max() < 1e-5 * before.abs().max().clamp(min=1)
 
-
-# -- in the stages ---------------------------------------------------------------------------------
 
 MINI = """
     base.hidden_size=32 base.num_layers=2 memory.cpu_threads=1

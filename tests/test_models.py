@@ -72,9 +72,6 @@ def queries_and_noise(rows: int = 6, length: int = 40) -> tuple[Tensor, Tensor]:
     return queries, torch.rand(rows, length, generator=generator, dtype=torch.float64)
 
 
-# -- sampling --------------------------------------------------------------------------------------
-
-
 def test_sampling_stops_early_with_the_same_tokens_up_to_eos(writer):
     queries, uniforms = queries_and_noise()
     stopped = write(writer, queries, uniforms)
@@ -117,9 +114,6 @@ def test_impossible_tokens_are_never_drawn_even_at_the_ends():
     logits = torch.tensor([[never, 0.0, never, 0.0, never]]).expand(4, -1)
     uniforms = torch.tensor([0.0, 0.4999, 0.5, 1 - 2**-53], dtype=torch.float64)
     assert draw(logits, uniforms, 1.0).tolist() == [1, 1, 3, 3]
-
-
-# -- forward passes --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("pads", [0, 1, 7])
@@ -195,9 +189,6 @@ def test_scores_values_and_logprobs_are_those_of_the_papers_code(golden, tiny_ne
     close(scores, case["rewards"], 1e-5)
     close(values[value_counts], case["values"][value_counts], 1e-5)
     close(logprobs[real], case["logprobs"][real], 1e-5)
-
-
-# -- loading and saving ----------------------------------------------------------------------------
 
 
 def test_a_new_head_is_normal_with_the_papers_deviation_and_no_bias(policy_folder):

@@ -1,6 +1,7 @@
 """Rows that are not as the paper describes them: which are kept and counted, refused, skipped."""
 
 import math
+import re
 import types
 from dataclasses import replace
 from pathlib import Path
@@ -39,8 +40,8 @@ from stages.running.files import read_json, read_lines
 from stages.settings.command_line import make_config
 from stages.settings.config import Data, UserError
 from stages.settings.sections import format_post
-from tests.conftest import close, state_of
-from tests.test_posts import ARTICLE, BAD_ROWS, LIMITS, PAIR, POST, edited, one_line, write_folder
+from tests.conftest import close, refusal_of, state_of
+from tests.test_posts import ARTICLE, BAD_ROWS, LIMITS, PAIR, POST, edited, write_folder
 
 EMPTY = edited(PAIR, "summaries.1.text", "")  # the chosen one
 EQUAL = edited(PAIR, "summaries.1.text", " one is better")
@@ -48,9 +49,6 @@ EQUAL = edited(PAIR, "summaries.1.text", " one is better")
 
 def limits(**changed: Any) -> Limits:
     return replace(LIMITS, **changed)
-
-
-# -- kept ------------------------------------------------------------------------------------------
 
 
 def test_an_empty_summary_of_a_comparison_is_kept_and_its_response_is_eos_alone(tokenizer):
@@ -215,9 +213,6 @@ def test_dpo_learns_from_empty_and_equal_summaries(policy, odd_pairs):
     assert all(torch.isfinite(weight).all() for weight in policy.parameters())
 
 
-# -- refused ---------------------------------------------------------------------------------------
-
-
 def test_rows_that_cannot_be_used_are_refused_with_file_line_field_and_setting(tokenizer):
     located = [("f:1", POST | {"post": "x", "summary": "y"}), ("f:2", POST)]
     report = length_report(tokenize_posts(located, tokenizer, LIMITS, ""))
@@ -234,13 +229,12 @@ def test_rows_that_cannot_be_used_are_refused_with_file_line_field_and_setting(t
         ),
     }
     for message, small in cases.items():
-        with pytest.raises(UserError, match=message) as refusal:
-            tokenize_posts(located, tokenizer, small, "posts")
-        assert "data.on_bad_row=skip" in one_line(refusal.value)
+        line = refusal_of(tokenize_posts, located, tokenizer, small, "posts")
+        assert re.search(message, line)
+        assert "data.on_bad_row=skip" in line
     assert len(tokenize_posts(located, tokenizer, limits(positions=joint), "posts")) == 2
-    with pytest.raises(UserError, match=r"f:9: field summaries\[\].text has") as refusal:
-        tokenize_comparisons([("f:9", PAIR)], tokenizer, limits(response=1), "pairs")
-    one_line(refusal.value)
+    line = refusal_of(tokenize_comparisons, [("f:9", PAIR)], tokenizer, limits(response=1), "pairs")
+    assert "f:9: field summaries[].text has" in line
 
 
 def test_a_models_positions_are_found_by_what_its_family_calls_them(policy):
@@ -250,9 +244,6 @@ def test_a_models_positions_are_found_by_what_its_family_calls_them(policy):
     require_room(policy, 200, 56, "eval.dpo_summary_tokens")
     with pytest.raises(UserError, match=r"eval\.dpo_summary_tokens is 57, after .* 256 positions"):
         require_room(policy, 200, 57, "eval.dpo_summary_tokens")
-
-
-# -- skipped ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["not JSON", "missing field", "choice 2"])
@@ -304,9 +295,6 @@ def test_a_split_of_bad_rows_alone_is_refused_even_where_rows_are_skipped(tmp_pa
         tokenize_posts([("f:1", POST)], tokenizer, limits(query=5), "posts", BadRows("skip"))
 
 
-# -- counts of published data, and the optional split ----------------------------------------------
-
-
 def known_rows(data):
     return {split: count["known"] for split, count in beside_known(data, {}).items()}
 
@@ -331,7 +319,8 @@ def test_published_data_are_counted_beside_the_known_numbers():
     }
     assert differences(beside_known(Data(), located)) == ""
     located["sft_train"].pop()
-    text = one_line(differences(beside_known(Data(), located)))
+    text = differences(beside_known(Data(), located))
+    assert "\n" not in text
     assert "sft_train has 116,721 rows, known are 116,722" in text
     assert "comparisons" not in text
 
@@ -343,12 +332,13 @@ def test_what_a_user_should_know_of_the_rows_is_one_line_each():
     results: dict[str, Any] = {"rows": rows, "published": {}, "learned": counts}
     assert remarks(results, Path("listed")) == []
     results["learned"] = counts | {"pairs": 3}
-    (told,) = map(one_line, remarks(results, Path("listed")))
+    (told,) = remarks(results, Path("listed"))
     assert told.startswith("held-out pairs: 3 of 9 stand in the training data too")
     results["learned"] = counts
     rows["sft_train"] = {"rows": 1945, "skipped": 2, "over_limit": 27, "most_over": 4}
     results["published"] = {"sft_train": {"rows": 1945, "known": 116722}}
-    over, skipped, changed = map(one_line, remarks(results, Path("listed")))
+    over, skipped, changed = remarks(results, Path("listed"))
     assert over.startswith("27 rows are up to 4 tokens over data.max_*: they are used whole")
     assert skipped == "2 bad rows were skipped, with the reasons in listed"
     assert "1,945 rows, known are 116,722" in changed
+    assert "\n" not in told + over + skipped + changed

@@ -28,6 +28,7 @@ from stages.running.machine import code_of
 from stages.settings.command_line import make_config
 from stages.settings.config import UserError
 from stages.settings.sections import format_post
+from tests.conftest import refusal_of
 from tests.test_posts import LIMITS, POST
 
 SIZES = {"train_posts": 8, "validation_posts": 4, "train_comparisons": 8}
@@ -77,9 +78,6 @@ def test_weights_that_are_not_finite_are_refused_when_loaded(policy, reward_mode
             load(folder)
 
 
-# -- what others' folders hold ---------------------------------------------------------------------
-
-
 @pytest.fixture
 def model(policy_folder, tmp_path):
     """A copy of the policy's folder, to be changed."""
@@ -88,13 +86,6 @@ def model(policy_folder, tmp_path):
 
 def with_json(path, **values):
     path.write_text(json.dumps((json.loads(path.read_text()) if path.exists() else {}) | values))
-
-
-def refusal(load, folder):
-    with pytest.raises(UserError) as refused:
-        load(folder)
-    assert "\n" not in str(refused.value)
-    return str(refused.value)
 
 
 @pytest.mark.parametrize("kind", ["safetensors", "bin"])
@@ -114,9 +105,9 @@ def test_each_weight_is_that_of_the_shard_which_the_index_names(model, kind):
     careless = AutoModelForCausalLM.from_pretrained(model).state_dict()
     assert torch.equal(careless[MATRIX], -weights[MATRIX])
     with_json(index, weight_map=places | {"x": first})
-    assert f"{first} lacks x, which the index gives to it" in refusal(load_policy, model)
+    assert f"{first} lacks x, which the index gives to it" in refusal_of(load_policy, model)
     with_json(index, weight_map=[])
-    assert f"{index} names no shards" in refusal(load_policy, model)
+    assert f"{index} names no shards" in refusal_of(load_policy, model)
 
 
 def to_float8(weight):
@@ -128,7 +119,7 @@ def test_a_matrix_of_zeros_or_without_its_scales_is_refused(model, made):
     weights = load_file(model / "model.safetensors")
     changed = weights | {MATRIX: made(weights[MATRIX])}
     save_file(changed, model / "model.safetensors", metadata={"format": "pt"})
-    assert f"({MATRIX})" in refusal(load_policy, model)
+    assert f"({MATRIX})" in refusal_of(load_policy, model)
 
 
 @pytest.fixture
@@ -245,7 +236,7 @@ def test_a_tokenizer_of_special_tokens_alone_is_refused(digits):
     blanks = {**content["added_tokens"][0], "id": 60_000, "content": "  ", "special": False}
     content["added_tokens"].append(blanks)  # as GPT-NeoX has for white space
     (digits / "tokenizer.json").write_text(json.dumps(content))
-    assert "has no tokens for texts: its vocabulary is empty" in refusal(load_tokenizer, digits)
+    assert "has no tokens for texts: its vocabulary is empty" in refusal_of(load_tokenizer, digits)
 
 
 def test_of_two_files_of_weights_a_line_names_the_one_that_is_read(model, capsys):
@@ -269,7 +260,7 @@ def test_what_a_config_asks_a_model_to_give_beside_logits_is_left_out_with_a_lin
 
 def test_an_output_layer_is_refused_where_the_config_says_that_it_is_the_embedding(model):
     with_json(model / "config.json", tie_word_embeddings=True)
-    assert "has an output layer other than its embedding" in refusal(load_policy, model)
+    assert "has an output layer other than its embedding" in refusal_of(load_policy, model)
 
 
 def test_an_adapter_is_refused_beside_weights_and_alone(runs, model):
@@ -278,7 +269,7 @@ def test_an_adapter_is_refused_beside_weights_and_alone(runs, model):
         base.make_base(make_config("tiny", name="x", overrides=(*SMALL, *own)))
 
     with_json(model / "adapter_config.json", base_model_name_or_path="org/m")
-    assert f"model {model} has adapter_config.json beside its weights" in refusal(start, model)
+    assert f"model {model} has adapter_config.json beside its weights" in refusal_of(start, model)
     for path in {*model.iterdir()} - {model / "adapter_config.json"}:
         path.unlink()
-    assert f"model {model} is an adapter alone: merge it into org/m " in refusal(start, model)
+    assert f"model {model} is an adapter alone: merge it into org/m " in refusal_of(start, model)

@@ -9,7 +9,8 @@ from datasets.exceptions import DatasetGenerationError
 from stages.posts.bad_rows import BadRows
 from stages.posts.readers import read_hub, read_source, subsample
 from stages.settings.config import HUB, Data, UserError
-from tests.test_posts import PAIR, POST, one_line, read_all, write_folder
+from tests.conftest import refusal_of
+from tests.test_posts import PAIR, POST, read_all, write_folder
 
 
 def test_blank_lines_are_no_rows_and_are_counted(tmp_path):
@@ -23,9 +24,7 @@ def test_the_id_of_an_earlier_held_out_post_is_refused_or_skipped_and_elsewhere_
     folder = write_folder(
         tmp_path, sft_train=again, sft_validation=again, comparisons_train=[PAIR] * 2
     )
-    with pytest.raises(UserError) as refusal:
-        read_all(folder)
-    text = one_line(refusal.value)
+    text = refusal_of(read_all, folder)
     assert text.startswith(
         f"{folder}/sft_validation.jsonl:3: field id is 'a1', as in an earlier row"
     )
@@ -60,7 +59,6 @@ def test_the_optional_split_may_be_missing_where_a_preset_counts_its_posts(tmp_p
     data = Data(source=str(write_folder(tmp_path)), ppo_posts=512)
     assert "ppo_train" not in subsample(data, read_all(tmp_path))
     (tmp_path / "ppo_train.jsonl").write_text((tmp_path / "sft_train.jsonl").read_text())
-    with pytest.raises(UserError) as refusal:
-        subsample(data, read_all(tmp_path))
     asked = "data.ppo_posts: 512 rows of ppo_train are asked for, there are 1"
-    assert one_line(refusal.value) == f"{asked}: give at most that, or 0 for all"
+    line = f"{asked}: give at most that, or 0 for all"
+    assert refusal_of(subsample, data, read_all(tmp_path)) == line

@@ -17,6 +17,7 @@ from stages.running.files import read_lines
 from stages.settings.checks import UserError
 from stages.settings.command_line import make_config, recorded_config
 from stages.text_reward import TextReward
+from tests.conftest import refusal_of
 
 # Every token of a response can raise this reward, so no rare event decides whether it is learned.
 MODULE = """
@@ -93,9 +94,8 @@ def test_a_function_that_fails_is_one_line_that_names_it_and_the_text(
     module, tokenizer, function, reason
 ):
     own = TextReward(f"mine:{function}", tokenizer, [])
-    with pytest.raises(UserError) as refusal:
-        own._numbers(["?", "?"], ["short", "long"])
-    assert str(refusal.value) == f"reward.function=mine:{function}: {reason}"
+    line = refusal_of(own._numbers, ["?", "?"], ["short", "long"])
+    assert line == f"reward.function=mine:{function}: {reason}"
 
 
 @pytest.mark.parametrize("name", ["nowhere:f", "mine:nothing"])

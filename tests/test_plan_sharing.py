@@ -66,9 +66,6 @@ def test_the_cards_of_a_preset_and_the_engine_are_those_it_is_made_for():
     assert "everything fits" in lines
 
 
-# -- beside what stages hold -----------------------------------------------------------------------
-
-
 def test_normalize_holds_the_reward_model_alone_and_its_rows():
     alone = setting(forward_batch_size=64)
     held = part_bytes(alone)["normalize"]

@@ -21,7 +21,7 @@ from stages.posts.tokens import (
 from stages.running.files import read_lines
 from stages.settings.config import HUB, Data, UserError
 from stages.settings.sections import PROMPT, format_post
-from tests.conftest import SHARED
+from tests.conftest import SHARED, refusal_of
 from tests.paper_numbers import query_tokens
 
 Row = dict[str, Any]
@@ -81,12 +81,6 @@ def edited(row: Row, path: str, value: object) -> Row:
         inner = inner[int(step)] if isinstance(inner, list) else inner[step]
     inner[last] = value
     return row
-
-
-def one_line(error: object) -> str:
-    text = str(error)
-    assert "\n" not in text
-    return text
 
 
 # -- reading ---------------------------------------------------------------------------------------
@@ -176,9 +170,7 @@ def test_a_bad_row_is_refused_with_file_line_and_field(tmp_path, name):
     if name == "half a letter":  # bytes that are no UTF-8
         path = folder / f"{split}.jsonl"
         path.write_bytes(path.read_text().encode("latin1"))
-    with pytest.raises(UserError) as refusal:
-        read_all(folder)
-    text = one_line(refusal.value)
+    text = refusal_of(read_all, folder)
     assert text.startswith(f"{folder}/{split}.jsonl:2: ")
     assert named in text
 

@@ -17,6 +17,7 @@ from stages.running.machine import code_of
 from stages.runs import open_stage
 from stages.settings.command_line import Request, make_config
 from stages.settings.config import UserError
+from tests.conftest import refusal_of
 from tests.test_pipeline import EVALUATED, Recorder, make, named
 
 ROOT = Path(__file__).parents[1]
@@ -44,9 +45,6 @@ def interrupt(stage: str) -> None:
     with suppress(KeyboardInterrupt), open_stage(TINY, stage) as run:
         run.resume.mkdir()
         raise KeyboardInterrupt
-
-
-# -- what a hash depends on ------------------------------------------------------------------------
 
 
 def test_the_code_of_a_stage_is_its_import_closure_and_nothing_above_it():
@@ -79,9 +77,6 @@ def test_comments_docstrings_and_layout_change_no_hash_and_a_formula_does(tmp_pa
     assert list(hashes[0]) == [GAE]
 
 
-# -- what is said ----------------------------------------------------------------------------------
-
-
 def test_a_broken_formula_makes_nothing_stale_and_status_says_who_was_made_without_it(runs, edit):
     make(TINY, *ALL_GOALS)
     assert all("ok*" not in line for line in status()[:2])
@@ -110,9 +105,6 @@ def test_a_stage_that_goes_on_with_other_code_says_so_then_and_when_it_has_finis
     assert changed_code(TINY, "sft") == [GAE]
     edit(GAE, "")  # neither version made all of it
     assert changed_code(TINY, "sft") == [GAE]
-
-
-# -- REPLACE ---------------------------------------------------------------------------------------
 
 
 def test_replace_makes_all_stages_of_the_goals_anew_though_nothing_differs(runs):
@@ -144,9 +136,7 @@ def test_replace_takes_several_stages_and_what_follows_from_any(runs):
         (ALL_GOALS, "ppo poo", "unknown stage 'poo': did you mean ppo or dpo?"),
         (("sft",), "ppo", "REPLACE=ppo: no goal here makes it: add ppo"),
     ):
-        with pytest.raises(UserError) as refused:
-            make(TINY, *goals, replace=replace)
-        assert str(refused.value) == message
+        assert refusal_of(make, TINY, *goals, replace=replace) == message
 
 
 def test_other_settings_are_replaced_and_nothing_is_lost(runs):

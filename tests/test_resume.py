@@ -25,9 +25,6 @@ TINY = make_config("tiny")
 OF_RUN = ("ppo.", "eval.", "memory.")  # settings that no upstream supplies
 
 
-# -- every stage -----------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("stage", "step"), [("ppo", 1), *((stage, 3) for stage in LEARNING)])
 def test_training_that_was_killed_goes_on_to_the_same_weights(
     whole, attempt, tmp_path, capsys, stage, step
@@ -104,9 +101,6 @@ def test_judging_that_was_killed_asks_for_what_is_missing_alone(
     total = len(rows_of(whole / "judge/facts/judgements.jsonl"))
     assert asked == [total - 7]
     same(whole / "judge/facts", folder / "facts", tmp_path / "differences.json")
-
-
-# -- the last moment -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("step", [(shutil, "rmtree"), (Path, "unlink"), (Path, "rename")])

@@ -19,6 +19,7 @@ from stages.running.machine import code_version
 from stages.runs import Run, open_stage
 from stages.settings.command_line import config_from_arguments, make_config
 from stages.settings.config import Config, UserError
+from tests.conftest import refusal_of
 
 TINY = make_config("tiny")
 ROOT = Path(__file__).parents[1]
@@ -36,10 +37,7 @@ def finish(config: Config, stage: str, *needs: str, text: str = "made") -> Path:
 
 def refusal(config: Config, stage: str) -> str:
     """The one line with which a stage of this config is not opened as an input."""
-    with pytest.raises(UserError) as refused:
-        Run(config, "ppo").require(stage)
-    assert "\n" not in str(refused.value)
-    return str(refused.value)
+    return refusal_of(Run(config, "ppo").require, stage)
 
 
 def everything(folder: Path) -> list[str]:

@@ -174,9 +174,6 @@ def test_samples_tell_query_response_score_kl_and_what_they_come_from_by_token(s
         assert len(row["advantages"]) == len(row["tokens"])
 
 
-# -- equivalences ----------------------------------------------------------------------------------
-
-
 def mini_config(**memory: Any) -> config.Config:
     made = make_config("tiny", name="mini", overrides=tuple(MINI))
     return replace(made, memory=replace(made.memory, **memory))

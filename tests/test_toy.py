@@ -73,9 +73,6 @@ VERDICTS = gaps_and_verdicts()
 TEXTS = {policy: texts_of(policy) for policy in WRITERS}
 
 
-# -- facts and posts -------------------------------------------------------------------------------
-
-
 def test_a_post_states_every_fact_once_in_its_role():
     deeds = "|".join(WORDS["deed"])
     for row in POSTS:
@@ -85,9 +82,6 @@ def test_a_post_states_every_fact_once_in_its_role():
         for slot, statement in STATEMENTS.items():
             pattern = re.escape(statement).replace(re.escape(f"{{{slot}}}"), r"(\w+)")
             assert re.findall(rf"(?:^|\s){pattern}", text) == [told[slot]], slot
-
-
-# -- what a summary is worth -----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -132,9 +126,6 @@ def test_every_clause_is_read_as_it_is_written():
         assert read_summary(text, facts) == (set(WORDS), set())
 
 
-# -- those who write -------------------------------------------------------------------------------
-
-
 def test_references_are_good_but_leave_room_above_them():
     scores = [score_summary(*one) for one in TEXTS["ref"]]
     best = len(EVENT) + len(FACTS.wanted)
@@ -163,9 +154,6 @@ def test_length_is_no_cue():
     assert 0.4 < mean(longer_won) < 0.6
 
 
-# -- comparisons -----------------------------------------------------------------------------------
-
-
 def test_a_labeller_is_right_more_often_where_the_gap_is_larger():
     shares = []
     for low, high in ((0.01, 0.6), (0.6, 1.5), (1.5, 2.5), (2.5, 99)):
@@ -175,9 +163,6 @@ def test_a_labeller_is_right_more_often_where_the_gap_is_larger():
     assert shares == sorted(shares)
     assert shares[0] > 0.5
     assert shares[-1] > 0.98
-
-
-# -- the world on disk -----------------------------------------------------------------------------
 
 
 def test_the_world_keeps_its_bytes(tmp_path):

@@ -158,9 +158,6 @@ def test_what_fails_there_is_one_line_and_the_stage_goes_on(runs, monkeypatch, c
     assert lines == [f"wandb: {call} failed ({reason}): the stage goes on without it"]
 
 
-# -- what others may see of settings ---------------------------------------------------------------
-
-
 def test_servers_addresses_and_folders_are_hidden_and_other_settings_are_not():
     overrides = ("judge.kind=openai", f"judge.base_url={SECRET}", "ppo.kl_coef=0.1")
     config = make_config("tiny", name="mine", overrides=overrides)

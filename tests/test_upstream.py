@@ -8,7 +8,8 @@ import pytest
 from stages.settings.command_line import make_config, recorded_config
 from stages.settings.config import Config, UserError
 from stages.settings.stages import SHARED_SECTIONS, STAGES
-from tests.test_config import override, refused
+from tests.conftest import refusal_of
+from tests.test_config import override
 
 
 def recorded(runs, config: Config) -> None:
@@ -26,8 +27,8 @@ def test_upstream_needs_a_name_and_the_same_posts_and_checkpoint(runs):
     with pytest.raises(UserError, match="--name"):
         make_config("tiny", upstream="tiny")
     for text in ("base.hidden_size=64", "data.max_query_tokens=99"):
-        assert "no stage can be taken from a run with another base" in refused(
-            text, upstream="tiny"
+        assert "no stage can be taken from a run with another base" in refusal_of(
+            override, text, upstream="tiny"
         )
 
 

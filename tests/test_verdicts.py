@@ -56,9 +56,6 @@ def ablation(*each, name="dropout", posts=(-1.0, 1.0), alike=0, default=(), turn
     )
 
 
-# -- formulas --------------------------------------------------------------------------------------
-
-
 def test_two_one_sided_tests_are_the_90_percent_interval():
     # t(2) at 95% is 2.919986: 2.919986 * 1 / sqrt(3) = 1.6859 points to either side.
     assert within_margin([0.01, -0.01, 0.0], 0.0169)
@@ -85,9 +82,6 @@ def test_two_one_sided_tests_are_the_90_percent_interval():
 def test_fishers_exact_test_counts_tables_by_hand(failed, tried, p):
     assert fisher_exact(failed, tried) == pytest.approx(p, rel=1e-12)
     assert fisher_exact(failed[::-1], tried[::-1]) == pytest.approx(p, rel=1e-12)
-
-
-# -- verdicts --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -145,9 +139,6 @@ def test_where_seeds_show_no_spread_posts_stand_in_for_them():
     assert verdicts.verdict_of(ablation(0.0, 0.0, 0.0, alike=9)).why == "no summary was changed"
 
 
-# -- seeds that fail -------------------------------------------------------------------------------
-
-
 def test_a_seed_fails_where_ppo_is_not_shown_to_be_above_its_sft():
     found = seeds([0.1, 0.0, -0.2, 0.001, None], ended=[7])
     assert (found.failed, found.tried) == (3, 5)  # the one that nobody knows does not count
@@ -170,9 +161,6 @@ def test_seeds_without_a_result_forbid_that_a_switch_does_not_matter():
     found = verdicts.verdict_of(ablation(0.01, -0.01, 0.0, turned_seeds=broken))
     assert found.kind == UNKNOWN
     assert found.why.endswith("but 2 seeds ended in an error")
-
-
-# -- the page --------------------------------------------------------------------------------------
 
 
 def break_ppo(config):

@@ -18,7 +18,6 @@ from tests.fabricated_runs import fabricate
 STEERING = "\x1b[31mred\x1b]0;title\x07\x00nul\x08\x7f\x85\x9b2J\u202eright to left\u2066\ud83d"
 HOSTILE = f"a post{STEERING}\r\nand\ra line\tand ▄ é אב"
 
-
 WHOLE = HOSTILE.replace("\ud83d", "")  # half characters are refused where rows are read
 
 
