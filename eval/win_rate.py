@@ -38,6 +38,7 @@ from stages.posts.text_metrics import first_ids, identical
 from stages.running.files import read_lines
 from stages.runs import open_stage, write_rows
 from stages.settings.config import TRAINED, Config, UserError
+from stages.settings.judge import MOST_UNJUDGED
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,7 +89,8 @@ def measure_win_rates(config: Config) -> dict[str, Any]:
             by_gold = by_name(gold_rows) if judge["kind"] == "gold_reward_model" else {}
             of_training = {name: (by_gold or scores)[name] for name in (START, *kept, "ppo")}
             best = best_of_training(of_training, post_of)
-            results["best"] = {"by": "gold score" if by_gold else "win rate", **best}
+            if best.pop("unjudged") <= MOST_UNJUDGED:
+                results["best"] = {"by": "gold score" if by_gold else "win rate", **best}
         for name, row in results["policies"].items():
             row["identical"] = identical(written[name], config.data.prompt)
         run.finish(results)
@@ -247,15 +249,17 @@ def best_of_training(scores: Mapping[str, Scores], post_of: Mapping[str, str]) -
     `scores`: of each policy, in the order of training; a tie is the later one's. Posts with a score
     of each count. The half with even hashes of their ids (`in_half`) chooses `policy`; of the other
     are `mean` and `above_last`, its difference from the last policy's, None for that one itself.
-    `means`: of all posts, by policy. Intervals are t intervals over posts.
+    `means`: of all posts, by policy. Intervals are t intervals over posts. `unjudged`: a share.
     """
-    table = pd.DataFrame({name: pd.Series(of, dtype=float) for name, of in scores.items()}).dropna()
-    is_even = [in_half(post_of[post], "even") for post in table.index]
-    even, odd = table[is_even], table.drop(table.index[is_even])
+    whole = pd.DataFrame({name: pd.Series(of, dtype=float) for name, of in scores.items()})
+    table = whole.dropna()
+    even = table.loc[[post for post in table.index if in_half(post_of[post], "even")]]
+    odd = table.drop(even.index)
     best, last = str(even.sum()[::-1].idxmax()), table.columns[-1]
     gaps = odd[best] - odd[last]
     return {
         "policy": best,
+        "unjudged": 1 - len(table) / max(1, len(whole)),
         "chosen_on": len({post_of[post] for post in even.index}),
         "judged_on": len({post_of[post] for post in odd.index}),
         "mean": interval(odd[best].to_dict(), post_of),

@@ -41,16 +41,16 @@ def on_the_way(record: Record) -> list[Block]:
     ]
     gap = best["above_last"]
     text = (
-        f"By the {best['by']} on {posts_of(best['chosen_on'])} {named(best['policy'])} is the best."
+        f"By {best['by']} on {posts_of(best['chosen_on'])} {named(best['policy'])} is the best."
         f" On the other {whole(best['judged_on'])}, which did not choose, it has"
-        f" {cell(best['mean'])}{f', {gap_cell(gap)} beside the last' if gap else ''}. Reliably"
+        f" {cell(best['mean'])}{f', {gap_cell(gap)} against the last' if gap else ''}. Reliably"
         f" better than the last policy: {'YES' if direction(gap) == 'rose' else 'no'}."
     )
 
     def draw(axes: Axes) -> None:
         for _, kl, _, mean in rows:
             axes.plot([kl.value] * 2, [mean.low, mean.high], color=plots.PPO, lw=5, alpha=0.35)
-            axes.plot(kl.value, mean.value, "o", color=plots.PPO)
+            axes.plot([kl.value], [mean.value], "o", color=plots.PPO)
         axes.set_xlabel("KL from SFT, nats per summary")
 
     caption = "ppo-N: PPO's policy after update N, at the KL of the next. Bars: 95% intervals."
