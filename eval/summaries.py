@@ -9,6 +9,7 @@ Source: the evaluation of Huang et al. 2024.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -43,7 +44,7 @@ def write_summaries(config: Config) -> None:
         texts = {"reference": references}
         for name in policies_of(config):
             if name in kept:
-                run.require(name)
+                model_of(run, name)
             else:
                 texts[name] = sample_summaries(run, accelerator, name, posts, tokenizer)
         if not any(name.startswith(BEST_OF) for name in kept):
@@ -104,7 +105,7 @@ def rows_still_right(
     if not same.issuperset(needed) or damage(maker, stage):
         return {}
     policies = manifest["results"]["policies"]
-    names = [name for name in policies if name in same or name.startswith(BEST_OF)]
+    names = [x for x in policies if x.split("-")[0] in same or x.startswith(BEST_OF)]
     return {name: read_lines(folder / f"{name}.jsonl") for name in names}
 
 
@@ -130,7 +131,7 @@ def draw(
     """A policy's responses to every post: one at eval.temperature, or `most` at ppo.temperature."""
     config = run.config
     length, setting = longest(config, name)
-    policy = load_policy(run.require(name) / "model").to(accelerator.device).eval()
+    policy = load_policy(model_of(run, name)).to(accelerator.device).eval()
     queries = posts.columns["queries"]
     require_room(policy, int(queries.lengths().max()), length, setting)
     sampling = Sampling(
@@ -196,11 +197,19 @@ def scorer_of(
 
 
 def policies_of(config: Config) -> list[str]:
-    """The stages whose policies are compared: an optional one joins the others once it was made."""
+    """The stages whose policies are compared, optional ones once made, and those that PPO kept."""
     row = row_of("summaries", config.kind)
     joined = {stage for stage in row.joined_by if is_part(stage, config.kind)}
     ready = {stage for stage in joined if read_manifest(stage_folder(config, stage)) is not None}
-    return [stage for stage in POLICY_STAGES if stage in {*row.inputs, *ready}]
+    kept = (path.name for path in stage_folder(config, "ppo").glob("model-*"))
+    stages = [stage for stage in POLICY_STAGES if stage in {*row.inputs, *ready}]
+    return stages + sorted(name.replace("model", "ppo") for name in kept)
+
+
+def model_of(run: Run, policy: str) -> Path:
+    """The folder of a policy's model, after checking its stage: `ppo-12` is PPO's `model-12`."""
+    stage, *update = policy.split("-")
+    return run.require(stage) / "-".join(("model", *update))
 
 
 def longest(config: Config, name: str) -> tuple[int, str]:
@@ -274,7 +283,7 @@ def log_likelihoods(
 ) -> list[float]:
     """Log-probability of each response of the first policy by the second, nats."""
     writer, reader = names
-    policy = load_policy(run.require(reader) / "model").to(accelerator.device).eval()
+    policy = load_policy(model_of(run, reader)).to(accelerator.device).eval()
     queries, temperature = posts.columns["queries"], run.config.ppo.temperature
 
     def measure(rows: list[int]) -> list[float]:

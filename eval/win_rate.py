@@ -13,6 +13,8 @@ from dataclasses import asdict, dataclass
 from itertools import combinations
 from typing import Any
 
+import pandas as pd
+
 from eval.judges.protocol import VERDICTS
 from eval.rates.formulas import Interval, mean_of_posts, sign_flip_p_value, totals_of
 from eval.rates.table import POINTS, analyse, verdict_table
@@ -24,15 +26,19 @@ from eval.scores import (
     agreement,
     by_name,
     gain,
+    interval,
     judged_posts,
+    mean_gain,
     proxy_and_gold,
 )
 from stages.driving.start import run_stage
 from stages.finished import read_manifest
+from stages.posts.bad_rows import in_half
 from stages.posts.text_metrics import first_ids, identical
 from stages.running.files import read_lines
 from stages.runs import open_stage, write_rows
-from stages.settings.config import Config, UserError
+from stages.settings.config import TRAINED, Config, UserError
+from stages.settings.judge import MOST_UNJUDGED
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,13 +75,22 @@ def measure_win_rates(config: Config) -> dict[str, Any]:
         gold = folder / "gold_scores.jsonl"
         gold_rows = rows_by_policy(read_lines(gold)) if gold.exists() else {}
         judge = (read_manifest(folder) or {})["results"]["judge"]
+        kept = [name for name in scores if config.kind == TRAINED and name.startswith("ppo-")]
+        last = {name: of for name, of in scores.items() if name not in kept}
+        last_gold = {name: of for name, of in gold_rows.items() if name not in kept}
         results = {
             "judge": judge,
             "posts": len({row["id"] for row in judgements}),
             "texts": len({post_of[row["id"]] for row in judgements}),
-            **rates_of(written, judgements, scores, post_of, judge["kind"]),
-            **({"scores": proxy_and_gold(written, gold_rows, post_of)} if gold_rows else {}),
+            **rates_of(written, judgements, last, post_of, judge["kind"]),
+            **({"scores": proxy_and_gold(written, last_gold, post_of)} if gold_rows else {}),
         }
+        if kept:
+            by_gold = by_name(gold_rows) if judge["kind"] == "gold_reward_model" else {}
+            of_training = {name: (by_gold or scores)[name] for name in (START, *kept, "ppo")}
+            best = best_of_training(of_training, post_of)
+            if best.pop("unjudged") <= MOST_UNJUDGED:
+                results["best"] = {"by": "gold score" if by_gold else "win rate", **best}
         for name, row in results["policies"].items():
             row["identical"] = identical(written[name], config.data.prompt)
         run.finish(results)
@@ -226,6 +241,31 @@ def paired_difference(a: Scores, b: Scores, post_of: PostOf = None) -> PairedInt
     interval = mean_of_posts(differences, (-1.0, 1.0), posts)
     p_value = sign_flip_p_value(totals_of(differences, posts)[0])
     return PairedInterval(**asdict(interval), p_value=p_value)
+
+
+def best_of_training(scores: Mapping[str, Scores], post_of: Mapping[str, str]) -> dict[str, Any]:
+    """Which policy of a training does best on half of the posts, and how it does on the others.
+
+    `scores`: of each policy, in the order of training; a tie is the later one's. Posts with a score
+    of each count. The half with even hashes of their ids (`in_half`) chooses `policy`; of the other
+    are `mean` and `above_last`, its difference from the last policy's, None for that one itself.
+    `means`: of all posts, by policy. Intervals are t intervals over posts. `unjudged`: a share.
+    """
+    whole = pd.DataFrame({name: pd.Series(of, dtype=float) for name, of in scores.items()})
+    table = whole.dropna()
+    even = table.loc[[post for post in table.index if in_half(post_of[post], "even")]]
+    odd = table.drop(even.index)
+    best, last = str(even.sum()[::-1].idxmax()), table.columns[-1]
+    gaps = odd[best] - odd[last]
+    return {
+        "policy": best,
+        "unjudged": 1 - len(table) / max(1, len(whole)),
+        "chosen_on": len({post_of[post] for post in even.index}),
+        "judged_on": len({post_of[post] for post in odd.index}),
+        "mean": interval(odd[best].to_dict(), post_of),
+        "above_last": mean_gain(gaps.to_dict(), post_of) if best != last else None,
+        "means": {name: interval(table[name].to_dict(), post_of) for name in scores},
+    }
 
 
 def main(argv: list[str] | None = None) -> None:

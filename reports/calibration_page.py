@@ -62,7 +62,9 @@ def blocks(config: Config, results: Row) -> list[Block]:
     undecided = [results["undecided"]] if results.get("undecided") else []
     verdict = checks_of_judge(f"The judge {name}", flags_of(controls, results), undecided)
     verdict = verdict or f"The judge {name} passed every check against the labels."
-    verdict = " ".join(filter(None, [beside_the_longer(results), verdict]))
+    note = results["judge"]["note"]
+    about = f"It is: {note}." if note else None
+    verdict = " ".join(filter(None, [beside_the_longer(results), verdict, about]))
     evaluated = results_of(stage_folder(config, "win_rate")) is not None
     corrected = corrected_rates(load_run(config)) if evaluated else {}
     return [

@@ -53,6 +53,7 @@ def blocks(record: Record) -> list[Block]:
         *samples.example(record),
         *sentences.against([*sentences.caveats(numbers), *scores.gain_notes(record)]),
         *_summaries(record, numbers),
+        *scores.on_the_way(record),
         *([Text(made_with.scored_by(record))] if released else []),
         *samples.blocks(record),
         *judging.blocks(record, numbers),

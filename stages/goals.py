@@ -73,7 +73,8 @@ plan | reports.needs.plan | request devices GPU | the memory that a run needs
 rehearse | reports.needs.rehearse | request devices | the same, measured here
 develop
 install | - | | the environment alone
-smollm | eval.judges.smollm | | a real chat model of 135M parameters, for smollm2
+smollm | eval.judges.downloads | | a real chat model of 135M parameters, for smollm2
+gemma | eval.judges.downloads | | Gemma-3-270M, a base model for base.checkpoint
 check | - | | lint and types
 test | - | | the tests, in minutes
 walks | - | | tests with servers, browsers, processes and kills

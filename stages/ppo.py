@@ -16,29 +16,28 @@ deals its own episodes into minibatches, as in Huang et al. 2024 (which has one 
 The steps are in `stages/rl`.
 """
 
-from accelerate import Accelerator
+from itertools import accumulate
+from pathlib import Path
+
+import torch
 from transformers import PreTrainedTokenizerBase
 
 from stages.learning.loop import make_accelerator
-from stages.learning.models import load_tokenizer
+from stages.learning.lora import adapter_layers
+from stages.learning.models import load_tokenizer, save_model
+from stages.learning.sharding import gathered
 from stages.learning.state import begin
 from stages.rl.credit import credit, shape
 from stages.rl.metrics import describe, describe_texts, samples, say_what_is_odd, summarize
-from stages.rl.networks import (
-    Origins,
-    PolicyLearner,
-    load_networks,
-    make_learner,
-    origins_of,
-    save_networks,
-)
+from stages.rl.networks import PolicyLearner, load_networks, make_learner, origins_of, save_networks
 from stages.rl.rollout import load_queries, measure, sample_responses, score
 from stages.rl.start_checks import check_start
 from stages.rl.update import check_episodes, optimize, set_rate
 from stages.rl.update_checks import check_update
-from stages.running.files import read_lines
+from stages.running.files import read_lines, sync
 from stages.runs import open_stage
 from stages.settings.config import Config
+from stages.settings.ppo import Ppo
 
 
 def train_ppo(config: Config) -> None:
@@ -50,9 +49,10 @@ def train_ppo(config: Config) -> None:
         split, queries = load_queries(run.require("base") / "data")
         tokenizer = load_tokenizer(run.require("sft") / "model")
         origins = origins_of(run, ppo)
-        learner = load_learner(config, accelerator, tokenizer, origins)
+        networks = load_networks(origins, tokenizer, ppo, config.memory.frozen_dtype)
+        learner = make_learner(accelerator, networks, ppo, config.optimizer, config.memory)
         state = begin(run, learner, ppo, len(queries))
-        history = run.partial / "metrics.jsonl"
+        history, kept = run.partial / "metrics.jsonl", kept_models(ppo)
         for update in state.remaining("ppo"):
             rate = set_rate(learner, ppo)
             batch = [queries[row] for row in state.order.batch(update)]
@@ -74,16 +74,42 @@ def train_ppo(config: Config) -> None:
             if update % ppo.samples_every == 0 or update + 1 == state.updates:
                 for row in samples(rollout, tokenizer, update + 1):
                     run.append("samples.jsonl", row)
+            if update in kept:
+                keep_policy(learner, tokenizer, run.partial / kept[update])
         save_networks(learner, tokenizer, run.partial)
         if run.main:
             results = summarize(read_lines(history), ppo)
             run.finish(results | {"queries_from": split})
 
 
-def load_learner(
-    config: Config, accelerator: Accelerator, tokenizer: PreTrainedTokenizerBase, origins: Origins
-) -> PolicyLearner:
-    """The networks with their optimizer."""
-    ppo = config.ppo
-    networks = load_networks(origins, tokenizer, ppo, config.memory.frozen_dtype)
-    return make_learner(accelerator, networks, ppo, config.optimizer, config.memory)
+def kept_models(ppo: Ppo) -> dict[int, str]:
+    """The updates, from 0, after which the policy is kept, and its folder: `model-24` after 24.
+
+    They are equal steps of the learning rate's sum while it learns: of what is known beforehand,
+    that comes nearest to equal steps of KL. A page shows each at the KL that was measured.
+    """
+    updates, steps = ppo.num_updates, ppo.checkpoints + 1
+    rates = {update: updates - update for update in range(updates) if ppo.policy_learns(update)}
+    ends: dict[int, int] = {}  # the update that completes each step
+    for update, passed in zip(rates, accumulate(rates.values()), strict=True):
+        ends.setdefault(passed * steps // sum(rates.values()), update)
+    width = len(str(updates))  # so that names sort
+    return {n: f"model-{n + 1:0{width}}" for step, n in ends.items() if 0 < step < steps}
+
+
+def keep_policy(learner: PolicyLearner, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
+    """Write the policy as it is now, adapters merged, as a plain model; the main process writes.
+
+    The learner stays as it was, to the bit. All processes must call this.
+    """
+    policy = learner.accelerator.unwrap_model(learner.trained).policy
+    with gathered(policy), torch.no_grad():
+        own = {name: x for name, x in policy.named_parameters() if ".lora_" not in name}
+        weights = {name.replace(".base_layer.", "."): x.detach() for name, x in own.items()}
+        for name, layer in adapter_layers(policy):
+            weights[f"{name}.weight"] = layer.weight + layer.get_delta_weight("default")
+        if not learner.accelerator.is_main_process:
+            return
+        save_model(policy, tokenizer, folder, weights)
+    for path in [*folder.iterdir(), folder]:  # before a checkpoint goes on from here
+        sync(path)

@@ -333,20 +333,26 @@ def rolled_out(
     return rollout, describe(learner, rollout, ppo)
 
 
-def two_updates_of_ppo(study: Path, config: Any) -> tuple[Any, Any]:
-    """The learner and the second rollout after two updates from a finished run's models."""
+def ppo_learner(study: Path, config: Any) -> Any:
+    """The learner with which PPO begins from a finished run's models."""
     from accelerate import Accelerator
 
-    from stages import ppo
     from stages.learning.models import load_tokenizer
-    from stages.posts.ragged import load_split
-    from stages.rl import networks
-    from stages.rl.update import optimize
+    from stages.rl.networks import load_networks, make_learner, origins_of
     from stages.runs import Run
 
+    ppo, origins = config.ppo, origins_of(Run(config, "ppo"), config.ppo)
     tokenizer = load_tokenizer(study / "sft" / "model")
-    origins = networks.origins_of(Run(config, "ppo"), config.ppo)
-    learner = ppo.load_learner(config, Accelerator(cpu=True), tokenizer, origins)
+    networks = load_networks(origins, tokenizer, ppo, config.memory.frozen_dtype)
+    return make_learner(Accelerator(cpu=True), networks, ppo, config.optimizer, config.memory)
+
+
+def two_updates_of_ppo(study: Path, config: Any) -> tuple[Any, Any]:
+    """The learner and the second rollout after two updates from a finished run's models."""
+    from stages.posts.ragged import load_split
+    from stages.rl.update import optimize
+
+    learner = ppo_learner(study, config)
     queries = load_split(study / "base" / "data", "sft_train").columns["queries"]
     for update in range(2):
         rollout, _ = rolled_out(config, learner, queries, update)

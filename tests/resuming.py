@@ -16,7 +16,7 @@ SETTINGS = """
     world.train_comparisons=64 world.validation_comparisons=20
     sft.dropout=0.1 rm.dropout=0.1 ppo.samples_every=2 ppo.num_ppo_epochs=2
     ppo.total_episodes=96 ppo.batch_size=16 memory.microbatch_size=6 memory.forward_batch_size=8
-    ppo.critic_updates=1 memory.cpu_threads=1
+    ppo.critic_updates=1 ppo.checkpoints=1 memory.cpu_threads=1
     data.max_query_tokens=160 data.max_query_summary_tokens=183 data.max_query_comparison_tokens=196
 """.split()
 ARGUMENTS = [*NAMED, *SETTINGS]

@@ -28,15 +28,8 @@ def labelled(number, policies=("ref", "sup"), choice=0, confidence=None, batch="
 
 
 def test_a_pair_puts_the_reference_in_its_place_and_keeps_the_label():
-    pairs = sample_pairs(
-        [
-            labelled(0, ("ref", "sup"), choice=0),
-            labelled(1, ("sup", "ref"), choice=0),
-            labelled(2, ("sup", "best"), choice=1),
-        ],
-        9,
-        seed=1,
-    )
+    located = [labelled(0), labelled(1, ("sup", "ref")), labelled(2, ("sup", "best"), choice=1)]
+    pairs = sample_pairs(located, 9, seed=1)
     found = [(one["summary"], one["reference"], one["label"]) for one in pairs]
     assert found == [
         ("text sup", "text ref", False),
@@ -165,17 +158,12 @@ def test_the_built_in_judge_agrees_with_the_built_in_labels(runs, capsys):
 
 
 def test_the_correction_recovers_a_known_rate_through_a_judges_errors():
-    pairs = [
-        {"label": label, "answer": float(right == label), "with_reference": True, "family": ""}
-        for label, right, count in (
-            (True, True, 160),
-            (True, False, 40),
-            (False, True, 180),
-            (False, False, 20),
-        )
-        for _ in range(count)
+    counts = ((True, 1.0, 160), (True, 0.0, 40), (False, 0.0, 180), (False, 1.0, 20))
+    answers = [(label, answer) for label, answer, count in counts for _ in range(count)]
+    posts = [
+        {"post": f"p{k}", "label": label, "answer": answer, "with_reference": True, "family": ""}
+        for k, (label, answer) in enumerate(answers)
     ]
-    posts = [{"post": f"p{number}", **pair} for number, pair in enumerate(pairs)]
     scores = [(f"p{k}", float(k < 59)) for k in range(100)]  # 0.59 = 0.7 * 0.8 + 0.3 * 0.1
     found = correct(scores, posts)
     assert found is not None

@@ -17,7 +17,6 @@ from stages.settings.command_line import make_config
 from stages.settings.ppo import Ppo
 from tests.conftest import learner_of, make_stages, rolled_out
 from tests.fabricated_runs import fabricate, write_rows
-from tests.resuming import Killed, kill_at, same
 
 NAMED = "--preset tiny --name small --set".split()
 SMALL = """
@@ -71,19 +70,6 @@ def test_a_run_whose_critic_learns_alone_from_a_head_of_zeros(run_ppo):
     assert abs(third["objective/kl"]) > 1e-4
     assert first["lr"] == pytest.approx(1e-3)
     assert second["lr"] == pytest.approx(1e-3 * 2 / 3)
-
-
-def test_a_run_that_died_while_the_critic_learned_alone_goes_on_to_the_same_bits(run_ppo, tmp_path):
-    often = ["ppo.critic_updates=2", "memory.save_minutes=0"]
-    with pytest.MonkeyPatch.context() as patch:
-        kill_at(patch, 2)
-        with pytest.raises(Killed):
-            run_ppo(*often)
-    folder, resumed = tmp_path / "runs/small/seed44413/ppo", tmp_path / "resumed"
-    run_module(ppo, [*NAMED, *SMALL, *often])
-    folder.rename(resumed)
-    run_module(ppo, [*NAMED, *SMALL, *often])
-    same(folder, resumed, tmp_path / "differences.json")
 
 
 QUIET = {"policy/below_penalty": 0.2, "policy/eos_rate": 0.01, "val/explained_variance": 0.0}

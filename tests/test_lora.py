@@ -5,12 +5,14 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from stages import base, dpo, normalize, ppo, reward, sft
 from stages.driving.start import run_module
 from stages.learning.lora import adapt, adapter_layers, adapter_off, merge
 from stages.learning.models import load_policy, load_reward_model, save_model
 from stages.learning.passes import head_scalars, model_inputs, response_logprobs
+from stages.rl.networks import save_networks
 from stages.running.files import read_lines
 from stages.settings.command_line import make_config
 from stages.settings.config import Lora
@@ -194,9 +196,9 @@ def test_stages_learn_and_ppo_passes_its_checks_at_step_0(study):
     assert margins[-1] > 0.05  # of pairs that it has met nine times
 
 
-def mini_config(microbatch_size):
+def mini_config(microbatch_size, forward=32):
     made = make_config("tiny", name="mini", overrides=tuple(MINI))
-    memory = replace(made.memory, microbatch_size=microbatch_size)
+    memory = replace(made.memory, microbatch_size=microbatch_size, forward_batch_size=forward)
     return replace(made, memory=memory, ppo=replace(made.ppo, batch_size=16, num_ppo_epochs=2))
 
 
@@ -225,7 +227,19 @@ def test_ppos_reference_is_the_sft_model_while_the_policy_moves(study):
     assert moved[real].abs().max() > 1e-3
 
 
+def test_a_kept_policy_is_what_would_be_saved_and_the_learner_stays(study, tokenizer, tmp_path):
+    learner, _ = two_updates_of_ppo(study, mini_config(16))
+    before = flat(learner.trained).clone()
+    ppo.keep_policy(learner, tokenizer, tmp_path / "model-2")
+    assert torch.equal(flat(learner.trained), before)
+    save_networks(learner, tokenizer, tmp_path)
+    kept, saved = (load_file(tmp_path / x / "model.safetensors") for x in ("model-2", "model"))
+    assert kept.keys() == saved.keys()
+    assert all(torch.equal(kept[name], weight) for name, weight in saved.items())
+
+
 def test_batch_sizes_in_memory_change_no_adapter_in_ppo(study):
     whole, _ = two_updates_of_ppo(study, mini_config(16))
-    parts, _ = two_updates_of_ppo(study, mini_config(2))
-    assert (flat(parts.trained) - flat(whole.trained)).abs().max() < 1e-5
+    for sizes in ((2, 4), (8, 1)):
+        parts, _ = two_updates_of_ppo(study, mini_config(*sizes))
+        assert (flat(parts.trained) - flat(whole.trained)).abs().max() < 1e-5

@@ -25,7 +25,7 @@ TINY = make_config("tiny")
 OF_RUN = ("ppo.", "eval.", "memory.")  # settings that no upstream supplies
 
 
-@pytest.mark.parametrize(("stage", "step"), [("ppo", 1), *((stage, 3) for stage in LEARNING)])
+@pytest.mark.parametrize(("stage", "step"), [("ppo", 1), ("ppo", 2), *((x, 4) for x in LEARNING)])
 def test_training_that_was_killed_goes_on_to_the_same_weights(
     whole, attempt, tmp_path, capsys, stage, step
 ):
@@ -174,7 +174,7 @@ def test_only_the_summaries_of_a_policy_that_joins_are_sampled(whole, attempt, m
     """Without a rival first; then with DPO, beside a run that made all at once."""
     folder = attempt("dpo").with_name("summaries")
     summaries.main(ARGUMENTS)
-    before = {name: read_lines(folder / f"{name}.jsonl") for name in ("sft", "ppo")}
+    before = {name: read_lines(folder / f"{name}.jsonl") for name in ("sft", "ppo", "ppo-3")}
     shutil.copytree(whole / "dpo", folder.with_name("dpo"))
     first = (read_manifest(folder) or {})["seconds"]
     if change == "damage":
@@ -195,11 +195,11 @@ def test_only_the_summaries_of_a_policy_that_joins_are_sampled(whole, attempt, m
     sample_summaries = summaries.sample_summaries
     monkeypatch.setattr(summaries, "sample_summaries", sample)
     summaries.main(ARGUMENTS)
-    assert names == (["dpo"] if change == "none" else ["sft", "ppo", "dpo"])
+    assert names == (["dpo"] if change == "none" else ["sft", "ppo", "dpo", "ppo-3"])
     manifest, at_once = (read_manifest(of) or {} for of in (folder, whole / "summaries"))
     assert manifest["inputs"] == at_once["inputs"]
-    assert list(manifest["results"]["policies"]) == ["sft", "ppo", "dpo"]
-    for name in ("sft", "ppo", "dpo"):
+    assert list(manifest["results"]["policies"]) == ["sft", "ppo", "dpo", "ppo-3"]
+    for name in ("sft", "ppo", "dpo", "ppo-3"):
         rows = read_lines(folder / f"{name}.jsonl")
         assert name == "dpo" or change != "none" or rows == before[name]
         for row, other_row in zip(rows, read_lines(whole / f"summaries/{name}.jsonl"), strict=True):
@@ -236,13 +236,13 @@ def test_summaries_of_sft_and_its_best_are_the_upstreams(attempt, monkeypatch, c
     monkeypatch.setattr(summaries, "sample_summaries", sample)
     summaries.main(of_run)
     from_there = change != "temperature"
-    assert names == (["ppo"] if from_there else ["sft", "ppo"])
+    assert names == ([] if from_there else ["sft"]) + ["ppo", "ppo-3"]
     own = Path("runs/other/seed44413/summaries")
     assert read_lines(own / "sft.jsonl") == read_lines(upstreams / "sft.jsonl")
     alike = read_lines(own / "best-of-2.jsonl") == read_lines(upstreams / "best-of-2.jsonl")
     assert alike == from_there
     results = (read_manifest(own) or {})["results"]["policies"]
-    assert list(results) == ["sft", "ppo", "best-of-2"]
+    assert list(results) == ["sft", "ppo", "ppo-3", "best-of-2"]
 
 
 def killed(*_):

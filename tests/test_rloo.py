@@ -36,8 +36,8 @@ SMALL = """
     base.hidden_size=32 base.num_layers=1 eval.posts=8 checks.control_posts=4
     world.train_posts=96 world.validation_posts=8 memory.cpu_threads=1
     world.train_comparisons=64 world.validation_comparisons=32
-    rloo.total_episodes=64 rloo.batch_size=32 ppo.total_episodes=32 ppo.batch_size=32
-    ppo.critic_updates=0
+    rloo.total_episodes=64 rloo.batch_size=32 ppo.total_episodes=64 ppo.batch_size=32
+    ppo.critic_updates=0 ppo.checkpoints=1
 """.split()
 QUERIES = [torch.tensor(tokens) for tokens in ([5, 6, 7], [8, 9], [3, 4, 5, 6])]
 NOISE = Noise(seed=1, purpose="rloo", length=6)
@@ -203,6 +203,10 @@ def test_a_run_with_rloo_goes_from_sft_to_the_page_with_its_curves(runs):
     assert not (folder / "rloo" / "critic").exists()
     rates = read_json(folder / "win_rate" / "facts" / "manifest.json")["results"]
     assert rates["policies"]["rloo"]["posts"] == 8
+    assert list(rates["best"]["means"]) == ["sft", "ppo-1", "ppo"]
     run_page.main(arguments)
+    (page,) = (folder / "report" / "facts").glob("r-*.md")
+    kl = read_lines(folder / "ppo" / "metrics.jsonl")[1]["objective/kl"]
+    assert f"| ppo-1 | {kl:.2f} | " in page.read_text().split("## When PPO was best")[1]
     plots = [path.name for path in (folder / "report" / "facts").glob("*rloo*.svg")]
     assert plots, "the page shows no curves of rloo"

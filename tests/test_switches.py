@@ -23,6 +23,7 @@ from stages.learning.loop import make_optimizer
 from stages.learning.models import load_policy, new_reward_model
 from stages.posts.ragged import make_ragged
 from stages.posts.text_metrics import copied_title_words, distinct
+from stages.ppo import kept_models
 from stages.rl import credit
 from stages.rl import rollout as rollout_module
 from stages.rl.episodes import Episodes, Rollout
@@ -217,6 +218,8 @@ def test_the_reported_kl_is_the_one_that_is_trained_on():
         assert found["objective/kl_k1"] == pytest.approx(sums["k1"].item() / 3, abs=1e-5)
         assert found["objective/kl_k3"] == pytest.approx(sums["k3"].item() / 3, abs=1e-5)
         assert found["objective/non_score_reward"] == pytest.approx(-0.5 * found["objective/kl"])
+        reward = found["objective/scores"] + found["objective/non_score_reward"]
+        assert found["objective/rlhf_reward"] == pytest.approx(reward, abs=1e-5)
     in_loss = replace(settings, kl_in="loss")
     assert describe(DESCRIBED, rollout, in_loss)["objective/non_score_reward"] == 0
 
@@ -270,6 +273,16 @@ def test_the_critic_keeps_its_own_learning_rate_while_both_decay(before_ppo, tim
         assert set_rate(learner, ppo) == pytest.approx(rate)
         rates = [group["lr"] for group in learner.optimizer.param_groups]
         assert rates == [pytest.approx(rate), pytest.approx(times * rate)]
+
+
+@pytest.mark.parametrize(
+    ("checkpoints", "waits", "updates"),
+    [(0, 0, []), (1, 0, [4]), (3, 0, [2, 4, 7]), (3, 4, [6, 7, 9]), (40, 9, [10, 11])],
+)
+def test_policies_are_kept_at_equal_steps_of_the_learning_rates_sum(checkpoints, waits, updates):
+    """Of 12 updates the rates are as 12, 11, ..., 1, which sum to 78: 42 after 4, 63 after 7."""
+    ppo = Ppo(checkpoints=checkpoints, critic_updates=waits, batch_size=1, total_episodes=12)
+    assert kept_models(ppo) == {update - 1: f"model-{update:02}" for update in updates}
 
 
 def test_episodes_that_a_process_cannot_deal_into_minibatches_are_refused():

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from eval import win_rate as win_rates
 from eval.judge import main as judge_main
 from eval.rates.formulas import wilson
 from eval.scores import agreement
@@ -162,6 +163,30 @@ def test_a_policys_row_counts_posts_and_brackets_what_is_missing():
     assert (found["posts"], found["unjudged"]) == (4, 0.2)
     assert found["worst_case"] == pytest.approx([2.25 / 5, 3.25 / 5])
     assert found["low"] < found["win_rate"] < found["high"]
+
+
+def test_the_best_of_a_training_is_chosen_on_one_half_of_the_posts_and_judged_on_the_other():
+    """The last byte of SHA-256 of p0, p1, p4, p7, p8 is even, that of p2, p3, p5, p6 odd; p8 lacks
+    a score and p7 is p4's text. On the even ones b leads a, 3 to 2; on the odd ones it trails.
+    """
+    scores = {
+        "sft": posts(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 1.0),
+        "ppo-1": posts(1.0, 1.0, 0.0, 0.5, 1.0, 0.0, 0.5, 0.0, 1.0),
+        "ppo": posts(1.0, 0.0, 1.0, 0.5, 0.5, 1.0, 0.5, 0.5, None),
+    }
+    post_of = {f"p{k}": f"p{k}" for k in range(9)} | {"p7": "p4"}
+    found = win_rates.best_of_training(scores, post_of)
+    assert (found["policy"], found["chosen_on"]) == ("ppo-1", 3)
+    assert (found["mean"]["estimate"], found["mean"]["posts"]) == (0.25, 4)
+    # Differences -1, 0, -1, 0: their deviation is 1 / sqrt(3), and t(3) is 3.182.
+    gap = found["above_last"]
+    half = 3.182446 / math.sqrt(3) / 2
+    assert (gap["low"], gap["high"]) == pytest.approx((-0.5 - half, -0.5 + half))
+    assert found["means"]["ppo"]["estimate"] == pytest.approx(5 / 8)
+    equal = {"ppo-1": scores["ppo-1"], "ppo": scores["ppo-1"]}
+    assert (
+        win_rates.best_of_training(equal, {f"p{k}": f"p{k}" for k in range(9)})["policy"] == "ppo"
+    )
 
 
 def summarise_toy_posts(n: int) -> None:

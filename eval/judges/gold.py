@@ -15,6 +15,7 @@ from pathlib import Path
 
 import torch
 
+from eval.judges.downloads import weights_note
 from eval.judges.offline import higher
 from eval.judges.protocol import TOO_LONG, About, Comparison, Judge, Reply, Row, scored_rows
 from eval.rates.reward_pairs import pair_accuracy
@@ -94,7 +95,8 @@ class GoldJudge(Judge):
         folder, maker = find_gold(config)
         self.label = f"{maker.name} seed {maker.seed}" if maker else f"in folder {folder.name}"
         self.who = f"gold reward model {self.label}, not an LLM"
-        self.note = f"{training_of(config, maker)}; {accuracy_of(maker)}"
+        weights = weights_note(maker.base.checkpoint) if maker else ""
+        self.note = f"{training_of(config, maker)}; {accuracy_of(maker)}{weights}"
         self.prompt, self.learned = config.data.prompt, (maker or config).data
         # A judgement must not depend on the precision in which a policy was trained.
         memory = replace(config.memory, mixed_precision="no")

@@ -271,9 +271,13 @@ def _policy_row(record: Record, policy: str) -> Row:
 
 
 def distance(record: Record, policy: str) -> float | None:
-    """KL of a policy from SFT while it learned, nats a summary; None where it was not measured."""
-    if policy in record.gradient_stages:
-        return float(record.results(policy)["objective/kl"])
+    """KL of a policy from SFT while it learned, nats a summary; None where it was not measured. Of
+    `ppo-12`, kept after update 12, that of the next update, which sampled from it.
+    """
+    stage, _, update = policy.partition("-")
+    if stage in record.gradient_stages:
+        row = record.rows(stage)[int(update)] if update else record.results(stage)
+        return float(row["objective/kl"])
     return 0.0 if policy == "sft" and policy in record.manifests else None
 
 

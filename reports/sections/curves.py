@@ -7,16 +7,9 @@ from reports.parts.plots import Panel
 from reports.parts.words import Row, named
 
 SHARES = {
-    "policy/eos_rate",
-    "policy/below_penalty",
-    "policy/clipfrac_avg",
-    "val/clipfrac_avg",
-    "rewards/accuracies",
-    "accuracy/train",
-    "text/copied_title_words",
-    "text/distinct_1",
-    "text/distinct_2",
-    "text/special_tokens",
+    *("policy/eos_rate", "policy/below_penalty", "policy/clipfrac_avg", "val/clipfrac_avg"),
+    *("rewards/accuracies", "accuracy/train", "text/copied_title_words"),
+    *("text/distinct_1", "text/distinct_2", "text/special_tokens"),
 }
 Panels = dict[str, tuple[str, ...]]
 """Title of a panel -> the keys of metrics.jsonl that are drawn in it."""
@@ -122,7 +115,8 @@ def _gradient(record: Record, stage: str) -> list[Block]:
     known = {
         key for _, panels in GRADIENT_GROUPS.values() for keys in panels.values() for key in keys
     }
-    rest: Panels = {key: (key,) for key in _logged(rows) if key not in known | SAME | COUNTS}
+    logged = dict.fromkeys(key for row in rows for key in row)  # in the order of their first rows
+    rest: Panels = {key: (key,) for key in logged if key not in known | SAME | COUNTS}
     groups = GRADIENT_GROUPS | {"-more": ("Everything else that was logged", rest)}
     figures: dict[str, Figure] = {}
     for end, (what, titles) in groups.items():
@@ -132,12 +126,6 @@ def _gradient(record: Record, stage: str) -> list[Block]:
     first = [figure for end, figure in figures.items() if end in SHOWN]
     more = [figure for end, figure in figures.items() if end not in SHOWN]
     return [*first, *([Details(f"More of {name}", more)] if more else [])]
-
-
-def _logged(rows: list[Row]) -> list[str]:
-    """The keys that hold numbers, in the order in which they first come."""
-    keys = dict.fromkeys(key for row in rows for key in row)
-    return [key for key in keys if any(isinstance(row.get(key), int | float) for row in rows)]
 
 
 def _panels(rows: list[Row], titles: Panels, color: str) -> list[Panel]:

@@ -4,7 +4,7 @@ from eval.control_texts import CONTROLS
 from eval.judges.protocol import VERDICTS
 from eval.win_rate import names_of_pair
 from reports.parts.blocks import Block, Details, Heading, Note, Table, Text
-from reports.parts.cells import MISSING, Number
+from reports.parts.cells import MISSING
 from reports.parts.collect import ENDS, Record
 from reports.parts.words import (
     Row,
@@ -49,7 +49,7 @@ def short_rows(numbers: Row) -> tuple[list[str], list[list[object]]]:
         statistics = numbers[f"{policy}/statistics"]
         leanings = [statistics[key] for key in ("share_first", "swap_consistency")]
         shares = [percent(leaning["estimate"]) if leaning else MISSING for leaning in leanings]
-        rows.append([name, _rate(_given(numbers, policy), AT_LENGTH), *shares])
+        rows.append([name, at_equal_length(_given(numbers, policy).get(AT_LENGTH)), *shares])
     return header, rows
 
 
@@ -93,17 +93,13 @@ def _who(numbers: Row) -> str:
 
 
 def _rates(numbers: Row) -> Table:
-    """Every rate side by side."""
+    """Every rate side by side; a dash where too much is unjudged for any."""
+    cells = {key: at_equal_length if key == AT_LENGTH else estimate for key in RATES}
     rows = [
-        [name, *(_rate(_given(numbers, policy), key) for key in RATES)]
+        [name, *(cell(_given(numbers, policy).get(key)) for key, cell in cells.items())]
         for name, policy in _names(numbers).items()
     ]
     return Table(["", *RATES.values()], rows, RATES_CAPTION, name="rates")
-
-
-def _rate(statistics: Row, key: str) -> Number:
-    """One of the rates; a dash where too much is unjudged for any."""
-    return (at_equal_length if key == AT_LENGTH else estimate)(statistics.get(key))
 
 
 def _at_equal_length(numbers: Row) -> Table:

@@ -29,18 +29,10 @@ def data(record: Record) -> list[Block]:
 
 def from_hub(results: Row) -> list[Block]:
     """The repositories of the hub that a run was made from, each at its commit; none for others."""
-    rows = [
-        [repository["setting"], _named(repository), repository["revision"], repository["commit"]]
-        for repository in results.get("hub", [])
-    ]
+    header = ("setting", "repository", "configuration", "revision", "commit")
+    rows = [[repository[column] for column in header] for repository in results.get("hub", [])]
     caption = "Every stage, seed and run of this folder uses these commits."
-    header = ("setting", "made from", "revision", "at commit")
     return [Table(header, rows, caption, name="from-the-hub")] if rows else []
-
-
-def _named(record: dict[str, str]) -> str:
-    name, configuration = record["repository"], record["configuration"]
-    return f"{name}, configuration {configuration}" if configuration else name
 
 
 LONGEST = {

@@ -4,13 +4,15 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import pandas as pd
+from matplotlib.axes import Axes
 
 from eval.scores import START, mean_gain
-from reports.parts.blocks import Block, Note, Table, Text
-from reports.parts.collect import Record, policies_of
+from reports.parts import plots, words
+from reports.parts.blocks import Block, Heading, Note, Table, Text
+from reports.parts.collect import Record, distance, policies_of
 from reports.parts.gained import SCORERS
 from reports.parts.paired import posts_frame, texts_of
-from reports.parts.words import Row, direction, named, plain, posts_of, whole
+from reports.parts.words import Row, direction, named, number, plain, posts_of, whole
 
 
 def blocks(record: Record) -> list[Block]:
@@ -23,6 +25,39 @@ def blocks(record: Record) -> list[Block]:
         _table(results),
         *(_reading(name, gains) for name, gains in results["gains"].items()),
     ]
+
+
+def on_the_way(record: Record) -> list[Block]:
+    """When PPO was best: SFT, what PPO kept on the way, and its last policy, over their KL."""
+    best = record.results("win_rate").get("best")
+    if best is None:
+        return []
+    is_rate = best["by"] == "win rate"
+    cell, gap_cell = (words.estimate, words.in_points) if is_rate else (plain, plain)
+    written = record.results("summaries")["policies"]
+    rows = [
+        [named(x), number(distance(record, x)), number(written[x]["score"]), cell(mean)]
+        for x, mean in best["means"].items()
+    ]
+    gap = best["above_last"]
+    text = (
+        f"By {best['by']} on {posts_of(best['chosen_on'])} {named(best['policy'])} is the best."
+        f" On the other {whole(best['judged_on'])}, which did not choose, it has"
+        f" {cell(best['mean'])}{f', {gap_cell(gap)} against the last' if gap else ''}. Reliably"
+        f" better than the last policy: {'YES' if direction(gap) == 'rose' else 'no'}."
+    )
+
+    def draw(axes: Axes) -> None:
+        for _, kl, _, mean in rows:
+            axes.plot([kl.value] * 2, [mean.low, mean.high], color=plots.PPO, lw=5, alpha=0.35)
+            axes.plot([kl.value], [mean.value], "o", color=plots.PPO)
+        axes.set_xlabel("KL from SFT, nats per summary")
+
+    caption = "ppo-N: PPO's policy after update N, at the KL of the next. Bars: 95% intervals."
+    panel = plots.Panel(f"{best['by'].capitalize()}{', %' if is_rate else ''}", draw)
+    figure = plots.figure("on-the-way", caption, [panel], wide=1.4)
+    table = Table(("", "KL", "RM score", f"{best['by']} [95%]"), rows, name="on-the-way")
+    return [Heading("When PPO was best"), Text(text), figure, table]
 
 
 def _what(record: Record) -> str:
@@ -62,8 +97,7 @@ def _reading(name: str, gains: Row) -> Block:
     """What the two differences from SFT say together; a note where it is bad news."""
     proxy, gold = gains["proxy"], gains["gold"]
     if proxy is None or gold is None:
-        few = "fewer than two posts have both scores, so nothing is compared"
-        return Note(f"{named(name)}: {few}.")
+        return Note(f"{named(name)}: fewer than two posts have both scores to compare.")
     moves = {scorer: direction(gain) for scorer, gain in gains.items()}
     text = f"{named(name)} against SFT: the proxy {moves['proxy']}, the gold score {moves['gold']}"
     if moves == {"proxy": "rose", "gold": "fell"}:
@@ -142,9 +176,6 @@ def by_kind(
 
 
 def _gains(both: pd.DataFrame) -> Gains:
-    means = []
-    for scorer in SCORERS:
-        gaps = zip(both["post"], both[scorer] - both[f"{scorer}_{START}"], strict=True)
-        known = {post: gap for post, gap in gaps if gap == gap}
-        means.append(mean_gain(known, texts_of(both)))
-    return Gains(len(both), *means)
+    posts = both.set_index("post")
+    gaps = (posts[scorer] - posts[f"{scorer}_{START}"] for scorer in SCORERS)
+    return Gains(len(both), *(mean_gain(x.dropna().to_dict(), texts_of(both)) for x in gaps))

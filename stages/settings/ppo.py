@@ -167,6 +167,9 @@ class Ppo(PolicyGradient):
     """Whether the value loss is clipped."""
     cliprange_value: float = 0.2
     """New values are clipped to this distance from the rollout's, reward units."""
+    checkpoints: int = 0
+    """Policies kept on the way, at about equal steps of KL, whole models on the disk, and judged as
+    the last one is; 0: none."""
 
     def __post_init__(self) -> None:
         for name, value in self.quirks.items():
