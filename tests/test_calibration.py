@@ -63,9 +63,8 @@ def test_agreement_and_kappa_are_counted():
     assert found["kappa_interval"]["estimate"] == pytest.approx(2 / 3)
     assert found["specificity"]["estimate"] == pytest.approx(2.5 / 4)
     assert found["sensitivity"]["estimate"] == 1.0
-    assert {k: v["estimate"] for k, v in found["by_strength"].items()} == pytest.approx(
-        {"3": 2 / 3, "4": 3.5 / 4}
-    )
+    by_strength = {key: group["estimate"] for key, group in found["by_strength"].items()}
+    assert by_strength == pytest.approx({"3": 2 / 3, "4": 3.5 / 4})
     json.dumps(found, allow_nan=False)
 
 

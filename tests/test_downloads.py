@@ -89,8 +89,10 @@ def test_a_real_server_is_asked_and_its_words_are_kept(folder, url, runs):
 
 
 @pytest.mark.walk
-@pytest.mark.parametrize("folder", DOWNLOADS, indirect=True)
-def test_the_written_model_is_plain_and_speaks(folder):
+@pytest.mark.parametrize(
+    ("folder", "answer"), zip(DOWNLOADS, ("Paris", "France"), strict=True), indirect=["folder"]
+)
+def test_the_written_model_is_plain_and_speaks(folder, answer):
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     model = AutoModelForCausalLM.from_pretrained(folder)
@@ -98,9 +100,13 @@ def test_the_written_model_is_plain_and_speaks(folder):
     assert getattr(model.config, "quantization_config", None) is None
     assert tokenizer.eos_token == ("<|im_end|>" if tokenizer.chat_template else "<eos>")
     assert tokenizer.eos_token_id == model.config.eos_token_id
-    inputs = tokenizer("The capital of France is", return_tensors="pt")
+    text, question = "Paris is the capital of", "What is the capital of France?"
+    if tokenizer.chat_template:
+        messages = [{"role": "user", "content": question}]
+        text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+    inputs = tokenizer(text, return_tensors="pt")
     output = model.generate(**inputs, max_new_tokens=12, do_sample=False)
-    assert "Paris" in tokenizer.decode(output[0, inputs["input_ids"].shape[1] :])
+    assert answer in tokenizer.decode(output[0, inputs["input_ids"].shape[1] :])
 
 
 def test_parts_are_joined_and_noted_and_other_bytes_or_no_package_refused(tmp_path, monkeypatch):

@@ -138,10 +138,8 @@ def test_a_long_post_is_cut_as_in_its_training_and_a_text_over_its_positions_is_
 
 def test_halves_share_no_post_and_are_all_pairs_together(judged):
     data = judged / "runs/resumed/seed44413/base/data"
-    ids = {
-        pairs: [row["id"] for row in training_pairs(data, pairs).rows]
-        for pairs in ("all", "even", "odd")
-    }
+    halves = ("all", "even", "odd")
+    ids = {pairs: [row["id"] for row in training_pairs(data, pairs).rows] for pairs in halves}
     assert sorted(ids["even"] + ids["odd"]) == sorted(ids["all"])
     assert not set(ids["even"]) & set(ids["odd"])
     assert min(len(ids["even"]), len(ids["odd"])) > len(ids["all"]) // 4
@@ -195,18 +193,16 @@ def test_an_interrupted_scoring_goes_on_where_it_was(config, monkeypatch):
         judge_summaries(config)
     calls[:] = [0] * 3
     judge_summaries(config)
-    size = config.memory.forward_batch_size
     texts = {
         (row["query"], row[key])
         for path in stage_folder(config, "summaries").glob("*.jsonl")
         for row in read_lines(path)
         for key in ("summary", "reference")
     }
-    # A row holds a post with all of its texts, and a pass as many rows as have `size` texts.
+    # A row holds a post with all of its texts, and a pass as many rows as have a batch's texts.
     posts = Counter(query for query, _ in texts)
-    assert sum(calls) == len(posts) - 2 * (size // max(posts.values()))
-    found = [
-        read_lines(stage_folder(one, "judge") / "gold_scores.jsonl")
-        for one in (config, whole_config)
-    ]
-    assert found[0] == found[1]
+    assert sum(calls) == len(posts) - 2 * (config.memory.forward_batch_size // max(posts.values()))
+    written, expected = (
+        stage_folder(x, "judge") / "gold_scores.jsonl" for x in (config, whole_config)
+    )
+    assert read_lines(written) == read_lines(expected)
