@@ -134,21 +134,6 @@ def test_padding_on_either_side_changes_no_log_probability_and_no_score(policy, 
     assert (padded != pad).sum() == both.numel()
 
 
-def test_rows_of_different_length_score_in_one_batch_as_alone(reward_model):
-    pad = reward_model.config.vocab_size
-    responses = random_tokens(3, 6)
-    queries = random_tokens(3, 8, seed=1)
-    queries[1, :3] = pad
-    responses[0, 2:] = pad
-    responses[2, 1:] = pad
-    with torch.no_grad():
-        together = score_responses(reward_model, queries, responses, pad)
-        for row in range(3):
-            real = queries[row][queries[row] != pad], responses[row][responses[row] != pad]
-            scalars = reward_model(torch.cat(real).unsqueeze(0)).logits
-            assert together[row].item() == pytest.approx(scalars[0, -1, 0].item(), abs=1e-4)
-
-
 def test_pad_ids_reach_no_embedding_and_positions_count_real_tokens():
     tokens = torch.tensor([[9, 9, 4, 5], [6, 7, 9, 9]])
     inputs = model_inputs(tokens, tokens != 9)

@@ -12,7 +12,6 @@ from stages.driving.start import run_module
 from stages.learning.models import load_reward_model, load_tokenizer, save_model
 from stages.learning.passes import (
     head_scalars,
-    model_inputs,
     score_responses,
     shares_query,
     summary_scores,
@@ -83,11 +82,10 @@ def test_by_default_a_score_is_the_scalar_of_the_last_token_to_the_bit(reward_mo
     queries, responses = (
         pad(tensors(rows), PAD) for pad, rows in ((pad_left, QUERIES), (pad_right, SUMMARIES[0]))
     )
-    both = torch.cat([queries, responses], dim=1)
-    scalars = head_scalars(reward_model, model_inputs(both, both != PAD))
-    last = torch.tensor([len(summary) for summary in SUMMARIES[0]]) + queries.shape[1] - 1
+    whole = [query + summary for query, summary in zip(QUERIES, SUMMARIES[0], strict=True)]
+    scalars = head_scalars(reward_model, {"input_ids": pad_right(tensors(whole), 0)})
     found = score_responses(reward_model, queries, responses, PAD)
-    assert torch.equal(found, scalars[torch.arange(3), last])
+    assert torch.equal(found, scalars[torch.arange(3), [len(text) - 1 for text in whole]])
 
 
 def test_a_saved_model_says_how_it_is_read_and_one_that_does_not_is_read_at_eos(

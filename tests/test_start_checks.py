@@ -161,12 +161,12 @@ def test_a_response_that_goes_on_after_its_eos_is_caught(networks, start):
 def test_padding_that_is_seen_is_caught(networks, start):
     _, reward_model, _, pad_id = networks
 
-    class Unmasked(torch.nn.Module):
-        def forward(self, input_ids, **others):
-            return reward_model(input_ids=input_ids)
+    def see_all(model, inputs, output):
+        output.logits = output.logits + output.logits.mean(dim=1, keepdim=True)
 
-    with torch.no_grad(), pytest.raises(UserError, match=r"pads change a score.*causes: rm"):
-        start_checks.check_padding(Unmasked(), start.queries, start.responses, pad_id, BOUNDS)
+    reward_model.register_forward_hook(see_all)
+    with torch.no_grad(), pytest.raises(UserError, match=r"padding changes a score.*causes: rm"):
+        start_checks.check_padding(reward_model, start.queries, start.responses, pad_id, BOUNDS)
 
 
 @pytest.fixture

@@ -16,7 +16,6 @@ from stages.learning.vocabulary import (
     ReadingHead,
     TokenStatistics,
     give_reading_head,
-    reading_head,
 )
 from stages.settings.sections import CHUNK
 from tests.conftest import close
@@ -65,8 +64,8 @@ def test_a_policy_reads_its_logits_as_one_that_holds_them_whole(family, about, f
     whole = AutoModelForCausalLM.from_config(config, dtype=torch.float64).eval()
     chunked = copy.deepcopy(whole)
     give_reading_head(chunked)
-    assert reading_head(chunked) is not None
-    assert reading_head(whole) is None
+    assert isinstance(chunked.get_output_embeddings(), ReadingHead)
+    assert not isinstance(whole.get_output_embeddings(), ReadingHead)
     tokens = torch.randint(0, VOCABULARY, (2, 9))
     row = tokens, torch.ones_like(tokens).bool(), 4, LogitStatistics(temperature=0.7, entropy=about)
     weights = torch.randn(2, 4, dtype=torch.float64)

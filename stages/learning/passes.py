@@ -1,8 +1,8 @@
 """Forward passes: log-probabilities, values and scores of responses and of summaries; the SFT loss.
 
-[PAD] is never embedded: padded slots hold id 0 and are masked out of attention (Huang et al. 2024,
-detail 3). Position ids count real tokens only, so padding on either side changes rounding
-at most.
+[PAD] is never embedded: padded slots hold id 0 (Huang et al. 2024, detail 3). A row is a query and
+its text, and padding stands after them: no token of a causal model sees what stands to its right,
+and positions count from 0. So such a pass needs neither mask nor position ids.
 
 Several responses to one query may share a row, so that the query is computed once: the query,
 left-padded, and then each response, right-padded. A response sees the query and itself, and its
@@ -14,15 +14,15 @@ show it; in any other each response gets a row of its own.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from stages.functional import entropy, sequence_logprobs, token_logprobs
-from stages.learning.vocabulary import SHARING, LogitStatistics, reading, reading_head
+from stages.functional import entropy, sequence_logprobs
+from stages.learning.vocabulary import SHARING, LogitStatistics, reading
 from stages.posts.ragged import TokenizedSplit, pad_left, pad_right
 from stages.text_reward import TextReward
 
@@ -77,7 +77,7 @@ def response_statistics(
     the same query; they share a row where the model can.
     """
     rows = _response_rows(policy, query_responses, attention_mask, response_length, group)
-    read = read_logits(policy, rows.inputs, rows.columns_before, rows.targets, statistics)
+    read = read_logits(policy, rows, statistics)
     logprobs, entropies = (x.view(len(query_responses), response_length) for x in read)
     return logprobs, entropies
 
@@ -90,30 +90,24 @@ def response_logprobs(
     temperature: float,
 ) -> Tensor:
     """Log-probability of each response token, [B, T] nats."""
-    statistics = LogitStatistics(temperature=temperature)
-    row = query_responses, attention_mask, response_length
-    return response_statistics(policy, *row, statistics)[0]
+    row = query_responses, attention_mask, response_length, LogitStatistics(temperature=temperature)
+    return response_statistics(policy, *row)[0]
 
 
 def read_logits(
-    policy: nn.Module,
-    inputs: dict[str, Tensor],
-    columns: Tensor,
-    targets: Tensor,
-    statistics: LogitStatistics,
+    policy: nn.Module, rows: "SharedRows", statistics: LogitStatistics
 ) -> tuple[Tensor, Tensor]:
-    """Log-probability of each target and entropy at some columns of a forward pass.
+    """Log-probability of each target and the entropy there, both [R, columns of all texts] nats.
 
-    Shapes: columns [T], which may repeat; targets [B, T] -> both [B, T] nats. There are logits at
-    no other columns, and where output layer and formula allow it, a chunk of them at a time.
+    There are logits at no other columns, and where output layer and formula allow it, a chunk of
+    them at a time.
     """
-    head = reading_head(policy)
-    if head is not None and statistics.formula is token_logprobs:
-        with reading(head, targets, statistics):
-            output = policy(**inputs, logits_to_keep=columns, use_cache=False)
-        logprobs, entropies = output.logits.unbind(-1)
+    targets = rows.targets.clamp(min=0)
+    with reading(policy, rows.columns_before, targets, statistics) as reads:
+        logits = policy(**rows.inputs, use_cache=False).logits
+    if reads:
+        logprobs, entropies = logits.unbind(-1)
         return logprobs, entropies.detach()
-    logits = policy(**inputs, logits_to_keep=columns, use_cache=False).logits
     logprobs = statistics.formula(logits, targets, statistics.temperature)
     if not statistics.entropy:
         return logprobs, torch.zeros_like(logprobs)
@@ -136,7 +130,7 @@ def response_values(
 ) -> Tensor:
     """The critic at the positions that predict each response token: [B, Q+T] -> [B, T]."""
     rows = _response_rows(critic, query_responses, attention_mask, response_length, group)
-    scalars = head_scalars(critic, rows.inputs).index_select(1, rows.columns_before)
+    scalars = head_scalars(critic, rows.inputs).gather(1, rows.columns_before)
     return scalars.view(len(query_responses), response_length)
 
 
@@ -148,23 +142,10 @@ def token_read_before(model: nn.Module) -> int | None:
     return getattr(config, "score_before_token", None)
 
 
-def score_columns(reward_model: nn.Module, rows: "SharedRows") -> Tensor:
-    """The column in which each text's score is read, [R, K].
-
-    It is the text's last token, which is its EOS if it has one. From a model that is read before
-    EOS (`rm.read_at`) it is the token before an EOS.
-    Source: Huang et al. 2024, detail 12, reads at EOS.
-    """
-    last, eos_id = rows.column_back(1), token_read_before(reward_model)
-    if eos_id is None:
-        return last
-    return torch.where(rows.tokens.gather(1, last) == eos_id, rows.column_back(2), last)
-
-
 def score_responses(
     reward_model: nn.Module, queries: Tensor, responses: Tensor, pad_id: int, group: int = 1
 ) -> Tensor:
-    """The score of each response, read in its `score_columns`.
+    """The score of each response.
 
     Shapes: queries [B, Q] left-padded, responses [B, T] right-padded -> [B], reward units.
     """
@@ -176,8 +157,16 @@ def score_responses(
 
 
 def _scores(reward_model: nn.Module, rows: "SharedRows") -> Tensor:
-    scalars = head_scalars(reward_model, rows.inputs)
-    return scalars.gather(1, score_columns(reward_model, rows))
+    """The scalar at each text's last token, which is its EOS if it has one, [R, K].
+
+    From a model that is read before EOS (`rm.read_at`), that at the token before an EOS.
+    Source: Huang et al. 2024, detail 12, reads at EOS.
+    """
+    columns, eos_id = rows.column_back(1), token_read_before(reward_model)
+    if eos_id is not None:
+        ends = rows.inputs["input_ids"].gather(1, columns) == eos_id
+        columns = torch.where(ends, rows.column_back(2), columns)
+    return head_scalars(reward_model, rows.inputs).gather(1, columns)
 
 
 # -- the SFT loss (Huang et al. 2024, detail 9) ----------------------------------------------------
@@ -213,12 +202,9 @@ def summed_loss(
         start = 1 if loss_on_query else len(split.columns["queries"][row])
         prefixes.append(tokens[:start])
         learned.append(tokens[start:])
-    targets = pad_right(learned, EMPTY).to(device)
-    tokens = torch.cat([pad_left(prefixes, EMPTY).to(device), targets], dim=1)
-    logprobs = response_logprobs(
-        policy, tokens.clamp(min=0), tokens != EMPTY, targets.shape[1], temperature=1.0
-    )
-    return -torch.where(targets != EMPTY, logprobs, 0.0).sum()
+    laid_out = shared_rows(prefixes, [learned], device)
+    logprobs, _ = read_logits(policy, laid_out, LogitStatistics())
+    return -sequence_logprobs(logprobs, laid_out.targets != EMPTY).sum()
 
 
 # -- rows ------------------------------------------------------------------------------------------
@@ -231,33 +217,44 @@ class SharedRows:
     inputs: dict[str, Tensor]
     """Keyword arguments for a forward pass."""
     tokens: Tensor
-    """[R, L], EMPTY where padded."""
-    starts: list[int]
-    """The first column of each text of a row."""
-    lengths: Tensor
-    """Tokens of each text, [R, K]."""
+    """[R, L], EMPTY where padded: the query on the left, each text on the right."""
+    widths: list[int]
+    """Columns of the query and of each text."""
+    moved: Tensor
+    """How many columns further left `inputs` have a row's tokens, [R, 1]."""
 
     @property
     def targets(self) -> Tensor:
-        """The tokens after the query, [R, columns of all texts], 0 where padded."""
-        return self.tokens[:, self.starts[0] :].clamp(min=0)
+        """The tokens after the query, [R, columns of all texts], EMPTY where padded."""
+        return self.tokens[:, self.widths[0] :]
+
+    @property
+    def starts(self) -> Tensor:
+        """The first column of each text of a row, [K]."""
+        return torch.tensor(self.widths, device=self.tokens.device).cumsum(0)[:-1]
 
     @property
     def columns_before(self) -> Tensor:
-        """The column that predicts each target. Before a text's first token stands the query's
-        last one.
+        """The column of `inputs` that predicts each target. Before a text's first token stands the
+        query's last one.
         """
-        query_end, bounds = self.starts[0] - 1, pairwise([*self.starts, self.tokens.shape[1]])
-        before = [column for start, end in bounds for column in (query_end, *range(start, end - 1))]
-        return torch.tensor(before, device=self.tokens.device)
+        query = self.widths[0]
+        before = torch.arange(query, sum(self.widths), device=self.tokens.device) - 1
+        before[self.starts - query] = query - 1
+        return self._moved(before)
 
     def column_back(self, steps: int) -> Tensor:
-        """The column of each text's last token (1) or of the one before it (2), [R, K]; where the
-        text has no such token, the query's last column.
+        """The column of `inputs` with each text's last token (1) or the one before it (2), [R, K];
+        where the text has no such token, that of the query's last.
         """
-        starts = torch.tensor(self.starts, device=self.tokens.device)
-        inside = self.lengths >= steps
-        return torch.where(inside, starts + self.lengths - steps, self.starts[0] - 1)
+        texts = torch.split(self.targets != EMPTY, self.widths[1:], dim=1)
+        lengths = torch.stack([text.sum(dim=1) for text in texts], dim=1)
+        columns = torch.where(lengths < steps, self.widths[0], self.starts + lengths - steps + 1)
+        return self._moved(columns - 1)
+
+    def _moved(self, columns: Tensor) -> Tensor:
+        """Columns of `tokens` as those of `inputs`; beyond its ends is nothing but padding."""
+        return (columns - self.moved).clamp(min=0, max=self.inputs["input_ids"].shape[1] - 1)
 
 
 def shares_query(model: nn.Module) -> bool:
@@ -274,7 +271,7 @@ def summary_scores(
     summaries: Sequence[Sequence[Tensor]],
     device: torch.device,
 ) -> Tensor:
-    """The score of each summary, read in its `score_columns`: [K, B], reward units.
+    """The score of each summary: [K, B], reward units.
 
     Shapes: B queries; K lists of B summaries.
     Source: Huang et al. 2024, details 10 and 12.
@@ -298,12 +295,9 @@ def summary_logprobs(
     Shapes as in `summary_scores`. The temperature is 1.
     """
     rows = _rows_for(policy, queries, summaries, device)
-    columns, targets = rows.columns_before, rows.targets
-    logprobs, _ = read_logits(policy, rows.inputs, columns, targets, LogitStatistics())
-    real = rows.tokens[:, rows.starts[0] :] != EMPTY
-    widths = [end - start for start, end in pairwise([*rows.starts, rows.tokens.shape[1]])]
-    each = zip(torch.split(logprobs, widths, dim=1), torch.split(real, widths, dim=1), strict=True)
-    summed = [sequence_logprobs(logprobs, mask) for logprobs, mask in each]
+    logprobs, _ = read_logits(policy, rows, LogitStatistics())
+    each = (torch.split(x, rows.widths[1:], 1) for x in (logprobs, rows.targets != EMPTY))
+    summed = [sequence_logprobs(*text) for text in zip(*each, strict=True)]
     return torch.cat(summed).view(len(summaries), len(queries))
 
 
@@ -343,27 +337,28 @@ def _response_rows(
     """
     tokens, query = query_responses.masked_fill(~mask, EMPTY), mask.shape[1] - response_length
     together = group if group > 1 and shares_query(model) else 1
-    if together > 1:
-        texts = tokens[:, query:].reshape(-1, together * response_length)
-        tokens = torch.cat([tokens[::together, :query], texts], dim=1)
+    texts = tokens[:, query:].reshape(-1, together * response_length)
+    tokens = torch.cat([tokens[::together, :query], texts], dim=1)
     return _laid_out(tokens, [query] + [response_length] * together)
 
 
-def _laid_out(tokens: Tensor, widths: Sequence[int]) -> SharedRows:
-    """Rows of blocks, the query's first. With one text a row, a 2D mask suffices.
+def _laid_out(tokens: Tensor, widths: list[int]) -> SharedRows:
+    """Rows of blocks, the query's first. With one text a row, it follows its query at once.
 
     Shapes: tokens [R, L], EMPTY where padded; widths: columns of each block.
     """
-    columns = torch.tensor(widths)
-    starts = columns.cumsum(0)[:-1].tolist()
     real = tokens != EMPTY
-    inputs = model_inputs(tokens, real)
-    if len(starts) > 1:
-        block = torch.repeat_interleave(torch.arange(len(widths)), columns).to(tokens.device)
-        inputs |= _apart(real, block, inputs["position_ids"])
-    texts = torch.split(real, list(widths), dim=1)[1:]
-    lengths = torch.stack([text.sum(dim=1) for text in texts], dim=1)
-    return SharedRows(inputs=inputs, tokens=tokens, starts=starts, lengths=lengths)
+    if len(widths) > 2:
+        block = torch.repeat_interleave(torch.arange(len(widths)), torch.tensor(widths))
+        inputs = model_inputs(tokens, real)
+        inputs |= _apart(real, block.to(tokens.device), inputs["position_ids"])
+        moved = torch.zeros_like(tokens[:, :1])
+    else:
+        moved = (~real[:, : widths[0]]).sum(dim=1, keepdim=True)
+        columns = torch.arange(int(real.sum(dim=1).max()), device=tokens.device) + moved
+        ids = F.pad(tokens, (0, widths[0]), value=EMPTY).gather(1, columns)
+        inputs = {"input_ids": ids.clamp(min=0)}
+    return SharedRows(inputs=inputs, tokens=tokens, widths=widths, moved=moved)
 
 
 def _apart(real: Tensor, block: Tensor, positions: Tensor) -> dict[str, Tensor]:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from stages.functional import paper_token_logprobs, token_logprobs
 from stages.settings.sections import CHUNK
@@ -84,11 +85,6 @@ def give_reading_head(model: Any) -> None:
         head.__class__ = ReadingHead
 
 
-def reading_head(model: nn.Module) -> ReadingHead | None:
-    """The ReadingHead of a model, whatever wraps it; None if it has none."""
-    return next((layer for layer in model.modules() if isinstance(layer, ReadingHead)), None)
-
-
 @contextmanager
 def weights_cast_once(network: nn.Module) -> Iterator[None]:
     """While this lasts, autocast makes one copy of each weight of a network, not one a pass.
@@ -114,13 +110,25 @@ def weights_cast_once(network: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def reading(head: ReadingHead, targets: Tensor, statistics: LogitStatistics) -> Iterator[None]:
-    """While this lasts, the head gives what is read of its logits at the `targets`, [B, T]."""
-    head.reading = (targets, statistics)
+def reading(
+    model: nn.Module, columns: Tensor, targets: Tensor, statistics: LogitStatistics
+) -> Iterator[bool]:
+    """While this lasts, a causal LM, whatever wraps it, makes logits at `columns` alone, [B, T]. If
+    this is True, it gives in their place what is read of them at the `targets`, [B, T].
+    """
+    causal_lm: Any = next(x for x in model.modules() if isinstance(x, PreTrainedModel))
+    head = causal_lm.get_output_embeddings()
+    rows = torch.arange(len(columns), device=columns.device).unsqueeze(1)
+    hook = head.register_forward_pre_hook(lambda _, hidden: hidden[0][rows, columns])
+    reads = isinstance(head, ReadingHead) and statistics.formula is token_logprobs
+    if reads:
+        head.reading = targets, statistics
     try:
-        yield
+        yield reads
     finally:
-        head.reading = None
+        hook.remove()
+        if reads:
+            head.reading = None
 
 
 class TokenStatistics(torch.autograd.Function):

@@ -84,8 +84,7 @@ def microbatch_losses(
     only one network's activations are in memory.
     """
     query_responses = torch.cat([part.queries, part.responses], dim=1)
-    real = query_responses != pad_id
-    row = query_responses.masked_fill(~real, 0), real, part.responses.shape[1]
+    row = query_responses, query_responses != pad_id, part.responses.shape[1]
     group = settings.samples_per_query
     if settings.policy_learns(learner.update):
         statistics = LogitStatistics(

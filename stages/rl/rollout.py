@@ -111,9 +111,8 @@ def measure(learner: PolicyLearner, sampled: Sampled, settings: PolicyGradient) 
     statistics = LogitStatistics(temperature=settings.temperature, formula=formula)
 
     def measured(part: Sampled) -> Measured:
-        query_responses = torch.cat([part.queries, part.responses], dim=1)
-        mask, length = query_responses != pad_id, part.responses.shape[1]
-        tokens = query_responses.masked_fill(~mask, 0)
+        tokens = torch.cat([part.queries, part.responses], dim=1)
+        mask, length = tokens != pad_id, part.responses.shape[1]
         with learner.accelerator.autocast():
             (logprobs, _), (ref_logprobs, _) = (
                 response_statistics(policy, tokens, mask, length, statistics, group)
