@@ -93,13 +93,13 @@ def gain(
     return mean_gain(both, post_of)
 
 
-def mean_gain(differences: Mapping[str, float], post_of: PostOf = None) -> dict[str, Any] | None:
+def mean_gain(differences: Mapping[Any, float], post_of: PostOf = None) -> dict[str, Any] | None:
     """The mean of a difference an id, as plain data; None for one post, which has no spread."""
     mean = interval(differences, post_of)
     return mean if mean and mean["posts"] > 1 else None
 
 
-def interval(values: Mapping[str, float], post_of: PostOf = None) -> dict[str, Any] | None:
+def interval(values: Mapping[Any, float], post_of: PostOf = None) -> dict[str, Any] | None:
     """The mean of a value an id with its interval over posts; None where there is no value."""
     return asdict(mean_with_error(*judged_posts(values, post_of))) if values else None
 

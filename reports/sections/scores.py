@@ -35,7 +35,7 @@ def on_the_way(record: Record) -> list[Block]:
     is_rate = best["by"] == "win rate"
     cell, gap_cell = (words.estimate, words.in_points) if is_rate else (plain, plain)
     written = record.results("summaries")["policies"]
-    rows = [
+    rows: list[list[Any]] = [
         [named(x), number(distance(record, x)), number(written[x]["score"]), cell(mean)]
         for x, mean in best["means"].items()
     ]
