@@ -39,7 +39,7 @@ from stages.learning.loop import (
 )
 from stages.learning.lora import keep_model
 from stages.learning.models import load_policy
-from stages.learning.sampling import Sampling, respond, sampling_noise
+from stages.learning.sampling import Sampling, respond_often, sampling_noise
 from stages.learning.supervised import check_batch, cosine_rate
 from stages.posts.ragged import Ragged, make_ragged
 from stages.running.files import read_lines
@@ -230,7 +230,8 @@ def answer(
     sampling = Sampling(
         seed=44413, purpose="test", length=6, temperature=hot, forward_batch_size=forward
     )
-    return respond(process, policy, queries, tokenizer, sampling)
+    share = respond_often(process, policy, queries, tokenizer, sampling, None)
+    return [response for (response,) in share]
 
 
 def test_responses_depend_on_neither_batches_nor_processes(policy, tokenizer, queries):
