@@ -25,7 +25,7 @@ from stages.learning.loop import gather_rows, make_accelerator, parts_by_length
 from stages.learning.lora import keep_model
 from stages.learning.models import load_policy, load_tokenizer
 from stages.learning.passes import counted_tokens, sequence_length, summed_loss
-from stages.learning.sampling import Sampling, respond
+from stages.learning.sampling import Sampling, respond_often
 from stages.learning.sharding import gathered
 from stages.learning.state import State
 from stages.learning.supervised import begin_supervised, check_batch, set_rate
@@ -121,10 +121,9 @@ def finish(state: State, tokenizer: PreTrainedTokenizerBase, validation: Tokeniz
         forward_batch_size=config.memory.forward_batch_size,
     )
     queries = validation.columns["queries"]
-    responses = gather_rows(
-        accelerator, respond(accelerator, policy, queries, tokenizer, sampling, run.resume)
-    )
-    texts = [tokenizer.decode(tokens, skip_special_tokens=True).strip() for tokens in responses]
+    share = respond_often(accelerator, policy, queries, tokenizer, sampling, run.resume)
+    responses = gather_rows(accelerator, share)
+    texts = [tokenizer.decode(tokens, skip_special_tokens=True).strip() for (tokens,) in responses]
     results = rouge(texts, [row["reference"] for row in validation.rows])
     if run.main:
         last = read_lines(run.partial / "metrics.jsonl")[-1]

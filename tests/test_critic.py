@@ -9,9 +9,9 @@ import torch
 from reports.parts import collect, sentences
 from stages import base, normalize, ppo, reward, sft
 from stages.driving.start import run_module
-from stages.learning.models import load_reward_model, zero_head
+from stages.learning.models import load_reward_model
 from stages.rl.metrics import say_what_is_odd
-from stages.rl.networks import Origins, load_critic
+from stages.rl.networks import Origins, load_critic, zero_head
 from stages.running.files import read_lines
 from stages.settings.command_line import make_config
 from stages.settings.ppo import Ppo

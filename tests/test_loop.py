@@ -20,7 +20,7 @@ from accelerate.state import AcceleratorState
 
 from stages import base, sft
 from stages.finished import read_manifest, stage_folder
-from stages.learning import loop
+from stages.learning import loop, sharding
 from stages.learning.learner import (
     batch_rows,
     global_sum,
@@ -39,14 +39,15 @@ from stages.learning.loop import (
 )
 from stages.learning.lora import keep_model
 from stages.learning.models import load_policy
-from stages.learning.sampling import Sampling, respond, sampling_noise
+from stages.learning.sampling import Sampling, respond_often, sampling_noise
 from stages.learning.supervised import check_batch, cosine_rate
 from stages.posts.ragged import Ragged, make_ragged
+from stages.rl.metrics import compilations
 from stages.running.files import read_lines
 from stages.running.machine import cpu_model
 from stages.settings.command_line import make_config
 from stages.settings.config import Memory, Optimizer, UserError
-from tests.conftest import ROOT
+from tests.conftest import ROOT, close
 
 
 class Process(SimpleNamespace):
@@ -218,6 +219,38 @@ def test_gradient_checkpointing_has_the_same_gradients_and_no_old_name(policy_fo
 # -- responses -------------------------------------------------------------------------------------
 
 
+def refuse(*args) -> None:
+    raise RuntimeError("no compiler here")
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", refuse])
+def test_compiled_layers_give_the_same_with_one_graph_or_run_uncompiled(
+    policy_folder, monkeypatch, capsys, backend
+):
+    monkeypatch.setattr(sharding, "is_triton_available", lambda: True)
+    for name, value in {"devices": ("cpu",), "backend": backend, "is_on": False}.items():
+        monkeypatch.setattr(sharding.Compiling, name, value)
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    plain, policy = (load_policy(policy_folder).double() for _ in range(2))
+    sharding.compile_layers(loop.make_accelerator(make_config("tiny")), policy)
+    for length in (5, 9, 12):
+        tokens = torch.arange(3 * length).view(3, length)
+        logits = [network(input_ids=tokens, use_cache=False).logits for network in (plain, policy)]
+        for of_network in logits:
+            of_network.square().mean().backward()
+        close(logits[1], logits[0], 1e-10)
+    for weight, of_plain in zip(policy.parameters(), plain.parameters(), strict=True):
+        close(weight.grad, of_plain.grad, 1e-10)
+    assert policy.state_dict().keys() == plain.state_dict().keys()
+    if backend == "aot_eager":
+        policy(input_ids=tokens, use_cache=True)
+        assert compilations() == {"compilations": 1}
+    else:
+        assert compilations() == {}
+        assert capsys.readouterr().err.count("torch.compile failed") == 1
+
+
 @pytest.fixture
 def queries() -> Ragged:
     return make_ragged([[5, 6, 7], [8], [9, 10, 11, 12, 13], [14, 15], [16, 17, 18], [19]])
@@ -230,7 +263,8 @@ def answer(
     sampling = Sampling(
         seed=44413, purpose="test", length=6, temperature=hot, forward_batch_size=forward
     )
-    return respond(process, policy, queries, tokenizer, sampling)
+    share = respond_often(process, policy, queries, tokenizer, sampling, None)
+    return [response for (response,) in share]
 
 
 def test_responses_depend_on_neither_batches_nor_processes(policy, tokenizer, queries):

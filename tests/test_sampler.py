@@ -4,13 +4,15 @@ import copy
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from transformers import AutoModelForCausalLM
 from transformers.cache_utils import DynamicCache
 
 from stages.functional import truncate_after
 from stages.learning import sampling
 from stages.learning.passes import response_logprobs
-from stages.learning.sampling import ENDED_SHARE, ReservedLayer, sample, sampler_cache
+from stages.learning.sampling import ENDED_SHARE, Decoding, ReservedLayer, sample, sampler_cache
 from tests.conftest import close
 from tests.test_families import CONFIGS
 
@@ -46,6 +48,69 @@ def test_samples_are_those_of_the_librarys_cache_with_every_row_to_the_end(famil
     ended = (responses == EOS).any(dim=1)
     assert ended.any()  # both kinds were there
     assert not ended.all()
+
+
+class Recording(TorchDispatchMode):
+    """What a CUDA graph does: it keeps operations, and repeats them on the same tensors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        self.calls.append((function, args, kwargs or {}, result))
+        return result
+
+    def replay(self) -> None:
+        for function, args, kwargs, result in self.calls:
+            again = function(*args, **kwargs)
+            for old, new in zip(tree_leaves(result), tree_leaves(again), strict=True):
+                if isinstance(old, torch.Tensor) and old.data_ptr() != new.data_ptr():
+                    old.copy_(new)
+
+
+def refuse(graph) -> None:
+    raise RuntimeError("no graph here")
+
+
+@pytest.mark.parametrize("family", ["gpt_neox", "llama", "gpt2"])
+@pytest.mark.parametrize("recording", ["steps", "nothing", "refused"])
+def test_steps_of_one_shape_which_a_graph_repeats_draw_the_same(
+    family, recording, monkeypatch, capsys
+):
+    policy, (queries, uniforms) = policy_of(family).float(), prompts()
+    usual, usual_logprobs = sample(policy, queries, uniforms, 3.0, EOS, PAD)
+    monkeypatch.setattr(sampling, "FIXED_SHAPE", ("cpu",))
+    monkeypatch.setattr(sampling, "COUNTED_EVERY", {"cpu": 4})
+    monkeypatch.setattr(Decoding, "records", recording != "nothing")
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Recording)
+    graph = refuse if recording == "refused" else lambda graph: graph
+    monkeypatch.setattr(torch.cuda, "graph", graph)
+    passes: list[int] = []
+    policy.register_forward_pre_hook(lambda _, args: passes.append(1))
+    responses, logprobs = sample(policy, queries, uniforms, 3.0, EOS, PAD)
+    assert torch.equal(responses, usual)
+    close(logprobs, usual_logprobs, 1e-5)
+    assert (len(passes) < LENGTH) == (recording == "steps")
+    assert ("without CUDA graphs: no graph here" in capsys.readouterr().err) == (
+        recording == "refused"
+    )
+
+
+@pytest.mark.parametrize("family", ["gpt_neox", "llama", "gpt2"])
+def test_no_token_copies_the_cache_in_bf16_and_nothing_changes(family, monkeypatch):
+    policy, (queries, uniforms) = policy_of(family).float(), prompts()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        with monkeypatch.context() as patch:
+            patch.setattr(sampling, "sampler_cache", lambda config, _: DynamicCache(config=config))
+            usual = sample(policy, queries, uniforms, 3.0, EOS, PAD)
+        with Recording() as recorded:
+            responses = sample(policy, queries, uniforms, 3.0, EOS, PAD)
+    assert all(map(torch.equal, responses, usual))
+    longer = queries.shape[1] + 1
+    copied = [x.shape for function, _, _, x in recorded.calls if "copy" in function.name()]
+    assert not [shape for shape in copied if len(shape) == 4 and shape[2] >= longer]
 
 
 def test_the_samplers_log_probabilities_are_those_of_a_whole_pass(monkeypatch):

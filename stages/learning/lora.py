@@ -99,24 +99,6 @@ def adapter_off(model: nn.Module) -> Iterator[None]:
             layer.enable_adapters(True)
 
 
-class WithoutAdapter(nn.Module):
-    """A model with its adapter off. It is called like the model and shares its weights."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """The output of the model before it was adapted, without gradients."""
-        with torch.no_grad(), adapter_off(self.model):
-            return self.model(*args, **kwargs)
-
-    @property
-    def config(self) -> Any:
-        """The model's."""
-        return self.model.config
-
-
 def adapter_layers(model: nn.Module) -> Iterator[tuple[str, Any]]:
     """Name and layer of every layer of a model that holds an adapter."""
     for name, layer in model.named_modules():

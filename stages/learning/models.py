@@ -339,10 +339,3 @@ def reset_head(model: PreTrainedModel, generator: torch.Generator) -> None:
     with torch.no_grad():
         head.weight.normal_(0, (head.in_features + 1) ** -0.5, generator=generator)
         head.bias.zero_()
-
-
-def zero_head(model: nn.Module) -> None:
-    """Weights and bias 0, so that the model says 0 of every text until it learns."""
-    with torch.no_grad():
-        for weight in head_of(model).parameters():
-            weight.zero_()

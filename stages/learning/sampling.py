@@ -18,9 +18,11 @@ from transformers.cache_utils import DynamicCache, DynamicLayer
 from stages.functional import token_logprobs, truncate_after
 from stages.learning.learner import stream
 from stages.learning.loop import over_share
-from stages.learning.passes import model_inputs
+from stages.learning.passes import model_inputs, shares_query
+from stages.learning.sharding import is_sharded
 from stages.learning.vocabulary import LogprobFormula
 from stages.posts.ragged import Ragged, pad_left
+from stages.settings.checks import first_line, say_error
 
 
 def sampling_noise(seed: int, purpose: str, step: int, rows: int, length: int) -> Tensor:
@@ -56,22 +58,6 @@ class Sampling(Noise):
 
 
 @torch.no_grad()
-def respond(
-    accelerator: Accelerator,
-    policy: nn.Module,
-    queries: Ragged,
-    tokenizer: PreTrainedTokenizerBase,
-    sampling: Sampling,
-    keep: Path | None = None,
-) -> list[list[int]]:
-    """One response to each query of this process's share, cut after its EOS.
-
-    Row order as `local_share`; `keep` as in `over_share`.
-    """
-    each = respond_often(accelerator, policy, queries, tokenizer, sampling, keep)
-    return [response for (response,) in each]
-
-
 def respond_often(
     accelerator: Accelerator,
     policy: nn.Module,
@@ -80,7 +66,10 @@ def respond_often(
     sampling: Sampling,
     keep: Path | None,
 ) -> list[list[list[int]]]:
-    """`sampling.samples` responses to each query, which is read once for all of them."""
+    """`sampling.samples` responses to each query of this process's share, cut after their EOS.
+
+    Row order as `local_share`; `keep` as in `over_share`. A query is read once for all of them.
+    """
     eos_id, pad_id = tokenizer.eos_token_id, tokenizer.pad_token_id
     purpose, each = sampling.purpose, sampling.samples
     noise = sampling.uniforms(len(queries) * each).view(len(queries), each, -1)
@@ -100,6 +89,11 @@ def respond_often(
 
 # Rows that have ended leave the batch when they are this share of it: leaving copies the cache.
 ENDED_SHARE = 0.25
+# After how many tokens each the rows that have ended are counted: counting waits for a card.
+COUNTED_EVERY = {"cuda": 8}
+# Devices on which all steps have one shape, so that a CUDA graph can repeat them.
+FIXED_SHAPE = ("cuda",)
+FEWEST_REPLAYS = 4  # recording a step takes as long as the step
 
 
 @torch.no_grad()
@@ -123,41 +117,99 @@ def sample(
     neighbours -> responses [B, T] and their log-probabilities in nats; [PAD] and 0 after EOS.
     Source: Huang et al. 2024, detail 23 (fixed length, no stopping).
     """
-    inputs = model_inputs(queries, queries != pad_id)
-    group = len(uniforms) // len(queries)
-    attention_mask = (queries != pad_id).repeat_interleave(group, dim=0)
-    cache = sampler_cache(policy.config, uniforms.shape[1])
     responses = torch.full_like(uniforms, pad_id, dtype=torch.long)
     logprobs = torch.zeros_like(uniforms, dtype=torch.float32)
     rows = torch.arange(len(uniforms), device=queries.device)  # those that the cache holds
     going = torch.ones_like(rows, dtype=torch.bool)
-    for step in range(uniforms.shape[1]):
-        output = policy(**inputs, past_key_values=cache, use_cache=True, logits_to_keep=1)
-        logits, positions = output.logits, inputs["position_ids"][:, -1:] + 1
-        if step == 0 and group > 1:
-            cache.batch_repeat_interleave(group)
-            logits, positions = (x.repeat_interleave(group, dim=0) for x in (logits, positions))
-        tokens = draw(logits[:, -1, :pad_id], uniforms[rows, step], temperature)
-        read = formula(logits, tokens.unsqueeze(1), temperature).squeeze(1)
+    group, length = len(uniforms) // len(queries), uniforms.shape[1]
+    decoding = Decoding(policy, queries, queries != pad_id, group, length)
+    for step in range(length):
+        tokens = draw(decoding.logits[:, -1, :pad_id], uniforms[rows, step], temperature)
+        read = formula(decoding.logits, tokens.unsqueeze(1), temperature).squeeze(1)
         responses[rows, step] = torch.where(going, tokens, pad_id)
         logprobs[rows, step] = torch.where(going, read, 0.0).float()
         going &= tokens != eos_id
-        count = int(going.sum())
-        if count == 0:
+        if step + 1 == length:
             break
-        if count <= len(rows) * (1 - ENDED_SHARE):
-            cache.batch_select_indices(going.nonzero().squeeze(1))
-            rows, tokens, positions, attention_mask = (
-                x[going] for x in (rows, tokens, positions, attention_mask)
-            )
-            going = torch.ones_like(rows, dtype=torch.bool)
-        attention_mask = F.pad(attention_mask, (0, 1), value=True)
-        inputs = {
-            "input_ids": tokens.unsqueeze(1),
-            "attention_mask": attention_mask.long(),
-            "position_ids": positions,
-        }
+        if (step + 1) % COUNTED_EVERY.get(queries.device.type, 1) == 0:
+            count = int(going.sum())
+            if count == 0:
+                break
+            if count <= len(rows) * (1 - ENDED_SHARE):
+                decoding.keep(going.nonzero().squeeze(1))
+                rows, tokens, going = rows[going], tokens[going], going[going]
+        decoding.read(tokens)
     return responses, logprobs
+
+
+class Decoding:
+    """A policy that reads its rows token by token; `logits` [B, 1, V] are those after the last one.
+
+    On a device of FIXED_SHAPE a step writes into a cache that has room for all tokens, and sees all
+    of its columns through a mask: tensors keep shape and place until rows leave.
+    """
+
+    records = True  # until recording a step fails
+
+    def __init__(
+        self, policy: nn.Module, queries: Tensor, real: Tensor, group: int, room: int
+    ) -> None:
+        """Read the queries [R, Q], each for a `group` of rows, with `room` for more tokens."""
+        self.policy, self.cache = policy, sampler_cache(policy.config, room)
+        self.logits = self._pass(**model_inputs(queries, real)).repeat_interleave(group, dim=0)
+        if group > 1:
+            self.cache.batch_repeat_interleave(group)
+        real = real.repeat_interleave(group, dim=0)
+        self.columns, self.mask = queries.shape[1], F.pad(real, (0, room))
+        self.positions = real.sum(dim=1, keepdim=True) - 1
+        self.tokens, self.column = torch.zeros_like(self.positions), self.positions.new_zeros(1)
+        self.graph: torch.cuda.CUDAGraph | None = None
+        self.steps = 0  # in the shapes of now
+        fixed = queries.device.type in FIXED_SHAPE and shares_query(policy)
+        self.fixed = fixed and not is_sharded(policy)
+        for layer in self.cache.layers if self.fixed else ():
+            layer.fix(self.column)
+
+    def read(self, tokens: Tensor) -> None:
+        """Read one more token of each row, [B]."""
+        self.tokens.copy_(tokens.unsqueeze(1))
+        self.positions += 1
+        self.mask[:, self.columns] = True
+        self.column.fill_(self.columns)
+        self.columns += 1
+        left = self.mask.shape[1] - self.columns
+        if self.fixed and self.records and self.steps == 1 and left >= FEWEST_REPLAYS:
+            self._record()
+        if self.graph is None:
+            self.logits = self._step()
+        else:
+            self.graph.replay()
+        self.steps += 1
+
+    def keep(self, rows: Tensor) -> None:
+        """Go on with these rows of the batch."""
+        self.cache.batch_select_indices(rows)
+        held = self.tokens, self.positions, self.mask
+        self.tokens, self.positions, self.mask = (x[rows] for x in held)
+        self.graph, self.steps = None, 0
+
+    def _record(self) -> None:
+        try:
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                self.logits = self._step()
+            self.graph = graph
+        except RuntimeError as error:
+            Decoding.records = False
+            say_error(f"sampling goes on without CUDA graphs: {first_line(error)}")
+
+    def _step(self) -> Tensor:
+        mask = self.mask[:, None, None] if self.fixed else self.mask[:, : self.columns].long()
+        return self._pass(input_ids=self.tokens, attention_mask=mask, position_ids=self.positions)
+
+    def _pass(self, **inputs: Any) -> Any:
+        inputs |= {"past_key_values": self.cache, "use_cache": True, "logits_to_keep": 1}
+        return self.policy(**inputs).logits
 
 
 def draw(logits: Tensor, uniforms: Tensor, temperature: float) -> Tensor:
@@ -181,18 +233,26 @@ class ReservedLayer(DynamicLayer):
 
     room: int
     """Tokens after the prompt."""
+    column: Tensor | None = None
+    """Where the next token is written, if all columns are shown."""
     _whole: list[Tensor]
 
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
         """Add tokens, and return all there are. Raises IndexError where the room is used up."""
-        new = (key_states, value_states)
+        new, kind = (key_states, value_states), key_states.device.type
+        if torch.is_autocast_enabled(kind):
+            new = tuple(x.to(torch.get_autocast_dtype(kind)) for x in new)
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
             self._whole = [
-                x.new_empty(*x.shape[:2], x.shape[2] + self.room, x.shape[3]) for x in new
+                x.new_zeros(*x.shape[:2], x.shape[2] + self.room, x.shape[3]) for x in new
             ]
+        if self.column is not None:
+            for whole, tokens in zip(self._whole, new, strict=True):
+                whole.index_copy_(2, self.column, tokens)
+            return self.keys, self.values
         start = self.get_seq_length()
         end = start + key_states.shape[-2]
         if end > self._whole[0].shape[-2]:
@@ -213,6 +273,11 @@ class ReservedLayer(DynamicLayer):
         tokens = self.get_seq_length()
         self._whole = [whole.repeat_interleave(repeats, dim=0) for whole in self._whole]
         self._show(tokens)
+
+    def fix(self, column: Tensor) -> None:
+        """Show all columns from now on, and write to the one that `column`, [1], says."""
+        self.column = column
+        self._show(self._whole[0].shape[2])
 
     def _show(self, tokens: int) -> None:
         self.keys, self.values = (whole[:, :, :tokens] for whole in self._whole)

@@ -12,7 +12,7 @@ their work differs (sampling, evaluation), the network is `gathered` first, and 
 
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -20,7 +20,12 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import AutocastKwargs, DistributedDataParallelKwargs, patch_environment
+from accelerate.utils import (
+    AutocastKwargs,
+    DistributedDataParallelKwargs,
+    is_triton_available,
+    patch_environment,
+)
 from torch import Tensor, distributed, nn
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
@@ -33,8 +38,17 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.rendezvous import rendezvous
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
+from transformers.cache_utils import Cache
 
-from stages.settings.checks import UserError, forget_variables, is_on, launched_processes
+from stages.settings.checks import (
+    UserError,
+    first_line,
+    forget_variables,
+    is_on,
+    is_out_of_memory,
+    launched_processes,
+    say_error,
+)
 
 SHARDS = "shards"
 # What is read below of what `accelerate launch` tells its processes, and a wish for the CPU.
@@ -133,6 +147,14 @@ def meet(on_cpu: bool) -> None:
     )
 
 
+class Compiling:
+    """Where and by what torch compiles, and whether it does in this process."""
+
+    devices: tuple[str, ...] = ("cuda",)
+    backend: Any = "inductor"
+    is_on = False
+
+
 def prepare(
     accelerator: Accelerator, network: nn.Module, optimizer: torch.optim.Optimizer
 ) -> tuple[Any, Any]:
@@ -142,10 +164,10 @@ def prepare(
     """
     # Autocast's cache holds bf16 copies of all weights until a forward pass ends. Autograd keeps
     # them too, but not with gradient checkpointing, nor what is whole for a moment.
-    usual, recomputed = accelerator.autocast_handler, "gradient_checkpointing"
-    keeps = not any(getattr(module, recomputed, False) for module in network.modules())
-    keeps = keeps and not _shards(accelerator)
+    usual = accelerator.autocast_handler
+    keeps = not recomputes(network) and not _shards(accelerator)
     accelerator.autocast_handler = AutocastKwargs(cache_enabled=keeps)
+    compile_layers(accelerator, network)
     try:
         return _prepare(accelerator, network, optimizer)
     finally:
@@ -171,7 +193,46 @@ def place(accelerator: Accelerator, frozen: PreTrainedModel) -> PreTrainedModel:
     if _shards(accelerator):
         _shard(accelerator, frozen)
         return frozen
+    compile_layers(accelerator, frozen)
     return frozen.to(accelerator.device)
+
+
+def compile_layers(accelerator: Accelerator, network: nn.Module) -> None:
+    """Let torch compile decoder layers, for passes without a cache, on a card that has triton.
+
+    One graph serves all layers and lengths; names of weights stay. A failure is told once, and all
+    layers run uncompiled from then on. TORCH_COMPILE_DISABLE=1, torch's own, turns it off.
+    """
+    able = accelerator.device.type in Compiling.devices and is_triton_available()
+    if not able or recomputes(network) or _shards(accelerator):
+        return
+    Compiling.is_on = True
+    # A layer has a graph for what learns, each type, mask or none, one row or several.
+    torch._dynamo.config.recompile_limit = 64
+    # What cannot be compiled of a backward pass fails in the forward pass, where it is caught.
+    torch._functorch.config.force_non_lazy_backward_lowering = True
+    for layer in decoder_layers(network):
+        layer.forward = _compiled(layer.forward)
+
+
+def _compiled(forward: Callable[..., Any]) -> Callable[..., Any]:
+    graph = torch.compile(forward, dynamic=True, backend=Compiling.backend)
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        samples = any(isinstance(part, Cache) for part in (*args, *kwargs.values()))
+        if not Compiling.is_on or samples:
+            return forward(*args, **kwargs)
+        try:
+            return graph(*args, **kwargs)
+        except Exception as error:
+            if is_out_of_memory(error):
+                raise
+            output = forward(*args, **kwargs)  # an error of its own is raised here
+            Compiling.devices, Compiling.is_on = (), False
+            say_error(f"layers run uncompiled, for torch.compile failed: {first_line(error)}")
+            return output
+
+    return run
 
 
 def _shards(accelerator: Accelerator) -> bool:
@@ -185,13 +246,23 @@ def _shard(accelerator: Accelerator, network: nn.Module) -> None:
     mesh = init_device_mesh(accelerator.device.type, (accelerator.num_processes,))
     whole = [network] if isinstance(network, PreTrainedModel) else list(network.children())
     for model in whole:
-        layers = set(getattr(model, "_no_split_modules", None) or ())
-        for module in model.modules():
-            if type(module).__name__ in layers:
-                fully_shard(module, mesh=mesh)
+        for layer in decoder_layers(model):
+            fully_shard(layer, mesh=mesh)
         # torch would keep the root's weights whole from a forward pass to the backward pass.
         # Without one they would stay whole, and code that reads the shards next would fail.
         fully_shard(model, mesh=mesh, reshard_after_forward=True)
+
+
+def recomputes(network: nn.Module) -> bool:
+    """Whether gradient checkpointing is on."""
+    return any(getattr(module, "gradient_checkpointing", False) for module in network.modules())
+
+
+def decoder_layers(network: nn.Module) -> list[nn.Module]:
+    """The layers of the pretrained models in a module."""
+    models = [module for module in network.modules() if isinstance(module, PreTrainedModel)]
+    names = {name for model in models for name in model._no_split_modules or ()}
+    return [module for module in network.modules() if type(module).__name__ in names]
 
 
 def is_sharded(network: nn.Module) -> bool:

@@ -15,6 +15,7 @@ from transformers import PreTrainedTokenizerBase
 from stages import functional
 from stages.learning.learner import global_sum
 from stages.learning.loop import gather_rows
+from stages.learning.sharding import Compiling
 from stages.posts.text_metrics import distinct, mean_copied, unshown_tokens
 from stages.rl.credit import by_mean, counted_values, explained_by_critic, uses_critic
 from stages.rl.episodes import Rollout
@@ -38,6 +39,7 @@ def describe(
 
     KL and entropy are in nats per episode; only real tokens enter a sum. `objective/kl` is the
     estimate that is trained on (kl_estimator). `val/sampler_mismatch` is in nats per token.
+    `compilations`, where torch compiles: graphs up to now.
     """
     accelerator = learner.accelerator
 
@@ -72,7 +74,13 @@ def describe(
         means["val/explained_variance"] = explained_by_critic(accelerator, rollout)
         means |= describe_baselines(accelerator, rollout, settings)
         means |= describe_advantages(learner, rollout, settings.samples_per_query)
-    return means
+    return means | compilations()
+
+
+def compilations() -> dict[str, int]:
+    """How many graphs torch has compiled in this process, if it compiles."""
+    stats = torch._dynamo.utils.counters["stats"] if Compiling.is_on else None
+    return {} if stats is None else {"compilations": stats["unique_graphs"]}
 
 
 def describe_baselines(accelerator: Accelerator, rollout: Rollout, ppo: Ppo) -> dict[str, float]:

@@ -18,15 +18,15 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from stages.learning.learner import Learner, stream
 from stages.learning.loop import make_optimizer, use_gradient_checkpointing
-from stages.learning.lora import WithoutAdapter, adapt, adapter_layers, keep_model
+from stages.learning.lora import adapt, adapter_layers, adapter_off, keep_model
 from stages.learning.models import (
     head_name,
+    head_of,
     in_float32,
     load_policy,
     load_reward_model,
     new_reward_model,
     shift_scores,
-    zero_head,
 )
 from stages.learning.passes import PolicyAndCritic
 from stages.learning.sharding import place, prepare, whole
@@ -70,6 +70,24 @@ def score_shift(normalized: Path, settings: PolicyGradient) -> float:
     if settings.reward_normalization:
         return 0.0
     return float((read_record(normalized / "manifest.json") or {})["results"]["mean_before"])
+
+
+class WithoutAdapter(nn.Module):
+    """A model with its adapter off. It is called like the model and shares its weights."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The output of the model before it was adapted, without gradients."""
+        with torch.no_grad(), adapter_off(self.model):
+            return self.model(*args, **kwargs)
+
+    @property
+    def config(self) -> Any:
+        """The model's."""
+        return self.model.config
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,6 +198,14 @@ def load_critic(origins: Origins, ppo: Ppo) -> PreTrainedModel:
     if ppo.critic_init == "zero":
         zero_head(critic)
     return critic
+
+
+def zero_head(model: nn.Module) -> None:
+    """Weights and bias 0, so that the model says 0 of every text until it learns."""
+    head = head_of(model)
+    with torch.no_grad():
+        head.weight.zero_()
+        head.bias.zero_()
 
 
 def parameter_groups(trained: PolicyAndCritic, settings: PolicyGradient) -> list[dict[str, Any]]:
