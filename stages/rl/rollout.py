@@ -25,6 +25,7 @@ from stages.rl.episodes import Episodes, Measured, Sampled, concatenate, trim_le
 from stages.rl.networks import PolicyLearner
 from stages.settings.ppo import PolicyGradient
 from stages.settings.sections import PPO_TRAIN
+from stages.text_reward import TextReward
 
 T = TypeVar("T")
 
@@ -130,8 +131,11 @@ def measure(learner: PolicyLearner, sampled: Sampled, settings: PolicyGradient) 
             sampler_gaps=gaps.sum(dim=1),
         )
 
+    # Processes that share weights take as many passes each.
+    alike = 0 if is_sharded(learner.trained) else group
+
     def run(size: int) -> Measured:
-        parts = [measured(part) for part in sampled.passes(size, pad_id)]
+        parts = [measured(part) for part in sampled.passes(size, pad_id, alike)]
         return concatenate(parts, sampled.queries)
 
     return in_passes(learner, settings, run)
@@ -141,10 +145,11 @@ def measure(learner: PolicyLearner, sampled: Sampled, settings: PolicyGradient) 
 def score(learner: PolicyLearner, measured: Measured, settings: PolicyGradient) -> Episodes:
     """Step 3: the reward model's number for each whole response, and the EOS trick."""
     networks, group = learner.networks, settings.samples_per_query
+    whole = is_sharded(learner.trained) or isinstance(networks.reward_model, TextReward)
 
     def run(size: int) -> Tensor:
         parts = []
-        for part in measured.passes(size, networks.pad_id):
+        for part in measured.passes(size, networks.pad_id, 0 if whole else group):
             texts = part.queries, part.responses, networks.pad_id, group
             with learner.accelerator.autocast():
                 parts.append(score_responses(networks.reward_model, *texts))

@@ -222,9 +222,7 @@ def check_padding(
     bounds: Bounds,
     size: int = CHECKED,
 ) -> None:
-    """A score must not depend on what stands to the right: padding, where other texts of its pass
-    are longer.
-    """
+    """A score must not depend on the padding that longer texts of its pass bring."""
     texts = reward_model, queries, responses, pad_id
     _require_small(
         score_in_passes(*texts, size) - score_in_passes(*texts, 1),
