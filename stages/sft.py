@@ -12,6 +12,7 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
+from stages.functional import sequence_logprobs
 from stages.learning.learner import (
     MICROBATCH,
     Size,
@@ -24,11 +25,12 @@ from stages.learning.learner import (
 from stages.learning.loop import gather_rows, make_accelerator, parts_by_length
 from stages.learning.lora import keep_model
 from stages.learning.models import load_policy, load_tokenizer
-from stages.learning.passes import counted_tokens, sequence_length, summed_loss
+from stages.learning.passes import EMPTY, read_logits, shared_rows
 from stages.learning.sampling import Sampling, respond_often
 from stages.learning.sharding import gathered
 from stages.learning.state import State
 from stages.learning.supervised import begin_supervised, check_batch, set_rate
+from stages.learning.vocabulary import LogitStatistics
 from stages.posts.ragged import TokenizedSplit, load_split
 from stages.posts.text_metrics import rouge
 from stages.running.files import read_lines
@@ -63,6 +65,40 @@ def train_sft(config: Config) -> None:
                 )
             run.log(update + 1, **metrics)
         finish(state, tokenizer, validation)
+
+
+def sequence_length(split: TokenizedSplit, row: int) -> int:
+    """Tokens of query and summary together."""
+    return len(split.columns["queries"][row]) + len(split.columns["summaries"][row])
+
+
+def counted_tokens(split: TokenizedSplit, rows: list[int], loss_on_query: bool) -> int:
+    """How many tokens of these rows the loss counts; the very first one is not predicted."""
+    if loss_on_query:
+        return sum(sequence_length(split, row) - 1 for row in rows)
+    return sum(len(split.columns["summaries"][row]) for row in rows)
+
+
+def summed_loss(
+    policy: nn.Module,
+    split: TokenizedSplit,
+    rows: Sequence[int],
+    loss_on_query: bool,
+    device: torch.device,
+) -> Tensor:
+    """Negative log-likelihood summed over the counted tokens of some rows, [] nats.
+
+    Logits exist at the positions that predict these tokens, and at no others.
+    """
+    prefixes, learned = [], []
+    for row in rows:
+        tokens = torch.cat([split.columns["queries"][row], split.columns["summaries"][row]])
+        start = 1 if loss_on_query else len(split.columns["queries"][row])
+        prefixes.append(tokens[:start])
+        learned.append(tokens[start:])
+    laid_out = shared_rows(prefixes, [learned], device)
+    logprobs, _ = read_logits(policy, laid_out, LogitStatistics())
+    return -sequence_logprobs(logprobs, laid_out.targets != EMPTY).sum()
 
 
 def take_step(state: State, train: TokenizedSplit, rows: list[int]) -> float:

@@ -264,8 +264,7 @@ def learner_of(networks: Any, config: Any, optimizer: Any = None, **others: Any)
     """A learner of a policy's networks in one process; `trained` is their module, not wrapped."""
     from accelerate import Accelerator
 
-    from stages.learning.passes import PolicyAndCritic
-    from stages.rl.networks import PolicyLearner
+    from stages.rl.networks import PolicyAndCritic, PolicyLearner
 
     given = {
         "stage": "ppo",

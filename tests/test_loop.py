@@ -31,7 +31,6 @@ from stages.learning.learner import (
 )
 from stages.learning.loop import (
     gather_rows,
-    linear_rate,
     make_accelerator,
     make_optimizer,
     set_learning_rate,
@@ -43,6 +42,7 @@ from stages.learning.sampling import Sampling, respond_often, sampling_noise
 from stages.learning.supervised import check_batch, cosine_rate
 from stages.posts.ragged import Ragged, make_ragged
 from stages.rl.metrics import compilations
+from stages.rl.update import linear_rate
 from stages.running.files import read_lines
 from stages.running.machine import cpu_model
 from stages.settings.command_line import make_config

@@ -18,9 +18,8 @@ from torch import Tensor
 from transformers import GPTNeoXConfig, GPTNeoXForCausalLM, GPTNeoXForTokenClassification
 
 from stages.learning.models import in_float32, reset_head
-from stages.learning.passes import PolicyAndCritic
 from stages.posts.ragged import make_ragged
-from stages.rl.networks import Networks
+from stages.rl.networks import Networks, PolicyAndCritic
 from stages.rl.update import optimize
 from stages.settings.command_line import make_config
 from tests.conftest import learner_of, rolled_out

@@ -14,9 +14,8 @@ import pytest
 import torch
 
 from stages.learning.loop import make_optimizer
-from stages.learning.passes import PolicyAndCritic
 from stages.rl.episodes import Rollout
-from stages.rl.networks import Networks, parameter_groups
+from stages.rl.networks import Networks, PolicyAndCritic, parameter_groups
 from stages.rl.update import optimize
 from stages.settings.command_line import make_config
 from stages.settings.config import Optimizer, Ppo

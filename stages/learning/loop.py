@@ -67,11 +67,6 @@ def make_optimizer(parameters: Any, learning_rate: float, settings: Optimizer) -
     )
 
 
-def linear_rate(update: int, updates: int) -> float:
-    """Share of the learning rate at an update counted from 0; the last one has 1 / updates."""
-    return 1 - update / updates
-
-
 def set_learning_rate(optimizer: Any, learning_rate: float) -> None:
     """Set it in every parameter group, times the group's `lr_scale` if it has one."""
     for group in optimizer.param_groups:

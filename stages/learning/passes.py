@@ -1,4 +1,4 @@
-"""Forward passes: log-probabilities, values and scores of responses and of summaries; the SFT loss.
+"""Forward passes: log-probabilities, values and scores of responses and of summaries.
 
 [PAD] is never embedded: padded slots hold id 0 (Huang et al. 2024, detail 3). A row is a query and
 its text, and padding stands after them: no token of a causal model sees what stands to its right,
@@ -19,35 +19,14 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import PreTrainedModel
 
 from stages.functional import entropy, sequence_logprobs
 from stages.learning.vocabulary import SHARING, LogitStatistics, reading
-from stages.posts.ragged import TokenizedSplit, pad_left, pad_right
+from stages.posts.ragged import pad_left, pad_right
 from stages.text_reward import TextReward
 
 EMPTY = -1
 QUERY = 0  # the number of a row's first block; the texts are 1, 2, ..
-
-
-class PolicyAndCritic(nn.Module):
-    """The networks that learn in one module, so that one optimizer and one engine serve both (Huang
-    et al. 2024, detail 22). A stage may learn without a critic.
-    """
-
-    def __init__(self, policy: PreTrainedModel, critic: PreTrainedModel | None) -> None:
-        super().__init__()
-        self.policy = policy
-        self.critic: Any = critic
-
-    def forward(self, network: str, *row: Any) -> Any:
-        """`response_statistics` of the "policy", or `response_values` of the "critic".
-
-        One network a call: the other's activations need not be alive beside it.
-        """
-        if network == "policy":
-            return response_statistics(self.policy, *row)
-        return response_values(self.critic, *row)
 
 
 def model_inputs(tokens: Tensor, attention_mask: Tensor) -> dict[str, Tensor]:
@@ -167,44 +146,6 @@ def _scores(reward_model: nn.Module, rows: "SharedRows") -> Tensor:
         ends = rows.inputs["input_ids"].gather(1, columns) == eos_id
         columns = torch.where(ends, rows.column_back(2), columns)
     return head_scalars(reward_model, rows.inputs).gather(1, columns)
-
-
-# -- the SFT loss (Huang et al. 2024, detail 9) ----------------------------------------------------
-
-
-def sequence_length(split: TokenizedSplit, row: int) -> int:
-    """Tokens of query and summary together."""
-    return len(split.columns["queries"][row]) + len(split.columns["summaries"][row])
-
-
-def counted_tokens(split: TokenizedSplit, rows: list[int], loss_on_query: bool) -> int:
-    """How many tokens of these rows the loss counts; the very first one is not predicted."""
-    if loss_on_query:
-        return sum(sequence_length(split, row) - 1 for row in rows)
-    return sum(len(split.columns["summaries"][row]) for row in rows)
-
-
-def summed_loss(
-    policy: nn.Module,
-    split: TokenizedSplit,
-    rows: Sequence[int],
-    loss_on_query: bool,
-    device: torch.device,
-) -> Tensor:
-    """Negative log-likelihood summed over the counted tokens of some rows, [] nats.
-
-    Each row is a prefix that is only read (the query, or its first token) and the tokens that are
-    learned; logits exist at the positions that predict the latter, and at no others.
-    """
-    prefixes, learned = [], []
-    for row in rows:
-        tokens = torch.cat([split.columns["queries"][row], split.columns["summaries"][row]])
-        start = 1 if loss_on_query else len(split.columns["queries"][row])
-        prefixes.append(tokens[:start])
-        learned.append(tokens[start:])
-    laid_out = shared_rows(prefixes, [learned], device)
-    logprobs, _ = read_logits(policy, laid_out, LogitStatistics())
-    return -sequence_logprobs(logprobs, laid_out.targets != EMPTY).sum()
 
 
 # -- rows ------------------------------------------------------------------------------------------

@@ -28,13 +28,33 @@ from stages.learning.models import (
     new_reward_model,
     shift_scores,
 )
-from stages.learning.passes import PolicyAndCritic
+from stages.learning.passes import response_statistics, response_values
 from stages.learning.sharding import place, prepare, whole
 from stages.running.files import read_record
 from stages.runs import Run
 from stages.settings.ppo import PolicyGradient, Ppo
 from stages.settings.sections import Memory, Optimizer
 from stages.text_reward import RECORD
+
+
+class PolicyAndCritic(nn.Module):
+    """The networks that learn in one module, so that one optimizer and one engine serve both (Huang
+    et al. 2024, detail 22). A stage may learn without a critic.
+    """
+
+    def __init__(self, policy: PreTrainedModel, critic: PreTrainedModel | None) -> None:
+        super().__init__()
+        self.policy = policy
+        self.critic: Any = critic
+
+    def forward(self, network: str, *row: Any) -> Any:
+        """`response_statistics` of the "policy", or `response_values` of the "critic".
+
+        One network a call: the other's activations need not be alive beside it.
+        """
+        if network == "policy":
+            return response_statistics(self.policy, *row)
+        return response_values(self.critic, *row)
 
 
 @dataclass(frozen=True, kw_only=True)

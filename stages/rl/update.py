@@ -7,7 +7,7 @@ from accelerate import Accelerator
 from torch import Tensor
 
 from stages.learning.learner import optimizer_step
-from stages.learning.loop import linear_rate, set_learning_rate
+from stages.learning.loop import set_learning_rate
 from stages.rl import loss
 from stages.rl.episodes import Rollout
 from stages.rl.networks import PolicyLearner, clip_gradients
@@ -21,6 +21,11 @@ def check_episodes(section: str, settings: PolicyGradient, accelerator: Accelera
     """
     minibatches, samples = settings.num_minibatches, settings.samples_per_query
     check_dealt(section, settings.batch_size, accelerator.num_processes, minibatches, samples)
+
+
+def linear_rate(update: int, updates: int) -> float:
+    """Share of the learning rate at an update counted from 0; the last one has 1 / updates."""
+    return 1 - update / updates
 
 
 def set_rate(learner: PolicyLearner, settings: PolicyGradient) -> float:
