@@ -241,9 +241,9 @@ class ReservedLayer(DynamicLayer):
         self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
         """Add tokens, and return all there are. Raises IndexError where the room is used up."""
-        new, kind = (key_states, value_states), key_states.device.type
+        new, kind = [key_states, value_states], key_states.device.type
         if torch.is_autocast_enabled(kind):
-            new = tuple(x.to(torch.get_autocast_dtype(kind)) for x in new)
+            new = [x.to(torch.get_autocast_dtype(kind)) for x in new]
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
             self._whole = [
