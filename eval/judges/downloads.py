@@ -77,9 +77,9 @@ def write_model(name: str, folder: Path) -> Path:
         (Path(source) / GGUF).write_bytes(joined(DOWNLOADS[name]))
         from transformers import AutoModelForCausalLM, AutoTokenizer
 
-        of_gguf = {"gguf_file": GGUF, "trust_remote_code": False}
-        loaded = AutoModelForCausalLM.from_pretrained(source, **of_gguf)
-        tokenizer = AutoTokenizer.from_pretrained(source, **of_gguf)
+        of_gguf = {"gguf_file": GGUF}
+        loaded = AutoModelForCausalLM.from_pretrained(source, **of_gguf, trust_remote_code=False)
+        tokenizer = AutoTokenizer.from_pretrained(source, **of_gguf, trust_remote_code=False)
     # Loaded from a GGUF it cannot be saved, and its config would call the weights quantized.
     del loaded.config.quantization_config
     plain = AutoModelForCausalLM.from_config(loaded.config)
