@@ -2,12 +2,17 @@
 
 import pytest
 import torch
+from accelerate.utils import is_triton_available
 
 from reports.speed import measure, speed
 from stages.learning.loop import make_accelerator
-from stages.learning.sampling import Noise
+from stages.learning.sampling import Decoding, Noise
+from stages.learning.sharding import Compiling
+from stages.rl import rollout
+from stages.rl.metrics import compilations
 from stages.running.files import read_json
 from stages.settings.command_line import config_of
+from tests import pretend_card
 
 pytestmark = [
     pytest.mark.card,
@@ -32,6 +37,23 @@ def test_weights_moments_and_episodes_are_on_the_card(folder):
     for name in ("policy", "critic", "ref_policy", "reward_model"):
         tensors += getattr(learner.networks, name).state_dict().values()
     assert {tensor.device.type for tensor in tensors} == {"cuda"}
+
+
+def test_recorded_steps_draw_the_same_tokens_and_layers_are_compiled(folder, monkeypatch):
+    real = torch.cuda.get_device_name() != pretend_card.NAME
+    learner = measure.load_learner(CONFIG, CONFIG.ppo, folder, make_accelerator(CONFIG))
+    queries = [torch.tensor(row) for row in read_json(folder / speed.QUERIES)]
+    noise, drawn = Noise(seed=1, purpose="card", length=20), []
+    for records in (True, False):
+        monkeypatch.setattr(Decoding, "records", records)
+        drawn.append(rollout.sample_responses(learner, queries, noise, CONFIG.ppo))
+        assert Decoding.records == (records and real), "recording a step failed"
+    for name in ("responses", "sampled_logprobs"):
+        assert torch.equal(*(getattr(sampled, name) for sampled in drawn))
+    measured = rollout.measure(learner, drawn[0], CONFIG.ppo)
+    assert measured.sampler_gaps.mean() < 0.1 * noise.length
+    assert Compiling.is_on == is_triton_available(), "torch.compile failed"
+    assert not Compiling.is_on or 0 < compilations()["compilations"] <= 8
 
 
 def test_bf16_is_near_float32_in_log_probabilities_scores_and_gradients(folder):

@@ -194,8 +194,8 @@ def test_the_rollout_of_pythia_1b_by_hand():
     matrices = 2 * (2 * 16 * 12 * 2048**2 + 50304 * 2048)
     assert part_bytes(setting(microbatch_size=8))["ppo learn"].copies == matrices
     assert not part_bytes(setting(gradient_checkpointing=True))["ppo learn"].copies
-    # Keys in float32 and values in bf16 of 512 tokens in 16 layers.
-    assert (held.moment, held.cache) == ("prompt", 64 * 512 * 16 * 2048 * (4 + 2))
+    # Keys and values of 512 tokens in bf16, in 16 layers.
+    assert (held.moment, held.cache) == ("prompt", 64 * 512 * 16 * 2048 * (2 + 2))
 
 
 def test_several_cards_hold_every_gradient_twice_and_share_nothing_else():

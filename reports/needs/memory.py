@@ -181,7 +181,8 @@ def saved_activations(setting: Setting, sequences: int, tokens: int) -> float:
     """Bytes that autograd holds when a network's forward pass ends, without logits.
 
     Beside what each token costs, every layer holds its own float form of the attention mask
-    [B, 1, L, L]. With gradient checkpointing only the inputs of the blocks are held.
+    [B, 1, L, L]; rows of one text have none, so for these it is some percent too much. With
+    gradient checkpointing only the inputs of the blocks are held.
     """
     shape = setting.shape
     count = sequences * tokens
@@ -220,12 +221,8 @@ def passing_activations(setting: Setting, network: Network, sequences: int, toke
 
 
 def cache_per_token(shape: Shape, half: bool) -> int:
-    """Bytes of one token's keys and values in all layers.
-
-    Under autocast the keys are float32, because rotating them multiplies by float32 numbers, and
-    the values are bf16.
-    """
-    return shape.layers * shape.key_value * (FULL + (HALF if half else FULL))
+    """Bytes of one token's keys and values in all layers, in autocast's type."""
+    return 2 * shape.layers * shape.key_value * (HALF if half else FULL)
 
 
 def held(setting: Setting, networks: Sequence[Network], gradients: bool) -> Bytes:

@@ -128,7 +128,7 @@ def update_flops(setting: Setting, settings: Ppo | Rloo, queries: Sequence[int])
 
 def forward_flops(shape: Shape, tokens: int, length: int, logits: int) -> float:
     """Operations of a forward pass: two for each weight and token, attention over whole rows of
-    `length` tokens (a kernel with a mask computes the upper triangle too), and the output layer at
+    `length` tokens (with a mask a kernel computes the upper triangle, too), and the output layer at
     the positions that have logits.
     """
     layers = 2 * shape.layers * block_weights(shape) * tokens
