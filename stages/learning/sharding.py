@@ -210,7 +210,8 @@ def compile_layers(accelerator: Accelerator, network: nn.Module) -> None:
     # A layer has a graph for what learns, each type, mask or none, one row or several.
     torch._dynamo.config.recompile_limit = 64
     # What cannot be compiled of a backward pass fails in the forward pass, where it is caught.
-    torch._functorch.config.force_non_lazy_backward_lowering = True
+    if hasattr(torch._functorch.config, "force_non_lazy_backward_lowering"):  # a new switch
+        torch._functorch.config.force_non_lazy_backward_lowering = True
     for layer in decoder_layers(network):
         layer.forward = _compiled(layer.forward)
 

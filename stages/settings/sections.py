@@ -311,7 +311,8 @@ class Memory(Section):
     """Sequences per forward and backward pass on one device (a pair counts as two); `auto` (0):
     as many as the plan says fit into what is free when a stage begins."""
     forward_batch_size: int = 32
-    """Sequences per pass without gradients (sampling, scoring, evaluation), as above; or `auto`."""
+    """Sequences per pass without gradients (sampling, scoring, evaluation), as above; or `auto`.
+    At most: on a CPU, PPO measures and scores fewer at once, so that less is padding."""
     mixed_precision: str = "bf16"
     """`bf16`: matrix products in bf16; weights, heads, softmax, losses and statistics in float32;
     `no`: all in float32."""
