@@ -133,6 +133,7 @@ def test_the_command_line_gives_the_same_config_as_the_call():
         ("ppo.missing_eos_penalty=1", "ppo.missing_eos_penalty must be at most 0"),
         ("ppo.gamma=1.01", "ppo.gamma must lie in [0, 1]"),
         ("ppo.critic_updates=56", "ppo.critic_updates must be fewer than the 56 updates"),
+        ("ppo.checkpoints=40", "ppo.checkpoints must be fewer than the 40 updates of the policy"),
         ("ppo.num_minibatches=7", "times ppo.num_minibatches, 7"),
         ("ppo.total_episodes=3", "ppo.total_episodes must fill one batch"),
         ("base.num_heads=5", "base.hidden_size must be an even multiple"),

@@ -168,8 +168,8 @@ class Ppo(PolicyGradient):
     cliprange_value: float = 0.2
     """New values are clipped to this distance from the rollout's, reward units."""
     checkpoints: int = 0
-    """Policies kept on the way, at about equal steps of KL, whole models on the disk, and judged as
-    the last one is; 0: none."""
+    """Policies kept on the way at most, at about equal steps of KL, whole models on the disk. They
+    are judged as the last one is; 0: none."""
 
     def __post_init__(self) -> None:
         for name, value in self.quirks.items():
@@ -177,6 +177,9 @@ class Ppo(PolicyGradient):
         super().__post_init__()
         fewer, updates = self.critic_updates < self.num_updates, self.num_updates
         require(fewer, "ppo.critic_updates", f"be fewer than the {updates} updates of the run")
+        learns = updates - self.critic_updates
+        fewer = self.checkpoints < learns
+        require(fewer, "ppo.checkpoints", f"be fewer than the {learns} updates of the policy")
 
     def policy_learns(self, update: int) -> bool:
         """Whether the policy learns in an update, counted from 0, or the critic alone."""
