@@ -40,11 +40,13 @@ def on_the_way(record: Record) -> list[Block]:
         for x, mean in best["means"].items()
     ]
     gap = best["above_last"]
+    better = (
+        "It is BETTER than the last." if direction(gap) == "rose" else "None is shown to be better."
+    )
     text = (
         f"By {best['by']} on {posts_of(best['chosen_on'])} {named(best['policy'])} is the best."
         f" On the other {whole(best['judged_on'])}, which did not choose, it has"
-        f" {cell(best['mean'])}{f', {gap_cell(gap)} against the last' if gap else ''}. Reliably"
-        f" better than the last policy: {'YES' if direction(gap) == 'rose' else 'no'}."
+        f" {cell(best['mean'])}{f', {gap_cell(gap)} against the last' if gap else ''}. {better}"
     )
 
     def draw(axes: Axes) -> None:
