@@ -28,9 +28,10 @@ ARGUMENTS = """
     ppo.total_episodes=32 ppo.batch_size=16 ppo.critic_updates=0 ppo.checkpoints=1
     memory.microbatch_size=6 memory.cpu_threads=1
 """.split()
-# In the first of its two updates the critic learns alone.
+# In the first of its two updates the critic learns alone: of one policy no other is kept.
 ADAPTED = [*ARGUMENTS, "lora.rank=4", "memory.gradient_checkpointing=true", "ppo.critic_updates=1"]
 ADAPTED[ADAPTED.index("pair")] = "adapted"
+ADAPTED[ADAPTED.index("ppo.checkpoints=1")] = "ppo.checkpoints=0"
 ADAPTED[ADAPTED.index("world.validation_posts=9")] = "world.validation_posts=1"
 TRAIN = """
 from accelerate import PartialState
