@@ -201,15 +201,25 @@ def policies_of(config: Config) -> list[str]:
     row = row_of("summaries", config.kind)
     joined = {stage for stage in row.joined_by if is_part(stage, config.kind)}
     ready = {stage for stage in joined if read_manifest(stage_folder(config, stage)) is not None}
-    kept = (path.name for path in stage_folder(config, "ppo").glob("model-*"))
     stages = [stage for stage in POLICY_STAGES if stage in {*row.inputs, *ready}]
-    return stages + sorted(name.replace("model", "ppo") for name in kept)
+    return stages + kept_by_ppo(stage_folder(config, "ppo"))
+
+
+def kept_by_ppo(folder: Path) -> list[str]:
+    """The policies that PPO kept on the way, in its folder."""
+    return sorted(path.name.replace("model", "ppo") for path in folder.glob("model-*"))
+
+
+def place_of(policy: str) -> tuple[str, str]:
+    """A policy's stage and, in its folder, the model: `ppo-12` is PPO's `model-12`."""
+    stage, *update = policy.split("-")
+    return stage, "-".join(("model", *update))
 
 
 def model_of(run: Run, policy: str) -> Path:
-    """The folder of a policy's model, after checking its stage: `ppo-12` is PPO's `model-12`."""
-    stage, *update = policy.split("-")
-    return run.require(stage) / "-".join(("model", *update))
+    """The folder of a policy's model, after checking its stage."""
+    stage, model = place_of(policy)
+    return run.require(stage) / model
 
 
 def longest(config: Config, name: str) -> tuple[int, str]:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from eval.summaries import longest
+from eval.summaries import kept_by_ppo, longest, place_of
 from stages.driving.wanted import check_run
 from stages.finished import check_stage, read_manifest, stage_folder
 from stages.functional import truncate_after
@@ -65,6 +65,8 @@ class Finished:
     def __init__(self, configs: Mapping[str, Config]) -> None:
         self.configs = configs
         self.config = list(configs.values())[-1]
+        kept = kept_by_ppo(self._folder("ppo")) if "ppo" in configs else []
+        self.policies = [*configs, *kept]
         for stage, config in configs.items():
             check_stage(config, stage)
         self.accelerator = make_accelerator(self.config)
@@ -111,13 +113,14 @@ class Finished:
         return Post(query, torch.tensor(tokens))
 
     @torch.no_grad()
-    def summary(self, stage: str, post: Post, temperature: float) -> list[int]:
+    def summary(self, name: str, post: Post, temperature: float) -> list[int]:
         """The tokens of a policy's summary, with EOS."""
+        stage, model = place_of(name)
         config, device = self.configs[stage], self.accelerator.device
-        policy = load_policy(self._folder(stage) / "model").to(device).eval()
-        (length, setting), pad_id = longest(config, stage), self.tokenizer.pad_token_id
+        policy = load_policy(self._folder(stage) / model).to(device).eval()
+        (length, setting), pad_id = longest(config, name), self.tokenizer.pad_token_id
         require_room(policy, len(post.tokens), length, setting)
-        noise = sampling_noise(config.seed, f"{stage} summaries", 0, 1, length)
+        noise = sampling_noise(config.seed, f"{name} summaries", 0, 1, length)
         eos_id, query = self.tokenizer.eos_token_id, post.tokens[None].to(device)
         with self.accelerator.autocast():
             drawn, _ = sample(policy, query, noise.to(device), temperature, eos_id, pad_id)
@@ -145,7 +148,7 @@ class Finished:
     def lines(self, post: Post) -> list[str]:
         """What is printed of a post, in lines of at most 80 columns."""
         temperature = self.config.eval.temperature
-        written = {stage: self.summary(stage, post, temperature) for stage in self.configs}
+        written = {name: self.summary(name, post, temperature) for name in self.policies}
         if post.reference is not None:
             written = {"reference": post.reference.tolist(), **written}
         lines = [part for line in post.query.split("\n") for part in folded(line, "") or [""]]

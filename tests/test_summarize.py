@@ -38,8 +38,8 @@ def refused(capsys, *words: str) -> str:
 
 def test_a_held_out_post_gets_the_summaries_and_scores_of_the_evaluation(finished, whole, capsys):
     """The first, for which an evaluation draws the same random numbers."""
-    rows = {stage: read_lines(whole / f"summaries/{stage}.jsonl")[0] for stage in finished.configs}
-    assert list(rows) == ["sft", "ppo", "dpo"]
+    rows = {stage: read_lines(whole / f"summaries/{stage}.jsonl")[0] for stage in finished.policies}
+    assert list(rows) == ["sft", "ppo", "dpo", "ppo-3"]
     post = finished.post_of_id(rows["ppo"]["id"])
     assert post.query == rows["ppo"]["query"]
     written = [finished.summary(stage, post, finished.config.eval.temperature) for stage in rows]
@@ -51,7 +51,7 @@ def test_a_held_out_post_gets_the_summaries_and_scores_of_the_evaluation(finishe
     lines = answered(capsys, "--id", "toy1-validation-3")
     assert max(map(len, lines)) <= 80
     heads = [line for line in lines if ", score " in line]
-    assert [line.split(":")[0] for line in heads] == ["reference", "sft", "ppo", "dpo"]
+    assert [line.split(":")[0] for line in heads] == ["reference", *rows]
 
 
 def test_a_typed_post_is_read_as_a_prompt_or_as_title_and_text_and_cut(finished, capsys):
