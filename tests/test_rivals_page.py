@@ -18,7 +18,8 @@ from tests.fabricated_runs import fabricate, write_rows
 
 OF_A_CRITIC = (
     *("loss/value_avg", "val/explained_variance", "val/clipfrac_avg", "critic/grad_norm"),
-    *("val/advantage_score_correlation", "policy/advantage_at_eos"),
+    *("val/advantage_score_correlation", "policy/advantage_at_eos", "policy/critic_used"),
+    *("val/advantage_variance_critic", "val/advantage_variance_mean"),
 )
 
 
@@ -76,7 +77,7 @@ def test_a_run_without_ppo_and_critic_has_a_whole_page_with_curves_and_kl():
     assert "PPO" not in text.split("## Settings")[0].replace("treat another", "")
     panels = curves.GRADIENT_GROUPS["-critic"][1]
     assert "How the critic learned" not in text
-    assert len(panels) == len(OF_A_CRITIC)
+    assert {key for keys in panels.values() for key in keys} == set(OF_A_CRITIC)
     assert "RLOO" in run_page.headline(
         collect.numbers_of(record), record.folders["rloo"] / "x.html"
     )

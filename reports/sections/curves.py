@@ -51,6 +51,11 @@ GRADIENT_GROUPS: dict[str, tuple[str, Panels]] = {
         {
             "Value loss": ("loss/value_avg",),
             "Explained variance": ("val/explained_variance",),
+            "The critic is used (1), or the mean": ("policy/critic_used",),
+            "Variance of advantages": (
+                "val/advantage_variance_critic",
+                "val/advantage_variance_mean",
+            ),
             "Advantages' correlation with scores": ("val/advantage_score_correlation",),
             "Mean advantage at EOS": ("policy/advantage_at_eos",),
             "Clipped values": ("val/clipfrac_avg",),
