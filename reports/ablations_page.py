@@ -83,8 +83,8 @@ def blocks(default: SeedsOfRun, others: list[AblatedRun], left_out: Sequence[str
         switches_table(others),
         *against([*caveats(default.rows, others), *left_out]),
         *gained.table(entries),
-        Heading("The critic"),
-        critic_table(runs),
+        Heading("Pace and critic"),
+        learning_table(runs),
         Heading("Each seed"),
         means_table(default, others),
         seeds_table(default.rows, others),
@@ -239,26 +239,30 @@ def limits(seeds: str, others: list[AblatedRun]) -> list[str]:
     ]
 
 
-def critic_table(groups: Mapping[str, Sequence[Record]]) -> Table:
-    """A row a group: how much of the returns the critic explained while the policy learned.
+def learning_table(groups: Mapping[str, Sequence[Record]]) -> Table:
+    """A row a group: how soon the score rose, and how much of the returns the critic explained.
 
-    `groups`: name -> its runs; a group may be empty.
+    `groups`: name -> its runs, the default first; another may be empty.
     """
     rows: list[list[object]] = []
+    updates = {x: {run.seed: gained.update_of_gain(run) for run in groups[x]} for x in groups}
     for name, runs in groups.items():
-        logged = (explained_by_critic(run) for run in runs)
-        critics = [critic for critic in logged if critic]
-        if not critics:
-            rows.append([name, *[MISSING] * 3])
-            continue
-        means = [number(fmean(critic[key] for critic in critics)) for key in ("first", "last")]
-        below = sum(critic["below"] > 0 for critic in critics)
-        rows.append([name, *means, f"{below} of {len(critics)}"])
+        known = {seed: n for seed, n in updates[name].items() if n is not None}
+        later = [n - was for seed, n in known.items() if (was := updates[DEFAULT].get(seed))]
+        from_default = MISSING if name == DEFAULT else seeds_mean(later, SIGNED)
+        critics = [critic for critic in map(explained_by_critic, runs) if critic]
+        first, last = ([critic[key] for critic in critics] for key in ("first", "last"))
+        means = [number(fmean(each)) if each else MISSING for each in (first, last)]
+        below = f"{sum(x['below'] for x in critics)} of {sum(x['updates'] for x in critics)}"
+        pace = seeds_mean([*known.values()], partial(Number, digits=1))
+        rows.append([name, pace, from_default, *means, below if critics else MISSING])
     caption = (
-        "Explained variance of the returns (1: all, below 0: less than a constant), mean over"
-        " seeds; updates in which the critic learned alone do not count."
+        f"Pace: the update that ends the first {gained.SMOOTHED} whose mean score holds"
+        f" {gained.GAIN:.0%} of the run's gain, from the first update to the mean of the last"
+        " fifth. The critic: explained variance of the returns (1: all, below 0: less than a"
+        " constant), without updates in which the critic learned alone. Means over seeds."
     )
-    header = ("switch", "policy's first update", "last update", "seeds ever below 0")
+    header = ("switch", "pace, updates", "from default", "critic at first", "at last", "below 0")
     return Table(header, rows, caption)
 
 

@@ -19,6 +19,7 @@ from tests.fabricated_runs import fabricate, write_rows
 from tests.test_ablations import FIRST, OWN_TEXTS, cells, text_of, turned, wins
 
 SIX = (1, 2, 3, 4, 5, 6)
+LEARNING = "Pace and critic"
 
 
 def seeds(lows, ended=()):
@@ -249,24 +250,25 @@ def test_a_switch_with_which_no_seed_ended_is_on_the_page(runs):
     text = text_of("dropout")
     assert "dropout: matters (it changes how many seeds fail). 4 of 4 seeds failed" in text
     assert cells(text, FIRST, "dropout") == ["matters", "–", "4 of 4"]
-    assert cells(text, "The critic", "dropout") == ["–"] * 3
+    assert cells(text, LEARNING, "dropout") == ["–"] * 5
     assert "| critic-sft" not in text
     with pytest.raises(UserError, match="tiny-critic-sft"):
         ablated.collect("tiny", ["critic-sft"])
 
 
-def test_the_critics_explained_variance_is_a_mean_over_seeds(runs):
-    alone = "ppo.critic_updates=1"
+def test_pace_and_the_critics_explained_variance_are_means_over_seeds(runs):
+    """By hand: with a score of 1 after n updates, the first five of 1 end with update n + 5."""
     explained = {1: (-9.0, 0.2, -0.1, 0.5), 2: (-9.0, 0.4, 0.1, 0.6), 3: (-9.0, -0.3, 0.1, 0.1)}
     for seed, values in explained.items():
-        fabricate(make_config("tiny", seed=seed), scores=wins(0))
-        config = turned("dropout", seed, alone)
+        default = make_config("tiny", seed=seed)
+        fabricate(default, scores=wins(0))
+        config = turned("dropout", seed, "ppo.critic_updates=1")
         fabricate(config, scores=wins(1), texts=OWN_TEXTS)
-        rows = [
-            {"step": step, "val/explained_variance": value, "policy/eos_rate": 1.0}
-            | {"objective/scores": 0.0}
-            for step, value in enumerate(values, start=1)
-        ]
-        write_rows(stage_folder(config, "ppo") / "metrics.jsonl", rows)
+        for run, updates in ((default, 3), (config, seed)):
+            rows = [{"objective/scores": float(n >= updates), "step": n + 1} for n in range(12)]
+            for row, value in zip(rows, values, strict=False):
+                row |= {"val/explained_variance": value, "policy/eos_rate": 1.0}
+            write_rows(stage_folder(run, "ppo") / "metrics.jsonl", rows)
+    pace = ["7.0 [4.5, 9.5]", "-1.0 [-3.5, +1.5]"]
     # Of the first update the critic learned alone: (0.2 + 0.4 - 0.3) / 3, (0.5 + 0.6 + 0.1) / 3.
-    assert cells(text_of("dropout"), "The critic", "dropout") == ["0.10", "0.40", "2 of 3"]
+    assert cells(text_of("dropout"), LEARNING, "dropout") == [*pace, "0.10", "0.40", "2 of 9"]

@@ -6,18 +6,32 @@ score falls, the policy learned the proxy's mistakes (Gao et al. 2022, 2210.1076
 
 from collections.abc import Sequence
 from dataclasses import replace
+from statistics import fmean
 
 from matplotlib.axes import Axes
 
 from reports.parts import plots
 from reports.parts.blocks import Figure, Table
 from reports.parts.cells import MISSING, Number
-from reports.parts.collect import judged_row
+from reports.parts.collect import Record, judged_row
 from reports.parts.paired import Entry
 from reports.parts.words import Row, direction, seeds_mean
 
 SCORERS = {"proxy": "proxy", "gold": "gold score"}
 MOST_SEEDS = 6  # that are listed one by one
+GAIN, SMOOTHED = 0.9, 5  # a share of PPO's gain; updates whose mean score counts as one
+
+
+def update_of_gain(record: Record) -> int | None:
+    """The update that ends PPO's first SMOOTHED ones whose mean score holds GAIN of its gain.
+
+    It gains from the first update's score to the mean of the last fifth; None if that is nothing.
+    """
+    scores = [row["objective/scores"] for row in record.rows("ppo")]
+    start, end = scores[0], fmean(scores[-max(1, len(scores) // 5) :])
+    means = {n: fmean(scores[n - SMOOTHED : n]) for n in range(SMOOTHED, len(scores) + 1)}
+    reached = (n for n, mean in means.items() if mean >= start + GAIN * (end - start))
+    return next(reached, None) if end > start else None
 
 
 def gains(entry: Entry, scorer: str) -> list[Row]:
