@@ -90,7 +90,7 @@ def test_a_real_server_is_asked_and_its_words_are_kept(folder, url, runs):
 
 @pytest.mark.walk
 @pytest.mark.parametrize(
-    ("folder", "answer"), zip(DOWNLOADS, ("Paris", "France"), strict=True), indirect=["folder"]
+    ("folder", "answer"), [*zip(DOWNLOADS, ("Paris", "France"), strict=True)], indirect=["folder"]
 )
 def test_the_written_model_is_plain_and_speaks(folder, answer):
     from transformers import AutoModelForCausalLM, AutoTokenizer
