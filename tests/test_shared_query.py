@@ -13,10 +13,12 @@ from transformers import (
     AutoModelForCausalLM,
     AutoModelForTokenClassification,
     BloomConfig,
+    Gemma3TextConfig,
     PreTrainedConfig,
     Qwen2Config,
 )
 
+from stages.learning.models import require_heads
 from stages.learning.passes import shared_rows, shares_query, summary_logprobs, summary_scores
 from stages.learning.vocabulary import SHARING
 from tests.conftest import close
@@ -47,6 +49,7 @@ def first(count: int, texts):
 def made(auto, family: PreTrainedConfig, dtype: torch.dtype = torch.float64, **chosen):
     config = copy.deepcopy(family)
     config.vocab_size, config.initializer_range, config.num_labels = VOCABULARY, 0.3, 1
+    require_heads(config, "made")  # Gemma 3 has no class of a scalar head
     torch.manual_seed(5)
     return auto.from_config(config, dtype=dtype, **chosen).eval()
 
@@ -84,7 +87,7 @@ def test_values_and_gradients_are_those_of_rows_of_their_own(family, way, count,
     queries, summaries = first(count, texts)
     weights = torch.randn(count, len(queries), dtype=torch.float64)
     shared, apart = (made(auto, CONFIGS[family]) for _ in range(2))
-    assert shares_query(shared)
+    assert shares_query(shared, LONGEST)
     found = ours(shared, queries, summaries, CPU)
     expected = by_hand(apart, queries, summaries, read)
     close(found.detach().double(), expected.detach(), 1e-6)
@@ -128,7 +131,7 @@ def test_a_query_stands_once_in_a_row(texts):
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("reason", ["family", "attention", "window"])
+@pytest.mark.parametrize("reason", ["family", "attention", "window", "its window"])
 def test_a_model_that_cannot_share_gets_rows_of_their_own(reason, way, texts):
     auto, ours, read = WAYS[way]
     config, chosen = {
@@ -138,9 +141,10 @@ def test_a_model_that_cannot_share_gets_rows_of_their_own(reason, way, texts):
             Qwen2Config(**GROUPED, use_sliding_window=True, sliding_window=2, max_window_layers=0),
             {},
         ),
+        "its window": (Gemma3TextConfig(**GROUPED, sliding_window=LONGEST - 1), {}),
     }[reason]
     model = made(auto, config, torch.float32, **chosen)
-    assert not shares_query(model)
+    assert not shares_query(model, LONGEST)
     queries, summaries = first(2, texts)
     found = ours(model, queries, summaries, CPU)
     close(found.detach(), by_hand(model, queries, summaries, read).detach(), 1e-4)
