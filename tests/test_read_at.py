@@ -57,7 +57,7 @@ def by_hand(model, before_eos: bool) -> list[list[float]]:
 @pytest.mark.parametrize("shares", SHARES)
 def test_scores_are_those_of_the_text_up_to_where_they_are_read(shares, before_eos):
     model = made(AutoModelForTokenClassification, SHARES[shares])
-    assert shares_query(model) == shares
+    assert shares_query(model, 64) == shares
     if before_eos:
         read_scores_before(model, EOS)
     expected = torch.tensor(by_hand(model, before_eos))

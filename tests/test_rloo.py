@@ -154,9 +154,9 @@ def test_a_query_computed_once_changes_nothing(family, size, before_ppo, monkeyp
     found = []
     for shares in (True, False):
         if not shares:
-            monkeypatch.setattr(passes, "shares_query", lambda model: False)
+            monkeypatch.setattr(passes, "shares_query", lambda model, longest: False)
             monkeypatch.setattr("stages.rl.rollout.sample", apart(sample))
-        assert passes.shares_query(policy) == shares
+        assert passes.shares_query(policy, 64) == shares
         learner = learner_of(copy.deepcopy(networks), make_config("tiny"), **sizes)
         sampled = sample_responses(learner, QUERIES, NOISE, settings)
         episodes = score(learner, measure(learner, sampled, settings), settings)

@@ -198,12 +198,15 @@ class SharedRows:
         return (columns - self.moved).clamp(min=0, max=self.inputs["input_ids"].shape[1] - 1)
 
 
-def shares_query(model: nn.Module) -> bool:
-    """Whether this model can hold several texts after one query in a row."""
+def shares_query(model: nn.Module, longest: float) -> bool:
+    """Whether this model can hold several texts after one query in a row, each with the query at
+    most `longest` tokens: a sliding window must reach over them all.
+    """
     config: Any = getattr(model, "module", model).config
-    layers = getattr(config, "layer_types", None) or []
-    plain = config._attn_implementation == "sdpa" and "sliding_attention" not in layers
-    return plain and config.model_type in SHARING
+    slides = "sliding_attention" in (getattr(config, "layer_types", None) or [])
+    plain = config._attn_implementation == "sdpa"
+    reaches = not slides or longest <= config.sliding_window
+    return plain and reaches and config.model_type in SHARING
 
 
 def summary_scores(
@@ -251,9 +254,9 @@ def _rows_for(
     """One row a query if the model can, else one row a summary, all first ones before all second
     ones. So what is read from the rows, laid end to end, is in the same order either way.
     """
-    if shares_query(model):
-        return shared_rows(queries, summaries, device)
     each = [summary for column in summaries for summary in column]
+    if shares_query(model, max(map(len, queries)) + max(map(len, each))):
+        return shared_rows(queries, summaries, device)
     return shared_rows(list(queries) * len(summaries), [each], device)
 
 
@@ -277,7 +280,7 @@ def _response_rows(
     Shapes: query_responses, mask [B, Q+T] -> B / group rows, or B.
     """
     tokens, query = query_responses.masked_fill(~mask, EMPTY), mask.shape[1] - response_length
-    together = group if group > 1 and shares_query(model) else 1
+    together = group if group > 1 and shares_query(model, mask.shape[1]) else 1
     texts = tokens[:, query:].reshape(-1, together * response_length)
     tokens = torch.cat([tokens[::together, :query], texts], dim=1)
     return _laid_out(tokens, [query] + [response_length] * together)

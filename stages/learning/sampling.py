@@ -165,7 +165,7 @@ class Decoding:
         self.tokens, self.column = torch.zeros_like(self.positions), self.positions.new_zeros(1)
         self.graph: torch.cuda.CUDAGraph | None = None
         self.steps = 0  # in the shapes of now
-        fixed = queries.device.type in FIXED_SHAPE and shares_query(policy)
+        fixed = queries.device.type in FIXED_SHAPE and shares_query(policy, torch.inf)
         self.fixed = fixed and not is_sharded(policy)
         for layer in self.cache.layers if self.fixed else ():
             layer.fix(self.column)
