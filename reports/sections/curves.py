@@ -51,7 +51,7 @@ GRADIENT_GROUPS: dict[str, tuple[str, Panels]] = {
         {
             "Value loss": ("loss/value_avg",),
             "Explained variance": ("val/explained_variance",),
-            "The critic is used (1), or the mean": ("policy/critic_used",),
+            "Critic (1) or mean (0) used": ("policy/critic_used",),
             "Variance of advantages": (
                 "val/advantage_variance_critic",
                 "val/advantage_variance_mean",
