@@ -207,7 +207,7 @@ critic-paper | {PAPERS_CRITIC} | details 20 and 22
 critic-updates | ppo.critic_init=reward_model ppo.critic_updates=16 | first alone (detail 22)
 critic-zero-alone | ppo.critic_init=zero ppo.critic_updates=0 | zeros, never alone (detail 22)
 critic-sft-alone | ppo.critic_init=sft ppo.critic_updates=0 | SFT's, never alone (detail 22)
-gated | {PAPERS_CRITIC} ppo.baseline=gated | critic-paper, but the mean where the mean is better
+gated | {PAPERS_CRITIC} ppo.baseline=gated | critic-paper, but the mean where it explains nothing
 mean | {PAPERS_CRITIC} ppo.baseline=mean | critic-paper, but the batch's mean is the baseline
 lambda-0.95 | ppo.lam=0.95 | advantages with the paper's lambda (GAE, detail 20)
 lambda-1 | ppo.lam=1 | advantages are returns - values (GAE, detail 20)
