@@ -27,7 +27,7 @@ ROOT = Path(__file__).parents[1]
 SCRIPT = """
 import sys, time
 from stages import {module}
-from stages.driving.start import run_module
+from stages.driving.start import end_process, run_module
 from stages.runs import Run
 log = Run.log
 def slow(run, step, **metrics):
@@ -35,6 +35,7 @@ def slow(run, step, **metrics):
     time.sleep(0.3)
 Run.log = slow
 run_module({module}, {arguments!r})
+end_process()
 """
 
 
