@@ -10,6 +10,7 @@ built-in world. Posts are shown whole.
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,14 +28,16 @@ from eval.rates.correction import (
     shift_of,
 )
 from eval.rates.formulas import needed_to_show, post_numbers
-from eval.rates.simple_judges import beside_simple_judges, measured
+from eval.rates.simple_judges import beside_judge, beside_simple_judges, measured
 from eval.rates.table import leaning, leanings, verdict_table
 from eval.win_rate import post_scores
 from stages.driving.start import run_stage
+from stages.finished import read_manifest
 from stages.posts.bad_rows import BadRows
-from stages.posts.readers import Located, is_cnndm, label_strength, read_source
+from stages.posts.readers import Located, is_cnndm, read_source
 from stages.posts.text_metrics import first_ids
 from stages.posts.toy import world_folder
+from stages.running.files import read_lines
 from stages.running.progress import folded
 from stages.runs import Run, open_stage, write_rows
 from stages.settings.config import TOY, Config, UserError
@@ -80,10 +83,8 @@ def calibrate(config: Config) -> dict[str, Any]:
         answered = with_answers(pairs, judgements)
         write_rows(run, "pairs.jsonl", [{key: pair[key] for key in PAIR_KEYS} for pair in answered])
         results = describe(answered, judgements)
-        results["judge"] = asdict(judge.about)
-        is_toy = config.data.source == TOY
-        results["source"] = "built-in world" if is_toy else "labelled comparisons"
-        results["of_pairs"] = of_pairs
+        source = "built-in world" if config.data.source == TOY else "labelled comparisons"
+        results |= {"judge": asdict(judge.about), "source": source, "of_pairs": of_pairs}
         run.finish(results)
     return results
 
@@ -106,7 +107,7 @@ def labelled_pairs(run: Run, bad: BadRows) -> tuple[list[Row], int]:
     return sample_pairs(located, count, seed, config.data.prompt), len(located)
 
 
-PAIR_KEYS = "id post with_reference family label answer strength words overlap".split()
+PAIR_KEYS = "id post with_reference family label answer words overlap".split()
 
 
 def labelled_rows(systems: Mapping[str, Sequence[Row]]) -> list[Row]:
@@ -116,7 +117,7 @@ def labelled_rows(systems: Mapping[str, Sequence[Row]]) -> list[Row]:
             **row,
             **{"id": f"{name}/{row['id']}", "post": row["id"], "family": name},
             **measured(row["query"], row["summary"], row["reference"]),
-            **{"with_reference": True, "strength": None},
+            "with_reference": True,
         }
         for name, rows in systems.items()
         for row in rows
@@ -159,7 +160,6 @@ def _pair(name: str, row: dict[str, Any], prompt: str) -> Row:
         "with_reference": with_reference,
         "family": family_of(policies, REFERENCE),
         "label": row["choice"] == place,
-        "strength": label_strength(row),
     }
 
 
@@ -194,9 +194,6 @@ def describe(pairs: Sequence[Row], judgements: Sequence[Row]) -> dict[str, Any]:
         "with_reference": bool(errors["with_reference"].all()),
         "error_pairs": len(errors),
         "by_family": errors_by_family(errors),
-        "by_strength": {
-            str(strength): _agreement(part) for strength, part in judged.groupby("strength")
-        },
         "statistics": leanings(verdict_table(judgements, texts, post_of)),
         **beside_simple_judges(answered),
     }
@@ -205,8 +202,8 @@ def describe(pairs: Sequence[Row], judgements: Sequence[Row]) -> dict[str, Any]:
 
 
 def as_frame(pairs: Sequence[Row]) -> pd.DataFrame:
-    """Judged pairs as `eval.rates.correction` takes them, with `strength` and `with_reference`."""
-    columns = ("label", "answer", "post", "family", "strength", "with_reference")
+    """Judged pairs as `eval.rates.correction` takes them, with `with_reference`."""
+    columns = ("label", "answer", "post", "family", "with_reference")
     frame = pd.DataFrame(pairs, columns=columns, dtype=object)
     posts = post_numbers(frame["post"].tolist())
     return frame.astype({"label": bool, "with_reference": bool}).assign(post=posts)
@@ -215,6 +212,32 @@ def as_frame(pairs: Sequence[Row]) -> pd.DataFrame:
 def _agreement(pairs: pd.DataFrame) -> dict[str, Any] | None:
     share = agreement(pairs)
     return None if share is None else asdict(share) | {"pairs": len(pairs)}
+
+
+def calibration_of(folder: Path) -> dict[str, Any] | None:
+    """What the calibration in a folder found; None if it has not finished.
+
+    Other judges of the same run join the simple ones, each on the pairs that both answered.
+    """
+    manifests = {path: read_manifest(path) for path in sorted(folder.parent.glob("*"))}
+    finished = {path: manifest["results"] for path, manifest in manifests.items() if manifest}
+    if folder not in finished:
+        return None
+    results, answers = finished.pop(folder), answers_in(folder)
+    simple = dict(results["simple"])
+    for rival, about in finished.items():
+        answered = answers_in(rival)
+        shared = [(p[2], answers[p], answered[p], p[1]) for p in answers if p in answered]
+        if shared:
+            columns = map(np.array, zip(*shared, strict=True))
+            simple[about["judge"]["name"]] = beside_judge(*columns)
+    return results | {"simple": simple}
+
+
+def answers_in(folder: Path) -> dict[tuple[str, str, bool], float]:
+    """The answer to each answered pair of a calibration, by the pair's id, post and label."""
+    pairs = (pair for pair in read_lines(folder / "pairs.jsonl") if pair["answer"] is not None)
+    return {(pair["id"], pair["post"], pair["label"]): pair["answer"] for pair in pairs}
 
 
 def flags(results: dict[str, Any]) -> tuple[list[str], str]:

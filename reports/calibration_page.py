@@ -7,6 +7,7 @@ runs/<name>/seed<k>/calibration_report/<judge>/. The corrected rates are shown i
 evaluated the run.
 """
 
+from eval.calibration import calibration_of
 from reports.parts import page
 from reports.parts.blocks import Block, Text
 from reports.parts.collect import SIDE, flags_of, load_run, results_of
@@ -45,7 +46,7 @@ def find_calibration(config: Config) -> Row:
 
     Raises UserError, with the make command to run, if this judge has none, or a stale one.
     """
-    results = results_of(stage_folder(config, SIDE))
+    results = calibration_of(stage_folder(config, SIDE))
     if results is None:
         command = mend(config, SIDE, MISSING)
         raise UserError(f"this judge was not calibrated for {config.name}: {command}")
@@ -62,8 +63,7 @@ def blocks(config: Config, results: Row) -> list[Block]:
     undecided = [results["undecided"]] if results.get("undecided") else []
     verdict = checks_of_judge(f"The judge {name}", flags_of(controls, results), undecided)
     verdict = verdict or f"The judge {name} passed every check against the labels."
-    note = results["judge"]["note"]
-    about = f"It is: {note}." if note else None
+    about = f"It is: {note}." if (note := results["judge"]["note"]) else None
     verdict = " ".join(filter(None, [beside_the_longer(results), verdict, about]))
     evaluated = results_of(stage_folder(config, "win_rate")) is not None
     corrected = corrected_rates(load_run(config)) if evaluated else {}

@@ -333,8 +333,8 @@ def calibrated(config, flags):
     keys = ("agreement", "agreement_decided", "sensitivity", "specificity")
     results = {key: interval(0.75) | {"pairs": 200} for key in keys}
     results |= {"pairs": 200, "of_pairs": 900, "ties": 3, "flags": flags}
-    results |= {"by_strength": {"4": interval(0.8) | {"pairs": 70}}, "judge": OFFLINE}
     results |= {"statistics": statistics(0.5, 0.0), "source": "labelled comparisons"}
+    results |= {"judge": OFFLINE}
     results |= {"error_pairs": 200, "with_reference": True, "by_family": {}}
     kappa, more = interval(0.5, 0.1), interval(0.12, 0.05)
     longest = {"agreement": interval(0.63), "kappa": interval(0.26, 0.1), "difference": more}
@@ -347,5 +347,7 @@ def calibrated(config, flags):
         for label in (True, False)
         for right in [True] * 90 + [False] * 10
     ]
-    rows = [pair | {"post": f"p{number}"} for number, pair in enumerate(pairs)]
+    rows = [
+        pair | {"id": f"pair{number}", "post": f"p{number}"} for number, pair in enumerate(pairs)
+    ]
     write_rows(folder / "pairs.jsonl", rows)

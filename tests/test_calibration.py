@@ -63,8 +63,6 @@ def test_agreement_and_kappa_are_counted():
     assert found["kappa_interval"]["estimate"] == pytest.approx(2 / 3)
     assert found["specificity"]["estimate"] == pytest.approx(2.5 / 4)
     assert found["sensitivity"]["estimate"] == 1.0
-    by_strength = {key: group["estimate"] for key, group in found["by_strength"].items()}
-    assert by_strength == pytest.approx({"3": 2 / 3, "4": 3.5 / 4})
     json.dumps(found, allow_nan=False)
 
 
@@ -149,8 +147,6 @@ def test_the_built_in_judge_agrees_with_the_built_in_labels(runs, capsys):
     assert found["flags"] == []
     assert found["agreement"]["low"] > 0.85
     assert (found["pairs"], found["of_pairs"]) == (400, 700)
-    shares = [found["by_strength"][name]["estimate"] for name in "1234"]
-    assert shares == sorted(shares)  # surer labels, more agreement
     assert len(read_lines(folder / "pairs.jsonl")) == 400
     assert len(read_lines(folder / "judgements.jsonl")) == 800
     assert max(map(len, capsys.readouterr().out.splitlines())) <= 80

@@ -11,7 +11,7 @@ import pytest
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from eval.calibration import calibrate, sample_pairs
+from eval.calibration import calibrate
 from stages import base, dpo, reward
 from stages.base import remarks
 from stages.driving.start import run_module
@@ -121,8 +121,6 @@ def test_strength_is_the_distance_of_the_confidence_from_the_tie():
     assert found == [4, 3, 2, 1, 0, 1, 2, 3, 4]
     assert label_strength(edited(PAIR, "extra.confidence", None)) is None
     assert label_strength(PAIR | {"extra": None}) is None
-    located = [("f:1", edited(PAIR, "extra.confidence", 2))]
-    assert sample_pairs(located, 1, seed=1)[0]["strength"] == 3
 
 
 def test_a_limit_counts_the_eos_and_longer_rows_are_kept_and_counted(tokenizer):

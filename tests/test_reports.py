@@ -15,7 +15,7 @@ from stages.settings import config as settings
 from stages.settings.command_line import make_config
 from stages.settings.config import Base, Data, JudgeSettings
 from tests.conftest import refused_by
-from tests.fabricated_runs import ONLINE, STAGES, calibrated, fabricate, write_manifest
+from tests.fabricated_runs import OFFLINE, ONLINE, STAGES, calibrated, fabricate, write_manifest
 
 CALIBRATION_PAGE = "tiny-seed44413-judge-calibration.md"
 
@@ -206,16 +206,17 @@ def test_a_calibration_is_shown_and_its_flags_warn_for_the_judge_it_was_made_wit
     markdown = (folder_of() / "tiny-seed44413.md").read_text()
     assert "THE JUDGE FAILED ITS CHECKS: it agrees with the labels on 51.0%" in markdown
     assert "| agreement where it decides | 75.0% [72.0, 78.0] |" in markdown
+    beside = next(row for row in markdown.splitlines() if row.startswith(f"| {OFFLINE['name']} |"))
+    shown = re.findall(r"([-+\d.]+%?) \[", beside)
+    assert shown == ["0.80", "90.0%", "100.0%", "90.0%"]  # a difference of 0 has no bounds
     assert "72 to 77%" in markdown
-    assert (
-        "4: far better, as those who labelled said. 127 of the 197 judged pairs have no" in markdown
-    )
     # Judged right on 9 of 10 labels of each kind, a raw 0.5 stays 0.5.
     assert "| SFT | 50.0% [" in markdown.split("corrected win rate")[1]
     calibration_page.main(["--preset", "tiny"])
     alone = (folder_of("calibration_report") / CALIBRATION_PAGE).read_text()
     assert "FAILED ITS CHECKS: it agrees with the labels on 51.0%" in alone
     assert "| PPO | 50.0% [" in alone
+    assert "CLIPPED |" not in alone
     assert "the post's title" not in alone
 
 

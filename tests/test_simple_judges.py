@@ -9,7 +9,13 @@ from statsmodels.stats.inter_rater import cohens_kappa as reference_kappa
 from eval.calibration import describe, sample_pairs, with_answers
 from eval.judges.protocol import VERDICTS
 from eval.rates.formulas import mean_of_posts
-from eval.rates.simple_judges import beside_simple_judges, kappas, measured, simple_answers
+from eval.rates.simple_judges import (
+    beside_judge,
+    beside_simple_judges,
+    kappas,
+    measured,
+    simple_answers,
+)
 from stages.running.files import read_lines
 
 
@@ -54,6 +60,19 @@ def test_agreement_kappa_and_difference_are_counted_by_hand():
     assert found["kappa_interval"]["estimate"] == 1.0
     assert found["prefers_longer"]["labels"]["estimate"] == pytest.approx(14 / 20)
     assert found["prefers_longer"]["judge"]["estimate"] == pytest.approx(14 / 20)
+
+
+def test_two_judges_are_the_same_where_both_decide_and_right_where_the_label_agrees():
+    """The second pair is a tie of one, so four count: three alike, of which two are right."""
+    labels = np.array([True, True, True, False, False])
+    answers, rivals = np.array([1.0, 0.5, 1.0, 0.75, 0.0]), np.array([0.75, 1.0, 0.0, 1.0, 0.25])
+    found = beside_judge(labels, answers, rivals, np.arange(5))
+    shares = {key: found[key]["estimate"] for key in ("agreement", "difference", "same", "right")}
+    assert shares == pytest.approx(
+        {"agreement": 2.5 / 5, "difference": 1.25 / 5, "same": 3 / 4, "right": 2 / 3}
+    )
+    nothing = beside_judge(labels, np.full(5, 0.5), rivals, np.arange(5))
+    assert nothing["same"] is nothing["right"] is None
 
 
 def test_kappas_of_tables_are_those_of_statsmodels():

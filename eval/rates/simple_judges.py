@@ -54,24 +54,17 @@ def beside_simple_judges(pairs: Sequence[Pair]) -> dict[str, Any]:
 
     `kappa_interval`: of the judge's decided pairs, None where there is none. `prefers_longer`: of
     the pairs of unequal length that were decided, the share for the longer text, by the judge
-    (`judge`) and by the labels of all judged pairs (`labels`). `simple`: for each simple judge its
-    `agreement` and `kappa`, and by how much the judge agrees more often (`difference`, paired).
-    Intervals are 95% over posts. `pairs` are the judged ones.
+    (`judge`) and by the labels of all judged pairs (`labels`). `simple`: of each simple
+    judge what `beside_judge` says. Intervals are 95% over posts. `pairs` are the judged ones.
     """
     if not pairs:
         return {"kappa_interval": None, "prefers_longer": None, "simple": {}}
     answers = np.array([pair["answer"] for pair in pairs], dtype=float)
     labels = np.array([pair["label"] for pair in pairs], dtype=bool)
     posts = np.unique([pair["post"] for pair in pairs], return_inverse=True)[1]
-    right, simple, others = agreements(labels, answers), {}, simple_answers(pairs)
-    for name, of_simple in others.items():
-        simply_right = agreements(labels, of_simple)
-        simple[name] = {
-            "agreement": as_plain(clustered_share(simply_right, posts)),
-            "kappa": as_plain(kappa_interval(labels, of_simple, posts)),
-            "difference": as_plain(mean_of_posts(right - simply_right, (-1.0, 1.0), posts)),
-        }
-    longer = others["longest"]
+    rivals = simple_answers(pairs)
+    simple = {name: beside_judge(labels, answers, rivals[name], posts) for name in rivals}
+    longer = rivals["longest"]
     return {
         "kappa_interval": as_plain(kappa_interval(labels, answers, posts)),
         "prefers_longer": {
@@ -79,6 +72,27 @@ def beside_simple_judges(pairs: Sequence[Pair]) -> dict[str, Any]:
             "labels": _prefers_longer(labels.astype(float), longer, posts),
         },
         "simple": simple,
+    }
+
+
+def beside_judge(
+    labels: NDArray[np.bool_], answers: Floats, rivals: Floats, posts: NDArray[np.int64]
+) -> dict[str, Any]:
+    """What a rival's answers [pairs] are beside this judge's; None where nothing is known.
+
+    Its `agreement` with the labels and its `kappa`; by how much this judge agrees more often
+    (`difference`, paired); of the pairs that both decide the share with the `same` verdict, and of
+    these verdicts the share that is `right`. Intervals are 95% over posts.
+    """
+    right, rival_right = agreements(labels, answers), agreements(labels, rivals)
+    both = (answers != 0.5) & (rivals != 0.5)
+    same = (answers > 0.5) == (rivals > 0.5)
+    return {
+        "agreement": as_plain(clustered_share(rival_right, posts)),
+        "kappa": as_plain(kappa_interval(labels, rivals, posts)),
+        "difference": as_plain(mean_of_posts(right - rival_right, (-1.0, 1.0), posts)),
+        "same": as_plain(clustered_share(same[both] * 1.0, posts[both])),
+        "right": as_plain(clustered_share((right > 0.5)[both & same] * 1.0, posts[both & same])),
     }
 
 

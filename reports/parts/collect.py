@@ -11,6 +11,7 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
+from eval.calibration import calibration_of
 from eval.scores import with_statistics
 from eval.win_rate import names_of_pair, pair_name
 from reports.parts.words import Row, shown
@@ -312,7 +313,7 @@ def _read(config: Config, folders: dict[str, Path]) -> Record:
         learns_last = TABLE[stage].policy_gradient or stage == RELEASED
         sections = (*row_of(stage, config.kind).sections, *(("memory",) if learns_last else ()))
         settings_read |= {section: saved[section] for section in sections if section in saved}
-    calibration = results_of(side)
+    calibration = calibration_of(side)
     return Record(
         name=config.name,
         preset=config.preset,

@@ -8,7 +8,7 @@ from reports.parts.blocks import Block, Caveats, Heading, Table, Text
 from reports.parts.cells import MISSING
 from reports.parts.collect import Record, policies_of
 from reports.parts.paired import posts_frame
-from reports.parts.words import STRENGTH, Row, estimate, in_points, named, percent, plain, whole
+from reports.parts.words import Row, estimate, in_points, named, percent, plain, whole
 from stages.settings.judge import MOST_UNJUDGED
 
 CEILING = "{:.0f} to {:.0f}%".format(*(100 * share for share in HUMAN_CEILING))
@@ -46,9 +46,6 @@ def calibration(results: Row, corrected: dict[str, Row | None]) -> list[Block]:
     statistics = results["statistics"]
     longer = results["prefers_longer"] or {"judge": None, "labels": None}
     flagged = [f"This judge is FLAGGED: {flag}." for flag in results["flags"]]
-    majority = results["simple"].get("majority")
-    if majority and majority["agreement"]["estimate"] == 1:
-        flagged.append("All labels are alike: who always says the same agrees with them all.")
     if results.get("undecided"):
         flagged.append(f"Neither passed nor failed: {results['undecided']}.")
     cells = [
@@ -69,21 +66,10 @@ def calibration(results: Row, corrected: dict[str, Row | None]) -> list[Block]:
     )
     if results["source"] == "built-in world":
         caption += " The built-in world's labels come from its own noisy labeller, not from people."
-    groups = [
-        [name, estimate(group), whole(group["pairs"])]
-        for name, group in results["by_strength"].items()
-    ]
-    strong = "1: slightly better, 4: far better, as those who labelled said."
-    without = results["judged"] - sum(group["pairs"] for group in results["by_strength"].values())
-    if without > 0:
-        of_judged = f"{whole(without)} of the {whole(results['judged'])} judged pairs"
-        strong += f" {of_judged} have no strength."
-    by_strength = Table((STRENGTH, "agreement [95%]", "pairs"), groups, strong)
     return [
         *([Caveats(flagged)] if flagged else []),
         Table(("", "of this judge"), cells, caption),
         *([_beside_simple(results)] if results["simple"] else []),
-        *([by_strength] if groups else []),
         *_families(results["by_family"]),
         *_corrected(results, corrected),
     ]
@@ -102,19 +88,20 @@ def _families(families: Row) -> list[Block]:
 
 
 def _beside_simple(results: Row) -> Table:
-    """The judge and three that need no judgement, on the same pairs."""
-    rows = [
-        ["this judge", plain(results["kappa_interval"]), estimate(results["agreement"]), MISSING]
-    ]
-    for name, simple in results["simple"].items():
-        more = in_points(simple["difference"])
-        rows.append([NAMES[name], plain(simple["kappa"]), estimate(simple["agreement"]), more])
-    rows.append(["people with each other", MISSING, CEILING, MISSING])
+    """The judge, three that need no judgement, and others of this run, on the same pairs."""
+    own = plain(results["kappa_interval"]), estimate(results["agreement"])
+    rows = [["this judge", *own, MISSING, MISSING, MISSING]]
+    for name, other in results["simple"].items():
+        cells = plain(other["kappa"]), estimate(other["agreement"]), in_points(other["difference"])
+        shares = (estimate(other.get(share)) for share in ("same", "right"))
+        rows.append([NAMES.get(name, name), *cells, *shares])
+    rows.append(["people with each other", MISSING, CEILING, *[MISSING] * 3])
     header = "on the same pairs|Cohen's kappa [95%]|agreement [95%]|the judge has more by"
+    header += "|same verdict|right where the same"
     caption = (
-        "Agreement counts a tie half; differences are paired. Kappa: of the pairs that each"
-        " decides. A judge that does not clearly agree more often than each of these is flagged: it"
-        " may read length or topic alone."
+        "Agreement counts a tie half; differences are paired. The rest: of the pairs that each, or"
+        " both, decide. A judge that does not clearly agree more often than each of the three that"
+        " need no judgement is flagged: it may read length or topic alone."
     )
     return Table(header.split("|"), rows, caption)
 
@@ -124,8 +111,9 @@ def _corrected(results: Row, corrected: dict[str, Row | None]) -> list[Block]:
         return []
     shift = max([SHIFT, *(rate["shift"] for rate in corrected.values() if rate)])
     rows = [
-        [named(policy, corrected), replace(estimate(rate), note="CLIPPED" * is_clipped(rate))]
+        [named(policy, corrected), replace(shown, note="CLIPPED" * (shown.value in (0.0, 100.0)))]
         for policy, rate in corrected.items()
+        for shown in [estimate(rate)]
     ]
     which = "pairs with a reference" if results["with_reference"] else "pairs, in the file's order,"
     caption = (
@@ -139,8 +127,3 @@ def _corrected(results: Row, corrected: dict[str, Row | None]) -> list[Block]:
         " verdict. CLIPPED: the correction goes beyond what a share can be."
     )
     return [Table(("", "corrected win rate [95%]"), rows, caption)]
-
-
-def is_clipped(rate: Row | None) -> bool:
-    """Whether a corrected rate lies at the edge of what a share can be."""
-    return rate is not None and rate["estimate"] in (0.0, 1.0)
