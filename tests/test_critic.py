@@ -79,7 +79,8 @@ EIGHT = Ppo(total_episodes=8 * 32, batch_size=32)
 @pytest.mark.parametrize(
     ("metrics", "settings", "words"),
     [
-        ({"val/explained_variance": -5.123}, {}, "constant (-5.1): ppo.critic_init=zero"),
+        ({"val/explained_variance": -5.123}, {}, "constant (-5.1): ppo.baseline=gated or"),
+        ({"val/explained_variance": -5.123}, {"baseline": "gated"}, ""),
         ({"policy/below_penalty": 0.484}, {}, "48% end and score below -1, the score without"),
         ({"policy/below_penalty": 0.5}, {"eos_trick": "subtract"}, ""),
         ({"policy/eos_rate": 0.0}, {}, "no response ends: more sft.epochs"),

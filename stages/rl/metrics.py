@@ -233,9 +233,9 @@ def say_what_is_odd(
     - No response ends: the EOS trick gives all the same score (Huang et al. 2024, detail 23).
     - Many responses end and score below what a missing EOS is given. Pairs of one post leave its
       scores free up to a constant: all may lie below it, and then what does not end is rewarded.
-    - The critic explains less of the returns than a constant when the policy begins to learn. It
-      adds noise to the advantages. The reward model, the paper's critic, often does: its scalar
-      before EOS means nothing (detail 13).
+    - The critic, the only baseline, explains less of the returns than a constant when the policy
+      begins to learn: advantages hardly follow scores. So does the reward model, the paper's
+      critic, often: its scalar before EOS means nothing (detail 13).
     - After a quarter of the policy's updates the mean score is not above the SFT model's, which is
       that of the policy's first update and of those before. With fewer than eight none is said.
 
@@ -251,10 +251,11 @@ def say_what_is_odd(
             lines.append(f"{below:.0%} end and score below {of_missing}: eos_trick=subtract")
         if not metrics["policy/eos_rate"]:
             lines.append(f"no response ends: {NOTHING_ENDS}")
-    if isinstance(settings, Ppo) and update == waits and metrics["val/explained_variance"] < 0:
+    if isinstance(settings, Ppo) and update == waits and settings.baseline == "critic":
         explained = metrics["val/explained_variance"]
-        ways = "ppo.critic_init=zero or critic_updates"
-        lines.append(f"critic worse than a constant ({explained:.2g}): {ways}")
+        if explained < 0:
+            ways = "ppo.baseline=gated or critic_init=zero"
+            lines.append(f"critic worse than a constant ({explained:.2g}): {ways}")
     if quarter >= 2 and update == waits + quarter:
         scores = [row["objective/scores"] for row in (*read_lines(history), metrics)]
         before, after = fmean(scores[: waits + 1]), fmean(scores[waits + 1 :])
