@@ -233,9 +233,9 @@ def say_what_is_odd(
     - No response ends: the EOS trick gives all the same score (Huang et al. 2024, detail 23).
     - Many responses end and score below what a missing EOS is given. Pairs of one post leave its
       scores free up to a constant: all may lie below it, and then what does not end is rewarded.
-    - The critic, the only baseline, explains less of the returns than a constant when the policy
-      begins to learn: advantages hardly follow scores. So does the reward model, the paper's
-      critic, often: its scalar before EOS means nothing (detail 13).
+    - The critic, if it alone is the baseline, explains less of the returns than a constant when the
+      policy begins to learn: advantages hardly follow scores. The reward model, the paper's critic,
+      often does: its scalar before EOS means nothing (detail 13).
     - After a quarter of the policy's updates the mean score is not above the SFT model's, which is
       that of the policy's first update and of those before. With fewer than eight none is said.
 
