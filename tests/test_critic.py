@@ -154,7 +154,8 @@ def run_with(explained, name="tiny", seed=1, alone=()):
     folder = collect.load_run(config).folders["ppo"]
     before = alone or [-9.0] * config.ppo.critic_updates
     logged = zip(read_lines(folder / "metrics.jsonl"), [*before, *explained], strict=False)
-    rows = [row | {"val/explained_variance": value} for row, value in logged]
+    used = {"policy/critic_used": 1.0}
+    rows = [row | used | {"val/explained_variance": value} for row, value in logged]
     write_rows(folder / "metrics.jsonl", rows)
     return collect.load_run(config)
 
@@ -164,9 +165,15 @@ def test_a_runs_page_tells_in_how_many_updates_the_critic_was_worse_than_a_const
     assert any("in 2 of 4 updates" in note for note in sentences.caveats(numbers))
 
 
+def test_the_note_says_in_how_many_updates_a_gate_used_the_critic():
+    seeds = [{"below": 2, "updates": 4, "used": 1}, {"below": 4, "updates": 4, "used": 0}]
+    rows = [{"name": "gated", "explained_by_critic": seed} for seed in seeds]
+    assert "in 6 of 8 updates of gated, which used it in 1." in sentences.critic_notes(rows)[0]
+
+
 def test_updates_in_which_the_critic_learned_alone_do_not_count(runs):
     record = run_with([0.1, -0.2], name="alone", alone=(-5.0, -3.0))
     explained = collect.explained_by_critic(record)
-    expected = {"updates": 2, "below": 1, "first": 0.1, "last": -0.2}
+    expected = {"updates": 2, "below": 1, "used": 2, "first": 0.1, "last": -0.2}
     assert explained is not None
     assert {key: explained[key] for key in expected} == expected

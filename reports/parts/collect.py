@@ -292,7 +292,7 @@ def explained_by_critic(record: Record) -> Row | None:
     """How PPO's critic stood while the policy learned; None where nothing was logged of it.
 
     `updates`: the policy's; `below`: those in which the critic explained less than a constant;
-    `first` and `last`: the explained variance at the ends.
+    `used`: those whose advantages came from it; `first` and `last`: its variance at the ends.
     """
     if "ppo" not in record.folders:
         return None
@@ -302,7 +302,9 @@ def explained_by_critic(record: Record) -> Row | None:
     if not values:
         return None
     below = sum(value < 0 for value in values)
-    return {"updates": len(values), "below": below, "first": values[0], "last": values[-1]}
+    used = sum(row.get("policy/critic_used", 1) for row in rows)
+    counts = {"updates": len(values), "below": below, "used": int(used)}
+    return counts | {"first": values[0], "last": values[-1]}
 
 
 def _read(config: Config, folders: dict[str, Path]) -> Record:

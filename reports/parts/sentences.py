@@ -190,18 +190,17 @@ def notes_of_runs(rows: list[Row]) -> list[str]:
 
 
 def critic_notes(rows: Sequence[Row]) -> list[str]:
-    """A note where PPO's critic explained less of the returns than a constant would.
-
-    `name` and `explained_by_critic` of each row are read.
-    """
+    """A note where PPO's critic explained less of the returns than a constant would."""
     updates: dict[str, list[int]] = {}
     for row in rows:
         if critic := row["explained_by_critic"]:
-            below, count = updates.get(row["name"], (0, 0))
-            updates[row["name"]] = [below + critic["below"], count + critic["updates"]]
+            sums = updates.get(row["name"], [0, 0, 0])
+            seed = [critic[key] for key in ("below", "updates", "used")]
+            updates[row["name"]] = [sum(pair) for pair in zip(sums, seed, strict=True)]
     parts = [
         f"{whole(below)} of {whole(count)} updates of {name}"
-        for name, (below, count) in updates.items()
+        + (f", which used it in {whole(used)}" if used < count else "")
+        for name, (below, count, used) in updates.items()
         if below
     ]
     return [f"The critic explained less than a constant in {'; '.join(parts)}."] if parts else []

@@ -96,12 +96,11 @@ def _beside_simple(results: Row) -> Table:
         shares = (estimate(other.get(share)) for share in ("same", "right"))
         rows.append([NAMES.get(name, name), *cells, *shares])
     rows.append(["people with each other", MISSING, CEILING, *[MISSING] * 3])
-    header = "on the same pairs|Cohen's kappa [95%]|agreement [95%]|the judge has more by"
-    header += "|same verdict|right where the same"
+    header = "on the same pairs|Cohen's kappa [95%]|agreement [95%]|difference|same|then right"
     caption = (
-        "Agreement counts a tie half; differences are paired. The rest: of the pairs that each, or"
-        " both, decide. A judge that does not clearly agree more often than each of the three that"
-        " need no judgement is flagged: it may read length or topic alone."
+        "A tie agrees half. Difference: by how much this judge agrees more often, paired. Same: the"
+        " same verdict, of the pairs that both decide. A judge that does not clearly agree more"
+        " often than the first three is flagged: it may read length or topic alone."
     )
     return Table(header.split("|"), rows, caption)
 
