@@ -72,7 +72,7 @@ test:
 	$(PYTEST) -m 'not walk'
 walks:
 	$(PYTEST) -m walk
-	ATEN_CPU_CAPABILITY=avx2 $(PYTEST) -m learns
+	ONEDNN_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=avx2 $(PYTEST) -m learns
 else
 # Under -n make prints each line that it would give to a shell. Here that line is for people, and
 # what is called in the shell's place looks and makes nothing.
