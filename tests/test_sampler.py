@@ -1,6 +1,7 @@
 """The sampler's cache, and rows that leave the batch when they have ended."""
 
 import copy
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -72,6 +73,24 @@ class Recording(TorchDispatchMode):
 
 def refuse(graph) -> None:
     raise RuntimeError("no graph here")
+
+
+def test_memory_that_recording_lacks_is_an_error_so_that_the_batch_is_halved(monkeypatch):
+    @contextmanager
+    def short(graph):
+        yield
+        try:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        finally:
+            raise RuntimeError("recording ended")
+
+    policy, (queries, uniforms) = policy_of("llama").float(), prompts()
+    monkeypatch.setattr(sampling, "FIXED_SHAPE", ("cpu",))
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Recording)
+    monkeypatch.setattr(torch.cuda, "graph", short)
+    with pytest.raises(torch.OutOfMemoryError):
+        sample(policy, queries, uniforms, 3.0, EOS, PAD)
+    assert Decoding.records
 
 
 @pytest.mark.parametrize("family", ["gpt_neox", "llama", "gpt2"])

@@ -22,7 +22,7 @@ from stages.learning.passes import model_inputs, shares_query
 from stages.learning.sharding import is_sharded
 from stages.learning.vocabulary import LogprobFormula
 from stages.posts.ragged import Ragged, pad_left
-from stages.settings.checks import first_line, say_error
+from stages.settings.checks import first_line, is_out_of_memory, say_error
 
 
 def sampling_noise(seed: int, purpose: str, step: int, rows: int, length: int) -> Tensor:
@@ -200,6 +200,9 @@ class Decoding:
                 self.logits = self._step()
             self.graph = graph
         except RuntimeError as error:
+            first = error.__context__ or error  # where recording ended with it, in an error too
+            if is_out_of_memory(first):
+                raise first from None
             Decoding.records = False
             say_error(f"sampling goes on without CUDA graphs: {first_line(error)}")
 
@@ -218,11 +221,8 @@ def draw(logits: Tensor, uniforms: Tensor, temperature: float) -> Tensor:
     """
     cumulative = (logits.double() / temperature).softmax(dim=-1).cumsum(dim=-1)
     targets = uniforms.double().unsqueeze(1) * cumulative[:, -1:]
-    return (
-        torch.searchsorted(cumulative, targets, right=True)
-        .squeeze(1)
-        .clamp(max=logits.shape[1] - 1)
-    )
+    tokens = torch.searchsorted(cumulative, targets, right=True).squeeze(1)
+    return tokens.clamp(max=logits.shape[1] - 1)
 
 
 class ReservedLayer(DynamicLayer):
