@@ -78,8 +78,7 @@ def train_ppo(config: Config) -> None:
                 keep_policy(learner, tokenizer, run.partial / kept[update])
         save_networks(learner, tokenizer, run.partial)
         if run.main:
-            results = summarize(read_lines(history), ppo)
-            run.finish(results | {"queries_from": split})
+            run.finish(summarize(read_lines(history), ppo) | {"queries_from": split})
 
 
 def kept_models(ppo: Ppo) -> dict[int, str]:

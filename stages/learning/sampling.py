@@ -246,9 +246,7 @@ class ReservedLayer(DynamicLayer):
             new = [x.to(torch.get_autocast_dtype(kind)) for x in new]
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-            self._whole = [
-                x.new_zeros(*x.shape[:2], x.shape[2] + self.room, x.shape[3]) for x in new
-            ]
+            self._whole = [F.pad(x, (0, 0, 0, self.room)) for x in new]
         if self.column is not None:
             for whole, tokens in zip(self._whole, new, strict=True):
                 whole.index_copy_(2, self.column, tokens)

@@ -62,8 +62,7 @@ def train_grouped(config: Config, settings: Grouped, baseline: Baseline) -> None
                     run.append("samples.jsonl", row)
         save_networks(learner, tokenizer, run.partial)
         if run.main:
-            results = summarize(read_lines(history), settings)
-            run.finish(results | {"queries_from": split})
+            run.finish(summarize(read_lines(history), settings) | {"queries_from": split})
 
 
 def credit(shaped: Shaped, settings: Grouped, baseline: Baseline) -> Rollout:

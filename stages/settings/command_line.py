@@ -173,7 +173,7 @@ def _shared(
 
 def recorded_sections(request: Request) -> dict[str, Any]:
     """The shared sections as the stages of `request.upstream` that are made recorded them. Raises
-    UserError if there is no such run.
+    UserError if there is no such run, or if it has an upstream too.
     """
     folder = settings.RUNS / request.upstream / f"seed{request.seed}"
     if not folder.is_dir():
@@ -181,7 +181,7 @@ def recorded_sections(request: Request) -> dict[str, Any]:
             f"upstream {request.upstream} has no seed {request.seed}: run `make rm "
             f"PRESET={request.preset} SEED={request.seed} NAME={request.upstream}` to make it"
         )
-    sections = {}
+    sections: dict[str, Any] = {}
     for stage in SHARED_STAGES:
         config, path = recorded_config(folder / stage), folder / stage / "config.json"
         if config is None:
@@ -191,8 +191,12 @@ def recorded_sections(request: Request) -> dict[str, Any]:
         if PRESETS[preset := config.preset]().base != PRESETS[request.preset]().base:
             of_another = f"upstream {request.upstream} is of preset {preset}, whose base model is"
             raise UserError(f"{of_another} not that of {request.preset}: add PRESET={preset}")
-        for name in set(STAGES[stage].sections) & set(SHARED_SECTIONS):
-            sections[name] = getattr(config, name)
+        shared = set(STAGES[stage].sections) & set(SHARED_SECTIONS)
+        sections |= {name: getattr(config, name) for name in shared}
+    if "base" not in sections:
+        configs = map(recorded_config, folder.iterdir())
+        for first in (config.upstream for config in configs if config and config.upstream):
+            raise UserError(f"{request.upstream} starts from {first}: give UPSTREAM={first}")
     return sections
 
 
