@@ -190,8 +190,10 @@ def test_a_judge_that_fails_a_control_is_flagged_on_every_page(places):
     *texts, _ = report(places, controls_pass=False)
     said = "THE JUDGE FAILED ITS CHECKS: it does not reliably prefer the reference to the post's"
     assert all(said in " ".join(html.unescape(text).split()) for text in texts)
-    records, _ = find_all(["tiny"])
-    assert said in html.unescape(page.to_html("x", scaling_page.blocks(records)))
+    assert said in html.unescape(page.to_html("x", scaling_page.blocks(find_all(["tiny"])[0])))
+    row = {"is_llm": True, "judge": "x", "policies": []}
+    rows = [row | {"judge_flags": flags} for flags in (["a"], ["a", "b"])]
+    assert sentences.notes_of_judges(rows) == ["THE JUDGE FAILED ITS CHECKS: a; b."]
 
 
 def test_a_calibration_is_shown_and_its_flags_warn_for_the_judge_it_was_made_with(places):

@@ -176,9 +176,9 @@ def _of_one_maker(row: Row) -> str | None:
 
 
 def notes_of_judges(rows: list[Row]) -> list[str]:
-    """The warnings and notes about the judges of several runs, each once."""
-    notes = [note(row) for note in (judge_flags, judge_note) for row in rows]
-    return list(dict.fromkeys(note for note in notes if note))
+    """Warnings and notes about the judges of several runs, each once, none part of another."""
+    notes = dict.fromkeys(note(row) or "" for note in (judge_flags, judge_note) for row in rows)
+    return [note for note in notes if note and sum(x.startswith(note[:-1]) for x in notes) == 1]
 
 
 def notes_of_runs(rows: list[Row]) -> list[str]:
