@@ -31,12 +31,12 @@ from eval.rates.formulas import needed_to_show, post_numbers
 from eval.rates.simple_judges import beside_judge, beside_simple_judges, measured
 from eval.rates.table import leaning, leanings, verdict_table
 from eval.win_rate import post_scores
+from stages.data.bad_rows import BadRows
+from stages.data.builtin import world_folder
+from stages.data.readers import Located, is_cnndm, read_source
+from stages.data.text_metrics import first_ids
 from stages.driving.start import run_stage
 from stages.finished import read_manifest
-from stages.posts.bad_rows import BadRows
-from stages.posts.readers import Located, is_cnndm, read_source
-from stages.posts.text_metrics import first_ids
-from stages.posts.toy import world_folder
 from stages.running.files import read_lines
 from stages.running.progress import folded
 from stages.runs import Run, open_stage, write_rows

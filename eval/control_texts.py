@@ -14,7 +14,7 @@ from itertools import count
 from typing import NamedTuple
 
 from eval.judges.protocol import Row
-from stages.posts.text_metrics import WORD, words_of
+from stages.data.text_metrics import WORD, words_of
 from stages.settings.sections import PROMPT, parse_post
 
 SELF = "reference"

@@ -18,10 +18,10 @@ import pandas as pd
 
 from eval.judges.protocol import Row
 from eval.rates.length_control import mean_words
+from stages.data.bad_rows import BadRowError
+from stages.data.tables import parsed_rows
+from stages.data.text_metrics import text_measures
 from stages.driving.start import run_stage
-from stages.posts.bad_rows import BadRowError
-from stages.posts.tables import parsed_rows
-from stages.posts.text_metrics import text_measures
 from stages.running.inputs import OUTPUT_FILES, output_files
 from stages.runs import open_stage, write_rows
 from stages.settings.config import Config, Outputs, UserError

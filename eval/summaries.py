@@ -17,20 +17,20 @@ from accelerate import Accelerator
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
+from stages.data.ragged import TokenizedSplit, load_split, pad_left, pad_right, rows_of
+from stages.data.text_metrics import text_measures, unshown_tokens
 from stages.driving.start import run_stage
 from stages.finished import changed_code, current_inputs, damage, read_manifest, stage_folder
-from stages.learning.loop import gather_rows, make_accelerator, over_rows
-from stages.learning.models import load_policy, load_reward_model, load_tokenizer, require_room
-from stages.learning.passes import response_logprobs, summary_scores
-from stages.learning.sampling import Sampling, respond_often
-from stages.posts.ragged import TokenizedSplit, load_split, pad_left, pad_right, rows_of
-from stages.posts.text_metrics import text_measures, unshown_tokens
+from stages.models.forward import response_logprobs, summary_scores
+from stages.models.loading import load_policy, load_reward_model, load_tokenizer, require_room
+from stages.models.sampling import Sampling, respond_often
 from stages.running.files import read_lines, read_record
 from stages.running.machine import device_name, library_versions, processor
 from stages.runs import Run, open_stage, write_rows
 from stages.settings.config import Config, UserError, settings_hash
 from stages.settings.judge import BEST_OF
 from stages.settings.stages import POLICY_STAGES, is_part, row_of
+from stages.training.loop import gather_rows, make_accelerator, over_rows
 
 
 def write_summaries(config: Config) -> None:

@@ -15,15 +15,14 @@ import torch
 from torch import Tensor
 
 from eval.summaries import kept_by_ppo, longest, place_of
+from stages.data.ragged import load_split
+from stages.data.tokens import first_tokens, fit_query, plain_encoder
 from stages.driving.wanted import check_run
 from stages.finished import check_stage, read_manifest, stage_folder
 from stages.functional import truncate_after
-from stages.learning.loop import make_accelerator
-from stages.learning.models import load_policy, load_reward_model, load_tokenizer, require_room
-from stages.learning.passes import summary_scores
-from stages.learning.sampling import sample, sampling_noise
-from stages.posts.ragged import load_split
-from stages.posts.tokens import first_tokens, fit_query, plain_encoder
+from stages.models.forward import summary_scores
+from stages.models.loading import load_policy, load_reward_model, load_tokenizer, require_room
+from stages.models.sampling import sample, sampling_noise
 from stages.running.progress import folded
 from stages.settings import config as settings
 from stages.settings.command_line import recorded_config
@@ -31,6 +30,7 @@ from stages.settings.config import Config, UserError
 from stages.settings.faults import Parser, in_one_line, show
 from stages.settings.sections import parse_post
 from stages.settings.stages import POLICY_STAGES
+from stages.training.loop import make_accelerator
 
 
 class Post(NamedTuple):

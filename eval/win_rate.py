@@ -31,10 +31,10 @@ from eval.scores import (
     mean_gain,
     proxy_and_gold,
 )
+from stages.data.bad_rows import in_half
+from stages.data.text_metrics import first_ids, identical
 from stages.driving.start import run_stage
 from stages.finished import read_manifest
-from stages.posts.bad_rows import in_half
-from stages.posts.text_metrics import first_ids, identical
 from stages.running.files import read_lines
 from stages.runs import open_stage, write_rows
 from stages.settings.config import TRAINED, Config, UserError

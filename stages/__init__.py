@@ -1,31 +1,32 @@
-"""The pipeline of RLHF on TL;DR in eleven lines; the first nine are the stages of this package:
+"""The pipeline of RLHF on TL;DR. The stages, in the order in which they run:
 
-base       the checkpoint, the tokenizer and the tokenised posts that a preset starts from
-sft        supervised fine-tuning on the reference summaries
-reward     a reward model from pairwise comparisons, read at the EOS token
-normalize  the reward of a human summary becomes 0; the critic is a copy of the result
-ppo        the policy learns to write what the reward model likes, held near the SFT model
-rloo       a rival of PPO that needs no critic
-grpo       another
-dpo        a second policy from the same comparisons, without a reward model
-released   a policy that others trained, in place of the six before
-eval       summaries of held-out posts, a judge's verdicts, win rates with intervals
-reports    one page a run, sizes side by side
+base        the checkpoint, the tokenizer and the tokenized posts that a preset starts from
+sft         supervised fine-tuning on the reference summaries
+rm          a reward model from pairwise comparisons, read at the EOS token
+normalize   shifts the reward so that human summaries score 0 on average
+ppo         trains the policy against the reward model, close to the SFT model
+rloo, grpo  the same without a critic
+dpo         trains a policy on the comparisons directly, without a reward model
+released    judges a policy that others trained, in place of the stages before
 
-What the stages stand on:
+`eval` then samples summaries of held-out posts and has them judged; `reports` writes the pages.
 
-__main__    the one door: checks what is typed, and runs it
-goals       every goal and variable that can be typed
-pipeline    which stages are done, stale or missing, and what makes them
+What the stages are built from:
+
 functional  every formula
-finished    is a finished stage still what is asked for
+rl          one update of a policy-gradient algorithm, step by step
+models      load, save and run models
+training    accelerator, optimizer steps, memory, checkpoints
+data        text in, tokens out
+settings    what can be set, and what is refused
+
+What runs them:
+
+__main__    checks what was typed, and runs it
+goals       every target and variable of `make`
+pipeline    which stages are done, stale or missing, and how to run them
+driving     starts stages and grids of runs
+running     files, machine, progress, signals, launched processes
 runs        a run's folder: config, metrics, manifest, checkpoints, lock
-text_reward a function of texts in the place of a reward model
-taken       reward models that others have saved
-rl          what any policy-gradient stage shares
-learning    what every stage that learns shares
-posts       text in, tokens out
-running     files, machine, progress, signals, processes of a launch
-driving     what starts stages, many runs, what is replaced, what there is to see
-settings    what may be set, and what is refused
+finished    whether a finished stage is still what is asked for
 """

@@ -27,14 +27,12 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from stages.learning import models
-from stages.learning.checkpoints import refuse_adapter
-from stages.learning.learner import stream_seed
-from stages.posts import tokens
-from stages.posts.bad_rows import SKIPPED_FILE, BadRows, in_half
-from stages.posts.kinds import learned, recognised
-from stages.posts.ragged import load_split, save_split
-from stages.posts.readers import (
+from stages.data import tokens
+from stages.data.bad_rows import SKIPPED_FILE, BadRows, in_half
+from stages.data.builtin import world_folder
+from stages.data.formats import learned, recognised
+from stages.data.ragged import load_split, save_split
+from stages.data.readers import (
     Located,
     beside_known,
     differences,
@@ -45,7 +43,7 @@ from stages.posts.readers import (
     sources_of,
     subsample,
 )
-from stages.posts.toy import world_folder
+from stages.models import loading
 from stages.running.files import HASHES, cached_folder, read_lines, write_json
 from stages.running.hub import Fetched, fetch_model, fetch_tokenizer
 from stages.running.inputs import Source, model_source
@@ -64,9 +62,11 @@ from stages.settings.sections import (
     PPO_TRAIN,
     format_post,
 )
+from stages.training.checkpoints import refuse_adapter
+from stages.training.learner import stream_seed
 
 # Whose code makes the tokens, beside that of the libraries.
-TOKENISES = ("stages/posts/", "stages/settings/sections")
+TOKENISES = ("stages/data/", "stages/settings/sections")
 
 
 def make_base(config: Config) -> None:
@@ -77,16 +77,16 @@ def make_base(config: Config) -> None:
         tokenizer = make_tokenizer(config, rows.located["sft_train"])
         model = make_model(config, tokenizer)
         first = tokens.first_tokens(tokenizer, config.base.bos)
-        limits = split_limits(config.data, models.positions_of(model), first)
+        limits = split_limits(config.data, loading.positions_of(model), first)
         copy_tokens(tokenizer, rows, limits, run.partial / "data")
         # Policies sample as many tokens: another number is another input, though no post differs.
         sampled = {"max_summary_tokens": config.data.max_summary_tokens}
         write_json(run.partial / "data" / "sampled.json", sampled)
-        models.save_model(model, tokenizer, run.partial / "model")
+        loading.save_model(model, tokenizer, run.partial / "model")
         results = {
             "parameters": sum(parameter.numel() for parameter in model.parameters()),
             "vocabulary": len(tokenizer),
-            "positions": models.positions_of(model),
+            "positions": loading.positions_of(model),
             **describe(run, rows, limits),
             **({"hub": [source.record for source in fetched]} if fetched else {}),
         }
@@ -243,10 +243,10 @@ def eos_remarks(tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel) -> l
 def make_tokenizer(config: Config, train: list[Located]) -> PreTrainedTokenizerBase:
     """The preset's tokenizer with [PAD] added."""
     if not config.base.tokenizer:
-        return models.load_tokenizer(_checkpoint_folder(config))
+        return loading.load_tokenizer(_checkpoint_folder(config))
     if config.base.tokenizer != TRAIN_TOKENIZER:
         source = model_source("base.tokenizer", config.base.tokenizer)
-        return models.load_tokenizer(fetch_tokenizer(source).folder)
+        return loading.load_tokenizer(fetch_tokenizer(source).folder)
     tokenizer = Tokenizer(tokenizer_models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -284,8 +284,8 @@ def make_model(config: Config, tokenizer: PreTrainedTokenizerBase) -> PreTrained
     """
     base = config.base
     if base.checkpoint != RANDOM:
-        model = models.load_policy(_checkpoint_folder(config))
-        models.require_heads(model.config, base.checkpoint)
+        model = loading.load_policy(_checkpoint_folder(config))
+        loading.require_heads(model.config, base.checkpoint)
         if tokenizer.pad_token_id > model.config.vocab_size:
             raise UserError(
                 f"tokenizer has {tokenizer.pad_token_id} tokens, {base.checkpoint} only "
@@ -313,7 +313,7 @@ def make_model(config: Config, tokenizer: PreTrainedTokenizerBase) -> PreTrained
         bos_token_id=tokenizer.eos_token_id,
         eos_token_id=tokenizer.eos_token_id,
     )
-    return GPTNeoXForCausalLM(models.with_dropout(shape, probability=0.0))
+    return GPTNeoXForCausalLM(loading.with_dropout(shape, probability=0.0))
 
 
 def copy_tokens(
@@ -331,7 +331,7 @@ def copy_tokens(
             save_split(tokenize(located, tokenizer, limits[name], name, rows.bad), folder, name)
         rows.bad.write(folder)
 
-    code = {k: v for k, v in code_of("stages.posts.tokens").items() if k.startswith(TOKENISES)}
+    code = {k: v for k, v in code_of("stages.data.tokens").items() if k.startswith(TOKENISES)}
     digest = hashlib.sha256(f"{code}{tokenizer.backend_tokenizer.to_str()}".encode())
     digest.update(f"EOS {tokenizer.eos_token_id}".encode())  # the backend does not know it
     for name, located in rows.located.items():

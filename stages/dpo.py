@@ -18,20 +18,20 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
 
+from stages.data.ragged import TokenizedSplit, load_split
 from stages.functional import dpo_loss, implicit_rewards
-from stages.learning import preferences
-from stages.learning.learner import MICROBATCH, Size, in_pieces
-from stages.learning.loop import make_accelerator
-from stages.learning.lora import keep_model
-from stages.learning.models import load_policy, load_tokenizer, require_room
-from stages.learning.passes import summary_logprobs
-from stages.learning.state import State
-from stages.learning.supervised import begin_supervised, check_batch, set_rate
-from stages.posts.ragged import TokenizedSplit, load_split
+from stages.models.forward import summary_logprobs
+from stages.models.loading import load_policy, load_tokenizer, require_room
+from stages.models.lora import keep_model
 from stages.runs import HELD_OUT_CNNDM, HELD_OUT_PAIRS, open_stage, write_rows
 from stages.settings.checks import UserError
 from stages.settings.config import Config
 from stages.settings.sections import CNNDM
+from stages.training import preferences
+from stages.training.learner import MICROBATCH, Size, in_pieces
+from stages.training.loop import make_accelerator
+from stages.training.state import State
+from stages.training.supervised import begin_supervised, check_batch, set_rate
 
 # How far the first batch's loss may be from ln 2 and its mean rewards from 0. Measured in bfloat16
 # on the tiny preset, a summary's log-probability moves by up to 0.06 nats with the batch's shape

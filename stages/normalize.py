@@ -13,17 +13,17 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
 
-from stages.learning.learner import Size, fitting
-from stages.learning.loop import make_accelerator, over_rows
-from stages.learning.models import load_reward_model, load_tokenizer, save_model, shift_scores
-from stages.learning.passes import score_responses
-from stages.posts.ragged import TokenizedSplit, load_split, pad_left, pad_right, rows_of
+from stages.data.ragged import TokenizedSplit, load_split, pad_left, pad_right, rows_of
+from stages.models.forward import score_responses
+from stages.models.loading import load_reward_model, load_tokenizer, save_model, shift_scores
+from stages.models.reward_function import TextReward
 from stages.rl.start_checks import KNOWN, KNOWN_ANSWERS, save_known_answers, score_in_passes
 from stages.runs import Run, open_stage
 from stages.settings.checks import UserError
 from stages.settings.config import Config
 from stages.settings.sections import CHECKED_ROWS
-from stages.text_reward import TextReward
+from stages.training.learner import Size, fitting
+from stages.training.loop import make_accelerator, over_rows
 
 # How far the mean may be from 0, reward units. In bf16 a score moves with the side of its padding:
 # by 0.014 (its deviation, SmolLM2-135M, where scores deviate by 0.43), and by more where scores are

@@ -22,12 +22,9 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from stages.learning.loop import make_accelerator
-from stages.learning.lora import adapter_layers
-from stages.learning.models import load_tokenizer, save_model
-from stages.learning.sharding import gathered
-from stages.learning.state import begin
-from stages.rl.credit import credit, shape
+from stages.models.loading import load_tokenizer, save_model
+from stages.models.lora import adapter_layers
+from stages.rl.advantages import credit, shape
 from stages.rl.metrics import describe, describe_texts, samples, say_what_is_odd, summarize
 from stages.rl.networks import PolicyLearner, load_networks, make_learner, origins_of, save_networks
 from stages.rl.rollout import load_queries, measure, sample_responses, score
@@ -38,6 +35,9 @@ from stages.running.files import read_lines, sync
 from stages.runs import open_stage
 from stages.settings.config import Config
 from stages.settings.ppo import Ppo
+from stages.training.loop import make_accelerator
+from stages.training.sharding import gathered
+from stages.training.state import begin
 
 
 def train_ppo(config: Config) -> None:

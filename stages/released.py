@@ -7,12 +7,12 @@ where policies are looked for, and its reward model, if one is given, beside it 
 import shutil
 from typing import Any
 
-from stages.learning.models import load_tokenizer, save_model
+from stages.models.foreign import taken_model
+from stages.models.loading import load_tokenizer, save_model
 from stages.running.files import link_or_copy
 from stages.runs import open_stage
 from stages.settings.checks import UserError
 from stages.settings.config import Config
-from stages.taken import taken_model
 
 INSTEAD = "judge with it instead (judge.kind=reward_model judge.model=<its folder>)"
 

@@ -12,8 +12,18 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
+from stages.data.ragged import TokenizedSplit, load_split
+from stages.data.text_metrics import rouge
 from stages.functional import sequence_logprobs
-from stages.learning.learner import (
+from stages.models.forward import EMPTY, read_logits, shared_rows
+from stages.models.loading import load_policy, load_tokenizer
+from stages.models.logprobs import LogitStatistics
+from stages.models.lora import keep_model
+from stages.models.sampling import Sampling, respond_often
+from stages.running.files import read_lines
+from stages.runs import open_stage
+from stages.settings.config import Config
+from stages.training.learner import (
     MICROBATCH,
     Size,
     chunks,
@@ -22,20 +32,10 @@ from stages.learning.learner import (
     local_share,
     optimizer_step,
 )
-from stages.learning.loop import gather_rows, make_accelerator, parts_by_length
-from stages.learning.lora import keep_model
-from stages.learning.models import load_policy, load_tokenizer
-from stages.learning.passes import EMPTY, read_logits, shared_rows
-from stages.learning.sampling import Sampling, respond_often
-from stages.learning.sharding import gathered
-from stages.learning.state import State
-from stages.learning.supervised import begin_supervised, check_batch, set_rate
-from stages.learning.vocabulary import LogitStatistics
-from stages.posts.ragged import TokenizedSplit, load_split
-from stages.posts.text_metrics import rouge
-from stages.running.files import read_lines
-from stages.runs import open_stage
-from stages.settings.config import Config
+from stages.training.loop import gather_rows, make_accelerator, parts_by_length
+from stages.training.sharding import gathered
+from stages.training.state import State
+from stages.training.supervised import begin_supervised, check_batch, set_rate
 
 
 def train_sft(config: Config) -> None:

@@ -191,14 +191,14 @@ def tokenizer_folder(tmp_path_factory):
 
 @pytest.fixture
 def tokenizer(tokenizer_folder):
-    from stages.learning.models import load_tokenizer
+    from stages.models.loading import load_tokenizer
 
     return load_tokenizer(tokenizer_folder)
 
 
 @pytest.fixture
 def source_tokenizer(source, tokenizer_folder):
-    from stages.learning.models import load_tokenizer
+    from stages.models.loading import load_tokenizer
 
     return load_tokenizer(SHARED / "tokenizer" if source == "shared" else tokenizer_folder)
 
@@ -208,7 +208,7 @@ def policy_folder(tmp_path_factory, tokenizer_folder):
     """A saved GPT-NeoX, 2 layers, 32 wide; dropout in its config, no embedding for [PAD]."""
     from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
 
-    from stages.learning.models import load_tokenizer, save_model
+    from stages.models.loading import load_tokenizer, save_model
 
     tokenizer = load_tokenizer(tokenizer_folder)
     torch.manual_seed(1)
@@ -233,14 +233,14 @@ def policy_folder(tmp_path_factory, tokenizer_folder):
 
 @pytest.fixture
 def policy(policy_folder):
-    from stages.learning.models import load_policy
+    from stages.models.loading import load_policy
 
     return load_policy(policy_folder).eval()
 
 
 @pytest.fixture
 def reward_model(policy_folder):
-    from stages.learning.models import new_reward_model
+    from stages.models.loading import new_reward_model
 
     return new_reward_model(policy_folder, torch.Generator().manual_seed(2)).eval()
 
@@ -285,8 +285,8 @@ def state_of(config: Any, network: Any, optimizer: Any = None, **others: Any) ->
 
     from accelerate import Accelerator
 
-    from stages.learning.learner import Learner
-    from stages.learning.state import Order, State
+    from stages.training.learner import Learner
+    from stages.training.state import Order, State
 
     learner = Learner(
         stage="test",
@@ -314,11 +314,11 @@ def rolled_out(
     config: Any, learner: Any, queries: Any, update: int = 0
 ) -> tuple[Any, dict[str, float]]:
     """Steps 1 to 5 of an update of PPO: the rollout, and what is reported of it."""
-    from stages.learning.sampling import Noise
-    from stages.learning.state import Order
-    from stages.rl.credit import credit, shape
+    from stages.models.sampling import Noise
+    from stages.rl.advantages import credit, shape
     from stages.rl.metrics import describe
     from stages.rl.rollout import measure, sample_responses, score
+    from stages.training.state import Order
 
     ppo, size = config.ppo, config.ppo.batch_size
     order = Order(rows=len(queries), batch_size=size, seed=config.seed, purpose="ppo")
@@ -336,7 +336,7 @@ def ppo_learner(study: Path, config: Any) -> Any:
     """The learner with which PPO begins from a finished run's models."""
     from accelerate import Accelerator
 
-    from stages.learning.models import load_tokenizer
+    from stages.models.loading import load_tokenizer
     from stages.rl.networks import load_networks, make_learner, origins_of
     from stages.runs import Run
 
@@ -348,7 +348,7 @@ def ppo_learner(study: Path, config: Any) -> Any:
 
 def two_updates_of_ppo(study: Path, config: Any) -> tuple[Any, Any]:
     """The learner and the second rollout after two updates from a finished run's models."""
-    from stages.posts.ragged import load_split
+    from stages.data.ragged import load_split
     from stages.rl.update import optimize
 
     learner = ppo_learner(study, config)

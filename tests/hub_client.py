@@ -14,15 +14,15 @@ from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 
-from stages.posts import toy
+from stages.data import builtin
 from tests import hub_repositories as layouts
 from tests.hub_server import Files, Hub, serving
 
 ROOT = Path(__file__).parents[1]
-TRAIN = [toy.make_post(f"toy1-train-{n}") for n in range(24)]
-HELD_OUT = [toy.make_post(f"toy1-validation-{n}") for n in range(6)]
-PAIRS = [toy.make_comparison(row, "1", "train") for row in TRAIN]
-HELD_OUT_PAIRS = [toy.make_comparison(row, "1", "valid1") for row in HELD_OUT]
+TRAIN = [builtin.make_post(f"toy1-train-{n}") for n in range(24)]
+HELD_OUT = [builtin.make_post(f"toy1-validation-{n}") for n in range(6)]
+PAIRS = [builtin.make_comparison(row, "1", "train") for row in TRAIN]
+HELD_OUT_PAIRS = [builtin.make_comparison(row, "1", "valid1") for row in HELD_OUT]
 
 
 @cache

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from stages import functional, ppo
-from stages.learning import passes, sampling
-from stages.learning.models import load_tokenizer
-from stages.posts.ragged import pad_right
-from stages.rl import credit, rollout
+from stages.data.ragged import pad_right
+from stages.models import forward, sampling
+from stages.models.loading import load_tokenizer
+from stages.rl import advantages, rollout
 from stages.rl.episodes import Measured, Rollout
 
 
@@ -40,8 +40,8 @@ def at_last_column(
     # Where padding is masked, its column repeats EOS: token, position and text before it are equal.
     tokens = torch.cat([queries, responses], dim=1)
     counted = torch.cat([queries != pad_id, torch.ones_like(responses, dtype=torch.bool)], dim=1)
-    inputs = passes.model_inputs(tokens.masked_fill(tokens == pad_id, 0), counted)
-    return passes.head_scalars(model, inputs)[:, -1]
+    inputs = forward.model_inputs(tokens.masked_fill(tokens == pad_id, 0), counted)
+    return forward.head_scalars(model, inputs)[:, -1]
 
 
 def query_one_short(
@@ -187,7 +187,7 @@ PLANTED = {
     "one-ratio": Planted(6, functional, "policy_losses", one_ratio),
     "kl-rewarded": Planted(4, functional, "shape_rewards", kl_rewarded),
     "kl-left-out": Planted(4, functional, "shape_rewards", kl_left_out),
-    "padding-whitened": Planted(5, credit, "whiten", padding_too),
+    "padding-whitened": Planted(5, advantages, "whiten", padding_too),
     "batch-before": Planted(5, ppo, "credit", of_the_batch_before()),
     "whitened-targets": Planted(5, ppo, "credit", from_whitened),
     "gae-across-eos": Planted(5, ppo, "credit", across_eos),

@@ -6,6 +6,7 @@ from typing import Any
 
 from safetensors.torch import load_file
 
+from stages import rm
 from stages.finished import read_manifest
 from stages.running.files import read_lines
 from stages.runs import Run
@@ -75,11 +76,11 @@ def kill_at(patch: Any, step: int) -> None:
 def stage_modules() -> dict[str, Any]:
     """The stages that can go on, in their order."""
     from eval import judge, summaries
-    from stages import dpo, normalize, ppo, reward, sft
+    from stages import dpo, normalize, ppo, sft
 
     return {
         "sft": sft,
-        "rm": reward,
+        "rm": rm,
         "normalize": normalize,
         "ppo": ppo,
         "dpo": dpo,

@@ -6,9 +6,9 @@ from tokenizers.processors import TemplateProcessing
 from transformers import AutoTokenizer
 
 from stages.base import split_limits
-from stages.learning.models import load_tokenizer
-from stages.posts.kinds import as_known
-from stages.posts.tokens import first_tokens, plain_encoder, tokenize_comparisons, tokenize_posts
+from stages.data.formats import as_known
+from stages.data.tokens import first_tokens, plain_encoder, tokenize_comparisons, tokenize_posts
+from stages.models.loading import load_tokenizer
 from stages.settings.checks import UserError
 from stages.settings.config import Data
 

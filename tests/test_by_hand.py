@@ -12,13 +12,13 @@ import torch
 import torch.nn.functional as F
 
 from eval.rates.reward_pairs import calibration, pair_statistics
-from stages.learning.learner import batch_rows
-from stages.learning.preferences import gap_rows, of_pairs, pair_parts, posts_of, summarize_gaps
-from stages.posts.ragged import TokenizedSplit, make_ragged
-from stages.posts.tokens import Limits, tokenize_comparisons, tokenize_posts
-from stages.reward import score_pairs, take_step
+from stages.data.ragged import TokenizedSplit, make_ragged
+from stages.data.tokens import Limits, tokenize_comparisons, tokenize_posts
+from stages.rm import score_pairs, take_step
 from stages.settings.command_line import make_config
 from stages.sft import counted_tokens, summed_loss
+from stages.training.learner import batch_rows
+from stages.training.preferences import gap_rows, of_pairs, pair_parts, posts_of, summarize_gaps
 from tests.conftest import close, state_of
 
 CPU = torch.device("cpu")

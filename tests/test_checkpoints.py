@@ -13,14 +13,14 @@ import pytest
 import torch
 from accelerate import Accelerator
 
-from stages.learning import loop as learning_loop
-from stages.learning import state
-from stages.learning.checkpoints import checkpoints
-from stages.learning.loop import make_optimizer
 from stages.running.files import read_lines
 from stages.runs import Run
 from stages.settings.command_line import make_config
 from stages.settings.config import UserError
+from stages.training import loop as learning_loop
+from stages.training import state
+from stages.training.checkpoints import checkpoints
+from stages.training.loop import make_optimizer
 from tests.conftest import flat, state_of
 from tests.resuming import Killed
 

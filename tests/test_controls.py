@@ -18,8 +18,8 @@ from eval.controls import describe, judge_controls, outcome
 from eval.judge import judgement
 from eval.judges import protocol
 from eval.judges.protocol import VERDICTS, About, Reply, comparison_of, judge_pair
+from stages.data.builtin import UNWANTED_COST, facts_of, make_post, read_summary, score_summary
 from stages.finished import read_manifest, stage_folder
-from stages.posts.toy import UNWANTED_COST, facts_of, make_post, read_summary, score_summary
 from stages.running.files import read_lines
 from stages.settings.command_line import make_config
 from stages.settings.config import Checks

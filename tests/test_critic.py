@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from reports.parts import collect, sentences
-from stages import base, normalize, ppo, reward, sft
+from stages import base, normalize, ppo, rm, sft
 from stages.driving.start import run_module
-from stages.learning.models import load_reward_model
+from stages.models.loading import load_reward_model
 from stages.rl.metrics import say_what_is_odd
 from stages.rl.networks import Origins, load_critic, zero_head
 from stages.running.files import read_lines
@@ -35,7 +35,7 @@ MENDED = """
 def before(tmp_path_factory):
     """The folder of a small run that has all that PPO is made from."""
     root = tmp_path_factory.mktemp("before")
-    make_stages(root, (base, sft, reward, normalize), [*NAMED, *SMALL])
+    make_stages(root, (base, sft, rm, normalize), [*NAMED, *SMALL])
     return root / "runs"
 
 

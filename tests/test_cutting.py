@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from stages.posts.tokens import fit_query, plain_encoder
+from stages.data.tokens import fit_query, plain_encoder
 from stages.settings.sections import PROMPT
 from tests.paper_numbers import query_tokens
 

@@ -21,7 +21,7 @@ import pytest
 from eval.judge import make_judge
 from eval.judges.downloads import DOWNLOADS, MODELS, joined, weights_note, write_model
 from eval.judges.protocol import Comparison, judge_all
-from stages.posts.toy import make_post
+from stages.data.builtin import make_post
 from stages.settings.checks import UserError
 from tests.chat_server import llm_config
 

@@ -13,15 +13,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stages import dpo
+from stages.data.ragged import TokenizedSplit, make_ragged
 from stages.functional import dpo_loss, sequence_logprobs
-from stages.learning.learner import batch_rows
-from stages.learning.loop import make_optimizer
-from stages.learning.models import load_policy
-from stages.learning.preferences import summarize_gaps
-from stages.learning.state import Order
-from stages.posts.ragged import TokenizedSplit, make_ragged
+from stages.models.loading import load_policy
 from stages.runs import open_stage
 from stages.settings.command_line import make_config
+from stages.training.learner import batch_rows
+from stages.training.loop import make_optimizer
+from stages.training.preferences import summarize_gaps
+from stages.training.state import Order
 from tests.conftest import refusal_of, state_of
 
 EOS = 0

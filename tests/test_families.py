@@ -26,10 +26,12 @@ from transformers import (
 )
 
 from eval import summaries
-from stages import base, dpo, normalize, ppo, reward, sft
+from stages import base, dpo, normalize, ppo, rm, sft
+from stages.data.ragged import load_split, pad_left, pad_right
 from stages.driving.start import run_module
 from stages.finished import read_manifest
-from stages.learning.models import (
+from stages.models.forward import score_responses
+from stages.models.loading import (
     Float32Head,
     head_name,
     head_of,
@@ -39,15 +41,13 @@ from stages.learning.models import (
     save_model,
     shift_scores,
 )
-from stages.learning.passes import score_responses
-from stages.learning.sampling import sample
-from stages.posts.ragged import load_split, pad_left, pad_right
+from stages.models.sampling import sample
 from stages.rl.networks import freeze
 from stages.running.files import read_lines
 from tests.conftest import close
 from tests.test_models import configured
 
-STAGES = (base, sft, reward, normalize, ppo, dpo, summaries)
+STAGES = (base, sft, rm, normalize, ppo, dpo, summaries)
 WIDTH = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
 GROUPED = {**WIDTH, "num_key_value_heads": 2, "intermediate_size": 64, "head_dim": 8}
 CONFIGS: dict[str, PreTrainedConfig] = {

@@ -16,8 +16,10 @@ from stages import base, sft
 from stages.driving.maker import Maker
 from stages.driving.start import run_module
 from stages.finished import read_manifest
-from stages.learning import models
-from stages.learning.learner import (
+from stages.models import loading
+from stages.settings.command_line import make_config
+from stages.settings.config import UserError
+from stages.training.learner import (
     FORWARD,
     MICROBATCH,
     Size,
@@ -26,9 +28,7 @@ from stages.learning.learner import (
     optimizer_step,
     room_of,
 )
-from stages.learning.loop import make_optimizer
-from stages.settings.command_line import make_config
-from stages.settings.config import UserError
+from stages.training.loop import make_optimizer
 from tests.conftest import flat, make_stages, state_of
 from tests.test_microbatches import SPLITS
 
@@ -186,9 +186,9 @@ def test_moments_that_get_no_memory_are_made_before_the_step(policy, monkeypatch
 
         loop = state(network, optimizer)
         with monkeypatch.context() as patch:
-            patch.setattr("stages.learning.learner.torch.zeros_like", zeros_like)
+            patch.setattr("stages.training.learner.torch.zeros_like", zeros_like)
             if not refusals:
-                patch.setattr("stages.learning.learner.make_moments", lambda _: None)
+                patch.setattr("stages.training.learner.make_moments", lambda _: None)
             sft.take_step(loop, SPLITS[sft], list(range(8)))
         states.append(optimizer.state_dict()["state"])
         weights.append(flat(network))
@@ -223,7 +223,7 @@ def difference(one: Path, two: Path) -> float:
 
 def test_a_stage_that_ran_out_of_memory_says_so_in_its_manifest(alone, seed, monkeypatch):
     def load_policy(*given: Any) -> Any:
-        policy = models.load_policy(*given)
+        policy = loading.load_policy(*given)
         refuse_more_than(policy, sequences=4)
         return policy
 

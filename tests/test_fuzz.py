@@ -23,8 +23,8 @@ from eval.judges.openai.server_judge import choice_of
 from eval.judges.prompt import LINES, make_question
 from reports.parts import page
 from reports.parts.blocks import Details, Heading, Note, Sample, Table, Text, link
-from stages.posts.bad_rows import BadRows
-from stages.posts.readers import kept_odd_rows, read_split
+from stages.data.bad_rows import BadRows
+from stages.data.readers import kept_odd_rows, read_split
 from stages.settings.checks import HIDDEN, UserError, visible
 from stages.settings.command_line import config_from_arguments, section_from
 from stages.settings.config import SECTIONS, settings_hash

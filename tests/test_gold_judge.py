@@ -17,15 +17,15 @@ from eval.judges.gold import GoldJudge
 from eval.judges.protocol import Comparison, judge_all
 from eval.scores import proxy_and_gold
 from reports.sections.scores import _reading
-from stages import base, normalize, reward, sft
+from stages import base, normalize, rm, sft
+from stages.data.bad_rows import in_half
 from stages.driving.start import run_module
 from stages.finished import read_manifest, seal_of, stage_folder, why_not
-from stages.learning.passes import summary_scores
-from stages.learning.preferences import training_pairs
-from stages.posts.bad_rows import in_half
+from stages.models.forward import summary_scores
 from stages.running.files import read_lines
 from stages.settings.command_line import make_config
 from stages.settings.config import Checks, JudgeSettings, UserError
+from stages.training.preferences import training_pairs
 from tests.resuming import SETTINGS, Killed
 
 GOLD_ARGUMENTS = "--preset tiny --name gold --seed 7 --set".split()
@@ -40,7 +40,7 @@ def judged(whole, tmp_path_factory):
     shutil.rmtree(root / "runs/resumed/seed44413/judge")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(root)
-        for module in (base, sft, reward, normalize):
+        for module in (base, sft, rm, normalize):
             run_module(module, [*GOLD_ARGUMENTS, *SETTINGS, "rm.pairs=odd", "base.vocab_size=600"])
     return root
 

@@ -12,6 +12,7 @@ from huggingface_hub import errors
 from safetensors.torch import load
 
 from reports.sections import made_with
+from stages import rm
 from stages.driving.start import run_module
 from stages.running import hub as hub_client
 from stages.running.hub import fetch_model
@@ -79,7 +80,7 @@ def manifest(tmp_path: Path, seed: int = 44413) -> dict:
 
 READ = """
 import json
-from stages.posts.readers import read_source
+from stages.data.readers import read_source
 from stages.settings.config import Data
 print(json.dumps(dict(read_source(Data(), "hub"))))
 """
@@ -108,7 +109,7 @@ def test_old_buffers_are_no_weights_and_float16_is_read_as_float32(hub, client, 
     folder = Path(fetched(client))
     assert {path.name for path in folder.iterdir()} == {"config.json", kind, *small_tokenizer()}
 
-    from stages.learning.models import load_policy, load_tokenizer
+    from stages.models.loading import load_policy, load_tokenizer
 
     published = load(small_model()["model.safetensors"])
     assert any(name.endswith("rotary_emb.inv_freq") for name in published)
@@ -178,11 +179,11 @@ def test_after_make_data_every_stage_to_the_page_runs_offline(made, monkeypatch)
     # In this process HF_HUB_OFFLINE is set.
     from eval import controls, judge, summaries, win_rate
     from reports import run_page
-    from stages import normalize, ppo, reward, sft
+    from stages import normalize, ppo, sft
 
     made.hub.requests.clear()
     monkeypatch.chdir(made.folder)
-    stages = (sft, reward, normalize, ppo, summaries, judge, controls, win_rate, run_page)
+    stages = (sft, rm, normalize, ppo, summaries, judge, controls, win_rate, run_page)
     for module in stages:
         run_module(module, [*NAMED, *SETTINGS])
     assert made.hub.requests == []
@@ -269,7 +270,7 @@ def test_what_the_client_raises_is_one_line(monkeypatch, error, said):
 
 
 READ_PAIRS = """
-from stages.posts.readers import read_split
+from stages.data.readers import read_split
 from stages.settings.checks import UserError
 from stages.settings.config import Data
 for name in {names!r}:

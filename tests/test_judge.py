@@ -9,8 +9,8 @@ import pytest
 from eval.judge import judge_summaries, judgement, main
 from eval.judges.offline import FactsJudge, RewardModelJudge
 from eval.judges.protocol import Choice, Comparison, Judge, Reply, comparison_of, judge_pair
+from stages.data.builtin import OPTIONAL, facts_of
 from stages.finished import read_manifest, stage_folder
-from stages.posts.toy import OPTIONAL, facts_of
 from stages.running.files import read_lines
 from stages.settings.command_line import make_config
 from tests.chat_server import GOOD, chat, llm_config, serving

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from stages.posts.bad_rows import BadRowError, BadRows
-from stages.posts.kinds import ASSISTANT, as_known, recognised
-from stages.posts.readers import read_source
-from stages.posts.tokens import Limits, tokenize_posts
+from stages.data.bad_rows import BadRowError, BadRows
+from stages.data.formats import ASSISTANT, as_known, recognised
+from stages.data.readers import read_source
+from stages.data.tokens import Limits, tokenize_posts
 from stages.settings.checks import UserError
 from stages.settings.sections import COMPARISONS, POSTS, Data
 

@@ -17,15 +17,15 @@ import torch
 from stages.driving.maker import Maker
 from stages.driving.start import is_about_another_process, run_stage
 from stages.finished import make_command
-from stages.learning import sharding
-from stages.learning.loop import make_accelerator
-from stages.learning.sharding import started_engine
 from stages.pipeline import make_goals, parse
 from stages.running import launch
 from stages.running.launch import accelerate_arguments, hand_on, launch_words
 from stages.settings.checks import is_out_of_memory, launched_processes
 from stages.settings.command_line import Request, make_config
 from stages.settings.config import UserError
+from stages.training import sharding
+from stages.training.loop import make_accelerator
+from stages.training.sharding import started_engine
 
 ROOT = Path(__file__).parents[1]
 
@@ -208,8 +208,8 @@ OF_ACCELERATE = {
 }
 GRADIENT = """
 import torch
-from stages.learning.loop import make_accelerator
-from stages.learning.sharding import prepare
+from stages.training.loop import make_accelerator
+from stages.training.sharding import prepare
 from stages.settings.command_line import make_config
 
 accelerator = make_accelerator(make_config("tiny"))

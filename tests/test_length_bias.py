@@ -5,8 +5,8 @@ import pytest
 
 from eval.rates.formulas import wilson
 from eval.rates.reward_pairs import accuracy_at_equal_length, beside_length, pair_statistics
-from stages.learning.preferences import gap_rows
-from stages.posts.ragged import TokenizedSplit, make_ragged
+from stages.data.ragged import TokenizedSplit, make_ragged
+from stages.training.preferences import gap_rows
 
 CHOSEN = [20, 20, 20, 10, 15, 30, 12, 40, 19, 10]
 REJECTED = [10, 19, 20, 30, 10, 31, 12, 20, 20, 11]  # longer on 4, equal on 2, shorter on 4

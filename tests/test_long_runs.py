@@ -21,7 +21,8 @@ SETTINGS = f"""
 """.split()
 SCRIPT = """
 import json, os, sys
-from stages import base, sft, reward, normalize, ppo
+from stages import rm
+from stages import base, sft, normalize, ppo
 from stages.driving.start import run_module
 from stages.runs import Run
 modules = base, sft, reward, normalize, ppo

@@ -19,9 +19,19 @@ import torch
 from accelerate.state import AcceleratorState
 
 from stages import base, sft
+from stages.data.ragged import Ragged, make_ragged
 from stages.finished import read_manifest, stage_folder
-from stages.learning import loop, sharding
-from stages.learning.learner import (
+from stages.models.loading import load_policy
+from stages.models.lora import keep_model
+from stages.models.sampling import Sampling, respond_often, sampling_noise
+from stages.rl.metrics import compilations
+from stages.rl.update import linear_rate
+from stages.running.files import read_lines
+from stages.running.machine import cpu_model
+from stages.settings.command_line import make_config
+from stages.settings.config import Memory, Optimizer, UserError
+from stages.training import loop, sharding
+from stages.training.learner import (
     batch_rows,
     global_sum,
     local_share,
@@ -29,24 +39,14 @@ from stages.learning.learner import (
     stream_seed,
     synchronized_last,
 )
-from stages.learning.loop import (
+from stages.training.loop import (
     gather_rows,
     make_accelerator,
     make_optimizer,
     set_learning_rate,
     use_gradient_checkpointing,
 )
-from stages.learning.lora import keep_model
-from stages.learning.models import load_policy
-from stages.learning.sampling import Sampling, respond_often, sampling_noise
-from stages.learning.supervised import check_batch, cosine_rate
-from stages.posts.ragged import Ragged, make_ragged
-from stages.rl.metrics import compilations
-from stages.rl.update import linear_rate
-from stages.running.files import read_lines
-from stages.running.machine import cpu_model
-from stages.settings.command_line import make_config
-from stages.settings.config import Memory, Optimizer, UserError
+from stages.training.supervised import check_batch, cosine_rate
 from tests.conftest import ROOT, close
 
 
@@ -322,7 +322,7 @@ def test_a_stage_keeps_freed_blocks_and_the_largest_go_back():
     code = """
 import ctypes
 import torch
-from stages.learning.loop import make_accelerator
+from stages.training.loop import make_accelerator
 from stages.settings.command_line import make_config
 from stages.running.machine import keep_freed_memory
 

@@ -7,11 +7,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from stages import base, dpo, normalize, ppo, reward, sft
+from stages import base, dpo, normalize, ppo, rm, sft
 from stages.driving.start import run_module
-from stages.learning.lora import adapt, adapter_layers, adapter_off, merge
-from stages.learning.models import load_policy, load_reward_model, save_model
-from stages.learning.passes import head_scalars, model_inputs, response_logprobs
+from stages.models.forward import head_scalars, model_inputs, response_logprobs
+from stages.models.loading import load_policy, load_reward_model, save_model
+from stages.models.lora import adapt, adapter_layers, adapter_off, merge
 from stages.rl.networks import save_networks
 from stages.running.files import read_lines
 from stages.settings.command_line import make_config
@@ -148,7 +148,7 @@ def study(tmp_path_factory):
     root = tmp_path_factory.mktemp("lora")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(root)
-        for module in (base, sft, reward, normalize, ppo, dpo):
+        for module in (base, sft, rm, normalize, ppo, dpo):
             run_module(module, ARGUMENTS)
         yield root / "runs" / "mini" / "seed44413"
 

@@ -19,17 +19,17 @@ from transformers import GPTNeoXModel
 
 from eval import summaries
 from eval.judges.gold import GoldJudge
-from stages import dpo, normalize, reward, sft
-from stages.learning.learner import FORWARD, MICROBATCH, NonFiniteError, room_of
-from stages.learning.loop import make_optimizer
-from stages.learning.sampling import Noise, Sampling, respond_often
-from stages.posts.ragged import TokenizedSplit, make_ragged
+from stages import dpo, normalize, rm, sft
+from stages.data.ragged import TokenizedSplit, make_ragged
+from stages.models.sampling import Noise, Sampling, respond_often
 from stages.rl import start_checks
 from stages.rl.networks import freeze
 from stages.rl.rollout import measure, sample_responses, score
 from stages.rl.update import optimize
 from stages.settings.command_line import make_config
 from stages.settings.config import UserError
+from stages.training.learner import FORWARD, MICROBATCH, NonFiniteError, room_of
+from stages.training.loop import make_optimizer
 from tests.conftest import flat, learner_of, rolled_out, state_of
 
 ROWS = 16
@@ -45,7 +45,7 @@ def split(*names: str) -> TokenizedSplit:
     return TokenizedSplit(columns=columns, rows=[{"split": "train"}] * ROWS)
 
 
-SPLITS = {sft: split("queries", "summaries"), reward: split("queries", "chosen", "rejected")}
+SPLITS = {sft: split("queries", "summaries"), rm: split("queries", "chosen", "rejected")}
 
 
 def weights_after_two_updates(stage, network, microbatch_size: int) -> torch.Tensor:
@@ -170,9 +170,9 @@ def gold_pass(place: Any) -> Any:
 
 def evaluation_pass(place: Any) -> Any:
     loop = state_of(place.config, place.reward_model, run=place.run)
-    row = loop.run, loop.accelerator, place.reward_model, SPLITS[reward], "pairs.jsonl"
+    row = loop.run, loop.accelerator, place.reward_model, SPLITS[rm], "pairs.jsonl"
     place.learner.accelerator = loop.accelerator
-    return lambda: list(reward.evaluate(*row).values())
+    return lambda: list(rm.evaluate(*row).values())
 
 
 def normalize_pass(place: Any) -> Any:
@@ -219,7 +219,7 @@ PASSES: dict[str, Callable[[Any], Callable[[], Any]]] = {
         lambda: summaries.log_likelihoods(p.run, p.learner.accelerator, ("a", "b"), POSTS, TEXTS)
     ),
     "DPO's reference": lambda p: (
-        lambda: dpo.split_logprobs(p.learner.accelerator, p.policy, SPLITS[reward], p.config, "x")
+        lambda: dpo.split_logprobs(p.learner.accelerator, p.policy, SPLITS[rm], p.config, "x")
     ),
     "the gold judge": gold_pass,
 }

@@ -18,21 +18,21 @@ from transformers import (
 )
 
 from stages.functional import truncate_after
-from stages.learning.models import (
-    load_policy,
-    load_reward_model,
-    load_tokenizer,
-    new_reward_model,
-    save_model,
-)
-from stages.learning.passes import (
+from stages.models.forward import (
     head_scalars,
     model_inputs,
     response_logprobs,
     response_values,
     score_responses,
 )
-from stages.learning.sampling import draw, sample
+from stages.models.loading import (
+    load_policy,
+    load_reward_model,
+    load_tokenizer,
+    new_reward_model,
+    save_model,
+)
+from stages.models.sampling import draw, sample
 from stages.settings.config import UserError
 from tests import paper_numbers as paper
 from tests.conftest import SHARED, close

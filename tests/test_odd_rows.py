@@ -12,13 +12,12 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from eval.calibration import calibrate
-from stages import base, dpo, reward
+from stages import base, dpo, rm
 from stages.base import remarks
-from stages.driving.start import run_module
-from stages.learning.models import positions_of, require_room
-from stages.posts.bad_rows import BadRows
-from stages.posts.kinds import learned
-from stages.posts.readers import (
+from stages.data.bad_rows import BadRows
+from stages.data.builtin import make_comparison, make_post
+from stages.data.formats import learned
+from stages.data.readers import (
     beside_known,
     check_comparison,
     differences,
@@ -26,7 +25,7 @@ from stages.posts.readers import (
     label_strength,
     read_source,
 )
-from stages.posts.tokens import (
+from stages.data.tokens import (
     CNNDM_LIMITS,
     Limits,
     length_report,
@@ -35,7 +34,8 @@ from stages.posts.tokens import (
     tokenize_comparisons,
     tokenize_posts,
 )
-from stages.posts.toy import make_comparison, make_post
+from stages.driving.start import run_module
+from stages.models.loading import positions_of, require_room
 from stages.running.files import read_json, read_lines
 from stages.settings.command_line import make_config
 from stages.settings.config import Data, UserError
@@ -184,15 +184,15 @@ def all_finite(numbers):
 
 def test_the_reward_model_learns_from_empty_and_equal_summaries(reward_model, odd_pairs):
     state = odd_state(reward_model)
-    assert all_finite(reward.take_step(state, odd_pairs, [0, 1, 2]))
+    assert all_finite(rm.take_step(state, odd_pairs, [0, 1, 2]))
     assert all(torch.isfinite(weight).all() for weight in reward_model.parameters())
-    found = reward.evaluate(state.run, state.accelerator, reward_model, odd_pairs, "odd")
+    found = rm.evaluate(state.run, state.accelerator, reward_model, odd_pairs, "odd")
     assert all_finite(found)
     assert found["pairs"] == 3
     # Read at EOS: of an empty summary that is the token after the query. Equal texts, equal scores.
     cpu = torch.device("cpu")
     with torch.no_grad():
-        chosen, rejected = reward.score_pairs(reward_model, odd_pairs, [0, 1, 2], cpu)
+        chosen, rejected = rm.score_pairs(reward_model, odd_pairs, [0, 1, 2], cpu)
         query = odd_pairs.columns["queries"][1]
         alone = torch.cat([query, torch.tensor([0])]).unsqueeze(0)
         close(chosen[1], reward_model(input_ids=alone).logits[0, -1, 0], 1e-5)

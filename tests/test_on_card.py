@@ -5,13 +5,13 @@ import torch
 from accelerate.utils import is_triton_available
 
 from reports.speed import measure, speed
-from stages.learning.loop import make_accelerator
-from stages.learning.sampling import Decoding, Noise
-from stages.learning.sharding import Compiling
+from stages.models.sampling import Decoding, Noise
 from stages.rl import rollout
 from stages.rl.metrics import compilations
 from stages.running.files import read_json
 from stages.settings.command_line import config_of
+from stages.training.loop import make_accelerator
+from stages.training.sharding import Compiling
 from tests import pretend_card
 
 pytestmark = [

@@ -11,23 +11,23 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
 from stages import base
+from stages.data.bad_rows import BadRows
+from stages.data.ragged import load_split
+from stages.data.tokens import plain_encoder, tokenize_posts
 from stages.driving.start import run_module
-from stages.learning.checkpoints import read_weights
-from stages.learning.models import (
+from stages.models.loading import (
     load_policy,
     load_reward_model,
     load_tokenizer,
     same_tokens,
     save_model,
 )
-from stages.posts.bad_rows import BadRows
-from stages.posts.ragged import load_split
-from stages.posts.tokens import plain_encoder, tokenize_posts
 from stages.running.files import read_record
 from stages.running.machine import code_of
 from stages.settings.command_line import make_config
 from stages.settings.config import UserError
 from stages.settings.sections import format_post
+from stages.training.checkpoints import read_weights
 from tests.conftest import refusal_of
 from tests.test_posts import LIMITS, POST
 
@@ -190,14 +190,14 @@ def test_other_tokenising_code_finds_no_tokens_of_the_old_and_other_code_does(
     rows = base.SourceRows(located={"sft_train": POSTS}, bad=BadRows("stop"), published={})
 
     def caches(**edited):
-        closure = code_of("stages.posts.tokens") | edited
+        closure = code_of("stages.data.tokens") | edited
         monkeypatch.setattr(base, "code_of", lambda module: closure)
         base.copy_tokens(tokenizer, rows, {"sft_train": LIMITS}, tmp_path / "data")
         return len(list((runs / "cache").iterdir()))
 
     assert caches() == caches() == 1
     assert caches(**{"stages/settings/stages.py": "edited"}) == 1
-    assert caches(**{"stages/posts/tokens.py": "edited"}) == 2
+    assert caches(**{"stages/data/tokens.py": "edited"}) == 2
     assert caches(**{"stages/settings/sections.py": "edited"}) == 3
 
 

@@ -6,8 +6,8 @@ import datasets
 import pytest
 from datasets.exceptions import DatasetGenerationError
 
-from stages.posts.bad_rows import BadRows
-from stages.posts.readers import read_hub, read_source, subsample
+from stages.data.bad_rows import BadRows
+from stages.data.readers import read_hub, read_source, subsample
 from stages.settings.config import HUB, Data, UserError
 from tests.conftest import refusal_of
 from tests.test_posts import PAIR, POST, read_all, write_folder

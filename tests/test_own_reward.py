@@ -10,13 +10,13 @@ import pytest
 
 from eval import controls, judge, summaries, win_rate
 from reports import run_page
-from stages import base, dpo, normalize, ppo, reward, rloo, sft
+from stages import base, dpo, normalize, ppo, rloo, rm, sft
 from stages.driving.start import run_module
 from stages.finished import read_manifest
+from stages.models.reward_function import TextReward
 from stages.running.files import read_lines
 from stages.settings.checks import UserError
 from stages.settings.command_line import make_config, recorded_config
-from stages.text_reward import TextReward
 from tests.conftest import refusal_of
 
 # Every token of a response can raise this reward, so no rare event decides whether it is learned.
@@ -61,7 +61,7 @@ def module(runs, place):
 @pytest.mark.learns
 def test_a_function_of_texts_is_centred_learned_and_measured_without_pairs(module, capsys):
     words = ["--preset", "tiny", "--name", "mine", "--data", "rows.jsonl", "--set", *OWN]
-    for module_ in (base, sft, reward, normalize, ppo, rloo, *JUDGED):
+    for module_ in (base, sft, rm, normalize, ppo, rloo, *JUDGED):
         run_module(module_, words)
     run = module / "mine" / "seed44413"
     mean = (read_manifest(run / "normalize") or {})["results"]["mean_before"]

@@ -17,8 +17,8 @@ from accelerate.state import AcceleratorState
 from torch import Tensor
 from transformers import GPTNeoXConfig, GPTNeoXForCausalLM, GPTNeoXForTokenClassification
 
-from stages.learning.models import in_float32, reset_head
-from stages.posts.ragged import make_ragged
+from stages.data.ragged import make_ragged
+from stages.models.loading import in_float32, reset_head
 from stages.rl.networks import Networks, PolicyAndCritic
 from stages.rl.update import optimize
 from stages.settings.command_line import make_config

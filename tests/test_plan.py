@@ -29,10 +29,10 @@ from reports.needs.shapes import (
     shape_of,
 )
 from reports.sizes import with_sizes
-from stages.learning.loop import use_gradient_checkpointing
 from stages.settings.command_line import make_config
 from stages.settings.config import Base, UserError, settings_hash
 from stages.settings.presets import PRESETS
+from stages.training.loop import use_gradient_checkpointing
 from tests.conftest import refusal_of
 
 ROOT = Path(__file__).parents[1]
@@ -89,8 +89,8 @@ def test_a_read_configuration_has_as_many_parameters_as_the_model_that_transform
 
 
 def test_adapters_are_counted_as_peft_makes_them(policy_folder):
-    from stages.learning.lora import adapt
-    from stages.learning.models import load_policy
+    from stages.models.loading import load_policy
+    from stages.models.lora import adapt
 
     config = make_config("tiny", name="mine", overrides=("lora.rank=4",))
     policy = load_policy(policy_folder)

@@ -80,9 +80,9 @@ from accelerate import Accelerator
 import torch
 from reports.speed import meter as meters
 from stages import sft
-from stages.learning.supervised import begin_supervised
-from stages.learning.models import load_policy
-from stages.posts.ragged import TokenizedSplit, make_ragged
+from stages.training.supervised import begin_supervised
+from stages.models.loading import load_policy
+from stages.data.ragged import TokenizedSplit, make_ragged
 from stages.runs import Run
 from stages.settings.command_line import make_config
 config = make_config("pythia-70m", name="measured", overrides=tuple(sys.argv[2:]))

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from stages.posts.ragged import load_split, pad_left, pad_right, save_split
-from stages.posts.readers import SPLITS, Located, is_cnndm, read_source, subsample
-from stages.posts.tokens import (
+from stages.data.ragged import load_split, pad_left, pad_right, save_split
+from stages.data.readers import SPLITS, Located, is_cnndm, read_source, subsample
+from stages.data.tokens import (
     CNNDM_LIMITS,
     Limits,
     fit_query,

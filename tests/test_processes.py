@@ -12,7 +12,7 @@ import pytest
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoModelForTokenClassification
 
-from stages import base, dpo, normalize, ppo, reward, sft
+from stages import base, dpo, normalize, ppo, rm, sft
 from stages.driving.start import run_module
 from stages.running.files import read_lines
 from stages.running.launch import ENGINES
@@ -36,7 +36,8 @@ ADAPTED[ADAPTED.index("world.validation_posts=9")] = "world.validation_posts=1"
 TRAIN = """
 from accelerate import PartialState
 from stages.driving.start import end_process, run_module
-from stages import dpo, normalize, ppo, reward, sft
+from stages import rm
+from stages import dpo, normalize, ppo, sft
 for arguments in {}:
     for stage in (sft, reward, normalize, ppo, dpo):
         run_module(stage, arguments)
@@ -101,7 +102,7 @@ def alone(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(root)
         for arguments in (ARGUMENTS, ADAPTED):
-            for stage in (base, sft, reward, normalize, ppo, dpo):
+            for stage in (base, sft, rm, normalize, ppo, dpo):
                 run_module(stage, arguments)
     return root
 

@@ -8,8 +8,8 @@ from eval.control_texts import control_rows
 from eval.judges.prompt import LINES, make_question
 from reports.sharing.cards import POST, card
 from stages.base import make_base
+from stages.data.ragged import load_split
 from stages.finished import stage_folder
-from stages.posts.ragged import load_split
 from stages.running.files import read_lines
 from stages.settings.command_line import make_config
 from stages.settings.config import Data

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from stages import base, normalize, ppo, reward, sft
+from stages import base, normalize, ppo, rm, sft
+from stages.data.builtin import make_post, write_world
+from stages.data.tokens import tokenize_posts
 from stages.driving.start import run_module
-from stages.posts.tokens import tokenize_posts
-from stages.posts.toy import make_post, write_world
 from stages.running.files import read_json, read_lines
 from stages.settings.config import UserError, World
 from stages.settings.sections import format_post
@@ -55,7 +55,7 @@ def test_ppo_draws_its_queries_from_ppo_train_where_there_is_one(place, with_ppo
     small = "base.hidden_size=32 base.num_layers=2 ppo.total_episodes=16 ppo.batch_size=8"
     small += " ppo.critic_updates=0 memory.cpu_threads=1 ppo.samples_every=1"
     arguments = ["--preset", "tiny", "--name", "more", "--data", "data", "--set", *small.split()]
-    for stage in (base, sft, reward, normalize, ppo):
+    for stage in (base, sft, rm, normalize, ppo):
         run_module(stage, arguments)
     folder = place / "runs/more/seed44413/ppo"
     queries = [row["query"] for row in read_lines(folder / "samples.jsonl")]

@@ -7,23 +7,23 @@ import torch
 from transformers import AutoModelForTokenClassification, Qwen2Config
 
 from eval import summaries
-from stages import base, normalize, ppo, reward, rloo, sft
+from stages import base, normalize, ppo, rloo, rm, sft
+from stages.data.ragged import load_split, pad_left, pad_right
 from stages.driving.start import run_module
-from stages.learning.models import load_reward_model, load_tokenizer, save_model
-from stages.learning.passes import (
+from stages.models.foreign import load_released_reward_model
+from stages.models.forward import (
     head_scalars,
     score_responses,
     shares_query,
     summary_scores,
     token_read_before,
 )
-from stages.posts.ragged import load_split, pad_left, pad_right
-from stages.reward import read_scores_before
+from stages.models.loading import load_reward_model, load_tokenizer, save_model
 from stages.rl import start_checks
+from stages.rm import read_scores_before
 from stages.running.files import read_json, read_lines
 from stages.settings.command_line import make_config
 from stages.settings.config import UserError
-from stages.taken import load_released_reward_model
 from tests.conftest import close
 from tests.test_families import CONFIGS, GROUPED
 from tests.test_shared_query import made
@@ -130,7 +130,7 @@ def runs_folder(tmp_path_factory):
             run_module(stage, ["--preset", "tiny", "--name", "plain", "--set", *SETTINGS])
         words = ["--preset", "tiny", "--name", "before", "--upstream", "plain", "--set"]
         memory = [text for text in SETTINGS if text.startswith("memory.")]
-        for stage in (reward, normalize, ppo, rloo, summaries):
+        for stage in (rm, normalize, ppo, rloo, summaries):
             run_module(stage, [*words, *memory, *ONLINE, "rm.read_at=before_eos"])
     return root / "runs"
 

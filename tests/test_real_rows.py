@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from stages import base
+from stages.data.ragged import load_split
 from stages.driving.start import run_module
-from stages.posts.ragged import load_split
 from stages.running.files import read_json
 
 ROWS = {  # as ../shared/README.md counts them

@@ -28,17 +28,17 @@ from transformers import (
 )
 
 from eval.judge import judge_summaries
-from stages import normalize, ppo, reward
+from stages import normalize, ppo, rm
 from stages.driving.start import run_module
 from stages.driving.wanted import wanted_stages
 from stages.finished import stage_folder
-from stages.learning.checkpoints import read_weights
-from stages.learning.models import load_reward_model
-from stages.learning.passes import score_responses
+from stages.models.foreign import load_released_reward_model
+from stages.models.forward import score_responses
+from stages.models.loading import load_reward_model
 from stages.running.files import read_lines
 from stages.settings.command_line import make_config
 from stages.settings.config import UserError
-from stages.taken import load_released_reward_model
+from stages.training.checkpoints import read_weights
 from tests.conftest import refusal_of
 from tests.resuming import ARGUMENTS, SETTINGS
 from tests.test_families import GROUPED, WIDTH
@@ -200,7 +200,7 @@ def test_what_is_no_reward_model_is_one_line(whole, tmp_path):
 def test_a_reward_model_of_others_takes_the_place_of_training_one(attempt, whole, tmp_path, capsys):
     folder, run = paper_layout(whole / "normalize/model", tmp_path / "paper"), attempt("rm").parent
     words = [*ARGUMENTS, f"released.reward_model={folder}"]
-    for module in (reward, normalize, ppo):
+    for module in (rm, normalize, ppo):
         run_module(module, words)
     pairs = zip(
         load_reward_model(run / "rm/model").parameters(),
@@ -214,7 +214,7 @@ def test_a_reward_model_of_others_takes_the_place_of_training_one(attempt, whole
     shutil.copy(whole / "sft/model/tokenizer_config.json", folder)
     (folder / "tokenizer.json").write_text(json.dumps(other))
     with pytest.raises(SystemExit):
-        run_module(reward, words)
+        run_module(rm, words)
     assert "has another tokenizer than random" in capsys.readouterr().err
 
 

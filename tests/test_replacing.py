@@ -49,7 +49,7 @@ def interrupt(stage: str) -> None:
 
 def test_the_code_of_a_stage_is_its_import_closure_and_nothing_above_it():
     files = set(code_of("stages.ppo"))
-    assert {"stages/ppo.py", GAE, "stages/runs.py", "stages/rl/credit.py"} <= files
+    assert {"stages/ppo.py", GAE, "stages/runs.py", "stages/rl/advantages.py"} <= files
     assert not any(name.startswith(("eval/", "reports/")) for name in files)
     assert "stages/dpo.py" not in files
     assert all((ROOT / name).is_file() for name in files)

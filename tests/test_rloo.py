@@ -13,14 +13,14 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from eval import controls, judge, summaries, win_rate
 from reports import run_page
-from stages import base, normalize, ppo, reward, rloo, sft
+from stages import base, normalize, ppo, rloo, rm, sft
 from stages.driving.start import run_module
 from stages.functional import leave_one_out, minus_group_mean, token_logprobs
-from stages.learning import passes
-from stages.learning.models import with_dropout
-from stages.learning.sampling import Noise, sample
-from stages.rl.credit import credit as by_gae
-from stages.rl.credit import shape
+from stages.models import forward
+from stages.models.loading import with_dropout
+from stages.models.sampling import Noise, sample
+from stages.rl.advantages import credit as by_gae
+from stages.rl.advantages import shape
 from stages.rl.episodes import Shaped
 from stages.rl.grouped import credit
 from stages.rl.rollout import measure, sample_responses, score, share_of_batch
@@ -154,9 +154,9 @@ def test_a_query_computed_once_changes_nothing(family, size, before_ppo, monkeyp
     found = []
     for shares in (True, False):
         if not shares:
-            monkeypatch.setattr(passes, "shares_query", lambda model, longest: False)
+            monkeypatch.setattr(forward, "shares_query", lambda model, longest: False)
             monkeypatch.setattr("stages.rl.rollout.sample", apart(sample))
-        assert passes.shares_query(policy, 64) == shares
+        assert forward.shares_query(policy, 64) == shares
         learner = learner_of(copy.deepcopy(networks), make_config("tiny"), **sizes)
         sampled = sample_responses(learner, QUERIES, NOISE, settings)
         episodes = score(learner, measure(learner, sampled, settings), settings)
@@ -192,7 +192,7 @@ def made(auto, family, vocabulary):
 
 def test_a_run_with_rloo_goes_from_sft_to_the_page_with_its_curves(runs):
     arguments = ["--preset", "tiny", "--name", "r", "--set", *SMALL]
-    for module in (base, sft, reward, normalize, ppo, rloo, summaries, judge, controls, win_rate):
+    for module in (base, sft, rm, normalize, ppo, rloo, summaries, judge, controls, win_rate):
         run_module(module, arguments)
     folder = runs / "r" / "seed44413"
     rows = read_lines(folder / "rloo" / "metrics.jsonl")

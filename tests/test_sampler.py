@@ -11,9 +11,9 @@ from transformers import AutoModelForCausalLM
 from transformers.cache_utils import DynamicCache
 
 from stages.functional import truncate_after
-from stages.learning import sampling
-from stages.learning.passes import response_logprobs
-from stages.learning.sampling import ENDED_SHARE, Decoding, ReservedLayer, sample, sampler_cache
+from stages.models import sampling
+from stages.models.forward import response_logprobs
+from stages.models.sampling import ENDED_SHARE, Decoding, ReservedLayer, sample, sampler_cache
 from tests.conftest import close
 from tests.test_families import CONFIGS
 

@@ -19,16 +19,16 @@ from transformers import (
     Starcoder2Config,
 )
 
-from stages.learning.models import require_heads
-from stages.learning.passes import (
+from stages.data.ragged import pad_left, pad_right
+from stages.models.forward import (
     response_values,
     shared_rows,
     shares_query,
     summary_logprobs,
     summary_scores,
 )
-from stages.learning.vocabulary import SHARING
-from stages.posts.ragged import pad_left, pad_right
+from stages.models.loading import require_heads
+from stages.models.logprobs import SHARING
 from tests.conftest import close
 from tests.test_families import CONFIGS, GROUPED
 

@@ -16,9 +16,9 @@ import pytest
 from stages import base, ppo
 from stages.driving.start import run_module, run_stage
 from stages.finished import stage_folder
-from stages.learning.checkpoints import checkpoints
 from stages.running import progress as stopping
 from stages.settings.command_line import make_config
+from stages.training.checkpoints import checkpoints
 from tests.resuming import ARGUMENTS, OFTEN, Killed, compare, kill_at, rows_of, same
 
 ROOT = Path(__file__).parents[1]
@@ -224,7 +224,7 @@ MEASURING = """
 import os, signal, time
 from pathlib import Path
 from stages.driving.start import ended_by_signal
-from stages.learning.loop import make_accelerator, over_share
+from stages.training.loop import make_accelerator, over_share
 from stages.settings.command_line import make_config
 accelerator = make_accelerator(make_config("tiny"))
 def measure(part):

@@ -15,11 +15,11 @@ from transformers import AutoModelForTokenClassification
 from eval import controls, judge, summaries, win_rate
 from eval.scores import with_statistics
 from reports import run_page
-from stages import base, dpo, normalize, ppo, reward, sft
+from stages import base, dpo, normalize, ppo, rm, sft
+from stages.data.ragged import load_split
 from stages.driving.start import run_module
 from stages.finished import read_manifest
-from stages.learning.models import load_policy, load_reward_model
-from stages.posts.ragged import load_split
+from stages.models.loading import load_policy, load_reward_model
 from stages.rl import networks
 from stages.rl.networks import PolicyLearner
 from stages.running.files import read_lines
@@ -42,7 +42,7 @@ LONGEST = make_config("tiny").data.max_summary_tokens
 # of updates. What is learned is bounded far from what 5 to 11 roundings gave: SFT loss to 0.86,
 # ROUGE-L at least 0.54; reward model 0.70 right, loss at most 0.53; score up by 1.09 or more; DPO
 # 0.79 right, loss at most 0.49, margin at least 0.63. The mean score before normalization may be 0.
-MAINS = (base, sft, reward, normalize, ppo, dpo, summaries, judge, controls, win_rate, run_page)
+MAINS = (base, sft, rm, normalize, ppo, dpo, summaries, judge, controls, win_rate, run_page)
 
 
 @pytest.fixture(scope="module")
@@ -236,7 +236,7 @@ def test_metrics_hold_no_number_that_is_not_finite(study):
             assert all(math.isfinite(value) for value in row.values()), json.dumps(row)
 
 
-@pytest.mark.parametrize(("module", "stage"), [(sft, "sft"), (reward, "rm"), (dpo, "dpo")])
+@pytest.mark.parametrize(("module", "stage"), [(sft, "sft"), (rm, "rm"), (dpo, "dpo")])
 def test_a_stage_that_diverges_stops_before_the_step(study, place, capsys, module, stage):
     run = place / "runs" / "mini" / "seed44413"
     for name in ("base", "sft"):

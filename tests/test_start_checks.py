@@ -10,19 +10,19 @@ import torch
 from accelerate import Accelerator
 
 from stages import functional, normalize
-from stages.learning.learner import NonFiniteError
-from stages.learning.models import load_policy
-from stages.learning.passes import score_responses
-from stages.learning.sampling import Noise
-from stages.posts.ragged import make_ragged, pad_left, pad_right
-from stages.reward import read_scores_before
-from stages.rl import credit, start_checks
+from stages.data.ragged import make_ragged, pad_left, pad_right
+from stages.models.forward import score_responses
+from stages.models.loading import load_policy
+from stages.models.sampling import Noise
+from stages.rl import advantages, start_checks
 from stages.rl.episodes import Episodes, Rollout, Sampled
 from stages.rl.rollout import measure, sample_responses, score
 from stages.rl.update import optimize
+from stages.rm import read_scores_before
 from stages.settings.command_line import make_config
 from stages.settings.config import Ppo, UserError
 from stages.settings.ppo import Grpo, Rloo
+from stages.training.learner import NonFiniteError
 from tests.conftest import learner_of, rolled_out
 from tests.planted import PLANTED
 
@@ -129,8 +129,8 @@ def test_an_eos_at_the_last_place_has_no_value_after_it_to_compare(networks, sta
 def test_the_critic_is_compared_at_eos_where_its_value_there_is_not_learned(networks, start):
     settings, pad_id = Ppo(score_at="eos"), networks[3]
     episodes = Episodes(**{column.name: getattr(start, column.name) for column in fields(Episodes)})
-    shaped = credit.shape(episodes, settings, pad_id, settings.score_at)
-    rollout = credit.credit(Accelerator(cpu=True), shaped, settings)
+    shaped = advantages.shape(episodes, settings, pad_id, settings.score_at)
+    rollout = advantages.credit(Accelerator(cpu=True), shaped, settings)
     assert torch.equal(rollout.value_mask, rollout.response_mask)
     assert rollout.values is not None
     start_checks.check_critic(rollout, networks[2], BOUNDS)

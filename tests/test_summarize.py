@@ -4,8 +4,8 @@ import pytest
 
 from eval import summarize
 from eval.summarize import Finished, finished_policies
+from stages.data.builtin import make_post
 from stages.driving.start import run_module
-from stages.posts.toy import make_post
 from stages.released import take_released
 from stages.running.files import read_lines
 from stages.settings import config as settings

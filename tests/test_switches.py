@@ -10,6 +10,8 @@ import pytest
 import torch
 from accelerate import Accelerator
 
+from stages.data.ragged import make_ragged
+from stages.data.text_metrics import copied_title_words, distinct
 from stages.functional import (
     loss_weights,
     paper_token_logprobs,
@@ -18,13 +20,10 @@ from stages.functional import (
     value_losses,
     weighted_sum,
 )
-from stages.learning import passes, sampling
-from stages.learning.loop import make_optimizer
-from stages.learning.models import load_policy, new_reward_model
-from stages.posts.ragged import make_ragged
-from stages.posts.text_metrics import copied_title_words, distinct
+from stages.models import forward, sampling
+from stages.models.loading import load_policy, new_reward_model
 from stages.ppo import kept_models
-from stages.rl import credit
+from stages.rl import advantages
 from stages.rl import rollout as rollout_module
 from stages.rl.episodes import Episodes, Rollout
 from stages.rl.metrics import describe, describe_advantages, samples
@@ -33,6 +32,7 @@ from stages.rl.update import check_episodes, set_rate
 from stages.settings.command_line import make_config
 from stages.settings.config import Optimizer, Ppo, UserError
 from stages.settings.ppo import PAPER_QUIRKS
+from stages.training.loop import make_optimizer
 from tests.conftest import close, learner_of, rolled_out
 
 EOS, PAD = 0, 9
@@ -110,8 +110,8 @@ def episodes() -> Episodes:
 
 
 def credited(settings: Ppo) -> Rollout:
-    shaped = credit.shape(episodes(), settings, PAD, settings.score_at)
-    return credit.credit(Accelerator(cpu=True), shaped, settings)
+    shaped = advantages.shape(episodes(), settings, PAD, settings.score_at)
+    return advantages.credit(Accelerator(cpu=True), shaped, settings)
 
 
 def credit_by_hand(case: Episodes, settings: Ppo) -> list[list[float]]:
@@ -192,7 +192,7 @@ def test_whitening_is_over_all_processes_or_over_each_apart(over, index):
 
     process: Any = SimpleNamespace(gather=gather, process_index=index)
     mine, mask = torch.tensor([[1.0, 3.0]]), torch.ones(1, 2).bool()
-    found = credit.whiten(process, mine, mask, Ppo(whiten_over=over), shift_mean=True)
+    found = advantages.whiten(process, mine, mask, Ppo(whiten_over=over), shift_mean=True)
     together = [-5 / math.sqrt(16.5), -3 / math.sqrt(16.5)]  # mean 6, variance (25+9+16+16)/4
     close(found, [together] if over == "batch" else [[-1.0, 1.0]])
 
@@ -204,7 +204,7 @@ def test_whitening_is_over_all_processes_or_over_each_apart(over, index):
 def test_a_missing_eos_costs_what_the_setting_says(trick, expected):
     settings = Ppo(eos_trick=trick, missing_eos_penalty=-1.5)
     scores = torch.tensor([2.0, 4.0, 0.1])
-    close(credit.eos_trick(scores, RESPONSES, EOS, settings), expected)
+    close(advantages.eos_trick(scores, RESPONSES, EOS, settings), expected)
 
 
 def test_the_reported_kl_is_the_one_that_is_trained_on():
@@ -319,7 +319,7 @@ def test_position_ids_that_the_paper_does_not_pass_change_rounding_alone(policy)
     queries = torch.tensor([[PAD, PAD, PAD, 5, 6, 7], [1, 2, 3, 4, 5, 6]])
     real = queries != PAD
     tokens = queries.masked_fill(~real, 0)
-    ours = passes.response_logprobs(policy, tokens, real, response_length=2, temperature=1.0)
+    ours = forward.response_logprobs(policy, tokens, real, response_length=2, temperature=1.0)
     papers = policy(input_ids=tokens, attention_mask=real.long()).logits[:, -3:-1]
     close(ours, token_logprobs(papers, tokens[:, -2:], 1.0), 1e-4)
 

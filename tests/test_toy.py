@@ -10,9 +10,8 @@ from statistics import mean
 
 import pytest
 
-from stages.posts import toy
-from stages.posts.readers import SPLITS
-from stages.posts.toy import (
+from stages.data import builtin
+from stages.data.builtin import (
     CLAUSES,
     COMPLETE_WORDS,
     EVENT,
@@ -33,6 +32,7 @@ from stages.posts.toy import (
     write_summary,
     write_world,
 )
+from stages.data.readers import SPLITS
 from stages.running.files import file_hash
 from stages.settings.config import World
 
@@ -180,7 +180,7 @@ def test_the_world_keeps_its_bytes(tmp_path):
 
 WRITE_WORLD = """
 from pathlib import Path
-from stages.posts.toy import write_world
+from stages.data.builtin import write_world
 from stages.settings.config import World
 world = World(
     seed={seed}, train_posts=5, validation_posts=4, train_comparisons=7, validation_comparisons=6
@@ -194,7 +194,7 @@ def small_world(folder: Path, seed: int = 1, hash_seed: str = "0") -> list[bytes
     folder.mkdir()
     subprocess.run(
         [sys.executable, "-c", WRITE_WORLD.format(folder=str(folder), seed=seed)],
-        cwd=Path(toy.__file__).parents[2],
+        cwd=Path(builtin.__file__).parents[2],
         env={"PYTHONHASHSEED": hash_seed},
         check=True,
     )

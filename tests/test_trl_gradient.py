@@ -14,9 +14,9 @@ from transformers import AutoModelForCausalLM
 from reports.parts.words import PEER
 from reports.speed import measure, speed
 from reports.speed.speed import task_of
+from stages.data.ragged import pad_left
 from stages.functional import leave_one_out
-from stages.posts.ragged import pad_left
-from stages.rl.credit import shape
+from stages.rl.advantages import shape
 from stages.rl.episodes import Episodes, Sampled
 from stages.rl.grouped import credit
 from stages.rl.networks import Networks

@@ -10,7 +10,7 @@ from accelerate import Accelerator
 
 from stages import functional, ppo
 from stages.driving.start import run_module
-from stages.rl import credit, grouped, metrics
+from stages.rl import advantages, grouped, metrics
 from stages.rl.episodes import Episodes
 from stages.rl.update_checks import check_update
 from stages.running.files import read_json
@@ -43,8 +43,8 @@ def episodes(seed=1):
 def credited(settings=None):
     """The rollout of two episodes."""
     settings = settings or Ppo(total_episodes=64, batch_size=64)
-    shaped = credit.shape(episodes(), settings, PAD, settings.score_at)
-    return credit.credit(Accelerator(cpu=True), shaped, settings)
+    shaped = advantages.shape(episodes(), settings, PAD, settings.score_at)
+    return advantages.credit(Accelerator(cpu=True), shaped, settings)
 
 
 def learner(settings, update=3, steps=None):
@@ -95,8 +95,8 @@ def test_whitening_of_small_advantages_is_not_refused(deviation):
     factor = deviation / plain.advantages[plain.response_mask].std(correction=0)
     scaled = ("logprobs", "ref_logprobs", "values", "scores")
     small = episodes().map(lambda name, x: factor * x if name in scaled else x)
-    shaped = credit.shape(small, settings, PAD)
-    rollout = credit.credit(Accelerator(cpu=True), shaped, settings)
+    shaped = advantages.shape(small, settings, PAD)
+    rollout = advantages.credit(Accelerator(cpu=True), shaped, settings)
     check(rollout, settings)
     with pytest.raises(UserError, match="advantages are not those"):
         check(replace(rollout, advantages=1.01 * rollout.advantages), settings)
@@ -118,8 +118,8 @@ def test_a_large_score_and_a_long_response_round_alike(eos_trick):
         values=values,
         scores=1000 * torch.randn(64, generator=noise),
     )
-    shaped = credit.shape(long, settings, PAD)
-    check(credit.credit(Accelerator(cpu=True), shaped, settings), settings)
+    shaped = advantages.shape(long, settings, PAD)
+    check(advantages.credit(Accelerator(cpu=True), shaped, settings), settings)
 
 
 @pytest.mark.parametrize("name", PLANTED)
@@ -138,10 +138,10 @@ def test_each_planted_error_ends_a_real_run_and_its_step_is_a_likely_cause(
 
 def test_a_value_after_eos_is_refused_where_the_score_stands_at_eos():
     settings = Ppo(**SIZES, score_at="eos")
-    shaped = credit.shape(episodes(), settings, PAD, "eos")
+    shaped = advantages.shape(episodes(), settings, PAD, "eos")
     further = replace(shaped, value_mask=functional.response_masks(shaped.responses, PAD)[1])
     with pytest.raises(UserError, match="the critic's targets are not the returns"):
-        check(credit.credit(Accelerator(cpu=True), further, settings), settings)
+        check(advantages.credit(Accelerator(cpu=True), further, settings), settings)
 
 
 @pytest.mark.parametrize(("share", "used"), [(0.5, 1.0), (-0.5, 0.0)])
@@ -149,9 +149,9 @@ def test_a_gate_takes_the_critic_where_it_explains_more_than_a_constant(share, u
     settings = Ppo(**SIZES, baseline="gated", lam=1.0)  # the returns do not depend on the values
     targets = credited(settings=settings).returns
     values = share * targets + 0.1 * episodes().values
-    shaped = credit.shape(replace(episodes(), values=values), settings, PAD)
+    shaped = advantages.shape(replace(episodes(), values=values), settings, PAD)
     by_critic, by_mean, gated = (
-        credit.credit(Accelerator(cpu=True), shaped, replace(settings, baseline=baseline))
+        advantages.credit(Accelerator(cpu=True), shaped, replace(settings, baseline=baseline))
         for baseline in ("critic", "mean", "gated")
     )
     right, wrong = (by_critic, by_mean) if used else (by_mean, by_critic)
@@ -165,8 +165,8 @@ def test_a_gate_takes_the_critic_where_it_explains_more_than_a_constant(share, u
 def test_a_reference_that_follows_is_refused_once_the_policy_has_learned():
     rollout = credited()
     same = replace(episodes(), ref_logprobs=episodes().logprobs)
-    shaped = credit.shape(same, Ppo(**SIZES), PAD)
-    same = credit.credit(Accelerator(cpu=True), shaped, Ppo(**SIZES))
+    shaped = advantages.shape(same, Ppo(**SIZES), PAD)
+    same = advantages.credit(Accelerator(cpu=True), shaped, Ppo(**SIZES))
     check(rollout)
     check(same, update=0)  # nothing has learned yet
     waiting = Ppo(**SIZES | {"total_episodes": 640}, critic_updates=8)
@@ -185,7 +185,7 @@ def test_rivals_that_cannot_learn_because_no_response_ends_are_told_so():
     )
 
     def rollout(x):
-        shaped = credit.shape(x, chosen, PAD)
+        shaped = advantages.shape(x, chosen, PAD)
         return grouped.credit(shaped, chosen, functional.leave_one_out)
 
     with pytest.raises(UserError, match=r"no response ends, so .* more sft\.epochs"):
@@ -214,7 +214,7 @@ def test_without_a_critic_advantages_add_up_to_0_and_each_token_has_a_ratio_of_i
     settings, baseline, monkeypatch
 ):
     chosen = settings(**SIZES, samples_per_query=2)
-    rollout = grouped.credit(credit.shape(episodes(), chosen, PAD), chosen, baseline)
+    rollout = grouped.credit(advantages.shape(episodes(), chosen, PAD), chosen, baseline)
     check(rollout, chosen)
     with pytest.raises(UserError, match="the advantages of a query's samples do not add up to 0"):
         check(replace(rollout, advantages=rollout.advantages + 0.1), chosen)
@@ -228,19 +228,19 @@ def gate(accelerator, factors):
     process's factor times as far from their mean as the returns do.
     """
     settings = Ppo(**SIZES, baseline="gated", lam=1.0)  # the returns do not depend on the values
-    shaped = credit.shape(episodes(seed=accelerator.process_index), settings, PAD)
-    returns = credit.credit(accelerator, shaped, settings).returns
+    shaped = advantages.shape(episodes(seed=accelerator.process_index), settings, PAD)
+    returns = advantages.credit(accelerator, shaped, settings).returns
     assert returns is not None
     values = returns.lerp(returns[shaped.value_mask].mean(), 1 - factors[accelerator.process_index])
-    rollout = credit.credit(accelerator, replace(shaped, values=values), settings)
+    rollout = advantages.credit(accelerator, replace(shaped, values=values), settings)
     explained = functional.explained_variance(values, returns, shaped.value_mask)
-    return explained.item(), credit.uses_critic(accelerator, rollout, settings)
+    return explained.item(), advantages.uses_critic(accelerator, rollout, settings)
 
 
 GATE = """
 import json
 from stages.driving.start import end_process
-from stages.learning.sharding import new_accelerator
+from stages.training.sharding import new_accelerator
 from tests.test_update_checks import gate
 accelerator = new_accelerator("no")
 with open(f"{{accelerator.process_index}}.json", "w") as file:

@@ -7,10 +7,10 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from stages.functional import entropy, token_logprobs
-from stages.learning import vocabulary
-from stages.learning.models import load_policy
-from stages.learning.passes import response_statistics
-from stages.learning.vocabulary import (
+from stages.models import logprobs
+from stages.models.forward import response_statistics
+from stages.models.loading import load_policy
+from stages.models.logprobs import (
     PLAIN_HEAD,
     LogitStatistics,
     ReadingHead,
@@ -28,7 +28,7 @@ POSITIONS, VOCABULARY, WIDTH = 7, 11, 5
 def few_positions(request, monkeypatch):
     """Chunks of one position, of three, and of all, each read two positions at a time."""
     monkeypatch.setitem(CHUNK, "cpu", request.param * VOCABULARY)
-    monkeypatch.setattr(vocabulary, "CACHED", 2 * VOCABULARY)
+    monkeypatch.setattr(logprobs, "CACHED", 2 * VOCABULARY)
 
 
 def inputs_of() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

@@ -1,6 +1,6 @@
 """Summaries of posts of the built-in world that tell what a test asks for, and nothing else."""
 
-from stages.posts.toy import CLAUSES, WANTED, facts_of
+from stages.data.builtin import CLAUSES, WANTED, facts_of
 
 # The facts of a post that are worth telling, besides its event.
 NTH = ("first", "second", "third")

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 
 from eval.judges.protocol import About, Choice, Comparison, Judge, Reply, Row, scored_rows
-from stages.posts.toy import EVENT, OPTIONAL, Facts, facts_of, read_summary, score_summary
+from stages.data.builtin import EVENT, OPTIONAL, Facts, facts_of, read_summary, score_summary
 from stages.settings.checks import UserError
 from stages.settings.judge import JudgeSettings
 

@@ -20,7 +20,7 @@ from eval.rates.formulas import (
     mean_of_posts,
 )
 from eval.rates.length_control import word_count
-from stages.posts.text_metrics import words_of
+from stages.data.text_metrics import words_of
 
 Pair = Mapping[str, Any]
 """A labelled pair: `post`, `label`, `answer` in [0, 1], and what `measured` says of its texts."""

@@ -13,7 +13,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedTokenizerFast
 
 from reports.needs.shapes import NEOX, Shape
-from stages.learning.models import quiet_loading, with_dropout
+from stages.models.loading import quiet_loading, with_dropout
 from stages.running.files import write_lines
 from stages.settings.config import Data
 from stages.settings.sections import COMPARISONS, EOS_TOKEN, format_post

@@ -137,7 +137,7 @@ class Setting:
 
     @property
     def keeps(self) -> bool:
-        """Whether copies of weights outlast a pass (`casting_once` in stages/learning)."""
+        """Whether copies of weights outlast a pass (`casting_once` in stages/training)."""
         return self.half and not self.recomputed and self.shards == 1
 
     def rank(self, stage: str) -> int:
@@ -252,7 +252,7 @@ def gathered(setting: Setting, network: Network, by_layer: bool) -> float:
 
 
 def logit_bytes(setting: Setting, count: float) -> float:
-    """Bytes of `count` logits while they are read, in chunks (stages/learning/vocabulary.py)."""
+    """Bytes of `count` logits while they are read, in chunks (stages/models/logprobs.py)."""
     chunk = min(count, CHUNK["cuda" if setting.on_gpu else "cpu"])
     return chunk * (CHUNK_WORK + HALF * setting.half + CHUNK_KEPT * (chunk < count))
 

@@ -15,7 +15,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from reports.needs.plan import gpus_for
 from stages.base import make_tokenizer, read_rows
-from stages.posts.tokens import Limits, first_tokens, tokenize_comparisons, tokenize_posts
+from stages.data.tokens import Limits, first_tokens, tokenize_comparisons, tokenize_posts
 from stages.running.hub import fetch_tokenizer
 from stages.running.inputs import model_source
 from stages.settings import config as settings

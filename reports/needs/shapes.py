@@ -13,7 +13,7 @@ from stages.settings.config import HUB, RANDOM, TOY, TRAIN_TOKENIZER, Base, Conf
 from stages.settings.sections import ALL_PAIRS, EMBEDDING_MULTIPLE
 
 # Families by `model_type`, and those whose blocks are built as Llama's. Logits of all are read in
-# chunks, and samples of a query share a row (stages/learning/vocabulary.py).
+# chunks, and samples of a query share a row (stages/models/logprobs.py).
 NEOX, LLAMA, QWEN2, GEMMA = "gpt_neox", "llama", "qwen2", "gemma"
 LLAMA_LIKE = (LLAMA, QWEN2, GEMMA)
 GPT_NEOX_TOKENS = 50_278  # the tokenizer that Pythia uses, with our [PAD]

@@ -10,7 +10,7 @@ from reports.parts.blocks import Block, Heading, Sample, Table, Text
 from reports.parts.collect import GIVEN, Record, policies_of
 from reports.parts.paired import UNJUDGED, posts_frame, side_by_side
 from reports.parts.words import Row, named, number, whole
-from stages.posts.toy import EVENT
+from stages.data.builtin import EVENT
 
 SAMPLES = 5
 OUTCOMES = {1.0: "preferred to the reference", 0.5: "even", 0.0: "the reference is preferred"}

@@ -27,16 +27,14 @@ from reports.needs.plan import sized
 from reports.needs.shapes import Shape, block_weights, parameters, shape_of
 from reports.speed.meter import Meter, hold, matrix_rate
 from reports.speed.speed import EOS_ID, QUERIES, peak_of
+from stages.data.ragged import pad_left
 from stages.functional import leave_one_out
-from stages.learning.learner import stream
-from stages.learning.loop import make_accelerator
-from stages.learning.lora import adapt
-from stages.learning.models import load_policy, load_reward_model, new_reward_model
-from stages.learning.passes import response_logprobs, score_responses
-from stages.learning.sampling import Noise
-from stages.posts.ragged import pad_left
+from stages.models.forward import response_logprobs, score_responses
+from stages.models.loading import load_policy, load_reward_model, new_reward_model
+from stages.models.lora import adapt
+from stages.models.sampling import Noise
 from stages.rl import grouped
-from stages.rl.credit import credit, shape
+from stages.rl.advantages import credit, shape
 from stages.rl.episodes import Rollout
 from stages.rl.metrics import describe
 from stages.rl.networks import Origins, PolicyLearner, load_networks, make_learner
@@ -48,6 +46,8 @@ from stages.settings.command_line import add_arguments, config_of, request_of
 from stages.settings.config import Config, Ppo
 from stages.settings.faults import Parser, in_one_line
 from stages.settings.ppo import Rloo
+from stages.training.learner import stream
+from stages.training.loop import make_accelerator
 
 WARM_TOKENS = 2
 TOP = 10  # kernels of a profile

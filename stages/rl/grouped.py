@@ -9,10 +9,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from stages.learning.loop import make_accelerator
-from stages.learning.models import load_tokenizer
-from stages.learning.state import begin
-from stages.rl.credit import shape
+from stages.models.loading import load_tokenizer
+from stages.rl.advantages import shape
 from stages.rl.episodes import Rollout, Shaped
 from stages.rl.metrics import describe, describe_texts, samples, say_what_is_odd, summarize
 from stages.rl.networks import load_networks, make_learner, origins_of, save_networks
@@ -24,6 +22,8 @@ from stages.running.files import read_lines
 from stages.runs import open_stage
 from stages.settings.config import Config
 from stages.settings.ppo import Grouped
+from stages.training.loop import make_accelerator
+from stages.training.state import begin
 
 Baseline = Callable[[Tensor, int], Tensor]
 """Rewards [B] of groups of some size -> advantages [B]."""

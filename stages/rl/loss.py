@@ -13,10 +13,10 @@ from accelerate import Accelerator
 from torch import Tensor
 
 from stages import functional
-from stages.learning.learner import Learner, chunks, global_sum
-from stages.learning.vocabulary import LogitStatistics, logprob_formula
+from stages.models.logprobs import LogitStatistics, logprob_formula
 from stages.rl.episodes import Rollout
 from stages.settings.ppo import PolicyGradient, Ppo
+from stages.training.learner import Learner, chunks, global_sum
 
 
 @dataclass(frozen=True, kw_only=True)

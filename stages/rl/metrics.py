@@ -13,15 +13,15 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from stages import functional
-from stages.learning.learner import global_sum
-from stages.learning.loop import gather_rows
-from stages.learning.sharding import Compiling
-from stages.posts.text_metrics import distinct, mean_copied, unshown_tokens
-from stages.rl.credit import by_mean, counted_values, explained_by_critic, uses_critic
+from stages.data.text_metrics import distinct, mean_copied, unshown_tokens
+from stages.rl.advantages import by_mean, counted_values, explained_by_critic, uses_critic
 from stages.rl.episodes import Rollout
 from stages.rl.networks import PolicyLearner
 from stages.running.files import read_lines
 from stages.settings.ppo import MANY_BELOW, PolicyGradient, Ppo
+from stages.training.learner import global_sum
+from stages.training.loop import gather_rows
+from stages.training.sharding import Compiling
 
 SAMPLES_LOGGED = 8
 DIGITS = 4  # of a token's numbers in samples.jsonl

@@ -16,10 +16,8 @@ from accelerate import Accelerator
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from stages.learning.learner import Learner, stream
-from stages.learning.loop import make_optimizer, use_gradient_checkpointing
-from stages.learning.lora import adapt, adapter_layers, adapter_off, keep_model
-from stages.learning.models import (
+from stages.models.forward import response_statistics, response_values
+from stages.models.loading import (
     head_name,
     head_of,
     in_float32,
@@ -28,13 +26,15 @@ from stages.learning.models import (
     new_reward_model,
     shift_scores,
 )
-from stages.learning.passes import response_statistics, response_values
-from stages.learning.sharding import place, prepare, whole
+from stages.models.lora import adapt, adapter_layers, adapter_off, keep_model
+from stages.models.reward_function import RECORD
 from stages.running.files import read_record
 from stages.runs import Run
 from stages.settings.ppo import PolicyGradient, Ppo
 from stages.settings.sections import Memory, Optimizer
-from stages.text_reward import RECORD
+from stages.training.learner import Learner, stream
+from stages.training.loop import make_optimizer, use_gradient_checkpointing
+from stages.training.sharding import place, prepare, whole
 
 
 class PolicyAndCritic(nn.Module):

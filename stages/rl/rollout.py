@@ -14,18 +14,18 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 
 from stages import functional
-from stages.learning.learner import Size, casting_once, fitting, local_share
-from stages.learning.passes import response_statistics, response_values, score_responses
-from stages.learning.sampling import Noise, sample
-from stages.learning.sharding import gathered, is_sharded
-from stages.learning.vocabulary import LogitStatistics, logprob_formula
-from stages.posts.ragged import Ragged, load_split, pad_left
-from stages.rl.credit import eos_trick
+from stages.data.ragged import Ragged, load_split, pad_left
+from stages.models.forward import response_statistics, response_values, score_responses
+from stages.models.logprobs import LogitStatistics, logprob_formula
+from stages.models.reward_function import TextReward
+from stages.models.sampling import Noise, sample
+from stages.rl.advantages import eos_trick
 from stages.rl.episodes import Episodes, Measured, Sampled, concatenate, trim_left
 from stages.rl.networks import PolicyLearner
 from stages.settings.ppo import PolicyGradient
 from stages.settings.sections import PPO_TRAIN
-from stages.text_reward import TextReward
+from stages.training.learner import Size, casting_once, fitting, local_share
+from stages.training.sharding import gathered, is_sharded
 
 T = TypeVar("T")
 

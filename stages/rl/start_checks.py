@@ -16,16 +16,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from stages.learning.learner import Size, fitting
-from stages.learning.passes import score_responses, token_read_before
-from stages.learning.vocabulary import LogitStatistics
-from stages.posts.ragged import pad_left, pad_right
+from stages.data.ragged import pad_left, pad_right
+from stages.models.forward import score_responses, token_read_before
+from stages.models.logprobs import LogitStatistics
 from stages.rl.episodes import Episodes, Measured, Rollout
 from stages.rl.networks import Origins, PolicyLearner
 from stages.running.files import write_json
 from stages.settings.checks import UserError
 from stages.settings.ppo import PolicyGradient, Ppo
 from stages.settings.sections import Memory
+from stages.training.learner import Size, fitting
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,13 +6,13 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor
 
-from stages.learning.learner import optimizer_step
-from stages.learning.loop import set_learning_rate
 from stages.rl import loss
 from stages.rl.episodes import Rollout
 from stages.rl.networks import PolicyLearner, clip_gradients
 from stages.settings.checks import check_dealt
 from stages.settings.ppo import PolicyGradient
+from stages.training.learner import optimizer_step
+from stages.training.loop import set_learning_rate
 
 
 def check_episodes(section: str, settings: PolicyGradient, accelerator: Accelerator) -> None:

@@ -94,7 +94,7 @@ ROWS = {
     "rm": learned(
         "the reward model, from comparisons",
         "rm",
-        module="stages.reward",
+        module="stages.rm",
         sections=("optimizer", "rm", "lora", "reward", "released"),
         function="train_reward_model",
         inputs=("base", "sft"),

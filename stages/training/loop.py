@@ -10,7 +10,12 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import gather_object
 
-from stages.learning.learner import (
+from stages.running.files import KeptRows
+from stages.running.machine import check_threads, keep_freed_memory
+from stages.running.progress import Stopped, finishing_first, progress, stop_asked
+from stages.settings.config import Config
+from stages.settings.sections import Memory, Optimizer
+from stages.training.learner import (
     FORWARD,
     MICROBATCH,
     Size,
@@ -21,12 +26,7 @@ from stages.learning.learner import (
     room_of,
     stream_seed,
 )
-from stages.learning.sharding import new_accelerator
-from stages.running.files import KeptRows
-from stages.running.machine import check_threads, keep_freed_memory
-from stages.running.progress import Stopped, finishing_first, progress, stop_asked
-from stages.settings.config import Config
-from stages.settings.sections import Memory, Optimizer
+from stages.training.sharding import new_accelerator
 
 
 def make_accelerator(config: Config, takes_turns: bool = False) -> Accelerator:

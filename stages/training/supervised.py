@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from accelerate import Accelerator
 from transformers import PreTrainedModel
 
-from stages.learning.learner import Learner
-from stages.learning.loop import make_optimizer, set_learning_rate, use_gradient_checkpointing
-from stages.learning.lora import adapt
-from stages.learning.sharding import prepare
-from stages.learning.state import Order, State
+from stages.models.lora import adapt
 from stages.runs import Run
 from stages.settings.checks import check_dealt, check_filled
+from stages.training.learner import Learner
+from stages.training.loop import make_optimizer, set_learning_rate, use_gradient_checkpointing
+from stages.training.sharding import prepare
+from stages.training.state import Order, State
 
 
 def check_batch(name: str, batch_size: int, rows: int, accelerator: Accelerator) -> None:

@@ -10,12 +10,13 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForTokenClassification, PreTrainedModel
 
-from stages.learning import checkpoints, models
+from stages.models import loading
 from stages.running.files import read_record
 from stages.running.hub import fetch_model
 from stages.running.inputs import model_source
 from stages.settings.checks import UserError, first_line
 from stages.settings.config import Config
+from stages.training import checkpoints
 
 # Of the paper's checkpoints; older ones hold buffers, which are computed, not learned.
 BACKBONE = "lm_backbone."
@@ -28,10 +29,10 @@ def taken_model(config: Config, policy: Path, instead: str) -> tuple[PreTrainedM
     Raises UserError, with what to do `instead`, unless it reads the tokens of the policy's folder.
     """
     source = model_source("released.reward_model", config.released.reward_model)
-    folder, tokenizer = fetch_model(source).folder, models.load_tokenizer(policy)
-    own = models.load_tokenizer(folder) if (folder / "tokenizer.json").exists() else tokenizer
+    folder, tokenizer = fetch_model(source).folder, loading.load_tokenizer(policy)
+    own = loading.load_tokenizer(folder) if (folder / "tokenizer.json").exists() else tokenizer
     model, mean = load_released_reward_model(folder)
-    fits = models.same_tokens(own, tokenizer)
+    fits = loading.same_tokens(own, tokenizer)
     if not fits or model.config.get_text_config().vocab_size < tokenizer.pad_token_id:
         other = f"has another tokenizer than {config.base.checkpoint}, whose tokens it would read"
         raise UserError(f"{source.label} {other}: {instead}")
@@ -51,17 +52,17 @@ def load_released_reward_model(folder: Path) -> tuple[PreTrainedModel, float | N
         raise UserError(f"{folder} holds no reward model: config.json is missing")
     labels = len(saved.get("id2label", ()))
     if "TokenClassification" in str(saved.get("architectures")) and labels == 1:
-        return models.load_reward_model(folder).eval(), None
+        return loading.load_reward_model(folder).eval(), None
     checkpoints.refuse_adapter(folder)
     weights, _ = checkpoints.read_weights(folder)
     model = AutoModelForTokenClassification.from_config(_config(folder, saved)).float()
-    width = models.head_of(model).in_features
+    width = loading.head_of(model).in_features
     rows = [name for name, x in weights.items() if x.shape == (1, width)]
     if len(rows) != 1:
         known = "known are token and sequence classification with one label, and a ScalarModel"
         what = f"{len(rows)} of its weights are a head of one row ({known})"
         raise UserError(f"{folder} holds no reward model: {what}")
-    head, new_head = rows[0].removesuffix("weight"), f"{models.head_name(model)}."
+    head, new_head = rows[0].removesuffix("weight"), f"{loading.head_name(model)}."
     renamed = {f"{new_head}bias": torch.zeros(1)}
     for name, x in weights.items():
         if name.startswith(head):
@@ -76,11 +77,11 @@ def load_released_reward_model(folder: Path) -> tuple[PreTrainedModel, float | N
     checkpoints.refuse_weights(folder, set(loaded.missing_keys), set(loaded.unexpected_keys))
     checkpoints.refuse_odd(folder, model)
     mean, deviation = _normalization(folder, saved)
-    models.shift_scores(model, -mean)
+    loading.shift_scores(model, -mean)
     with torch.no_grad():
-        for weight in models.head_of(model).parameters():
+        for weight in loading.head_of(model).parameters():
             weight.div_(deviation)
-    models.in_float32(model)
+    loading.in_float32(model)
     return model.eval(), mean
 
 
@@ -107,5 +108,5 @@ def _config(folder: Path, saved: dict[str, Any]) -> Any:
     except Exception as error:  # whatever a library says of a file that the user has given
         what = f"its configuration does not load ({first_line(error)})"
         raise UserError(f"{folder}: {what}: fetch it anew") from None
-    models.require_heads(config, str(folder))
-    return models.plain_config(models.with_dropout(config, 0.0), folder)
+    loading.require_heads(config, str(folder))
+    return loading.plain_config(loading.with_dropout(config, 0.0), folder)

@@ -20,10 +20,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from stages.data.ragged import pad_left, pad_right
 from stages.functional import entropy, sequence_logprobs
-from stages.learning.vocabulary import SHARING, LogitStatistics, reading
-from stages.posts.ragged import pad_left, pad_right
-from stages.text_reward import TextReward
+from stages.models.logprobs import SHARING, LogitStatistics, reading
+from stages.models.reward_function import TextReward
 
 EMPTY = -1
 QUERY = 0  # the number of a row's first block; the texts are 1, 2, ..

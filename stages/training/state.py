@@ -22,15 +22,15 @@ from accelerate.utils import broadcast_object_list
 from safetensors import SafetensorError
 from torch import nn
 
-from stages.learning import checkpoints
-from stages.learning.learner import Learner, batch_rows, room_of, stream_seed
-from stages.learning.sampling import Noise
-from stages.learning.sharding import SHARDS, is_sharded, load_parts, save_parts
+from stages.models.sampling import Noise
 from stages.running.files import cut_file, write_json
 from stages.running.progress import Stopped, finishing_first, stop_asked
 from stages.runs import Run, halvings
 from stages.settings.checks import UserError
 from stages.settings.ppo import PolicyGradient
+from stages.training import checkpoints
+from stages.training.learner import Learner, batch_rows, room_of, stream_seed
+from stages.training.sharding import SHARDS, is_sharded, load_parts, save_parts
 
 LEAST_RATIO = 20
 """Seconds of training for each second that saving takes: saving costs at most 5 % of the time."""

@@ -15,14 +15,14 @@ from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedTokenizerBase
 from transformers.cache_utils import DynamicCache, DynamicLayer
 
+from stages.data.ragged import Ragged, pad_left
 from stages.functional import token_logprobs, truncate_after
-from stages.learning.learner import stream
-from stages.learning.loop import over_share
-from stages.learning.passes import model_inputs, shares_query
-from stages.learning.sharding import is_sharded
-from stages.learning.vocabulary import LogprobFormula
-from stages.posts.ragged import Ragged, pad_left
+from stages.models.forward import model_inputs, shares_query
+from stages.models.logprobs import LogprobFormula
 from stages.settings.checks import first_line, is_out_of_memory, say_error
+from stages.training.learner import stream
+from stages.training.loop import over_share
+from stages.training.sharding import is_sharded
 
 
 def sampling_noise(seed: int, purpose: str, step: int, rows: int, length: int) -> Tensor:

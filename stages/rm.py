@@ -16,13 +16,19 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from stages.data.ragged import TokenizedSplit, load_split
 from stages.functional import preference_loss
-from stages.learning.learner import stream
-from stages.learning.loop import make_accelerator
-from stages.learning.lora import keep_model
-from stages.learning.models import load_tokenizer, new_reward_model, require_room, save_model
-from stages.learning.passes import summary_scores
-from stages.learning.preferences import (
+from stages.models.foreign import taken_model
+from stages.models.forward import summary_scores
+from stages.models.loading import load_tokenizer, new_reward_model, require_room, save_model
+from stages.models.lora import keep_model
+from stages.models.reward_function import TextReward
+from stages.runs import HELD_OUT_CNNDM, HELD_OUT_PAIRS, Run, open_stage, write_rows
+from stages.settings.config import Config
+from stages.settings.sections import BEFORE_EOS, CNNDM, COMPARISONS, POSTS, PPO_TRAIN
+from stages.training.learner import stream
+from stages.training.loop import make_accelerator
+from stages.training.preferences import (
     gap_rows,
     of_pairs,
     over_pairs,
@@ -31,14 +37,8 @@ from stages.learning.preferences import (
     summarize_gaps,
     training_pairs,
 )
-from stages.learning.state import State
-from stages.learning.supervised import begin_supervised, check_batch, set_rate
-from stages.posts.ragged import TokenizedSplit, load_split
-from stages.runs import HELD_OUT_CNNDM, HELD_OUT_PAIRS, Run, open_stage, write_rows
-from stages.settings.config import Config
-from stages.settings.sections import BEFORE_EOS, CNNDM, COMPARISONS, POSTS, PPO_TRAIN
-from stages.taken import taken_model
-from stages.text_reward import TextReward
+from stages.training.state import State
+from stages.training.supervised import begin_supervised, check_batch, set_rate
 
 INSTEAD = "take it by reward.function, which gets texts"
 

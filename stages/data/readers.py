@@ -3,7 +3,7 @@
 Posts have the schema of `tldr_3_filtered` (id, subreddit, title, post, summary), comparisons that
 of `openai/summarize_from_feedback` (info, summaries, choice, worker, batch, split, extra). They
 come from a folder (`sft_train.jsonl`, ... or another ending), one file, or the hub. Rows of other
-kinds are made rows of these by `kinds.py`. A bad row is refused with file, line and field, or
+kinds are made rows of these by `formats.py`. A bad row is refused with file, line and field, or
 skipped. Source: Huang et al. 2024, details 1 and 10, and the pages of the data sets.
 """
 
@@ -14,9 +14,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from stages.posts import kinds
-from stages.posts.bad_rows import BadRowError, BadRows
-from stages.posts.tables import READERS, parse_line, raw_rows
+from stages.data import formats
+from stages.data.bad_rows import BadRowError, BadRows
+from stages.data.tables import READERS, parse_line, raw_rows
 from stages.running.hub import ABOUT_THE_DISK, Fetched, fetch
 from stages.running.inputs import Source, dataset_source
 from stages.settings.checks import UserError, first_line
@@ -51,7 +51,7 @@ def read_source(
     are skipped. Raises UserError for a missing file and for a bad row that is not skipped.
     """
     located = {split: read_split(data, folder, split, bad) for split in splits_in(data, folder)}
-    every = kinds.derive(located)
+    every = formats.derive(located)
     for split in (*located, *needed):
         if split not in every:
             pairs = ", or give reward.function, which needs none" if split == COMPARISONS[0] else ""
@@ -71,7 +71,7 @@ def splits_in(data: Data, folder: str) -> list[str]:
         return [split for split in (*SPLITS, PPO_TRAIN) if _there(folder, split)]
     for where, row in _raw(data, folder, COMPARISONS[0]):
         with suppress(BadRowError):
-            return [kinds.split_of(parse_line(where, row) if isinstance(row, bytes) else row)]
+            return [formats.split_of(parse_line(where, row) if isinstance(row, bytes) else row)]
     return [COMPARISONS[0]]
 
 
@@ -82,7 +82,7 @@ def read_split(data: Data, folder: str, split: str, bad: BadRows | None = None) 
     for where, row in _raw(data, folder, split):
         with bad.of(split):
             given_row = parse_line(where, row) if isinstance(row, bytes) else row
-            checked = kinds.as_known(where, given_row, split)
+            checked = formats.as_known(where, given_row, split)
             if split in COMPARISONS:
                 check_comparison(where, checked)
             else:
@@ -290,9 +290,9 @@ def kept_odd_rows(rows: Sequence[dict[str, Any]]) -> dict[str, int]:
     other label, too; so do 5% of those published rows, which several people labelled.
     """
     odd = Counter(empty_summaries=0, equal_summaries=0, without_confidence=0, against_choice=0)
-    labels = kinds.labels_of(rows)
+    labels = formats.labels_of(rows)
     odd["chose_first"] = sum(row["choice"] == 0 for row in rows)
-    odd["contradicted"] = sum(len(labels[kinds.pair_of(row)]) > 1 for row in rows)
+    odd["contradicted"] = sum(len(labels[formats.pair_of(row)]) > 1 for row in rows)
     for row in rows:
         first, second = (summary["text"].strip() for summary in row["summaries"])
         confidence = (row.get("extra") or {}).get("confidence")

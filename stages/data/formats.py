@@ -15,8 +15,8 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from stages.posts.bad_rows import BadRowError
-from stages.posts.text_metrics import squeezed
+from stages.data.bad_rows import BadRowError
+from stages.data.text_metrics import squeezed
 from stages.settings.sections import COMPARISONS, POSTS, PPO_TRAIN
 
 # Fields of a row: whether its post is the whole prompt, and all that it had beside what is used.

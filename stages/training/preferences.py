@@ -15,12 +15,12 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor
 
+from stages.data.bad_rows import in_half
+from stages.data.ragged import TokenizedSplit, load_split, rows_of
 from stages.functional import preference_loss
-from stages.learning.learner import Learner, chunks, local_share, optimizer_step
-from stages.learning.loop import over_rows
-from stages.posts.bad_rows import in_half
-from stages.posts.ragged import TokenizedSplit, load_split, rows_of
 from stages.settings.checks import UserError
+from stages.training.learner import Learner, chunks, local_share, optimizer_step
+from stages.training.loop import over_rows
 
 T = TypeVar("T")
 

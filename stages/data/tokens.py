@@ -13,11 +13,11 @@ from typing import Any
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from stages.posts.bad_rows import BadRowError, BadRows
-from stages.posts.kinds import MORE, WHOLE, post_text
-from stages.posts.ragged import Ragged, TokenizedSplit, make_ragged
-from stages.posts.readers import Located, is_cnndm, label_strength
-from stages.posts.text_metrics import first_ids
+from stages.data.bad_rows import BadRowError, BadRows
+from stages.data.formats import MORE, WHOLE, post_text
+from stages.data.ragged import Ragged, TokenizedSplit, make_ragged
+from stages.data.readers import Located, is_cnndm, label_strength
+from stages.data.text_metrics import first_ids
 from stages.running.progress import progress
 from stages.settings.checks import UserError
 from stages.settings.sections import FIELDS, PPO_TRAIN, PROMPT

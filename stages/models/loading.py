@@ -31,10 +31,10 @@ from transformers import (
 from transformers.modeling_layers import GenericForTokenClassification
 from transformers.utils import logging as transformers_logging
 
-from stages.learning import checkpoints
-from stages.learning.vocabulary import give_reading_head
+from stages.models.logprobs import give_reading_head
+from stages.models.reward_function import RECORD, TextReward, load_text_reward
 from stages.settings.checks import UserError, check_room, first_line, is_out_of_memory
-from stages.text_reward import RECORD, TextReward, load_text_reward
+from stages.training import checkpoints
 
 PAD_TOKEN = "[PAD]"
 LM_HEAD = {"lm_head.weight", "lm_head.bias", "embed_out.weight"}

@@ -16,10 +16,10 @@ from accelerate import Accelerator
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from stages.learning.learner import stream_seed
-from stages.learning.models import head_name, head_of, load_policy, load_reward_model, save_model
-from stages.learning.sharding import gathered, is_sharded
+from stages.models.loading import head_name, head_of, load_policy, load_reward_model, save_model
 from stages.settings.config import Config
+from stages.training.learner import stream_seed
+from stages.training.sharding import gathered, is_sharded
 
 
 def adapt(model: PreTrainedModel, config: Config, stage: str, part: str = "") -> None:

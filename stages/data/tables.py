@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from stages.posts.bad_rows import BadRowError
+from stages.data.bad_rows import BadRowError
 from stages.settings.checks import UserError
 
 LONGEST_CELL = 2**24  # characters; the standard library's 131,072 are too few for some posts
