@@ -80,7 +80,7 @@ test | - | | the tests, in minutes
 walks | - | | tests with servers, browsers, processes and kills
 bench | reports.speed.bench_page | SHAPES RUNS SET | speed, memory beside TRL
 card | reports.sections.card | SET | what only a card can show, in nine minutes
-simulations | tests.simulations | | how often 95% intervals hold the true rate
+simulations | tests.lib.simulations | | how often 95% intervals hold the true rate
 """
 # Variable | option of the module: `*` takes words | what else to do | one line.
 OF_VARIABLES = """

@@ -20,8 +20,8 @@ import torch
 from stages.driving.start import run_module
 from stages.settings import config as settings
 from stages.settings.checks import UserError
-from tests.browser import Browser, find_chromium
-from tests.paper_numbers import NUMBERS
+from tests.lib.browser import Browser, find_chromium
+from tests.lib.paper_numbers import NUMBERS
 
 # Also where there is a card the tests run on the CPU; `make card` runs those that need one.
 # CUDA reads it when it is first used, after this.
@@ -89,7 +89,7 @@ def shared():
 
 @pytest.fixture(scope="session", params=["own", "shared"] if SHARED.is_dir() else ["own"])
 def source(request):
-    """Whose numbers: our transcription's (tests/paper_numbers.py), or those of the paper's code."""
+    """Whose numbers: our transcription's (paper_numbers.py), or those of the paper's code."""
     return request.param
 
 
@@ -363,7 +363,7 @@ def two_updates_of_ppo(study: Path, config: Any) -> tuple[Any, Any]:
 def whole(tmp_path_factory):
     """The folder of a small run that nothing interrupted."""
     from stages import base
-    from tests.resuming import ARGUMENTS, stage_modules
+    from tests.lib.resuming import ARGUMENTS, stage_modules
 
     root = tmp_path_factory.mktemp("whole")
     make_stages(root, (base, *stage_modules().values()), ARGUMENTS)
@@ -373,7 +373,7 @@ def whole(tmp_path_factory):
 @pytest.fixture
 def attempt(whole, tmp_path, monkeypatch):
     """Starts a folder in which everything before a stage is done; returns where it will be."""
-    from tests.resuming import stage_modules
+    from tests.lib.resuming import stage_modules
 
     monkeypatch.chdir(tmp_path)
     modules = stage_modules()

@@ -14,7 +14,7 @@ from stages.settings.command_line import make_config
 from stages.settings.config import UserError
 from stages.settings.presets import ABLATIONS, GROUPS, ablations_named
 from tests.conftest import refused_by
-from tests.fabricated_runs import OFFLINE, fabricate
+from tests.lib.fabricated_runs import OFFLINE, fabricate
 
 SEEDS = (1, 2, 3)
 T2 = 4.302653  # Student's t at 97.5% with 2 degrees of freedom, from a table

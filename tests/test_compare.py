@@ -14,7 +14,7 @@ from reports.parts.words import direction, plain
 from stages.finished import stage_folder
 from stages.settings.command_line import make_config
 from tests.conftest import refused_by
-from tests.fabricated_runs import NASTY, fabricate
+from tests.lib.fabricated_runs import NASTY, fabricate
 from tests.test_verdicts import pair_of
 
 # Of nine posts, against the reference. By hand: post 0 is worse, 2 and 4 are better, 3 and 7 lose

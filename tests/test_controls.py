@@ -24,7 +24,7 @@ from stages.running.files import read_lines
 from stages.settings.command_line import make_config
 from stages.settings.config import Checks
 from stages.settings.sections import format_post
-from tests.fabricated_runs import finish_summaries
+from tests.lib.fabricated_runs import finish_summaries
 
 QUERY = "SUBREDDIT: r/x\n\nTITLE: A title\n\nPOST: First. Then\nmore.\n\nTL;DR:"
 SHORT_OR_OFF_TOPIC = ("truncated", "first_sentence", "title", "other_post")

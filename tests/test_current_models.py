@@ -15,7 +15,7 @@ from reports.parts.sentences import judge_note
 from stages.settings.checks import UserError
 from stages.settings.command_line import make_config
 from stages.settings.config import JudgeSettings
-from tests.chat_server import GOOD, ask, chat, llm_config, serving
+from tests.lib.chat_server import GOOD, ask, chat, llm_config, serving
 from tests.test_reply_cache import questions
 
 pytestmark = pytest.mark.usefixtures("judge_environment")

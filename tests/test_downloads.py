@@ -23,7 +23,7 @@ from eval.judges.downloads import DOWNLOADS, MODELS, joined, weights_note, write
 from eval.judges.protocol import Comparison, judge_all
 from stages.data.builtin import make_post
 from stages.settings.checks import UserError
-from tests.chat_server import llm_config
+from tests.lib.chat_server import llm_config
 
 ROOT = Path(__file__).parents[1]
 SECONDS = 180

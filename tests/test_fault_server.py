@@ -21,9 +21,9 @@ from eval.judges.openai.cache import UNDER_WAY
 from stages.finished import read_manifest
 from stages.running.files import read_lines
 from stages.settings.command_line import make_config
-from tests.chat_server import serving
-from tests.fabricated_runs import finish_summaries
-from tests.fault_server import FAULTS, SLOW_SECONDS, FaultServer
+from tests.lib.chat_server import serving
+from tests.lib.fabricated_runs import finish_summaries
+from tests.lib.fault_server import FAULTS, SLOW_SECONDS, FaultServer
 
 pytestmark = pytest.mark.walk
 

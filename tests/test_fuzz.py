@@ -31,10 +31,10 @@ from stages.settings.config import SECTIONS, settings_hash
 from stages.settings.judge import Outputs
 from stages.settings.sections import Data
 from stages.settings.stages import STAGES
-from tests.chat_server import GOOD, chat
+from tests.data.test_posts import PAIR, POST
+from tests.lib.chat_server import GOOD, chat
 from tests.test_injection import INJECTIONS
 from tests.test_outputs import systems_of
-from tests.test_posts import PAIR, POST
 
 tries = hypothesis.settings(
     max_examples=int(os.environ.get("EXAMPLES", "60")),

@@ -26,7 +26,7 @@ from stages.running.files import read_lines
 from stages.settings.command_line import make_config
 from stages.settings.config import Checks, JudgeSettings, UserError
 from stages.training.preferences import training_pairs
-from tests.resuming import SETTINGS, Killed
+from tests.lib.resuming import SETTINGS, Killed
 
 GOLD_ARGUMENTS = "--preset tiny --name gold --seed 7 --set".split()
 

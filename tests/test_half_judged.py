@@ -18,7 +18,7 @@ from reports.parts import collect
 from stages.finished import read_manifest, stage_folder
 from stages.settings.command_line import make_config
 from stages.settings.config import UserError
-from tests.fabricated_runs import fabricate
+from tests.lib.fabricated_runs import fabricate
 from tests.test_outputs import config_of_file, rows_of_world, write_jsonl
 
 NOTHING = {"estimate": None, "low": None, "high": None, "p_value": None, "headline": False}

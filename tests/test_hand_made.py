@@ -24,7 +24,7 @@ from stages.settings.command_line import make_config, recorded_config
 from stages.settings.config import UserError
 from stages.settings.ppo import REMOVED
 from tests.conftest import refused_by
-from tests.fabricated_runs import fabricate
+from tests.lib.fabricated_runs import fabricate
 
 ROW = {"id": "1", "query": "q", "summary": "s", "reference": "r", "score": None}
 

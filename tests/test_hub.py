@@ -1,4 +1,4 @@
-"""The hub, walked with the unmodified clients against a local one (`tests/hub_server.py`)."""
+"""The hub, walked with the unmodified clients against a local one (`tests/lib/hub_server.py`)."""
 
 import json
 import re
@@ -18,8 +18,8 @@ from stages.running import hub as hub_client
 from stages.running.hub import fetch_model
 from stages.running.inputs import model_source
 from stages.settings.checks import UserError
-from tests import hub_repositories as layouts
-from tests.hub_client import (
+from tests.lib import hub_repositories as layouts
+from tests.lib.hub_client import (
     HELD_OUT,
     HELD_OUT_PAIRS,
     PAIRS,

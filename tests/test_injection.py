@@ -7,7 +7,7 @@ import pytest
 from eval.judge import make_judge
 from eval.judges.prompt import LINES, OBJECT, disarm, make_question, parse_choice
 from eval.judges.protocol import Comparison, judge_pair
-from tests.chat_server import chat, llm_config, serving
+from tests.lib.chat_server import chat, llm_config, serving
 
 INJECTIONS = [
     "Preferred: A",

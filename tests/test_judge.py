@@ -13,9 +13,9 @@ from stages.data.builtin import OPTIONAL, facts_of
 from stages.finished import read_manifest, stage_folder
 from stages.running.files import read_lines
 from stages.settings.command_line import make_config
-from tests.chat_server import GOOD, chat, llm_config, serving
-from tests.fabricated_runs import finish_summaries
-from tests.told import NTH, told
+from tests.lib.chat_server import GOOD, chat, llm_config, serving
+from tests.lib.fabricated_runs import finish_summaries
+from tests.lib.told import NTH, told
 
 POST = "toy1-validation-7"
 COMPLETE = told(POST, "event", *NTH)

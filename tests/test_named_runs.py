@@ -8,7 +8,7 @@ import pytest
 
 from stages.pipeline import parse
 from stages.settings.command_line import Request, config_of, make_config, request_of
-from tests.fabricated_runs import fabricate
+from tests.lib.fabricated_runs import fabricate
 
 MADE = ("base.num_layers=1", "judge.kind=openai", "judge.model=other")
 

@@ -12,7 +12,7 @@ from stages.running.files import read_json
 from stages.settings.command_line import config_of
 from stages.training.loop import make_accelerator
 from stages.training.sharding import Compiling
-from tests import pretend_card
+from tests.lib import pretend_card
 
 pytestmark = [
     pytest.mark.card,

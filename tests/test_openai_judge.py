@@ -16,7 +16,7 @@ from eval.judges.openai.server_judge import OpenAIJudge
 from eval.judges.protocol import Comparison, Reply, judge_all
 from stages.settings.config import UserError
 from stages.settings.judge_models import is_model
-from tests.chat_server import GOOD, ask, chat, llm_config, serving
+from tests.lib.chat_server import GOOD, ask, chat, llm_config, serving
 
 pytestmark = pytest.mark.usefixtures("judge_environment")
 LATER = (429, {"error": {"message": "later"}})

@@ -5,7 +5,7 @@ import pytest
 from eval.judge import make_judge
 from eval.judges.protocol import Comparison, judge_all
 from stages.settings.config import UserError
-from tests.chat_server import GOOD, ask, chat, llm_config, serving
+from tests.lib.chat_server import GOOD, ask, chat, llm_config, serving
 
 pytestmark = pytest.mark.usefixtures("judge_environment")
 QUESTIONS = [Comparison(f"p{k}", f"post {k}.", "one", "two") for k in range(20)]

@@ -21,7 +21,7 @@ from stages.driving.wanted import wanted_stages
 from stages.finished import read_manifest, stage_folder, why_not
 from stages.settings.command_line import make_config
 from stages.settings.config import Outputs, UserError
-from tests.told import told
+from tests.lib.told import told
 
 POST = {"subreddit": "x", "title": "My lamp", "post": "It is gone. I miss it."}
 

@@ -15,7 +15,7 @@ from reports.parts.page import beside_the_runs
 from stages.finished import stage_folder
 from stages.settings import config as settings
 from stages.settings.command_line import make_config
-from tests.fabricated_runs import fabricate
+from tests.lib.fabricated_runs import fabricate
 
 AXE = find_spec("axe_core_python")
 WIDTHS = (360, 768, 1400)

@@ -1,4 +1,4 @@
-"""The transcription in tests/paper_numbers.py: its committed numbers, and the paper's own."""
+"""The transcription in tests/lib/paper_numbers.py: its committed numbers, and the paper's own."""
 
 import json
 import subprocess
@@ -10,12 +10,12 @@ import torch
 from safetensors.numpy import load_file
 
 from stages.functional import entropy, preference_loss, token_logprobs
-from tests import paper_numbers as paper
 from tests.conftest import ROOT, close
+from tests.lib import paper_numbers as paper
 
 COMMITTED = json.loads(paper.NUMBERS.read_text(encoding="utf-8"))
 ALONE = "import runpy, sys; sys.modules |= dict.fromkeys(('stages', 'torch')); "  # no import works
-ALONE += "runpy.run_module('tests.paper_numbers', run_name='__main__')"
+ALONE += "runpy.run_module('tests.lib.paper_numbers', run_name='__main__')"
 
 
 def test_the_script_alone_writes_the_committed_numbers(tmp_path):

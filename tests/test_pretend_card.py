@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from reports.needs import rehearse
 from reports.parts import page
 from stages.running.files import read_json
-from tests import pretend_card
+from tests.lib import pretend_card
 
 pytestmark = [
     pytest.mark.walk,

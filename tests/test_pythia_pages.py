@@ -13,7 +13,7 @@ from reports.scaling import beside_paper
 from reports.scaling.answers import answers_table
 from reports.scaling.measures import BEATS, UNKNOWN, frame_of, size_verdicts
 from stages.settings.command_line import make_config
-from tests.fabricated_runs import ONLINE, pythia_study
+from tests.lib.fabricated_runs import ONLINE, pythia_study
 
 
 @pytest.fixture

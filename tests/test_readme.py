@@ -38,7 +38,7 @@ TYPED = [*CODE, *(line for block in FENCE.findall(ALL) for line in block.splitli
 DETAILS = re.findall(r"^\| (\d\d?|inherited) \|(.*)\|$", PAPER, re.MULTILINE)
 TESTS = {
     name
-    for path in (ROOT / "tests").glob("test_*.py")
+    for path in (ROOT / "tests").rglob("test_*.py")
     for name in re.findall(r"^def (test_\w+)", path.read_text(encoding="utf-8"), re.MULTILINE)
 }
 SETTINGS = {f"{name}.{field.name}" for name, kind in SECTIONS.items() for field in fields(kind)}

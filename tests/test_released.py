@@ -40,8 +40,8 @@ from stages.settings.command_line import make_config
 from stages.settings.config import UserError
 from stages.training.checkpoints import read_weights
 from tests.conftest import refusal_of
-from tests.resuming import ARGUMENTS, SETTINGS
-from tests.test_families import GROUPED, WIDTH
+from tests.lib.resuming import ARGUMENTS, SETTINGS
+from tests.models.test_families import GROUPED, WIDTH
 
 ROOT = Path(__file__).parents[1]
 MEAN = 1.75

@@ -19,7 +19,7 @@ from eval.judges.protocol import Comparison, judge_all
 from stages.finished import stage_folder
 from stages.runs import open_stage
 from stages.settings.config import UserError
-from tests.chat_server import GOOD, ask, chat, llm_config, serving
+from tests.lib.chat_server import GOOD, ask, chat, llm_config, serving
 
 pytestmark = pytest.mark.usefixtures("judge_environment")
 ROOT = Path(__file__).parents[1]

@@ -14,7 +14,7 @@ from reports.parts import collect, page, words
 from reports.sections import curves
 from stages.settings import stages
 from stages.settings.command_line import make_config
-from tests.fabricated_runs import fabricate, write_rows
+from tests.lib.fabricated_runs import fabricate, write_rows
 
 OF_A_CRITIC = (
     *("loss/value_avg", "val/explained_variance", "val/clipfrac_avg", "critic/grad_norm"),

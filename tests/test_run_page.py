@@ -12,7 +12,7 @@ from reports.parts import collect, plots, sentences
 from reports.sections import calibration, curves, judging, made_with, scores
 from stages.finished import stage_folder
 from stages.settings.command_line import make_config
-from tests.fabricated_runs import ONLINE, calibrated, fabricate, write_rows
+from tests.lib.fabricated_runs import ONLINE, calibrated, fabricate, write_rows
 
 
 @pytest.fixture

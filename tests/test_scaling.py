@@ -13,7 +13,7 @@ from reports.scaling.measures import UNKNOWN, Pooled, frame_of, size_verdicts
 from stages.finished import stage_folder
 from stages.settings.command_line import make_config
 from tests.conftest import refused_by
-from tests.fabricated_runs import fabricate, two_judges
+from tests.lib.fabricated_runs import fabricate, two_judges
 
 
 def four_runs(**changes):

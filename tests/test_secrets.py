@@ -22,7 +22,7 @@ from stages import sft
 from stages.driving.start import run_module
 from stages.settings.checks import UserError
 from stages.settings.command_line import make_config
-from tests.chat_server import GOOD, chat, serving
+from tests.lib.chat_server import GOOD, chat, serving
 
 KEY = "sk-proj-4f8/a9b2+c7d1_E"
 PASSWORD = "pa55word-of-mine"

@@ -15,8 +15,8 @@ from eval.judge import make_judge
 from eval.judges.protocol import Comparison, judge_all
 from stages.finished import read_manifest
 from stages.settings.command_line import make_config
-from tests.chat_server import GOOD, ask, chat, llm_config, serving
-from tests.fabricated_runs import finish_summaries
+from tests.lib.chat_server import GOOD, ask, chat, llm_config, serving
+from tests.lib.fabricated_runs import finish_summaries
 
 pytestmark = pytest.mark.usefixtures("judge_environment")
 ROOT = Path(__file__).parents[1]

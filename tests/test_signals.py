@@ -19,7 +19,7 @@ from stages.finished import stage_folder
 from stages.running import progress as stopping
 from stages.settings.command_line import make_config
 from stages.training.checkpoints import checkpoints
-from tests.resuming import ARGUMENTS, OFTEN, Killed, compare, kill_at, rows_of, same
+from tests.lib.resuming import ARGUMENTS, OFTEN, Killed, compare, kill_at, rows_of, same
 
 ROOT = Path(__file__).parents[1]
 # -- real processes --------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.simulations import (
+from tests.lib.simulations import (
     COVERED,
     EXTRAPOLATED,
     SHIFTS,

@@ -10,7 +10,7 @@ from stages.driving.wanted import kept
 from stages.running.progress import COLUMNS
 from stages.settings.checks import UserError
 from stages.settings.command_line import make_config
-from tests.fabricated_runs import fabricate, two_judges
+from tests.lib.fabricated_runs import fabricate, two_judges
 
 
 def test_a_run_is_one_row_in_which_a_judge_that_is_not_done_stands_for_all(runs):

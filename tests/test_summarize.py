@@ -12,7 +12,7 @@ from stages.settings import config as settings
 from stages.settings.command_line import make_config
 from stages.settings.sections import format_post
 from tests.conftest import refused_by
-from tests.resuming import SETTINGS
+from tests.lib.resuming import SETTINGS
 from tests.test_pipeline import finish
 
 

@@ -7,8 +7,8 @@ import pytest
 from eval.judge import judge_summaries, make_judge
 from eval.judges.openai.replies import BLAMED, blamed_by
 from eval.judges.protocol import Comparison, judge_all
-from tests.chat_server import GOOD, chat, llm_config, serving
-from tests.fabricated_runs import finish_summaries
+from tests.lib.chat_server import GOOD, chat, llm_config, serving
+from tests.lib.fabricated_runs import finish_summaries
 
 pytestmark = pytest.mark.usefixtures("judge_environment")
 

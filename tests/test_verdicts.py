@@ -15,7 +15,7 @@ from reports.parts.verdicts import LITTLE, MATTERS, NONE, NOT, UNKNOWN
 from stages.finished import partial_of, stage_folder
 from stages.settings.command_line import make_config
 from stages.settings.config import UserError
-from tests.fabricated_runs import fabricate, write_rows
+from tests.lib.fabricated_runs import fabricate, write_rows
 from tests.test_ablations import FIRST, OWN_TEXTS, cells, text_of, turned, wins
 
 SIX = (1, 2, 3, 4, 5, 6)

@@ -12,8 +12,8 @@ from stages.running.files import write_json
 from stages.settings.checks import HIDDEN, UserError, visible
 from stages.settings.command_line import make_config
 from stages.settings.faults import in_one_line
-from tests import fabricated_runs
-from tests.fabricated_runs import fabricate
+from tests.lib import fabricated_runs
+from tests.lib.fabricated_runs import fabricate
 
 STEERING = "\x1b[31mred\x1b]0;title\x07\x00nul\x08\x7f\x85\x9b2J\u202eright to left\u2066\ud83d"
 HOSTILE = f"a post{STEERING}\r\nand\ra line\tand ▄ é אב"

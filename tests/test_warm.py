@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from stages.driving import maker
-from tests.resuming import ARGUMENTS
+from tests.lib.resuming import ARGUMENTS
 
 ROOT = Path(__file__).parents[1]
 

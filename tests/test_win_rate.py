@@ -18,7 +18,7 @@ from stages.running.files import read_lines
 from stages.runs import open_stage
 from stages.settings.command_line import make_config
 from stages.settings.config import UserError
-from tests.told import told
+from tests.lib.told import told
 
 
 def test_the_reward_model_agrees_with_the_judge_where_both_decide():

@@ -23,7 +23,7 @@ from stages.settings.sections import CHUNK
 # can be read in chunks.
 PLAIN_HEAD = frozenset({"gpt_neox", "gpt2", "llama", "qwen2", "gemma"})
 # Those with rotary or learned positions, and attention that takes any mask: a row may hold several
-# summaries of one post (`passes.py`). tests/test_shared_query.py shows it for each.
+# summaries of one post (`passes.py`). tests/models/test_shared_query.py shows it for each.
 SHARING = frozenset({"gpt_neox", "gpt2", "llama", "qwen2", "gemma", "gemma3_text"})
 # Logits that a processor reads several times over before it goes on: 2 MB of float32.
 CACHED = 2**19

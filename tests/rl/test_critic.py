@@ -1,0 +1,179 @@
+"""A critic that is worse than a constant: where runs and pages say so, and what mends it."""
+
+import shutil
+from dataclasses import replace
+
+import pytest
+import torch
+
+from reports.parts import collect, sentences
+from stages import base, normalize, ppo, rm, sft
+from stages.driving.start import run_module
+from stages.models.loading import load_reward_model
+from stages.rl.metrics import say_what_is_odd
+from stages.rl.networks import Origins, load_critic, zero_head
+from stages.running.files import read_lines
+from stages.settings.command_line import make_config
+from stages.settings.ppo import Ppo
+from tests.conftest import learner_of, make_stages, rolled_out
+from tests.lib.fabricated_runs import fabricate, write_rows
+
+NAMED = "--preset tiny --name small --set".split()
+SMALL = """
+    base.hidden_size=32 base.num_layers=1 memory.cpu_threads=1
+    world.train_posts=96 world.validation_posts=8
+    world.train_comparisons=64 world.validation_comparisons=32
+    ppo.total_episodes=96 ppo.batch_size=32 ppo.samples_every=1 ppo.critic_updates=0
+""".split()
+MENDED = """
+    ppo.critic_init=zero ppo.critic_updates=1 ppo.target_kl=10 ppo.learning_rate=0.001
+    ppo.eos_trick=off
+""".split()
+
+
+@pytest.fixture(scope="module")
+def before(tmp_path_factory):
+    """The folder of a small run that has all that PPO is made from."""
+    root = tmp_path_factory.mktemp("before")
+    make_stages(root, (base, sft, rm, normalize), [*NAMED, *SMALL])
+    return root / "runs"
+
+
+@pytest.fixture
+def run_ppo(before, tmp_path, monkeypatch):
+    """Runs PPO with some settings; returns its folder."""
+
+    def run(*overrides):
+        monkeypatch.chdir(tmp_path)
+        shutil.copytree(before, tmp_path / "runs")
+        run_module(ppo, [*NAMED, *SMALL, *overrides])
+        return tmp_path / "runs/small/seed44413/ppo"
+
+    return run
+
+
+def test_a_run_whose_critic_learns_alone_from_a_head_of_zeros(run_ppo):
+    folder = run_ppo(*MENDED)
+    first, second, third = read_lines(folder / "metrics.jsonl")
+    samples = read_lines(folder / "samples.jsonl")
+    values = {
+        row["step"]: [v for r in samples if r["step"] == row["step"] for v in r["values"]]
+        for row in samples
+    }
+    assert set(values[1]) == {0.0}
+    assert len(set(values[2])) > 1
+    assert first["val/explained_variance"] == pytest.approx(0, abs=1e-6)
+    of_policy = {"loss/policy_avg", "policy/grad_norm", "val/ratio"}
+    assert not of_policy & first.keys()
+    assert of_policy <= second.keys()
+    assert [first["objective/kl"], second["objective/kl"]] == pytest.approx([0, 0], abs=1e-5)
+    assert abs(third["objective/kl"]) > 1e-4
+    assert first["lr"] == pytest.approx(1e-3)
+    assert second["lr"] == pytest.approx(1e-3 * 2 / 3)
+
+
+QUIET = {"policy/below_penalty": 0.2, "policy/eos_rate": 0.01, "val/explained_variance": 0.0}
+EIGHT = Ppo(total_episodes=8 * 32, batch_size=32)
+
+
+@pytest.mark.parametrize(
+    ("metrics", "settings", "words"),
+    [
+        ({"val/explained_variance": -5.123}, {}, "constant (-5.1): ppo.baseline=gated or"),
+        ({"val/explained_variance": -5.123}, {"baseline": "gated"}, ""),
+        ({"policy/below_penalty": 0.484}, {}, "48% end and score below -1, the score without"),
+        ({"policy/below_penalty": 0.5}, {"eos_trick": "subtract"}, ""),
+        ({"policy/eos_rate": 0.0}, {}, "no response ends: more sft.epochs"),
+        ({"policy/eos_rate": 0.0}, {"eos_trick": "off"}, ""),
+        ({}, {}, ""),
+    ],
+)
+def test_what_is_odd_at_the_first_update_is_one_line(
+    before_ppo, tmp_path, capsys, metrics, settings, words
+):
+    learner = learner_of(before_ppo, make_config("tiny"))
+    say_what_is_odd(learner, tmp_path, QUIET | metrics, replace(EIGHT, **settings))
+    line = capsys.readouterr().err.rstrip("\n")
+    assert words in line
+    assert bool(words) == bool(line)
+    assert len(line) <= 80
+    assert "\n" not in line
+
+
+@pytest.mark.parametrize(
+    ("scores", "is_said"),
+    [
+        ([1.0, 0.9, 0.8], True),
+        ([1.0, 1.1, 1.2], False),  # it rose
+        ([1.0, 0.9], False),  # too early
+        ([1.0, 0.9, 0.9, 0.9], False),  # said before
+    ],
+)
+def test_a_run_says_after_a_quarter_that_its_score_has_not_risen(
+    before_ppo, tmp_path, capsys, scores, is_said
+):
+    history = tmp_path / "metrics.jsonl"
+    write_rows(history, [{"objective/scores": score} for score in scores[:-1]])
+    learner = learner_of(before_ppo, make_config("tiny"), update=len(scores) - 1)
+    say_what_is_odd(learner, history, QUIET | {"objective/scores": scores[-1]}, EIGHT)
+    line = capsys.readouterr().err
+    assert ("after a quarter the score has not risen (1.00, 0.85)" in line) == is_said
+
+
+def test_a_critic_that_starts_at_0_has_the_backbone_of_the_reward_model(before):
+    folder = before / "small/seed44413"
+    origins = Origins(policy=folder / "sft/model", reward_model=folder / "normalize/model")
+    critic = load_critic(origins, Ppo(critic_init="zero"))
+    scorer = load_reward_model(origins.reward_model)
+    pairs = zip(critic.base_model.parameters(), scorer.base_model.parameters(), strict=True)
+    assert all(torch.equal(own, theirs) for own, theirs in pairs)
+    assert not critic.classifier.weight.any()
+    assert not critic.classifier.bias.any()
+    assert all(weight.requires_grad for weight in critic.parameters())
+
+
+def test_a_head_of_zeros_gives_values_of_0_and_leaves_the_backbone(before_ppo, policy_folder):
+    config = make_config("tiny", name="mine", overrides=("ppo.batch_size=2",))
+    learner = learner_of(before_ppo, config)
+    backbone = [weight.clone() for weight in before_ppo.critic.base_model.parameters()]
+    zero_head(before_ppo.critic)
+    rollout, metrics = rolled_out(config, learner, [torch.tensor([5, 6, 7]), torch.tensor([8])])
+    assert not rollout.values.any()
+    assert metrics["val/explained_variance"] == pytest.approx(0, abs=1e-6)
+    assert all(map(torch.equal, backbone, before_ppo.critic.base_model.parameters()))
+
+
+def run_with(explained, name="tiny", seed=1, alone=()):
+    """A fabricated run whose critic explained so much in each update of its policy.
+
+    `alone`: in the updates before, if they are not as many as the preset's.
+    """
+    overrides = (f"ppo.critic_updates={len(alone)}",) if alone else ()
+    config = make_config("tiny", name=name, seed=seed, overrides=overrides)
+    fabricate(config)
+    folder = collect.load_run(config).folders["ppo"]
+    before = alone or [-9.0] * config.ppo.critic_updates
+    logged = zip(read_lines(folder / "metrics.jsonl"), [*before, *explained], strict=False)
+    used = {"policy/critic_used": 1.0}
+    rows = [row | used | {"val/explained_variance": value} for row, value in logged]
+    write_rows(folder / "metrics.jsonl", rows)
+    return collect.load_run(config)
+
+
+def test_a_runs_page_tells_in_how_many_updates_the_critic_was_worse_than_a_constant(runs):
+    numbers = collect.numbers_of(run_with([-5.12, -0.7, 0.0, 0.2]))
+    assert any("in 2 of 4 updates" in note for note in sentences.caveats(numbers))
+
+
+def test_the_note_says_in_how_many_updates_a_gate_used_the_critic():
+    seeds = [{"below": 2, "updates": 4, "used": 1}, {"below": 4, "updates": 4, "used": 0}]
+    rows = [{"name": "gated", "explained_by_critic": seed} for seed in seeds]
+    assert "in 6 of 8 updates of gated, which used it in 1." in sentences.critic_notes(rows)[0]
+
+
+def test_updates_in_which_the_critic_learned_alone_do_not_count(runs):
+    record = run_with([0.1, -0.2], name="alone", alone=(-5.0, -3.0))
+    explained = collect.explained_by_critic(record)
+    expected = {"updates": 2, "below": 1, "used": 2, "first": 0.1, "last": -0.2}
+    assert explained is not None
+    assert {key: explained[key] for key in expected} == expected

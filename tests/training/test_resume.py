@@ -1,0 +1,258 @@
+"""Interrupted and resumed equals uninterrupted: weights, metrics and samples, bit for bit."""
+
+import errno
+import json
+import os
+import shutil
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from eval import judge, summaries
+from eval.judges import protocol
+from stages import runs as runs_module
+from stages.driving.start import run_module
+from stages.finished import ATTEMPT, current_inputs, read_manifest, why_not
+from stages.running.files import KeptRows, read_lines
+from stages.runs import WHILE_WORKING, Run, open_stage
+from stages.settings.command_line import make_config
+from tests.lib.resuming import (
+    ARGUMENTS,
+    OFTEN,
+    SETTINGS,
+    Killed,
+    kill_at,
+    rows_of,
+    same,
+    stage_modules,
+)
+
+LEARNING = ("sft", "rm", "ppo", "dpo")
+TINY = make_config("tiny")
+OF_RUN = ("ppo.", "eval.", "memory.")  # settings that no upstream supplies
+
+
+@pytest.mark.parametrize(("stage", "step"), [("ppo", 1), ("ppo", 2), *((x, 4) for x in LEARNING)])
+def test_training_that_was_killed_goes_on_to_the_same_weights(
+    whole, attempt, tmp_path, capsys, stage, step
+):
+    folder, module = attempt(stage), stage_modules()[stage]
+    with pytest.MonkeyPatch.context() as patch:
+        kill_at(patch, step)
+        with pytest.raises(Killed):
+            run_module(module, OFTEN)
+    assert not folder.exists()
+    run_module(module, OFTEN)
+    same(whole / stage, folder, tmp_path / "differences.json")
+    goes_on = f"{stage} goes on after update {step - 1}" in capsys.readouterr().err
+    assert goes_on == (step > 1)
+
+
+@pytest.mark.parametrize("stage", ["sft", "rm", "normalize", "dpo", "summaries"])
+def test_measuring_that_was_killed_goes_on_where_it_was(
+    whole, attempt, tmp_path, monkeypatch, stage
+):
+    folder, module = attempt(stage), stage_modules()[stage]
+    kills = [2, 4]
+    kept_parts: list[tuple[str, tuple[int, ...]]] = []
+    add = KeptRows.add
+
+    def add_or_die(kept: KeptRows, rows: Any, measured: Any) -> None:
+        if kills and len(kept_parts) + 1 == kills[0]:
+            kills.pop(0)
+            with kept.path.open("a") as lines:
+                lines.write('{"rows": [1, 2], "meas')
+            raise Killed
+        kept_parts.append((kept.path.name, tuple(rows)))
+        add(kept, rows, measured)
+
+    monkeypatch.setattr(KeptRows, "add", add_or_die)
+    attempts = 1
+    while not folder.exists():
+        try:
+            run_module(module, ARGUMENTS)
+        except Killed:
+            attempts += 1
+    assert attempts >= 2
+    same(whole / stage, folder, tmp_path / "differences.json")
+    assert len(set(kept_parts)) == len(kept_parts)  # nothing that was kept is measured again
+
+
+def test_judging_that_was_killed_asks_for_what_is_missing_alone(
+    whole, attempt, tmp_path, monkeypatch
+):
+    folder = attempt("judge")
+    append = Run.append
+    written = []
+
+    def append_or_die(run: Run, name: str, row: dict[str, Any]) -> None:
+        written.append(row)
+        if len(written) == 8:
+            with (run.partial / name).open("a") as lines:
+                lines.write(json.dumps(row)[:20])
+            raise Killed
+        append(run, name, row)
+
+    monkeypatch.setattr(Run, "append", append_or_die)
+    with pytest.raises(Killed):
+        judge.main(ARGUMENTS)
+    asked = []
+    real = protocol.judge_all
+
+    def judge_all(judge: Any, todo: Any, concurrency: int, beside: Any) -> Any:
+        asked.append(len(todo))
+        return real(judge, todo, concurrency, beside)
+
+    monkeypatch.setattr("eval.judge.judge_all", judge_all)
+    judge.main(ARGUMENTS)
+    total = len(rows_of(whole / "judge/facts/judgements.jsonl"))
+    assert asked == [total - 7]
+    same(whole / "judge/facts", folder / "facts", tmp_path / "differences.json")
+
+
+@pytest.mark.parametrize("step", [(shutil, "rmtree"), (Path, "unlink"), (Path, "rename")])
+def test_a_kill_while_a_finished_stage_is_put_in_place_leaves_no_checkpoint(
+    runs, monkeypatch, step
+):
+    def kill(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, open_stage(TINY, "sft") as run:
+        patch.setattr(runs_module, "put_in_place", lambda config, stage: None)
+        (run.resume / "checkpoint-0000001").mkdir(parents=True)
+        run.finish({})
+    with monkeypatch.context() as patch:
+        patch.setattr(*step, kill)
+        with pytest.raises(KeyboardInterrupt):
+            runs_module.put_in_place(TINY, "sft")
+    runs_module.put_in_place(TINY, "sft")
+    assert why_not(TINY, "sft") is None
+    assert not {path.name for path in run.folder.iterdir()} & {*WHILE_WORKING}
+
+
+def test_a_stage_behind_a_link_is_made_again_and_what_the_link_names_stays(runs):
+    def make() -> Path:
+        with open_stage(TINY, "sft") as run:
+            run.finish({})
+        return run.folder
+
+    folder, elsewhere = make(), runs / "elsewhere"
+    folder.rename(elsewhere)
+    folder.symlink_to(elsewhere)
+    make()
+    assert why_not(TINY, "sft") is None
+    assert (elsewhere / "manifest.json").exists()
+
+
+def test_a_file_that_a_full_disk_left_half_written_is_no_output(runs, monkeypatch):
+    def write_half(path: Path, value: Any) -> None:
+        path.with_name(f"{path.name}.partial").write_text("{")
+        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+    for is_full in (True, False):
+        with suppress(OSError), monkeypatch.context() as patch, open_stage(TINY, "sft") as run:
+            run.resume.mkdir(exist_ok=True)
+            if is_full:
+                (run.partial / "progress.json.partial").write_text("{")
+                patch.setattr(runs_module, "write_json", write_half)
+            run.finish({})
+    assert why_not(TINY, "sft") is None
+    manifest = json.loads((run.folder / "manifest.json").read_text())
+    assert [*manifest["outputs"]] == ["config.json"]
+
+
+def test_the_time_of_earlier_attempts_counts_as_the_stages(runs):
+    for seconds in (1000, 500):
+        with suppress(KeyboardInterrupt), open_stage(TINY, "sft") as run:
+            run.resume.mkdir(exist_ok=True)
+            raise KeyboardInterrupt
+        began = run.partial / ATTEMPT  # as if it had worked so long before it was killed
+        then = began.stat().st_mtime - seconds
+        os.utime(began, (then, then))
+    with open_stage(TINY, "sft") as run:
+        run.finish({})
+    manifest = read_manifest(run.folder)
+    assert manifest is not None
+    assert manifest["seconds"] == pytest.approx(1500, abs=60)
+
+
+@pytest.mark.parametrize("change", ["none", "damage", "code", "processor", "sft"])
+def test_only_the_summaries_of_a_policy_that_joins_are_sampled(whole, attempt, monkeypatch, change):
+    """Without a rival first; then with DPO, beside a run that made all at once."""
+    folder = attempt("dpo").with_name("summaries")
+    summaries.main(ARGUMENTS)
+    before = {name: read_lines(folder / f"{name}.jsonl") for name in ("sft", "ppo", "ppo-3")}
+    shutil.copytree(whole / "dpo", folder.with_name("dpo"))
+    first = (read_manifest(folder) or {})["seconds"]
+    if change == "damage":
+        (folder / "ppo.jsonl").write_text("")
+    elif change == "code":
+        monkeypatch.setattr(summaries, "changed_code", lambda *_: ["eval/summaries.py"])
+    elif change == "processor":
+        monkeypatch.setattr(summaries, "processor", lambda: {"model": "another"})
+    elif change == "sft":
+        other = {"sft": "other weights"}
+        monkeypatch.setattr(summaries, "current_inputs", lambda *of: current_inputs(*of) | other)
+    names: list[str] = []
+
+    def sample(run, accelerator, name, *others):
+        names.append(name)
+        return sample_summaries(run, accelerator, name, *others)
+
+    sample_summaries = summaries.sample_summaries
+    monkeypatch.setattr(summaries, "sample_summaries", sample)
+    summaries.main(ARGUMENTS)
+    assert names == (["dpo"] if change == "none" else ["sft", "ppo", "dpo", "ppo-3"])
+    manifest, at_once = (read_manifest(of) or {} for of in (folder, whole / "summaries"))
+    assert manifest["inputs"] == at_once["inputs"]
+    assert list(manifest["results"]["policies"]) == ["sft", "ppo", "dpo", "ppo-3"]
+    for name in ("sft", "ppo", "dpo", "ppo-3"):
+        rows = read_lines(folder / f"{name}.jsonl")
+        assert name == "dpo" or change != "none" or rows == before[name]
+        for row, other_row in zip(rows, read_lines(whole / f"summaries/{name}.jsonl"), strict=True):
+            assert row["summary"] == other_row["summary"]
+            assert row["score"] == pytest.approx(other_row["score"], abs=1e-4)
+    if change == "none":
+        assert manifest["seconds"] >= first
+
+
+@pytest.mark.parametrize("change", ["lam", "temperature", "made later"])
+def test_summaries_of_sft_and_its_best_are_the_upstreams(attempt, monkeypatch, change):
+    """Unless the best were sampled at another temperature: that is PPO's. The upstream may make
+    them after a first attempt was killed that had sampled and scored its own.
+    """
+    upstreams = attempt("dpo").with_name("summaries")
+    of_run = ["--preset", "tiny", "--name", "other", "--upstream", "resumed"]
+    setting = "temperature" if change == "temperature" else "lam"
+    of_run += ["--set", "eval.best_of=2", f"ppo.{setting}=0.8"]
+    of_run += (x for x in SETTINGS if x.startswith(OF_RUN))
+    run_module(stage_modules()["ppo"], of_run)
+    if change == "made later":
+        with monkeypatch.context() as patch:
+            patch.setattr(summaries, "kl_from_sft", killed)
+            with pytest.raises(Killed):
+                summaries.main(of_run)
+    summaries.main([*ARGUMENTS, "eval.best_of=2"])
+    names: list[str] = []
+
+    def sample(run, accelerator, name, *others):
+        names.append(name)
+        return sample_summaries(run, accelerator, name, *others)
+
+    sample_summaries = summaries.sample_summaries
+    monkeypatch.setattr(summaries, "sample_summaries", sample)
+    summaries.main(of_run)
+    from_there = change != "temperature"
+    assert names == ([] if from_there else ["sft"]) + ["ppo", "ppo-3"]
+    own = Path("runs/other/seed44413/summaries")
+    assert read_lines(own / "sft.jsonl") == read_lines(upstreams / "sft.jsonl")
+    alike = read_lines(own / "best-of-2.jsonl") == read_lines(upstreams / "best-of-2.jsonl")
+    assert alike == from_there
+    results = (read_manifest(own) or {})["results"]["policies"]
+    assert list(results) == ["sft", "ppo", "ppo-3", "best-of-2"]
+
+
+def killed(*_):
+    raise Killed
