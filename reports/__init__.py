@@ -3,7 +3,7 @@
 run_page          one run
 scaling_page      sizes side by side
 ablations_page    one switch at a time
-rivals_page       PPO and its rivals at equal KL
+algorithms_page       PPO and its rivals at equal KL
 calibration_page  a judge beside labels
 compare_page      policies of finished runs beside the first of them
 outputs_page      summaries that existed already

@@ -7,6 +7,7 @@ and `make help` prints them.
 import textwrap
 from typing import NamedTuple
 
+from stages.rl.algorithms import ALGORITHMS
 from stages.settings.presets import PRESETS
 
 
@@ -48,9 +49,6 @@ train
 data | | run | posts, tokenizer, checkpoint; from then on offline
 sft | | run | supervised fine-tuning on the reference summaries
 rm | | run | the reward model, and its normalization
-ppo | | run | PPO against the reward model
-rloo | | run | RLOO against the reward model, beside PPO: no critic
-grpo | | run | Dr.GRPO against the reward model, beside PPO: no critic
 dpo | | run | DPO from the same comparisons, beside PPO
 judge
 eval | | run | summaries, verdicts, win rates and the page of the run
@@ -64,7 +62,7 @@ publish | reports.sharing.publish | PAGES JUDGE | copy PAGES to reports/generate
 study
 study | | sizes JOB | what is missing of PRESETS x SEEDS, then the page of sizes
 ablations | | runs ABLATIONS | one switch at a time against a run, over SEEDS
-rivals | | runs PENALTIES | PPO, RLOO, Dr.GRPO, best-of-n at equal KL, over SEEDS
+algorithms | | runs PENALTIES | all algorithms and best-of-n at equal KL, over SEEDS
 look
 help | | request | this
 status | reports.sharing.status | NAME | what is done, stale, running, half done, missing, failed
@@ -86,14 +84,14 @@ simulations | tests.lib.simulations | | how often 95% intervals hold the true ra
 OF_VARIABLES = """
 PRESET | preset | name the runs | which kind of run; see below
 SEED | seed | | of one run (44413)
-SEEDS | seeds* | one run takes SEED | for study, ablations, rivals: '1 2'
+SEEDS | seeds* | one run takes SEED | for study, ablations, algorithms: '1 2'
 NAME | name | | the run's folder below runs/; SET needs one of its own
 SET | set | recorded | settings: SET='ppo.kl_coef=0.1 sft.epochs=2'
 UPSTREAM | upstream | recorded | run whose SFT and reward model this run starts from
 JUDGE | judge | choose who judges by SET=judge.kind=... | which of several judges
 PAGES | pages* | | for publish: pages by name, such as tiny-seed44413
 ABLATIONS | ablations* | | which switches; else all: ABLATIONS='dropout lambda-1'
-PENALTIES | kl-coefs* | | kl_coef of the rivals: PENALTIES='0.02 0.1'
+PENALTIES | kl-coefs* | | kl_coef of the algorithms: PENALTIES='0.02 0.1'
 NAMES | names* | one run takes NAME | runs for scaling
 DATA | data | | rows: folder, file or hub id, for own, posts, smollm2
 TOKENIZER | tokenizer | | folder with a tokenizer, for PRESET=posts
@@ -136,6 +134,9 @@ def read_goals(table: str) -> dict[str, dict[str, Goal]]:
         module, reads, what = cells
         names = [each for word in reads.split() for each in READ.get(word, word).split()]
         group[name] = Goal(module or PIPELINE, names, what)
+        if name == "rm":  # then the policies that are trained against it
+            for algorithm_name, algorithm in ALGORITHMS.items():
+                group[algorithm_name] = Goal(PIPELINE, names, algorithm.summary)
     return groups
 
 

@@ -1,7 +1,7 @@
 """Makes what is asked for, or shows its settings. Standard library only.
 
     python -m stages.pipeline sft rm ppo eval --preset tiny      what `make sft rm ppo eval` calls
-    python -m stages.pipeline ablations --preset tiny --seeds 1 2         or rivals
+    python -m stages.pipeline ablations --preset tiny --seeds 1 2         or algorithms
     python -m stages.pipeline study --presets tiny-s tiny --seeds 1 2
     python -m stages.pipeline settings --preset tiny
 
@@ -40,7 +40,7 @@ GRIDS: dict[str, Callable[[Request, argparse.Namespace], grid.Grid]] = {
     "ablations": lambda request, args: grid.ablations(
         request, args.seeds, ablations_named(args.ablations)
     ),
-    "rivals": lambda request, args: grid.rivals(request, args.seeds, args.kl_coefs),
+    "algorithms": lambda request, args: grid.algorithms(request, args.seeds, args.kl_coefs),
 }
 
 
@@ -57,7 +57,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--presets", nargs="+", default=grid.LADDER, help="sizes of a study")
     parser.add_argument("--job", nargs="+", default=grid.STUDY_GOALS, help="goals of its cells")
     parser.add_argument("--ablations", nargs="+", default=list(ABLATIONS))
-    parser.add_argument("--kl-coefs", nargs="+", default=grid.KL_COEFS, help="of the rivals")
+    parser.add_argument("--kl-coefs", nargs="+", default=grid.KL_COEFS, help="of the algorithms")
     return parser.parse_args(argv)
 
 

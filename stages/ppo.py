@@ -1,19 +1,26 @@
-"""Stage 4: PPO (Huang et al. 2024, details 20 to 25; Stiennon et al. 2020, section 3.4).
+"""Stage 4: PPO, and the loop of every policy-gradient algorithm.
 
-One update, in six steps:
+Source: Huang et al. 2024, details 20 to 25; Stiennon et al. 2020, section 3.4.
 
-1. sample   responses of a fixed length for a batch of queries, cut after their first EOS
-2. measure  their log-probabilities under policy and frozen ref_policy, the critic's values
-3. score    each whole response with the reward model, read at EOS; -1 where EOS is missing
-4. shape    rewards: -kl_coef * KL at every token, plus the score at the end
-5. credit   advantages and returns by GAE; advantages whitened over the global batch
-6. learn    clipped policy and value losses, num_ppo_epochs times over the batch
+One update has six steps:
 
-An update does not depend on the microbatch size or on the number of processes: the noise belongs to
-the episode, whitening and loss means are over the global (mini)batch. Exceptions: each process
-deals its own episodes into minibatches, as in Huang et al. 2024 (which has one minibatch), and
-`whiten_over=process` and `loss_mean=microbatches` do as its code does.
-The steps are in `stages/rl`.
+1. sample       responses of a fixed length for a batch of queries, cut after their first EOS
+2. measure      their log-probabilities under the policy and the frozen ref_policy, and the critic's
+                values
+3. score        each whole response with the reward model, read at EOS; -1 where EOS is missing
+4. shape        rewards: -kl_coef * KL at every token, plus the score at the end
+5. advantages   PPO: GAE with the critic; advantages whitened over the global batch
+6. optimize     clipped policy and value losses, num_ppo_epochs passes over the batch
+
+RLOO, Dr.GRPO and others differ from PPO in step 5 and in the defaults of their settings, and most
+of them have no critic. `stages/rl/algorithms.py` is the table of them, `stages/rl` has the steps,
+and `stages/functional.py` the formulas.
+
+An update does not depend on the microbatch size or on the number of processes: the sampling noise
+belongs to the episode, and whitening and loss means are over the global (mini)batch. There are
+three exceptions. Each process deals its own episodes into minibatches, as in Huang et al. 2024
+(which has one minibatch), and `whiten_over=process` and `loss_mean=microbatches` do as that code
+does.
 """
 
 from itertools import accumulate
@@ -24,91 +31,132 @@ from transformers import PreTrainedTokenizerBase
 
 from stages.models.loading import load_tokenizer, save_model
 from stages.models.lora import adapter_layers
-from stages.rl.advantages import credit, shape
+from stages.rl.advantages import compute_advantages, shape_rewards
+from stages.rl.algorithms import Algorithm
 from stages.rl.metrics import describe, describe_texts, samples, say_what_is_odd, summarize
 from stages.rl.networks import PolicyLearner, load_networks, make_learner, origins_of, save_networks
 from stages.rl.rollout import load_queries, measure, sample_responses, score
 from stages.rl.start_checks import check_start
-from stages.rl.update import check_episodes, optimize, set_rate
-from stages.rl.update_checks import check_update
+from stages.rl.update import check_episodes, first_kl_coef, next_kl_coef, optimize, set_rate
+from stages.rl.update_checks import check_statistics, check_update
 from stages.running.files import read_lines, sync
 from stages.runs import open_stage
 from stages.settings.config import Config
-from stages.settings.ppo import Ppo
+from stages.settings.ppo import PolicyGradient, Ppo
 from stages.training.loop import make_accelerator
 from stages.training.sharding import gathered
 from stages.training.state import begin
 
 
-def train_ppo(config: Config) -> None:
-    """Run the stage."""
-    accelerator = make_accelerator(config, takes_turns=True)
-    with open_stage(config, "ppo", accelerator.is_main_process) as run:
-        ppo = config.ppo
-        check_episodes("ppo", ppo, accelerator)
+def train_policy(config: Config, algorithm: Algorithm) -> None:
+    """Run the stage of one algorithm: load, update by update the six steps, save."""
+    stage = algorithm.name
+    settings: PolicyGradient = getattr(config, stage)
+    accelerator = make_accelerator(config, takes_turns=settings.uses_critic)
+    with open_stage(config, stage, accelerator.is_main_process) as run:
+        check_episodes(stage, settings, accelerator)
+
+        # The policy starts as the SFT model, the critic as the reward model (detail 22).
         split, queries = load_queries(run.require("base") / "data")
         tokenizer = load_tokenizer(run.require("sft") / "model")
-        origins = origins_of(run, ppo)
-        networks = load_networks(origins, tokenizer, ppo, config.memory.frozen_dtype)
-        learner = make_learner(accelerator, networks, ppo, config.optimizer, config.memory)
-        state = begin(run, learner, ppo, len(queries))
-        history, kept = run.partial / "metrics.jsonl", kept_models(ppo)
-        for update in state.remaining("ppo"):
-            rate = set_rate(learner, ppo)
-            batch = [queries[row] for row in state.order.batch(update)]
-            sampled = sample_responses(learner, batch, state.noise, ppo)  # 1.
-            measured = measure(learner, sampled, ppo)  # 2.
-            episodes = score(learner, measured, ppo)  # 3.
-            shaped = shape(episodes, ppo, tokenizer.pad_token_id, ppo.score_at)  # 4.
-            rollout = credit(accelerator, shaped, ppo)  # 5.
-            metrics = describe(learner, rollout, ppo)
+        origins = origins_of(run, settings)
+        networks = load_networks(origins, tokenizer, settings, config.memory.frozen_dtype)
+        learner = make_learner(accelerator, networks, settings, config.optimizer, config.memory)
+
+        # Resumes after the last saved update, if there is one.
+        state = begin(run, learner, settings, len(queries))
+        metrics_file = run.partial / "metrics.jsonl"
+        kl_coef = first_kl_coef(settings, metrics_file, state.update)
+        folders_to_keep = kept_models(settings)
+
+        for update in state.remaining(stage):
+            learning_rate = set_rate(learner, settings)
+            query_batch = [queries[row] for row in state.order.batch(update)]
+
+            # 1. to 3. Episodes: what the policy writes, how likely that is, and its score.
+            sampled = sample_responses(learner, query_batch, state.noise, settings)
+            measured = measure(learner, sampled, settings)
+            episodes = score(learner, measured, settings)
+
+            # 4. and 5. Rewards per token, then advantages and the critic's targets.
+            shaped = shape_rewards(episodes, settings, tokenizer.pad_token_id, kl_coef)
+            rollout = compute_advantages(accelerator, shaped, algorithm, settings)
+
+            # What the update looks like before anything is learned from it, and checks.
+            metrics = describe(learner, rollout, settings, kl_coef)
             metrics |= describe_texts(learner, rollout, tokenizer)
-            metrics |= {"lr": rate, "seconds/rollout": state.seconds}
+            metrics |= {"lr": learning_rate, "seconds/rollout": state.seconds}
             if update == 0:
-                check_start(learner, rollout, origins, ppo, config.memory, score)
-            say_what_is_odd(learner, history, metrics, ppo)
-            check_update(learner, rollout, ppo)
-            metrics |= optimize(learner, rollout, ppo, state.minibatch_seed)  # 6.
+                check_start(learner, rollout, origins, settings, config, score)
+            say_what_is_odd(learner, metrics_file, metrics, settings)
+            check_update(learner, rollout, settings, kl_coef, config.checks.updates)
+
+            # 6. Passes over the episodes.
+            metrics |= optimize(learner, rollout, settings, state.minibatch_seed, kl_coef)
+            check_statistics(learner, metrics, settings, config.checks.updates)
+
+            # Records, and the policies that are kept on the way.
             metrics["seconds/update"] = state.seconds
-            run.log(update + 1, episode=(update + 1) * ppo.batch_size, **metrics)
-            if update % ppo.samples_every == 0 or update + 1 == state.updates:
+            run.log(update + 1, episode=(update + 1) * settings.batch_size, **metrics)
+            is_last = update + 1 == state.updates
+            if update % settings.samples_every == 0 or is_last:
                 for row in samples(rollout, tokenizer, update + 1):
                     run.append("samples.jsonl", row)
-            if update in kept:
-                keep_policy(learner, tokenizer, run.partial / kept[update])
+            if update in folders_to_keep:
+                keep_policy(learner, tokenizer, run.partial / folders_to_keep[update])
+
+            kl_coef = next_kl_coef(settings, kl_coef, metrics["objective/kl"], update)
+
         save_networks(learner, tokenizer, run.partial)
         if run.main:
-            run.finish(summarize(read_lines(history), ppo) | {"queries_from": split})
+            results = summarize(read_lines(metrics_file), settings)
+            run.finish(results | {"queries_from": split})
 
 
-def kept_models(ppo: Ppo) -> dict[int, str]:
+def kept_models(settings: PolicyGradient) -> dict[int, str]:
     """The updates, from 0, after which the policy is kept, and its folder: `model-24` after 24.
 
-    They are equal steps of the learning rate's sum while it learns: of what is known beforehand,
-    that comes nearest to equal steps of KL. A page shows each at the KL that was measured.
+    They are equal steps of the sum of learning rates while the policy is trained. Of what is known
+    beforehand, that comes closest to equal steps of KL. Pages show each at its measured KL.
     """
-    updates, steps = ppo.num_updates, ppo.checkpoints + 1
-    rates = {update: updates - update for update in range(updates) if ppo.policy_learns(update)}
-    ends: dict[int, int] = {}  # the update that completes each step
-    for update, passed in zip(rates, accumulate(rates.values()), strict=True):
-        ends.setdefault(passed * steps // sum(rates.values()), update)
-    width = len(str(updates))  # so that names sort
-    return {n: f"model-{n + 1:0{width}}" for step, n in ends.items() if 0 < step < steps}
+    if not isinstance(settings, Ppo) or not settings.checkpoints:
+        return {}
+    updates = settings.num_updates
+    steps = settings.checkpoints + 1
+    rates = {
+        update: updates - update for update in range(updates) if settings.policy_learns(update)
+    }
+    total_rate = sum(rates.values())
+
+    end_of_step: dict[int, int] = {}  # step -> the update that completes it
+    for update, rate_so_far in zip(rates, accumulate(rates.values()), strict=True):
+        end_of_step.setdefault(rate_so_far * steps // total_rate, update)
+
+    width = len(str(updates))  # so that the folders' names sort
+    return {
+        update: f"model-{update + 1:0{width}}"
+        for step, update in end_of_step.items()
+        if 0 < step < steps
+    }
 
 
 def keep_policy(learner: PolicyLearner, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
     """Write the policy as it is now, adapters merged, as a plain model; the main process writes.
 
-    The learner stays as it was, to the bit. All processes must call this.
+    The learner stays bit by bit as it was. All processes must call this.
     """
     policy = learner.accelerator.unwrap_model(learner.trained).policy
     with gathered(policy), torch.no_grad():
-        own = {name: x for name, x in policy.named_parameters() if ".lora_" not in name}
-        weights = {name.replace(".base_layer.", "."): x.detach() for name, x in own.items()}
+        weights = {
+            name.replace(".base_layer.", "."): weight.detach()
+            for name, weight in policy.named_parameters()
+            if ".lora_" not in name
+        }
         for name, layer in adapter_layers(policy):
             weights[f"{name}.weight"] = layer.weight + layer.get_delta_weight("default")
         if not learner.accelerator.is_main_process:
             return
         save_model(policy, tokenizer, folder, weights)
-    for path in [*folder.iterdir(), folder]:  # before a checkpoint goes on from here
+    # On disk before the next checkpoint: a resumed run does not write this folder again.
+    for path in [*folder.iterdir(), folder]:
         sync(path)

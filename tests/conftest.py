@@ -315,7 +315,8 @@ def rolled_out(
 ) -> tuple[Any, dict[str, float]]:
     """Steps 1 to 5 of an update of PPO: the rollout, and what is reported of it."""
     from stages.models.sampling import Noise
-    from stages.rl.advantages import credit, shape
+    from stages.rl.advantages import compute_advantages, shape_rewards
+    from stages.rl.algorithms import ALGORITHMS
     from stages.rl.metrics import describe
     from stages.rl.rollout import measure, sample_responses, score
     from stages.training.state import Order
@@ -327,9 +328,9 @@ def rolled_out(
     batch = [queries[row] for row in order.batch(update)]
     episodes = sample_responses(learner, batch, noise, ppo)
     episodes = score(learner, measure(learner, episodes, ppo), ppo)
-    shaped = shape(episodes, ppo, learner.networks.pad_id, ppo.score_at)
-    rollout = credit(learner.accelerator, shaped, ppo)
-    return rollout, describe(learner, rollout, ppo)
+    shaped = shape_rewards(episodes, ppo, learner.networks.pad_id, ppo.kl_coef)
+    rollout = compute_advantages(learner.accelerator, shaped, ALGORITHMS["ppo"], ppo)
+    return rollout, describe(learner, rollout, ppo, ppo.kl_coef)
 
 
 def ppo_learner(study: Path, config: Any) -> Any:
@@ -355,7 +356,7 @@ def two_updates_of_ppo(study: Path, config: Any) -> tuple[Any, Any]:
     queries = load_split(study / "base" / "data", "sft_train").columns["queries"]
     for update in range(2):
         rollout, _ = rolled_out(config, learner, queries, update)
-        optimize(learner, rollout, config.ppo, update)
+        optimize(learner, rollout, config.ppo, update, config.ppo.kl_coef)
     return learner, rollout
 
 

@@ -380,5 +380,5 @@ def test_leave_one_out_is_each_reward_minus_the_mean_of_its_groups_others():
     close(leave_one_out(rewards, 4), centred * 4 / 3, 1e-6)
     with pytest.raises(ValueError, match="at least 2"):
         leave_one_out(rewards, 1)
-    with pytest.raises(ValueError, match="8 episodes are no full groups of 3"):
+    with pytest.raises(ValueError, match="8 episodes do not fill groups of 3"):
         leave_one_out(rewards, 3)

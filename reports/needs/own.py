@@ -16,6 +16,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from reports.needs.plan import gpus_for
 from stages.base import make_tokenizer, read_rows
 from stages.data.tokens import Limits, first_tokens, tokenize_comparisons, tokenize_posts
+from stages.rl.algorithms import ALGORITHMS
 from stages.running.hub import fetch_tokenizer
 from stages.running.inputs import model_source
 from stages.settings import config as settings
@@ -28,9 +29,12 @@ SAMPLE = 2000  # rows of a split whose tokens are counted
 QUANTILE = 0.99
 ANY = 2**30  # tokens; no row is longer
 SMALL, LARGE = 135e6, 1e9  # parameters
-RIVALS = ("ppo", "rloo", "grpo")
 # Stage -> the rate of `smollm2-full` (PPO's is our GPU run's), and the paper's for one billion.
-RATES = {"sft": (5e-5, 3e-6), "rm": (2e-5, 3e-6), **dict.fromkeys(("dpo", *RIVALS), (1e-5, 3e-6))}
+RATES = {
+    "sft": (5e-5, 3e-6),
+    "rm": (2e-5, 3e-6),
+    **dict.fromkeys(("dpo", *ALGORITHMS), (1e-5, 3e-6)),
+}
 
 Choices = dict[str, tuple[Any, str]]
 """Setting -> its value, and why."""
@@ -114,11 +118,11 @@ def _of_data(config: Config, positions: int, on_card: bool) -> Choices:
     choices["eval.posts"] = (min(held_out, held_out if on_card else 128), f"of {held_out:,}")
     choices["normalize.posts"] = (min(some, 1000), f"of {some:,}")
     updates, largest = (200, 256) if on_card else (20, 32)
-    for stage in (*rows, *RIVALS):
+    for stage in (*rows, *ALGORITHMS):
         most = min(64, rows[stage]) if stage in rows else min(largest, some)
         size = 2 ** int(math.log2(max(4, most)))
         choices[f"{stage}.batch_size"] = (size, f"a power of 2 from 4, to {most} by the rows")
-        if stage in RIVALS:
+        if stage in ALGORITHMS:
             choices[f"{stage}.total_episodes"] = (updates * size, f"{updates} updates")
     return choices
 

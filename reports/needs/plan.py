@@ -10,6 +10,7 @@ import argparse
 import textwrap
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from reports.needs.memory import (
@@ -26,6 +27,7 @@ from reports.needs.memory import (
     training,
 )
 from reports.needs.shapes import parameters, rows_of
+from stages.rl.algorithms import ALGORITHMS
 from stages.running.launch import check_numbers
 from stages.settings.checks import UserError, unknown
 from stages.settings.command_line import add_arguments, config_of, request_of
@@ -76,7 +78,7 @@ def sized(setting: Setting, usable: float, stage: str = "") -> Setting:
     that decides what is learned (`loss_mean`) is the paper's at 1B.
     """
     config, memory = setting.config, vars(setting.config.memory)
-    means = {each.loss_mean for each in (config.ppo, config.rloo, config.grpo)}
+    means = {each.loss_mean for each in map(partial(getattr, config), ALGORITHMS)}
     if "microbatches" in means and not memory["microbatch_size"]:
         return sized(with_rows(setting, microbatch_size=PAPER_MICROBATCH), usable, stage)
     most = {name: size for name, size in MOST_ROWS[setting.on_gpu].items() if not memory[name]}

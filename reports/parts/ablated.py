@@ -174,7 +174,7 @@ def ablation_of(name: str, base: str, default: SeedsOfRun, turned: SeedsOfRun) -
 def numbers(record: Record) -> Row:
     """One run's row, with what ablations look at beside it."""
     ppo = record.results(POLICY)
-    return numbers_of(record) | {"eos_rate": ppo["policy/eos_rate"], "kl": ppo["objective/kl_k1"]}
+    return numbers_of(record) | {"eos_rate": ppo["policy/eos_rate"], "kl": ppo["objective/kl"]}
 
 
 def oddities(name: str, run: Record, default: Record) -> list[str]:

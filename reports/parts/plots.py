@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import cycle
 from statistics import fmean
 from typing import Any
 
@@ -15,9 +16,11 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from reports.parts import blocks
+from stages.rl.algorithms import ALGORITHMS
 
 SFT, PPO, RM, PAPER = "#2f7fc1", "#e0702b", "#2c9a6b", "#9a6bc1"
 OTHER = "#8a8f3c"
+OTHERS = (OTHER, "#b0506b", "#4f8f92", "#7a6a4f")  # of algorithms without a color of their own
 COLORS = (SFT, PPO, RM, PAPER, OTHER)  # of what has no colour of its own
 POLICY_COLORS = {"sft": SFT, "ppo": PPO, "dpo": PAPER, "rloo": RM}
 INK, GRID, GROUND = "#48515b", "#dfe3e8", "#fefefe"
@@ -171,8 +174,10 @@ def tall(rows: Sequence[Any]) -> float:
 
 
 def color_of(policy: str) -> str:
-    """The colour of a policy's curves and bars."""
-    return POLICY_COLORS.get(policy, OTHER)
+    """The color of a policy's curves and bars; other algorithms take the next free ones."""
+    others = [name for name in ALGORITHMS if name not in POLICY_COLORS]
+    colors = dict(zip(others, cycle(OTHERS), strict=False))
+    return (POLICY_COLORS | colors).get(policy, OTHER)
 
 
 def count(number: float) -> str:

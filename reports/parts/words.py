@@ -9,6 +9,7 @@ from typing import Any
 
 from eval.rates.formulas import Interval, mean_of_seeds
 from reports.parts.cells import MISSING, Number, PValue
+from stages.rl.algorithms import ALGORITHMS
 from stages.settings.config import public_value
 from stages.settings.stages import POLICY_STAGES
 
@@ -45,9 +46,9 @@ def seeds_of(count: int) -> str:
 
 
 def named(policy: str, others: Iterable[str] = ()) -> str:
-    """A policy as a page writes it: ours by its name in capitals, unless another is called so."""
-    capitals = {"grpo": "Dr.GRPO"}.get(policy, policy.upper())
-    return capitals if policy in POLICY_STAGES and capitals not in others else policy
+    """A policy as a page writes it: one of this pipeline by its title, unless another has it."""
+    title = ALGORITHMS[policy].title if policy in ALGORITHMS else policy.upper()
+    return title if policy in POLICY_STAGES and title not in others else policy
 
 
 def listed(names: Sequence[str]) -> str:

@@ -87,7 +87,7 @@ DPO_PANELS: Panels = {
 # Logged, but each says what a curve that is drawn says: other estimates of the KL, the penalty as
 # a multiple of it, ends as a count, entropy by the token.
 SAME = {
-    *("objective/kl_k1", "objective/kl_k3", "objective/non_score_reward"),
+    *("objective/kl_k3", "objective/non_score_reward"),
     *("val/num_eos_tokens", "policy/entropy_avg"),
 }
 SHOWN = ("", "-text")  # the others are folded

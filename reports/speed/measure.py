@@ -28,13 +28,12 @@ from reports.needs.shapes import Shape, block_weights, parameters, shape_of
 from reports.speed.meter import Meter, hold, matrix_rate
 from reports.speed.speed import EOS_ID, QUERIES, peak_of
 from stages.data.ragged import pad_left
-from stages.functional import leave_one_out
 from stages.models.forward import response_logprobs, score_responses
 from stages.models.loading import load_policy, load_reward_model, new_reward_model
 from stages.models.lora import adapt
 from stages.models.sampling import Noise
-from stages.rl import grouped
-from stages.rl.advantages import credit, shape
+from stages.rl.advantages import compute_advantages, shape_rewards
+from stages.rl.algorithms import ALGORITHMS
 from stages.rl.episodes import Rollout
 from stages.rl.metrics import describe
 from stages.rl.networks import Origins, PolicyLearner, load_networks, make_learner
@@ -43,9 +42,9 @@ from stages.rl.update import optimize, set_rate
 from stages.running.files import read_json, write_json
 from stages.running.machine import device_name
 from stages.settings.command_line import add_arguments, config_of, request_of
-from stages.settings.config import Config, Ppo
+from stages.settings.config import Config
 from stages.settings.faults import Parser, in_one_line
-from stages.settings.ppo import Rloo
+from stages.settings.ppo import PolicyGradient
 from stages.training.learner import stream
 from stages.training.loop import make_accelerator
 
@@ -57,7 +56,7 @@ QUANTILES = (0.105, 0.42, 0.525, 0.68, 0.833, 0.927, 0.99, 1.0)
 SEED = 1
 
 
-def prepare(config: Config, settings: Ppo | Rloo, folder: Path) -> dict[str, Any]:
+def prepare(config: Config, settings: PolicyGradient, folder: Path) -> dict[str, Any]:
     """Write new weights of the shape, a reward model, and the queries of one batch."""
     make_accelerator(config)
     published = shape_of(config.base)
@@ -78,7 +77,7 @@ def synthetic_queries(published: Shape, limit: int, count: int) -> list[list[int
     return queries
 
 
-def measure_update(config: Config, settings: Ppo | Rloo, folder: Path) -> dict[str, Any]:
+def measure_update(config: Config, settings: PolicyGradient, folder: Path) -> dict[str, Any]:
     """Seconds of an update, peak memory, tokens; and by counting, the operations of the matrix
     products that it must do.
     """
@@ -108,7 +107,7 @@ def measure_update(config: Config, settings: Ppo | Rloo, folder: Path) -> dict[s
     }
 
 
-def update_flops(setting: Setting, settings: Ppo | Rloo, queries: Sequence[int]) -> float:
+def update_flops(setting: Setting, settings: PolicyGradient, queries: Sequence[int]) -> float:
     """Operations of the matrix products that one update must do, for queries of so many tokens
     each: counted row by row, so no padding is in it, and all tokens are sampled. The samples of a
     query share a row.
@@ -116,7 +115,7 @@ def update_flops(setting: Setting, settings: Ppo | Rloo, queries: Sequence[int])
     response, total = setting.config.data.max_summary_tokens * settings.samples_per_query, 0.0
     # The backward pass is two forward ones, and recomputed activations are one more.
     learned = settings.num_ppo_epochs * (3 + setting.recomputed)
-    scored = 2 + learned if isinstance(settings, Ppo) else 1  # passes of reward model and critic
+    scored = 2 + learned if settings.uses_critic else 1  # passes of reward model and critic
     for query in queries:
         whole = query + response
         policy, scorer = (forward_flops(setting.shape, whole, whole, n) for n in (response, 0))
@@ -137,7 +136,7 @@ def forward_flops(shape: Shape, tokens: int, length: int, logits: int) -> float:
 
 
 def load_learner(
-    config: Config, settings: Ppo | Rloo, folder: Path, accelerator: Accelerator
+    config: Config, settings: PolicyGradient, folder: Path, accelerator: Accelerator
 ) -> PolicyLearner:
     """The networks of PPO or RLOO, all held in memory, with their optimizer."""
     pad_id = shape_of(config.base).vocabulary
@@ -157,7 +156,7 @@ def load_learner(
 
 
 def take_update(
-    learner: PolicyLearner, rows: list[list[int]], settings: Ppo | Rloo, noise: Noise
+    learner: PolicyLearner, rows: list[list[int]], settings: PolicyGradient, noise: Noise
 ) -> Rollout:
     """All six steps and their metrics, as the stage takes them."""
     pad_id = learner.networks.pad_id
@@ -165,20 +164,18 @@ def take_update(
     queries = [torch.tensor(row) for row in rows]
     sampled = sample_responses(learner, queries, noise, settings)
     episodes = score(learner, measure(learner, sampled, settings), settings)
-    if isinstance(settings, Ppo):
-        shaped = shape(episodes, settings, pad_id, settings.score_at)
-        rollout = credit(learner.accelerator, shaped, settings)
-    else:
-        rollout = grouped.credit(shape(episodes, settings, pad_id), settings, leave_one_out)
-    describe(learner, rollout, settings)
-    optimize(learner, rollout, settings, noise.seed)
+    shaped = shape_rewards(episodes, settings, pad_id, settings.kl_coef)
+    algorithm = ALGORITHMS[settings.section()]
+    rollout = compute_advantages(learner.accelerator, shaped, algorithm, settings)
+    describe(learner, rollout, settings, settings.kl_coef)
+    optimize(learner, rollout, settings, noise.seed, settings.kl_coef)
     return rollout
 
 
 # -- what only a card can show ---------------------------------------------------------------------
 
 
-def profile_update(config: Config, settings: Ppo | Rloo, folder: Path) -> dict[str, Any]:
+def profile_update(config: Config, settings: PolicyGradient, folder: Path) -> dict[str, Any]:
     """The kernels (on a CPU: operators) of an update with one epoch that take the most time."""
     once = replace(settings, num_ppo_epochs=1)
     learner = load_learner(config, once, folder, make_accelerator(config))
@@ -199,7 +196,7 @@ def profile_update(config: Config, settings: Ppo | Rloo, folder: Path) -> dict[s
     return {"rows": [row | {"share of time": row["seconds"] / total} for row in rows]}
 
 
-def compare_precision(config: Config, settings: Ppo | Rloo, folder: Path) -> dict[str, Any]:
+def compare_precision(config: Config, settings: PolicyGradient, folder: Path) -> dict[str, Any]:
     """bf16 - float32 on one microbatch: log-probabilities, scores, the policy's gradient."""
     device = make_accelerator(config).device
     policy = load_policy(folder / "model").to(device)
@@ -228,7 +225,7 @@ def compare_precision(config: Config, settings: Ppo | Rloo, folder: Path) -> dic
     return {"rows": rows}
 
 
-def count_work(config: Config, settings: Ppo | Rloo, folder: Path) -> dict[str, float]:
+def count_work(config: Config, settings: PolicyGradient, folder: Path) -> dict[str, float]:
     """Operations per second of the card, and operations of an update of each stage of a rehearsal,
     with the longest rows.
     """

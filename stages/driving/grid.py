@@ -1,4 +1,4 @@
-"""Grids of runs over seeds: ablations, rivals, and the study over presets. Standard library only.
+"""Grids of runs over seeds: ablations, algorithms, and the study over presets.
 
 A cell is one run. The maker makes the cells, a failed one stops no other, and the end names what
 failed. `stages.pipeline` calls this.
@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from stages.driving.maker import Cell, Maker
 from stages.driving.wanted import no_part, wanted_stages
+from stages.rl.algorithms import ALGORITHMS
 from stages.settings.command_line import Request, config_of
 from stages.settings.config import Config, UserError
 from stages.settings.presets import settings_of_ablation
@@ -20,7 +21,6 @@ from stages.settings.stages import SHARED_SECTIONS, TRAINED
 SEEDS = (44413, 55513, 66613)
 LADDER = ("tiny-xs", "tiny-s", "tiny", "tiny-l", "tiny-xl")
 STUDY_GOALS = ("ppo", "eval")
-RIVALS = ("ppo", "rloo", "grpo")
 KL_COEFS = ("0.02", "0.05", "0.1", "0.2")
 BEST_OF_N = "1,2,4,8,16,32,64"
 
@@ -123,24 +123,24 @@ def _settings_alone(config: Config) -> Config:
     return replace(config, name="run", upstream="", own_from="", overrides=())
 
 
-def rivals(request: Request, seeds: Sequence[int], kl_coefs: Sequence[str]) -> Grid:
+def algorithms(request: Request, seeds: Sequence[int], kl_coefs: Sequence[str]) -> Grid:
     """The runs that give SFT and reward model; and from each, for every coefficient of the KL
-    penalty, one with all rivals. The first of these has best-of-n and DPO too, on which the penalty
-    has no effect. Summaries are sampled as PPO samples, which is what KL is of.
+    penalty, one with all algorithms. The first of these has best-of-n and DPO too, on which the
+    penalty has no effect. Summaries are sampled at PPO's temperature, as the KL is that of samples.
 
     Raises UserError for coefficients that are no numbers.
     """
     start, others = start_cells(request, seeds, "rm"), []
     for cell in start:
         for coef in dict.fromkeys(kl_coefs):
-            goals = [*RIVALS, "eval"]
-            overrides = [f"{rival}.kl_coef={coef}" for rival in RIVALS]
+            goals = [*ALGORITHMS, "eval"]
+            overrides = [f"{name}.kl_coef={coef}" for name in ALGORITHMS]
             overrides.append(f"eval.temperature={cell.config.ppo.temperature:g}")
             if coef == kl_coefs[0]:
                 goals.append("dpo")
                 overrides.append(f"eval.best_of={BEST_OF_N}")
             others.append(branch(cell, f"kl{coef}", overrides, goals))
-    page = ["rivals_page", "--name", start[0].config.name, "--kl-coefs", *kl_coefs]
+    page = ["algorithms_page", "--name", start[0].config.name, "--kl-coefs", *kl_coefs]
     return Grid(start, others, page)
 
 

@@ -156,7 +156,8 @@ class Maker:
         row = row_of(stage, cell.config.kind)
         launcher = self.launch if row.computes else ()
         capped = "judge" in row.sections and self.max_cost
-        start = [*launcher, *START[1:], row.module] if launcher else [*START, row.module]
+        address = f"{row.module}:{stage}"
+        start = [*launcher, *START[1:], address] if launcher else [*START, address]
         words = [*start, *cell.request.arguments]
         return [*words, "--max-cost", self.max_cost] if capped else words
 
@@ -184,9 +185,10 @@ class Maker:
         return code if code >= 0 else 128 - code
 
     def _call_forked(
-        self, name: str, arguments: Sequence[str], environment: Mapping[str, str]
+        self, address: str, arguments: Sequence[str], environment: Mapping[str, str]
     ) -> int:
-        """Run a stage in a fork of this process, which loads what it imports."""
+        """Run a stage, `module:stage`, in a fork of this process, which loads what it imports."""
+        name, _, stage_name = address.partition(":")
         # A Ctrl-C while libraries load ends this process with one line.
         handler = signal.signal(signal.SIGINT, signal.default_int_handler)
         try:
@@ -195,7 +197,7 @@ class Maker:
             signal.signal(signal.SIGINT, handler)
         if self.stopped:
             return self.stopped
-        stage = (module, arguments, environment, os.getpid())
+        stage = (module, stage_name, arguments, environment, os.getpid())
         process = multiprocessing.get_context("fork").Process(target=_run, args=stage)
         sys.stdout.flush()
         signal.pthread_sigmask(signal.SIG_BLOCK, handled_signals())  # until the stage handles them
@@ -214,7 +216,11 @@ def can_be_forked() -> bool:
 
 
 def _run(
-    module: ModuleType, arguments: Sequence[str], environment: Mapping[str, str], parent: int
+    module: ModuleType,
+    stage: str,
+    arguments: Sequence[str],
+    environment: Mapping[str, str],
+    parent: int,
 ) -> None:
     """A stage, in its process. It dies with its parent."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -226,7 +232,7 @@ def _run(
         signal.signal(number, signal.default_int_handler if is_ctrl_c else signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, handled_signals())
     with in_one_line():
-        run_module(module, [*arguments])
+        run_module(module, [*arguments], stage)
 
 
 def settle(config: Config, stages: Sequence[str]) -> None:

@@ -1,6 +1,6 @@
 """The command line that all stages share: arguments, errors of one line, signals, trackers.
 
-    python -m stages.driving.start stages.sft --preset tiny
+    python -m stages.driving.start stages.sft:sft --preset tiny
 
 Exit codes: 2 for what the user can mend, 128 + its number after a signal (130 after a Ctrl-C).
 """
@@ -13,10 +13,12 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout
+from functools import partial
 from types import ModuleType
 from typing import Any, NoReturn, TypeVar
 
 from stages.finished import make_command, partial_of, stage_folder
+from stages.rl.algorithms import ALGORITHMS
 from stages.running.files import read_json, write_json
 from stages.running.machine import code_version
 from stages.running.progress import (
@@ -182,13 +184,21 @@ def load(module: str) -> ModuleType:
         raise SystemExit(128 + signal.SIGINT) from None
 
 
-def run_module(module: ModuleType, arguments: list[str]) -> None:
-    """Make the stage of a module as a command line asks; a module may have one of its own."""
-    for stage, row in STAGES.items():
-        if row.module == module.__name__ and row.function:
-            run_stage(stage, getattr(module, row.function), arguments, row.what)
-            return
-    module.main(arguments)
+def run_module(module: ModuleType, arguments: list[str], stage: str = "") -> None:
+    """Run a stage of a module as a command line asks; the module's first one if none is named.
+
+    A module without a stage function has a `main` that parses its own command line.
+    """
+    names = [name for name, row in STAGES.items() if row.module == module.__name__]
+    stage = stage or (names[0] if names else "")
+    row = STAGES.get(stage)
+    if row is None or row.module != module.__name__ or not row.function:
+        module.main(arguments)
+        return
+    function = getattr(module, row.function)
+    if row.policy_gradient:
+        function = partial(function, algorithm=ALGORITHMS[stage])
+    run_stage(stage, function, arguments, row.what)
 
 
 @contextmanager
@@ -266,9 +276,10 @@ def make_tracker(config: Config, stage: str, library: str, place: str) -> Any:
 
 @in_one_line()
 def main(argv: list[str] | None = None) -> None:
-    """Load the module that the first argument names; run it with the other arguments."""
-    module, *arguments = sys.argv[1:] if argv is None else argv
-    run_module(load(module), arguments)
+    """Run the stage that the first argument names, `module:stage`, with the other arguments."""
+    address, *arguments = sys.argv[1:] if argv is None else argv
+    module, _, stage = address.partition(":")
+    run_module(load(module), arguments, stage)
     end_process()
 
 

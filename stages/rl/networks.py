@@ -171,7 +171,9 @@ def load_networks(
 ) -> Networks:
     """Load all networks. `frozen_dtype`, float32 or bf16, is that of those that do not learn."""
     policy = load_policy(origins.policy, settings.dropout)
-    critic = load_critic(origins, settings) if isinstance(settings, Ppo) else None
+    critic = None
+    if isinstance(settings, Ppo) and settings.uses_critic:
+        critic = load_critic(origins, settings)
     for name, network in (("policy", policy), ("critic", critic)):
         if network is not None and origins.adapt is not None:
             origins.adapt(network, part=name)
@@ -239,7 +241,7 @@ def parameter_groups(trained: PolicyAndCritic, settings: PolicyGradient) -> list
 
 
 def clip_gradients(trained: PolicyAndCritic, settings: PolicyGradient) -> dict[str, float]:
-    """Scale the policy's gradient down to its largest allowed norm; returns both norms before.
+    """Clip each network's gradient by its own norm; returns the norms before.
 
     A network that does not learn in this update has no gradient, and no norm.
     """
@@ -250,8 +252,11 @@ def clip_gradients(trained: PolicyAndCritic, settings: PolicyGradient) -> dict[s
         if not gradients:
             continue
         norm = whole(torch.nn.utils.get_total_norm(gradients))
-        if name == "policy" and settings.max_grad_norm:
-            torch.nn.utils.clip_grads_with_norm_(learned, settings.max_grad_norm, norm)
+        max_norm = settings.max_grad_norm
+        if name == "critic":
+            max_norm = settings.critic_max_grad_norm if isinstance(settings, Ppo) else 0.0
+        if max_norm:
+            torch.nn.utils.clip_grads_with_norm_(learned, max_norm, norm)
         norms[f"{name}/grad_norm"] = norm.item()
     return norms
 

@@ -22,7 +22,8 @@ from stages.models.logprobs import LogitStatistics
 from stages.rl.episodes import Episodes, Measured, Rollout
 from stages.rl.networks import Origins, PolicyLearner
 from stages.running.files import write_json
-from stages.settings.checks import UserError
+from stages.settings.checks import UserError, say_error
+from stages.settings.config import Config
 from stages.settings.ppo import PolicyGradient, Ppo
 from stages.settings.sections import Memory
 from stages.training.learner import Size, fitting
@@ -58,6 +59,7 @@ BOUNDS = {
     "bf16 draws": Bounds(mean=0.01, high=0.1, quantile=0.99),
 }
 KNOWN_ANSWERS = "known_answers.json"
+GO_ON = "checks.start=warn continues all the same"
 CHECKED = 8
 """Episodes that a model reads again, at most. Padding or dropout that is wrong is wrong in each."""
 KNOWN = 20
@@ -70,8 +72,36 @@ def precision(settings: PolicyGradient, memory: Memory) -> str:
     return "bf16" if "bf16" in chosen else "float32"
 
 
-@torch.no_grad()
+class StartCheckError(UserError):
+    """Something that must hold before the first update does not."""
+
+
 def check_start(
+    learner: PolicyLearner,
+    rollout: Rollout,
+    origins: Origins,
+    settings: PolicyGradient,
+    config: Config,
+    score: Callable[..., Episodes],
+) -> None:
+    """All checks before the first update, as `checks.start` says: stop, warn or off.
+
+    `score` is the stage's own. Raises StartCheckError, with `stop`, that says what does not hold,
+    by how much, and which stages and settings would explain it; with `warn` the same is printed.
+    """
+    if config.checks.start == "off":
+        return
+    try:
+        run_start_checks(learner, rollout, origins, settings, config.memory, score)
+    except StartCheckError as error:
+        if config.checks.start == "stop":
+            raise
+        if learner.accelerator.is_main_process:
+            say_error(f"warning: {error}")
+
+
+@torch.no_grad()
+def run_start_checks(
     learner: PolicyLearner,
     rollout: Rollout,
     origins: Origins,
@@ -114,7 +144,11 @@ def check_start(
         learner.trained.train(mode=not settings.dropout)
         of_policy(check_ratio, bounds)
         of_policy(check_draws, of_draws)
-        if isinstance(settings, Ppo) and settings.critic_init == "reward_model":
+        if (
+            isinstance(settings, Ppo)
+            and settings.uses_critic
+            and settings.critic_init == "reward_model"
+        ):
             before_eos = token_read_before(networks.reward_model) is not None
             check_critic(some, eos_id, known_bounds if frozen_in_bf16 else bounds, before_eos)
 
@@ -240,7 +274,9 @@ def check_scores_at_eos(rollout: Rollout, eos_id: int, stage: str) -> None:
     contains = (rollout.responses == eos_id).any(dim=1)
     if bool((contains & (read != eos_id)).any()):
         fault = f"{stage} (step 1 does not cut responses after it, or step 4 masks other tokens)"
-        raise UserError(f"update 1: a reward is not read at EOS. Likely causes: {fault}")
+        raise StartCheckError(
+            f"update 1: a reward is not read at EOS. Likely causes: {fault}. {GO_ON}"
+        )
 
 
 def save_known_answers(
@@ -303,7 +339,7 @@ def _require_small(difference: Tensor, bounds: Bounds, what: str, fault: str) ->
         return
     mean, high = distances.mean().item(), distances.quantile(bounds.quantile).item()
     if not (mean <= bounds.mean and high <= bounds.high):  # a NaN is not small either
-        raise UserError(
+        raise StartCheckError(
             f"update 1: {what} (by {mean:.3g} on average, at most {bounds.mean}; by {high:.3g} at "
-            f"quantile {bounds.quantile}, at most {bounds.high}). Likely causes: {fault}"
+            f"quantile {bounds.quantile}, at most {bounds.high}). Likely causes: {fault}. {GO_ON}"
         )

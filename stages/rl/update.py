@@ -1,14 +1,17 @@
 """Step 6 of an update: passes over the rollout, minibatches, optimizer steps."""
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import torch
 from accelerate import Accelerator
 from torch import Tensor
 
+from stages import functional
 from stages.rl import loss
 from stages.rl.episodes import Rollout
 from stages.rl.networks import PolicyLearner, clip_gradients
+from stages.running.files import read_lines
 from stages.settings.checks import check_dealt
 from stages.settings.ppo import PolicyGradient
 from stages.training.learner import optimizer_step
@@ -35,28 +38,56 @@ def set_rate(learner: PolicyLearner, settings: PolicyGradient) -> float:
     return rate
 
 
+def first_kl_coef(settings: PolicyGradient, metrics_file: Path, update: int) -> float:
+    """The KL coefficient of the next update, counted from 0, when a stage starts or resumes.
+
+    An adaptive coefficient follows from what the update before it has logged.
+    """
+    if update == 0 or not settings.kl_target:
+        return settings.kl_coef
+    logged = next(row for row in read_lines(metrics_file) if row["step"] == update)
+    return next_kl_coef(settings, logged["objective/kl_coef"], logged["objective/kl"], update - 1)
+
+
+def next_kl_coef(settings: PolicyGradient, kl_coef: float, kl: float, update: int) -> float:
+    """The KL coefficient after an update, counted from 0, with the given mean KL.
+
+    It is constant unless kl_target is set. In critic warm-up the policy is still the SFT model:
+    its KL of 0 says nothing about the coefficient, which waits.
+    """
+    if not settings.kl_target or not settings.policy_learns(update):
+        return kl_coef
+    return functional.adapt_kl_coef(
+        kl_coef,
+        kl,
+        target=settings.kl_target,
+        episodes=settings.batch_size,
+        horizon=settings.kl_horizon,
+    )
+
+
 def optimize(
-    learner: PolicyLearner, rollout: Rollout, settings: PolicyGradient, seed: int
+    learner: PolicyLearner, rollout: Rollout, settings: PolicyGradient, seed: int, kl_coef: float
 ) -> dict[str, float]:
     """Step 6: num_ppo_epochs passes over the rollout; returns the statistics averaged over them.
 
     The same weights, rollout and `seed` give the same new weights; `seed` decides how episodes are
-    dealt into minibatches. An epoch whose mean approxkl is above target_kl is the last one. A step
-    measures approxkl before it learns: with one minibatch, the epoch's own step is left out.
-    In the learner's first critic_updates updates the critic alone learns. Raises NonFiniteError
-    before a step that is not finite.
+    dealt into minibatches. `kl_coef` is this update's. An epoch whose mean approxkl is above
+    target_kl is the last one; a step measures it before it changes the weights, so with one
+    minibatch the epoch's own step is not part of it. In critic warm-up only the critic is trained.
+    Raises NonFiniteError before a step that is not finite.
     """
     learner.trained.train()
     generator = torch.Generator().manual_seed(seed)
-    history: list[dict[str, float]] = []
+    steps: list[dict[str, float]] = []
     for _ in range(settings.num_ppo_epochs):
         for rows in deal(rollout, settings, generator):
-            history.append(take_step(learner, rollout.rows(rows), settings))
-        epoch = mean_statistics(history[-settings.num_minibatches :])
+            steps.append(take_step(learner, rollout.rows(rows), settings, kl_coef))
+        epoch = mean_statistics(steps[-settings.num_minibatches :])
         if settings.target_kl and epoch.get("policy/approxkl_avg", 0.0) > settings.target_kl:
             break
-    epochs = len(history) / settings.num_minibatches
-    return mean_statistics(history) | {"policy/epochs": epochs}
+    epochs = len(steps) / settings.num_minibatches
+    return mean_statistics(steps) | {"policy/epochs": epochs}
 
 
 def deal(
@@ -70,9 +101,9 @@ def deal(
 
 
 def take_step(
-    learner: PolicyLearner, minibatch: Rollout, settings: PolicyGradient
+    learner: PolicyLearner, minibatch: Rollout, settings: PolicyGradient, kl_coef: float
 ) -> dict[str, float]:
-    """One optimizer step on a minibatch, in microbatches weighted by the tokens that they hold."""
+    """One optimizer step on a minibatch, in microbatches weighted by their number of tokens."""
     accelerator, pad_id = learner.accelerator, learner.networks.pad_id
 
     def parts(size: int) -> list[tuple[Rollout, loss.Divisors]]:

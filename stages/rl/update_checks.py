@@ -1,9 +1,14 @@
-"""What must hold in every update before anything is learned from it, computed a second way.
+"""Checks of an update before anything is learned from it, by computing it a second way.
 
 The checks at the start see a KL of 0 and an optimizer without moments. Errors in what follows from
-these train on without a word. So every update's rewards, credit and policy gradient are computed
-again in float64, by closed formulas instead of recursions, and with masks read off the tokens. The
-costs are sums over [B, T].
+these train on without a word. So the rewards, advantages and policy gradient of a few updates are
+computed again in float64, by closed formulas instead of recursions, and with masks read off the
+tokens: in the first three updates of the critic's warm-up, and in the first three that train the
+policy. They cost sums over [B, T].
+
+`checks.updates` says what a difference does: `warn` prints a line (the default), `stop` ends the
+stage, `off` computes nothing. The checks know the original formulas. If you change one on purpose,
+a warning is what you should see.
 """
 
 import copy
@@ -15,112 +20,202 @@ from accelerate import Accelerator
 from torch import Tensor
 
 from stages.rl import loss
+from stages.rl.algorithms import Grouped
 from stages.rl.episodes import Rollout
 from stages.rl.metrics import NOTHING_ENDS
 from stages.rl.networks import PolicyLearner
-from stages.settings.checks import UserError
+from stages.settings.checks import UserError, say_error
 from stages.settings.ppo import PolicyGradient, Ppo
 
+CHECKED_UPDATES = 3
+"""Updates that are checked in critic warm-up, and again when the policy is trained."""
 TOLERANCE = 2e-3
 """Of a difference to the largest number compared: float32 rounds to 1e-7, sums of it to 1e-5."""
-LEAST_VARIANCE = 1e-6
+MIN_VARIANCE = 1e-6
 """Advantages that vary less than this are not compared after whitening: rounding decides them."""
-FLOOR = 1e-8
-"""Of the variance under whitening's root, in the code of Huang et al. 2024."""
+WHITEN_EPS = 1e-8
+"""Added to the variance in whitening by the code of Huang et al. 2024."""
+ON_PURPOSE = (
+    "If you changed a formula, that is expected: the checks compare with the original one, and "
+    "checks.updates=off turns them off"
+)
+
+
+class UpdateCheckError(UserError):
+    """A number of an update is not what its definition says."""
+
+
+def is_checked(update: int, settings: PolicyGradient) -> bool:
+    """Whether an update, counted from 0, is one of those that are checked."""
+    first_policy_update = next(n for n in range(settings.num_updates) if settings.policy_learns(n))
+    if update < first_policy_update:
+        return update < CHECKED_UPDATES
+    return update < first_policy_update + CHECKED_UPDATES
+
+
+def check_update(
+    learner: PolicyLearner, rollout: Rollout, settings: PolicyGradient, kl_coef: float, mode: str
+) -> None:
+    """All checks of one update, before its first optimizer step.
+
+    `mode` is checks.updates. Raises UpdateCheckError, with `stop`, that says which update, what
+    does not hold, by how much, and the likely causes; with `warn` the same is printed.
+    """
+    if mode == "off" or not is_checked(learner.update, settings):
+        return
+    try:
+        compare_update(learner, rollout, settings, kl_coef)
+    except UpdateCheckError as error:
+        report(learner, error, mode)
+
+
+def check_statistics(
+    learner: PolicyLearner, statistics: dict[str, float], settings: PolicyGradient, mode: str
+) -> None:
+    """What must hold of an update's statistics after its optimizer steps; as `check_update`.
+
+    After a step the policy is another one, so with several steps the mean of the log-ratio's square
+    cannot be exactly 0. It is if the old log-probabilities are computed again at each step, and
+    then nothing is ever clipped.
+    """
+    if mode == "off" or not is_checked(learner.update, settings):
+        return
+    steps = statistics["policy/epochs"] * settings.num_minibatches
+    if steps > 1 and statistics.get("policy/approxkl_avg") == 0:
+        what = "the ratio is exactly 1 in every step, although the policy was changed between them"
+        error = UpdateCheckError(
+            f"{learner.stage}, update {learner.update + 1}: {what}. Likely causes: step 6 (old "
+            f"log-probabilities computed again, or a learning rate of 0). {ON_PURPOSE}"
+        )
+        report(learner, error, mode)
+
+
+def report(learner: PolicyLearner, error: UpdateCheckError, mode: str) -> None:
+    """Print a failed check, or raise it with `stop`."""
+    if mode == "stop":
+        raise error
+    if learner.accelerator.is_main_process:
+        say_error(f"warning: {error}")
 
 
 @torch.no_grad()
-def check_update(learner: PolicyLearner, rollout: Rollout, settings: PolicyGradient) -> None:
-    """All checks of one update. They compare what this stage has made, so they name its steps.
-
-    Raises UserError that says which update, what does not hold, by how much, and the likely causes.
-    """
+def compare_update(
+    learner: PolicyLearner, rollout: Rollout, settings: PolicyGradient, kl_coef: float
+) -> None:
+    """Compare an update's numbers with their definitions. Raises UpdateCheckError."""
     update = f"{learner.stage}, update {learner.update + 1}"
-    real = rollout.responses != learner.networks.pad_id
-    check_rewards(update, rollout, real, settings)
+    real = rollout.responses != learner.networks.pad_id  # [B, T]
+    check_rewards(update, learner.accelerator, rollout, real, settings, kl_coef)
     check_moments(update, learner, settings)
     if learner.update >= 2 and settings.policy_learns(learner.update - 2):
         check_reference(update, rollout, real, learner.networks.eos_id)
     if isinstance(settings, Ppo):
-        check_credit(update, learner.accelerator, rollout, real, settings)
-    else:
+        check_gae(update, learner.accelerator, rollout, real, settings)
+    elif isinstance(settings, Grouped) and not settings.whiten_advantages:
         check_groups(update, rollout, settings.samples_per_query)
     if settings.policy_learns(learner.update):
-        check_gradient(update, learner, rollout, settings)
+        check_gradient(update, learner, rollout, settings, kl_coef)
 
 
-def check_rewards(update: str, rollout: Rollout, real: Tensor, settings: PolicyGradient) -> None:
+def check_rewards(
+    update: str,
+    accelerator: Accelerator,
+    rollout: Rollout,
+    real: Tensor,
+    settings: PolicyGradient,
+    kl_coef: float,
+) -> None:
     """An episode's rewards add up to its score minus kl_coef times its KL (Stiennon et al. 2020,
-    section 3.4). Whitened rewards have another scale and are not compared.
+    section 3.4). Whitened rewards have another scale, but the same mean over the batch.
     """
-    if isinstance(settings, Ppo) and settings.whiten_rewards:
-        return
-    ratio = (rollout.logprobs.double() - rollout.ref_logprobs.double()).masked_fill(~real, 0)
-    kl = {"k1": ratio, "k2": ratio**2 / 2, "k3": torch.exp(-ratio) - 1 + ratio}
-    penalty = kl[settings.kl_estimator].sum(dim=1) * settings.kl_coef
-    if settings.kl_in != "reward":
-        penalty = torch.zeros_like(penalty)
-    _require_equal(
-        rollout.rewards.double().sum(dim=1),
-        rollout.scores.double() - penalty,
-        f"{update}: the rewards of an episode are not its score minus kl_coef times its KL",
-        "step 4 (kl_coef, kl_in, kl_estimator, score_at)",
-    )
+    log_ratios = (rollout.logprobs.double() - rollout.ref_logprobs.double()).masked_fill(~real, 0)
+    expected = rollout.scores.double()  # [B]
+    if settings.kl_in == "reward":
+        expected = expected - kl_coef * log_ratios.sum(dim=1)
+    found = rollout.rewards.double().sum(dim=1)
+    if not settings.whiten_rewards:
+        _require_equal(
+            found,
+            expected,
+            f"{update}: the rewards of an episode are not its score minus kl_coef times its KL",
+            "step 4 (kl_coef, kl_in, score_at)",
+        )
+    elif settings.whiten_over == "batch":
+        positions = accelerator.gather(rollout.value_mask).sum()
+        _require_equal(
+            (accelerator.gather(found).sum() / positions).unsqueeze(0),
+            (accelerator.gather(expected).sum() / positions).unsqueeze(0),
+            f"{update}: whitening the rewards has changed their mean",
+            "step 5 (whiten_rewards must not shift the mean)",
+        )
 
 
-def check_credit(
+def check_gae(
     update: str, accelerator: Accelerator, rollout: Rollout, real: Tensor, ppo: Ppo
 ) -> None:
-    """Advantages and returns are those of this update's rewards and values: GAE as the sum over
-    later steps, sum (gamma * lam)^l * delta (Schulman et al. 2016, equation 16), whitened over the
-    tokens that count; returns of advantages that are not whitened (Huang et al. 2024, detail 25).
+    """Advantages and returns are those of this update's rewards and values.
+
+    GAE as the sum over later steps, sum (gamma * lam)^l * delta (Schulman et al. 2016, equation
+    16), whitened over the tokens that count; the returns are those of advantages that are not
+    whitened (Huang et al. 2024, detail 25).
     """
-    if rollout.values is None or rollout.returns is None:
-        raise ValueError("these episodes have no critic's values")
-    # A value counts at every real token, and where a score after EOS stands.
-    one_further = torch.cat([torch.ones_like(real[:, :1]), real[:, :-1]], dim=1)
-    counted = real if ppo.score_at == "eos" else one_further
-    values = rollout.values.double().masked_fill(~counted, 0)
-    after = torch.cat([values[:, 1:], torch.zeros_like(values[:, :1])], dim=1)
-    deltas = rollout.rewards.double() + ppo.gamma * after - values
-    _require_equal(
-        rollout.returns.double()[counted],
-        (_summed(deltas, ppo.gamma * ppo.lam) + values)[counted],
-        f"{update}: the critic's targets are not the returns of this update's rewards and values",
-        "step 4 (what counts: score_at) or step 5 (gamma, lam, whitening)",
-    )
-    positions = (values, rollout.returns.double(), counted)
-    explained = _explained(*(accelerator.gather(x) for x in positions))
-    if ppo.baseline == "gated" and abs(explained) < TOLERANCE:
-        return  # rounding decides which baseline it is
-    advantages = _summed(deltas, ppo.gamma * ppo.lam)
-    if ppo.baseline == "mean" or (ppo.baseline == "gated" and explained <= 0):
-        to_go = _summed(rollout.rewards.double(), ppo.gamma)
-        advantages = to_go - accelerator.gather(to_go[:, 0]).mean()
+    rewards = rollout.rewards.double()
+    returns_to_go = _discounted_sums(rewards, ppo.gamma)
+    mean_return = accelerator.gather(returns_to_go[:, 0]).mean()
+    advantages = returns_to_go - mean_return
+
+    if ppo.uses_critic:
+        if rollout.values is None or rollout.returns is None:
+            raise ValueError("these episodes have no critic's values")
+        # A value counts at every real token, and at the one after the last if the score is there.
+        after_first = torch.cat([torch.ones_like(real[:, :1]), real[:, :-1]], dim=1)
+        counted = real if ppo.score_at == "eos" else after_first
+        values = rollout.values.double().masked_fill(~counted, 0)
+        next_values = torch.cat([values[:, 1:], torch.zeros_like(values[:, :1])], dim=1)
+        deltas = rewards + ppo.gamma * next_values - values
+        _require_equal(
+            rollout.returns.double()[counted],
+            (_discounted_sums(deltas, ppo.gamma * ppo.critic_lam) + values)[counted],
+            f"{update}: the critic's targets are not the returns of this update's rewards and "
+            "values",
+            "step 4 (what counts: score_at) or step 5 (gamma, lam, whitening)",
+        )
+        explained = _explained_variance(
+            accelerator.gather(values),
+            accelerator.gather(rollout.returns.double()),
+            accelerator.gather(counted),
+        )
+        if ppo.baseline == "gated" and abs(explained) < TOLERANCE:
+            return  # rounding decides which baseline it is
+        if ppo.baseline == "critic" or explained > 0:
+            advantages = _discounted_sums(deltas, ppo.gamma * ppo.lam)
+
     if ppo.whiten_advantages:
-        one_process = ppo.whiten_over == "process"
-        everything = advantages if one_process else accelerator.gather(advantages)
-        tokens = everything[real if one_process else accelerator.gather(real)]
-        variance = tokens.var(correction=0)
-        if variance < LEAST_VARIANCE:
+        if ppo.whiten_over == "process":
+            counted_advantages = advantages[real]
+        else:
+            counted_advantages = accelerator.gather(advantages)[accelerator.gather(real)]
+        variance = counted_advantages.var(correction=0)
+        if variance < MIN_VARIANCE:
             return
-        advantages = (advantages - tokens.mean()) / (variance + FLOOR).sqrt()
+        advantages = (advantages - counted_advantages.mean()) / (variance + WHITEN_EPS).sqrt()
     _require_equal(
         rollout.advantages.double()[real],
         advantages[real],
-        f"{update}: advantages are not those of this update's rewards and values, whitened over"
-        " the tokens that count",
+        f"{update}: advantages are not those of this update's rewards and values, whitened over "
+        "the tokens that count",
         "step 5 (gamma, lam, baseline, whitening)",
     )
 
 
-def _explained(values: Tensor, returns: Tensor, counted: Tensor) -> float:
-    """Explained variance over the counted positions."""
-    wrong, whole = ((returns - x)[counted].var(correction=0).item() for x in (values, 0.0))
-    return 1 - wrong / (whole + FLOOR)
+def _explained_variance(values: Tensor, returns: Tensor, counted: Tensor) -> float:
+    """1 - Var(R - V) / Var(R) over the counted positions."""
+    residual = (returns - values)[counted].var(correction=0).item()
+    total = returns[counted].var(correction=0).item()
+    return 1 - residual / (total + WHITEN_EPS)
 
 
-def _summed(deltas: Tensor, decay: float) -> Tensor:
+def _discounted_sums(deltas: Tensor, decay: float) -> Tensor:
     """Sum over later steps s of decay^(s - t) * deltas[s]: [B, T] -> [B, T]."""
     step = torch.arange(deltas.shape[1], device=deltas.device)
     distance = step.unsqueeze(1) - step
@@ -128,17 +223,33 @@ def _summed(deltas: Tensor, decay: float) -> Tensor:
     return deltas @ weights.double()
 
 
-def check_groups(update: str, rollout: Rollout, group_size: int) -> None:
-    """Without a critic, the advantages of a query's samples add up to 0."""
-    sums = rollout.advantages.double()[:, 0].reshape(-1, group_size).sum(dim=1)
-    scale = rollout.advantages.abs().max().item()
-    what = f"{update}: the advantages of a query's samples do not add up to 0"
-    _require_equal(sums, torch.zeros_like(sums), what, "step 5 (samples_per_query)", scale)
+def check_groups(update: str, rollout: Rollout, samples_per_query: int) -> None:
+    """The advantages of a query's samples are proportional to their rewards minus the mean reward.
+
+    The factor is 1 in Dr.GRPO and K / (K - 1) in RLOO, so it is left free.
+    """
+    rewards = rollout.rewards.double().sum(dim=1).reshape(-1, samples_per_query)
+    relative = rewards - rewards.mean(dim=1, keepdim=True)
+    advantages = rollout.advantages.double()[:, 0].reshape(-1, samples_per_query)
+    total = relative.square().sum()
+    if total < MIN_VARIANCE * relative.numel():
+        return
+    factor = (advantages * relative).sum() / total
+    _require_equal(
+        advantages.flatten(),
+        (factor * relative).flatten(),
+        f"{update}: the advantages of a query's samples do not follow their rewards",
+        "step 5 (samples_per_query, or advantages of other episodes)",
+    )
 
 
 @torch.enable_grad()
 def check_gradient(
-    update: str, learner: PolicyLearner, rollout: Rollout, settings: PolicyGradient
+    update: str,
+    learner: PolicyLearner,
+    rollout: Rollout,
+    settings: PolicyGradient,
+    kl_coef: float,
 ) -> None:
     """The loss has, for each token, the gradient of a ratio and a clip of its own (Schulman et al.
     2017, equation 7), at log-probabilities that a later step might have: some beyond the clip.
@@ -179,7 +290,7 @@ def check_reference(update: str, rollout: Rollout, real: Tensor, eos_id: int) ->
         fault = "no response ends, so a query's samples have equal scores and nothing is learned: "
         fault += NOTHING_ENDS
     what = f"{update}: KL(policy, ref_policy) is 0 at every token after the policy learned"
-    raise UserError(f"{what}. Likely causes: {fault}")
+    raise UpdateCheckError(f"{what}. Likely causes: {fault}. {ON_PURPOSE}")
 
 
 def check_moments(update: str, learner: PolicyLearner, settings: PolicyGradient) -> None:
@@ -200,4 +311,4 @@ def _require_equal(first: Tensor, again: Tensor, what: str, fault: str, scale: f
     worst, scale = distance.max().item(), max(1.0, scale, again.abs().max().item())
     if worst > TOLERANCE * scale:  # what is not finite is refused with its batch, before a step
         numbers = f"by {worst:.3g} at most, where {scale:.3g} is the largest"
-        raise UserError(f"{what} ({numbers}). Likely causes: {fault}")
+        raise UpdateCheckError(f"{what} ({numbers}). Likely causes: {fault}. {ON_PURPOSE}")

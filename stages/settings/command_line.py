@@ -16,7 +16,6 @@ from stages.settings.checks import RESTORE, require, require_type, unknown
 from stages.settings.config import SECTIONS, Config, UserError, changes_of, with_changes
 from stages.settings.faults import Parser
 from stages.settings.judge import at_server
-from stages.settings.ppo import REMOVED
 from stages.settings.presets import PRESETS
 from stages.settings.stages import (
     GIVEN_BY,
@@ -215,8 +214,8 @@ def recorded_config(folder: Path) -> Config | None:
         if plain["preset"] not in PRESETS:
             raise unknown("preset", plain["preset"], PRESETS)
         require(all(type(text) is str for text in saved["overrides"]), "overrides", "be texts")
-        saved = {"reward": {}} | saved  # older runs have no such section
-        sections = {name: section_from(name, saved[name]) for name in SECTIONS}
+        # A section that an older run lacks has its defaults.
+        sections = {name: section_from(name, saved.get(name, {})) for name in SECTIONS}
         return Config(**plain, overrides=tuple(saved["overrides"]), **sections)
     except UserError as error:
         raise UserError(f"{path}: {error}: {RESTORE}") from None
@@ -229,10 +228,9 @@ def section_from(name: str, saved: dict[str, Any]) -> Any:
     kind: Any = SECTIONS[name]
     values = {}
     for field, value in saved.items():
-        if not settings.was_off(key := f"{name}.{field}", value):
-            require(field not in REMOVED, key, "be left out: it is no setting any more")
-            require_type(value, key, settings.TYPES[key])
-            values[field] = value
+        key = f"{name}.{field}"
+        require_type(value, key, settings.TYPES[key])
+        values[field] = value
     return kind(**values)
 
 

@@ -12,13 +12,15 @@ import json
 import math
 import os
 from collections.abc import Iterable
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, make_dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from stages.rl.algorithms import ALGORITHMS
 from stages.settings.checks import UserError, require, unknown
 from stages.settings.judge import Checks, Eval, JudgeSettings, Outputs, Released
-from stages.settings.ppo import REMOVED, Grpo, Lora, Ppo, Rloo
+from stages.settings.lora import Lora
+from stages.settings.ppo import Ppo
 from stages.settings.sections import (
     COMPARISONS,
     HUB,
@@ -53,7 +55,7 @@ NO_FOLDERS = ("", TOY, HUB, RANDOM, TRAIN_TOKENIZER)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config:
+class FixedConfig:
     """All settings of one run."""
 
     preset: str
@@ -78,8 +80,6 @@ class Config:
     rm: Rm = field(default_factory=Rm)
     normalize: Normalize = field(default_factory=Normalize)
     ppo: Ppo = field(default_factory=Ppo)
-    rloo: Rloo = field(default_factory=Rloo)
-    grpo: Grpo = field(default_factory=Grpo)
     dpo: Dpo = field(default_factory=Dpo)
     lora: Lora = field(default_factory=Lora)
     released: Released = field(default_factory=Released)
@@ -123,6 +123,24 @@ class Config:
         if self.outputs.file:
             return OUTPUTS
         return RELEASED if self.released.policy else TRAINED
+
+
+# A config has one more section for each algorithm of the table.
+if TYPE_CHECKING:
+    Config = FixedConfig
+else:
+    Config = make_dataclass(
+        "Config",
+        [
+            (name, algorithm.settings, field(default_factory=algorithm.settings))
+            for name, algorithm in ALGORITHMS.items()
+            if name != "ppo"
+        ],
+        bases=(FixedConfig,),
+        namespace={"__doc__": FixedConfig.__doc__, "__module__": __name__},
+        frozen=True,
+        kw_only=True,
+    )
 
 
 def is_run_name(name: str) -> bool:
@@ -196,6 +214,8 @@ def settings_of(config: Config, stage: str) -> dict[str, Any]:
     sections = {name: dataclasses.asdict(getattr(config, name)) for name in row.sections}
     if "judge" in sections:
         sections["judge"] = config.judge.identity
+    if "checks" in sections:  # those of training change no result
+        del sections["checks"]["start"], sections["checks"]["updates"]
     if row.reads_data and config.data.source != TOY:
         sections.pop("world")
     if row.reads_data and config.data.source != HUB:
@@ -224,18 +244,21 @@ def settings_hash(config: Config, stage: str) -> str:
 
 def is_same(name: str, value: Any, other: Any) -> bool:
     """Whether two values of a setting, such as `data.source`, are one: a folder may be written in
-    several ways, and a setting that is no more was off.
+    several ways. None stands for a setting that an older record lacks, which had its default.
     """
-    if value == other or (other is None and was_off(name, value)):
+    if value is None and name in TYPES:
+        value = default_of(name)
+    if value == other:
         return True
     both = all(isinstance(text, str) and text not in NO_FOLDERS for text in (value, other))
     return both and name in PLACES and os.path.abspath(value) == os.path.abspath(other)
 
 
-def was_off(name: str, value: Any) -> bool:
-    """Whether a setting is no more, and had the value that turned it off: `ppo.ptx_coef`, 0."""
+def default_of(name: str) -> Any:
+    """The default of a setting, such as `ppo.kl_coef`."""
     section, _, key = name.partition(".")
-    return section in ("ppo", "rloo", "grpo", "lora") and key in REMOVED and REMOVED[key] == value
+    kind: Any = SECTIONS[section]
+    return getattr(kind(), key)
 
 
 def hash_of(value: Any) -> str:

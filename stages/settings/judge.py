@@ -86,8 +86,16 @@ class Eval(Section):
 
 @dataclass(frozen=True, kw_only=True)
 class Checks(Section):
-    """How the judge itself is checked: by controls in every evaluation, and against labels."""
+    """Checks of a run's set-up and updates, and of its judge."""
 
+    choices: ClassVar = {"start": ("stop", "warn", "off"), "updates": ("warn", "stop", "off")}
+
+    start: str = "stop"
+    """What a failed check before the first update does (ratio 1, KL 0, padding, known answers):
+    `stop`, `warn`, or `off` to skip the checks."""
+    updates: str = "warn"
+    """What a failed check of the first updates does, which computes rewards, advantages and
+    gradients a second way: `warn`, `stop`, or `off`."""
     control_posts: int = 50
     """Posts whose reference is judged against texts that must lose to it."""
     calibration_pairs: int = 0

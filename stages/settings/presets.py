@@ -25,7 +25,8 @@ def each(stages: Sequence[str], settings: str) -> str:
     return " ".join(f"{stage}.{text}" for stage in stages for text in settings.split())
 
 
-rivals = partial(each, POLICY_GRADIENT_STAGES)
+# The same settings for every policy-gradient algorithm.
+for_algorithms = partial(each, POLICY_GRADIENT_STAGES)
 
 
 def paper(name: str, *more: str) -> Config:
@@ -66,11 +67,9 @@ def tiny(name: str, hidden_size: int, num_layers: int) -> Config:
         # one pass, or at three times the rate, the model is indifferent to some facts.
         "rm.learning_rate=5e-4 rm.batch_size=8 rm.epochs=2 rm.center=0.001",
         "normalize.posts=2000",  # the mean is known to 0.02 of the scores' deviation
-        rivals("total_episodes=3584 batch_size=64 samples_every=5"),
+        for_algorithms("total_episodes=3584 batch_size=64 samples_every=5 learning_rate=8e-4"),
         # The critic learns alone, and faster, until it explains what it can of the returns.
         "ppo.learning_rate=2e-4 ppo.critic_learning_rate=1e-3 ppo.critic_updates=16",
-        # RLOO makes one pass over a batch.
-        "rloo.learning_rate=8e-4 grpo.learning_rate=8e-4",
         "dpo.learning_rate=2e-4 dpo.batch_size=16",
         "eval.dpo_summary_tokens=20 judge.kind=facts",
         "memory.microbatch_size=64 memory.forward_batch_size=128",
@@ -87,7 +86,7 @@ def posts() -> Config:
         "optimizer.adam_eps=1e-8 optimizer.warmup_fraction=0.05",
         "sft.learning_rate=1e-3 sft.batch_size=16 sft.epochs=3 sft.loss_on_query=false",
         "rm.learning_rate=3e-4 rm.batch_size=32",
-        rivals("learning_rate=1e-4 total_episodes=256 batch_size=32 samples_every=4"),
+        for_algorithms("learning_rate=1e-4 total_episodes=256 batch_size=32 samples_every=4"),
         "dpo.learning_rate=1e-4 dpo.batch_size=32",
         "judge.kind=reward_model memory.mixed_precision=no",
     )
@@ -122,10 +121,10 @@ def smollm2() -> Config:
         "sft.learning_rate=1e-4 sft.batch_size=16 sft.evaluations=2",
         "rm.learning_rate=5e-5 rm.batch_size=16",
         "normalize.posts=256",  # the mean is known to 0.06 of the scores' deviation
-        rivals("learning_rate=3e-4 batch_size=32 samples_per_query=4 num_ppo_epochs=2"),
+        for_algorithms("learning_rate=3e-4 batch_size=32 samples_per_query=4 num_ppo_epochs=2"),
         # With 320 episodes PPO's gain was not sure in one of three seeds. Half of what ends scores
         # below -1, so with `replace` not to end would pay.
-        rivals("total_episodes=640 eos_trick=subtract samples_every=2"),
+        for_algorithms("total_episodes=640 eos_trick=subtract samples_every=2"),
         "ppo.critic_init=zero ppo.lam=1",
         "dpo.learning_rate=2e-4 dpo.batch_size=16 memory.cpu_threads=2",
     )
@@ -142,7 +141,7 @@ def smollm2_full() -> Config:
         *OF_SMOLLM2,
         "sft.learning_rate=5e-5 sft.batch_size=64 sft.epochs=2",
         "rm.learning_rate=2e-5 rm.batch_size=64",
-        rivals("total_episodes=51200 batch_size=256"),
+        for_algorithms("total_episodes=51200 batch_size=256"),
         "dpo.learning_rate=1e-5",
         AUTO,
     )
@@ -156,7 +155,7 @@ def own() -> Config:
     return preset(
         "own",
         "data.source= data.on_bad_row=skip sft.loss_on_query=false",
-        rivals("total_episodes=640 batch_size=32 samples_per_query=4 eos_trick=subtract"),
+        for_algorithms("total_episodes=640 batch_size=32 samples_per_query=4 eos_trick=subtract"),
         "ppo.critic_init=zero ppo.lam=1 judge.kind=reward_model",
         AUTO,
     )

@@ -7,6 +7,9 @@ from collections.abc import Set
 from dataclasses import dataclass, replace
 from typing import Any
 
+from stages.rl.algorithms import ALGORITHMS
+from stages.settings.ppo import Ppo
+
 CARD = "README.md"  # of a model, in its folder; no output of the stage
 
 
@@ -66,12 +69,21 @@ def judged(what: str, module: str, head: str = "", **more: Any) -> Stage:
 
 # What a page shows of any run: its summaries, and what was said of them.
 JUDGED = ("summaries", "judge", "controls", "win_rate")
-POLICY_GRADIENT: dict[str, Any] = {
-    "inputs": ("base", "sft", "normalize"),
-    "makes_policy": True,
-    "policy_gradient": True,
+# A stage for each algorithm of the table. PPO is part of every run, the others are optional.
+POLICY_GRADIENT = {
+    name: learned(
+        algorithm.summary,
+        name,
+        module="stages.ppo",
+        function="train_policy",
+        inputs=("base", "sft", "normalize"),
+        makes_policy=True,
+        policy_gradient=True,
+        optional=name != "ppo",
+        models=("model", "critic") if issubclass(algorithm.settings, Ppo) else ("model",),
+    )
+    for name, algorithm in ALGORITHMS.items()
 }
-RIVAL: dict[str, Any] = POLICY_GRADIENT | {"optional": True}
 ROWS = {
     "base": Stage(
         what="posts, tokenizer and the model to start from",
@@ -111,11 +123,7 @@ ROWS = {
         models=("model",),
         shared=True,
     ),
-    "ppo": learned(
-        "PPO against the reward model", "ppo", **POLICY_GRADIENT | {"models": ("model", "critic")}
-    ),
-    "rloo": learned("RLOO against the reward model, beside PPO", "rloo", **RIVAL),
-    "grpo": learned("Dr.GRPO against the reward model, beside PPO", "grpo", **RIVAL),
+    **POLICY_GRADIENT,
     "dpo": learned(
         "DPO from the same comparisons, beside PPO",
         "dpo",

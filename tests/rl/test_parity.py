@@ -218,7 +218,7 @@ def test_two_updates_give_the_weights_of_an_independent_implementation(
         rollout = make_rollout(update, pad_id, ppo.kl_in == "loss")
         learner = trained_by(ours, optimizer, ppo, microbatch_size, pad_id)
         learner.update = update
-        optimize(learner, rollout, ppo, update)
+        optimize(learner, rollout, ppo, update, ppo.kl_coef)
         update_by_hand(hand, by_hand, rollout, ppo, update, microbatch_size)
     pairs = zip(ours.parameters(), hand.parameters(), strict=True)
     assert max((one - two).abs().max().item() for one, two in pairs) < 1e-6
@@ -236,7 +236,7 @@ def test_epochs_end_after_the_one_that_passed_the_target_kl(
     pad_id = tokenizer.pad_token_id
     rollout = make_rollout(1, pad_id, kl_in_loss=False)
     learner = trained_by(networks, optimizer, ppo, 4, pad_id)
-    stats = optimize(learner, rollout, ppo, 1)
+    stats = optimize(learner, rollout, ppo, 1, ppo.kl_coef)
     assert stats["policy/epochs"] == epochs
     assert optimizer.state[next(networks.parameters())]["step"] == 2 * epochs
 
@@ -248,7 +248,7 @@ def test_the_statistics_of_a_step_are_means_over_its_tokens_and_its_values(
     ours = PolicyAndCritic(copy.deepcopy(policy), copy.deepcopy(reward_model)).double()
     hand, rollout = copy.deepcopy(ours), make_rollout(2, pad_id, kl_in_loss=False)
     optimizer = make_optimizer(parameter_groups(ours, ppo), RATE, Optimizer())
-    stats = optimize(trained_by(ours, optimizer, ppo, 3, pad_id), rollout, ppo, 1)
+    stats = optimize(trained_by(ours, optimizer, ppo, 3, pad_id), rollout, ppo, 1, ppo.kl_coef)
     of_tokens, of_values = [], []
     for row, (query, response) in enumerate(LENGTHS):
         tokens = torch.cat([rollout.queries[row, QUERY - query :], rollout.responses[row]])
@@ -284,7 +284,7 @@ def test_where_the_critic_learns_alone_the_policy_stays_to_the_bit(policy, rewar
         optimizer = make_optimizer(parameter_groups(ours, ppo), RATE, Optimizer())
         learner = trained_by(ours, optimizer, ppo, 3, pad_id)
         rollout = make_rollout(1, pad_id, kl_in_loss=False)
-        stats = optimize(learner, rollout, ppo, 1)
+        stats = optimize(learner, rollout, ppo, 1, ppo.kl_coef)
         learned.append((ours, optimizer.state, stats))
     (both, _, all_stats), (alone, state, stats) = learned
     start = policy.double().parameters()

@@ -59,7 +59,7 @@ def test_one_step_is_the_gradient_of_reinforce_with_the_others_mean_as_baseline(
     rollout = rolled_out(learner, settings)
     assert rollout.values is None
     assert rollout.returns is None
-    optimize(learner, rollout, settings, 1)
+    optimize(learner, rollout, settings, 1, settings.kl_coef)
 
     tokens = torch.cat([rollout.queries, rollout.responses], dim=1)
     real = tokens != networks.pad_id
@@ -100,7 +100,7 @@ def gradient(networks, settings, rollout):
     weights = list(learner.networks.policy.parameters())
     before = [weight.detach().clone() for weight in weights]
     learner.optimizer = torch.optim.SGD(weights, lr=1.0)
-    optimize(learner, rollout, settings, 1)
+    optimize(learner, rollout, settings, 1, settings.kl_coef)
     return torch.cat([(x - y).detach().flatten() for x, y in zip(before, weights, strict=True)])
 
 
@@ -164,7 +164,7 @@ def test_a_query_computed_once_changes_nothing(family, size, before_ppo, monkeyp
         learned = by_gae(learner.accelerator, shape(episodes, settings, pad_id), settings)
         weights = list(learner.trained.parameters())
         learner.optimizer = torch.optim.SGD(weights, lr=1.0)
-        optimize(learner, learned, replace(settings, num_ppo_epochs=1), 1)
+        optimize(learner, learned, replace(settings, num_ppo_epochs=1), 1, settings.kl_coef)
         found.append((learned, torch.cat([weight.detach().flatten() for weight in weights])))
     (shared, moved), (own, expected) = found
     assert torch.equal(shared.responses, own.responses)

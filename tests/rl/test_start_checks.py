@@ -129,8 +129,10 @@ def test_an_eos_at_the_last_place_has_no_value_after_it_to_compare(networks, sta
 def test_the_critic_is_compared_at_eos_where_its_value_there_is_not_learned(networks, start):
     settings, pad_id = Ppo(score_at="eos"), networks[3]
     episodes = Episodes(**{column.name: getattr(start, column.name) for column in fields(Episodes)})
-    shaped = advantages.shape(episodes, settings, pad_id, settings.score_at)
-    rollout = advantages.credit(Accelerator(cpu=True), shaped, settings)
+    shaped = advantages.shape_rewards(episodes, settings, pad_id, settings.kl_coef)
+    rollout = advantages.compute_advantages(
+        Accelerator(cpu=True), shaped, ALGORITHMS["ppo"], settings
+    )
     assert torch.equal(rollout.value_mask, rollout.response_mask)
     assert rollout.values is not None
     start_checks.check_critic(rollout, networks[2], BOUNDS)
@@ -241,7 +243,7 @@ def test_a_step_that_is_not_finite_is_refused_and_leaves_the_weights(before_ppo)
     before = [weight.detach().clone() for weight in learner.trained.parameters()]
     expected = r"ppo stopped before a step of update 7: loss/value_avg.* not finite"
     with pytest.raises(NonFiniteError, match=expected):
-        optimize(learner, rollout, config.ppo, 1)
+        optimize(learner, rollout, config.ppo, 1, config.ppo.kl_coef)
     assert all(map(torch.equal, learner.trained.parameters(), before))
 
 

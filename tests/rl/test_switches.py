@@ -110,8 +110,8 @@ def episodes() -> Episodes:
 
 
 def credited(settings: Ppo) -> Rollout:
-    shaped = advantages.shape(episodes(), settings, PAD, settings.score_at)
-    return advantages.credit(Accelerator(cpu=True), shaped, settings)
+    shaped = advantages.shape_rewards(episodes(), settings, PAD, settings.kl_coef)
+    return advantages.compute_advantages(Accelerator(cpu=True), shaped, ALGORITHMS["ppo"], settings)
 
 
 def credit_by_hand(case: Episodes, settings: Ppo) -> list[list[float]]:
@@ -211,7 +211,7 @@ def test_the_reported_kl_is_the_one_that_is_trained_on():
     for kind in ("k1", "k2", "k3"):
         settings = Ppo(kl_estimator=kind, kl_coef=0.5, batch_size=3)
         rollout = credited(settings)
-        found = describe(DESCRIBED, rollout, settings)
+        found = describe(DESCRIBED, rollout, settings, settings.kl_coef)
         d = torch.where(rollout.response_mask, rollout.logprobs - rollout.ref_logprobs, 0.0)
         sums = {"k1": d.sum(), "k2": (d**2 / 2).sum(), "k3": ((-d).exp() - 1 + d).sum()}
         assert found["objective/kl"] == pytest.approx(sums[kind].item() / 3, abs=1e-5)
@@ -221,12 +221,12 @@ def test_the_reported_kl_is_the_one_that_is_trained_on():
         reward = found["objective/scores"] + found["objective/non_score_reward"]
         assert found["objective/rlhf_reward"] == pytest.approx(reward, abs=1e-5)
     in_loss = replace(settings, kl_in="loss")
-    assert describe(DESCRIBED, rollout, in_loss)["objective/non_score_reward"] == 0
+    assert describe(DESCRIBED, rollout, in_loss, in_loss.kl_coef)["objective/non_score_reward"] == 0
 
 
 def test_what_is_reported_of_a_batch_by_hand():
     rollout = replace(credited(Ppo()), scores=torch.tensor([-2.0, -3.0, -2.0]))  # row 1 has no EOS
-    found = describe(DESCRIBED, rollout, Ppo(batch_size=3))
+    found = describe(DESCRIBED, rollout, Ppo(batch_size=3), Ppo().kl_coef)
     shares = {"policy/eos_rate": 2 / 3, "val/num_eos_tokens": 2, "policy/below_penalty": 2 / 3}
     tokens = sum(rollout.logprobs[row, :n].sum().item() for row, n in enumerate(LENGTHS))
     expected = shares | {"policy/response_length": 9 / 3, "objective/entropy": -tokens / 3}
@@ -244,7 +244,7 @@ def test_what_advantages_follow_is_pearsons_r_with_scores_above_the_others_of_th
     scores = rollout.scores.tolist()
     left_out = [(3 * score - sum(scores)) / 2 for score in scores]
     expected = statistics.correlation(advantages, [left_out[row] for row, _ in steps])
-    found = describe(DESCRIBED, rollout, Ppo(batch_size=3))
+    found = describe(DESCRIBED, rollout, Ppo(batch_size=3), Ppo().kl_coef)
     assert found["val/advantage_score_correlation"] == pytest.approx(expected, abs=1e-6)
     at_eos = (rollout.advantages[0, 2] + rollout.advantages[2, 0]).item() / 2
     assert found["policy/advantage_at_eos"] == pytest.approx(at_eos, abs=1e-6)

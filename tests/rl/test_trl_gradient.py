@@ -100,7 +100,7 @@ def test_one_step_of_trl_is_one_step_of_ours(trl_step):
     assert float(shaped.rewards.abs().max()) > 0.01  # rewards and a KL that is not 0
     before = copy.deepcopy(policy.state_dict())
     learner.optimizer = torch.optim.SGD(policy.parameters(), lr=1.0)
-    optimize(learner, rollout, replace(settings, max_grad_norm=0.0), 1)
+    optimize(learner, rollout, replace(settings, max_grad_norm=0.0), 1, settings.kl_coef)
     steps_of_trl = load_file(folder / "step.safetensors")
     size = max(float(step.abs().max()) for step in steps_of_trl.values())
     assert size > 1e-3

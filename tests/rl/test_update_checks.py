@@ -43,8 +43,8 @@ def episodes(seed=1):
 def credited(settings=None):
     """The rollout of two episodes."""
     settings = settings or Ppo(total_episodes=64, batch_size=64)
-    shaped = advantages.shape(episodes(), settings, PAD, settings.score_at)
-    return advantages.credit(Accelerator(cpu=True), shaped, settings)
+    shaped = advantages.shape_rewards(episodes(), settings, PAD, settings.kl_coef)
+    return advantages.compute_advantages(Accelerator(cpu=True), shaped, ALGORITHMS["ppo"], settings)
 
 
 def learner(settings, update=3, steps=None):
@@ -95,8 +95,10 @@ def test_whitening_of_small_advantages_is_not_refused(deviation):
     factor = deviation / plain.advantages[plain.response_mask].std(correction=0)
     scaled = ("logprobs", "ref_logprobs", "values", "scores")
     small = episodes().map(lambda name, x: factor * x if name in scaled else x)
-    shaped = advantages.shape(small, settings, PAD)
-    rollout = advantages.credit(Accelerator(cpu=True), shaped, settings)
+    shaped = advantages.shape_rewards(small, settings, PAD, settings.kl_coef)
+    rollout = advantages.compute_advantages(
+        Accelerator(cpu=True), shaped, ALGORITHMS["ppo"], settings
+    )
     check(rollout, settings)
     with pytest.raises(UserError, match="advantages are not those"):
         check(replace(rollout, advantages=1.01 * rollout.advantages), settings)
@@ -118,8 +120,11 @@ def test_a_large_score_and_a_long_response_round_alike(eos_trick):
         values=values,
         scores=1000 * torch.randn(64, generator=noise),
     )
-    shaped = advantages.shape(long, settings, PAD)
-    check(advantages.credit(Accelerator(cpu=True), shaped, settings), settings)
+    shaped = advantages.shape_rewards(long, settings, PAD, settings.kl_coef)
+    check(
+        advantages.compute_advantages(Accelerator(cpu=True), shaped, ALGORITHMS["ppo"], settings),
+        settings,
+    )
 
 
 @pytest.mark.parametrize("name", PLANTED)
@@ -138,10 +143,15 @@ def test_each_planted_error_ends_a_real_run_and_its_step_is_a_likely_cause(
 
 def test_a_value_after_eos_is_refused_where_the_score_stands_at_eos():
     settings = Ppo(**SIZES, score_at="eos")
-    shaped = advantages.shape(episodes(), settings, PAD, "eos")
+    shaped = advantages.shape_rewards(episodes(), settings, PAD, settings.kl_coef)
     further = replace(shaped, value_mask=functional.response_masks(shaped.responses, PAD)[1])
     with pytest.raises(UserError, match="the critic's targets are not the returns"):
-        check(advantages.credit(Accelerator(cpu=True), further, settings), settings)
+        check(
+            advantages.compute_advantages(
+                Accelerator(cpu=True), further, ALGORITHMS["ppo"], settings
+            ),
+            settings,
+        )
 
 
 @pytest.mark.parametrize(("share", "used"), [(0.5, 1.0), (-0.5, 0.0)])
@@ -149,9 +159,13 @@ def test_a_gate_takes_the_critic_where_it_explains_more_than_a_constant(share, u
     settings = Ppo(**SIZES, baseline="gated", lam=1.0)  # the returns do not depend on the values
     targets = credited(settings=settings).returns
     values = share * targets + 0.1 * episodes().values
-    shaped = advantages.shape(replace(episodes(), values=values), settings, PAD)
+    shaped = advantages.shape_rewards(
+        replace(episodes(), values=values), settings, PAD, settings.kl_coef
+    )
     by_critic, by_mean, gated = (
-        advantages.credit(Accelerator(cpu=True), shaped, replace(settings, baseline=baseline))
+        advantages.compute_advantages(
+            Accelerator(cpu=True), shaped, ALGORITHMS["ppo"], replace(settings, baseline=baseline)
+        )
         for baseline in ("critic", "mean", "gated")
     )
     right, wrong = (by_critic, by_mean) if used else (by_mean, by_critic)
@@ -165,8 +179,10 @@ def test_a_gate_takes_the_critic_where_it_explains_more_than_a_constant(share, u
 def test_a_reference_that_follows_is_refused_once_the_policy_has_learned():
     rollout = credited()
     same = replace(episodes(), ref_logprobs=episodes().logprobs)
-    shaped = advantages.shape(same, Ppo(**SIZES), PAD)
-    same = advantages.credit(Accelerator(cpu=True), shaped, Ppo(**SIZES))
+    shaped = advantages.shape_rewards(same, Ppo(**SIZES), PAD, Ppo(**SIZES).kl_coef)
+    same = advantages.compute_advantages(
+        Accelerator(cpu=True), shaped, ALGORITHMS["ppo"], Ppo(**SIZES)
+    )
     check(rollout)
     check(same, update=0)  # nothing has learned yet
     waiting = Ppo(**SIZES | {"total_episodes": 640}, critic_updates=8)
@@ -185,7 +201,7 @@ def test_rivals_that_cannot_learn_because_no_response_ends_are_told_so():
     )
 
     def rollout(x):
-        shaped = advantages.shape(x, chosen, PAD)
+        shaped = advantages.shape_rewards(x, chosen, PAD, chosen.kl_coef)
         return grouped.credit(shaped, chosen, functional.leave_one_out)
 
     with pytest.raises(UserError, match=r"no response ends, so .* more sft\.epochs"):
@@ -214,7 +230,9 @@ def test_without_a_critic_advantages_add_up_to_0_and_each_token_has_a_ratio_of_i
     settings, baseline, monkeypatch
 ):
     chosen = settings(**SIZES, samples_per_query=2)
-    rollout = grouped.credit(advantages.shape(episodes(), chosen, PAD), chosen, baseline)
+    rollout = grouped.credit(
+        advantages.shape_rewards(episodes(), chosen, PAD, chosen.kl_coef), chosen, baseline
+    )
     check(rollout, chosen)
     with pytest.raises(UserError, match="the advantages of a query's samples do not add up to 0"):
         check(replace(rollout, advantages=rollout.advantages + 0.1), chosen)
@@ -228,11 +246,17 @@ def gate(accelerator, factors):
     process's factor times as far from their mean as the returns do.
     """
     settings = Ppo(**SIZES, baseline="gated", lam=1.0)  # the returns do not depend on the values
-    shaped = advantages.shape(episodes(seed=accelerator.process_index), settings, PAD)
-    returns = advantages.credit(accelerator, shaped, settings).returns
+    shaped = advantages.shape_rewards(
+        episodes(seed=accelerator.process_index), settings, PAD, settings.kl_coef
+    )
+    returns = advantages.compute_advantages(
+        accelerator, shaped, ALGORITHMS["ppo"], settings
+    ).returns
     assert returns is not None
     values = returns.lerp(returns[shaped.value_mask].mean(), 1 - factors[accelerator.process_index])
-    rollout = advantages.credit(accelerator, replace(shaped, values=values), settings)
+    rollout = advantages.compute_advantages(
+        accelerator, replace(shaped, values=values), ALGORITHMS["ppo"], settings
+    )
     explained = functional.explained_variance(values, returns, shaped.value_mask)
     return explained.item(), advantages.uses_critic(accelerator, rollout, settings)
 

@@ -107,7 +107,7 @@ def two_updates_in_bf16(place: Any, keeps: bool, dtype: str) -> tuple[int, torch
     with Casts() as casts:
         for update in range(2):
             rollout, _ = rolled_out(config, learner, QUERIES, update)
-            optimize(learner, rollout, config.ppo, seed=update)
+            optimize(learner, rollout, config.ppo, update, config.ppo.kl_coef)
             numbers += [rollout.logprobs, rollout.ref_logprobs, rollout.values, rollout.scores]
     assert not any(weight.requires_grad for x in frozen.values() for weight in x.parameters())
     return casts.count, torch.cat([x.flatten() for x in numbers] + [flat(learner.trained)])

@@ -7,10 +7,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from reports import rivals_page
+from reports import algorithms_page
+from reports.algorithms_page import answer, matched, pairs_table, policies_frame, title
 from reports.parts.cells import MISSING, Number
 from reports.parts.collect import find_runs
-from reports.rivals_page import answer, matched, pairs_table, policies_frame, title
 from stages.driving.grid import KL_COEFS, RIVALS, make_grid, rivals
 from stages.pipeline import main
 from stages.settings.command_line import Request
@@ -112,18 +112,18 @@ def test_seeds_are_counted_that_both_of_a_pair_have():
 
 def test_tables_hold_means_and_differences_as_numbers():
     both = frame(PPO, ABOVE)
-    gap = rivals_page.pairs_table(both).rows[0][2]
+    gap = algorithms_page.pairs_table(both).rows[0][2]
     assert isinstance(gap, Number)
     assert (gap.value, gap.low, gap.high) == pytest.approx((0.5, 0.2516, 0.7484), abs=1e-4)
-    (ppo, *_) = rivals_page.rivals_table(both).rows
+    (ppo, *_) = algorithms_page.rivals_table(both).rows
     assert [x.value for x in ppo if isinstance(x, Number)] == [50, 1, 0, 1, 16, 3]
-    assert rivals_page.rivals_table(both.assign(gold=np.nan)).rows[0][3] == MISSING
+    assert algorithms_page.rivals_table(both.assign(gold=np.nan)).rows[0][3] == MISSING
 
 
 def test_runs_without_any_win_rate_have_no_page(monkeypatch):
-    monkeypatch.setattr(rivals_page, "find_all", lambda *_: ([], []))
+    monkeypatch.setattr(algorithms_page, "find_all", lambda *_: ([], []))
     with pytest.raises(UserError, match=r"no policy of tiny-kl0\.1 has a win rate"):
-        rivals_page.write_page("tiny", ["0.1"])
+        algorithms_page.write_page("tiny", ["0.1"])
 
 
 def test_each_coefficient_is_a_run_with_all_rivals_and_the_first_has_best_of_n_too(runs):

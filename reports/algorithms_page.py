@@ -1,6 +1,6 @@
 """PPO, RLOO, Dr.GRPO, DPO and best-of-n from one SFT and one reward model, at equal KL, over seeds.
 
-    python -m reports.rivals_page --name tiny --kl-coefs 0.02 0.05 0.1 0.2
+    python -m reports.algorithms_page --name tiny --kl-coefs 0.02 0.05 0.1 0.2
 
 reads the finished seeds of runs `tiny-kl0.02`, ... and writes runs/reports/rivals-tiny.md, .html.
 A rival has one point per coefficient of the KL penalty, best-of-n one per n. Between its points a

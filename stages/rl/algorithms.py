@@ -1,0 +1,186 @@
+"""The table of policy-gradient algorithms: one entry each, and nothing else knows their names.
+
+An entry says how rewards become advantages (step 5 of an update), and what its settings default to.
+The rest is one loop, `train_policy` in `stages/ppo.py`. From this table come the make target, the
+settings section, the stage, the entry in `make algorithms` and the name on pages.
+
+To add an algorithm, write its formula in `stages/functional.py`, and here a function that calls it,
+a section with the defaults, and an entry. Documents and pages need no change.
+
+Advantages are computed on the batch of all devices, so a formula may use statistics of the whole
+batch. Whitening follows where the settings ask for it.
+"""
+
+# Settings and the command line read this table, so importing it must not load torch (five seconds).
+# That is why functions import their formulas when they are called.
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from stages.settings.checks import require
+from stages.settings.ppo import PolicyGradient, Ppo
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class GlobalBatch:
+    """What advantages are computed from: the episodes of an update, from all devices.
+
+    Shapes: rewards [B, T], reward units, KL penalty included, 0 where they do not count;
+    response_mask, value_mask [B, T] bool, True = counts; values [B, T], None without a critic.
+    """
+
+    rewards: "Tensor"
+    response_mask: "Tensor"
+    value_mask: "Tensor"
+    values: "Tensor | None"
+    samples_per_query: int
+    """Neighboring episodes that answer the same query."""
+
+    def counted_values(self) -> "Tensor":
+        """Values [B, T], 0 where they do not count. Raises ValueError without a critic."""
+        if self.values is None:
+            raise ValueError("GAE needs a critic's values, and these episodes have none")
+        return self.values.masked_fill(~self.value_mask, 0.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Algorithm:
+    """One policy-gradient algorithm."""
+
+    title: str
+    """Its name on pages."""
+    summary: str
+    """One line for `make help`."""
+    settings: type[PolicyGradient]
+    """The section of its settings, whose defaults are the algorithm's own."""
+    advantages: "Callable[[GlobalBatch, Any], tuple[Tensor, Tensor | None]]"
+    """Step 5. Gets the batch and the settings; returns advantages [B, T] before whitening, and the
+    critic's targets [B, T] (None without a critic)."""
+
+    @property
+    def name(self) -> str:
+        """Its stage, its settings section and its make target."""
+        return self.settings.section()
+
+
+# -- PPO -------------------------------------------------------------------------------------------
+
+
+def ppo_advantages(batch: GlobalBatch, ppo: Ppo) -> "tuple[Tensor, Tensor | None]":
+    """GAE with the critic, or the batch's mean return where `ppo.baseline` says so."""
+    if not ppo.uses_critic:
+        return mean_return_advantages(batch, ppo), None
+    advantages, returns = critic_advantages(batch, ppo)
+    if not is_critic_used(batch, returns, ppo):
+        advantages = mean_return_advantages(batch, ppo)
+    return advantages, returns
+
+
+def critic_advantages(batch: GlobalBatch, ppo: Ppo) -> "tuple[Tensor, Tensor]":
+    """GAE's advantages, and the critic's targets, which may have their own lambda."""
+    from stages.functional import gae
+
+    values = batch.counted_values()
+    advantages, returns = gae(batch.rewards, values, ppo.gamma, ppo.lam)
+    if ppo.critic_lam != ppo.lam:
+        _, returns = gae(batch.rewards, values, ppo.gamma, ppo.critic_lam)
+    return advantages, returns
+
+
+def mean_return_advantages(batch: GlobalBatch, ppo: Ppo) -> "Tensor":
+    """Each token's return minus the mean return of the batch's episodes."""
+    from stages.functional import minus_mean_return
+
+    return minus_mean_return(batch.rewards, ppo.gamma)
+
+
+def is_critic_used(batch: GlobalBatch, returns: "Tensor", ppo: Ppo) -> bool:
+    """Whether this batch's advantages come from the critic; gated: where it beats a constant."""
+    from stages.functional import critic_beats_constant
+
+    if ppo.baseline == "gated":
+        return critic_beats_constant(batch.counted_values(), returns, batch.value_mask)
+    return ppo.baseline == "critic"
+
+
+# -- without a critic ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Grouped(PolicyGradient):
+    """Several responses to each query are each other's baseline."""
+
+    loss_mean: str = "episodes"
+    samples_per_query: int = 4
+    whiten_advantages: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        is_group = self.samples_per_query > 1
+        require(is_group, f"{self.section()}.samples_per_query", "be at least 2")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rloo(Grouped):
+    """REINFORCE with a leave-one-out baseline (Ahmadian et al. 2024): one pass, no clipping."""
+
+    num_ppo_epochs: int = 1
+    cliprange: float = 0.0
+
+
+def leave_one_out_advantages(
+    batch: GlobalBatch, rloo: PolicyGradient
+) -> "tuple[Tensor, Tensor | None]":
+    """An episode's reward minus the mean of its query's other episodes, at each of its tokens.
+
+    The reward is the sum over the tokens, KL penalty included.
+    """
+    from stages.functional import leave_one_out
+
+    advantages = leave_one_out(batch.rewards.sum(dim=1), batch.samples_per_query)
+    return advantages.unsqueeze(1).expand_as(batch.rewards), None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Grpo(Grouped):
+    """GRPO as Dr.GRPO corrects it (Liu et al. 2025): no deviation, no division by length.
+
+    differs: the KL penalty is part of the reward, as in PPO here; Dr.GRPO has none.
+    """
+
+
+def group_mean_advantages(
+    batch: GlobalBatch, grpo: PolicyGradient
+) -> "tuple[Tensor, Tensor | None]":
+    """An episode's reward minus the mean of its query's episodes, at each of its tokens."""
+    from stages.functional import minus_group_mean
+
+    advantages = minus_group_mean(batch.rewards.sum(dim=1), batch.samples_per_query)
+    return advantages.unsqueeze(1).expand_as(batch.rewards), None
+
+
+ALGORITHMS = {
+    "ppo": Algorithm(
+        title="PPO",
+        summary="PPO against the reward model",
+        settings=Ppo,
+        advantages=ppo_advantages,
+    ),
+    "rloo": Algorithm(
+        title="RLOO",
+        summary="RLOO against the reward model: no critic",
+        settings=Rloo,
+        advantages=leave_one_out_advantages,
+    ),
+    "grpo": Algorithm(
+        title="Dr.GRPO",
+        summary="Dr.GRPO against the reward model: no critic",
+        settings=Grpo,
+        advantages=group_mean_advantages,
+    ),
+}
+"""In the order in which they run and are listed. PPO is in every run, the others on request."""
