@@ -31,6 +31,14 @@ def test_a_run_is_one_row_in_which_a_judge_that_is_not_done_stands_for_all(runs)
     assert lines[2].startswith("  judge, judge facts: ")
 
 
+def test_a_stage_whose_input_was_deleted_is_stale_and_names_the_input(runs):
+    fabricate(make_config("tiny"))
+    shutil.rmtree(runs / "tiny/seed44413/sft")
+    lines = status()
+    assert lines[1].split()[:6] == ["tiny", "44413", "ok", "-", "old", "ok"]
+    assert "  rm: was made from sft, which is missing" in lines
+
+
 def test_what_is_kept_of_an_interrupted_stage_is_a_checkpoint_or_what_it_has_measured(tmp_path):
     resume = tmp_path / "resume"
     assert kept(tmp_path) == ""
