@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from eval.summaries import kept_by_ppo, longest, place_of
+from stages.data.prompt import first_tokens, fit_query, plain_encoder
 from stages.data.ragged import load_split
-from stages.data.tokens import first_tokens, fit_query, plain_encoder
 from stages.driving.wanted import check_run
 from stages.finished import check_stage, read_manifest, stage_folder
 from stages.functional import truncate_after

@@ -18,9 +18,9 @@ from stages.running.files import hash_files
 from stages.settings.checks import HIDDEN
 from stages.settings.command_line import make_config
 from stages.settings.faults import in_one_line
-from tests.data.test_posts import PAIR, POST, edited, write_folder
 from tests.lib.chat_server import GOOD, ask, chat, serving
 from tests.lib.fabricated_runs import fabricate
+from tests.lib.rows import PAIR, POST, edited, write_folder
 
 ROOT = Path(__file__).parents[1]
 NAMED = ["--preset", "tiny", "--name", "x", "--data", "data"]

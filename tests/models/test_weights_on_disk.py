@@ -12,8 +12,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenize
 
 from stages import base
 from stages.data.bad_rows import BadRows
+from stages.data.prompt import plain_encoder
 from stages.data.ragged import load_split
-from stages.data.tokens import plain_encoder, tokenize_posts
+from stages.data.tokens import tokenize_posts
 from stages.driving.start import run_module
 from stages.models.loading import (
     load_policy,
@@ -29,7 +30,7 @@ from stages.settings.config import UserError
 from stages.settings.sections import format_post
 from stages.training.checkpoints import read_weights
 from tests.conftest import refusal_of
-from tests.data.test_posts import LIMITS, POST
+from tests.lib.rows import LIMITS, POST
 
 SIZES = {"train_posts": 8, "validation_posts": 4, "train_comparisons": 8}
 SMALL = [f"world.{name}={size}" for name, size in (SIZES | {"validation_comparisons": 4}).items()]
@@ -184,10 +185,10 @@ def test_a_damaged_cache_is_named_and_made_anew_and_no_run_can_damage_it(runs, c
         assert f"{cache} is damaged or of an older version: it is made anew" in told
 
 
-def test_other_tokenising_code_finds_no_tokens_of_the_old_and_other_code_does(
+def test_tokens_are_cached_until_the_tokenizing_code_changes(
     runs, tokenizer, tmp_path, monkeypatch
 ):
-    rows = base.SourceRows(located={"sft_train": POSTS}, bad=BadRows("stop"), published={})
+    rows = base.SourceRows(splits={"sft_train": POSTS}, bad_rows=BadRows("stop"), published={})
 
     def caches(**edited):
         closure = code_of("stages.data.tokens") | edited
@@ -198,11 +199,12 @@ def test_other_tokenising_code_finds_no_tokens_of_the_old_and_other_code_does(
     assert caches() == caches() == 1
     assert caches(**{"stages/settings/stages.py": "edited"}) == 1
     assert caches(**{"stages/data/tokens.py": "edited"}) == 2
-    assert caches(**{"stages/settings/sections.py": "edited"}) == 3
+    assert caches(**{"stages/data/prompt.py": "edited"}) == 3
+    assert caches(**{"stages/settings/sections.py": "edited"}) == 4
 
 
 def test_a_tokenizer_with_another_eos_finds_no_tokens_of_the_old(runs, tokenizer, tmp_path):
-    rows = base.SourceRows(located={"sft_train": POSTS}, bad=BadRows("stop"), published={})
+    rows = base.SourceRows(splits={"sft_train": POSTS}, bad_rows=BadRows("stop"), published={})
     tokenizer.save_pretrained(tmp_path)
     other = load_tokenizer(tmp_path)
     other.eos_token = other.convert_ids_to_tokens(1)  # as a chat model beside its base model
