@@ -44,6 +44,9 @@ from stages.data.readers import (
     subsample,
 )
 from stages.models import loading
+from stages.models.heads import register_head_class
+from stages.models.tokenizers import load_tokenizer
+from stages.models.weights import check_no_adapter
 from stages.running.files import HASHES, cached_folder, read_lines, write_json
 from stages.running.hub import Fetched, fetch_model, fetch_tokenizer
 from stages.running.inputs import Source, model_source
@@ -62,7 +65,6 @@ from stages.settings.sections import (
     PPO_TRAIN,
     format_post,
 )
-from stages.training.checkpoints import refuse_adapter
 from stages.training.learner import stream_seed
 
 # Whose code makes the tokens, beside that of the libraries.
@@ -77,7 +79,7 @@ def make_base(config: Config) -> None:
         tokenizer = make_tokenizer(config, rows.located["sft_train"])
         model = make_model(config, tokenizer)
         first = tokens.first_tokens(tokenizer, config.base.bos)
-        limits = split_limits(config.data, loading.positions_of(model), first)
+        limits = split_limits(config.data, loading.max_positions(model), first)
         copy_tokens(tokenizer, rows, limits, run.partial / "data")
         # Policies sample as many tokens: another number is another input, though no post differs.
         sampled = {"max_summary_tokens": config.data.max_summary_tokens}
@@ -86,7 +88,7 @@ def make_base(config: Config) -> None:
         results = {
             "parameters": sum(parameter.numel() for parameter in model.parameters()),
             "vocabulary": len(tokenizer),
-            "positions": loading.positions_of(model),
+            "positions": loading.max_positions(model),
             **describe(run, rows, limits),
             **({"hub": [source.record for source in fetched]} if fetched else {}),
         }
@@ -243,10 +245,10 @@ def eos_remarks(tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel) -> l
 def make_tokenizer(config: Config, train: list[Located]) -> PreTrainedTokenizerBase:
     """The preset's tokenizer with [PAD] added."""
     if not config.base.tokenizer:
-        return loading.load_tokenizer(_checkpoint_folder(config))
+        return load_tokenizer(_checkpoint_folder(config))
     if config.base.tokenizer != TRAIN_TOKENIZER:
         source = model_source("base.tokenizer", config.base.tokenizer)
-        return loading.load_tokenizer(fetch_tokenizer(source).folder)
+        return load_tokenizer(fetch_tokenizer(source).folder)
     tokenizer = Tokenizer(tokenizer_models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -273,7 +275,7 @@ def _checkpoint(config: Config) -> Source:
 def _checkpoint_folder(config: Config) -> Path:
     """Where the checkpoint lies. An adapter is refused before a tokenizer is missed in it."""
     folder = fetch_model(_checkpoint(config)).folder
-    refuse_adapter(folder)
+    check_no_adapter(folder)
     return folder
 
 
@@ -285,7 +287,7 @@ def make_model(config: Config, tokenizer: PreTrainedTokenizerBase) -> PreTrained
     base = config.base
     if base.checkpoint != RANDOM:
         model = loading.load_policy(_checkpoint_folder(config))
-        loading.require_heads(model.config, base.checkpoint)
+        register_head_class(model.config, base.checkpoint)
         if tokenizer.pad_token_id > model.config.vocab_size:
             raise UserError(
                 f"tokenizer has {tokenizer.pad_token_id} tokens, {base.checkpoint} only "

@@ -7,8 +7,9 @@ where policies are looked for, and its reward model, if one is given, beside it 
 import shutil
 from typing import Any
 
-from stages.models.foreign import taken_model
-from stages.models.loading import load_tokenizer, save_model
+from stages.models.foreign import fetch_reward_model
+from stages.models.loading import save_model
+from stages.models.tokenizers import load_tokenizer
 from stages.running.files import link_or_copy
 from stages.runs import open_stage
 from stages.settings.checks import UserError
@@ -29,7 +30,7 @@ def take_released(config: Config) -> None:
             link_or_copy(path, run.partial / "model" / path.name)
         results: dict[str, Any] = {"reward_model": None}
         if config.released.reward_model:
-            reward_model, mean = taken_model(config, base, INSTEAD)
+            reward_model, mean = fetch_reward_model(config, base, INSTEAD)
             save_model(reward_model, load_tokenizer(base), run.partial / "reward_model")
             results["reward_model"] = {"converted": mean is not None, "mean_in_config": mean}
         run.finish(results)

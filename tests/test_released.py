@@ -35,10 +35,10 @@ from stages.finished import stage_folder
 from stages.models.foreign import load_released_reward_model
 from stages.models.forward import score_responses
 from stages.models.loading import load_reward_model
+from stages.models.weights import read_weights
 from stages.running.files import read_lines
 from stages.settings.command_line import make_config
 from stages.settings.config import UserError
-from stages.training.checkpoints import read_weights
 from tests.conftest import refusal_of
 from tests.lib.resuming import ARGUMENTS, SETTINGS
 from tests.models.test_families import GROUPED, WIDTH
@@ -77,7 +77,7 @@ class PaperModel(nn.Module):
 
     def __init__(self, folder: Path, backbone_config: Any) -> None:
         super().__init__()
-        weights, _ = read_weights(folder)
+        weights = read_weights(folder).tensors
         self.lm_backbone = GPTNeoXModel(backbone_config).eval()
         self.scalar_head = nn.Linear(backbone_config.hidden_size, 1)
         assert not self.load_state_dict(weights, strict=False).missing_keys
@@ -174,7 +174,7 @@ def test_what_is_no_reward_model_is_one_line(whole, tmp_path):
     with pytest.raises(UserError, match="holds no reward model: 0 of"):
         load_released_reward_model(whole / "sft/model")
     folder = paper_layout(whole / "normalize/model", tmp_path / "paper")
-    weights, _ = read_weights(folder)
+    weights = read_weights(folder).tensors
 
     def error(changed: dict[str, Any]) -> str:
         save_file(changed, folder / "model.safetensors")

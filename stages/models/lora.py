@@ -16,7 +16,8 @@ from accelerate import Accelerator
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from stages.models.loading import head_name, head_of, load_policy, load_reward_model, save_model
+from stages.models.heads import head_name, scalar_head
+from stages.models.loading import load_policy, load_reward_model, save_model
 from stages.settings.config import Config
 from stages.training.learner import stream_seed
 from stages.training.sharding import gathered, is_sharded
@@ -47,7 +48,7 @@ def adapt(model: PreTrainedModel, config: Config, stage: str, part: str = "") ->
         torch.manual_seed(stream_seed(config.seed, f"{stage} adapter {part}"))
         peft.inject_adapter_in_model(settings, model)
     if head:
-        head_of(model).requires_grad_(True)
+        scalar_head(model).requires_grad_(True)
 
 
 def merge(model: nn.Module) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from stages.models.loading import load_tokenizer
+from stages.models.tokenizers import load_tokenizer
 from stages.rl.advantages import shape
 from stages.rl.episodes import Rollout, Shaped
 from stages.rl.metrics import describe, describe_texts, samples, say_what_is_odd, summarize

@@ -8,7 +8,7 @@ from transformers import AutoTokenizer
 from stages.base import split_limits
 from stages.data.formats import as_known
 from stages.data.tokens import first_tokens, plain_encoder, tokenize_comparisons, tokenize_posts
-from stages.models.loading import load_tokenizer
+from stages.models.tokenizers import load_tokenizer
 from stages.settings.checks import UserError
 from stages.settings.config import Data
 

@@ -35,7 +35,7 @@ from stages.data.tokens import (
     tokenize_posts,
 )
 from stages.driving.start import run_module
-from stages.models.loading import positions_of, require_room
+from stages.models.loading import max_positions, require_room
 from stages.running.files import read_json, read_lines
 from stages.settings.command_line import make_config
 from stages.settings.config import Data, UserError
@@ -237,8 +237,8 @@ def test_rows_that_cannot_be_used_are_refused_with_file_line_field_and_setting(t
 
 def test_a_models_positions_are_found_by_what_its_family_calls_them(policy):
     config = GPT2Config(vocab_size=8, n_positions=33, n_embd=8, n_layer=1, n_head=2)
-    assert positions_of(GPT2LMHeadModel(config)) == 33
-    assert positions_of(policy) == 256
+    assert max_positions(GPT2LMHeadModel(config)) == 33
+    assert max_positions(policy) == 256
     require_room(policy, 200, 56, "eval.dpo_summary_tokens")
     with pytest.raises(UserError, match=r"eval\.dpo_summary_tokens is 57, after .* 256 positions"):
         require_room(policy, 200, 57, "eval.dpo_summary_tokens")

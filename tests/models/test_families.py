@@ -31,17 +31,10 @@ from stages.data.ragged import load_split, pad_left, pad_right
 from stages.driving.start import run_module
 from stages.finished import read_manifest
 from stages.models.forward import score_responses
-from stages.models.loading import (
-    Float32Head,
-    head_name,
-    head_of,
-    load_reward_model,
-    load_tokenizer,
-    new_reward_model,
-    save_model,
-    shift_scores,
-)
+from stages.models.heads import Float32Head, head_name, scalar_head, shift_scores
+from stages.models.loading import load_reward_model, new_reward_model, save_model
 from stages.models.sampling import sample
+from stages.models.tokenizers import load_tokenizer
 from stages.rl.networks import freeze
 from stages.running.files import read_lines
 from tests.conftest import close
@@ -130,7 +123,7 @@ def test_a_family_goes_through_all_stages_and_its_models_open_with_plain_transfo
     assert head_name(ours) == name
     plain, bias = opened(family, run / "normalize/model"), 0.0
     if family == "gemma3_text":  # a class without a bias
-        bias = head_of(ours).bias.item()
+        bias = scalar_head(ours).bias.item()
     assert not any(one.p for one in plain.modules() if isinstance(one, torch.nn.Dropout))
     train = load_split(run / "base/data", "sft_train")
     queries, references = (train.columns[one] for one in ("queries", "summaries"))
@@ -202,7 +195,7 @@ def test_every_stage_learns_in_bf16_as_in_float32(tokenizer_folder, place):
 
 def test_a_head_keeps_its_bias_in_float32_under_autocast(policy_folder):
     model = new_reward_model(policy_folder, torch.Generator().manual_seed(1)).eval()
-    assert isinstance(head_of(model), Float32Head)
+    assert isinstance(scalar_head(model), Float32Head)
     tokens = torch.arange(1, 9)[None]
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
         before = model(tokens).logits

@@ -25,14 +25,9 @@ from stages.models.forward import (
     response_values,
     score_responses,
 )
-from stages.models.loading import (
-    load_policy,
-    load_reward_model,
-    load_tokenizer,
-    new_reward_model,
-    save_model,
-)
+from stages.models.loading import load_policy, load_reward_model, new_reward_model, save_model
 from stages.models.sampling import draw, sample
+from stages.models.tokenizers import load_tokenizer
 from stages.settings.config import UserError
 from tests.conftest import SHARED, close
 from tests.lib import paper_numbers as paper

@@ -18,7 +18,8 @@ from stages.models.forward import (
     summary_scores,
     token_read_before,
 )
-from stages.models.loading import load_reward_model, load_tokenizer, save_model
+from stages.models.loading import load_reward_model, save_model
+from stages.models.tokenizers import load_tokenizer
 from stages.rl import start_checks
 from stages.rm import read_scores_before
 from stages.running.files import read_json, read_lines

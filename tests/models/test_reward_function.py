@@ -86,15 +86,15 @@ def test_a_function_of_texts_is_centred_learned_and_measured_without_pairs(modul
     ("function", "reason"),
     [
         ("fails", "ZeroDivisionError: division by zero, for 'short'"),
-        ("fewer", "ValueError: gave 1 numbers for 2 texts, for 'short'"),
-        ("infinite", "ValueError: gave inf, for 'long'"),
+        ("fewer", "ValueError: returned 1 numbers for 2 texts, for 'short'"),
+        ("infinite", "ValueError: returned inf, for 'long'"),
     ],
 )
 def test_a_function_that_fails_is_one_line_that_names_it_and_the_text(
     module, tokenizer, function, reason
 ):
     own = TextReward(f"mine:{function}", tokenizer, [])
-    line = refusal_of(own._numbers, ["?", "?"], ["short", "long"])
+    line = refusal_of(own._call, ["?", "?"], ["short", "long"])
     assert line == f"reward.function=mine:{function}: {reason}"
 
 

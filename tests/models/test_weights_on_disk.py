@@ -15,19 +15,14 @@ from stages.data.bad_rows import BadRows
 from stages.data.ragged import load_split
 from stages.data.tokens import plain_encoder, tokenize_posts
 from stages.driving.start import run_module
-from stages.models.loading import (
-    load_policy,
-    load_reward_model,
-    load_tokenizer,
-    same_tokens,
-    save_model,
-)
+from stages.models.loading import load_policy, load_reward_model, save_model
+from stages.models.tokenizers import load_tokenizer, same_tokens
+from stages.models.weights import read_weights
 from stages.running.files import read_record
 from stages.running.machine import code_of
 from stages.settings.command_line import make_config
 from stages.settings.config import UserError
 from stages.settings.sections import format_post
-from stages.training.checkpoints import read_weights
 from tests.conftest import refusal_of
 from tests.data.test_posts import LIMITS, POST
 
@@ -98,14 +93,14 @@ def test_each_weight_is_that_of_the_shard_which_the_index_names(model, kind):
     save(weights | {MATRIX: -weights[MATRIX]}, model / second)  # a stale copy, which comes last
     places = dict.fromkeys(weights, second) | {MATRIX: first}
     with_json(index, weight_map=places, metadata={})
-    for loaded in (load_policy(model).state_dict(), read_weights(model)[0]):
+    for loaded in (load_policy(model).state_dict(), read_weights(model).tensors):
         names = loaded.keys() & weights.keys()
         assert all(torch.equal(loaded[name], weights[name]) for name in names)
         assert len(names) >= len(weights) - 1  # the output layer has two names
     careless = AutoModelForCausalLM.from_pretrained(model).state_dict()
     assert torch.equal(careless[MATRIX], -weights[MATRIX])
     with_json(index, weight_map=places | {"x": first})
-    assert f"{first} lacks x, which the index gives to it" in refusal_of(load_policy, model)
+    assert f"{first} lacks x, which the index assigns to it" in refusal_of(load_policy, model)
     with_json(index, weight_map=[])
     assert f"{index} names no shards" in refusal_of(load_policy, model)
 
@@ -151,7 +146,7 @@ def test_texts_are_cut_as_the_file_says_where_transformers_drops_its_pre_tokeniz
     with_json(digits / file, **values)
     careless, loaded = AutoTokenizer.from_pretrained(digits), load_tokenizer(digits)
     assert careless.tokenize(" 2023") == ["Ġ", "2023"]
-    assert f"{digits}/tokenizer.json says: the file is taken" in capsys.readouterr().err
+    assert f"{digits}/tokenizer.json says: the file is used" in capsys.readouterr().err
     loaded.save_pretrained(tmp_path / "saved")
     for kept in (loaded, load_tokenizer(tmp_path / "saved")):
         assert kept.tokenize(" 2023") == ["Ġ", "2", "0", "2", "3"]
@@ -260,7 +255,7 @@ def test_what_a_config_asks_a_model_to_give_beside_logits_is_left_out_with_a_lin
 
 def test_an_output_layer_is_refused_where_the_config_says_that_it_is_the_embedding(model):
     with_json(model / "config.json", tie_word_embeddings=True)
-    assert "has an output layer other than its embedding" in refusal_of(load_policy, model)
+    assert "has an output layer that differs from its embedding" in refusal_of(load_policy, model)
 
 
 def test_an_adapter_is_refused_beside_weights_and_alone(runs, model):
@@ -269,7 +264,7 @@ def test_an_adapter_is_refused_beside_weights_and_alone(runs, model):
         base.make_base(make_config("tiny", name="x", overrides=(*SMALL, *own)))
 
     with_json(model / "adapter_config.json", base_model_name_or_path="org/m")
-    assert f"model {model} has adapter_config.json beside its weights" in refusal_of(start, model)
+    assert f"model {model} has adapter_config.json next to its weights" in refusal_of(start, model)
     for path in {*model.iterdir()} - {model / "adapter_config.json"}:
         path.unlink()
-    assert f"model {model} is an adapter alone: merge it into org/m " in refusal_of(start, model)
+    assert f"model {model} is only an adapter: merge it into org/m " in refusal_of(start, model)
