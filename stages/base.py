@@ -45,6 +45,7 @@ from stages.data.readers import (
 )
 from stages.models import loading
 from stages.models.heads import register_head_class
+from stages.models.lora import check_target_modules
 from stages.models.tokenizers import load_tokenizer
 from stages.models.weights import check_no_adapter
 from stages.running.files import HASHES, cached_folder, read_lines, write_json
@@ -78,6 +79,7 @@ def make_base(config: Config) -> None:
         rows = read_rows(config)
         tokenizer = make_tokenizer(config, rows.located["sft_train"])
         model = make_model(config, tokenizer)
+        check_target_modules(model, config.lora)  # before any stage trains
         first = tokens.first_tokens(tokenizer, config.base.bos)
         limits = split_limits(config.data, loading.max_positions(model), first)
         copy_tokens(tokenizer, rows, limits, run.partial / "data")
