@@ -30,7 +30,7 @@ from stages.models.forward import (
 from stages.models.heads import register_head_class
 from stages.models.logprobs import SHARING
 from tests.conftest import close
-from tests.models.test_families import CONFIGS, GROUPED
+from tests.lib.families import CONFIGS, GROUPED
 
 CPU = torch.device("cpu")
 VOCABULARY = 50

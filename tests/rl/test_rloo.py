@@ -29,7 +29,7 @@ from stages.running.files import read_json, read_lines
 from stages.settings.command_line import make_config
 from stages.settings.ppo import Ppo, Rloo
 from tests.conftest import close, learner_of
-from tests.models.test_families import CONFIGS
+from tests.lib.families import CONFIGS
 from tests.training.test_loop import Process
 
 SMALL = """
