@@ -46,6 +46,10 @@ from stages.data.schemas import is_cnndm
 from stages.data.tables import LocatedRow
 from stages.data.tokens import tokenize_comparisons, tokenize_posts
 from stages.models import loading
+from stages.models.heads import register_head_class
+from stages.models.lora import check_target_modules
+from stages.models.tokenizers import load_tokenizer
+from stages.models.weights import check_no_adapter
 from stages.running.files import HASHES, cached_folder, read_lines, write_json
 from stages.running.hub import Fetched, fetch_model, fetch_tokenizer
 from stages.running.inputs import Source, model_source
@@ -64,7 +68,6 @@ from stages.settings.sections import (
     PPO_TRAIN,
     format_post,
 )
-from stages.training.checkpoints import refuse_adapter
 from stages.training.learner import stream_seed
 
 # The files whose code decides the tokens, of those that the tokenizing module imports.
@@ -81,9 +84,10 @@ def make_base(config: Config) -> None:
         source_rows = read_rows(config)
         tokenizer = make_tokenizer(config, source_rows.splits["sft_train"])
         model = make_model(config, tokenizer)
+        check_target_modules(model, config.lora)  # before any stage trains
 
         # The tokens.
-        positions = loading.positions_of(model)
+        positions = loading.max_positions(model)
         limits = split_limits(config.data, positions, first_tokens(tokenizer, config.base.bos))
         copy_tokens(tokenizer, source_rows, limits, run.partial / "data")
         # Policies sample this many tokens. Recorded here, because another number is another input
@@ -292,10 +296,10 @@ def eos_remarks(tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel) -> l
 def make_tokenizer(config: Config, train_posts: Sequence[LocatedRow]) -> PreTrainedTokenizerBase:
     """The preset's tokenizer with [PAD] added."""
     if not config.base.tokenizer:
-        return loading.load_tokenizer(_checkpoint_folder(config))
+        return load_tokenizer(_checkpoint_folder(config))
     if config.base.tokenizer != TRAIN_TOKENIZER:
         source = model_source("base.tokenizer", config.base.tokenizer)
-        return loading.load_tokenizer(fetch_tokenizer(source).folder)
+        return load_tokenizer(fetch_tokenizer(source).folder)
 
     tokenizer = Tokenizer(tokenizer_models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -323,7 +327,7 @@ def _checkpoint(config: Config) -> Source:
 def _checkpoint_folder(config: Config) -> Path:
     """The checkpoint's folder. An adapter is refused here, before its tokenizer is missed."""
     folder = fetch_model(_checkpoint(config)).folder
-    refuse_adapter(folder)
+    check_no_adapter(folder)
     return folder
 
 
@@ -335,7 +339,7 @@ def make_model(config: Config, tokenizer: PreTrainedTokenizerBase) -> PreTrained
     base = config.base
     if base.checkpoint != RANDOM:
         model = loading.load_policy(_checkpoint_folder(config))
-        loading.require_heads(model.config, base.checkpoint)
+        register_head_class(model.config, base.checkpoint)
         if tokenizer.pad_token_id > model.config.vocab_size:
             raise UserError(
                 f"tokenizer has {tokenizer.pad_token_id} tokens, {base.checkpoint} only "

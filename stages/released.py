@@ -8,8 +8,9 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from stages.models.foreign import taken_model
-from stages.models.loading import load_tokenizer, save_model
+from stages.models.foreign import fetch_reward_model
+from stages.models.loading import save_model
+from stages.models.tokenizers import load_tokenizer
 from stages.running.files import link_or_copy
 from stages.runs import Run, open_stage
 from stages.settings.checks import UserError
@@ -43,6 +44,6 @@ def _copy_policy(source: Path, target: Path) -> None:
 
 def _convert_reward_model(config: Config, run: Run, base_model: Path) -> dict[str, Any]:
     """Save the released reward model in our layout; return what the manifest records of it."""
-    reward_model, mean = taken_model(config, base_model, INSTEAD)
+    reward_model, mean = fetch_reward_model(config, base_model, INSTEAD)
     save_model(reward_model, load_tokenizer(base_model), run.partial / "reward_model")
     return {"converted": mean is not None, "mean_in_config": mean}

@@ -191,14 +191,14 @@ def tokenizer_folder(tmp_path_factory):
 
 @pytest.fixture
 def tokenizer(tokenizer_folder):
-    from stages.models.loading import load_tokenizer
+    from stages.models.tokenizers import load_tokenizer
 
     return load_tokenizer(tokenizer_folder)
 
 
 @pytest.fixture
 def source_tokenizer(source, tokenizer_folder):
-    from stages.models.loading import load_tokenizer
+    from stages.models.tokenizers import load_tokenizer
 
     return load_tokenizer(SHARED / "tokenizer" if source == "shared" else tokenizer_folder)
 
@@ -208,7 +208,8 @@ def policy_folder(tmp_path_factory, tokenizer_folder):
     """A saved GPT-NeoX, 2 layers, 32 wide; dropout in its config, no embedding for [PAD]."""
     from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
 
-    from stages.models.loading import load_tokenizer, save_model
+    from stages.models.loading import save_model
+    from stages.models.tokenizers import load_tokenizer
 
     tokenizer = load_tokenizer(tokenizer_folder)
     torch.manual_seed(1)
@@ -337,7 +338,7 @@ def ppo_learner(study: Path, config: Any) -> Any:
     """The learner with which PPO begins from a finished run's models."""
     from accelerate import Accelerator
 
-    from stages.models.loading import load_tokenizer
+    from stages.models.tokenizers import load_tokenizer
     from stages.rl.networks import load_networks, make_learner, origins_of
     from stages.runs import Run
 

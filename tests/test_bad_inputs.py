@@ -173,7 +173,7 @@ MODELS: list[tuple[str, Change, str]] = [
     ("a layer too many", config_with(num_hidden_layers=3), "model model lacks"),
     ("a layer too few", config_with(num_hidden_layers=1), "has unexpected"),
     ("code of its own", config_with(model_type="x", auto_map={"AutoConfig": "x.Y"}), "not load: "),
-    ("gptq", config_with(quantization_config={"quant_method": "gptq"}), "is quantised (gptq)"),
+    ("gptq", config_with(quantization_config={"quant_method": "gptq"}), "is quantized (gptq)"),
     ("an encoder", config_with(model_type="bert"), "model model lacks"),
     ("config is a folder", a_folder("config.json"), "does not load"),
 ]

@@ -19,7 +19,7 @@ from reports.sharing.publish import GENERATED
 from reports.speed import bench_page, measure, speed
 from reports.speed.speed import peer_interpreter, run_peer, task_of
 from stages.data.prompt import plain_encoder
-from stages.models.loading import load_tokenizer
+from stages.models.tokenizers import load_tokenizer
 from stages.running.files import write_json
 from stages.running.progress import forget_signals
 from stages.settings import config as settings

@@ -143,6 +143,24 @@ def test_a_run_with_settings_that_are_no_more_is_as_asked_where_they_were_off(
         recorded_config(folder)
 
 
+def test_a_setting_that_a_record_lacks_had_its_default(runs):
+    config = make_config("tiny", name="older", overrides=("lora.rank=2",))
+    fabricate(config)
+    folder = runs / "older/seed44413/sft"
+    manifest, record = read_json(folder / "manifest.json"), read_json(folder / "config.json")
+    del manifest["settings"]["lora"]["target_modules"], record["lora"]["target_modules"]
+    manifest["settings_hash"] = "older"
+    write_json(folder / "manifest.json", manifest)
+    write_json(folder / "config.json", record)
+
+    assert recorded_config(folder) == config
+    assert why_not(config, "sft") is None
+
+    overrides = ("lora.rank=2", "lora.target_modules=dense")
+    other = make_config("tiny", name="older", overrides=overrides)
+    assert "lora.target_modules: made with nothing, asked dense" in str(why_not(other, "sft"))
+
+
 def test_of_two_runs_at_once_the_first_says_which_commit_both_use(runs):
     source = Source(setting="base.checkpoint", kind="model", name="me/model")
     assert [hub._record(source, commit) for commit in ("a" * 40, "b" * 40)] == ["a" * 40] * 2

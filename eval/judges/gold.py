@@ -24,7 +24,7 @@ from stages.data.prompt import first_tokens, fit_query, plain_encoder
 from stages.finished import check_gold, check_stage, gold_folder, read_manifest, stage_folder
 from stages.models.foreign import load_released_reward_model
 from stages.models.forward import summary_scores
-from stages.models.loading import load_tokenizer
+from stages.models.tokenizers import load_tokenizer
 from stages.running.files import read_lines
 from stages.runs import HELD_OUT_PAIRS
 from stages.settings.command_line import recorded_config

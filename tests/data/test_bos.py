@@ -9,7 +9,7 @@ from stages.base import split_limits
 from stages.data.formats import to_openai_schema
 from stages.data.prompt import first_tokens, plain_encoder
 from stages.data.tokens import tokenize_comparisons, tokenize_posts
-from stages.models.loading import load_tokenizer
+from stages.models.tokenizers import load_tokenizer
 from stages.settings.checks import UserError
 from stages.settings.config import Data
 from tests.lib.rows import PAIR, POST, edited

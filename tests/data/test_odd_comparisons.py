@@ -13,7 +13,7 @@ from stages import base, dpo, rm
 from stages.data.builtin import make_comparison, make_post
 from stages.data.tokens import tokenize_comparisons
 from stages.driving.start import run_module
-from stages.models.loading import positions_of, require_room
+from stages.models.loading import max_positions, require_room
 from stages.running.files import read_json, read_lines
 from stages.settings.command_line import make_config
 from stages.settings.config import UserError
@@ -150,8 +150,8 @@ def test_base_lists_and_counts_skipped_rows(place, capsys):
 
 def test_a_models_positions_are_found_by_what_its_family_calls_them(policy):
     config = GPT2Config(vocab_size=8, n_positions=33, n_embd=8, n_layer=1, n_head=2)
-    assert positions_of(GPT2LMHeadModel(config)) == 33
-    assert positions_of(policy) == 256
+    assert max_positions(GPT2LMHeadModel(config)) == 33
+    assert max_positions(policy) == 256
     require_room(policy, 200, 56, "eval.dpo_summary_tokens")
     with pytest.raises(UserError, match=r"eval\.dpo_summary_tokens is 57, after .* 256 positions"):
         require_room(policy, 200, 57, "eval.dpo_summary_tokens")

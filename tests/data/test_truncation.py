@@ -6,7 +6,7 @@ import random
 import pytest
 
 from stages.data.prompt import fit_query, plain_encoder
-from stages.models.loading import load_tokenizer
+from stages.models.tokenizers import load_tokenizer
 from stages.running.files import read_lines
 from stages.settings.sections import PROMPT
 from tests.lib.paper_numbers import query_tokens

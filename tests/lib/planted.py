@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from stages import functional, ppo
 from stages.data.ragged import pad_right
 from stages.models import forward, sampling
-from stages.models.loading import load_tokenizer
+from stages.models.tokenizers import load_tokenizer
 from stages.rl import advantages, rollout
 from stages.rl.episodes import Measured, Rollout
 

@@ -19,7 +19,7 @@ from stages.models.logprobs import (
 )
 from stages.settings.sections import CHUNK
 from tests.conftest import close
-from tests.models.test_families import CONFIGS
+from tests.lib.families import CONFIGS
 
 POSITIONS, VOCABULARY, WIDTH = 7, 11, 5
 

@@ -15,7 +15,7 @@ from stages.models import sampling
 from stages.models.forward import response_logprobs
 from stages.models.sampling import ENDED_SHARE, Decoding, ReservedLayer, sample, sampler_cache
 from tests.conftest import close
-from tests.models.test_families import CONFIGS
+from tests.lib.families import CONFIGS
 
 VOCABULARY, EOS, PAD = 20, 0, 20
 ROWS, LENGTH = 12, 9

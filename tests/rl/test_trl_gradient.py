@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
+from stages.rl.grouped import credit
 from transformers import AutoModelForCausalLM
 
 from reports.parts.words import PEER
@@ -18,7 +19,6 @@ from stages.data.ragged import pad_left
 from stages.functional import leave_one_out
 from stages.rl.advantages import shape
 from stages.rl.episodes import Episodes, Sampled
-from stages.rl.grouped import credit
 from stages.rl.networks import Networks
 from stages.rl.rollout import measure as measured_by
 from stages.rl.update import optimize
