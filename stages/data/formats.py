@@ -11,7 +11,7 @@ becomes the prompt "<post>\n\nTL;DR:". A row without an id gets a hash of its pr
 """
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
 from stages.data.bad_rows import BadRowError
@@ -183,21 +183,24 @@ def derive_missing_splits(
                 for where, row in splits[comparisons]
             ]
 
-    # Held-out rows from training rows.
+    # Held-out rows from training rows. The ids are chosen for all splits at once, so that what the
+    # reward model learned about a post is not judged on that post.
     to_divide = [
         (train, held_out)
         for train, held_out in (POSTS, COMPARISONS)
         if held_out not in splits and _has_whole_prompts(splits.get(train, []))
     ]
-    held_out_posts = _choose_held_out([row for train, _ in to_divide for _, row in splits[train]])
+    ids = {info_of(row)["id"] for train, _ in to_divide for _, row in splits[train]}
+    held_out_ids = _choose_held_out(ids)
     for train, held_out in to_divide:
         rows = splits[train]
-        splits[train] = [
-            located for located in rows if _id_digest(located[1]) not in held_out_posts
-        ]
-        splits[held_out] = [located for located in rows if _id_digest(located[1]) in held_out_posts]
+        splits[train] = []
+        splits[held_out] = []
+        for where, row in rows:
+            is_held_out = info_of(row)["id"] in held_out_ids
+            splits[held_out if is_held_out else train].append((where, row))
 
-    # Pairs repeat a prompt, and their chosen text may be empty; posts must not.
+    # Several pairs may have one prompt, and a chosen text may be empty. Posts must not.
     for posts in POSTS:
         if posts in splits and posts not in given_splits:
             distinct = _first_of_each_id(splits[posts])
@@ -205,17 +208,13 @@ def derive_missing_splits(
     return splits
 
 
-def _choose_held_out(rows: Sequence[Row]) -> set[int]:
-    """The digests of the ids that are held out: one in HELD_OUT_SHARE, and at least one."""
-    digests = {_id_digest(row) for row in rows}
-    held_out = {digest for digest in digests if digest % HELD_OUT_SHARE == 0}
+def _choose_held_out(ids: Set[str]) -> Set[str]:
+    """One id in HELD_OUT_SHARE, by its hash, and at least one if there are any."""
+    digests = {name: int(_hash(name), 16) for name in ids}
+    held_out = {name for name, digest in digests.items() if digest % HELD_OUT_SHARE == 0}
     if digests and not held_out:
-        held_out = {min(digests)}
+        held_out = {min(digests, key=lambda name: digests[name])}
     return held_out
-
-
-def _id_digest(row: Row) -> int:
-    return int(_hash(info_of(row)["id"]), 16)
 
 
 def _first_of_each_id(posts: Sequence[LocatedRow]) -> list[LocatedRow]:

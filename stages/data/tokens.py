@@ -57,7 +57,7 @@ def tokenize_posts(
         if row.get("summary"):
             facts["reference"] = row["summary"].strip()
         rows.append(facts)
-    return _split_of(columns, kept, rows)
+    return _to_split(columns, kept, rows)
 
 
 def tokenize_comparisons(
@@ -88,7 +88,7 @@ def tokenize_comparisons(
         _comparison_facts(row, first_id)
         for row, first_id in zip(kept_rows, first_id_of_post, strict=True)
     ]
-    return _split_of(columns, kept, rows)
+    return _to_split(columns, kept, rows)
 
 
 def _comparison_facts(row: Row, first_id: str) -> dict[str, Any]:
@@ -104,7 +104,7 @@ def _comparison_facts(row: Row, first_id: str) -> dict[str, Any]:
     }
 
 
-def _split_of(
+def _to_split(
     columns: dict[str, list[list[int]]], kept: Sequence[int], rows: list[dict[str, Any]]
 ) -> TokenizedSplit:
     """The split with only the `kept` rows of each column."""
