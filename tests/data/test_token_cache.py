@@ -4,8 +4,8 @@ import pytest
 
 from stages import base
 from stages.data.bad_rows import BadRows
-from stages.data.ragged import load_split
 from stages.data.lengths import Limits
+from stages.data.ragged import load_split
 from stages.driving.start import run_module
 from stages.models.tokenizers import load_tokenizer
 from stages.running.files import read_record
