@@ -103,12 +103,12 @@ def keep_policy(learner: PolicyLearner, tokenizer: PreTrainedTokenizerBase, fold
     """
     policy = learner.accelerator.unwrap_model(learner.trained).policy
     with gathered(policy), torch.no_grad():
-        own = {name: x for name, x in policy.named_parameters() if ".lora_" not in name}
+        own = {name: x for name, x in policy.model.named_parameters() if ".lora_" not in name}
         weights = {name.replace(".base_layer.", "."): x.detach() for name, x in own.items()}
-        for name, layer in adapter_layers(policy):
+        for name, layer in adapter_layers(policy.model):
             weights[f"{name}.weight"] = layer.weight + layer.get_delta_weight("default")
         if not learner.accelerator.is_main_process:
             return
-        save_model(policy, tokenizer, folder, weights)
+        save_model(policy.model, tokenizer, folder, weights)
     for path in [*folder.iterdir(), folder]:  # before a checkpoint goes on from here
         sync(path)

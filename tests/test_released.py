@@ -33,7 +33,7 @@ from stages.driving.start import run_module
 from stages.driving.wanted import wanted_stages
 from stages.finished import stage_folder
 from stages.models.foreign import load_released_reward_model
-from stages.models.forward import score_responses
+from stages.models.forward import ResponseBatch, score_responses
 from stages.models.loading import load_reward_model
 from stages.running.files import read_lines
 from stages.settings.command_line import make_config
@@ -97,15 +97,16 @@ def test_a_converted_reward_model_scores_as_the_papers_forward_pass(whole, tmp_p
     assert mean == MEAN
     theirs = PaperModel(folder, AutoModelForTokenClassification.from_pretrained(ours).config)
     queries, response = [[5, 6, 7, 8], [9, 5, 3, 2]], [11, 12, 0]
-    found = score_responses(
-        converted, torch.tensor(queries), torch.tensor([response, response]), -1
+    texts = ResponseBatch(
+        queries=torch.tensor(queries), responses=torch.tensor([response, response]), pad_id=-1
     )
+    found = score_responses(converted, texts)
     expected = [theirs.score([*query, *response]) for query in queries]
     assert found.tolist() == pytest.approx(expected, abs=1e-5)
     assert expected[0] != expected[1]
     converted.save_pretrained(tmp_path / "saved")
     again = load_reward_model(tmp_path / "saved").eval()
-    same = score_responses(again, torch.tensor(queries), torch.tensor([response, response]), -1)
+    same = score_responses(again, texts)
     weights = zip(again.parameters(), converted.parameters(), strict=True)
     assert all(torch.equal(saved, ours) for saved, ours in weights)
     assert torch.allclose(same, found, atol=1e-6)  # where memory lies changes rounding
@@ -137,14 +138,15 @@ def test_a_sequence_classifier_gives_its_own_scores_at_the_last_token(family, tm
         torch.tensor([[39, 6, 7, 8], [9, 5, 3, 2]]),
         torch.tensor([[11, 12, 0]] * 2),
     )
-    own = score_responses(model, queries, responses, 39)
+    texts = ResponseBatch(queries=queries, responses=responses, pad_id=39)
+    own = score_responses(model, texts)
     for row, query in enumerate(([6, 7, 8], [9, 5, 3, 2])):
         expected = theirs(torch.tensor([[*query, 11, 12, 0]])).logits[0, 0]
         assert own[row].item() == pytest.approx(expected.item(), abs=1e-5)
     model.save_pretrained(tmp_path / "ours")
     again, mean = load_released_reward_model(tmp_path / "ours")
     assert mean is None
-    assert torch.allclose(score_responses(again, queries, responses, 39), own, atol=1e-6)
+    assert torch.allclose(score_responses(again, texts), own, atol=1e-6)
 
 
 def test_a_backbone_with_a_value_head_and_a_normalization_gives_its_own_scores(tmp_path):
@@ -161,7 +163,10 @@ def test_a_backbone_with_a_value_head_and_a_normalization_gives_its_own_scores(t
     assert mean == 0.75
     tokens = [9, 5, 3, 2, 11, 12, 0]
     raw = (theirs(torch.tensor([tokens])).last_hidden_state[0, -1] * head).sum()
-    own = score_responses(model, torch.tensor([tokens[:4]]), torch.tensor([tokens[4:]]), 39)
+    text = ResponseBatch(
+        queries=torch.tensor([tokens[:4]]), responses=torch.tensor([tokens[4:]]), pad_id=39
+    )
+    own = score_responses(model, text)
     assert own.item() == pytest.approx((raw.item() - 0.75) / 2.0, abs=1e-5)
 
 

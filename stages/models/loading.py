@@ -31,7 +31,6 @@ from transformers import (
 from transformers.modeling_layers import GenericForTokenClassification
 from transformers.utils import logging as transformers_logging
 
-from stages.models.logprobs import give_reading_head
 from stages.models.reward_function import RECORD, TextReward, load_text_reward
 from stages.settings.checks import UserError, check_room, first_line, is_out_of_memory
 from stages.training import checkpoints
@@ -153,7 +152,6 @@ def load_policy(source: str | Path, dropout: float = 0.0) -> PreTrainedModel:
     """A causal LM in float32; missing or unexpected weights are a UserError."""
     model, info = _load(AutoModelForCausalLM, source, dropout)
     checkpoints.refuse_weights(source, set(info["missing_keys"]), set(info["unexpected_keys"]))
-    give_reading_head(model)
     return model
 
 

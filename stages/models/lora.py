@@ -17,6 +17,7 @@ from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from stages.models.loading import head_name, head_of, load_policy, load_reward_model, save_model
+from stages.models.policy import PolicyModel
 from stages.settings.config import Config
 from stages.training.learner import stream_seed
 from stages.training.sharding import gathered, is_sharded
@@ -66,16 +67,19 @@ def keep_model(
 ) -> PreTrainedModel:
     """Merge adapters, write the plain model, and return it whole on this process's device.
 
+    `network` is a reward model, a critic or a `PolicyModel`, as the accelerator has wrapped it.
+
     The main process writes. A sharded network cannot be used afterwards: what is returned was read
     from what was written. All processes must call this.
     """
-    model = accelerator.unwrap_model(network)
-    if not is_sharded(model):
+    unwrapped = accelerator.unwrap_model(network)
+    model = unwrapped.model if isinstance(unwrapped, PolicyModel) else unwrapped
+    if not is_sharded(unwrapped):
         merge(model)
         if accelerator.is_main_process:
             save_model(model, tokenizer, folder)
         return model
-    with gathered(model):
+    with gathered(unwrapped):
         merge(model)
         if accelerator.is_main_process:
             parts = model.named_parameters()

@@ -73,7 +73,7 @@ def describe(
     if isinstance(settings, Ppo):
         means["val/explained_variance"] = explained_by_critic(accelerator, rollout)
         means |= describe_baselines(accelerator, rollout, settings)
-        means |= describe_advantages(learner, rollout, settings.samples_per_query)
+        means |= describe_advantages(learner, rollout)
     return means | compilations()
 
 
@@ -102,19 +102,20 @@ def describe_baselines(accelerator: Accelerator, rollout: Rollout, ppo: Ppo) -> 
     }
 
 
-def describe_advantages(learner: PolicyLearner, rollout: Rollout, group: int) -> dict[str, float]:
+def describe_advantages(learner: PolicyLearner, rollout: Rollout) -> dict[str, float]:
     """Whether a critic's advantages follow the scores, and what they say of ending.
 
     `val/advantage_score_correlation`: Pearson's, over response tokens, between the advantage and
-    the episode's score less the mean of its query's `group` samples (of the batch, where a query
-    has one sample); 1 - 1/group times the leave-one-out score, so its correlation is that one's.
+    the episode's score minus the mean score of its query's K samples, or of the batch where K is 1.
+    This is 1 - 1/K times the leave-one-out score, so its correlation is the same.
     `policy/advantage_at_eos`: the mean at sampled EOS tokens, after whitening; without any, absent.
     Source: diagnostics of our own, not in Huang et al. 2024.
     """
     everything = (rollout.advantages, rollout.scores, rollout.response_mask, rollout.responses)
     gathered = (learner.accelerator.gather(x) for x in everything)
     advantages, scores, mask, responses = gathered
-    of_query = scores.view(-1, group if group > 1 else len(scores))
+    samples = rollout.samples_per_query
+    of_query = scores.view(-1, samples if samples > 1 else len(scores))
     above = (of_query - of_query.mean(dim=1, keepdim=True)).view(-1, 1).expand_as(advantages)
     pairs = torch.stack([advantages[mask], above[mask]]).double()
     means = {}

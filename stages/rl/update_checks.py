@@ -44,7 +44,7 @@ def check_update(learner: PolicyLearner, rollout: Rollout, settings: PolicyGradi
     if isinstance(settings, Ppo):
         check_credit(update, learner.accelerator, rollout, real, settings)
     else:
-        check_groups(update, rollout, settings.samples_per_query)
+        check_groups(update, rollout)
     if settings.policy_learns(learner.update):
         check_gradient(update, learner, rollout, settings)
 
@@ -128,9 +128,10 @@ def _summed(deltas: Tensor, decay: float) -> Tensor:
     return deltas @ weights.double()
 
 
-def check_groups(update: str, rollout: Rollout, group_size: int) -> None:
+def check_groups(update: str, rollout: Rollout) -> None:
     """Without a critic, the advantages of a query's samples add up to 0."""
-    sums = rollout.advantages.double()[:, 0].reshape(-1, group_size).sum(dim=1)
+    by_query = rollout.advantages.double()[:, 0].reshape(-1, rollout.samples_per_query)
+    sums = by_query.sum(dim=1)
     scale = rollout.advantages.abs().max().item()
     what = f"{update}: the advantages of a query's samples do not add up to 0"
     _require_equal(sums, torch.zeros_like(sums), what, "step 5 (samples_per_query)", scale)
@@ -147,10 +148,10 @@ def check_gradient(
     steps = torch.linspace(-0.5, 0.5, real.shape[1], device=real.device)
     new = (rollout.logprobs + steps).requires_grad_()
     stand_in: Any = copy.copy(learner)
-    stand_in.trained = lambda network, *row: (new, torch.zeros_like(new))
+    stand_in.trained = lambda network, batch, **options: (new, torch.zeros_like(new))
     sums = loss.Divisors(policy=1.0, value=1.0, tokens=1.0, positions=1.0)
-    minibatch = stand_in, rollout, sums, settings, learner.networks.pad_id
-    (learned,) = torch.autograd.grad(next(iter(loss.microbatch_losses(*minibatch)))[0], new)
+    policy_loss, _ = next(loss.microbatch_losses(stand_in, rollout, sums, settings))
+    (learned,) = torch.autograd.grad(policy_loss, new)
     log_ratio, advantages = new.double() - rollout.logprobs.double(), rollout.advantages.double()
     ratio, clip = log_ratio.exp(), settings.cliprange or math.inf
     clipped = torch.where(advantages > 0, ratio > 1 + clip, ratio < 1 - clip)

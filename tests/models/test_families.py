@@ -30,7 +30,7 @@ from stages import base, dpo, normalize, ppo, rm, sft
 from stages.data.ragged import load_split, pad_left, pad_right
 from stages.driving.start import run_module
 from stages.finished import read_manifest
-from stages.models.forward import score_responses
+from stages.models.forward import ResponseBatch, score_responses
 from stages.models.loading import (
     Float32Head,
     head_name,
@@ -41,7 +41,8 @@ from stages.models.loading import (
     save_model,
     shift_scores,
 )
-from stages.models.sampling import sample
+from stages.models.policy import PolicyModel
+from stages.models.sampling import SamplingParams, sample
 from stages.rl.networks import freeze
 from stages.running.files import read_lines
 from tests.conftest import close
@@ -135,12 +136,12 @@ def test_a_family_goes_through_all_stages_and_its_models_open_with_plain_transfo
     train = load_split(run / "base/data", "sft_train")
     queries, references = (train.columns[one] for one in ("queries", "summaries"))
     rows = range(len(train))
-    scores = score_responses(
-        ours,
-        pad_left([queries[row] for row in rows], pad_id),
-        pad_right([references[row] for row in rows], pad_id),
-        pad_id,
+    texts = ResponseBatch(
+        queries=pad_left([queries[row] for row in rows], pad_id),
+        responses=pad_right([references[row] for row in rows], pad_id),
+        pad_id=pad_id,
     )
+    scores = score_responses(ours, texts)
     assert abs(scores.mean().item()) < 1e-4
     # By hand: no padding, no masks, no position ids, the scalar at the last token, which is EOS.
     for row in rows[:3]:
@@ -152,7 +153,8 @@ def test_a_family_goes_through_all_stages_and_its_models_open_with_plain_transfo
     assert policy.get_input_embeddings().num_embeddings == pad_id + SPARE  # never resized
     uniforms = torch.rand(4, 20, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     batch = pad_left([queries[row] for row in rows[:4]], pad_id)
-    drawn, _ = sample(policy.eval(), batch, uniforms, 5.0, -1, pad_id)
+    params = SamplingParams(temperature=5.0, eos_id=-1, pad_id=pad_id)
+    drawn, _ = sample(PolicyModel(policy.eval()), batch, uniforms=uniforms, params=params)
     assert int(drawn.max()) < pad_id
     if not CONFIGS[family].tie_word_embeddings:
         before, after = (embedding(run / stage / "model") for stage in ("base", "ppo"))

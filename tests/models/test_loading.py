@@ -19,6 +19,7 @@ from transformers import (
 
 from stages.functional import truncate_after
 from stages.models.forward import (
+    ResponseBatch,
     head_scalars,
     model_inputs,
     response_logprobs,
@@ -32,7 +33,8 @@ from stages.models.loading import (
     new_reward_model,
     save_model,
 )
-from stages.models.sampling import draw, sample
+from stages.models.policy import PolicyModel
+from stages.models.sampling import SamplingParams, draw, sample
 from stages.settings.config import UserError
 from tests.conftest import SHARED, close
 from tests.lib import paper_numbers as paper
@@ -59,8 +61,9 @@ def writer():
     return GPTNeoXForCausalLM(config).eval()
 
 
-def write(writer: torch.nn.Module, queries: Tensor, uniforms: Tensor, eos_id: int = 0) -> Tensor:
-    responses, _ = sample(writer, queries, uniforms, temperature=0.9, eos_id=eos_id, pad_id=7)
+def write(writer: GPTNeoXForCausalLM, queries: Tensor, uniforms: Tensor, eos_id: int = 0) -> Tensor:
+    params = SamplingParams(temperature=0.9, eos_id=eos_id, pad_id=7)
+    responses, _ = sample(PolicyModel(writer), queries, uniforms=uniforms, params=params)
     return responses
 
 
@@ -122,16 +125,15 @@ def test_padding_on_either_side_changes_no_log_probability_and_no_score(policy, 
     queries, responses = random_tokens(2, 6, seed=1), random_tokens(2, 5, seed=2)
     left = torch.nn.functional.pad(queries, (pads, 0), value=pad)
     right = torch.nn.functional.pad(responses, (0, pads), value=pad)
-    both = torch.cat([queries, responses], dim=1)
-    padded = torch.cat([left, right], dim=1)
+    bare = ResponseBatch(queries=queries, responses=responses, pad_id=pad)
+    padded = ResponseBatch(queries=left, responses=right, pad_id=pad)
     with torch.no_grad():
-        bare = score_responses(reward_model, queries, responses, pad)
-        close(score_responses(reward_model, left, right, pad), bare, 1e-4)
-        bare = response_logprobs(policy, both, both != pad, 5, 1.0)
-        real = padded != pad
-        found = response_logprobs(policy, padded.masked_fill(~real, 0), real, 5 + pads, 1.0)
-        close(found[:, :5], bare, 1e-4)
-    assert (padded != pad).sum() == both.numel()
+        scores = score_responses(reward_model, bare)
+        close(score_responses(reward_model, padded), scores, 1e-4)
+        logprobs, _ = response_logprobs(PolicyModel(policy), bare)
+        padded_logprobs, _ = response_logprobs(PolicyModel(policy), padded)
+        close(padded_logprobs[:, :5], logprobs, 1e-4)
+    assert padded.mask.sum() == bare.tokens.numel()
 
 
 def test_pad_ids_reach_no_embedding_and_positions_count_real_tokens():
@@ -161,16 +163,16 @@ def test_scores_values_and_logprobs_are_those_of_the_papers_code(golden, tiny_ne
     with torch.no_grad():
         reward_model.classifier.weight.copy_(case["head_weight"])
         reward_model.classifier.bias.copy_(case["head_bias"] - case["reward_bias"])
-    queries, responses, pad = case["queries"], case["responses"], int(case["pad_token_id"])
-    both, length = torch.cat([queries, responses], dim=1), responses.shape[1]
-    real = responses != pad
+    batch = ResponseBatch(
+        queries=case["queries"], responses=case["responses"], pad_id=int(case["pad_token_id"])
+    )
+    real = batch.responses != batch.pad_id
     value_counts = torch.cat([torch.ones(len(real), 1).bool(), real[:, :-1]], dim=1)
     with torch.no_grad():
-        scores = score_responses(reward_model, queries, responses, pad)
-        values = response_values(reward_model, both, both != pad, length)
+        scores = score_responses(reward_model, batch)
+        values = response_values(reward_model, batch)
         temperature = case["temperature"].item()
-        inputs = both.masked_fill(both == pad, 0), both != pad
-        logprobs = response_logprobs(policy, *inputs, length, temperature)
+        logprobs, _ = response_logprobs(PolicyModel(policy), batch, temperature=temperature)
     close(scores, case["rewards"], 1e-5)
     close(values[value_counts], case["values"][value_counts], 1e-5)
     close(logprobs[real], case["logprobs"][real], 1e-5)

@@ -12,6 +12,7 @@ from stages.driving.start import run_module
 from stages.models.forward import head_scalars, model_inputs, response_logprobs
 from stages.models.loading import load_policy, load_reward_model, save_model
 from stages.models.lora import adapt, adapter_layers, adapter_off, merge
+from stages.models.policy import PolicyModel
 from stages.rl.networks import save_networks
 from stages.running.files import read_lines
 from stages.settings.command_line import make_config
@@ -207,24 +208,21 @@ def test_ppos_reference_is_the_sft_model_while_the_policy_moves(study):
     models = learner.networks
     independent = load_policy(study / "sft" / "model").eval()
     start = load_reward_model(study / "normalize" / "model").eval()
-    tokens = torch.cat([rollout.queries, rollout.responses], dim=1)
-    real, length = tokens != models.pad_id, rollout.responses.shape[1]
-    tokens = tokens.masked_fill(~real, 0)
     temperature = mini_config(1).ppo.temperature
     with torch.no_grad():
-        expected = response_logprobs(independent, tokens, real, length, temperature)
+        expected, _ = response_logprobs(PolicyModel(independent), rollout, temperature=temperature)
         # The critic has an adapter of its own: its scalars at the start were the reward model's.
-        inputs = model_inputs(tokens, real)
+        inputs = model_inputs(rollout.tokens, rollout.mask)
         moved = head_scalars(models.critic, inputs) - head_scalars(start, inputs)
     distance = (rollout.ref_logprobs - expected).abs()[rollout.response_mask]
     assert distance.max() < 1e-5
     assert (rollout.logprobs - expected).abs()[rollout.response_mask].max() > 1e-3
     frozen = {id(one) for one in models.ref_policy.parameters()}
     assert frozen == {id(one) for one in models.policy.parameters()}
-    for name, layer in adapter_layers(models.policy):
+    for name, layer in adapter_layers(models.policy.model):
         untouched = independent.get_submodule(name).weight
         assert torch.equal(layer.get_base_layer().weight, untouched)
-    assert moved[real].abs().max() > 1e-3
+    assert moved[rollout.mask].abs().max() > 1e-3
 
 
 def test_a_kept_policy_is_what_would_be_saved_and_the_learner_stays(study, tokenizer, tmp_path):

@@ -12,6 +12,7 @@ from stages.data.ragged import load_split, pad_left, pad_right
 from stages.driving.start import run_module
 from stages.models.foreign import load_released_reward_model
 from stages.models.forward import (
+    ResponseBatch,
     head_scalars,
     score_responses,
     shares_query,
@@ -42,6 +43,11 @@ def tensors(rows: list[list[int]]) -> list[torch.Tensor]:
     return [torch.tensor(row) for row in rows]
 
 
+def scored(model, queries: torch.Tensor, responses: torch.Tensor) -> torch.Tensor:
+    batch = ResponseBatch(queries=queries, responses=responses, pad_id=PAD)
+    return score_responses(model, batch)
+
+
 def by_hand(model, before_eos: bool) -> list[list[float]]:
     """Each text alone through the plain model, up to where the score is read, and no further."""
     scores = []
@@ -65,11 +71,11 @@ def test_scores_are_those_of_the_text_up_to_where_they_are_read(shares, before_e
     both = summary_scores(model, tensors(QUERIES), [tensors(each) for each in SUMMARIES], CPU)
     close(both.float(), expected, 1e-6)
     for each, scores in zip(SUMMARIES, expected, strict=True):
-        padded_left = score_responses(model, queries, pad_right(tensors(each), PAD), PAD)
+        padded_left = scored(model, queries, pad_right(tensors(each), PAD))
         # Padding on the right only: the whole text as the response of an empty query.
         whole = [query + summary for query, summary in zip(QUERIES, each, strict=True)]
         nothing = torch.empty(len(whole), 0, dtype=torch.long)
-        padded_right = score_responses(model, nothing, pad_right(tensors(whole), PAD), PAD)
+        padded_right = scored(model, nothing, pad_right(tensors(whole), PAD))
         for found in (padded_left, padded_right):
             close(found.float(), scores, 1e-6)
         alone = summary_scores(model, tensors(QUERIES), [tensors(each)], CPU)[0]
@@ -84,7 +90,7 @@ def test_by_default_a_score_is_the_scalar_of_the_last_token_to_the_bit(reward_mo
     )
     whole = [query + summary for query, summary in zip(QUERIES, SUMMARIES[0], strict=True)]
     scalars = head_scalars(reward_model, {"input_ids": pad_right(tensors(whole), 0)})
-    found = score_responses(reward_model, queries, responses, PAD)
+    found = scored(reward_model, queries, responses)
     assert torch.equal(found, scalars[torch.arange(3), [len(text) - 1 for text in whole]])
 
 

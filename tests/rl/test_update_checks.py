@@ -31,6 +31,7 @@ def episodes(seed=1):
     return Episodes(
         queries=torch.ones(2, 2, dtype=torch.long),
         responses=RESPONSES,
+        pad_id=PAD,
         sampled_logprobs=logprobs,
         logprobs=logprobs,
         ref_logprobs=ref_logprobs,
@@ -93,8 +94,14 @@ def test_whitening_of_small_advantages_is_not_refused(deviation):
     settings = Ppo(**SIZES)
     plain = credited(settings=replace(settings, whiten_advantages=False))
     factor = deviation / plain.advantages[plain.response_mask].std(correction=0)
-    scaled = ("logprobs", "ref_logprobs", "values", "scores")
-    small = episodes().map(lambda name, x: factor * x if name in scaled else x)
+    plain_episodes = episodes()
+    small = replace(
+        plain_episodes,
+        logprobs=factor * plain_episodes.logprobs,
+        ref_logprobs=factor * plain_episodes.ref_logprobs,
+        values=factor * plain_episodes.values,
+        scores=factor * plain_episodes.scores,
+    )
     shaped = advantages.shape(small, settings, PAD)
     rollout = advantages.credit(Accelerator(cpu=True), shaped, settings)
     check(rollout, settings)
@@ -214,7 +221,8 @@ def test_without_a_critic_advantages_add_up_to_0_and_each_token_has_a_ratio_of_i
     settings, baseline, monkeypatch
 ):
     chosen = settings(**SIZES, samples_per_query=2)
-    rollout = grouped.credit(advantages.shape(episodes(), chosen, PAD), chosen, baseline)
+    sampled_twice = replace(episodes(), samples_per_query=2)
+    rollout = grouped.credit(advantages.shape(sampled_twice, chosen, PAD), chosen, baseline)
     check(rollout, chosen)
     with pytest.raises(UserError, match="the advantages of a query's samples do not add up to 0"):
         check(replace(rollout, advantages=rollout.advantages + 0.1), chosen)
