@@ -34,7 +34,7 @@ from stages.driving.start import run_module
 from stages.driving.wanted import wanted_stages
 from stages.finished import stage_folder
 from stages.models.foreign import load_released_reward_model
-from stages.models.forward import score_responses
+from stages.models.forward import ResponseBatch, score_responses
 from stages.models.loading import load_reward_model
 from stages.models.weights import read_weights
 from stages.running.files import read_lines
@@ -186,7 +186,10 @@ def test_a_backbone_with_a_value_head_and_a_normalization_gives_its_own_scores(t
     assert mean == 0.75
     tokens = [9, 5, 3, 2, 11, 12, 0]
     raw = (theirs(torch.tensor([tokens])).last_hidden_state[0, -1] * head).sum()
-    own = score_responses(model, torch.tensor([tokens[:4]]), torch.tensor([tokens[4:]]), 39)
+    text = ResponseBatch(
+        queries=torch.tensor([tokens[:4]]), responses=torch.tensor([tokens[4:]]), pad_id=39
+    )
+    own = score_responses(model, text)
     assert own.item() == pytest.approx((raw.item() - 0.75) / 2.0, abs=1e-5)
 
 

@@ -28,42 +28,26 @@ def wrap(module: Any, name: str, wrong: Callable[..., Any], put: Any = setattr) 
 # -- where the score is read, and what it becomes --------------------------------------------------
 
 
-def at_last_column(
-    right: Callable[..., Tensor],
-    model: nn.Module,
-    queries: Tensor,
-    responses: Tensor,
-    pad_id: int,
-    group: int = 1,
-) -> Tensor:
+def at_last_column(right: Callable[..., Tensor], model: nn.Module, batch: ResponseBatch) -> Tensor:
     """The score is read at the last column, after padding that counts as text."""
     # Where padding is masked, its column repeats EOS: token, position and text before it are equal.
-    tokens = torch.cat([queries, responses], dim=1)
-    counted = torch.cat([queries != pad_id, torch.ones_like(responses, dtype=torch.bool)], dim=1)
-    inputs = forward.model_inputs(tokens.masked_fill(tokens == pad_id, 0), counted)
+    counted = batch.mask.clone()
+    counted[:, batch.queries.shape[1] :] = True
+    inputs = forward.model_inputs(batch.tokens.masked_fill(~batch.mask, 0), counted)
     return forward.head_scalars(model, inputs)[:, -1]
 
 
-def query_one_short(
-    right: Callable[..., Tensor], model: nn.Module, queries: Tensor, *rest: Any
-) -> Tensor:
+def query_one_short(right: Callable[..., Tensor], model: nn.Module, batch: ResponseBatch) -> Tensor:
     """The score is that of a query without its last token."""
-    return right(model, queries[:, :-1], *rest)
+    return right(model, replace(batch, queries=batch.queries[:, :-1]))
 
 
-def without_leading_space(
-    right: Callable[..., Tensor],
-    model: Any,
-    queries: Tensor,
-    responses: Tensor,
-    pad_id: int,
-    *rest: Any,
-) -> Tensor:
+def without_leading_space(right: Callable[..., Tensor], model: Any, batch: ResponseBatch) -> Tensor:
     """The score is that of the stripped text, tokenized again: its first word is another token."""
     tokenizer = load_tokenizer(Path(model.config.name_or_path))
-    texts = [tokenizer.decode(row[row != pad_id]).lstrip() for row in responses]
-    again = pad_right([torch.tensor(tokenizer.encode(text)) for text in texts], pad_id)
-    return right(model, queries, again.to(queries.device), pad_id, *rest)
+    texts = [tokenizer.decode(row[row != batch.pad_id]).lstrip() for row in batch.responses]
+    again = pad_right([torch.tensor(tokenizer.encode(text)) for text in texts], batch.pad_id)
+    return right(model, replace(batch, responses=again.to(batch.queries.device)))
 
 
 def at_every_token(

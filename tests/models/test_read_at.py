@@ -12,6 +12,7 @@ from stages.data.ragged import load_split, pad_left, pad_right
 from stages.driving.start import run_module
 from stages.models.foreign import load_released_reward_model
 from stages.models.forward import (
+    ResponseBatch,
     head_scalars,
     score_responses,
     shares_query,
@@ -40,6 +41,11 @@ SHARES = {True: CONFIGS["llama"], False: Qwen2Config(**GROUPED, **WINDOW)}
 
 def tensors(rows: list[list[int]]) -> list[torch.Tensor]:
     return [torch.tensor(row) for row in rows]
+
+
+def scored(model, queries: torch.Tensor, responses: torch.Tensor) -> torch.Tensor:
+    batch = ResponseBatch(queries=queries, responses=responses, pad_id=PAD)
+    return score_responses(model, batch)
 
 
 def by_hand(model, before_eos: bool) -> list[list[float]]:

@@ -165,11 +165,12 @@ def test_an_update_under_compat_paper_is_the_papers(networks, precision, toleran
     policy, reference, reward_model = networks
     AcceleratorState._reset_state(reset_partial_state=True)
     accelerator = Accelerator(cpu=True, mixed_precision=precision)
-    critic, ours = copy.deepcopy(reward_model), copy.deepcopy(policy)
+    critic = copy.deepcopy(reward_model)
+    ours = PolicyModel(copy.deepcopy(policy))
     models = Networks(
         policy=ours,
         critic=critic,
-        ref_policy=reference,
+        ref_policy=PolicyModel(reference),
         reward_model=reward_model,
         eos_id=EOS,
         pad_id=PAD,

@@ -19,6 +19,7 @@ from stages.driving.start import run_module
 from stages.functional import leave_one_out, minus_group_mean, token_logprobs
 from stages.models import forward
 from stages.models.loading import with_dropout
+from stages.models.policy import PolicyModel
 from stages.models.sampling import Noise, sample
 from stages.rl.advantages import credit as by_gae
 from stages.rl.advantages import shape
@@ -67,7 +68,7 @@ def test_one_step_is_the_gradient_of_reinforce_with_the_others_mean_as_baseline(
     for row in range(len(tokens)):
         prompt = int((rollout.queries[row] != networks.pad_id).sum())
         text = tokens[row][real[row]].unsqueeze(0)
-        logits = start(input_ids=text).logits[:, prompt - 1 : -1]
+        logits = start.model(input_ids=text).logits[:, prompt - 1 : -1]
         group = rollout.scores[4 * (row // 4) : 4 * (row // 4) + 4]  # the KL is 0 before a step
         baseline = (group.sum() - rollout.scores[row]) / 3
         advantage = rollout.scores[row] - baseline
@@ -145,7 +146,8 @@ def test_a_query_computed_once_changes_nothing(family, size, before_ppo, monkeyp
     """Samples, log-probabilities, scores, values and gradients are those of rows of their own."""
     config, vocabulary = CONFIGS[family], before_ppo.pad_id
     monkeypatch.setattr(LlamaRMSNorm, "forward", in_float64)  # its own computes in float32
-    policy, scorer = (made(auto, config, vocabulary) for auto in (CausalLM, TokenClassification))
+    policy = PolicyModel(made(CausalLM, config, vocabulary))
+    scorer = made(TokenClassification, config, vocabulary)
     networks = without_critic(
         before_ppo, policy=policy, ref_policy=policy, reward_model=scorer, critic=scorer
     )
@@ -179,7 +181,11 @@ def in_float64(norm, x):
 
 def apart(right):
     """The sampler with each query computed for each of its samples."""
-    return lambda policy, queries, *rest: right(policy, queries.repeat_interleave(4, 0), *rest)
+
+    def sample_each(policy, queries, **named):
+        return right(policy, queries.repeat_interleave(4, 0), **named)
+
+    return sample_each
 
 
 def made(auto, family, vocabulary):

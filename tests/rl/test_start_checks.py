@@ -11,8 +11,9 @@ from accelerate import Accelerator
 
 from stages import functional, normalize
 from stages.data.ragged import make_ragged, pad_left, pad_right
-from stages.models.forward import score_responses
+from stages.models.forward import ResponseBatch, score_responses
 from stages.models.loading import load_policy
+from stages.models.policy import PolicyModel
 from stages.models.sampling import Noise
 from stages.rl import advantages, start_checks
 from stages.rl.episodes import Episodes, Rollout, Sampled
@@ -48,10 +49,12 @@ def started(before_ppo):
     responses = torch.nn.functional.pad(pad_right(rows, pad_id), (0, 2), value=pad_id)
     learner = learner_of(before_ppo, make_config("tiny"))
     unknown = torch.zeros(responses.shape)
-    sampled = Sampled(queries=queries, responses=responses, sampled_logprobs=unknown)
+    sampled = Sampled(queries=queries, responses=responses, pad_id=pad_id, sampled_logprobs=unknown)
     episodes = score(learner, measure(learner, sampled, Ppo()), Ppo())
     mask, value_mask = functional.response_masks(responses, pad_id)
-    extra = dict.fromkeys(("rewards", "advantages", "returns"), torch.zeros(responses.shape))
+    extra: dict[str, Any] = dict.fromkeys(
+        ("rewards", "advantages", "returns"), torch.zeros(responses.shape)
+    )
     return Rollout(**vars(episodes), response_mask=mask, value_mask=value_mask, **extra)
 
 
@@ -62,13 +65,13 @@ def ratio(before_ppo, start):
 
 
 def test_nothing_is_refused_where_everything_holds(networks, before_ppo, start):
-    _, reward_model, eos_id, pad_id = networks
+    _, reward_model, eos_id, _ = networks
     ratio(before_ppo, start)
     start_checks.check_kl(start, BOUNDS, "ppo")
     start_checks.check_critic(start, eos_id, BOUNDS)
     start_checks.check_scores_at_eos(start, eos_id, "ppo")
     with torch.no_grad():
-        start_checks.check_padding(reward_model, start.queries, start.responses, pad_id, BOUNDS)
+        start_checks.check_padding(reward_model, start, BOUNDS)
     assert start.response_mask.sum() == 5
 
 
@@ -80,7 +83,7 @@ def test_a_reference_that_is_another_model_is_caught(start):
 
 def test_dropout_left_on_is_caught_by_the_ratio(before_ppo, start, policy_folder):
     torch.manual_seed(0)
-    dropping = load_policy(policy_folder, dropout=0.1).train()
+    dropping = PolicyModel(load_policy(policy_folder, dropout=0.1)).train()
     with pytest.raises(UserError, match=r"ratio is not 1.*Likely causes: ppo"):
         ratio(replace(before_ppo, policy=dropping), start)
 
@@ -161,14 +164,14 @@ def test_a_response_that_goes_on_after_its_eos_is_caught(networks, start):
 
 
 def test_padding_that_is_seen_is_caught(networks, start):
-    _, reward_model, _, pad_id = networks
+    reward_model = networks[1]
 
     def see_all(model, inputs, output):
         output.logits = output.logits + output.logits.mean(dim=1, keepdim=True)
 
     reward_model.register_forward_hook(see_all)
     with torch.no_grad(), pytest.raises(UserError, match=r"padding changes a score.*causes: rm"):
-        start_checks.check_padding(reward_model, start.queries, start.responses, pad_id, BOUNDS)
+        start_checks.check_padding(reward_model, start, BOUNDS)
 
 
 @pytest.fixture
@@ -177,9 +180,12 @@ def known(before_ppo, tokenizer, tmp_path):
     texts = [tokenizer.encode(text) for text in (" My boss sold my bike", " My bike")]
     responses = [torch.tensor([*text, tokenizer.eos_token_id]) for text in texts]
     queries = [torch.tensor([5, 6, 7]), torch.tensor([8, 9])]
-    rows = pad_left(queries, tokenizer.pad_token_id), pad_right(responses, tokenizer.pad_token_id)
+    pad_id = tokenizer.pad_token_id
+    batch = ResponseBatch(
+        queries=pad_left(queries, pad_id), responses=pad_right(responses, pad_id), pad_id=pad_id
+    )
     with torch.no_grad():
-        scores = score_responses(before_ppo.reward_model, *rows, tokenizer.pad_token_id).tolist()
+        scores = score_responses(before_ppo.reward_model, batch).tolist()
     cut = queries[0], responses[0][:-1], 99.0
     path = tmp_path / "known.json"
     start_checks.save_known_answers(
@@ -206,6 +212,17 @@ def test_step_3_gives_known_answers_their_scores_and_another_text_or_model_is_ca
         replay()
 
 
+def unmeasured(sampled):
+    """A rollout of which only the samples and their mask are known."""
+    unknown: dict[str, Any] = {
+        column.name: torch.zeros(len(sampled.queries))
+        for column in fields(Rollout)
+        if column.name not in vars(sampled)
+    }
+    unknown["response_mask"] = sampled.responses != sampled.pad_id
+    return Rollout(**vars(sampled), **unknown)
+
+
 @pytest.mark.parametrize("settings", [Ppo(), Rloo()], ids=type)
 def test_tokens_that_are_not_drawn_from_the_whole_distribution_are_caught(
     before_ppo, settings, monkeypatch
@@ -216,8 +233,7 @@ def test_tokens_that_are_not_drawn_from_the_whole_distribution_are_caught(
     @torch.no_grad()
     def check(temperature=0.7):
         sampled = sample_responses(learner, queries, noise, settings)
-        mask = sampled.responses != before_ppo.pad_id
-        rollout: Any = SimpleNamespace(**vars(sampled), response_mask=mask)
+        rollout = unmeasured(sampled)
         start_checks.check_draws(learner, [rollout], temperature, BOUNDS)
 
     check()

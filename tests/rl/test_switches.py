@@ -20,8 +20,10 @@ from stages.functional import (
     value_losses,
     weighted_sum,
 )
-from stages.models import forward, sampling
+from stages.models import sampling
+from stages.models.forward import ResponseBatch, response_logprobs
 from stages.models.loading import load_policy, new_reward_model
+from stages.models.policy import PolicyModel
 from stages.ppo import kept_models
 from stages.rl import advantages
 from stages.rl import rollout as rollout_module
@@ -100,12 +102,16 @@ def test_copied_words_are_those_of_the_title_and_distinct_n_counts_all_texts():
 def episodes() -> Episodes:
     generator = torch.Generator().manual_seed(3)
     names = ("logprobs", "ref_logprobs", "values", "sampled_logprobs")
+    columns: dict[str, Any] = {
+        name: torch.randn(RESPONSES.shape, generator=generator) for name in names
+    }
     return Episodes(
         queries=torch.ones(3, 2, dtype=torch.long),
         responses=RESPONSES,
+        pad_id=PAD,
         sampler_gaps=torch.zeros(3),
         scores=torch.tensor([1.5, -1.0, 0.3]),
-        **{name: torch.randn(RESPONSES.shape, generator=generator) for name in names},
+        **columns,
     )
 
 
@@ -253,13 +259,17 @@ def test_what_advantages_follow_is_pearsons_r_with_scores_above_the_others_of_th
     twice[1][3:] += 7  # another query, whose scores are all higher: no part of what is followed
     mask, responses = rollout.response_mask.repeat(2, 1), RESPONSES.repeat(2, 1)
     both: Any = SimpleNamespace(
-        advantages=twice[0], scores=twice[1], response_mask=mask, responses=responses
+        advantages=twice[0],
+        scores=twice[1],
+        response_mask=mask,
+        responses=responses,
+        samples_per_query=3,
     )
-    grouped = describe_advantages(DESCRIBED, both, 3)
+    grouped = describe_advantages(DESCRIBED, both)
     assert grouped["val/advantage_score_correlation"] == pytest.approx(expected, abs=1e-6)
 
     unended = replace(rollout, responses=torch.full_like(RESPONSES, 5))
-    assert "policy/advantage_at_eos" not in describe_advantages(DESCRIBED, unended, 1)
+    assert "policy/advantage_at_eos" not in describe_advantages(DESCRIBED, unended)
 
 
 @pytest.mark.parametrize("times", [3.0, 0.5])
@@ -301,8 +311,8 @@ def test_the_rollout_keeps_the_logprobs_asked_for_and_reports_the_mismatch(
 ):
     real = sampling.sample
 
-    def off_by_a_quarter(*args: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        responses, logprobs = real(*args)
+    def off_by_a_quarter(*args: Any, **named: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        responses, logprobs = real(*args, **named)
         return responses, logprobs + 0.25
 
     monkeypatch.setattr(rollout_module, "sample", off_by_a_quarter)
@@ -319,7 +329,8 @@ def test_position_ids_that_the_paper_does_not_pass_change_rounding_alone(policy)
     queries = torch.tensor([[PAD, PAD, PAD, 5, 6, 7], [1, 2, 3, 4, 5, 6]])
     real = queries != PAD
     tokens = queries.masked_fill(~real, 0)
-    ours = forward.response_logprobs(policy, tokens, real, response_length=2, temperature=1.0)
+    batch = ResponseBatch(queries=queries[:, :4], responses=queries[:, 4:], pad_id=PAD)
+    ours, _ = response_logprobs(PolicyModel(policy), batch)
     papers = policy(input_ids=tokens, attention_mask=real.long()).logits[:, -3:-1]
     close(ours, token_logprobs(papers, tokens[:, -2:], 1.0), 1e-4)
 

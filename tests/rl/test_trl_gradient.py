@@ -17,6 +17,7 @@ from reports.speed import measure, speed
 from reports.speed.speed import task_of
 from stages.data.ragged import pad_left
 from stages.functional import leave_one_out
+from stages.models.policy import PolicyModel
 from stages.rl.advantages import shape
 from stages.rl.episodes import Episodes, Sampled
 from stages.rl.networks import Networks
@@ -64,6 +65,8 @@ def episodes_of(task, seen, learner, settings):
     sampled = Sampled(
         queries=pad_left(prompts, pad_id),
         responses=responses,
+        pad_id=pad_id,
+        samples_per_query=settings.samples_per_query,
         sampled_logprobs=torch.zeros(responses.shape, dtype=torch.float64),
     )
     measured = measured_by(learner, sampled, settings)
@@ -87,9 +90,9 @@ def test_one_step_of_trl_is_one_step_of_ours(trl_step):
         logprob_dtype="float32",
     )
     networks = Networks(
-        policy=policy,
+        policy=PolicyModel(policy),
         critic=None,
-        ref_policy=reference,
+        ref_policy=PolicyModel(reference),
         reward_model=reference,
         eos_id=task["eos_id"],
         pad_id=task["pad_id"],

@@ -31,6 +31,7 @@ def episodes(seed=1):
     return Episodes(
         queries=torch.ones(2, 2, dtype=torch.long),
         responses=RESPONSES,
+        pad_id=PAD,
         sampled_logprobs=logprobs,
         logprobs=logprobs,
         ref_logprobs=ref_logprobs,
