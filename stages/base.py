@@ -63,7 +63,7 @@ from stages.settings.sections import (
     format_post,
 )
 from stages.training.checkpoints import refuse_adapter
-from stages.training.learner import stream_seed
+from stages.training.random_streams import stream_seed
 
 # Whose code makes the tokens, beside that of the libraries.
 TOKENISES = ("stages/data/", "stages/settings/sections")

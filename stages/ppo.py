@@ -35,14 +35,14 @@ from stages.running.files import read_lines, sync
 from stages.runs import open_stage
 from stages.settings.config import Config
 from stages.settings.ppo import Ppo
-from stages.training.loop import make_accelerator
+from stages.training.accelerator import make_accelerator
 from stages.training.sharding import gathered
 from stages.training.state import begin
 
 
 def train_ppo(config: Config) -> None:
     """Run the stage."""
-    accelerator = make_accelerator(config, takes_turns=True)
+    accelerator = make_accelerator(config, find_unused_parameters=True)
     with open_stage(config, "ppo", accelerator.is_main_process) as run:
         ppo = config.ppo
         check_episodes("ppo", ppo, accelerator)
@@ -78,7 +78,8 @@ def train_ppo(config: Config) -> None:
                 keep_policy(learner, tokenizer, run.partial / kept[update])
         save_networks(learner, tokenizer, run.partial)
         if run.main:
-            run.finish(summarize(read_lines(history), ppo) | {"queries_from": split})
+            results = summarize(read_lines(history), ppo) | {"queries_from": split}
+            run.finish(results, learner.budget.halvings)
 
 
 def kept_models(ppo: Ppo) -> dict[int, str]:

@@ -18,9 +18,10 @@ from stages.functional import dpo_loss, sequence_logprobs
 from stages.models.loading import load_policy
 from stages.runs import open_stage
 from stages.settings.command_line import make_config
-from stages.training.learner import batch_rows
-from stages.training.loop import make_optimizer
+from stages.training.memory import MemoryBudget
+from stages.training.optimizer import make_optimizer
 from stages.training.preferences import summarize_gaps
+from stages.training.random_streams import batch_rows
 from stages.training.state import Order
 from tests.conftest import refusal_of, state_of
 
@@ -123,11 +124,16 @@ def test_log_probabilities_of_a_batch_are_those_of_each_summary_alone(policy, pa
             assert value.item() == pytest.approx(expected.item(), abs=1e-4)
 
 
+def reference_of(policy, pairs, config):
+    """The log-probabilities of all pairs, as the stage computes them before its first update."""
+    budget = MemoryBudget.from_settings(config.memory)
+    return dpo.split_logprobs(Accelerator(cpu=True), budget, policy, pairs, label="test")
+
+
 def two_updates(policy_folder, pairs, microbatch_size):
-    accelerator = Accelerator(cpu=True)
     config = settings(microbatch_size)
     policy = load_policy(policy_folder)
-    reference = dpo.split_logprobs(accelerator, policy, pairs, config, "test")
+    reference = reference_of(policy, pairs, config)
     optimizer = make_optimizer(policy.parameters(), config.dpo.learning_rate, config.optimizer)
     stats = [
         dpo.take_step(
@@ -177,9 +183,9 @@ def test_two_updates_are_those_of_the_definition_for_any_microbatch(
 
 def start(policy_folder, pairs, wrong):
     """The stage's updates with a reference that `wrong` has spoiled."""
-    accelerator, config = Accelerator(cpu=True), settings()
+    config = settings()
     policy = load_policy(policy_folder)
-    reference = wrong(dpo.split_logprobs(accelerator, policy, pairs, config, "test"))
+    reference = wrong(reference_of(policy, pairs, config))
     optimizer = make_optimizer(policy.parameters(), 1e-3, config.optimizer)
     with open_stage(config, "dpo") as run:
         updates = config.dpo.epochs * len(pairs) // config.dpo.batch_size

@@ -18,7 +18,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from stages.models.loading import head_name, head_of, load_policy, load_reward_model, save_model
 from stages.settings.config import Config
-from stages.training.learner import stream_seed
+from stages.training.random_streams import stream_seed
 from stages.training.sharding import gathered, is_sharded
 
 

@@ -20,8 +20,9 @@ from stages.functional import token_logprobs, truncate_after
 from stages.models.forward import model_inputs, shares_query
 from stages.models.logprobs import LogprobFormula
 from stages.settings.checks import first_line, is_out_of_memory, say_error
-from stages.training.learner import stream
-from stages.training.loop import over_share
+from stages.training.memory import MemoryBudget, PassSize
+from stages.training.random_streams import stream
+from stages.training.row_by_row import measure_share
 from stages.training.sharding import is_sharded
 
 
@@ -60,6 +61,7 @@ class Sampling(Noise):
 @torch.no_grad()
 def respond_often(
     accelerator: Accelerator,
+    budget: MemoryBudget,
     policy: nn.Module,
     queries: Ragged,
     tokenizer: PreTrainedTokenizerBase,
@@ -68,7 +70,7 @@ def respond_often(
 ) -> list[list[list[int]]]:
     """`sampling.samples` responses to each query of this process's share, cut after their EOS.
 
-    Row order as `local_share`; `keep` as in `over_share`. A query is read once for all of them.
+    Row order as `local_share`; `keep` as in `measure_share`. A query is read once for all of them.
     """
     eos_id, pad_id = tokenizer.eos_token_id, tokenizer.pad_token_id
     purpose, each = sampling.purpose, sampling.samples
@@ -83,8 +85,15 @@ def respond_often(
         ended = [[token for token in response if token != pad_id] for response in cut]
         return [ended[first : first + each] for first in range(0, len(ended), each)]
 
-    size = max(1, sampling.forward_batch_size // each)
-    return over_share(accelerator, queries.lengths().tolist(), size, purpose, answer, keep)
+    return measure_share(
+        accelerator,
+        budget,
+        label=purpose,
+        sort_keys=queries.lengths().tolist(),
+        size=PassSize(rows=max(1, sampling.forward_batch_size // each)),
+        measure=answer,
+        keep=keep,
+    )
 
 
 # Rows that have ended leave the batch when they are this share of it: leaving copies the cache.

@@ -22,7 +22,7 @@ from stages.running.files import read_lines
 from stages.runs import open_stage
 from stages.settings.config import Config
 from stages.settings.ppo import Grouped
-from stages.training.loop import make_accelerator
+from stages.training.accelerator import make_accelerator
 from stages.training.state import begin
 
 Baseline = Callable[[Tensor, int], Tensor]
@@ -62,7 +62,8 @@ def train_grouped(config: Config, settings: Grouped, baseline: Baseline) -> None
                     run.append("samples.jsonl", row)
         save_networks(learner, tokenizer, run.partial)
         if run.main:
-            run.finish(summarize(read_lines(history), settings) | {"queries_from": split})
+            results = summarize(read_lines(history), settings) | {"queries_from": split}
+            run.finish(results, learner.budget.halvings)
 
 
 def credit(shaped: Shaped, settings: Grouped, baseline: Baseline) -> Rollout:

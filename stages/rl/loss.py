@@ -16,7 +16,9 @@ from stages import functional
 from stages.models.logprobs import LogitStatistics, logprob_formula
 from stages.rl.episodes import Rollout
 from stages.settings.ppo import PolicyGradient, Ppo
-from stages.training.learner import Learner, chunks, global_sum
+from stages.training.memory import chunks
+from stages.training.processes import global_sum
+from stages.training.step import Learner
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -32,9 +32,12 @@ from stages.running.files import read_record
 from stages.runs import Run
 from stages.settings.ppo import PolicyGradient, Ppo
 from stages.settings.sections import Memory, Optimizer
-from stages.training.learner import Learner, stream
-from stages.training.loop import make_optimizer, use_gradient_checkpointing
-from stages.training.sharding import place, prepare, whole
+from stages.training.accelerator import place, prepare
+from stages.training.memory import MemoryBudget, use_gradient_checkpointing
+from stages.training.optimizer import make_optimizer
+from stages.training.random_streams import stream
+from stages.training.sharding import full_tensor
+from stages.training.step import Learner
 
 
 class PolicyAndCritic(nn.Module):
@@ -129,8 +132,6 @@ class PolicyLearner(Learner):
     """A learner whose `trained` is a `PolicyAndCritic` of these networks."""
 
     networks: Networks
-    forward_batch_size: int
-    """Sequences per forward pass where nothing learns."""
 
 
 def make_learner(
@@ -157,8 +158,7 @@ def make_learner(
         trained=wrapped,
         optimizer=stepper,
         networks=networks,
-        microbatch_size=memory.microbatch_size,
-        forward_batch_size=memory.forward_batch_size,
+        budget=MemoryBudget.from_settings(memory),
         fixed_by=fixed_by if settings.loss_mean == "microbatches" else "",
     )
 
@@ -249,7 +249,7 @@ def clip_gradients(trained: PolicyAndCritic, settings: PolicyGradient) -> dict[s
         gradients = [weight.grad for weight in learned if weight.grad is not None]
         if not gradients:
             continue
-        norm = whole(torch.nn.utils.get_total_norm(gradients))
+        norm = full_tensor(torch.nn.utils.get_total_norm(gradients))
         if name == "policy" and settings.max_grad_norm:
             torch.nn.utils.clip_grads_with_norm_(learned, settings.max_grad_norm, norm)
         norms[f"{name}/grad_norm"] = norm.item()

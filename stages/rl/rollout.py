@@ -24,7 +24,8 @@ from stages.rl.episodes import Episodes, Measured, Sampled, concatenate, trim_le
 from stages.rl.networks import PolicyLearner
 from stages.settings.ppo import PolicyGradient
 from stages.settings.sections import PPO_TRAIN
-from stages.training.learner import Size, casting_once, fitting, local_share
+from stages.training.memory import PassSize
+from stages.training.processes import local_share
 from stages.training.sharding import gathered, is_sharded
 
 T = TypeVar("T")
@@ -85,19 +86,19 @@ def share_of_batch(accelerator: Accelerator, queries: Sequence[Tensor], group: i
 
 
 def in_passes(learner: PolicyLearner, settings: PolicyGradient, run: Callable[[int], T]) -> T:
-    """`fitting` of a whole step; `run` gets the sequences of a forward pass: the samples of a query
-    are in one. Weights are cast once a step.
+    """Run a whole step in passes that fit into memory; `run` gets the sequences of a forward pass:
+    the samples of a query are in one. Weights are cast once a step.
     """
     group, together = settings.samples_per_query, is_sharded(learner.trained)
-    size = Size(rows=learner.forward_batch_size, least=group, together=together)
+    size = PassSize(rows=learner.budget.forward_batch_size, smallest=group, is_collective=together)
     parts = vars(learner.networks).values()
     networks = nn.ModuleList(part for part in parts if isinstance(part, nn.Module))
 
     def cast_once(rows: int) -> T:
-        with casting_once(learner.accelerator, networks):
+        with learner.budget.weights_cast_once(networks):
             return run(rows // group * group)
 
-    return fitting(learner.accelerator, size, cast_once)
+    return learner.budget.fit(size, cast_once)
 
 
 @torch.no_grad()

@@ -25,7 +25,7 @@ from stages.running.files import write_json
 from stages.settings.checks import UserError
 from stages.settings.ppo import PolicyGradient, Ppo
 from stages.settings.sections import Memory
-from stages.training.learner import Size, fitting
+from stages.training.memory import PassSize
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,8 +96,8 @@ def check_start(
     known = origins.reward_model.parent / KNOWN_ANSWERS
 
     def in_memory(check: Callable[[int], None]) -> None:
-        size = Size(rows=CHECKED, together=learner.accelerator.num_processes > 1)
-        fitting(learner.accelerator, size, check)
+        size = PassSize(rows=CHECKED, is_collective=learner.accelerator.num_processes > 1)
+        learner.budget.fit(size, check)
 
     def of_policy(check: Callable[..., None], within: Bounds) -> None:
         more = settings.temperature, within

@@ -186,7 +186,8 @@ def test_the_reward_model_learns_from_empty_and_equal_summaries(reward_model, od
     state = odd_state(reward_model)
     assert all_finite(rm.take_step(state, odd_pairs, [0, 1, 2]))
     assert all(torch.isfinite(weight).all() for weight in reward_model.parameters())
-    found = rm.evaluate(state.run, state.accelerator, reward_model, odd_pairs, "odd")
+    budget = state.learner.budget
+    found = rm.evaluate(state.run, state.accelerator, budget, reward_model, odd_pairs, "odd")
     assert all_finite(found)
     assert found["pairs"] == 3
     # Read at EOS: of an empty summary that is the token after the query. Equal texts, equal scores.

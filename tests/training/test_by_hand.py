@@ -16,9 +16,15 @@ from stages.data.ragged import TokenizedSplit, make_ragged
 from stages.data.tokens import Limits, tokenize_comparisons, tokenize_posts
 from stages.rm import score_pairs, take_step
 from stages.settings.command_line import make_config
-from stages.sft import counted_tokens, summed_loss
-from stages.training.learner import batch_rows
-from stages.training.preferences import gap_rows, of_pairs, pair_parts, posts_of, summarize_gaps
+from stages.sft import count_tokens, summed_loss
+from stages.training.preferences import (
+    gap_rows,
+    measure_pairs,
+    microbatches_of_texts,
+    rows_by_post,
+    summarize_gaps,
+)
+from stages.training.random_streams import batch_rows
 from tests.conftest import close, state_of
 
 CPU = torch.device("cpu")
@@ -119,15 +125,15 @@ def test_a_query_and_each_of_its_summaries_are_measured_once(tokenizer, pairs):
         seen.append((len(queries), [[len(text) > 0 for text in texts] for texts in summaries]))
         return torch.tensor([[len(text) for text in texts] for texts in summaries])
 
-    chosen, rejected = of_pairs(four, [2, 1, 0, 3], lengths)
+    chosen, rejected = measure_pairs(four, [2, 1, 0, 3], lengths)
     assert seen == [(2, [[True, True], [True, True], [True, False], [True, False]])]
     for found, name in ((chosen, "chosen"), (rejected, "rejected")):
         assert found.tolist() == [len(tokens_of(four, name)[row]) for row in (2, 1, 0, 3)]
     # Texts of a part: post A has four, post B two.
-    assert pair_parts(four, [0, 1, 2, 3], 8) == [[1, 0, 2, 3]]
-    assert pair_parts(four, [0, 1, 2, 3], 4) == [[1], [0, 2, 3]]
-    assert pair_parts(four, [0, 1, 2, 3], 2) == [[1], [0], [2], [3]]
-    assert posts_of(four) == [[0, 2, 3], [1]]
+    assert microbatches_of_texts(four, [0, 1, 2, 3], 8) == [[1, 0, 2, 3]]
+    assert microbatches_of_texts(four, [0, 1, 2, 3], 4) == [[1], [0, 2, 3]]
+    assert microbatches_of_texts(four, [0, 1, 2, 3], 2) == [[1], [0], [2], [3]]
+    assert rows_by_post(four) == [[0, 2, 3], [1]]
 
 
 def test_rows_that_belong_together_stay_neighbours_and_every_one_comes_once():
@@ -188,4 +194,4 @@ def test_the_sft_loss_counts_the_tokens_that_the_setting_names(policy, tokenizer
             count += 1
     found = summed_loss(policy, split, [0, 1], on_query, CPU)
     assert found.item() == pytest.approx(expected.item(), rel=1e-5)
-    assert counted_tokens(split, [0, 1], on_query) == count
+    assert count_tokens(split, [0, 1], on_query) == count

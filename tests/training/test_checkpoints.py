@@ -5,7 +5,6 @@ import os
 import time
 from contextlib import suppress
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -17,10 +16,9 @@ from stages.running.files import read_lines
 from stages.runs import Run
 from stages.settings.command_line import make_config
 from stages.settings.config import UserError
-from stages.training import loop as learning_loop
 from stages.training import state
-from stages.training.checkpoints import checkpoints
-from stages.training.loop import make_optimizer
+from stages.training.checkpoints import list_checkpoints
+from stages.training.optimizer import make_optimizer
 from tests.conftest import flat, state_of
 from tests.lib.resuming import Killed
 
@@ -78,7 +76,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(tmp_path, caps
     oracle = linear_state(tmp_path / "whole")
     train(oracle)
     resume = killed_at(tmp_path, 5)
-    newest, before = checkpoints(resume)
+    newest, before = list_checkpoints(resume)
     assert (newest.name, before.name) == ("checkpoint-0000004", "checkpoint-0000003")
     damage(newest)
     (resume / "checkpoint-0000005.tmp").mkdir()
@@ -105,7 +103,7 @@ class LaterRowsDiffer(state.Order):
 def test_a_checkpoint_goes_on_with_no_other_rows_than_it_was_made_for(tmp_path):
     resume = killed_at(tmp_path, 4)
     other = LaterRowsDiffer(rows=9, batch_size=2, seed=1, purpose="x")
-    with pytest.raises(UserError, match="with other rows than it was made for") as refusal:
+    with pytest.raises(UserError, match="belongs to other data") as refusal:
         linear_state(tmp_path, order=other).load()
     assert str(resume) in str(refusal.value)
     linear_state(tmp_path).load()
@@ -153,45 +151,19 @@ def test_saving_is_by_a_clock_that_never_jumps_and_costs_at_most_a_twentieth(tmp
     loop = linear_state(tmp_path)
     minutes = make_config("tiny", name="m", overrides=("memory.save_minutes=2",))
     loop.run.config = minutes
-    loop._last = 100.0, 0.0
+    loop.last_save_ended = 100.0
     for passed, due in ((119.9, False), (120.0, True)):
         now[0] = 100.0 + passed
-        assert loop.is_due() == due
-    loop._last = 100.0, 10.0  # the last save took ten seconds
+        assert loop.is_save_due() == due
+    loop.last_save_seconds = 10.0
     for passed, due in ((199.9, False), (200.0, True)):
         now[0] = 100.0 + passed
-        assert loop.is_due() == due
+        assert loop.is_save_due() == due
     loop.run.config = make_config("tiny", name="m", overrides=("memory.save_minutes=0",))
     now[0] = 100.0
-    assert loop.is_due()
+    assert loop.is_save_due()
     with pytest.raises(UserError, match=r"memory\.save_minutes must be at least 0"):
         make_config("tiny", name="m", overrides=("memory.save_minutes=-1",))
-
-
-def test_rows_measured_by_two_processes_are_known_to_one(tmp_path):
-    lengths = [3, 1, 2, 5, 4, 1, 9]
-    calls: list[list[int]] = []
-
-    def measure(rows: list[int]) -> list[float]:
-        calls.append(rows)
-        return [row / 3 for row in rows]
-
-    def process(index: int, count: int) -> Any:
-        return SimpleNamespace(
-            process_index=index, num_processes=count, wait_for_everyone=lambda: None
-        )
-
-    for index in (0, 1):
-        share = learning_loop.over_share(process(index, 2), lengths, 2, "a b", measure, tmp_path)
-        assert share == [row / 3 for row in range(index, 7, 2)]
-    calls.clear()
-    together = learning_loop.over_rows(process(0, 1), lengths, 2, "a b", measure, tmp_path)
-    assert together == [row / 3 for row in range(7)]
-    assert calls == []
-    assert (
-        learning_loop.over_rows(process(0, 1), lengths, 2, "other", measure, tmp_path) == together
-    )
-    assert calls == [[1, 5], [2, 0], [4, 3], [6]]
 
 
 def train_until_full(loop: state.State, disk: Path) -> None:

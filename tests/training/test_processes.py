@@ -2,10 +2,7 @@
 engine.
 """
 
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -16,10 +13,10 @@ from stages import base, dpo, normalize, ppo, rm, sft
 from stages.driving.start import run_module
 from stages.running.files import read_lines
 from stages.running.launch import ENGINES
+from tests.lib.processes import launch
 
 pytestmark = pytest.mark.walk
 
-ROOT = Path(__file__).parents[2]
 # Of 9 held-out posts one process gets 5 and the other 4, of a single one it gets none.
 ARGUMENTS = """
     --preset tiny --name pair --set base.hidden_size=32 base.num_layers=2
@@ -36,10 +33,9 @@ ADAPTED[ADAPTED.index("world.validation_posts=9")] = "world.validation_posts=1"
 TRAIN = """
 from accelerate import PartialState
 from stages.driving.start import end_process, run_module
-from stages import rm
-from stages import dpo, normalize, ppo, sft
+from stages import dpo, normalize, ppo, rm, sft
 for arguments in {}:
-    for stage in (sft, reward, normalize, ppo, dpo):
+    for stage in (sft, rm, normalize, ppo, dpo):
         run_module(stage, arguments)
         PartialState().wait_for_everyone()  # as if each stage had a launch of its own
 end_process()
@@ -71,28 +67,6 @@ WEIGHTS = ("sft/model", "rm/model", "normalize/model", "ppo/model", "ppo/critic"
 
 
 each_engine = pytest.mark.parametrize("engine", ENGINES)
-
-
-def launch(
-    folder: Path, engine: str, code: str, processes: int = 2
-) -> subprocess.CompletedProcess[str]:
-    """Run code in some processes (gloo), as GPUS=2 starts two."""
-    script = folder / "script.py"
-    script.write_text(code)
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    environment["ACCELERATE_USE_CPU"] = "true"
-    words = [
-        sys.executable,
-        "-m",
-        "stages.running.launch",
-        engine,
-        str(processes),
-        "1",
-        str(script),
-    ]
-    return subprocess.run(
-        words, cwd=folder, env=environment, capture_output=True, text=True, timeout=900
-    )
 
 
 @pytest.fixture(scope="module")
@@ -208,10 +182,10 @@ def test_a_sharded_run_whose_process_died_goes_on_to_the_same_bits(
     assert not (seed / "ppo").exists()
     other = launch(tmp_path, "ddp", GOING_ON.format(arguments))
     assert other.returncode == 2
-    assert "was saved with GPUS=2 ENGINE=fsdp2: go on with it" in other.stderr
+    assert "was saved with GPUS=2 ENGINE=fsdp2: resume with the same" in other.stderr
     found = launch(tmp_path, "fsdp2", GOING_ON.format(arguments))
     assert found.returncode == 0, found.stderr[-3000:]
-    assert "ppo goes on after update 1" in found.stderr
+    assert "ppo resumes after update 1" in found.stderr
     for network in ("model", "critic"):
         path = Path("ppo", network, "model.safetensors")
         assert worst(whole / path, seed / path) == 0.0

@@ -46,7 +46,7 @@ def test_training_that_was_killed_goes_on_to_the_same_weights(
     assert not folder.exists()
     run_module(module, OFTEN)
     same(whole / stage, folder, tmp_path / "differences.json")
-    goes_on = f"{stage} goes on after update {step - 1}" in capsys.readouterr().err
+    goes_on = f"{stage} resumes after update {step - 1}" in capsys.readouterr().err
     assert goes_on == (step > 1)
 
 
@@ -197,9 +197,9 @@ def test_only_the_summaries_of_a_policy_that_joins_are_sampled(whole, attempt, m
         monkeypatch.setattr(summaries, "current_inputs", lambda *of: current_inputs(*of) | other)
     names: list[str] = []
 
-    def sample(run, accelerator, name, *others):
+    def sample(run, accelerator, budget, name, *others):
         names.append(name)
-        return sample_summaries(run, accelerator, name, *others)
+        return sample_summaries(run, accelerator, budget, name, *others)
 
     sample_summaries = summaries.sample_summaries
     monkeypatch.setattr(summaries, "sample_summaries", sample)
@@ -237,9 +237,9 @@ def test_summaries_of_sft_and_its_best_are_the_upstreams(attempt, monkeypatch, c
     summaries.main([*ARGUMENTS, "eval.best_of=2"])
     names: list[str] = []
 
-    def sample(run, accelerator, name, *others):
+    def sample(run, accelerator, budget, name, *others):
         names.append(name)
-        return sample_summaries(run, accelerator, name, *others)
+        return sample_summaries(run, accelerator, budget, name, *others)
 
     sample_summaries = summaries.sample_summaries
     monkeypatch.setattr(summaries, "sample_summaries", sample)
