@@ -24,8 +24,8 @@ from stages.training.compiling import compile_layers, recomputes_activations
 from stages.training.random_streams import stream_seed
 from stages.training.sharding import shard, shard_with_optimizer
 
-# By these variables `accelerate launch` tells its processes about the engine (`started_engine`), or a
-# user asks for the CPU.
+# By these variables `accelerate launch` tells its processes about the engine (`started_engine`), or
+# a user asks for the CPU.
 KEPT_VARIABLES = (
     "ACCELERATE_USE_FSDP",
     "ACCELERATE_USE_DEEPSPEED",

@@ -87,10 +87,11 @@ def test_processes_exchange_gradients_with_the_last_microbatch_only(policy):
 
     def losses(microbatch: str) -> Any:
         steps.append(microbatch)
-        yield next(policy.parameters()).sum(), {}
+        yield next(policy.parameters()).sum(), {"microbatches": torch.tensor(1)}
 
     learner.accelerator.no_sync = no_sync
-    optimizer_step(learner, lambda size: ["a", "b", "c"], losses)
+    statistics = optimizer_step(learner, lambda size: ["a", "b", "c"], losses)
+    assert statistics == {"microbatches": 3}
     assert steps == ["without exchange", "a", "without exchange", "b", "c"]
 
 
