@@ -51,7 +51,9 @@ def compile_layers(network: nn.Module, device: torch.device) -> None:
     # or several.
     torch._dynamo.config.recompile_limit = 64
     # Compile the backward pass together with the forward pass, where a failure is caught.
-    if hasattr(torch._functorch.config, "force_non_lazy_backward_lowering"):  # not in torch 2.11
+    if hasattr(
+        torch._functorch.config, "force_non_lazy_backward_lowering"
+    ):  # a recent switch of torch
         torch._functorch.config.force_non_lazy_backward_lowering = True
     for layer in decoder_layers(network):
         layer.forward = _with_fallback(layer.forward)

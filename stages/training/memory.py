@@ -125,22 +125,21 @@ class MemoryBudget:
                 f" ({size.setting}{details}): {LESS_MEMORY}"
             )
 
-        value = self.sequences(size.setting)
-        if not size.is_collective:
-            value //= 2 ** self.times_halved(size.setting)
-        half = max(1, value // 2)
         if size.fixed_by:
             raise UserError(
-                f"out of memory in passes of {rows}: set {size.setting}={half} (it is not halved"
-                f" automatically, because with {size.fixed_by} the result depends on it{details})"
+                f"out of memory in passes of {rows}: set {size.setting}={rows // 2} (it is not"
+                f" halved automatically, because with {size.fixed_by} the result depends on it"
+                f"{details})"
             )
         if size.is_collective:
             raise UserError(
-                f"out of memory in passes of {rows}: set {size.setting}={half} and run the command"
-                " again, which resumes from the last checkpoint (processes that wait for each other"
-                f" in a pass cannot halve it{details})"
+                f"out of memory in passes of {rows}: set {size.setting}={rows // 2} and run the"
+                " command again, which resumes from the last checkpoint (processes that wait for"
+                f" each other in a pass cannot halve it{details})"
             )
 
+        value = self.sequences(size.setting) // 2 ** self.times_halved(size.setting)
+        half = max(1, value // 2)
         self.halvings.append({"setting": size.setting, "from": value, "to": half})
         say_error(f"out of memory: {size.setting}={half}, not {value}, from here on{details}")
 
