@@ -32,12 +32,16 @@ from stages.runs import Run, open_stage, write_rows
 from stages.settings.config import Config, UserError, settings_hash
 from stages.settings.judge import BEST_OF
 from stages.settings.stages import POLICY_STAGES, is_part, row_of
-from stages.training.loop import gather_rows, make_accelerator, over_rows
+from stages.training.accelerator import make_accelerator
+from stages.training.memory import MemoryBudget, PassSize
+from stages.training.processes import gather_rows
+from stages.training.row_by_row import measure_rows
 
 
 def write_summaries(config: Config) -> None:
     """Run the stage."""
     accelerator = make_accelerator(config)
+    budget = MemoryBudget.from_settings(config.memory)
     with open_stage(config, "summaries", accelerator.is_main_process) as run:
         posts = held_out(run, config.eval.posts)
         tokenizer, reward_model = scorer_of(run, accelerator)
@@ -48,23 +52,24 @@ def write_summaries(config: Config) -> None:
             if name in kept:
                 model_of(run, name)
             else:
-                texts[name] = sample_summaries(run, accelerator, name, posts, tokenizer)
+                texts[name] = sample_summaries(run, accelerator, budget, name, posts, tokenizer)
         if not any(name.startswith(BEST_OF) for name in kept):
-            texts |= sample_best(run, accelerator, reward_model, posts, tokenizer)
+            texts |= sample_best(run, accelerator, budget, reward_model, posts, tokenizer)
         # A killed attempt may have scored other texts: then its scores have another name.
         label = f"score {', '.join(texts)}"
-        scores = score_all(run, accelerator, reward_model, posts, texts, label)
+        scores = score_all(run, accelerator, budget, reward_model, posts, texts, label)
         written = dict(kept)
         for name in [name for name in texts if name != "reference"]:
             rows = make_rows(posts, texts, scores, name, tokenizer)
-            distances = kl_from_sft(run, accelerator, name, posts, texts[name])
+            distances = kl_from_sft(run, accelerator, budget, name, posts, texts[name])
             written[name] = [row | {"kl": kl} for row, kl in zip(rows, distances, strict=True)]
         policies = {}
         for name in (*policies_of(config), *(f"{BEST_OF}{n}" for n in config.eval.numbers)):
             write_rows(run, f"{name}.jsonl", written[name])
             policies[name] = describe(written[name])
         tokens = sum(map(len, references)) / len(references)
-        run.finish({"posts": len(posts), "policies": policies, "reference_tokens": tokens})
+        results = {"posts": len(posts), "policies": policies, "reference_tokens": tokens}
+        run.finish(results, budget.halvings)
 
 
 def kept_rows(run: Run) -> dict[str, list[dict[str, Any]]]:
@@ -114,17 +119,19 @@ def rows_still_right(
 def sample_summaries(
     run: Run,
     accelerator: Accelerator,
+    budget: MemoryBudget,
     name: str,
     posts: TokenizedSplit,
     tokenizer: PreTrainedTokenizerBase,
 ) -> list[list[int]]:
     """A policy's response to every post, each cut after its EOS; from all processes."""
-    return [response for (response,) in draw(run, accelerator, name, posts, tokenizer)]
+    return [response for (response,) in draw(run, accelerator, budget, name, posts, tokenizer)]
 
 
 def draw(
     run: Run,
     accelerator: Accelerator,
+    budget: MemoryBudget,
     name: str,
     posts: TokenizedSplit,
     tokenizer: PreTrainedTokenizerBase,
@@ -144,13 +151,14 @@ def draw(
         forward_batch_size=config.memory.forward_batch_size,
         samples_per_query=most or 1,
     )
-    share = respond_often(accelerator, policy, queries, tokenizer, sampling, run.resume)
+    share = respond_often(accelerator, budget, policy, queries, tokenizer, sampling, run.resume)
     return gather_rows(accelerator, share)
 
 
 def sample_best(
     run: Run,
     accelerator: Accelerator,
+    budget: MemoryBudget,
     reward_model: nn.Module | None,
     posts: TokenizedSplit,
     tokenizer: PreTrainedTokenizerBase,
@@ -162,9 +170,11 @@ def sample_best(
     most = max(numbers, default=0)
     if not most:
         return {}
-    samples = draw(run, accelerator, "sft", posts, tokenizer, most)
+    samples = draw(run, accelerator, budget, "sft", posts, tokenizer, most)
     columns = {str(place): [of[place] for of in samples] for place in range(most)}
-    scored = score_all(run, accelerator, reward_model, posts, columns, f"score {most} samples")
+    scored = score_all(
+        run, accelerator, budget, reward_model, posts, columns, f"score {most} samples"
+    )
     scores = list(zip(*scored.values(), strict=True))
     return {
         f"{BEST_OF}{n}": [of[place] for of, place in zip(samples, best_of(scores, n), strict=True)]
@@ -243,6 +253,7 @@ def held_out(run: Run, count: int) -> TokenizedSplit:
 def score_all(
     run: Run,
     accelerator: Accelerator,
+    budget: MemoryBudget,
     reward_model: nn.Module | None,
     posts: TokenizedSplit,
     texts: Mapping[str, list[list[int]]],
@@ -261,13 +272,25 @@ def score_all(
         return of_posts
 
     in_their_order = [0] * len(posts)
-    size = max(1, run.config.memory.forward_batch_size // len(texts))
-    scores = over_rows(accelerator, in_their_order, size, label, score, run.resume)
+    scores = measure_rows(
+        accelerator,
+        budget,
+        label=label,
+        sort_keys=in_their_order,
+        size=PassSize(rows=max(1, budget.forward_batch_size // len(texts))),
+        measure=score,
+        keep=run.resume,
+    )
     return dict(zip(texts, map(list, zip(*scores, strict=True)), strict=True))
 
 
 def kl_from_sft(
-    run: Run, accelerator: Accelerator, name: str, posts: TokenizedSplit, responses: list[list[int]]
+    run: Run,
+    accelerator: Accelerator,
+    budget: MemoryBudget,
+    name: str,
+    posts: TokenizedSplit,
+    responses: list[list[int]],
 ) -> Sequence[float | None]:
     """Log-probability of each response by its policy minus that by SFT, nats, at ppo.temperature.
 
@@ -281,7 +304,7 @@ def kl_from_sft(
     if "sft" not in policies_of(run.config):
         return [None] * len(posts)
     names = ((name, name), (name, "sft"))
-    own, sft = (log_likelihoods(run, accelerator, pair, posts, responses) for pair in names)
+    own, sft = (log_likelihoods(run, accelerator, budget, pair, posts, responses) for pair in names)
     return [by_policy - by_sft for by_policy, by_sft in zip(own, sft, strict=True)]
 
 
@@ -289,6 +312,7 @@ def kl_from_sft(
 def log_likelihoods(
     run: Run,
     accelerator: Accelerator,
+    budget: MemoryBudget,
     names: tuple[str, str],
     posts: TokenizedSplit,
     responses: list[list[int]],
@@ -310,8 +334,15 @@ def log_likelihoods(
         return torch.where(batch.responses != EMPTY, logprobs, 0.0).sum(dim=1).tolist()
 
     lengths = (queries.lengths() + torch.tensor(list(map(len, responses)))).tolist()
-    size, label = run.config.memory.forward_batch_size, f"{writer} summaries by {reader}"
-    return over_rows(accelerator, lengths, size, label, measure, run.resume)
+    return measure_rows(
+        accelerator,
+        budget,
+        label=f"{writer} summaries by {reader}",
+        sort_keys=lengths,
+        size=PassSize(rows=budget.forward_batch_size),
+        measure=measure,
+        keep=run.resume,
+    )
 
 
 def make_rows(

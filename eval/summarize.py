@@ -32,7 +32,7 @@ from stages.settings.config import Config, UserError
 from stages.settings.faults import Parser, in_one_line, show
 from stages.settings.sections import parse_post
 from stages.settings.stages import POLICY_STAGES
-from stages.training.loop import make_accelerator
+from stages.training.accelerator import make_accelerator
 
 
 class Post(NamedTuple):

@@ -68,7 +68,7 @@ from stages.settings.sections import (
     PPO_TRAIN,
     format_post,
 )
-from stages.training.learner import stream_seed
+from stages.training.random_streams import stream_seed
 
 # The files whose code decides the tokens, of those that the tokenizing module imports.
 TOKENIZING_MODULE = "stages.data.tokens"

@@ -44,7 +44,7 @@ from stages.running.files import read_lines, sync
 from stages.runs import open_stage
 from stages.settings.config import Config
 from stages.settings.ppo import PolicyGradient, Ppo
-from stages.training.loop import make_accelerator
+from stages.training.accelerator import make_accelerator
 from stages.training.sharding import gathered
 from stages.training.state import begin
 
@@ -53,7 +53,7 @@ def train_policy(config: Config, algorithm: Algorithm) -> None:
     """Run the stage of one algorithm: load, update by update the six steps, save."""
     stage = algorithm.name
     settings: PolicyGradient = getattr(config, stage)
-    accelerator = make_accelerator(config, takes_turns=settings.uses_critic)
+    accelerator = make_accelerator(config, find_unused_parameters=settings.uses_critic)
     with open_stage(config, stage, accelerator.is_main_process) as run:
         check_episodes(stage, settings, accelerator)
 
@@ -110,8 +110,8 @@ def train_policy(config: Config, algorithm: Algorithm) -> None:
 
         save_networks(learner, tokenizer, run.partial)
         if run.main:
-            results = summarize(read_lines(metrics_file), settings)
-            run.finish(results | {"queries_from": split})
+            results = summarize(read_lines(metrics_file), settings) | {"queries_from": split}
+            run.finish(results, learner.budget.halvings)
 
 
 def kept_models(settings: PolicyGradient) -> dict[int, str]:

@@ -1,8 +1,9 @@
-"""Stage 2 (`make rm`): the reward model from pairwise comparisons.
+"""Stage 2 (`make rm`): the reward model, from pairwise comparisons.
 
-The backbone is the SFT model of the same seed, the scalar head is new. One update: chosen and
-rejected summaries of a global batch of pairs in one forward pass, scores read at their EOS only
-(`rm.read_at`), loss -log sigmoid(chosen - rejected), one AdamW step, cosine schedule.
+The backbone is the SFT model of the same seed; the scalar head is new. One update: the chosen and
+the rejected summaries of a global batch of pairs in one forward pass, scores read at their EOS
+(`rm.read_at`), loss -log sigmoid(chosen - rejected), one AdamW step. The learning rate follows a
+cosine to 0.
 Source: Huang et al. 2024, details 10 to 18.
 """
 
@@ -27,17 +28,18 @@ from stages.models.tokenizers import load_tokenizer
 from stages.runs import HELD_OUT_CNNDM, HELD_OUT_PAIRS, Run, open_stage, write_rows
 from stages.settings.config import Config
 from stages.settings.sections import BEFORE_EOS, CNNDM, COMPARISONS, POSTS, PPO_TRAIN
-from stages.training.learner import stream
-from stages.training.loop import make_accelerator
+from stages.training.accelerator import make_accelerator
+from stages.training.memory import FORWARD, MemoryBudget
 from stages.training.preferences import (
     gap_rows,
-    of_pairs,
-    over_pairs,
+    measure_all_pairs,
+    measure_pairs,
     pair_step,
-    posts_of,
+    rows_by_post,
     summarize_gaps,
     training_pairs,
 )
+from stages.training.random_streams import stream
 from stages.training.state import State
 from stages.training.supervised import begin_supervised, check_batch, set_rate
 
@@ -45,107 +47,161 @@ INSTEAD = "take it by reward.function, which gets texts"
 
 
 def train_reward_model(config: Config) -> None:
-    """Run the stage. A function, or a reward model of others, is put where ours would be.
+    """Run the stage. A reward function, or somebody else's reward model, is taken instead of ours.
 
-    Raises UserError for one that is not there or does not fit.
+    Raises UserError if that is missing or does not fit.
     """
     accelerator = make_accelerator(config)
+    budget = MemoryBudget.from_settings(config.memory)
     with open_stage(config, "rm", accelerator.is_main_process) as run:
         if config.reward.function or config.released.reward_model:
-            take(run, accelerator)
+            run.finish(take_existing(run, accelerator, budget), budget.halvings)
             return
-        data, sft = run.require("base") / "data", run.require("sft")
+
+        # Load the pairs and the SFT model, which gets a new scalar head; resume if an earlier
+        # attempt was interrupted.
+        data = run.require("base") / "data"
+        sft = run.require("sft")
         tokenizer = load_tokenizer(sft / "model")
         train = training_pairs(data, config.rm.pairs)
         check_batch("rm", config.rm.batch_size, len(train), accelerator)
-        generator = stream(config.seed, "reward head")
-        reward_model = new_reward_model(sft / "model", generator, config.rm.dropout)
+        head_generator = stream(config.seed, "reward head")
+        reward_model = new_reward_model(sft / "model", head_generator, config.rm.dropout)
         if config.rm.read_at == BEFORE_EOS:
             read_scores_before(reward_model, tokenizer.eos_token_id)
-        together = posts_of(train) if config.rm.by_post else ()
-        state = begin_supervised(run, accelerator, reward_model, len(train), together)
+        state = begin_supervised(
+            run,
+            accelerator,
+            budget,
+            network=reward_model,
+            settings=config.rm,
+            rows=len(train),
+            groups=rows_by_post(train) if config.rm.by_post else (),
+            dropout=config.rm.dropout,
+        )
+
+        # Train.
         for update in state.remaining("rm"):
-            rate, rows = set_rate(state, config.rm.learning_rate), state.order.batch(update)
-            stats = take_step(state, train, rows)
-            stats |= {"lr": rate, "seconds/update": state.seconds}
-            run.log(update + 1, **stats)
+            learning_rate = set_rate(state, config.rm.learning_rate)
+            metrics = take_step(state, train, state.order.batch(update))
+            metrics["lr"] = learning_rate
+            metrics["seconds/update"] = state.seconds
+            run.log(update + 1, **metrics)
+
+        # Save, then evaluate.
         trained = keep_model(accelerator, state.learner.trained, tokenizer, run.partial / "model")
         validation = load_split(data, "comparisons_validation")
-        about = run, accelerator, trained
-        results: dict[str, Any] = dict(evaluate(*about, validation, HELD_OUT_PAIRS))
-        results |= {"training_pairs": len(train), "cnndm": None}
+        results: dict[str, Any] = {
+            **evaluate(run, accelerator, budget, trained, validation, HELD_OUT_PAIRS),
+            "training_pairs": len(train),
+            "cnndm": None,
+        }
         if (data / f"{CNNDM}.jsonl").exists():
             articles = load_split(data, CNNDM)
-            results["cnndm"] = evaluate(*about, articles, HELD_OUT_CNNDM)
-        run.finish(results)
-
-
-def read_scores_before(model: PreTrainedModel, token_id: int) -> None:
-    """Let a reward model's scores be read before this token, EOS; its config.json will say so."""
-    model.config.score_before_token = token_id
-
-
-def take(run: Run, accelerator: Accelerator) -> None:
-    """Save a function of texts, with the rows that it will get, or a reward model of others, as the
-    stage's model. Its accuracy on held-out pairs, if there are any, is measured like that of ours.
-    """
-    config, data, sft = run.config, run.require("base") / "data", run.require("sft") / "model"
-    tokenizer = load_tokenizer(sft)
-    reward_model: Any
-    if function := config.reward.function:
-        splits = [split for split in (*POSTS, PPO_TRAIN) if (data / f"{split}.jsonl").exists()]
-        rows = [row for split in splits for row in load_split(data, split).rows]
-        reward_model = TextReward(function, tokenizer, rows)
-    else:
-        reward_model, _ = fetch_reward_model(config, sft, INSTEAD)
-        lengths = config.data.max_query_tokens, config.data.max_summary_tokens
-        require_room(reward_model, *lengths, "data.max_summary_tokens")
-        if config.rm.read_at == BEFORE_EOS:
-            read_scores_before(reward_model, tokenizer.eos_token_id)
-    if run.main:
-        save_model(reward_model, tokenizer, run.partial / "model")
-    results: dict[str, Any] = {"function": function, "training_pairs": 0, "cnndm": None}
-    results["checkpoint"] = config.released.reward_model
-    if (data / f"{COMPARISONS[1]}.jsonl").exists():
-        pairs, placed = load_split(data, COMPARISONS[1]), reward_model.to(accelerator.device)
-        results |= evaluate(run, accelerator, placed, pairs, HELD_OUT_PAIRS)
-    run.finish(results)
+            results["cnndm"] = evaluate(run, accelerator, budget, trained, articles, HELD_OUT_CNNDM)
+        run.finish(results, budget.halvings)
 
 
 def take_step(state: State, train: TokenizedSplit, rows: list[int]) -> dict[str, float]:
-    """One optimizer step on a global batch of pairs; returns its mean loss and accuracy."""
-    learner, accelerator, reward_model = state.learner, state.accelerator, state.learner.trained
+    """Take one optimizer step on a global batch of pairs; return its mean loss and accuracy."""
+    reward_model = state.learner.trained
     center = state.run.config.rm.center
+
+    def losses(microbatch: Sequence[int]) -> Iterator[tuple[Tensor, dict[str, Tensor]]]:
+        chosen, rejected = score_pairs(reward_model, train, microbatch, state.accelerator.device)
+        summed = preference_loss(chosen, rejected, center) * len(microbatch)
+        statistics = {"loss/train": summed, "accuracy/train": (chosen > rejected).sum()}
+        yield summed / len(rows), statistics
+
     reward_model.train()
-
-    def losses(part: Sequence[int]) -> Iterator[tuple[Tensor, dict[str, Tensor]]]:
-        chosen, rejected = score_pairs(reward_model, train, part, accelerator.device)
-        loss = preference_loss(chosen, rejected, center) * len(part)
-        yield loss / len(rows), {"loss/train": loss, "accuracy/train": (chosen > rejected).sum()}
-
-    return pair_step(learner, train, rows, losses)
+    return pair_step(state.learner, train, rows, losses)
 
 
 def score_pairs(
     reward_model: nn.Module, split: TokenizedSplit, rows: Sequence[int], device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    """Scores of the chosen and the rejected summaries of some rows, each [rows], in one pass."""
-    return of_pairs(split, rows, partial(summary_scores, reward_model, device=device))
+    """Return the scores of the chosen and of the rejected summaries of some rows, each [rows]."""
+    return measure_pairs(split, rows, partial(summary_scores, reward_model, device=device))
 
 
 @torch.no_grad()
 def evaluate(
-    run: Run, accelerator: Accelerator, reward_model: nn.Module, split: TokenizedSplit, file: str
+    run: Run,
+    accelerator: Accelerator,
+    budget: MemoryBudget,
+    reward_model: nn.Module,
+    split: TokenizedSplit,
+    file: str,
 ) -> dict[str, float]:
-    """Loss and accuracy on held-out pairs; `file` gets one row a pair."""
-    size = run.config.memory.forward_batch_size
-    reward_model.eval()
+    """Return loss and accuracy on held-out pairs; `file` gets one row for each pair."""
 
-    def gaps(rows: list[int]) -> list[float]:
+    def measure_gaps(rows: list[int]) -> list[float]:
         chosen, rejected = score_pairs(reward_model, split, rows, accelerator.device)
         return (chosen - rejected).tolist()
 
-    label = f"rm {Path(file).stem}"
-    measured = over_pairs(accelerator, split, size, label, gaps, run.resume)
-    write_rows(run, file, gap_rows(measured, split))
-    return summarize_gaps(measured)
+    reward_model.eval()
+    gaps = measure_all_pairs(
+        accelerator,
+        budget,
+        split,
+        label=f"rm {Path(file).stem}",
+        setting=FORWARD,
+        measure=measure_gaps,
+        keep=run.resume,
+    )
+    write_rows(run, file, gap_rows(gaps, split))
+    return summarize_gaps(gaps)
+
+
+def read_scores_before(model: PreTrainedModel, token_id: int) -> None:
+    """Have a reward model's scores read before this token, EOS; its config.json records that."""
+    model.config.score_before_token = token_id
+
+
+def take_existing(run: Run, accelerator: Accelerator, budget: MemoryBudget) -> dict[str, Any]:
+    """Save a reward function or somebody else's reward model as the stage's model; return results.
+
+    A function is saved with the rows that it will get. Its accuracy on held-out pairs, if there are
+    any, is measured like that of our reward model.
+    """
+    config = run.config
+    data = run.require("base") / "data"
+    sft_model = run.require("sft") / "model"
+    tokenizer = load_tokenizer(sft_model)
+    reward_model: Any
+    if config.reward.function:
+        rows: list[dict[str, Any]] = []
+        for split in (*POSTS, PPO_TRAIN):
+            if (data / f"{split}.jsonl").exists():
+                rows.extend(load_split(data, split).rows)
+        reward_model = TextReward(config.reward.function, tokenizer, rows)
+    else:
+        reward_model, _ = fetch_reward_model(config, sft_model, INSTEAD)
+        require_room(
+            reward_model,
+            config.data.max_query_tokens,
+            config.data.max_summary_tokens,
+            "data.max_summary_tokens",
+        )
+        if config.rm.read_at == BEFORE_EOS:
+            read_scores_before(reward_model, tokenizer.eos_token_id)
+    if run.main:
+        save_model(reward_model, tokenizer, run.partial / "model")
+
+    results: dict[str, Any] = {
+        "function": config.reward.function,
+        "training_pairs": 0,
+        "cnndm": None,
+        "checkpoint": config.released.reward_model,
+    }
+    validation = COMPARISONS[1]
+    if (data / f"{validation}.jsonl").exists():
+        results |= evaluate(
+            run,
+            accelerator,
+            budget,
+            reward_model.to(accelerator.device),
+            load_split(data, validation),
+            HELD_OUT_PAIRS,
+        )
+    return results

@@ -37,7 +37,7 @@ from stages.finished import (
     seal_of,
     stage_folder,
 )
-from stages.running.files import hash_files, read_json, read_record, sync, write_json, write_lines
+from stages.running.files import hash_files, read_record, sync, write_json, write_lines
 from stages.running.machine import (
     changed_files,
     code_record,
@@ -62,7 +62,6 @@ HELD_OUT_PAIRS, HELD_OUT_CNNDM = "held_out_pairs.jsonl", "held_out_cnndm.jsonl"
 # How it was made, and how good it is; no stage's input.
 RECORDS = ("config.json", "metrics.jsonl", "samples.jsonl", HELD_OUT_PAIRS, HELD_OUT_CNNDM)
 RESUME = "resume"
-HALVED = "halved.json"  # beside the checkpoints
 TRACKED = "tracked.json"  # the id of the stage's run at wandb
 WHILE_WORKING = (RESUME, ATTEMPT, TRACKED, "progress.json", "progress.json.partial")  # no outputs
 
@@ -131,16 +130,11 @@ class Run:
             with (self.partial / name).open("a", encoding="utf-8") as lines:
                 lines.write(json.dumps(row, ensure_ascii=False) + "\n")
 
-    def note_halving(self, halving: dict[str, Any]) -> None:
-        """Add one. The process that ran out of memory writes, main or not: others hear no more."""
-        self.resume.mkdir(exist_ok=True)
-        # Processes with equal rows run out together, and one renames what the others would.
-        with suppress(FileNotFoundError):
-            write_json(self.resume / HALVED, [*halvings(self.folder), halving])
+    def finish(self, results: dict[str, Any], halvings: Sequence[dict[str, Any]] = ()) -> None:
+        """Write the manifest and put the stage in its place. Main process only.
 
-    def finish(self, results: dict[str, Any]) -> None:
-        """Write the manifest and put the stage in its place. Main process only. Raises UserError
-        where what it was made from has changed since it began.
+        `halvings`: the settings of memory that this attempt halved, as a `MemoryBudget` lists them.
+        Raises UserError if what the stage was made from has changed since it began.
         """
         if not self.main:
             return
@@ -162,7 +156,7 @@ class Run:
             "sizes": {name: (self.partial / name).stat().st_size for name in outputs},
             "content": hash_of({k: v for k, v in outputs.items() if k not in RECORDS}),
             "results": results,
-            "halvings": halvings(self.folder),
+            "halvings": list(halvings),
             "seconds": seconds,
             "peak_memory_gib": peak_memory_gib(),
             "peak_gpu_gib": peak_gpu_gib(),
@@ -184,11 +178,6 @@ def write_rows(run: Run, name: str, rows: Sequence[dict[str, Any]]) -> None:
     """Write a whole JSONL file of a stage, over the part that an interrupted attempt left."""
     if run.main:
         write_lines(run.partial / name, rows)
-
-
-def halvings(folder: Path) -> list[dict[str, Any]]:
-    """What did not fit into memory so far in a stage under way, and what it takes since."""
-    return read_json(partial_of(folder) / RESUME / HALVED) or []
 
 
 @contextmanager

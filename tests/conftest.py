@@ -268,14 +268,14 @@ def learner_of(networks: Any, config: Any, optimizer: Any = None, **others: Any)
     from accelerate import Accelerator
 
     from stages.rl.networks import PolicyAndCritic, PolicyLearner
+    from stages.training.memory import MemoryBudget
 
     given = {
         "stage": "ppo",
         "accelerator": Accelerator(cpu=True),
         "networks": networks,
         "optimizer": optimizer,
-        "microbatch_size": config.memory.microbatch_size,
-        "forward_batch_size": config.memory.forward_batch_size,
+        "budget": MemoryBudget.from_settings(config.memory),
     }
     if "trained" not in others:
         given["trained"] = PolicyAndCritic(networks.policy, networks.critic)
@@ -288,15 +288,16 @@ def state_of(config: Any, network: Any, optimizer: Any = None, **others: Any) ->
 
     from accelerate import Accelerator
 
-    from stages.training.learner import Learner
+    from stages.training.memory import MemoryBudget
     from stages.training.state import Order, State
+    from stages.training.step import Learner
 
     learner = Learner(
         stage="test",
         accelerator=others.pop("accelerator", None) or Accelerator(cpu=True),
         trained=network,
         optimizer=optimizer,
-        microbatch_size=config.memory.microbatch_size,
+        budget=MemoryBudget.from_settings(config.memory),
         update=others.pop("update", 0),
     )
     given: dict[str, Any] = {

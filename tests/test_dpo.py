@@ -19,11 +19,12 @@ from stages.models.loading import load_policy
 from stages.models.policy import PolicyModel
 from stages.runs import open_stage
 from stages.settings.command_line import make_config
-from stages.training.learner import batch_rows
-from stages.training.loop import make_optimizer
+from stages.training.memory import MemoryBudget
+from stages.training.optimizer import make_optimizer
 from stages.training.preferences import summarize_gaps
+from stages.training.random_streams import batch_rows
 from stages.training.state import Order
-from tests.conftest import refusal_of, state_of
+from tests.conftest import flat, refusal_of, state_of
 
 EOS = 0
 NATS = st.floats(-300, 0)
@@ -124,76 +125,79 @@ def test_log_probabilities_of_a_batch_are_those_of_each_summary_alone(policy, pa
             assert value.item() == pytest.approx(expected.item(), abs=1e-4)
 
 
+def reference_of(policy, pairs, config):
+    """The log-probabilities of all pairs, as the stage computes them before its first update."""
+    budget = MemoryBudget.from_settings(config.memory)
+    return dpo.split_logprobs(Accelerator(cpu=True), budget, policy, pairs, label="test")
+
+
 def two_updates(policy_folder, pairs, microbatch_size):
-    accelerator = Accelerator(cpu=True)
+    """The weights after two updates, and the statistics of each."""
     config = settings(microbatch_size)
-    policy = PolicyModel(load_policy(policy_folder))
-    reference = dpo.split_logprobs(accelerator, policy, pairs, config, "test")
+    policy = load_policy(policy_folder)
+    reference = reference_of(policy, pairs, config)
     optimizer = make_optimizer(policy.parameters(), config.dpo.learning_rate, config.optimizer)
-    stats = [
-        dpo.take_step(
-            state_of(config, policy, optimizer),
-            pairs,
-            reference,
-            batch_rows(len(pairs), 8, update, 1, "dpo"),
-        )
-        for update in range(2)
-    ]
-    return torch.cat([one.detach().flatten() for one in policy.parameters()]), stats
+    state = state_of(config, policy, optimizer)
+    statistics = []
+    for update in range(2):
+        rows = batch_rows(len(pairs), 8, update, 1, "dpo")
+        statistics.append(dpo.take_step(state, pairs, reference, rows))
+    return flat(policy), statistics
 
 
 def two_updates_by_hand(policy_folder, pairs):
     """The same from the definition: a second model as reference, one text at a time, no padding."""
     policy = load_policy(policy_folder).eval()
-    frozen = copy.deepcopy(policy).requires_grad_(False)
-    config = settings()
+    ref_policy = copy.deepcopy(policy).requires_grad_(False)
+    beta = settings().dpo.beta
     adam = torch.optim.AdamW(policy.parameters(), lr=1e-3, eps=1e-5, weight_decay=0.01)
     for update in range(2):
-        rows = batch_rows(len(pairs), 8, update, 1, "dpo")
         losses = []
-        for row in rows:
+        for row in batch_rows(len(pairs), 8, update, 1, "dpo"):
             query = pairs.columns["queries"][row]
-            above = [
-                alone(policy, query, pairs.columns[name][row])
-                - alone(frozen, query, pairs.columns[name][row])
-                for name in ("chosen", "rejected")
-            ]
-            losses.append(F.softplus(-config.dpo.beta * (above[0] - above[1])))
+            chosen = pairs.columns["chosen"][row]
+            rejected = pairs.columns["rejected"][row]
+            chosen_ratio = alone(policy, query, chosen) - alone(ref_policy, query, chosen)
+            rejected_ratio = alone(policy, query, rejected) - alone(ref_policy, query, rejected)
+            losses.append(F.softplus(-beta * (chosen_ratio - rejected_ratio)))
         torch.stack(losses).mean().backward()
         adam.step()
         adam.zero_grad()
-    return torch.cat([one.detach().flatten() for one in policy.parameters()])
+    return flat(policy)
 
 
 @pytest.mark.parametrize("microbatch_size", [1, 2, 6, 8, 64])
 def test_two_updates_are_those_of_the_definition_for_any_microbatch(
     policy_folder, pairs, microbatch_size
 ):
-    found, stats = two_updates(policy_folder, pairs, microbatch_size)
-    assert (found - two_updates_by_hand(policy_folder, pairs)).abs().max() < 1e-5
-    start = torch.cat([one.flatten() for one in load_policy(policy_folder).parameters()])
-    assert (found - start).abs().max() > 1e-3
-    assert stats[1]["rewards/chosen"] != 0
+    weights, statistics = two_updates(policy_folder, pairs, microbatch_size)
+    assert (weights - two_updates_by_hand(policy_folder, pairs)).abs().max() < 1e-5
+    assert (weights - flat(load_policy(policy_folder))).abs().max() > 1e-3
+    assert statistics[1]["rewards/chosen"] != 0
 
 
-def start(policy_folder, pairs, wrong):
-    """The stage's updates with a reference that `wrong` has spoiled."""
-    accelerator, config = Accelerator(cpu=True), settings()
-    policy = PolicyModel(load_policy(policy_folder))
-    reference = wrong(dpo.split_logprobs(accelerator, policy, pairs, config, "test"))
+def train_with_reference(policy_folder, pairs, spoil):
+    """Take the stage's updates with a reference that `spoil` has changed."""
+    config = settings()
+    policy = load_policy(policy_folder)
+    reference = spoil(reference_of(policy, pairs, config))
     optimizer = make_optimizer(policy.parameters(), 1e-3, config.optimizer)
+    batch_size = config.dpo.batch_size
     with open_stage(config, "dpo") as run:
-        updates = config.dpo.epochs * len(pairs) // config.dpo.batch_size
-        order = Order(
-            rows=len(pairs), batch_size=config.dpo.batch_size, seed=config.seed, purpose="dpo"
+        state = state_of(
+            config,
+            policy,
+            optimizer,
+            run=run,
+            updates=config.dpo.epochs * len(pairs) // batch_size,
+            order=Order(rows=len(pairs), batch_size=batch_size, seed=config.seed, purpose="dpo"),
         )
-        state = state_of(config, policy, optimizer, run=run, updates=updates, order=order)
         dpo.learn(state, pairs, reference)
         run.finish({})
 
 
 @pytest.mark.parametrize(
-    "wrong",
+    "spoil",
     [
         lambda reference: reference.roll(1, dims=0),  # of other rows
         lambda reference: reference.flip(1),  # of the other summary
@@ -202,8 +206,8 @@ def start(policy_folder, pairs, wrong):
     ],
     ids=["rows", "sides", "model", "nan"],
 )
-def test_a_wrong_reference_stops_the_stage_at_its_first_batch(policy_folder, pairs, runs, wrong):
-    line = refusal_of(start, policy_folder, pairs, wrong)
+def test_a_wrong_reference_stops_the_stage_at_its_first_batch(policy_folder, pairs, runs, spoil):
+    line = refusal_of(train_with_reference, policy_folder, pairs, spoil)
     assert "dpo" in line or "loss/train" in line
     assert not list(runs.glob("*/*/dpo*"))
 

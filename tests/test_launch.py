@@ -23,9 +23,8 @@ from stages.running.launch import accelerate_arguments, hand_on, launch_words
 from stages.settings.checks import is_out_of_memory, launched_processes
 from stages.settings.command_line import Request, make_config
 from stages.settings.config import UserError
-from stages.training import sharding
-from stages.training.loop import make_accelerator
-from stages.training.sharding import started_engine
+from stages.training import accelerator
+from stages.training.accelerator import make_accelerator, started_engine
 
 ROOT = Path(__file__).parents[1]
 
@@ -141,10 +140,10 @@ def test_the_engine_is_what_accelerate_tells_its_processes(monkeypatch):
         ),
     ],
 )
-def test_an_engine_that_nobody_has_seen_train_is_refused(monkeypatch, environ, kind):
+def test_an_untested_engine_is_refused(monkeypatch, environ, kind):
     for name, value in environ.items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(UserError, match=f"the environment starts {kind}, which nobody has seen"):
+    with pytest.raises(UserError, match=f"the environment starts {kind}, which is untested"):
         make_accelerator(make_config("tiny"))
 
 
@@ -162,15 +161,15 @@ MEETING = {**LAUNCHED, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
 def test_a_launch_whose_processes_do_not_meet_ends_in_one_line(monkeypatch):
     for name, value in MEETING.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(sharding, "MEETING_WAIT", timedelta(seconds=1))
+    monkeypatch.setattr(accelerator, "MEETING_WAIT", timedelta(seconds=1))
     with pytest.raises(
         UserError, match=r"2 processes did not meet at 127\.0\.0\.1:1 \(MASTER_ADDR"
     ):
-        sharding.meet(on_cpu=True)
+        accelerator.meet(on_cpu=True)
     # On a device that accelerate knows no group for.
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
-    with pytest.raises(UserError, match="2 processes were started, but each of them is alone"):
+    with pytest.raises(UserError, match="2 processes were started, but each of them sees no other"):
         make_accelerator(make_config("tiny"))
 
 
@@ -208,8 +207,7 @@ OF_ACCELERATE = {
 }
 GRADIENT = """
 import torch
-from stages.training.loop import make_accelerator
-from stages.training.sharding import prepare
+from stages.training.accelerator import make_accelerator, prepare
 from stages.settings.command_line import make_config
 
 accelerator = make_accelerator(make_config("tiny"))

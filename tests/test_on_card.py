@@ -10,8 +10,8 @@ from stages.rl import rollout
 from stages.rl.metrics import compilations
 from stages.running.files import read_json
 from stages.settings.command_line import config_of
-from stages.training.loop import make_accelerator
-from stages.training.sharding import Compiling
+from stages.training.accelerator import make_accelerator
+from stages.training.compiling import COMPILER
 from tests.lib import pretend_card
 
 pytestmark = [
@@ -52,8 +52,8 @@ def test_recorded_steps_draw_the_same_tokens_and_layers_are_compiled(folder, mon
         assert torch.equal(*(getattr(sampled, name) for sampled in drawn))
     measured = rollout.measure(learner, drawn[0], CONFIG.ppo)
     assert measured.sampler_gaps.mean() < 0.1 * noise.length
-    assert Compiling.is_on == bool(is_triton_available()), "torch.compile failed"
-    assert not Compiling.is_on or 0 < compilations()["compilations"] <= 8
+    assert COMPILER.is_on == bool(is_triton_available()), "torch.compile failed"
+    assert not COMPILER.is_on or 0 < compilations()["compilations"] <= 8
 
 
 def test_bf16_is_near_float32_in_log_probabilities_scores_and_gradients(folder):

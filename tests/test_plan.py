@@ -32,7 +32,7 @@ from reports.sizes import with_sizes
 from stages.settings.command_line import make_config
 from stages.settings.config import Base, UserError, settings_hash
 from stages.settings.presets import PRESETS
-from stages.training.loop import use_gradient_checkpointing
+from stages.training.memory import use_gradient_checkpointing
 from tests.conftest import refusal_of
 
 ROOT = Path(__file__).parents[1]

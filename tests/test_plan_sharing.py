@@ -80,6 +80,7 @@ from accelerate import Accelerator
 import torch
 from reports.speed import meter as meters
 from stages import sft
+from stages.training.memory import MemoryBudget
 from stages.training.supervised import begin_supervised
 from stages.models.loading import load_policy
 from stages.models.policy import PolicyModel
@@ -98,7 +99,14 @@ split = TokenizedSplit(
     rows=[{"id": str(row)} for row in range(2 * rows)],
 )
 run = Run(config, "sft")
-state = begin_supervised(run, accelerator, PolicyModel(load_policy(sys.argv[1])), 128)
+state = begin_supervised(
+    run,
+    accelerator,
+    MemoryBudget.from_settings(config.memory),
+    network=load_policy(sys.argv[1]),
+    settings=config.sft,
+    rows=128,
+)
 sft.take_step(state, split, [0])  # the moments come to be
 _, measured = meter.whole(lambda: sft.take_step(state, split, list(range(2 * rows))))
 print(measured["peak"])

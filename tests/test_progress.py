@@ -3,6 +3,7 @@
 import io
 import re
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -45,6 +46,25 @@ def test_a_log_shows_the_last_value_of_each_metric_that_one_watches(runs, capsys
         "sft validation: 1/2, 0 s left",
         "sft: done in 0 s: held-out loss 1.250, ROUGE-L 0.432",
     ]
+
+
+def test_the_time_left_is_estimated_from_the_work_of_this_process(monkeypatch, capsys, often):
+    """Of 100 updates, 90 were done before a resume. Each takes 2 seconds, so after the first one of
+    this process the other 9 will take 18.
+    """
+    now = [1000.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(progress_module, "SECONDS_BETWEEN_NOTES", 0.0)
+    notes: list[tuple[int, float]] = []
+
+    def note(done: int, seconds_left: float) -> None:
+        notes.append((done, seconds_left))
+
+    for _ in progress(range(90, 100), "ppo", total=100, done=90, note=note):
+        now[0] += 2.0
+    assert notes[:2] == [(91, 18.0), (92, 16.0)]
+    assert notes[-1] == (100, 0.0)
+    assert capsys.readouterr().err.startswith("ppo: 91/100, 18 s left\n")
 
 
 def test_numbers_fall_off_on_the_right_where_a_line_is_full(capsys, often):

@@ -18,7 +18,7 @@ from stages.driving.start import run_module, run_stage
 from stages.finished import stage_folder
 from stages.running import progress as stopping
 from stages.settings.command_line import make_config
-from stages.training.checkpoints import checkpoints
+from stages.training.checkpoints import list_checkpoints
 from tests.lib.resuming import ARGUMENTS, OFTEN, Killed, compare, kill_at, rows_of, same
 
 ROOT = Path(__file__).parents[1]
@@ -112,7 +112,7 @@ def test_a_process_that_a_signal_ends_goes_on_to_the_same_weights(whole, attempt
         assert answer in said.split("stopped by")[0]
         assert f"stopped by {number.name}: `make ppo PRESET=tiny" in lines[0]
         assert "Traceback" not in said
-        assert checkpoints(stage_folder(config, "ppo").with_name("ppo.partial") / "resume")
+        assert list_checkpoints(stage_folder(config, "ppo").with_name("ppo.partial") / "resume")
     assert not folder.exists()
     run_module(ppo, OFTEN)
     same(whole / "ppo", folder, tmp_path / "differences.json")
@@ -134,7 +134,7 @@ def test_a_terminal_that_closes_lets_the_update_finish_and_save(attempt, tmp_pat
     os.close(terminal)
     _, status = os.waitpid(child, 0)
     assert os.waitstatus_to_exitcode(status) == 128 + signal.SIGHUP
-    (newest, *_) = checkpoints(partial / "resume")
+    (newest, *_) = list_checkpoints(partial / "resume")
     assert int(newest.name.split("-")[1]) == len(rows_of(partial / "metrics.jsonl"))
 
 
@@ -176,7 +176,7 @@ def test_two_processes_go_on_from_what_one_saved(whole, attempt, tmp_path):
     pair = launch_pair(tmp_path, SCRIPT.format(module="ppo", arguments=OFTEN))
     said = [process.communicate(timeout=120)[1] for process in pair]
     assert [process.returncode for process in pair] == [0, 0], said
-    assert "ppo goes on after update 3" in said[0]
+    assert "ppo resumes after update 3" in said[0]
     assert [row["step"] for row in rows_of(folder / "metrics.jsonl")] == [1, 2, 3, 4, 5, 6]
     assert compare(whole / "ppo", folder, tmp_path / "differences.json") < 1e-5
 
@@ -213,7 +213,7 @@ def test_two_processes_stop_at_one_update_and_one_process_goes_on_from_it(whole,
     assert [process.returncode for process in pair] == [130, 130], said
     assert sum("stopped by SIGINT" in text for text in said) == 1
     assert "Traceback" not in "".join(said)
-    (checkpoint,) = checkpoints(partial / "resume")
+    (checkpoint,) = list_checkpoints(partial / "resume")
     assert int(checkpoint.name.split("-")[1]) == len(rows_of(partial / "metrics.jsonl"))
     run_module(ppo, ARGUMENTS)
     assert [row["step"] for row in rows_of(folder / "metrics.jsonl")] == [1, 2, 3, 4, 5, 6]
@@ -224,7 +224,9 @@ MEASURING = """
 import os, signal, time
 from pathlib import Path
 from stages.driving.start import ended_by_signal
-from stages.training.loop import make_accelerator, over_share
+from stages.training.accelerator import make_accelerator
+from stages.training.memory import MemoryBudget, PassSize
+from stages.training.row_by_row import measure_share
 from stages.settings.command_line import make_config
 accelerator = make_accelerator(make_config("tiny"))
 def measure(part):
@@ -233,7 +235,15 @@ def measure(part):
         os.kill(os.getpid(), signal.SIGTERM)
     return [len(part)]
 with ended_by_signal("the command"):
-    over_share(accelerator, [1] * 4, 1, "rows", measure, Path("kept"))
+    measure_share(
+        accelerator,
+        MemoryBudget.from_settings(make_config("tiny").memory),
+        label="rows",
+        sort_keys=[1] * 4,
+        size=PassSize(rows=1),
+        measure=measure,
+        keep=Path("kept"),
+    )
     print("went on", flush=True)
 """
 
@@ -251,7 +261,7 @@ def test_a_process_that_has_measured_its_rows_stops_with_the_one_that_is_told(tm
 @pytest.mark.walk
 def test_where_one_of_two_processes_dies_the_other_ends_with_one_line(attempt, tmp_path):
     attempt("rm")
-    code = SCRIPT.format(module="reward", arguments=OFTEN)
+    code = SCRIPT.format(module="rm", arguments=OFTEN)
     dying = code.replace("    time.sleep(0.3)", "    import os\n    if step == 2: os._exit(9)")
     pair = launch_pair(tmp_path, code, dying)
     assert pair[1].wait(timeout=60) == 9
@@ -259,7 +269,7 @@ def test_where_one_of_two_processes_dies_the_other_ends_with_one_line(attempt, t
     assert pair[0].returncode == 2, said
     assert "another process of this launch has died" in said
     assert "Traceback" not in said
-    assert checkpoints(tmp_path / "runs/resumed/seed44413/rm.partial/resume")
+    assert list_checkpoints(tmp_path / "runs/resumed/seed44413/rm.partial/resume")
 
 
 def test_a_signal_waits_for_what_is_under_way_and_a_second_one_does_not(monkeypatch):

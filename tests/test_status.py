@@ -43,7 +43,6 @@ def test_what_is_kept_of_an_interrupted_stage_is_a_checkpoint_or_what_it_has_mea
     resume = tmp_path / "resume"
     assert kept(tmp_path) == ""
     resume.mkdir()
-    (resume / "halved.json").write_text("[]")
     (resume / "checkpoint-0000003.tmp").mkdir()  # that the disk had no room for
     assert kept(tmp_path) == ""
     (resume / "score-references.0.jsonl").write_text("{}\n")

@@ -14,7 +14,9 @@ from stages.data.ragged import TokenizedSplit, make_ragged
 from stages.models.loading import load_policy, save_model
 from stages.settings.command_line import make_config
 from stages.settings.config import UserError
+from stages.training.memory import MemoryBudget
 
+BUDGET = MemoryBudget(forward_batch_size=32, microbatch_size=8)
 QUERIES = [[5, 6, 7, 8], [9, 10], [11]]
 RESPONSES = [[4, 3], [12, 13, 14, 0], [0]]
 
@@ -43,7 +45,7 @@ def by_plain_transformers(folder, query, response):
 
 def test_the_kl_of_a_summary_is_its_log_ratio_to_sft_at_the_temperature_of_ppo(run, tmp_path):
     posts = TokenizedSplit(columns={"queries": make_ragged(QUERIES)}, rows=[{}] * len(QUERIES))
-    found = kl_from_sft(run, Accelerator(cpu=True), "ppo", posts, RESPONSES)
+    found = kl_from_sft(run, Accelerator(cpu=True), BUDGET, "ppo", posts, RESPONSES)
     expected = [
         by_plain_transformers(tmp_path / "ppo" / "model", query, response)
         - by_plain_transformers(tmp_path / "sft" / "model", query, response)
@@ -51,13 +53,13 @@ def test_the_kl_of_a_summary_is_its_log_ratio_to_sft_at_the_temperature_of_ppo(r
     ]
     assert found == pytest.approx(expected, abs=1e-4)
     assert max(map(abs, expected)) > 0.1
-    assert kl_from_sft(run, Accelerator(cpu=True), "sft", posts, RESPONSES) == [0.0] * 3
+    assert kl_from_sft(run, Accelerator(cpu=True), BUDGET, "sft", posts, RESPONSES) == [0.0] * 3
 
 
 def test_summaries_of_a_run_without_sft_have_no_kl(run, runs):
     run.config = make_config("outputs", overrides=("outputs.file=x",))
     posts = TokenizedSplit(columns={"queries": make_ragged(QUERIES)}, rows=[{}] * len(QUERIES))
-    assert kl_from_sft(run, Accelerator(cpu=True), "x", posts, RESPONSES) == [None] * 3
+    assert kl_from_sft(run, Accelerator(cpu=True), BUDGET, "x", posts, RESPONSES) == [None] * 3
 
 
 def test_the_best_of_n_wins_n_times_in_n_plus_1_against_one_more_sample():
@@ -86,11 +88,11 @@ def test_best_of_n_is_the_best_scored_of_the_first_n_samples(
     scored: dict[str, Any] = {}
 
     def score(*given):
-        scored.update(texts=given[4], scores=score_all(*given))
+        scored.update(texts=given[5], scores=score_all(*given))
         return scored["scores"]
 
     monkeypatch.setattr("eval.summaries.score_all", score)
-    found = sample_best(run, process, reward_model, posts, tokenizer)
+    found = sample_best(run, process, BUDGET, reward_model, posts, tokenizer)
     assert list(found) == ["best-of-1", "best-of-4"]
     assert len({tuple(of[0]) for of in scored["texts"].values()}) > 1
     for row in range(len(QUERIES)):
@@ -98,7 +100,7 @@ def test_best_of_n_is_the_best_scored_of_the_first_n_samples(
         assert len(samples) == 4
         assert found["best-of-1"][row] == samples[0][1]
         assert found["best-of-4"][row] == max(samples, key=lambda pair: pair[0])[1]
-    (kl, *others) = kl_from_sft(run, process, "best-of-4", posts, found["best-of-4"])
+    (kl, *others) = kl_from_sft(run, process, BUDGET, "best-of-4", posts, found["best-of-4"])
     assert [kl, *others] == [pytest.approx(math.log(4) - 3 / 4)] * 3
 
 

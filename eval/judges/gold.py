@@ -31,7 +31,9 @@ from stages.settings.command_line import recorded_config
 from stages.settings.config import Config, hash_of
 from stages.settings.sections import format_post, parse_post
 from stages.settings.stages import TRAINED
-from stages.training.loop import make_accelerator, over_rows
+from stages.training.accelerator import make_accelerator
+from stages.training.memory import MemoryBudget, PassSize
+from stages.training.row_by_row import measure_rows
 
 Text = tuple[str, str]  # a query and a summary of it
 
@@ -101,6 +103,7 @@ class GoldJudge(Judge):
         # A judgement must not depend on the precision in which a policy was trained.
         memory = replace(config.memory, mixed_precision="no")
         self.accelerator = make_accelerator(replace(config, memory=memory))
+        self.budget = MemoryBudget.from_settings(memory)
         model, _ = load_released_reward_model(folder)
         self.model = model.to(self.accelerator.device).eval()
         self.tokenizer = load_tokenizer(folder)
@@ -108,7 +111,6 @@ class GoldJudge(Judge):
         first = first_tokens(self.tokenizer, maker.base.bos if maker else "auto")
         self.encode_query = plain_encoder(self.tokenizer, first)
         self.longest = getattr(self.model.config, "max_position_embeddings", None)
-        self.batch_size = config.memory.forward_batch_size
         self.scores: dict[Text, float] = {}
         self.too_long: set[Text] = set()
 
@@ -157,8 +159,17 @@ class GoldJudge(Judge):
             [tokens[of_post[0]][0], *(tokens[text][1] for text in of_post)] for of_post in posts
         ]
         lengths = [sum(map(len, parts)) for parts in read]
-        size = max(1, self.batch_size // max(map(len, posts)))
-        scores = over_rows(self.accelerator, lengths, size, "gold scores", measure, keep)
+        texts_of_longest_post = max(map(len, posts))
+        rows = max(1, self.budget.forward_batch_size // texts_of_longest_post)
+        scores = measure_rows(
+            self.accelerator,
+            self.budget,
+            label="gold scores",
+            sort_keys=lengths,
+            size=PassSize(rows=rows),
+            measure=measure,
+            keep=keep,
+        )
         self.scores |= dict(zip(todo, chain.from_iterable(scores), strict=True))
 
     def _tokens(self, text: Text) -> tuple[list[int], list[int]]:

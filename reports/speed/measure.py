@@ -46,8 +46,8 @@ from stages.settings.command_line import add_arguments, config_of, request_of
 from stages.settings.config import Config
 from stages.settings.faults import Parser, in_one_line
 from stages.settings.ppo import PolicyGradient
-from stages.training.learner import stream
-from stages.training.loop import make_accelerator
+from stages.training.accelerator import make_accelerator
+from stages.training.random_streams import stream
 
 WARM_TOKENS = 2
 TOP = 10  # kernels of a profile

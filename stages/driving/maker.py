@@ -34,7 +34,7 @@ from stages.running.progress import (
     leave_closed_terminal,
     say_if_killed,
 )
-from stages.runs import halvings, held, move_aside, put_in_place
+from stages.runs import held, move_aside, put_in_place
 from stages.settings.checks import say_error
 from stages.settings.command_line import Request
 from stages.settings.config import Config
@@ -144,7 +144,7 @@ class Maker:
             left = self.time_left(config, [name for name in own[number - 1 :] if name in steps])
             heading = folded(f"[{number}/{len(own)}] {stage}: {what} ({why}){left}")
             print("", *heading, sep="\n", flush=True)
-            code = self.call_until_it_fits(config, stage, self.command(cell, stage))
+            code = self.call(self.command(cell, stage))
             if code:
                 say_if_killed(stage, code)
                 return code
@@ -160,16 +160,6 @@ class Maker:
         start = [*launcher, *START[1:], address] if launcher else [*START, address]
         words = [*start, *cell.request.arguments]
         return [*words, "--max-cost", self.max_cost] if capped else words
-
-    def call_until_it_fits(self, config: Config, stage: str, words: Sequence[str]) -> int:
-        """`call`, and once more each time that several processes have halved what did not fit."""
-        folder, alone = stage_folder(config, stage), self.processes == 1
-        while True:
-            before = halvings(folder)
-            code = self.call(words)
-            if not code or self.stopped or alone or halvings(folder) == before:
-                return code
-            print(f"{stage} starts again with smaller passes", flush=True)
 
     def call(self, words: Sequence[str]) -> int:
         """Run a command to its end; return its exit status, as a shell gives it."""

@@ -23,7 +23,7 @@ from stages.models.policy import PolicyModel
 from stages.settings.checks import UserError
 from stages.settings.config import Config
 from stages.settings.lora import ALL_LINEAR, Lora
-from stages.training.learner import stream_seed
+from stages.training.random_streams import stream_seed
 from stages.training.sharding import gathered, is_sharded
 
 

@@ -20,8 +20,9 @@ from stages.functional import paper_token_logprobs, token_logprobs, truncate_aft
 from stages.models.forward import model_inputs, shares_query
 from stages.models.policy import PolicyModel
 from stages.settings.checks import first_line, is_out_of_memory, say_error
-from stages.training.learner import chunks, stream
-from stages.training.loop import over_share
+from stages.training.memory import MemoryBudget, PassSize, chunks
+from stages.training.random_streams import stream
+from stages.training.row_by_row import measure_share
 from stages.training.sharding import is_sharded
 
 ENDED_SHARE = 0.25
@@ -80,6 +81,7 @@ class SamplingParams:
 @torch.no_grad()
 def respond_often(
     accelerator: Accelerator,
+    budget: MemoryBudget,
     policy: PolicyModel,
     queries: Ragged,
     tokenizer: PreTrainedTokenizerBase,
@@ -88,7 +90,7 @@ def respond_often(
 ) -> list[list[list[int]]]:
     """All responses to each query of this process's share, cut after their EOS.
 
-    Row order as `local_share`; `keep` as in `over_share`. A query is computed once for all its
+    Row order as `local_share`; `keep` as in `measure_share`. A query is computed once for all its
     responses.
     """
     pad_id = tokenizer.pad_token_id
@@ -110,11 +112,12 @@ def respond_often(
         return [list(of_query) for of_query in chunks(without_padding, samples)]
 
     queries_per_pass = max(1, sampling.forward_batch_size // samples)
-    return over_share(
+    return measure_share(
         accelerator,
-        lengths=queries.lengths().tolist(),
-        size=queries_per_pass,
+        budget,
         label=sampling.purpose,
+        sort_keys=queries.lengths().tolist(),
+        size=PassSize(rows=queries_per_pass),
         measure=respond,
         keep=keep,
     )

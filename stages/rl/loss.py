@@ -15,7 +15,9 @@ from torch import Tensor
 from stages import functional
 from stages.rl.episodes import Rollout
 from stages.settings.ppo import PolicyGradient, Ppo
-from stages.training.learner import Learner, chunks, global_sum
+from stages.training.memory import chunks
+from stages.training.processes import global_sum
+from stages.training.step import Learner
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,9 +19,8 @@ from stages.rl.episodes import Rollout
 from stages.rl.networks import PolicyLearner
 from stages.running.files import read_lines
 from stages.settings.ppo import MANY_BELOW, PolicyGradient, Ppo
-from stages.training.learner import global_sum
-from stages.training.loop import gather_rows
-from stages.training.sharding import Compiling
+from stages.training.compiling import COMPILER
+from stages.training.processes import gather_rows, global_sum
 
 SAMPLES_LOGGED = 8
 DIGITS = 4  # significant digits of a token's numbers in samples.jsonl
@@ -87,7 +86,7 @@ def describe(
 
 def compilations() -> dict[str, int]:
     """How many graphs torch has compiled in this process, if it compiles."""
-    if not Compiling.is_on:
+    if not COMPILER.is_on:
         return {}
     return {"compilations": torch._dynamo.utils.counters["stats"]["unique_graphs"]}
 

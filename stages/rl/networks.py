@@ -26,9 +26,12 @@ from stages.running.files import read_record
 from stages.runs import Run
 from stages.settings.ppo import PolicyGradient, Ppo
 from stages.settings.sections import Memory, Optimizer
-from stages.training.learner import Learner, stream
-from stages.training.loop import make_optimizer, use_gradient_checkpointing
-from stages.training.sharding import place, prepare, whole
+from stages.training.accelerator import place, prepare
+from stages.training.memory import MemoryBudget, use_gradient_checkpointing
+from stages.training.optimizer import make_optimizer
+from stages.training.random_streams import stream
+from stages.training.sharding import full_tensor
+from stages.training.step import Learner
 
 
 class PolicyAndCritic(nn.Module):
@@ -128,8 +131,6 @@ class PolicyLearner(Learner):
     """A learner whose `trained` is a `PolicyAndCritic` of these networks."""
 
     networks: Networks
-    forward_batch_size: int
-    """Sequences per forward pass where nothing learns."""
 
 
 def make_learner(
@@ -163,8 +164,7 @@ def make_learner(
         trained=wrapped,
         optimizer=wrapped_optimizer,
         networks=networks,
-        microbatch_size=memory.microbatch_size,
-        forward_batch_size=memory.forward_batch_size,
+        budget=MemoryBudget.from_settings(memory),
         fixed_by=fixed_by,
     )
 
@@ -269,7 +269,7 @@ def clip_gradients(trained: PolicyAndCritic, settings: PolicyGradient) -> dict[s
         if not weights:
             continue
         gradients = [weight.grad for weight in weights if weight.grad is not None]
-        norm = whole(torch.nn.utils.get_total_norm(gradients))
+        norm = full_tensor(torch.nn.utils.get_total_norm(gradients))
         max_norm = settings.max_grad_norm
         if name == "critic":
             max_norm = settings.critic_max_grad_norm if isinstance(settings, Ppo) else 0.0

@@ -23,7 +23,8 @@ from stages.rl.episodes import Episodes, Measured, Sampled, concatenate, trim_le
 from stages.rl.networks import PolicyLearner
 from stages.settings.ppo import PolicyGradient
 from stages.settings.sections import PPO_TRAIN
-from stages.training.learner import Size, casting_once, fitting, local_share
+from stages.training.memory import PassSize
+from stages.training.processes import local_share
 from stages.training.sharding import gathered, is_sharded
 
 T = TypeVar("T")
@@ -118,10 +119,10 @@ def in_passes(learner: PolicyLearner, settings: PolicyGradient, run: Callable[[i
     The samples of a query are in one pass. Weights are cast once for all passes.
     """
     samples_per_query = settings.samples_per_query
-    size = Size(
-        rows=learner.forward_batch_size,
-        least=samples_per_query,
-        together=is_sharded(learner.trained),
+    size = PassSize(
+        rows=learner.budget.forward_batch_size,
+        smallest=samples_per_query,
+        is_collective=is_sharded(learner.trained),
     )
     networks = nn.ModuleList()
     for network in vars(learner.networks).values():
@@ -129,10 +130,10 @@ def in_passes(learner: PolicyLearner, settings: PolicyGradient, run: Callable[[i
             networks.append(network)
 
     def run_with_weights_cast(rows: int) -> T:
-        with casting_once(learner.accelerator, networks):
+        with learner.budget.weights_cast_once(networks):
             return run(rows // samples_per_query * samples_per_query)
 
-    return fitting(learner.accelerator, size, run_with_weights_cast)
+    return learner.budget.fit(size, run_with_weights_cast)
 
 
 @torch.no_grad()

@@ -30,7 +30,7 @@ from stages.settings.checks import UserError, say_error
 from stages.settings.config import Config
 from stages.settings.ppo import PolicyGradient, Ppo
 from stages.settings.sections import Memory
-from stages.training.learner import Size, fitting
+from stages.training.memory import PassSize
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,8 +131,8 @@ def run_start_checks(
     known = origins.reward_model.parent / KNOWN_ANSWERS
 
     def in_memory(check: Callable[[int], None]) -> None:
-        size = Size(rows=CHECKED, together=learner.accelerator.num_processes > 1)
-        fitting(learner.accelerator, size, check)
+        size = PassSize(rows=CHECKED, is_collective=learner.accelerator.num_processes > 1)
+        learner.budget.fit(size, check)
 
     def of_policy(check: Callable[..., None], within: Bounds) -> None:
         more = settings.temperature, within

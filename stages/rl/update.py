@@ -14,8 +14,8 @@ from stages.rl.networks import PolicyLearner, clip_gradients
 from stages.running.files import read_lines
 from stages.settings.checks import check_dealt
 from stages.settings.ppo import PolicyGradient
-from stages.training.learner import optimizer_step
-from stages.training.loop import set_learning_rate
+from stages.training.optimizer import set_learning_rate
+from stages.training.step import optimizer_step
 
 
 def check_episodes(section: str, settings: PolicyGradient, accelerator: Accelerator) -> None:
@@ -118,7 +118,7 @@ def take_step(
     def clip() -> dict[str, float]:
         return clip_gradients(accelerator.unwrap_model(learner.trained), settings)
 
-    return optimizer_step(learner, parts, losses, least=minibatch.samples_per_query, clip=clip)
+    return optimizer_step(learner, parts, losses, smallest=minibatch.samples_per_query, clip=clip)
 
 
 def mean_statistics(history: Sequence[dict[str, float]]) -> dict[str, float]:

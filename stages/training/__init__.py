@@ -1,10 +1,16 @@
 """What every stage that trains shares.
 
-loop          accelerator, optimizer, schedules, measuring row by row
-learner       rows of a step, microbatches that fit into memory, optimizer steps
-state         all that a loop must save to resume
-supervised    start, batches and rates of SFT, reward model and DPO
-preferences   comparisons: optimizer steps on them, and held-out ones, ranked
-checkpoints   that state on disk
-sharding      several processes, and networks sharded over them
+accelerator      start accelerate, seeds and threads; put networks on their devices
+sharding         networks cut into one part for each process (FSDP2)
+compiling        decoder layers compiled by torch, on a GPU
+random_streams   seeds, generators and the order of the data
+memory           how many rows a pass holds, and what happens when memory runs out
+processes        sharing rows among processes, and summing over them
+row_by_row       measuring something of every row of a data set
+optimizer        AdamW, learning rates, gradient norms
+step             the learner, and one optimizer step in microbatches
+state            a training loop between two updates: saved, stopped, resumed
+checkpoints      that state on disk
+supervised       what SFT, reward model and DPO share
+preferences      comparisons: training steps on them, and evaluation
 """

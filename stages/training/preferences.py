@@ -1,12 +1,15 @@
-"""Comparisons: an optimizer step on them, and held-out ones, which measure both the reward model
-and DPO's implicit one.
+"""Comparisons: training steps on them, and evaluation on held-out ones.
 
-The gap of a comparison is the reward of the chosen summary minus that of the rejected one. A
-comparison counts as right if its gap is above 0.
+Both serve the reward model and DPO's implicit reward model. The gap of a comparison is the reward
+of the chosen summary minus that of the rejected one. A comparison counts as right if its gap is
+above 0.
+
+Several comparisons may be of one post, and often share summaries. A forward pass computes each post
+once and each of its different summaries once. A row of a split is one comparison, which is also
+called a pair.
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any, TypeVar
@@ -19,63 +22,99 @@ from stages.data.halves import in_half
 from stages.data.ragged import TokenizedSplit, load_split, rows_of
 from stages.functional import preference_loss
 from stages.settings.checks import UserError
-from stages.training.learner import Learner, chunks, local_share, optimizer_step
-from stages.training.loop import over_rows
+from stages.training.memory import MemoryBudget, PassSize, chunks
+from stages.training.processes import local_share
+from stages.training.row_by_row import measure_rows
+from stages.training.step import Learner, optimizer_step
 
 T = TypeVar("T")
 
 
 def training_pairs(data: Path, pairs: str) -> TokenizedSplit:
-    """The training comparisons of a base stage's data that `rm.pairs` names, in their order."""
+    """Return the training comparisons that the setting `rm.pairs` names, in their order."""
     split = load_split(data, "comparisons_train")
-    kept = [row for row, about in enumerate(split.rows) if in_half(about["id"], pairs)]
-    if len(kept) == len(split):
+    rows = [row for row, about in enumerate(split.rows) if in_half(about["id"], pairs)]
+    if len(rows) == len(split):
         return split
-    if not kept:
-        raise UserError(f"rm.pairs={pairs}: no training comparison is of that half: take all")
-    return rows_of(split, kept)
+    if not rows:
+        raise UserError(
+            f"rm.pairs is {pairs}, but no training comparison belongs to that half: set"
+            " rm.pairs=all"
+        )
+    return rows_of(split, rows)
 
 
-def posts_of(split: TokenizedSplit, rows: Iterable[int] | None = None) -> list[list[int]]:
-    """Some rows of a split, or all, by post; posts in the order in which they first occur."""
-    posts: dict[bytes, list[int]] = {}
-    for row in range(len(split)) if rows is None else rows:
-        posts.setdefault(_key(split.columns["queries"][row]), []).append(row)
-    return list(posts.values())
+def rows_by_post(split: TokenizedSplit, rows: Iterable[int] | None = None) -> list[list[int]]:
+    """Return rows of a split, all by default, grouped by post.
+
+    Posts are in the order in which they first occur, and so are the rows of each.
+    """
+    if rows is None:
+        rows = range(len(split))
+    groups: dict[bytes, list[int]] = {}
+    for row in rows:
+        query = _key(split.columns["queries"][row])
+        groups.setdefault(query, []).append(row)
+    return list(groups.values())
 
 
-def of_pairs(
+def measure_pairs(
     split: TokenizedSplit,
     rows: Sequence[int],
     measure: Callable[[list[Tensor], list[list[Tensor]]], Tensor],
 ) -> tuple[Tensor, Tensor]:
-    """What is measured of the chosen and of the rejected summaries of some rows, each [rows].
+    """Measure the chosen and the rejected summaries of some rows; return both, each [rows].
 
-    `measure` gets B queries and K lists of B summaries, and returns [K, B]: each query once, with
-    its different summaries, and empty ones where it has fewer than K, whose numbers nobody reads.
-    So the gap between two equal texts is exactly 0.
+    `measure` gets B queries, and K lists of B summaries: one query for each post, and in list k the
+    k-th different summary of each post. It returns a number for each summary, [K, B]. A post with
+    fewer than K different summaries has empty ones in the last lists, whose numbers are not used.
+    Since each text is measured once, the gap between two equal summaries is exactly 0.
     """
-    queries, columns, places = [], [], {}
-    for post, own in enumerate(posts_of(split, rows)):
-        texts: dict[bytes, Tensor] = {}
-        for row in own:
-            keys = [_key(text) for text in _summaries(split, row)]
-            texts |= dict(zip(keys, _summaries(split, row), strict=True))
-            places[row] = [(list(texts).index(key), post) for key in keys]
-        queries.append(split.columns["queries"][own[0]])
-        columns.append(list(texts.values()))
-    lists = zip_longest(*columns, fillvalue=queries[0][:0])
-    measured = measure(queries, [list(texts) for texts in lists])
-    chosen, rejected = measured[torch.tensor([places[row] for row in rows]).unbind(-1)].unbind(1)
+    queries: list[Tensor] = []
+    summaries_by_post: list[list[Tensor]] = []
+    post_of_row: dict[int, int] = {}
+    # The places of a row's chosen and rejected summary among the summaries of its post.
+    places_of_row: dict[int, list[int]] = {}
+
+    for post, rows_of_post in enumerate(rows_by_post(split, rows)):
+        queries.append(split.columns["queries"][rows_of_post[0]])
+        summaries: list[Tensor] = []
+        place_of_text: dict[bytes, int] = {}
+        for row in rows_of_post:
+            post_of_row[row] = post
+            places_of_row[row] = []
+            for summary in _summaries(split, row):
+                text = _key(summary)
+                if text not in place_of_text:
+                    place_of_text[text] = len(summaries)
+                    summaries.append(summary)
+                places_of_row[row].append(place_of_text[text])
+        summaries_by_post.append(summaries)
+
+    # From the summaries of each post to a list of the first of every post, of the second, ...
+    empty = queries[0][:0]
+    lists = zip_longest(*summaries_by_post, fillvalue=empty)
+    measured = measure(queries, [list(summaries) for summaries in lists])  # [K, B]
+
+    # One indexing operation for both sides: with two, the gradients of a text that occurs several
+    # times would be added in another order.
+    places = torch.tensor([places_of_row[row] for row in rows])  # [rows, 2]
+    posts = torch.tensor([post_of_row[row] for row in rows]).unsqueeze(1)  # [rows, 1]
+    chosen, rejected = measured[places, posts].unbind(1)
     return chosen, rejected
 
 
 def _key(tokens: Tensor) -> bytes:
+    """Return a key that is equal for equal texts."""
     return tokens.numpy().tobytes()
 
 
-def _summaries(split: TokenizedSplit, row: int) -> list[Tensor]:
-    return [split.columns[name][row] for name in ("chosen", "rejected")]
+def _summaries(split: TokenizedSplit, row: int) -> tuple[Tensor, Tensor]:
+    """Return the chosen and the rejected summary of a row."""
+    return split.columns["chosen"][row], split.columns["rejected"][row]
+
+
+# -- training --------------------------------------------------------------------------------------
 
 
 def pair_step(
@@ -84,103 +123,134 @@ def pair_step(
     rows: Sequence[int],
     losses: Callable[[Sequence[int]], Iterable[tuple[Tensor, dict[str, Tensor]]]],
 ) -> dict[str, float]:
-    """One optimizer step on a global batch of pairs; returns each statistic's mean over them.
+    """Take one optimizer step on a global batch of pairs; return each statistic's mean over them.
 
-    `losses` as in `optimizer_step`, of the rows of one microbatch, which holds as many texts as the
-    setting says: see `pair_parts`.
+    `losses` is that of `optimizer_step`; it gets the rows of one microbatch.
     """
     share = local_share(rows, learner.accelerator)
-    parts: Callable[[int], Sequence[Sequence[int]]] = partial(pair_parts, split, share)
-    if learner.accelerator.num_processes > 1:  # an engine may want as many parts in each process
-        share = [row for post in _alike(split, share) for row in post]
-        parts = partial(chunks_of_pairs, share)
-    stats = optimizer_step(learner, parts, losses, least=2)
-    return {key: total / len(rows) for key, total in stats.items()}
+
+    def split_into_microbatches(size: int) -> Sequence[Sequence[int]]:
+        if learner.accelerator.num_processes == 1:
+            return microbatches_of_texts(split, share, size)
+        # The engine may need the same number of microbatches in each process, so they are cut by
+        # the number of pairs, which is equal, and not by that of different texts.
+        return chunks_of_pairs(sorted_by_shape(split, share), size)
+
+    sums = optimizer_step(learner, split_into_microbatches, losses, smallest=2)
+    return {key: total / len(rows) for key, total in sums.items()}
 
 
-def pair_length(split: TokenizedSplit, row: int) -> int:
-    """Tokens of a comparison: the query once, and both summaries."""
-    return sum(len(split.columns[name][row]) for name in ("queries", "chosen", "rejected"))
+def microbatches_of_texts(split: TokenizedSplit, rows: Sequence[int], size: int) -> list[list[int]]:
+    """Return rows in microbatches of at most `size` different texts.
 
-
-def _texts(split: TokenizedSplit, rows: Sequence[int]) -> int:
-    """How many different summaries some rows of one post have."""
-    return len({_key(summary) for row in rows for summary in _summaries(split, row)})
-
-
-def _alike(split: TokenizedSplit, rows: Sequence[int]) -> list[list[int]]:
-    """Some rows, those of a post together; posts with as many texts, of similar length, follow one
-    another, so that little of a forward pass is padding.
+    The pairs of a post stay in one microbatch if they fit. A pair of two equal texts counts as two,
+    like any other.
     """
-
-    def size(post: list[int]) -> tuple[int, int]:
-        return _texts(split, post), max(pair_length(split, row) for row in post)
-
-    return sorted(posts_of(split, rows), key=size)
+    microbatches: list[list[int]] = []
+    texts_in_last = 0
+    for rows_of_post in posts_by_shape(split, rows):
+        pieces: Sequence[Sequence[int]] = [rows_of_post]
+        if count_texts(split, rows_of_post) > size:
+            pieces = chunks_of_pairs(rows_of_post, size)
+        for piece in pieces:
+            texts = max(2, count_texts(split, piece))
+            if not microbatches or texts_in_last + texts > size:
+                microbatches.append([])
+                texts_in_last = 0
+            microbatches[-1].extend(piece)
+            texts_in_last += texts
+    return microbatches
 
 
 def chunks_of_pairs(rows: Sequence[int], size: int) -> list[Sequence[int]]:
-    """Rows in parts of at most `size` sequences, two a pair."""
+    """Return rows in chunks of at most `size` sequences, two for each pair."""
     return chunks(rows, max(1, size // 2))
 
 
-def pair_parts(split: TokenizedSplit, rows: Sequence[int], size: int) -> list[list[int]]:
-    """Rows in parts of at most `size` texts; the pairs of a post are in one part if they fit.
+def posts_by_shape(split: TokenizedSplit, rows: Sequence[int]) -> list[list[int]]:
+    """Return rows grouped by post, sorted by the post's number of texts and then by length.
 
-    A pair whose texts are equal counts as two sequences, like any other.
+    So posts of similar shape share a forward pass, and little of it is padding.
     """
-    parts: list[list[int]] = []
-    held = size
-    for post in _alike(split, rows):
-        fits = _texts(split, post) <= size
-        pieces: Sequence[Sequence[int]] = [post] if fits else chunks_of_pairs(post, size)
-        for piece in pieces:
-            texts = max(2, _texts(split, piece))
-            if held + texts > size:
-                parts.append([])
-                held = 0
-            parts[-1] += piece
-            held += texts
-    return parts
+
+    def shape(rows_of_post: list[int]) -> tuple[int, int]:
+        longest = max(pair_length(split, row) for row in rows_of_post)
+        return count_texts(split, rows_of_post), longest
+
+    return sorted(rows_by_post(split, rows), key=shape)
 
 
-def over_pairs(
+def sorted_by_shape(split: TokenizedSplit, rows: Sequence[int]) -> list[int]:
+    """Return rows in the order of `posts_by_shape`."""
+    return [row for rows_of_post in posts_by_shape(split, rows) for row in rows_of_post]
+
+
+def count_texts(split: TokenizedSplit, rows: Sequence[int]) -> int:
+    """Return how many different summaries some rows of one post have."""
+    return len({_key(summary) for row in rows for summary in _summaries(split, row)})
+
+
+def pair_length(split: TokenizedSplit, row: int) -> int:
+    """Return the tokens of a comparison: the query once, and both summaries."""
+    return sum(len(split.columns[name][row]) for name in ("queries", "chosen", "rejected"))
+
+
+# -- evaluation ------------------------------------------------------------------------------------
+
+
+def measure_all_pairs(
     accelerator: Accelerator,
+    budget: MemoryBudget,
     split: TokenizedSplit,
-    sequences: int,
+    *,
     label: str,
+    setting: str,
     measure: Callable[[list[int]], list[T]],
     keep: Path | None,
 ) -> list[T]:
-    """What `measure` says of every pair of a split, in its order, from all processes.
+    """Return what `measure` returns for every pair of a split, in its order, from all processes.
 
-    `measure` gets the rows of one forward pass: at most `sequences` summaries, two a pair. `keep`
-    as in `over_share`.
+    `measure` gets the rows of one forward pass, and runs under autocast. A pass holds as many
+    sequences as `setting` says, two for each pair. `keep` is that of `measure_share`.
     """
 
-    def autocast(rows: list[int]) -> list[T]:
+    def measure_with_autocast(rows: list[int]) -> list[T]:
         with accelerator.autocast():
             return measure(rows)
 
-    alike = [row for post in _alike(split, range(len(split))) for row in post]
-    places = sorted(range(len(split)), key=alike.__getitem__)
-    return over_rows(accelerator, places, max(1, sequences // 2), label, autocast, keep)
+    # Each row's place in the order by shape, so that pairs of similar shape share a pass.
+    places = [0] * len(split)
+    for place, row in enumerate(sorted_by_shape(split, range(len(split)))):
+        places[row] = place
+
+    return measure_rows(
+        accelerator,
+        budget,
+        label=label,
+        sort_keys=places,
+        size=PassSize(rows=max(1, budget.sequences(setting) // 2), setting=setting),
+        measure=measure_with_autocast,
+        keep=keep,
+    )
 
 
 def gap_rows(gaps: Sequence[float], split: TokenizedSplit) -> list[dict[str, Any]]:
-    """One row a pair, from which intervals, groups and the effect of length are computed later."""
-    lengths = (split.columns[name].lengths().tolist() for name in ("chosen", "rejected"))
+    """Return a row for each pair, from which intervals, groups and length effects are computed."""
+    chosen_lengths = split.columns["chosen"].lengths().tolist()
+    rejected_lengths = split.columns["rejected"].lengths().tolist()
     return [
         {"gap": gap, "chosen_tokens": chosen, "rejected_tokens": rejected, **about}
-        for gap, chosen, rejected, about in zip(gaps, *lengths, split.rows, strict=True)
+        for gap, chosen, rejected, about in zip(
+            gaps, chosen_lengths, rejected_lengths, split.rows, strict=True
+        )
     ]
 
 
 def summarize_gaps(gaps: Sequence[float]) -> dict[str, float]:
-    """Accuracy, number and loss of held-out pairs."""
-    zeros = torch.zeros(len(gaps), dtype=torch.float64)
+    """Return accuracy, number and loss of held-out pairs."""
+    rewards = torch.tensor(gaps, dtype=torch.float64)
     return {
         "accuracy": sum(gap > 0 for gap in gaps) / len(gaps),
         "pairs": len(gaps),
-        "loss": preference_loss(torch.tensor(gaps, dtype=torch.float64), zeros).item(),
+        "loss": preference_loss(rewards, torch.zeros_like(rewards)).item(),
     }

@@ -1,6 +1,5 @@
-"""What SFT, reward model and DPO share: the begin of their loop, their batches and rates."""
+"""What SFT, reward model and DPO share: how their loop starts, their batches and learning rates."""
 
-import math
 from collections.abc import Sequence
 
 from accelerate import Accelerator
@@ -10,69 +9,68 @@ from stages.models.lora import adapt
 from stages.models.policy import PolicyModel
 from stages.runs import Run
 from stages.settings.checks import check_dealt, check_filled
-from stages.training.learner import Learner
-from stages.training.loop import make_optimizer, set_learning_rate, use_gradient_checkpointing
-from stages.training.sharding import prepare
+from stages.settings.sections import Supervised
+from stages.training.accelerator import prepare
+from stages.training.memory import MemoryBudget, use_gradient_checkpointing
+from stages.training.optimizer import cosine_rate, make_optimizer, set_learning_rate
 from stages.training.state import Order, State
+from stages.training.step import Learner
 
 
-def check_batch(name: str, batch_size: int, rows: int, accelerator: Accelerator) -> None:
-    """Raise UserError if a global batch cannot be filled or divided among the processes."""
-    check_filled(name, batch_size, rows)
-    check_dealt(name, batch_size, accelerator.num_processes)
+def check_batch(stage: str, batch_size: int, rows: int, accelerator: Accelerator) -> None:
+    """Raise UserError if a global batch cannot be filled, or not divided among the processes."""
+    check_filled(stage, batch_size, rows)
+    check_dealt(stage, batch_size, accelerator.num_processes)
 
 
 def begin_supervised(
     run: Run,
     accelerator: Accelerator,
+    budget: MemoryBudget,
     network: PolicyModel | PreTrainedModel,
+    settings: Supervised,
     rows: int,
-    together: Sequence[Sequence[int]] = (),
+    groups: Sequence[Sequence[int]] = (),
+    dropout: float = 0.0,
 ) -> State:
-    """The loop of a stage that learns `rows` rows of a data set, where it was left.
+    """Return the training loop of a stage, at the update where an earlier attempt left it.
 
-    `together` are rows that stay neighbours in its order, as in `batch_rows`. The
-    stage's own settings section says how; the network gets an adapter if the settings say so.
+    It goes through the `rows` rows of a data set for `settings.epochs` epochs; rows of one of the
+    `groups` stay neighbors, as in `batch_rows`. The network gets an adapter (LoRA) and gradient
+    checkpointing if the settings say so.
     """
-    config, settings = run.config, getattr(run.config, run.stage)
+    config = run.config
     model = network.model if isinstance(network, PolicyModel) else network
     adapt(model, config, run.stage)
     use_gradient_checkpointing(model, config.memory)
     optimizer = make_optimizer(network.parameters(), settings.learning_rate, config.optimizer)
-    trained, optimizer = prepare(accelerator, network, optimizer)
-    learner = Learner(
-        stage=run.stage,
-        accelerator=accelerator,
-        trained=trained,
-        optimizer=optimizer,
-        microbatch_size=config.memory.microbatch_size,
-    )
-    size = settings.batch_size
-    order = Order(
-        rows=rows, batch_size=size, seed=config.seed, purpose=run.stage, together=together
-    )
+    trained, prepared_optimizer = prepare(accelerator, network, optimizer)
     state = State(
         run=run,
-        learner=learner,
-        updates=settings.epochs * rows // size,
-        order=order,
-        dropout=getattr(settings, "dropout", 0.0),
+        learner=Learner(
+            stage=run.stage,
+            accelerator=accelerator,
+            budget=budget,
+            trained=trained,
+            optimizer=prepared_optimizer,
+        ),
+        updates=settings.epochs * rows // settings.batch_size,
+        order=Order(
+            rows=rows,
+            batch_size=settings.batch_size,
+            seed=config.seed,
+            purpose=run.stage,
+            groups=groups,
+        ),
+        dropout=dropout,
     )
     state.load()
     return state
 
 
 def set_rate(state: State, learning_rate: float) -> float:
-    """Set and return this update's learning rate: warm-up, then a cosine."""
-    warmup_fraction = state.run.config.optimizer.warmup_fraction
-    rate = learning_rate * cosine_rate(state.update, state.updates, warmup_fraction)
+    """Set and return this update's learning rate: a linear warm-up, then a cosine to 0."""
+    share = cosine_rate(state.update, state.updates, state.run.config.optimizer.warmup_fraction)
+    rate = learning_rate * share
     set_learning_rate(state.learner.optimizer, rate)
     return rate
-
-
-def cosine_rate(update: int, updates: int, warmup_fraction: float) -> float:
-    """Share of the learning rate at an update counted from 0: linear warm-up, cosine to 0."""
-    warmup = round(warmup_fraction * updates)
-    if update < warmup:
-        return (update + 1) / (warmup + 1)
-    return 0.5 * (1 + math.cos(math.pi * (update - warmup) / max(1, updates - warmup)))

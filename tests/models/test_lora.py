@@ -13,7 +13,6 @@ from stages.driving.start import run_module
 from stages.models.forward import head_scalars, model_inputs, response_logprobs
 from stages.models.loading import load_policy, load_reward_model, save_model
 from stages.models.lora import adapt, adapter_layers, adapter_off, merge
-from stages.models.policy import PolicyModel
 from stages.rl.networks import save_networks
 from stages.running.files import read_lines
 from stages.settings.command_line import make_config

@@ -19,7 +19,7 @@ from stages.rl.networks import Networks, PolicyAndCritic, parameter_groups
 from stages.rl.update import optimize
 from stages.settings.command_line import make_config
 from stages.settings.config import Optimizer, Ppo
-from stages.training.loop import make_optimizer
+from stages.training.optimizer import make_optimizer
 from tests.conftest import learner_of
 
 RATE = 2e-3

@@ -29,9 +29,10 @@ from stages.rl.update import optimize
 from stages.running.files import read_json, read_lines
 from stages.settings.command_line import make_config
 from stages.settings.ppo import Ppo, Rloo
+from stages.training.memory import MemoryBudget
 from tests.conftest import close, learner_of
 from tests.lib.families import CONFIGS
-from tests.training.test_loop import Process
+from tests.lib.processes import Process
 
 SMALL = """
     base.hidden_size=32 base.num_layers=1 eval.posts=8 checks.control_posts=4
@@ -152,14 +153,14 @@ def test_a_query_computed_once_changes_nothing(family, size, before_ppo, monkeyp
         before_ppo, policy=policy, ref_policy=policy, reward_model=scorer, critic=scorer
     )
     settings = Ppo(batch_size=12, total_episodes=12, samples_per_query=4, logprob_dtype="float32")
-    sizes = {"microbatch_size": size, "forward_batch_size": size}
+    budget = MemoryBudget(microbatch_size=size, forward_batch_size=size)
     found = []
     for shares in (True, False):
         if not shares:
             monkeypatch.setattr(forward, "shares_query", lambda model, longest: False)
             monkeypatch.setattr("stages.rl.rollout.sample", apart(sample))
         assert forward.shares_query(policy, 64) == shares
-        learner = learner_of(copy.deepcopy(networks), make_config("tiny"), **sizes)
+        learner = learner_of(copy.deepcopy(networks), make_config("tiny"), budget=budget)
         sampled = sample_responses(learner, QUERIES, NOISE, settings)
         episodes = score(learner, measure(learner, sampled, settings), settings)
         pad_id = networks.pad_id

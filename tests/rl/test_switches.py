@@ -34,7 +34,7 @@ from stages.rl.update import check_episodes, set_rate
 from stages.settings.command_line import make_config
 from stages.settings.config import Optimizer, Ppo, UserError
 from stages.settings.ppo import PAPER_QUIRKS
-from stages.training.loop import make_optimizer
+from stages.training.optimizer import make_optimizer
 from tests.conftest import close, learner_of, rolled_out
 
 EOS, PAD = 0, 9

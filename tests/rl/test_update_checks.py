@@ -17,8 +17,8 @@ from stages.running.files import read_json
 from stages.settings.checks import UserError
 from stages.settings.ppo import Grpo, Ppo, Rloo
 from tests.lib.planted import PLANTED
+from tests.lib.processes import launch
 from tests.lib.resuming import ARGUMENTS
-from tests.training.test_processes import launch
 
 EOS, PAD = 0, 9
 RESPONSES = torch.tensor([[4, 5, EOS, PAD], [6, 7, 8, 6]])
@@ -265,7 +265,7 @@ def gate(accelerator, factors):
 GATE = """
 import json
 from stages.driving.start import end_process
-from stages.training.sharding import new_accelerator
+from stages.training.accelerator import new_accelerator
 from tests.rl.test_update_checks import gate
 accelerator = new_accelerator("no")
 with open(f"{{accelerator.process_index}}.json", "w") as file:

@@ -29,39 +29,45 @@ from tests.lib.resuming import (
     stage_modules,
 )
 
-LEARNING = ("sft", "rm", "ppo", "dpo")
 TINY = make_config("tiny")
-OF_RUN = ("ppo.", "eval.", "memory.")  # settings that no upstream supplies
+NOT_FROM_UPSTREAM = ("ppo.", "eval.", "memory.")
+"""Sections whose settings an upstream does not supply."""
 
 
-@pytest.mark.parametrize(("stage", "step"), [("ppo", 1), ("ppo", 2), *((x, 4) for x in LEARNING)])
-def test_training_that_was_killed_goes_on_to_the_same_weights(
+@pytest.mark.parametrize(
+    ("stage", "step"), [("ppo", 1), ("ppo", 2), ("sft", 4), ("rm", 4), ("ppo", 4), ("dpo", 4)]
+)
+def test_training_that_was_killed_resumes_to_the_same_weights(
     whole, attempt, tmp_path, capsys, stage, step
 ):
-    folder, module = attempt(stage), stage_modules()[stage]
+    folder = attempt(stage)
+    module = stage_modules()[stage]
     with pytest.MonkeyPatch.context() as patch:
         kill_at(patch, step)
         with pytest.raises(Killed):
             run_module(module, OFTEN)
     assert not folder.exists()
+
     run_module(module, OFTEN)
     same(whole / stage, folder, tmp_path / "differences.json")
-    goes_on = f"{stage} goes on after update {step - 1}" in capsys.readouterr().err
-    assert goes_on == (step > 1)
+    resumed = f"{stage} resumes after update {step - 1}" in capsys.readouterr().err
+    assert resumed == (step > 1)
 
 
 @pytest.mark.parametrize("stage", ["sft", "rm", "normalize", "dpo", "summaries"])
-def test_measuring_that_was_killed_goes_on_where_it_was(
+def test_a_measurement_that_was_killed_continues_where_it_was(
     whole, attempt, tmp_path, monkeypatch, stage
 ):
-    folder, module = attempt(stage), stage_modules()[stage]
-    kills = [2, 4]
+    """Two kills, each after half a line was written."""
+    folder = attempt(stage)
+    module = stage_modules()[stage]
+    parts_before_kills = [1, 3]
     kept_parts: list[tuple[str, tuple[int, ...]]] = []
     add = KeptRows.add
 
     def add_or_die(kept: KeptRows, rows: Any, measured: Any) -> None:
-        if kills and len(kept_parts) + 1 == kills[0]:
-            kills.pop(0)
+        if parts_before_kills and len(kept_parts) == parts_before_kills[0]:
+            parts_before_kills.pop(0)
             with kept.path.open("a") as lines:
                 lines.write('{"rows": [1, 2], "meas')
             raise Killed
@@ -77,15 +83,15 @@ def test_measuring_that_was_killed_goes_on_where_it_was(
             attempts += 1
     assert attempts >= 2
     same(whole / stage, folder, tmp_path / "differences.json")
-    assert len(set(kept_parts)) == len(kept_parts)  # nothing that was kept is measured again
+    assert len(set(kept_parts)) == len(kept_parts)  # what was kept is not measured again
 
 
-def test_judging_that_was_killed_asks_for_what_is_missing_alone(
+def test_judging_that_was_killed_asks_only_for_what_is_missing(
     whole, attempt, tmp_path, monkeypatch
 ):
     folder = attempt("judge")
     append = Run.append
-    written = []
+    written: list[dict[str, Any]] = []
 
     def append_or_die(run: Run, name: str, row: dict[str, Any]) -> None:
         written.append(row)
@@ -98,7 +104,8 @@ def test_judging_that_was_killed_asks_for_what_is_missing_alone(
     monkeypatch.setattr(Run, "append", append_or_die)
     with pytest.raises(Killed):
         judge.main(ARGUMENTS)
-    asked = []
+
+    asked: list[int] = []
     real = protocol.judge_all
 
     def judge_all(judge: Any, todo: Any, concurrency: int, beside: Any) -> Any:
@@ -197,9 +204,9 @@ def test_only_the_summaries_of_a_policy_that_joins_are_sampled(whole, attempt, m
         monkeypatch.setattr(summaries, "current_inputs", lambda *of: current_inputs(*of) | other)
     names: list[str] = []
 
-    def sample(run, accelerator, name, *others):
+    def sample(run, accelerator, budget, name, *others):
         names.append(name)
-        return sample_summaries(run, accelerator, name, *others)
+        return sample_summaries(run, accelerator, budget, name, *others)
 
     sample_summaries = summaries.sample_summaries
     monkeypatch.setattr(summaries, "sample_summaries", sample)
@@ -227,7 +234,7 @@ def test_summaries_of_sft_and_its_best_are_the_upstreams(attempt, monkeypatch, c
     of_run = ["--preset", "tiny", "--name", "other", "--upstream", "resumed"]
     setting = "temperature" if change == "temperature" else "lam"
     of_run += ["--set", "eval.best_of=2", f"ppo.{setting}=0.8"]
-    of_run += (x for x in SETTINGS if x.startswith(OF_RUN))
+    of_run += [setting for setting in SETTINGS if setting.startswith(NOT_FROM_UPSTREAM)]
     run_module(stage_modules()["ppo"], of_run)
     if change == "made later":
         with monkeypatch.context() as patch:
@@ -237,9 +244,9 @@ def test_summaries_of_sft_and_its_best_are_the_upstreams(attempt, monkeypatch, c
     summaries.main([*ARGUMENTS, "eval.best_of=2"])
     names: list[str] = []
 
-    def sample(run, accelerator, name, *others):
+    def sample(run, accelerator, budget, name, *others):
         names.append(name)
-        return sample_summaries(run, accelerator, name, *others)
+        return sample_summaries(run, accelerator, budget, name, *others)
 
     sample_summaries = summaries.sample_summaries
     monkeypatch.setattr(summaries, "sample_summaries", sample)
