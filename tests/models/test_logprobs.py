@@ -27,7 +27,7 @@ NO_PADDING = -1
 def small_chunks(request, monkeypatch):
     """Chunks of one position, of three, and of all, in blocks of two positions."""
     monkeypatch.setitem(CHUNK, "cpu", request.param * VOCABULARY)
-    monkeypatch.setattr(logprobs, "CACHED", 2 * VOCABULARY)
+    monkeypatch.setattr(logprobs, "LOGITS_PER_CPU_BLOCK", 2 * VOCABULARY)
 
 
 def random_inputs(dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor, Tensor]:
