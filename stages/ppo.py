@@ -36,6 +36,7 @@ from stages.rl.advantages import assign_rewards, compute_advantages
 from stages.rl.algorithms import Algorithm
 from stages.rl.metrics import describe, describe_texts, samples, say_what_is_odd, summarize
 from stages.rl.networks import PolicyLearner, load_networks, make_learner, origins_of, save_networks
+from stages.rl.pretraining import load_pretraining_mix
 from stages.rl.rollout import load_queries, measure, sample_responses, score
 from stages.rl.start_checks import check_start
 from stages.rl.update import check_episodes, first_kl_coef, next_kl_coef, optimize, set_rate
@@ -58,7 +59,9 @@ def train_policy(config: Config, algorithm: Algorithm) -> None:
     with open_stage(config, stage, accelerator.is_main_process) as run:
         check_episodes(stage, settings, accelerator)
 
-        split, queries = load_queries(run.require("base") / "data")
+        data = run.require("base") / "data"
+        split, queries = load_queries(data)
+        mix = load_pretraining_mix(config, settings, data)
         tokenizer = load_tokenizer(run.require("sft") / "model")
 
         # The policy starts as the SFT model, the critic as the reward model (detail 22).
@@ -96,7 +99,7 @@ def train_policy(config: Config, algorithm: Algorithm) -> None:
             check_update(learner, rollout, settings, kl_coef, config.checks.updates)
 
             # 6. Optimize over the episodes.
-            metrics |= optimize(learner, rollout, settings, state.minibatch_seed, kl_coef)
+            metrics |= optimize(learner, rollout, settings, state.minibatch_seed, kl_coef, mix)
             check_statistics(learner, metrics, settings, config.checks.updates)
 
             # Write metrics and samples, and keep some policies on the way.
