@@ -22,7 +22,8 @@ from stages.training.learner import batch_rows
 from stages.training.loop import make_optimizer
 from stages.training.preferences import summarize_gaps
 from stages.training.state import Order
-from tests.conftest import refusal_of, state_of
+from tests.lib.asserts import refusal_of
+from tests.lib.learners import state_of
 
 EOS = 0
 NATS = st.floats(-300, 0)

@@ -26,7 +26,7 @@ from stages.functional import (
     truncate_after,
     value_loss,
 )
-from tests.conftest import close
+from tests.lib.asserts import close
 
 EOS, PAD = 0, 99
 NAN = math.nan

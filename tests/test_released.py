@@ -39,9 +39,9 @@ from stages.running.files import read_lines
 from stages.settings.command_line import make_config
 from stages.settings.config import UserError
 from stages.training.checkpoints import read_weights
-from tests.conftest import refusal_of
+from tests.lib.asserts import refusal_of
+from tests.lib.families import GROUPED, WIDTH
 from tests.lib.resuming import ARGUMENTS, SETTINGS
-from tests.models.test_families import GROUPED, WIDTH
 
 ROOT = Path(__file__).parents[1]
 MEAN = 1.75

@@ -165,7 +165,8 @@ def check_ratio(
         torch.cat(differences),
         bounds,
         "the first ratio is not 1",
-        f"{learner.stage} (step 6 has dropout, padding, temperature or logprobs other than step 2)",
+        f"{learner.stage} (step 6 has another dropout, temperature or precision than step 2, or "
+        "step 1 pads queries on the right)",
     )
 
 
@@ -262,8 +263,8 @@ def check_padding(
         score_in_passes(*texts, size) - score_in_passes(*texts, 1),
         bounds,
         "padding changes a score",
-        "rm (the model reads what stands to the right of a token) or base (PAD and EOS are one"
-        " token)",
+        "rm (the model has dropout on, or reads tokens to the right of the scored one) or base "
+        "(PAD and EOS are one token)",
     )
 
 

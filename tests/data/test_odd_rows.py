@@ -40,8 +40,9 @@ from stages.running.files import read_json, read_lines
 from stages.settings.command_line import make_config
 from stages.settings.config import Data, UserError
 from stages.settings.sections import format_post
-from tests.conftest import close, refusal_of, state_of
 from tests.data.test_posts import ARTICLE, BAD_ROWS, LIMITS, PAIR, POST, edited, write_folder
+from tests.lib.asserts import close, refusal_of
+from tests.lib.learners import state_of
 
 EMPTY = edited(PAIR, "summaries.1.text", "")  # the chosen one
 EQUAL = edited(PAIR, "summaries.1.text", " one is better")

@@ -9,8 +9,8 @@ from datasets.exceptions import DatasetGenerationError
 from stages.data.bad_rows import BadRows
 from stages.data.readers import read_hub, read_source, subsample
 from stages.settings.config import HUB, Data, UserError
-from tests.conftest import refusal_of
 from tests.data.test_posts import PAIR, POST, read_all, write_folder
+from tests.lib.asserts import refusal_of
 
 
 def test_blank_lines_are_no_rows_and_are_counted(tmp_path):

@@ -21,8 +21,9 @@ from stages.data.tokens import (
 from stages.running.files import read_lines
 from stages.settings.config import HUB, Data, UserError
 from stages.settings.sections import PROMPT, format_post
-from tests.conftest import SHARED, refusal_of
+from tests.lib.asserts import refusal_of
 from tests.lib.paper_numbers import query_tokens
+from tests.lib.places import SHARED
 
 Row = dict[str, Any]
 LIMITS = Limits(query=400, response=100, query_response=450)

@@ -14,15 +14,9 @@ from transformers import (
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
     AutoModelForTokenClassification,
-    Gemma3TextConfig,
-    GemmaConfig,
-    GPT2Config,
     GPTNeoXConfig,
     GPTNeoXForCausalLM,
-    GraniteConfig,
     LlamaConfig,
-    PreTrainedConfig,
-    Qwen2Config,
 )
 
 from eval import summaries
@@ -44,23 +38,11 @@ from stages.models.loading import (
 from stages.models.sampling import sample
 from stages.rl.networks import freeze
 from stages.running.files import read_lines
-from tests.conftest import close
+from tests.lib.asserts import close
+from tests.lib.families import CONFIGS
 from tests.models.test_loading import configured
 
 STAGES = (base, sft, rm, normalize, ppo, dpo, summaries)
-WIDTH = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
-GROUPED = {**WIDTH, "num_key_value_heads": 2, "intermediate_size": 64, "head_dim": 8}
-CONFIGS: dict[str, PreTrainedConfig] = {
-    "gpt_neox": GPTNeoXConfig(**WIDTH, intermediate_size=64),
-    "gpt2": GPT2Config(n_embd=32, n_layer=2, n_head=4, n_positions=512),
-    "llama": LlamaConfig(**GROUPED, tie_word_embeddings=True),
-    "qwen2": Qwen2Config(**GROUPED),
-    "gemma": GemmaConfig(**GROUPED),
-    # Without a token-classification class in transformers, and with sliding windows.
-    "gemma3_text": Gemma3TextConfig(**GROUPED, sliding_window=16),
-    # Without any class of a scalar head.
-    "granite": GraniteConfig(**GROUPED),
-}
 SPARE = 3  # embeddings from [PAD] up, which are no tokens
 HEADS = {"gpt_neox": "classifier", "gpt2": "classifier"}
 SETTINGS = """

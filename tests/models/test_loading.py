@@ -34,8 +34,9 @@ from stages.models.loading import (
 )
 from stages.models.sampling import draw, sample
 from stages.settings.config import UserError
-from tests.conftest import SHARED, close
 from tests.lib import paper_numbers as paper
+from tests.lib.asserts import close
+from tests.lib.places import SHARED
 
 
 def random_tokens(rows: int, length: int, seed: int = 0) -> Tensor:

@@ -18,8 +18,8 @@ from stages.models.logprobs import (
     give_reading_head,
 )
 from stages.settings.sections import CHUNK
-from tests.conftest import close
-from tests.models.test_families import CONFIGS
+from tests.lib.asserts import close
+from tests.lib.families import CONFIGS
 
 POSITIONS, VOCABULARY, WIDTH = 7, 11, 5
 

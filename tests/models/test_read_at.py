@@ -24,8 +24,8 @@ from stages.rm import read_scores_before
 from stages.running.files import read_json, read_lines
 from stages.settings.command_line import make_config
 from stages.settings.config import UserError
-from tests.conftest import close
-from tests.models.test_families import CONFIGS, GROUPED
+from tests.lib.asserts import close
+from tests.lib.families import CONFIGS, GROUPED
 from tests.models.test_shared_query import made
 
 CPU = torch.device("cpu")

@@ -17,7 +17,7 @@ from stages.models.reward_function import TextReward
 from stages.running.files import read_lines
 from stages.settings.checks import UserError
 from stages.settings.command_line import make_config, recorded_config
-from tests.conftest import refusal_of
+from tests.lib.asserts import refusal_of
 
 # Every token of a response can raise this reward, so no rare event decides whether it is learned.
 MODULE = """

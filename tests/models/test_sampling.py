@@ -14,8 +14,8 @@ from stages.functional import truncate_after
 from stages.models import sampling
 from stages.models.forward import response_logprobs
 from stages.models.sampling import ENDED_SHARE, Decoding, ReservedLayer, sample, sampler_cache
-from tests.conftest import close
-from tests.models.test_families import CONFIGS
+from tests.lib.asserts import close
+from tests.lib.families import CONFIGS
 
 VOCABULARY, EOS, PAD = 20, 0, 20
 ROWS, LENGTH = 12, 9

@@ -29,8 +29,8 @@ from stages.models.forward import (
 )
 from stages.models.loading import require_heads
 from stages.models.logprobs import SHARING
-from tests.conftest import close
-from tests.models.test_families import CONFIGS, GROUPED
+from tests.lib.asserts import close
+from tests.lib.families import CONFIGS, GROUPED
 
 CPU = torch.device("cpu")
 VOCABULARY = 50

@@ -28,8 +28,8 @@ from stages.settings.command_line import make_config
 from stages.settings.config import UserError
 from stages.settings.sections import format_post
 from stages.training.checkpoints import read_weights
-from tests.conftest import refusal_of
 from tests.data.test_posts import LIMITS, POST
+from tests.lib.asserts import refusal_of
 
 SIZES = {"train_posts": 8, "validation_posts": 4, "train_comparisons": 8}
 SMALL = [f"world.{name}={size}" for name, size in (SIZES | {"validation_comparisons": 4}).items()]

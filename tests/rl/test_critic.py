@@ -15,8 +15,9 @@ from stages.rl.networks import Origins, load_critic, zero_head
 from stages.running.files import read_lines
 from stages.settings.command_line import make_config
 from stages.settings.ppo import Ppo
-from tests.conftest import learner_of, make_stages, rolled_out
 from tests.lib.fabricated_runs import fabricate, write_rows
+from tests.lib.learners import learner_of, rolled_out
+from tests.lib.make_stages import make_stages
 
 NAMED = "--preset tiny --name small --set".split()
 SMALL = """

@@ -22,7 +22,7 @@ from stages.models.loading import in_float32, reset_head
 from stages.rl.networks import Networks, PolicyAndCritic
 from stages.rl.update import optimize
 from stages.settings.command_line import make_config
-from tests.conftest import learner_of, rolled_out
+from tests.lib.learners import learner_of, rolled_out
 
 EOS, PAD, LENGTH, RATE, SEED = 0, 7, 6, 0.05, 44413
 QUERIES = [[1, 2, 3], [4, 5], [6, 1, 2, 4], [3], [2, 6], [5, 5, 1]]

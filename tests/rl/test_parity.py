@@ -19,7 +19,7 @@ from stages.rl.update import optimize
 from stages.settings.command_line import make_config
 from stages.settings.config import Optimizer, Ppo
 from stages.training.loop import make_optimizer
-from tests.conftest import learner_of
+from tests.lib.learners import learner_of
 
 RATE = 2e-3
 PLAIN: dict[str, Any] = {

@@ -23,7 +23,7 @@ from stages.settings.command_line import make_config
 from stages.settings.config import Ppo, UserError
 from stages.settings.ppo import Grpo, Rloo
 from stages.training.learner import NonFiniteError
-from tests.conftest import learner_of, rolled_out
+from tests.lib.learners import learner_of, rolled_out
 from tests.lib.planted import PLANTED
 
 BOUNDS = start_checks.BOUNDS["float32"]

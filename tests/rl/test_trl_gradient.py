@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
+from stages.rl.grouped import credit
 from transformers import AutoModelForCausalLM
 
 from reports.parts.words import PEER
@@ -18,13 +19,12 @@ from stages.data.ragged import pad_left
 from stages.functional import leave_one_out
 from stages.rl.advantages import shape
 from stages.rl.episodes import Episodes, Sampled
-from stages.rl.grouped import credit
 from stages.rl.networks import Networks
 from stages.rl.rollout import measure as measured_by
 from stages.rl.update import optimize
 from stages.settings.command_line import config_of, make_config
 from stages.settings.ppo import Rloo
-from tests.conftest import learner_of
+from tests.lib.learners import learner_of
 
 ROOT = Path(__file__).parents[2]
 ENVIRONMENT = ROOT / "runs" / "peers" / PEER

@@ -19,7 +19,8 @@ from stages.settings.command_line import make_config
 from stages.sft import counted_tokens, summed_loss
 from stages.training.learner import batch_rows
 from stages.training.preferences import gap_rows, of_pairs, pair_parts, posts_of, summarize_gaps
-from tests.conftest import close, state_of
+from tests.lib.asserts import close
+from tests.lib.learners import state_of
 
 CPU = torch.device("cpu")
 POST = {"subreddit": "tifu", "title": "my bike", "post": "My boss sold my bike."}

@@ -21,7 +21,7 @@ from stages.training import loop as learning_loop
 from stages.training import state
 from stages.training.checkpoints import checkpoints
 from stages.training.loop import make_optimizer
-from tests.conftest import flat, state_of
+from tests.lib.learners import flat, state_of
 from tests.lib.resuming import Killed
 
 

@@ -47,7 +47,8 @@ from stages.training.loop import (
     use_gradient_checkpointing,
 )
 from stages.training.supervised import check_batch, cosine_rate
-from tests.conftest import ROOT, close
+from tests.lib.asserts import close
+from tests.lib.places import ROOT
 
 
 class Process(SimpleNamespace):

@@ -29,7 +29,8 @@ from stages.training.learner import (
     room_of,
 )
 from stages.training.loop import make_optimizer
-from tests.conftest import flat, make_stages, state_of
+from tests.lib.learners import flat, state_of
+from tests.lib.make_stages import make_stages
 from tests.training.test_microbatches import SPLITS
 
 ROOT = Path(__file__).parents[2]

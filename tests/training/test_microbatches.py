@@ -30,7 +30,7 @@ from stages.settings.command_line import make_config
 from stages.settings.config import UserError
 from stages.training.learner import FORWARD, MICROBATCH, NonFiniteError, room_of
 from stages.training.loop import make_optimizer
-from tests.conftest import flat, learner_of, rolled_out, state_of
+from tests.lib.learners import flat, learner_of, rolled_out, state_of
 
 ROWS = 16
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from accelerate import Accelerator
+from stages.rl.grouped import credit
 from transformers import AutoModelForCausalLM as CausalLM
 from transformers import AutoModelForTokenClassification as TokenClassification
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
@@ -22,14 +23,14 @@ from stages.models.sampling import Noise, sample
 from stages.rl.advantages import credit as by_gae
 from stages.rl.advantages import shape
 from stages.rl.episodes import Shaped
-from stages.rl.grouped import credit
 from stages.rl.rollout import measure, sample_responses, score, share_of_batch
 from stages.rl.update import optimize
 from stages.running.files import read_json, read_lines
 from stages.settings.command_line import make_config
 from stages.settings.ppo import Ppo, Rloo
-from tests.conftest import close, learner_of
-from tests.models.test_families import CONFIGS
+from tests.lib.asserts import close
+from tests.lib.families import CONFIGS
+from tests.lib.learners import learner_of
 from tests.training.test_loop import Process
 
 SMALL = """

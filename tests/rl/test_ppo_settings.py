@@ -33,7 +33,8 @@ from stages.settings.command_line import make_config
 from stages.settings.config import Optimizer, Ppo, UserError
 from stages.settings.ppo import PAPER_QUIRKS
 from stages.training.loop import make_optimizer
-from tests.conftest import close, learner_of, rolled_out
+from tests.lib.asserts import close
+from tests.lib.learners import learner_of, rolled_out
 
 EOS, PAD = 0, 9
 RESPONSES = torch.tensor([[4, 5, EOS, PAD, PAD], [6, 7, 8, 6, 7], [EOS, PAD, PAD, PAD, PAD]])
