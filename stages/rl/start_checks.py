@@ -329,8 +329,9 @@ def replay_known_answers(
             scores - expected.repeat_interleave(group),
             bounds,
             "step 3 does not give the scores that the reward model was saved with",
-            f"{settings.section()} (step 3 scores another text, reads another token or gives the"
-            " penalty where EOS is), normalize (other weights) or a library (other numerics)",
+            f"{settings.section()} (step 3 scores another text, reads another token, has dropout "
+            "on or gives the penalty where EOS is), normalize (other weights) or a library (other "
+            "numerics)",
         )
 
 

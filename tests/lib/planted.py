@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from stages import functional, ppo
 from stages.data.ragged import pad_right
 from stages.models import forward, sampling
-from stages.models.loading import load_tokenizer
-from stages.rl import advantages, loss, rollout, update
+from stages.models.loading import head_name, load_tokenizer
+from stages.rl import advantages, loss, networks, rollout, update
 from stages.rl.algorithms import Algorithm
 from stages.rl.episodes import Measured, Rollout, Sampled, Shaped
 from stages.rl.networks import PolicyLearner
@@ -89,6 +89,17 @@ def penalty_for_ended(
     """-1 for the responses that do emit EOS."""
     has_eos = (responses == eos_id).any(dim=-1)
     return torch.where(has_eos, torch.full_like(scores, penalty), scores)
+
+
+def dropping(right: Callable[..., Any], model: nn.Module, dtype: str) -> Any:
+    """Dropout is on in the reward model."""
+    frozen = right(model, dtype)
+    if not head_name(model):
+        return frozen  # the ref_policy
+    for module in frozen.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.3
+    return frozen.train()
 
 
 # -- sampling, KL and log-probabilities ------------------------------------------------------------
@@ -262,6 +273,7 @@ PLANTED = {
     "penalty-for-ended": Planted(
         step=3, module=functional, name="penalize_missing_eos", wrong=penalty_for_ended
     ),
+    "reward-dropout": Planted(step=3, module=networks, name="freeze", wrong=dropping),
     "score-at-every-token": Planted(
         step=4, module=functional, name="shape_rewards", wrong=at_every_token
     ),

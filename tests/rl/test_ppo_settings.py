@@ -1,4 +1,4 @@
-"""Every switch of PPO that acts before the update: its formula by hand, and that it is obeyed."""
+"""Settings that act before the update: their formulas by hand, and which values are refused."""
 
 import math
 import statistics
@@ -11,88 +11,32 @@ import torch
 from accelerate import Accelerator
 
 from stages.data.ragged import make_ragged
-from stages.data.text_metrics import copied_title_words, distinct
 from stages.functional import (
-    loss_weights,
-    paper_token_logprobs,
-    policy_losses,
     token_logprobs,
-    value_losses,
-    weighted_sum,
 )
 from stages.models import forward, sampling
 from stages.models.loading import load_policy, new_reward_model
 from stages.ppo import kept_models
 from stages.rl import advantages
 from stages.rl import rollout as rollout_module
-from stages.rl.episodes import Episodes, Rollout
+from stages.rl.algorithms import Grpo, Rloo
+from stages.rl.episodes import Episodes
 from stages.rl.metrics import describe, describe_advantages, samples
 from stages.rl.networks import parameter_groups
-from stages.rl.update import check_episodes, set_rate
+from stages.rl.update import check_episodes, first_kl_coef, next_kl_coef, set_rate
 from stages.settings.command_line import make_config
 from stages.settings.config import Optimizer, Ppo, UserError
 from stages.settings.ppo import PAPER_QUIRKS
 from stages.training.loop import make_optimizer
-from tests.lib.asserts import close
-from tests.lib.learners import learner_of, rolled_out
+from tests.lib.asserts import close, refusal_of
+from tests.lib.fabricated_runs import write_rows
+from tests.lib.learners import learner_of, rolled_out, rollout_from
 
 EOS, PAD = 0, 9
 RESPONSES = torch.tensor([[4, 5, EOS, PAD, PAD], [6, 7, 8, 6, 7], [EOS, PAD, PAD, PAD, PAD]])
 LENGTHS = [3, 5, 1]
-NAN = float("nan")
 IDS = SimpleNamespace(eos_id=EOS)
 DESCRIBED: Any = SimpleNamespace(accelerator=Accelerator(cpu=True), networks=IDS)
-
-
-# -- formulas --------------------------------------------------------------------------------------
-
-
-def test_the_papers_logprobs_have_the_digits_of_bf16():
-    logits = torch.tensor([[[1.0, 2.0, 4.0]]])
-    found = paper_token_logprobs(logits, torch.tensor([[1]]), 0.5)
-    exact = 4.0 - math.log(math.exp(2) + math.exp(4) + math.exp(8))
-    assert found.dtype == torch.float32
-    assert found.item() == torch.tensor(found.item()).bfloat16().item()
-    assert found.item() == pytest.approx(exact, rel=2**-8)
-    assert found.item() != pytest.approx(exact, rel=1e-6)
-    with pytest.raises(ValueError, match="above 0"):
-        paper_token_logprobs(logits, torch.tensor([[1]]), 0.0)
-
-
-def test_loss_weights_count_tokens_sequences_or_calls_alike():
-    mask = torch.tensor([[True, True, False], [True, False, False]])
-    close(loss_weights(mask, "tokens"), [[1.0, 1.0, 0.0], [1.0, 0.0, 0.0]])
-    close(loss_weights(mask, "sequences"), [[0.5, 0.5, 0.0], [1.0, 0.0, 0.0]])
-    close(loss_weights(mask, "episodes"), loss_weights(mask, "tokens"))
-    close(loss_weights(mask, "microbatches"), [[1 / 3, 1 / 3, 0.0], [1 / 3, 0.0, 0.0]])
-
-
-def test_a_weighted_sum_ignores_what_has_no_weight():
-    close(weighted_sum(torch.tensor([2.0, NAN, 3.0]), torch.tensor([0.5, 0.0, 2.0])), 7.0)
-
-
-def test_losses_stand_at_their_tokens_and_are_0_elsewhere():
-    mask = torch.tensor([[True, True, False]])
-    new = torch.tensor([[math.log(2), 0.0, NAN]])
-    advantages = torch.tensor([[1.0, 3.0, NAN]])
-    losses, clipped = policy_losses(new, torch.zeros(1, 3), advantages, mask, 0.2)
-    close(losses, [[-1.2, -3.0, 0.0]])
-    close(clipped, [[1.0, 0.0, 0.0]])
-    values = torch.tensor([[1.0, 0.1, NAN]]), torch.zeros(1, 3), torch.tensor([[2.0, 0.0, NAN]])
-    losses, clipped = value_losses(*values, mask, 0.2)
-    close(losses, [[0.5 * 3.24, 0.5 * 0.01, 0.0]])
-    losses, clipped = value_losses(*values, mask, math.inf)
-    close(losses, [[0.5 * 1.0, 0.5 * 0.01, 0.0]])
-    close(clipped, [[0.0, 0.0, 0.0]])
-
-
-def test_copied_words_are_those_of_the_title_and_distinct_n_counts_all_texts():
-    query = "SUBREDDIT: r/x\n\nTITLE: My dog, my CAT\n\nPOST: the dog ran\n\nTL;DR:"
-    assert copied_title_words(query, "a dog and my hamster ran") == pytest.approx(2 / 3)
-    assert copied_title_words("no title here", "title") is None
-    assert distinct(["a b a", "b a"], 1) == pytest.approx(2 / 5)
-    assert distinct(["a b a", "b a"], 2) == pytest.approx(2 / 3)
-    assert distinct([""], 2) == 0
 
 
 # -- rewards and advantages ------------------------------------------------------------------------
@@ -110,49 +54,68 @@ def episodes() -> Episodes:
     )
 
 
-def credited(settings: Ppo) -> Rollout:
-    shaped = advantages.shape_rewards(episodes(), settings, PAD, settings.kl_coef)
-    return advantages.compute_advantages(Accelerator(cpu=True), shaped, ALGORITHMS["ppo"], settings)
-
-
-def credit_by_hand(case: Episodes, settings: Ppo) -> list[list[float]]:
-    """Advantages of the real tokens, by loops over tokens as the paper describes them."""
+def rewards_by_hand(case: Episodes, settings: Ppo) -> list[list[float]]:
+    """The KL penalty at each real token, and the score once."""
     rewards = []
     for row, length in enumerate(LENGTHS):
-        kls = []
-        for t in range(length):
-            d = (case.logprobs[row, t] - case.ref_logprobs[row, t]).item()
-            kinds = {"k1": d, "k2": d * d / 2, "k3": math.exp(-d) - 1 + d}
-            kls.append(kinds[settings.kl_estimator])
-        weight = 0.0 if settings.kl_in == "loss" else settings.kl_coef
-        one = [-weight * kl for kl in kls] + [0.0] * (5 - length)
-        at = length - 1 if settings.score_at == "eos" or length == 5 else length
-        one[at] += case.scores[row].item()
-        rewards.append(one)
-    further = 0 if settings.score_at == "eos" else 1  # after EOS the episode is over
-    counted = [range(min(length + further, 5)) for length in LENGTHS]
+        rewards_of_row = [0.0] * 5
+        if settings.kl_in == "reward":
+            for t in range(length):
+                kl = (case.logprobs[row, t] - case.ref_logprobs[row, t]).item()
+                rewards_of_row[t] = -settings.kl_coef * kl
+        score_position = length  # one after the last real token, if there is one
+        if settings.score_at == "eos" or length == 5:
+            score_position = length - 1
+        rewards_of_row[score_position] += case.scores[row].item()
+        rewards.append(rewards_of_row)
+    return rewards
+
+
+def counted_values(settings: Ppo) -> list[range]:
+    """The positions of each row at which a value counts."""
+    if settings.score_at == "eos":  # after EOS the episode is over
+        return [range(length) for length in LENGTHS]
+    return [range(min(length + 1, 5)) for length in LENGTHS]
+
+
+def whitened_rewards(rewards: list[list[float]], counted: list[range]) -> list[list[float]]:
+    """Scaled by the deviation of those that count; their mean stays."""
+    flat = torch.tensor([rewards[row][t] for row in range(3) for t in counted[row]])
+    mean = flat.mean().item()
+    deviation = (flat.var(unbiased=False) + 1e-8).sqrt().item()
+    return [
+        [(x - mean) / deviation + mean if t in counted[row] else x for t, x in enumerate(one)]
+        for row, one in enumerate(rewards)
+    ]
+
+
+def gae_by_hand(case: Episodes, settings: Ppo, lam: float) -> list[list[float]]:
+    """Advantages of the real tokens before whitening, by loops over tokens."""
+    counted = counted_values(settings)
+    rewards = rewards_by_hand(case, settings)
     if settings.whiten_rewards:
-        flat = torch.tensor([rewards[row][t] for row in range(3) for t in counted[row]])
-        deviation = (flat.var(unbiased=False) + 1e-8).sqrt().item()
-        mean = flat.mean().item()
-        for row in range(3):
-            for t in counted[row]:
-                rewards[row][t] = (rewards[row][t] - mean) / deviation + mean
-    found = []
+        rewards = whitened_rewards(rewards, counted)
+    assert case.values is not None
+    advantages = []
     for row, length in enumerate(LENGTHS):
-        assert case.values is not None
-        values = [case.values[row, t].item() if t in counted[row] else 0.0 for t in range(5)] + [0]
+        values = [0.0] * 6
+        for t in counted[row]:
+            values[t] = case.values[row, t].item()
         running = 0.0
-        advantages: list[float] = []
+        of_row: list[float] = []
         for t in reversed(range(5)):
-            running = rewards[row][t] + values[t + 1] - values[t] + 0.95 * running
-            advantages.insert(0, running)
-        found.append(advantages[:length])
-    if settings.whiten_advantages:
-        flat = torch.tensor([x for one in found for x in one])
-        mean, deviation = flat.mean().item(), (flat.var(unbiased=False) + 1e-8).sqrt().item()
-        found = [[(x - mean) / deviation for x in one] for one in found]
-    return found
+            running = rewards[row][t] + values[t + 1] - values[t] + lam * running
+            of_row.insert(0, running)
+        advantages.append(of_row[:length])
+    return advantages
+
+
+def whitened(advantages: list[list[float]]) -> list[list[float]]:
+    """Mean 0 and variance 1 over all tokens."""
+    flat = torch.tensor([x for row in advantages for x in row])
+    mean = flat.mean().item()
+    deviation = (flat.var(unbiased=False) + 1e-8).sqrt().item()
+    return [[(x - mean) / deviation for x in row] for row in advantages]
 
 
 @pytest.mark.parametrize(
@@ -162,23 +125,40 @@ def credit_by_hand(case: Episodes, settings: Ppo) -> list[list[float]]:
         {"score_at": "eos"},
         {"whiten_rewards": True},
         {"whiten_advantages": False},
-        {"kl_estimator": "k2"},
-        {"kl_estimator": "k3"},
+        {"lam": 0.7},
+        {"lam_value": 1.0},
         {"kl_in": "loss", "kl_estimator": "k3"},
     ],
     ids=str,
 )
-def test_advantages_are_those_of_a_loop_over_tokens(changes):
+def test_advantages_and_returns_are_those_of_a_loop_over_tokens(changes):
     settings = Ppo(kl_coef=0.5, **changes)
-    rollout = credited(settings)
-    for row, expected in enumerate(credit_by_hand(episodes(), settings)):
-        close(rollout.advantages[row, : LENGTHS[row]], expected, 1e-5)
-    raw = credit_by_hand(episodes(), replace(settings, whiten_advantages=False))
+    rollout = rollout_from(episodes(), settings, PAD)
+
+    expected = gae_by_hand(episodes(), settings, settings.lam)
+    if settings.whiten_advantages:
+        expected = whitened(expected)
+    for row, advantages_of_row in enumerate(expected):
+        close(rollout.advantages[row, : LENGTHS[row]], advantages_of_row, 1e-5)
+
+    # The critic's targets are never whitened, and may have their own lambda.
     assert rollout.values is not None
     assert rollout.returns is not None
-    for row, expected in enumerate(raw):  # the critic's targets are never whitened
-        returns = torch.tensor(expected) + rollout.values[row, : LENGTHS[row]]
+    for row, unwhitened in enumerate(gae_by_hand(episodes(), settings, settings.critic_lam)):
+        returns = torch.tensor(unwhitened) + rollout.values[row, : LENGTHS[row]]
         close(rollout.returns[row, : LENGTHS[row]], returns, 1e-5)
+
+
+def test_against_the_mean_a_token_has_its_return_minus_the_mean_return_of_episodes():
+    settings = Ppo(kl_coef=0.5, baseline="mean", whiten_advantages=False)
+    rollout = rollout_from(replace(episodes(), values=None), settings, PAD)
+    assert rollout.returns is None
+    rewards = rewards_by_hand(episodes(), settings)
+    mean_return = sum(sum(rewards_of_row) for rewards_of_row in rewards) / 3
+    for row, length in enumerate(LENGTHS):
+        expected = [sum(rewards[row][t:]) - mean_return for t in range(length)]
+        close(rollout.advantages[row, :length], expected, 1e-5)
+        assert not rollout.advantages[row, length:].any()
 
 
 @pytest.mark.parametrize("index", [0, 1])
@@ -208,38 +188,55 @@ def test_a_missing_eos_costs_what_the_setting_says(trick, expected):
     close(advantages.eos_trick(scores, RESPONSES, EOS, settings), expected)
 
 
-def test_the_reported_kl_is_the_one_that_is_trained_on():
-    for kind in ("k1", "k2", "k3"):
-        settings = Ppo(kl_estimator=kind, kl_coef=0.5, batch_size=3)
-        rollout = credited(settings)
-        found = describe(DESCRIBED, rollout, settings, settings.kl_coef)
-        d = torch.where(rollout.response_mask, rollout.logprobs - rollout.ref_logprobs, 0.0)
-        sums = {"k1": d.sum(), "k2": (d**2 / 2).sum(), "k3": ((-d).exp() - 1 + d).sum()}
-        assert found["objective/kl"] == pytest.approx(sums[kind].item() / 3, abs=1e-5)
-        assert found["objective/kl_k1"] == pytest.approx(sums["k1"].item() / 3, abs=1e-5)
-        assert found["objective/kl_k3"] == pytest.approx(sums["k3"].item() / 3, abs=1e-5)
-        assert found["objective/non_score_reward"] == pytest.approx(-0.5 * found["objective/kl"])
-        reward = found["objective/scores"] + found["objective/non_score_reward"]
-        assert found["objective/rlhf_reward"] == pytest.approx(reward, abs=1e-5)
-    in_loss = replace(settings, kl_in="loss")
-    assert describe(DESCRIBED, rollout, in_loss, in_loss.kl_coef)["objective/non_score_reward"] == 0
+@pytest.mark.parametrize("kind", ["k2", "k3"])
+def test_the_reported_kl_is_k1_whatever_is_trained_on(kind):
+    settings = Ppo(kl_in="loss", kl_estimator=kind, kl_coef=0.5, batch_size=3)
+    rollout = rollout_from(episodes(), settings, PAD)
+    metrics = describe(DESCRIBED, rollout, settings, settings.kl_coef)
+    d = torch.where(rollout.response_mask, rollout.logprobs - rollout.ref_logprobs, 0.0)
+    assert metrics["objective/kl"] == pytest.approx(d.sum().item() / 3, abs=1e-5)
+    k3 = ((-d).exp() - 1 + d).sum().item() / 3
+    assert metrics["objective/kl_k3"] == pytest.approx(k3, abs=1e-5)
+    assert metrics["objective/non_score_reward"] == 0
+    assert metrics["objective/rlhf_reward"] == pytest.approx(metrics["objective/scores"])
+
+
+def test_the_reported_penalty_is_that_of_the_coefficient_of_this_update():
+    settings = Ppo(kl_coef=0.5, kl_target=6.0, batch_size=3)
+    rollout = rollout_from(episodes(), settings, PAD)
+    metrics = describe(DESCRIBED, rollout, settings, kl_coef=0.4)
+    assert metrics["objective/kl_coef"] == 0.4
+    penalty = metrics["objective/non_score_reward"]
+    assert penalty == pytest.approx(-0.4 * metrics["objective/kl"])
+    reward = metrics["objective/scores"] + penalty
+    assert metrics["objective/rlhf_reward"] == pytest.approx(reward, abs=1e-5)
 
 
 def test_what_is_reported_of_a_batch_by_hand():
-    rollout = replace(credited(Ppo()), scores=torch.tensor([-2.0, -3.0, -2.0]))  # row 1 has no EOS
-    found = describe(DESCRIBED, rollout, Ppo(batch_size=3), Ppo().kl_coef)
-    shares = {"policy/eos_rate": 2 / 3, "val/num_eos_tokens": 2, "policy/below_penalty": 2 / 3}
-    tokens = sum(rollout.logprobs[row, :n].sum().item() for row, n in enumerate(LENGTHS))
-    expected = shares | {"policy/response_length": 9 / 3, "objective/entropy": -tokens / 3}
-    assert {key: found[key] for key in expected} == pytest.approx(expected)
+    rollout = rollout_from(episodes(), Ppo(), PAD)
+    rollout = replace(rollout, scores=torch.tensor([-2.0, -3.0, -2.0]))  # row 1 has no EOS
+    metrics = describe(DESCRIBED, rollout, Ppo(batch_size=3), Ppo().kl_coef)
+    logprobs = sum(rollout.logprobs[row, :n].sum().item() for row, n in enumerate(LENGTHS))
+    expected = {
+        "policy/eos_rate": 2 / 3,
+        "val/num_eos_tokens": 2,
+        "policy/below_penalty": 2 / 3,
+        "policy/response_length": 9 / 3,
+        "objective/entropy": -logprobs / 3,
+    }
+    assert {key: metrics[key] for key in expected} == pytest.approx(expected)
+
+
+def test_a_sample_has_the_kl_of_its_own_tokens():
+    rollout = rollout_from(episodes(), Ppo(), PAD)
     tokenizer: Any = SimpleNamespace(decode=lambda *_, **__: "")
     log_ratios = rollout.logprobs - rollout.ref_logprobs
-    kl = [log_ratios[row, :n].sum().item() for row, n in enumerate(LENGTHS)]
-    assert [row["kl"] for row in samples(rollout, tokenizer, 1)] == pytest.approx(kl)
+    expected = [log_ratios[row, :n].sum().item() for row, n in enumerate(LENGTHS)]
+    assert [row["kl"] for row in samples(rollout, tokenizer, 1)] == pytest.approx(expected)
 
 
 def test_what_advantages_follow_is_pearsons_r_with_scores_above_the_others_of_the_query():
-    rollout = credited(Ppo(batch_size=3))
+    rollout = rollout_from(episodes(), Ppo(batch_size=3), PAD)
     steps = [(row, place) for row, length in enumerate(LENGTHS) for place in range(length)]
     advantages = [rollout.advantages[step].item() for step in steps]
     scores = rollout.scores.tolist()
@@ -250,15 +247,24 @@ def test_what_advantages_follow_is_pearsons_r_with_scores_above_the_others_of_th
     at_eos = (rollout.advantages[0, 2] + rollout.advantages[2, 0]).item() / 2
     assert found["policy/advantage_at_eos"] == pytest.approx(at_eos, abs=1e-6)
 
-    twice = [torch.cat([column, column]) for column in (rollout.advantages, rollout.scores)]
-    twice[1][3:] += 7  # another query, whose scores are all higher: no part of what is followed
-    mask, responses = rollout.response_mask.repeat(2, 1), RESPONSES.repeat(2, 1)
-    both: Any = SimpleNamespace(
-        advantages=twice[0], scores=twice[1], response_mask=mask, responses=responses
-    )
-    grouped = describe_advantages(DESCRIBED, both, 3)
-    assert grouped["val/advantage_score_correlation"] == pytest.approx(expected, abs=1e-6)
 
+def test_scores_are_compared_within_their_query():
+    rollout = rollout_from(episodes(), Ppo(batch_size=3), PAD)
+    alone = describe_advantages(DESCRIBED, rollout, samples_per_query=1)
+    # A second query with the same samples, whose scores are all higher.
+    two_queries: Any = SimpleNamespace(
+        advantages=rollout.advantages.repeat(2, 1),
+        scores=torch.cat([rollout.scores, rollout.scores + 7]),
+        response_mask=rollout.response_mask.repeat(2, 1),
+        responses=RESPONSES.repeat(2, 1),
+    )
+    key = "val/advantage_score_correlation"
+    grouped = describe_advantages(DESCRIBED, two_queries, samples_per_query=3)
+    assert grouped[key] == pytest.approx(alone[key], abs=1e-6)
+
+
+def test_without_an_eos_no_advantage_at_eos_is_reported():
+    rollout = rollout_from(episodes(), Ppo(batch_size=3), PAD)
     unended = replace(rollout, responses=torch.full_like(RESPONSES, 5))
     assert "policy/advantage_at_eos" not in describe_advantages(DESCRIBED, unended, 1)
 
@@ -355,6 +361,88 @@ def test_a_quirk_that_compat_sets_cannot_be_asked_for_beside_it():
         make_config("tiny", name="mine", overrides=asked)
 
 
-def test_k1_in_the_loss_is_refused_for_its_gradient_is_0_on_average():
-    with pytest.raises(UserError, match="k2 or k3"):
-        Ppo(kl_in="loss")
+@pytest.mark.parametrize("kind", ["k2", "k3"])
+def test_k2_and_k3_in_the_reward_are_refused_with_the_reason_and_both_ways_out(kind):
+    line = refusal_of(Ppo, kl_estimator=kind)
+    assert line.startswith("ppo.kl_estimator must be k1 with ppo.kl_in=reward")
+    assert f"{kind} hardly restrains the policy, or pushes it the wrong way" in line
+    assert "Keep k1, or set ppo.kl_in=loss" in line
+
+
+def test_k1_in_the_loss_is_refused_unless_it_is_corrected():
+    line = refusal_of(Ppo, kl_in="loss")
+    assert line.startswith("ppo.kl_estimator must be k2 or k3 with ppo.kl_in=loss")
+    assert "ppo.kl_correction=sequence" in line
+    assert Ppo(kl_in="loss", kl_correction="sequence").kl_estimator == "k1"
+
+
+@pytest.mark.parametrize("correction", ["token", "sequence"])
+def test_a_correction_of_the_reward_is_refused(correction):
+    line = refusal_of(Ppo, kl_correction=correction)
+    assert line.startswith("ppo.kl_correction must be off with ppo.kl_in=reward")
+
+
+def test_an_adaptive_coefficient_that_starts_at_0_is_refused():
+    line = refusal_of(Ppo, kl_target=6.0, kl_coef=0.0)
+    assert line.startswith("ppo.kl_coef must be above 0 with ppo.kl_target")
+
+
+def test_a_horizon_that_could_make_the_coefficient_negative_is_refused():
+    line = refusal_of(Ppo, kl_target=6.0, batch_size=512, kl_horizon=102)
+    assert line == "ppo.kl_horizon must be above 102, a fifth of ppo.batch_size"
+    Ppo(kl_target=6.0, batch_size=512, kl_horizon=103)
+
+
+def test_critic_warm_up_without_a_critic_is_refused():
+    line = refusal_of(Ppo, baseline="mean", critic_updates=1)
+    assert line == "ppo.critic_updates must be 0 with ppo.baseline=mean, which trains no critic"
+
+
+@pytest.mark.parametrize("lam_value", [-0.5, 1.5])
+def test_a_lambda_of_the_critics_targets_that_is_none_is_refused(lam_value):
+    assert refusal_of(Ppo, lam_value=lam_value).startswith("ppo.lam_value must ")
+
+
+def test_the_critics_targets_have_the_advantages_lambda_unless_they_have_their_own():
+    assert Ppo(lam=0.9).critic_lam == 0.9
+    assert Ppo(lam=0.9, lam_value=0.0).critic_lam == 0.0
+    assert Ppo(lam=0.9, lam_value=1.0).critic_lam == 1.0
+
+
+def test_an_error_names_the_section_of_the_algorithm():
+    assert refusal_of(Rloo, kl_estimator="k3").startswith("rloo.kl_estimator must be k1")
+    assert refusal_of(Grpo, samples_per_query=1) == "grpo.samples_per_query must be at least 2"
+
+
+# -- the adaptive KL coefficient -------------------------------------------------------------------
+
+ADAPTIVE = Ppo(
+    kl_coef=0.1,
+    kl_target=6.0,
+    kl_horizon=1000,
+    batch_size=64,
+    total_episodes=640,
+    critic_updates=2,
+)
+
+
+def test_the_coefficient_adapts_to_the_kl_once_the_policy_learns():
+    assert next_kl_coef(ADAPTIVE, 0.1, kl=0.0, update=1) == 0.1  # critic warm-up
+    expected = 0.1 * (1 + 0.1 * 64 / 1000)  # the KL is 10% above its target
+    assert next_kl_coef(ADAPTIVE, 0.1, kl=6.6, update=2) == pytest.approx(expected)
+    fixed = replace(ADAPTIVE, kl_target=0.0)
+    assert next_kl_coef(fixed, 0.1, kl=6.6, update=2) == 0.1
+
+
+def test_a_resumed_run_continues_with_the_coefficient_that_follows_from_its_log(tmp_path):
+    metrics_file = tmp_path / "metrics.jsonl"
+    logged = [
+        {"step": 1, "objective/kl_coef": 0.1, "objective/kl": 0.0},
+        {"step": 2, "objective/kl_coef": 0.1, "objective/kl": 0.0},
+        {"step": 3, "objective/kl_coef": 0.1, "objective/kl": 6.6},
+        {"step": 4, "objective/kl_coef": 0.10064, "objective/kl": 100.0},
+    ]
+    write_rows(metrics_file, logged)
+    expected = {0: 0.1, 2: 0.1, 3: 0.10064, 4: 0.10064 * (1 + 0.2 * 64 / 1000)}
+    for update, kl_coef in expected.items():
+        assert first_kl_coef(ADAPTIVE, metrics_file, update) == pytest.approx(kl_coef)
