@@ -7,7 +7,7 @@ import torch
 from transformers import AutoModelForTokenClassification, Qwen2Config
 
 from eval import summaries
-from stages import base, normalize, ppo, rloo, rm, sft
+from stages import base, normalize, ppo, rm, sft
 from stages.data.ragged import load_split, pad_left, pad_right
 from stages.driving.start import run_module
 from stages.models.foreign import load_released_reward_model
@@ -25,8 +25,7 @@ from stages.running.files import read_json, read_lines
 from stages.settings.command_line import make_config
 from stages.settings.config import UserError
 from tests.lib.asserts import close
-from tests.lib.families import CONFIGS, GROUPED
-from tests.models.test_shared_query import made
+from tests.lib.families import CONFIGS, GROUPED, random_model
 
 CPU = torch.device("cpu")
 EOS, PAD = 0, -1
@@ -56,7 +55,7 @@ def by_hand(model, before_eos: bool) -> list[list[float]]:
 @pytest.mark.parametrize("before_eos", [False, True])
 @pytest.mark.parametrize("shares", SHARES)
 def test_scores_are_those_of_the_text_up_to_where_they_are_read(shares, before_eos):
-    model = made(AutoModelForTokenClassification, SHARES[shares])
+    model = random_model(AutoModelForTokenClassification, SHARES[shares])
     assert shares_query(model, 64) == shares
     if before_eos:
         read_scores_before(model, EOS)
@@ -130,8 +129,11 @@ def runs_folder(tmp_path_factory):
             run_module(stage, ["--preset", "tiny", "--name", "plain", "--set", *SETTINGS])
         words = ["--preset", "tiny", "--name", "before", "--upstream", "plain", "--set"]
         memory = [text for text in SETTINGS if text.startswith("memory.")]
-        for stage in (rm, normalize, ppo, rloo, summaries):
-            run_module(stage, [*words, *memory, *ONLINE, "rm.read_at=before_eos"])
+        words += [*memory, *ONLINE, "rm.read_at=before_eos"]
+        for stage in (rm, normalize, ppo):
+            run_module(stage, words)
+        run_module(ppo, words, "rloo")
+        run_module(summaries, words)
     return root / "runs"
 
 

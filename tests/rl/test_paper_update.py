@@ -182,7 +182,7 @@ def test_an_update_under_compat_paper_is_the_papers(networks, precision, toleran
     ended = (rollout.responses == EOS).any(dim=1)
     assert ended.any(), "this seed has to show an EOS"
     assert not ended.all(), "this seed has to show a response without one"
-    optimize(learner, rollout, config.ppo, 9, config.ppo.kl_coef)
+    optimize(learner, rollout, config.ppo, seed=9, kl_coef=config.ppo.kl_coef)
 
     queries = [row[row != PAD].tolist() for row in rollout.queries]
     # The cache would hold the weights of before the first step.
