@@ -33,7 +33,9 @@ from eval.rates.table import leaning, leanings, verdict_table
 from eval.win_rate import post_scores
 from stages.data.bad_rows import BadRows
 from stages.data.builtin import world_folder
-from stages.data.readers import Located, is_cnndm, read_source
+from stages.data.readers import read_source
+from stages.data.schemas import is_cnndm
+from stages.data.tables import LocatedRow
 from stages.data.text_metrics import first_ids
 from stages.driving.start import run_stage
 from stages.finished import read_manifest
@@ -126,7 +128,7 @@ def labelled_rows(systems: Mapping[str, Sequence[Row]]) -> list[Row]:
 
 
 def sample_pairs(
-    located: Sequence[Located], count: int, seed: int, prompt: str = PROMPT
+    located: Sequence[LocatedRow], count: int, seed: int, prompt: str = PROMPT
 ) -> list[Row]:
     """`count` labelled pairs about posts, drawn by seed (0, or fewer: all of them).
 

@@ -22,8 +22,9 @@ from stages.data.text_metrics import text_measures, unshown_tokens
 from stages.driving.start import run_stage
 from stages.finished import changed_code, current_inputs, damage, read_manifest, stage_folder
 from stages.models.forward import response_logprobs, summary_scores
-from stages.models.loading import load_policy, load_reward_model, load_tokenizer, require_room
+from stages.models.loading import load_policy, load_reward_model, require_room
 from stages.models.sampling import Sampling, respond_often
+from stages.models.tokenizers import load_tokenizer
 from stages.running.files import read_lines, read_record
 from stages.running.machine import device_name, library_versions, processor
 from stages.runs import Run, open_stage, write_rows

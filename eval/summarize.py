@@ -15,14 +15,15 @@ import torch
 from torch import Tensor
 
 from eval.summaries import kept_by_ppo, longest, place_of
+from stages.data.prompt import first_tokens, fit_query, plain_encoder
 from stages.data.ragged import load_split
-from stages.data.tokens import first_tokens, fit_query, plain_encoder
 from stages.driving.wanted import check_run
 from stages.finished import check_stage, read_manifest, stage_folder
 from stages.functional import truncate_after
 from stages.models.forward import summary_scores
-from stages.models.loading import load_policy, load_reward_model, load_tokenizer, require_room
+from stages.models.loading import load_policy, load_reward_model, require_room
 from stages.models.sampling import sample, sampling_noise
+from stages.models.tokenizers import load_tokenizer
 from stages.running.progress import folded
 from stages.settings import config as settings
 from stages.settings.command_line import recorded_config

@@ -31,7 +31,7 @@ from eval.scores import (
     mean_gain,
     proxy_and_gold,
 )
-from stages.data.bad_rows import in_half
+from stages.data.halves import in_half
 from stages.data.text_metrics import first_ids, identical
 from stages.driving.start import run_stage
 from stages.finished import read_manifest

@@ -1,6 +1,6 @@
-"""Stage 0: what a preset starts from: tokenised posts, the tokenizer and the base checkpoint.
+"""Stage 0: what a preset starts from: tokenized posts, the tokenizer and the base checkpoint.
 
-The checkpoint is a folder, a hub id, or a randomly initialised GPT-NeoX (Pythia's architecture) for
+The checkpoint is a folder, a hub id, or a randomly initialized GPT-NeoX (Pythia's architecture) for
 presets that need no download. The tokenizer is the checkpoint's, a given one, or a BPE trained on
 the preset's own posts. Tokens are cached by content and code, and shared between runs. This is the
 only stage of training that asks the hub for anything.
@@ -8,10 +8,11 @@ only stage of training that asks the hub for anything.
 
 import hashlib
 import json
+import math
 import shutil
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -27,23 +28,28 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from stages.data import tokens
-from stages.data.bad_rows import SKIPPED_FILE, BadRows, in_half
+from stages.data.bad_rows import SKIPPED_FILE, BadRows
 from stages.data.builtin import world_folder
-from stages.data.formats import learned, recognised
+from stages.data.formats import describe_whole_prompts
+from stages.data.halves import in_half
+from stages.data.lengths import CNNDM_LIMITS, FAR_OVER, Limits, count_over_limit, length_report
+from stages.data.prompt import first_tokens
 from stages.data.ragged import load_split, save_split
-from stages.data.readers import (
-    Located,
-    beside_known,
-    differences,
-    fetch_rows,
-    is_cnndm,
-    kept_odd_rows,
-    read_source,
-    sources_of,
-    subsample,
+from stages.data.readers import fetch_rows, hub_sources, read_source, subsample
+from stages.data.row_counts import (
+    compare_with_published,
+    count_odd_comparisons,
+    count_repeated_rows,
+    describe_differences,
 )
+from stages.data.schemas import is_cnndm
+from stages.data.tables import LocatedRow
+from stages.data.tokens import tokenize_comparisons, tokenize_posts
 from stages.models import loading
+from stages.models.heads import register_head_class
+from stages.models.lora import check_target_modules
+from stages.models.tokenizers import load_tokenizer
+from stages.models.weights import check_no_adapter
 from stages.running.files import HASHES, cached_folder, read_lines, write_json
 from stages.running.hub import Fetched, fetch_model, fetch_tokenizer
 from stages.running.inputs import Source, model_source
@@ -62,97 +68,118 @@ from stages.settings.sections import (
     PPO_TRAIN,
     format_post,
 )
-from stages.training.checkpoints import refuse_adapter
 from stages.training.learner import stream_seed
 
-# Whose code makes the tokens, beside that of the libraries.
-TOKENISES = ("stages/data/", "stages/settings/sections")
+# The files whose code decides the tokens, of those that the tokenizing module imports.
+TOKENIZING_MODULE = "stages.data.tokens"
+TOKENIZING_CODE = ("stages/data/", "stages/settings/sections")
 
 
 def make_base(config: Config) -> None:
     """Run the stage. Raises UserError for bad rows, a bad tokenizer or a missing checkpoint."""
     with open_stage(config, "base") as run:
         fetched = fetch_all(config)
-        rows = read_rows(config)
-        tokenizer = make_tokenizer(config, rows.located["sft_train"])
+
+        # The data, the tokenizer and the model.
+        source_rows = read_rows(config)
+        tokenizer = make_tokenizer(config, source_rows.splits["sft_train"])
         model = make_model(config, tokenizer)
-        first = tokens.first_tokens(tokenizer, config.base.bos)
-        limits = split_limits(config.data, loading.positions_of(model), first)
-        copy_tokens(tokenizer, rows, limits, run.partial / "data")
-        # Policies sample as many tokens: another number is another input, though no post differs.
+        check_target_modules(model, config.lora)  # before any stage trains
+
+        # The tokens.
+        positions = loading.max_positions(model)
+        limits = split_limits(config.data, positions, first_tokens(tokenizer, config.base.bos))
+        copy_tokens(tokenizer, source_rows, limits, run.partial / "data")
+        # Policies sample this many tokens. Recorded here, because another number is another input
+        # for later stages even if it changes no post.
         sampled = {"max_summary_tokens": config.data.max_summary_tokens}
         write_json(run.partial / "data" / "sampled.json", sampled)
         loading.save_model(model, tokenizer, run.partial / "model")
+
         results = {
             "parameters": sum(parameter.numel() for parameter in model.parameters()),
             "vocabulary": len(tokenizer),
-            "positions": loading.positions_of(model),
-            **describe(run, rows, limits),
-            **({"hub": [source.record for source in fetched]} if fetched else {}),
+            "positions": positions,
+            **describe(run, source_rows, limits),
         }
-        lines = remarks(results, run.folder / "data" / SKIPPED_FILE)
-        for line in [*eos_remarks(tokenizer, model), *lines]:
-            print(*folded(line), sep="\n", file=sys.stderr, flush=True)
+        if fetched:
+            results["hub"] = [source.record for source in fetched]
+        for remark in [
+            *eos_remarks(tokenizer, model),
+            *remarks(results, run.folder / "data" / SKIPPED_FILE),
+        ]:
+            print(*folded(remark), sep="\n", file=sys.stderr, flush=True)
         run.finish(results)
 
 
 def fetch_all(config: Config) -> list[Fetched]:
-    """Fetch everything that the stage takes from the hub, and say what and how much.
+    """Fetch everything that the stage takes from the hub, and print what and how much.
 
-    Raises UserError for what the hub or its cache does not give.
+    Raises UserError for what the hub or its cache does not have.
     """
-    base = config.base
-    sources = dict.fromkeys(sources_of(config.data)) if config.data.source == HUB else ()
-    todo: list[tuple[Callable[[Source], Fetched], Source]] = [(fetch_rows, x) for x in sources]
-    if base.tokenizer not in ("", TRAIN_TOKENIZER):
-        todo.append((fetch_tokenizer, model_source("base.tokenizer", base.tokenizer)))
-    if base.checkpoint != RANDOM:
-        todo.append((fetch_model, _checkpoint(config)))
+    downloads: list[tuple[Callable[[Source], Fetched], Source]] = []
+    if config.data.source == HUB:
+        for source in dict.fromkeys(hub_sources(config.data)):  # both may be the same
+            downloads.append((fetch_rows, source))
+    if config.base.tokenizer not in ("", TRAIN_TOKENIZER):
+        downloads.append((fetch_tokenizer, model_source("base.tokenizer", config.base.tokenizer)))
+    if config.base.checkpoint != RANDOM:
+        downloads.append((fetch_model, _checkpoint(config)))
+
     fetched = []
-    for fetch, source in todo:
+    for fetch, source in downloads:
         if source.is_folder:
             continue
         started = time.monotonic()
         print(f"fetch {source.label}", flush=True)
-        fetched.append(fetch(source))
-        print(f"  {fetched[-1].size}, {time.monotonic() - started:.0f} s", flush=True)
+        result = fetch(source)
+        print(f"  {result.size}, {time.monotonic() - started:.0f} s", flush=True)
+        fetched.append(result)
     return fetched
+
+
+# -- rows ------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
 class SourceRows:
-    """What was read, before it is tokenised."""
+    """The rows that were read, before they are tokenized."""
 
-    located: dict[str, list[Located]]
-    """By the name of the tokenised split; pairs about news articles are a split of their own."""
-    bad: BadRows
-    published: dict[str, Any]
-    """Rows beside the known number of rows, for published data sets."""
+    splits: dict[str, list[LocatedRow]]
+    """By the name of the tokenized split: pairs about news articles are a split of their own."""
+    bad_rows: BadRows
+    published: dict[str, dict[str, int]]
+    """For splits of published data sets: the rows that were read and those that are known."""
 
 
 def read_rows(config: Config) -> SourceRows:
     """The rows that the settings use, checked."""
-    source = world_folder(config) if config.data.source == TOY else config.data.source
-    bad = BadRows(config.data.on_bad_row)
-    located = read_source(config.data, str(source), bad, config.needed_splits)
-    for line in recognised(located):
+    source = config.data.source
+    if source == TOY:
+        source = str(world_folder(config))
+    bad_rows = BadRows(config.data.on_bad_row)
+    all_splits = read_source(config.data, source, bad_rows, config.needed_splits)
+    for line in describe_whole_prompts(all_splits):
         print(line, flush=True)
-    published = beside_known(config.data, located)
-    located = subsample(config.data, located)
-    # News articles occur among the validation comparisons only (Huang et al. 2024, detail 1).
-    articles = [row for row in located.get(COMPARISONS[1], ()) if is_cnndm(row[1])]
-    for name in located.keys() & {*COMPARISONS}:
-        located[name] = [row for row in located[name] if not is_cnndm(row[1])]
-        if not located[name]:
-            raise UserError(f"{name} is about news articles alone: add comparisons of posts")
+    published = compare_with_published(config.data, all_splits)
+    splits = subsample(config.data, all_splits)
+
+    # News articles occur only among the validation comparisons (Huang et al. 2024, detail 1).
+    validation_pairs = splits.get(COMPARISONS[1], [])
+    articles = [(where, row) for where, row in validation_pairs if is_cnndm(row)]
+    for name in COMPARISONS:
+        if name in splits:
+            splits[name] = [(where, row) for where, row in splits[name] if not is_cnndm(row)]
+            if not splits[name]:
+                raise UserError(f"{name} is only about news articles: add comparisons of posts")
     if articles:
-        located[CNNDM] = articles
-    return SourceRows(located=located, bad=bad, published=published)
+        splits[CNNDM] = articles
+    return SourceRows(splits=splits, bad_rows=bad_rows, published=published)
 
 
-def split_limits(data: Data, positions: int, first: tuple[int, ...]) -> dict[str, tokens.Limits]:
-    """The limits of each tokenised split; `first` begins every query."""
-    posts = tokens.Limits(
+def split_limits(data: Data, positions: int, first: tuple[int, ...]) -> dict[str, Limits]:
+    """The limits of each tokenized split; the tokens `first` begin every query."""
+    of_posts = Limits(
         query=data.max_query_tokens,
         response=data.max_summary_tokens,
         query_response=data.max_query_summary_tokens,
@@ -162,91 +189,118 @@ def split_limits(data: Data, positions: int, first: tuple[int, ...]) -> dict[str
         first=first,
         prompt=data.prompt,
     )
-    pairs = replace(
-        posts,
+    of_comparisons = replace(
+        of_posts,
         response=data.max_comparison_tokens,
         query_response=data.max_query_comparison_tokens,
         setting="data.max_comparison_tokens",
         sampled=0,
     )
-    return {
-        **dict.fromkeys((*POSTS, PPO_TRAIN), posts),
-        **dict.fromkeys(COMPARISONS, pairs),
-        CNNDM: replace(tokens.CNNDM_LIMITS, positions=positions, first=first),
-    }
+    of_articles = replace(CNNDM_LIMITS, positions=positions, first=first)
+
+    limits = dict.fromkeys((*POSTS, PPO_TRAIN), of_posts)
+    limits |= dict.fromkeys(COMPARISONS, of_comparisons)
+    limits[CNNDM] = of_articles
+    return limits
 
 
-def describe(run: Run, rows: SourceRows, limits: dict[str, tokens.Limits]) -> dict[str, Any]:
+def describe(run: Run, source_rows: SourceRows, limits: dict[str, Limits]) -> dict[str, Any]:
     """The part of the results that is about data: lengths, and rows kept and skipped by kind."""
-    folder, lengths, counts, halves = run.partial / "data", {}, {}, {}
-    listed = read_lines(folder / SKIPPED_FILE) if (folder / SKIPPED_FILE).exists() else []
-    left_out = {row["where"] for row in listed}
-    kept = {
-        name: [row for where, row in located if where not in left_out]
-        for name, located in rows.located.items()
-    }
-    for name, of_split in kept.items():
+    folder = run.partial / "data"
+    skipped_rows = []
+    if (folder / SKIPPED_FILE).exists():
+        skipped_rows = read_lines(folder / SKIPPED_FILE)
+    skipped_places = {row["where"] for row in skipped_rows}
+
+    lengths = {}
+    counts = {}
+    halves = {}
+    kept = {}
+    for name, located_rows in source_rows.splits.items():
         split = load_split(folder, name)
-        lengths[name] = tokens.length_report(split)
-        skipped = sum(row["split"] == name for row in listed)
-        over = tokens.over_limit(split, limits[name])
-        counts[name] = {"rows": len(split), "skipped": skipped, **over}
+        kept[name] = [row for where, row in located_rows if where not in skipped_places]
+        lengths[name] = length_report(split)
+        counts[name] = {
+            "rows": len(split),
+            "skipped": sum(row["split"] == name for row in skipped_rows),
+            **count_over_limit(split, limits[name]),
+        }
         if "chosen" in split.columns:
-            counts[name] |= kept_odd_rows(of_split)
-        if name == COMPARISONS[0]:  # of which rm.pairs may name one
+            counts[name] |= count_odd_comparisons(kept[name])
+        # The reward model may learn only one half of the training pairs (`rm.pairs`).
+        if name == COMPARISONS[0]:
             for half in ("even", "odd"):
                 halves[half] = sum(in_half(row["id"], half) for row in split.rows)
     return {
         "tokens": lengths,
         "rows": counts,
         "halves": halves,
-        "learned": learned(kept),
-        "published": rows.published,
+        "learned": count_repeated_rows(kept),
+        "published": source_rows.published,
     }
 
 
-def remarks(results: dict[str, Any], listed: Path) -> list[str]:
-    """What a user should know of the rows, one line each; `listed` is where skipped ones stand."""
-    lines, rows = list[str](), results["rows"].values()
-    if longer := sum(counts["over_limit"] for counts in rows):
-        most = max(counts["most_over"] for counts in rows)
-        over = f"{longer:,} rows are up to {most:,} tokens over data.max_*"
-        lines.append(f"{over}: they are used whole, as meant")
-    counted = results["learned"]
-    lines += [
-        f"held-out {what}: {counted[what]:,} of {counted[f'of_{what}']:,} stand in the training "
-        "data too, by their text: what is learned there is judged here"
-        for what in ("posts", "pairs")
-        if counted[what]
-    ]
-    if skipped := sum(counts["skipped"] for counts in rows):
-        lines.append(f"{skipped:,} bad rows were skipped, with the reasons in {listed}")
-    return [*lines, *filter(None, [differences(results["published"])])]
+def remarks(results: dict[str, Any], skipped_file: Path) -> list[str]:
+    """What a user should know of the rows, one line each."""
+    lines = []
+    counts = results["rows"].values()
+
+    over_limit = sum(split["over_limit"] for split in counts)
+    if over_limit:
+        most_over = max(split["most_over"] for split in counts)
+        lines.append(
+            f"{over_limit:,} rows are up to {most_over:,} tokens over data.max_*: "
+            "they are used whole, as intended"
+        )
+
+    repeated = results["learned"]
+    for kind in ("posts", "pairs"):
+        if repeated[kind]:
+            lines.append(
+                f"held-out {kind}: {repeated[kind]:,} of {repeated[f'of_{kind}']:,} are in the "
+                "training data too, by their text: evaluation uses rows that were trained on"
+            )
+
+    skipped = sum(split["skipped"] for split in counts)
+    if skipped:
+        lines.append(f"{skipped:,} bad rows were skipped, with the reasons in {skipped_file}")
+
+    differences = describe_differences(results["published"])
+    if differences:
+        lines.append(differences)
+    return lines
 
 
 def eos_remarks(tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel) -> list[str]:
-    """A line where the checkpoint's own config ends texts with another token than its tokenizer.
+    """A line if the checkpoint's own config ends texts with another token than its tokenizer.
 
-    Every stage takes the tokenizer's, so the model would have to learn an end that it never saw.
+    Every stage uses the tokenizer's, so the model would have to learn an EOS that it never saw.
     """
-    ends = model.config.get_text_config().eos_token_id
-    known = ends if isinstance(ends, list) else [ends]
-    if ends is None or tokenizer.eos_token_id in known:
+    eos_ids = model.config.get_text_config().eos_token_id
+    if eos_ids is None:
         return []
-    names = ", ".join(map(str, tokenizer.convert_ids_to_tokens(known)))
+    if not isinstance(eos_ids, list):
+        eos_ids = [eos_ids]
+    if tokenizer.eos_token_id in eos_ids:
+        return []
+    names = ", ".join(str(name) for name in tokenizer.convert_ids_to_tokens(eos_ids))
     return [
-        f"summaries end with the tokenizer's EOS {tokenizer.eos_token}, the checkpoint's config "
-        f"names {names}: if that is meant, set eos_token in tokenizer_config.json"
+        f"summaries end with the tokenizer's EOS {tokenizer.eos_token}, but the checkpoint's "
+        f"config names {names}: to use that, set eos_token in tokenizer_config.json"
     ]
 
 
-def make_tokenizer(config: Config, train: list[Located]) -> PreTrainedTokenizerBase:
+# -- tokenizer and model ---------------------------------------------------------------------------
+
+
+def make_tokenizer(config: Config, train_posts: Sequence[LocatedRow]) -> PreTrainedTokenizerBase:
     """The preset's tokenizer with [PAD] added."""
     if not config.base.tokenizer:
-        return loading.load_tokenizer(_checkpoint_folder(config))
+        return load_tokenizer(_checkpoint_folder(config))
     if config.base.tokenizer != TRAIN_TOKENIZER:
         source = model_source("base.tokenizer", config.base.tokenizer)
-        return loading.load_tokenizer(fetch_tokenizer(source).folder)
+        return load_tokenizer(fetch_tokenizer(source).folder)
+
     tokenizer = Tokenizer(tokenizer_models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -256,11 +310,11 @@ def make_tokenizer(config: Config, train: list[Located]) -> PreTrainedTokenizerB
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    texts = (f"{format_post(row, config.data.prompt)} {row['summary']}" for _, row in train)
+    texts = (f"{format_post(row, config.data.prompt)} {row['summary']}" for _, row in train_posts)
     tokenizer.train_from_iterator(texts, trainer)
-    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=EOS_TOKEN)
-    fast.add_special_tokens({"pad_token": "[PAD]"})
-    return fast
+    fast_tokenizer = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=EOS_TOKEN)
+    fast_tokenizer.add_special_tokens({"pad_token": "[PAD]"})
+    return fast_tokenizer
 
 
 def _checkpoint(config: Config) -> Source:
@@ -271,9 +325,9 @@ def _checkpoint(config: Config) -> Source:
 
 
 def _checkpoint_folder(config: Config) -> Path:
-    """Where the checkpoint lies. An adapter is refused before a tokenizer is missed in it."""
+    """The checkpoint's folder. An adapter is refused here, before its tokenizer is missed."""
     folder = fetch_model(_checkpoint(config)).folder
-    refuse_adapter(folder)
+    check_no_adapter(folder)
     return folder
 
 
@@ -285,64 +339,83 @@ def make_model(config: Config, tokenizer: PreTrainedTokenizerBase) -> PreTrained
     base = config.base
     if base.checkpoint != RANDOM:
         model = loading.load_policy(_checkpoint_folder(config))
-        loading.require_heads(model.config, base.checkpoint)
+        register_head_class(model.config, base.checkpoint)
         if tokenizer.pad_token_id > model.config.vocab_size:
             raise UserError(
                 f"tokenizer has {tokenizer.pad_token_id} tokens, {base.checkpoint} only "
                 f"{model.config.vocab_size} embeddings: give the checkpoint's own tokenizer"
             )
         return model
+
+    # Enough positions for every row that is not refused, and at least as many as Pythia has.
     data = config.data
-    longest_response = tokens.FAR_OVER * max(data.max_summary_tokens, data.max_comparison_tokens)
-    longest = max(data.max_query_tokens + longest_response, 2048)
-    torch.manual_seed(stream_seed(config.seed, "base"))
-    # Pythia rotates a quarter of a head's dimensions. A quarter of these narrow heads is too little
-    # to find a word by its place: with all of them the model learns to copy about twice as fast.
-    rope = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 1.0}
+    longest_response = FAR_OVER * max(data.max_summary_tokens, data.max_comparison_tokens)
+    positions = max(data.max_query_tokens + longest_response, 2048)
+    embeddings = EMBEDDING_MULTIPLE * math.ceil(len(tokenizer) / EMBEDDING_MULTIPLE)
     shape = GPTNeoXConfig(
-        vocab_size=-(-len(tokenizer) // EMBEDDING_MULTIPLE) * EMBEDDING_MULTIPLE,
+        vocab_size=embeddings,
         hidden_size=base.hidden_size,
         num_hidden_layers=base.num_layers,
         num_attention_heads=base.num_heads,
         intermediate_size=4 * base.hidden_size,
-        max_position_embeddings=longest,
+        max_position_embeddings=positions,
         # GPT-NeoX's 0.02 suits wide models; in a narrow one signals fade, and learning to copy
         # takes three times as many updates.
         initializer_range=base.hidden_size**-0.5,
-        rope_parameters=rope,
+        # Pythia rotates a quarter of a head's dimensions. A quarter of these narrow heads is too
+        # little to find a word by its place: with all of them the model learns to copy about twice
+        # as fast.
+        rope_parameters={
+            "rope_type": "default",
+            "rope_theta": 10000.0,
+            "partial_rotary_factor": 1.0,
+        },
         bos_token_id=tokenizer.eos_token_id,
         eos_token_id=tokenizer.eos_token_id,
     )
+    torch.manual_seed(stream_seed(config.seed, "base"))
     return GPTNeoXForCausalLM(loading.with_dropout(shape, probability=0.0))
+
+
+# -- tokens ----------------------------------------------------------------------------------------
 
 
 def copy_tokens(
     tokenizer: PreTrainedTokenizerBase,
-    rows: SourceRows,
-    limits: dict[str, tokens.Limits],
+    source_rows: SourceRows,
+    limits: dict[str, Limits],
     target: Path,
 ) -> None:
-    """Put the tokenised splits into `target`; they are tokenised only if no earlier run did so."""
+    """Put the tokenized splits into `target`; they are tokenized only if no earlier run did so."""
 
     def tokenize_all(folder: Path) -> None:
-        for name, located in rows.located.items():
-            is_pairs = "comparisons" in name
-            tokenize = tokens.tokenize_comparisons if is_pairs else tokens.tokenize_posts
-            save_split(tokenize(located, tokenizer, limits[name], name, rows.bad), folder, name)
-        rows.bad.write(folder)
+        for name, located_rows in source_rows.splits.items():
+            is_comparisons = name in (*COMPARISONS, CNNDM)
+            tokenize = tokenize_comparisons if is_comparisons else tokenize_posts
+            split = tokenize(located_rows, tokenizer, limits[name], name, source_rows.bad_rows)
+            save_split(split, folder, name)
+        source_rows.bad_rows.write(folder)
 
-    code = {k: v for k, v in code_of("stages.data.tokens").items() if k.startswith(TOKENISES)}
+    name = f"tokens-{_tokens_key(tokenizer, source_rows, limits)}"
+    cache = cached_folder(settings.RUNS / "cache" / name, tokenize_all)
+    shutil.rmtree(target, ignore_errors=True)  # of an interrupted attempt
+    # Copied and not linked: what happens to a run's files must not happen to the next run's.
+    shutil.copytree(cache, target, ignore=shutil.ignore_patterns(HASHES))
+
+
+def _tokens_key(
+    tokenizer: PreTrainedTokenizerBase, source_rows: SourceRows, limits: dict[str, Limits]
+) -> str:
+    """16 hex digits that differ if anything differs that the tokens depend on."""
+    hashes = code_of(TOKENIZING_MODULE)
+    code = {file: hashes[file] for file in hashes if file.startswith(TOKENIZING_CODE)}
     digest = hashlib.sha256(f"{code}{tokenizer.backend_tokenizer.to_str()}".encode())
     digest.update(f"EOS {tokenizer.eos_token_id}".encode())  # the backend does not know it
-    for name, located in rows.located.items():
+    for name, located_rows in source_rows.splits.items():
         digest.update(f"{name}{limits[name]}".encode())
-        for where, row in located:
+        for where, row in located_rows:
             digest.update(json.dumps(row, sort_keys=True, default=str).encode())
-            if rows.bad.skip:  # the list of skipped rows is part of what is cached
+            if source_rows.bad_rows.should_skip:  # the list of skipped rows is cached, too
                 digest.update(where.encode())
-    digest.update(json.dumps(rows.bad.skipped).encode())
-    name = f"tokens-{digest.hexdigest()[:16]}"
-    cache = cached_folder(settings.RUNS / "cache" / name, tokenize_all)
-    shutil.rmtree(target, ignore_errors=True)  # of an attempt that was interrupted
-    # No links: what happens to a run's files must not happen to the next run's.
-    shutil.copytree(cache, target, ignore=shutil.ignore_patterns(HASHES))
+    digest.update(json.dumps(source_rows.bad_rows.skipped).encode())
+    return digest.hexdigest()[:16]

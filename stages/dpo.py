@@ -21,8 +21,9 @@ from torch import Tensor, nn
 from stages.data.ragged import TokenizedSplit, load_split
 from stages.functional import dpo_loss, implicit_rewards
 from stages.models.forward import summary_logprobs
-from stages.models.loading import load_policy, load_tokenizer, require_room
+from stages.models.loading import load_policy, require_room
 from stages.models.lora import keep_model
+from stages.models.tokenizers import load_tokenizer
 from stages.runs import HELD_OUT_CNNDM, HELD_OUT_PAIRS, open_stage, write_rows
 from stages.settings.checks import UserError
 from stages.settings.config import Config

@@ -120,6 +120,8 @@ def why_not(config: Config, stage: str) -> Problem | None:
         recorded = manifest["inputs"].get(name)
         if recorded is None and now is not None:
             return Problem(f"was made without {name}")
+        if recorded is not None and now is None:
+            return Problem(f"was made from {name}, which is missing")
         if recorded != now:
             which = "another" if name in FOLDERS else "other" if name == DATA else "an earlier"
             return Problem(f"was made from {which} {name}")

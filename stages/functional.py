@@ -151,17 +151,19 @@ def kl_penalty(
     the policy now (`new_logprobs`). `correction` weights the estimate k accordingly:
 
     - off: k. The gradient is exact in one case only: k2, one token, a ratio of 1. k3 descends
-      KL(ref_policy || policy) there. Later tokens get no credit for what follows from them.
+      KL(ref_policy || policy) there. No token gets credit for the KL of the tokens after it.
     - token: ratio * k, with ratio = exp(new_logprobs - logprobs) of the same token. Exact for
-      responses of one token, with k1 or k3.
+      responses of one token, with k1 or k3, at any ratio.
     - sequence: the product of all the response's ratios times k. Exact for whole responses, with k1
-      or k3, at a variance that grows with their length.
+      or k3, at any ratio; its variance grows with KL(policy now || policy before) and length.
 
-    Gradients flow through the ratios.
+    Gradients flow through the ratios. With k2 neither correction is exact, because the mean of k2
+    is not the KL. `tests/rl/test_kl_gradient.py` shows each of these by enumeration.
 
     Shapes: all [B, T]; -> [B, T] nats, 0 where the mask does not count.
     Raises ValueError for another kind or correction.
-    Source: TRL's use_bias_correction_kl (`token`); arXiv 2512.21852 on both.
+    Source: TRL's use_bias_correction_kl and DeepSeek-V3.2, arXiv 2512.02556, equation 7 (`token`);
+    importance sampling of whole responses (`sequence`).
     """
     zeros = torch.zeros_like(ref_logprobs)
     new_logprobs = torch.where(response_mask, new_logprobs, zeros)

@@ -15,8 +15,10 @@ from torch import Tensor, nn
 
 from stages.data.ragged import TokenizedSplit, load_split, pad_left, pad_right, rows_of
 from stages.models.forward import score_responses
-from stages.models.loading import load_reward_model, load_tokenizer, save_model, shift_scores
+from stages.models.heads import shift_scores
+from stages.models.loading import load_reward_model, save_model
 from stages.models.reward_function import TextReward
+from stages.models.tokenizers import load_tokenizer
 from stages.rl.start_checks import KNOWN, KNOWN_ANSWERS, save_known_answers, score_in_passes
 from stages.runs import Run, open_stage
 from stages.settings.checks import UserError

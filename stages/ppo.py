@@ -29,8 +29,9 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from stages.models.loading import load_tokenizer, save_model
+from stages.models.loading import save_model
 from stages.models.lora import adapter_layers
+from stages.models.tokenizers import load_tokenizer
 from stages.rl.advantages import compute_advantages, shape_rewards
 from stages.rl.algorithms import Algorithm
 from stages.rl.metrics import describe, describe_texts, samples, say_what_is_odd, summarize

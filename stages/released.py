@@ -1,19 +1,22 @@
 """A released policy (`make eval POLICY=...`): a checkpoint that others trained, judged as it is.
 
-The base stage has loaded it with its own tokenizer and tokenised the posts. This stage puts it
-where policies are looked for, and its reward model, if one is given, beside it in our layout.
+The base stage has loaded it with its own tokenizer and tokenized the posts. This stage puts it
+where policies are looked for, and next to it its reward model, if one is given, in our layout.
 """
 
 import shutil
+from pathlib import Path
 from typing import Any
 
-from stages.models.foreign import taken_model
-from stages.models.loading import load_tokenizer, save_model
+from stages.models.foreign import fetch_reward_model
+from stages.models.loading import save_model
+from stages.models.tokenizers import load_tokenizer
 from stages.running.files import link_or_copy
-from stages.runs import open_stage
+from stages.runs import Run, open_stage
 from stages.settings.checks import UserError
 from stages.settings.config import Config
 
+# What to do with a reward model that reads another tokenizer's tokens, for the message.
 INSTEAD = "judge with it instead (judge.kind=reward_model judge.model=<its folder>)"
 
 
@@ -22,14 +25,25 @@ def take_released(config: Config) -> None:
     with open_stage(config, "released") as run:
         if not config.released.policy:
             raise UserError("stage released needs a released policy: add POLICY=")
-        base = run.require("base") / "model"
-        shutil.rmtree(run.partial / "model", ignore_errors=True)  # of an interrupted attempt
-        (run.partial / "model").mkdir()
-        for path in base.iterdir():  # without a second copy where the disk allows it
-            link_or_copy(path, run.partial / "model" / path.name)
+        base_model = run.require("base") / "model"
+        _copy_policy(base_model, run.partial / "model")
+
         results: dict[str, Any] = {"reward_model": None}
         if config.released.reward_model:
-            reward_model, mean = taken_model(config, base, INSTEAD)
-            save_model(reward_model, load_tokenizer(base), run.partial / "reward_model")
-            results["reward_model"] = {"converted": mean is not None, "mean_in_config": mean}
+            results["reward_model"] = _convert_reward_model(config, run, base_model)
         run.finish(results)
+
+
+def _copy_policy(source: Path, target: Path) -> None:
+    """Copy a model's files, as links where the disk allows them: a policy may be large."""
+    shutil.rmtree(target, ignore_errors=True)  # of an interrupted attempt
+    target.mkdir()
+    for path in source.iterdir():
+        link_or_copy(path, target / path.name)
+
+
+def _convert_reward_model(config: Config, run: Run, base_model: Path) -> dict[str, Any]:
+    """Save the released reward model in our layout; return what the manifest records of it."""
+    reward_model, mean = fetch_reward_model(config, base_model, INSTEAD)
+    save_model(reward_model, load_tokenizer(base_model), run.partial / "reward_model")
+    return {"converted": mean is not None, "mean_in_config": mean}

@@ -18,11 +18,12 @@ from transformers import PreTrainedModel
 
 from stages.data.ragged import TokenizedSplit, load_split
 from stages.functional import preference_loss
-from stages.models.foreign import taken_model
+from stages.models.foreign import fetch_reward_model
 from stages.models.forward import summary_scores
-from stages.models.loading import load_tokenizer, new_reward_model, require_room, save_model
+from stages.models.loading import new_reward_model, require_room, save_model
 from stages.models.lora import keep_model
 from stages.models.reward_function import TextReward
+from stages.models.tokenizers import load_tokenizer
 from stages.runs import HELD_OUT_CNNDM, HELD_OUT_PAIRS, Run, open_stage, write_rows
 from stages.settings.config import Config
 from stages.settings.sections import BEFORE_EOS, CNNDM, COMPARISONS, POSTS, PPO_TRAIN
@@ -96,7 +97,7 @@ def take(run: Run, accelerator: Accelerator) -> None:
         rows = [row for split in splits for row in load_split(data, split).rows]
         reward_model = TextReward(function, tokenizer, rows)
     else:
-        reward_model, _ = taken_model(config, sft, INSTEAD)
+        reward_model, _ = fetch_reward_model(config, sft, INSTEAD)
         lengths = config.data.max_query_tokens, config.data.max_summary_tokens
         require_room(reward_model, *lengths, "data.max_summary_tokens")
         if config.rm.read_at == BEFORE_EOS:

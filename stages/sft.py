@@ -16,10 +16,11 @@ from stages.data.ragged import TokenizedSplit, load_split
 from stages.data.text_metrics import rouge
 from stages.functional import sequence_logprobs
 from stages.models.forward import EMPTY, read_logits, shared_rows
-from stages.models.loading import load_policy, load_tokenizer
+from stages.models.loading import load_policy
 from stages.models.logprobs import LogitStatistics
 from stages.models.lora import keep_model
 from stages.models.sampling import Sampling, respond_often
+from stages.models.tokenizers import load_tokenizer
 from stages.running.files import read_lines
 from stages.runs import open_stage
 from stages.settings.config import Config

@@ -157,14 +157,14 @@ def tokenizer_folder(tmp_path_factory):
 
 @pytest.fixture
 def tokenizer(tokenizer_folder):
-    from stages.models.loading import load_tokenizer
+    from stages.models.tokenizers import load_tokenizer
 
     return load_tokenizer(tokenizer_folder)
 
 
 @pytest.fixture
 def source_tokenizer(source, tokenizer_folder):
-    from stages.models.loading import load_tokenizer
+    from stages.models.tokenizers import load_tokenizer
 
     return load_tokenizer(SHARED / "tokenizer" if source == "shared" else tokenizer_folder)
 
@@ -174,7 +174,8 @@ def policy_folder(tmp_path_factory, tokenizer_folder):
     """A saved GPT-NeoX, 2 layers, 32 wide; dropout in its config, no embedding for [PAD]."""
     from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
 
-    from stages.models.loading import load_tokenizer, save_model
+    from stages.models.loading import save_model
+    from stages.models.tokenizers import load_tokenizer
 
     tokenizer = load_tokenizer(tokenizer_folder)
     torch.manual_seed(1)

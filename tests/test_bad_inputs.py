@@ -18,9 +18,9 @@ from stages.running.files import hash_files
 from stages.settings.checks import HIDDEN
 from stages.settings.command_line import make_config
 from stages.settings.faults import in_one_line
-from tests.data.test_posts import PAIR, POST, edited, write_folder
 from tests.lib.chat_server import GOOD, ask, chat, serving
 from tests.lib.fabricated_runs import fabricate
+from tests.lib.rows import PAIR, POST, edited, write_folder
 
 ROOT = Path(__file__).parents[1]
 NAMED = ["--preset", "tiny", "--name", "x", "--data", "data"]
@@ -173,7 +173,7 @@ MODELS: list[tuple[str, Change, str]] = [
     ("a layer too many", config_with(num_hidden_layers=3), "model model lacks"),
     ("a layer too few", config_with(num_hidden_layers=1), "has unexpected"),
     ("code of its own", config_with(model_type="x", auto_map={"AutoConfig": "x.Y"}), "not load: "),
-    ("gptq", config_with(quantization_config={"quant_method": "gptq"}), "is quantised (gptq)"),
+    ("gptq", config_with(quantization_config={"quant_method": "gptq"}), "is quantized (gptq)"),
     ("an encoder", config_with(model_type="bert"), "model model lacks"),
     ("config is a folder", a_folder("config.json"), "does not load"),
 ]

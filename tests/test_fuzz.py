@@ -24,15 +24,16 @@ from eval.judges.prompt import LINES, make_question
 from reports.parts import page
 from reports.parts.blocks import Details, Heading, Note, Sample, Table, Text, link
 from stages.data.bad_rows import BadRows
-from stages.data.readers import kept_odd_rows, read_split
+from stages.data.readers import read_split
+from stages.data.row_counts import count_odd_comparisons
 from stages.settings.checks import HIDDEN, UserError, visible
 from stages.settings.command_line import config_from_arguments, section_from
 from stages.settings.config import SECTIONS, settings_hash
 from stages.settings.judge import Outputs
 from stages.settings.sections import Data
 from stages.settings.stages import STAGES
-from tests.data.test_posts import PAIR, POST
 from tests.lib.chat_server import GOOD, chat
+from tests.lib.rows import PAIR, POST
 from tests.test_injection import INJECTIONS
 from tests.test_outputs import systems_of
 
@@ -230,7 +231,7 @@ def test_bad_rows_are_refused_or_skipped_and_none_is_lost(tmp_path_factory, data
         else:
             assert row["choice"] in (0, 1)
             assert [type(summary["text"]) for summary in row["summaries"]] == [str, str]
-            kept_odd_rows([row])
+            count_odd_comparisons([row])
     if bad.skipped:
         with pytest.raises(UserError, match=f"{split}.jsonl:"):
             read_split(Data(), str(folder), split, BadRows("stop"))

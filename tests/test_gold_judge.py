@@ -18,7 +18,7 @@ from eval.judges.protocol import Comparison, judge_all
 from eval.scores import proxy_and_gold
 from reports.sections.scores import _reading
 from stages import base, normalize, rm, sft
-from stages.data.bad_rows import in_half
+from stages.data.halves import in_half
 from stages.driving.start import run_module
 from stages.finished import read_manifest, seal_of, stage_folder, why_not
 from stages.models.forward import summary_scores

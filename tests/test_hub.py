@@ -109,7 +109,8 @@ def test_old_buffers_are_no_weights_and_float16_is_read_as_float32(hub, client, 
     folder = Path(fetched(client))
     assert {path.name for path in folder.iterdir()} == {"config.json", kind, *small_tokenizer()}
 
-    from stages.models.loading import load_policy, load_tokenizer
+    from stages.models.loading import load_policy
+    from stages.models.tokenizers import load_tokenizer
 
     published = load(small_model()["model.safetensors"])
     assert any(name.endswith("rotary_emb.inv_freq") for name in published)

@@ -1,12 +1,13 @@
 """The judges: what they prefer, what they refuse, and what they never pay for twice."""
 
+import json
 import time
 from itertools import pairwise
 from typing import Any
 
 import pytest
 
-from eval.judge import judge_summaries, judgement, main
+from eval.judge import judge_summaries, judgement, kept_judgements, main
 from eval.judges.offline import FactsJudge, RewardModelJudge
 from eval.judges.protocol import Choice, Comparison, Judge, Reply, comparison_of, judge_pair
 from stages.data.builtin import OPTIONAL, facts_of
@@ -111,6 +112,22 @@ def test_the_stage_judges_every_policy_post_and_order_and_says_who_judged(runs, 
     assert (results["judge"]["kind"], results["judge"]["is_llm"]) == ("facts", False)
     assert (results["judgements"], results["unjudged"], results["share_first"]) == (8, 0.0, 0.5)
     assert "not an LLM" in capsys.readouterr().out
+
+
+def test_a_kept_judgement_under_the_other_order_is_cut_off(tmp_path):
+    one = row("p", "ours", "theirs")
+    tasks = [("ppo", one, "policy_first"), ("ppo", one, "reference_first")]
+    first, second = (
+        {"policy": "ppo", "id": "p", "order": order, "verdict": "tie"} for _, _, order in tasks
+    )
+    path = tmp_path / "judgements.jsonl"
+
+    path.write_text(f"{json.dumps(first)}\n{json.dumps(second)}\n")
+    assert kept_judgements(path, tasks) == [first, second]
+
+    path.write_text(f"{json.dumps(first)}\n{json.dumps(second | {'order': 'policy_first'})}\n")
+    assert kept_judgements(path, tasks) == [first]
+    assert path.read_text() == f"{json.dumps(first)}\n"
 
 
 def test_the_stage_keeps_the_order_of_rows_whichever_reply_comes_first(runs):

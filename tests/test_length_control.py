@@ -226,6 +226,22 @@ def test_the_analysis_counts_as_one_would_by_hand():
     assert found["length_controlled"]["estimate"] is None
 
 
+def test_a_post_under_two_ids_leaves_the_order_balanced_interval_as_wide_as_under_one():
+    # 60 posts: 30 won in both orders, 15 lost, and 15 won in one order only.
+    verdicts = [("policy", "policy"), ("policy", "reference"), ("policy", "policy")]
+    verdicts = [*verdicts, ("reference", "reference")] * 15
+    rows = [row for post, pair in enumerate(verdicts) for row in both(f"p{post}", *pair)]
+    again = [row | {"id": f"again-{row['id']}"} for row in rows]
+    texts = {row["id"]: ("one two", "two one") for row in (*rows, *again)}
+    post_of = {row["id"]: row["id"].removeprefix("again-") for row in (*rows, *again)}
+
+    once = analyse(verdict_table(rows, texts, post_of))["order_balanced"]
+    twice = analyse(verdict_table([*rows, *again], texts, post_of))["order_balanced"]
+
+    assert once["estimate"] == pytest.approx(37.5 / 60)
+    assert twice == pytest.approx(once)
+
+
 def test_identical_texts_say_nothing_of_a_judges_consistency():
     rows = [*both("a", "tie", "tie"), *both("b", "policy", "reference")]
     texts = {"a": ("same  words", "same words"), "b": ("one", "two")}

@@ -3,7 +3,7 @@
 import pytest
 
 from reports.parts import ablated
-from reports.sharing.status import LABEL, status
+from reports.sharing.status import status
 from stages.driving.grid import ablations, make_grid
 from stages.finished import stage_folder, why_not
 from stages.settings import config as settings
@@ -133,7 +133,7 @@ def test_a_switch_of_the_reward_model_shares_what_comes_before_it_and_goes_on(ru
         assert not stage_folder(one, "rm").samefile(runs / f"mine/seed{seed}/rm")
         assert stage_folder(one, "sft").samefile(runs / f"mine/seed{seed}/sft")
     (line, *_) = status("mine-read-before-eos")[1:]
-    assert line[LABEL:].split()[:5] == ["up", "up", "ok", "ok", "ok"]
+    assert line.split()[2:7] == ["up", "up", "ok", "ok", "ok"]
     # Another SFT of the default's is another one of the ablation's.
     finish(make_config("tiny", name="mine", seed=1, overrides=mine.overrides), "sft", "other")
     third = Recorder()

@@ -11,7 +11,7 @@ from stages.running.inputs import own_inputs
 from stages.runs import open_stage
 from stages.settings.command_line import make_config
 from stages.settings.config import HUB, UserError
-from tests.data.test_posts import write_folder
+from tests.lib.rows import write_folder
 
 
 @pytest.fixture

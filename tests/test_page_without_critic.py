@@ -4,12 +4,9 @@ import json
 import shutil
 from dataclasses import replace
 
-import pytest
-
 from reports import run_page
-from reports.parts import collect, page, words
+from reports.parts import collect, page
 from reports.sections import curves
-from stages.settings import stages
 from stages.settings.command_line import make_config
 from tests.lib.fabricated_runs import fabricate, write_rows
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from reports.parts.watch import end_lines, time_left
-from reports.sharing.status import LABEL, status
+from reports.sharing.status import status
 from stages import __main__ as door
 from stages import pipeline
 from stages.driving.maker import Cell, Maker
@@ -294,10 +294,12 @@ def test_status_shows_done_stale_running_half_done_failed_and_missing(runs):
         lines = status()
         assert everything(runs) == before
     assert all(len(line) <= 80 for line in lines)
-    rows = {
-        line[:LABEL].strip(): line[LABEL:].split() for line in lines if line and line[0] not in " o"
-    }
-    assert rows["run and seed"][:4] == ["base", "sft", "rm", "norm"]
+    assert lines[0].split()[3:7] == ["base", "sft", "rm", "norm"]
+    rows = {}
+    for line in lines[1:]:
+        if line and line[0] not in " o":
+            name, seed, *marks = line.split()
+            rows[f"{name} {seed}"] = marks
     assert rows["tiny 44413"][:4] == ["ok", "old", "old", "old"]
     assert rows["tiny 7"][:3] == ["ok", "fail", "-"]
     assert rows["mine 44413"][:5] == ["up", "up", "up", "up", "old"]

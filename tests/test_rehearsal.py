@@ -9,8 +9,8 @@ from reports.needs import rehearse
 from reports.needs.inputs import draw_weights, write_rows, write_tokenizer
 from reports.needs.shapes import read_shape, shape_of
 from stages import pipeline
-from stages.data.tokens import plain_encoder
-from stages.models.loading import load_tokenizer
+from stages.data.prompt import plain_encoder
+from stages.models.tokenizers import load_tokenizer
 from stages.settings import config as settings
 from stages.settings.command_line import make_config
 

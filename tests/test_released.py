@@ -2,6 +2,7 @@
 
 import copy
 import json
+import math
 import os
 import shutil
 import subprocess
@@ -35,12 +36,12 @@ from stages.finished import stage_folder
 from stages.models.foreign import load_released_reward_model
 from stages.models.forward import score_responses
 from stages.models.loading import load_reward_model
+from stages.models.weights import read_weights
 from stages.running.files import read_lines
 from stages.settings.command_line import make_config
 from stages.settings.config import UserError
-from stages.training.checkpoints import read_weights
 from tests.lib.asserts import refusal_of
-from tests.lib.families import GROUPED, WIDTH
+from tests.lib.families import GROUPED, WIDTH, edit_json
 from tests.lib.resuming import ARGUMENTS, SETTINGS
 
 ROOT = Path(__file__).parents[1]
@@ -49,10 +50,11 @@ WORLD = [one for one in SETTINGS if one.startswith(("world.", "memory."))]
 
 
 def paper_layout(ours: Path, folder: Path, kind: str = "safetensors") -> Path:
-    """A reward model of ours as the paper's code saves it: a backbone, a scalar head, and the mean
-    in the configuration. Every score stays what it is."""
+    """Save a reward model of ours as the paper's code does: a backbone, a scalar head, and the mean
+    in the configuration. Every score stays what it is.
+    """
     model = AutoModelForTokenClassification.from_pretrained(ours, dtype=torch.float32)
-    weights = {f"lm_backbone.{k}": v.clone() for k, v in model.gpt_neox.state_dict().items()}
+    weights = {f"lm_backbone.{name}": x.clone() for name, x in model.gpt_neox.state_dict().items()}
     weights["scalar_head.weight"] = model.classifier.weight.detach().clone()
     weights["scalar_head.bias"] = model.classifier.bias.detach().clone() + MEAN
     folder.mkdir()
@@ -63,12 +65,16 @@ def paper_layout(ours: Path, folder: Path, kind: str = "safetensors") -> Path:
         weights["lm_backbone.layers.0.attention.bias"] = torch.ones(1, 1, 4, 4, dtype=torch.bool)
         weights["lm_backbone.layers.1.attention.rotary_emb.inv_freq"] = torch.ones(4)
         torch.save(weights, folder / "pytorch_model.bin")
-    base = json.loads((ours / "config.json").read_text()) | {
-        "architectures": ["GPTNeoXForCausalLM"]
-    }
-    saved = {"architectures": ["ScalarModel"], "base_config": base, "base_model": "models/sft"}
-    saved |= {"bias": MEAN, "hidden_size": base["hidden_size"]}
-    (folder / "config.json").write_text(json.dumps(saved))
+    backbone = json.loads((ours / "config.json").read_text())
+    backbone["architectures"] = ["GPTNeoXForCausalLM"]
+    edit_json(
+        folder / "config.json",
+        architectures=["ScalarModel"],
+        base_config=backbone,
+        base_model="models/sft",
+        bias=MEAN,
+        hidden_size=backbone["hidden_size"],
+    )
     return folder
 
 
@@ -77,7 +83,7 @@ class PaperModel(nn.Module):
 
     def __init__(self, folder: Path, backbone_config: Any) -> None:
         super().__init__()
-        weights, _ = read_weights(folder)
+        weights = read_weights(folder).tensors
         self.lm_backbone = GPTNeoXModel(backbone_config).eval()
         self.scalar_head = nn.Linear(backbone_config.hidden_size, 1)
         assert not self.load_state_dict(weights, strict=False).missing_keys
@@ -89,26 +95,32 @@ class PaperModel(nn.Module):
         return (self.scalar_head(output.hidden_states[-1]) - self.bias)[0, -1, 0].item()
 
 
+QUERIES = torch.tensor([[5, 6, 7, 8], [9, 5, 3, 2]])
+RESPONSES = torch.tensor([[11, 12, 0], [11, 12, 0]])
+
+
 @pytest.mark.parametrize("kind", ["safetensors", "bin"])
 def test_a_converted_reward_model_scores_as_the_papers_forward_pass(whole, tmp_path, kind):
     ours = whole / "normalize/model"
     folder = paper_layout(ours, tmp_path / "paper", kind)
+
     converted, mean = load_released_reward_model(folder)
+
     assert mean == MEAN
     theirs = PaperModel(folder, AutoModelForTokenClassification.from_pretrained(ours).config)
-    queries, response = [[5, 6, 7, 8], [9, 5, 3, 2]], [11, 12, 0]
-    found = score_responses(
-        converted, torch.tensor(queries), torch.tensor([response, response]), -1
-    )
-    expected = [theirs.score([*query, *response]) for query in queries]
-    assert found.tolist() == pytest.approx(expected, abs=1e-5)
+    expected = [theirs.score(row) for row in torch.cat([QUERIES, RESPONSES], dim=1).tolist()]
     assert expected[0] != expected[1]
+    scores = score_responses(converted, QUERIES, RESPONSES, -1)
+    assert scores.tolist() == pytest.approx(expected, abs=1e-5)
+
+
+def test_a_converted_reward_model_stays_the_same_when_saved(whole, tmp_path):
+    folder = paper_layout(whole / "normalize/model", tmp_path / "paper")
+    converted, _ = load_released_reward_model(folder)
     converted.save_pretrained(tmp_path / "saved")
     again = load_reward_model(tmp_path / "saved").eval()
-    same = score_responses(again, torch.tensor(queries), torch.tensor([response, response]), -1)
-    weights = zip(again.parameters(), converted.parameters(), strict=True)
-    assert all(torch.equal(saved, ours) for saved, ours in weights)
-    assert torch.allclose(same, found, atol=1e-6)  # where memory lies changes rounding
+    for saved, expected in zip(again.parameters(), converted.parameters(), strict=True):
+        assert torch.equal(saved, expected)
 
 
 FAMILIES = {
@@ -124,27 +136,40 @@ FAMILIES = {
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_sequence_classifier_gives_its_own_scores_at_the_last_token(family, tmp_path):
     config = copy.deepcopy(FAMILIES[family])
-    config.num_labels, config.pad_token_id = 1, 39
+    config.num_labels = 1
+    config.pad_token_id = 39
     torch.manual_seed(3)
-    theirs = AutoModelForSequenceClassification.from_config(config).eval()
-    theirs.to(torch.bfloat16).save_pretrained(tmp_path / "theirs")
-    theirs = AutoModelForSequenceClassification.from_pretrained(
-        tmp_path / "theirs", dtype=torch.float32
-    ).eval()
-    model, mean = load_released_reward_model(tmp_path / "theirs")
+    classifier = AutoModelForSequenceClassification.from_config(config)
+    classifier.to(torch.bfloat16).save_pretrained(tmp_path)
+    theirs = AutoModelForSequenceClassification.from_pretrained(tmp_path, dtype=torch.float32)
+    theirs.eval()
+
+    model, mean = load_released_reward_model(tmp_path)
+
     assert mean == 0.0
-    queries, responses = (
-        torch.tensor([[39, 6, 7, 8], [9, 5, 3, 2]]),
-        torch.tensor([[11, 12, 0]] * 2),
-    )
-    own = score_responses(model, queries, responses, 39)
-    for row, query in enumerate(([6, 7, 8], [9, 5, 3, 2])):
+    queries = torch.tensor([[39, 6, 7, 8], [9, 5, 3, 2]])
+    scores = score_responses(model, queries, RESPONSES, 39)
+    for score, query in zip(scores, ([6, 7, 8], [9, 5, 3, 2]), strict=True):
         expected = theirs(torch.tensor([[*query, 11, 12, 0]])).logits[0, 0]
-        assert own[row].item() == pytest.approx(expected.item(), abs=1e-5)
+        assert score.item() == pytest.approx(expected.item(), abs=1e-5)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_converted_sequence_classifier_is_in_our_layout_when_saved(family, tmp_path):
+    config = copy.deepcopy(FAMILIES[family])
+    config.num_labels = 1
+    config.pad_token_id = 39
+    torch.manual_seed(3)
+    AutoModelForSequenceClassification.from_config(config).save_pretrained(tmp_path / "theirs")
+    model, _ = load_released_reward_model(tmp_path / "theirs")
+    scores = score_responses(model, QUERIES, RESPONSES, 39)
+
     model.save_pretrained(tmp_path / "ours")
     again, mean = load_released_reward_model(tmp_path / "ours")
+
     assert mean is None
-    assert torch.allclose(score_responses(again, queries, responses, 39), own, atol=1e-6)
+    # Where weights lie in memory changes rounding.
+    assert torch.allclose(score_responses(again, QUERIES, RESPONSES, 39), scores, atol=1e-6)
 
 
 def test_a_backbone_with_a_value_head_and_a_normalization_gives_its_own_scores(tmp_path):
@@ -165,56 +190,106 @@ def test_a_backbone_with_a_value_head_and_a_normalization_gives_its_own_scores(t
     assert own.item() == pytest.approx((raw.item() - 0.75) / 2.0, abs=1e-5)
 
 
-def test_what_is_no_reward_model_is_one_line(whole, tmp_path):
+def test_a_reward_model_of_ours_loads_as_it_is(whole):
     ours, mean = load_released_reward_model(whole / "normalize/model")
-    assert mean is None  # ours already
+    assert mean is None
     assert ours.config.num_labels == 1
-    with pytest.raises(UserError, match=r"config\.json is missing"):
-        load_released_reward_model(tmp_path)
-    with pytest.raises(UserError, match="holds no reward model: 0 of"):
-        load_released_reward_model(whole / "sft/model")
-    folder = paper_layout(whole / "normalize/model", tmp_path / "paper")
-    weights, _ = read_weights(folder)
-
-    def error(changed: dict[str, Any]) -> str:
-        save_file(changed, folder / "model.safetensors")
-        return refusal_of(load_released_reward_model, folder)
-
-    norm, head = "lm_backbone.final_layer_norm.weight", "scalar_head.weight"
-    without = {k: v for k, v in weights.items() if k not in (norm, "scalar_head.bias")}
-    assert "lacks 1 weights (gpt_neox.final_layer_norm.weight)" in error(without)
-    assert "has unexpected 1 weights (gpt_neox.more)" in error(
-        weights | {"lm_backbone.more": torch.ones(1)}
-    )
-    assert "0 of its weights are a head" in error(weights | {head: torch.ones(1, 1)})
-    assert "not finite" in error(weights | {norm: weights[norm] * torch.nan})
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | {"bias": torch.nan}))
-    assert "bias must be a number, not nan" in error(weights)
-    (folder / "config.json").write_text(json.dumps(config))
-    (folder / "model.safetensors").unlink()
-    with pytest.raises(UserError, match="holds no weights"):
-        load_released_reward_model(folder)
 
 
-def test_a_reward_model_of_others_takes_the_place_of_training_one(attempt, whole, tmp_path, capsys):
-    folder, run = paper_layout(whole / "normalize/model", tmp_path / "paper"), attempt("rm").parent
-    words = [*ARGUMENTS, f"released.reward_model={folder}"]
-    for module in (rm, normalize, ppo):
-        run_module(module, words)
-    pairs = zip(
-        load_reward_model(run / "rm/model").parameters(),
-        load_reward_model(whole / "normalize/model").parameters(),
-        strict=True,
-    )
-    assert all(torch.allclose(taken, published, atol=1e-6) for taken, published in pairs)
-    other = json.loads((whole / "sft/model/tokenizer.json").read_text())
-    other["model"]["merges"].clear()
-    shutil.rmtree(run / "rm")
-    shutil.copy(whole / "sft/model/tokenizer_config.json", folder)
-    (folder / "tokenizer.json").write_text(json.dumps(other))
+# -- what is refused -------------------------------------------------------------------------------
+
+NORM = "lm_backbone.final_layer_norm.weight"
+HEAD = "scalar_head.weight"
+
+
+@pytest.fixture
+def paper(whole, tmp_path):
+    """A reward model in the paper's layout, to be changed."""
+    return paper_layout(whole / "normalize/model", tmp_path / "paper")
+
+
+def refusal_of_weights(folder: Path, **changes: Any) -> str:
+    """The line for a folder in which some weights are changed, or left out if they are None."""
+    weights: dict[str, Any] = {**read_weights(folder).tensors, **changes}
+    kept = {name: x.clone() for name, x in weights.items() if x is not None}
+    save_file(kept, folder / "model.safetensors")
+    return refusal_of(load_released_reward_model, folder)
+
+
+def test_a_folder_without_a_config_is_refused(tmp_path):
+    assert "config.json is missing" in refusal_of(load_released_reward_model, tmp_path)
+
+
+def test_a_policy_is_no_reward_model(whole):
+    line = refusal_of(load_released_reward_model, whole / "sft/model")
+    assert "holds no reward model: 0 of its weights are a head" in line
+
+
+def test_a_folder_without_weights_is_refused(paper):
+    (paper / "model.safetensors").unlink()
+    assert "holds no weights" in refusal_of(load_released_reward_model, paper)
+
+
+def test_a_missing_weight_is_refused(paper):
+    line = refusal_of_weights(paper, **{NORM: None, "scalar_head.bias": None})
+    assert "lacks 1 weights (gpt_neox.final_layer_norm.weight)" in line
+
+
+def test_an_unexpected_weight_is_refused(paper):
+    line = refusal_of_weights(paper, **{"lm_backbone.more": torch.ones(1)})
+    assert "has unexpected 1 weights (gpt_neox.more)" in line
+
+
+def test_a_head_of_another_width_is_refused(paper):
+    line = refusal_of_weights(paper, **{HEAD: torch.ones(1, 1)})
+    assert "0 of its weights are a head" in line
+
+
+def test_a_weight_of_another_shape_is_refused(paper):
+    line = refusal_of_weights(paper, **{NORM: torch.ones(3)})
+    assert "its weights have other shapes than its configuration says" in line
+
+
+def test_a_weight_that_is_not_finite_is_refused(paper):
+    norm = read_weights(paper).tensors[NORM]
+    assert "not finite" in refusal_of_weights(paper, **{NORM: norm * torch.nan})
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"bias": math.nan}, "bias must be a number, not nan"),
+        ({"bias": "high"}, "bias must be a number, not 'high'"),
+        ({"normalize_reward": True, "mean": True}, "mean must be a number, not True"),
+        ({"normalize_reward": True, "std": math.inf}, "std must be a number, not inf"),
+    ],
+)
+def test_a_normalization_that_is_no_number_is_refused(paper, fields, expected):
+    edit_json(paper / "config.json", **fields)
+    assert expected in refusal_of(load_released_reward_model, paper)
+
+
+# -- in a run --------------------------------------------------------------------------------------
+
+
+def test_a_reward_model_of_others_takes_the_place_of_training_one(attempt, whole, paper):
+    run = attempt("rm").parent
+    for stage in (rm, normalize, ppo):
+        run_module(stage, [*ARGUMENTS, f"released.reward_model={paper}"])
+    taken = load_reward_model(run / "rm/model")
+    published = load_reward_model(whole / "normalize/model")
+    for one, other in zip(taken.parameters(), published.parameters(), strict=True):
+        assert torch.allclose(one, other, atol=1e-6)
+
+
+def test_a_reward_model_with_another_tokenizer_is_refused(attempt, whole, paper, capsys):
+    attempt("rm")
+    tokenizer = json.loads((whole / "sft/model/tokenizer.json").read_text())
+    tokenizer["model"]["merges"].clear()
+    (paper / "tokenizer.json").write_text(json.dumps(tokenizer))
+    shutil.copy(whole / "sft/model/tokenizer_config.json", paper)
     with pytest.raises(SystemExit):
-        run_module(rm, words)
+        run_module(rm, [*ARGUMENTS, f"released.reward_model={paper}"])
     assert "has another tokenizer than random" in capsys.readouterr().err
 
 

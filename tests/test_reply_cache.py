@@ -6,11 +6,13 @@ import sqlite3
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
 import pytest
 
+from eval.calibration import calibrate
 from eval.controls import judge_controls
 from eval.judge import judge_summaries, make_judge
 from eval.judges.openai.cache import ReplyCache
@@ -18,7 +20,7 @@ from eval.judges.openai.server_judge import OpenAIJudge
 from eval.judges.protocol import Comparison, judge_all
 from stages.finished import stage_folder
 from stages.runs import open_stage
-from stages.settings.config import UserError
+from stages.settings.config import Checks, UserError
 from tests.lib.chat_server import GOOD, ask, chat, llm_config, serving
 
 pytestmark = pytest.mark.usefixtures("judge_environment")
@@ -189,3 +191,15 @@ def test_summaries_and_controls_may_spend_what_the_other_has_left():
         with pytest.raises(UserError, match=r"judge.max_cost="):
             judge_summaries(llm_config(server, max_cost=0.2 * asked + 0.3, **PRICES))
     assert len(server.requests) == asked + 1
+
+
+def test_a_resumed_calibration_counts_what_its_kept_judgements_have_cost():
+    """10 pairs at 0.20 USD a reply for 1 USD: four replies, and no more after a restart."""
+    with serving(lambda number, body: chat(GOOD)) as server:
+        config = llm_config(server, max_cost=1.0, concurrency=1, **PRICES)
+        world = replace(config.world, train_posts=5, train_comparisons=5)
+        config = replace(config, world=world, checks=Checks(calibration_pairs=10))
+        for _ in range(2):
+            with pytest.raises(UserError, match=r"judge.max_cost=1"):
+                calibrate(config)
+            assert len(server.requests) == 4

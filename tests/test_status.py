@@ -22,13 +22,21 @@ def test_a_run_is_one_row_in_which_a_judge_that_is_not_done_stands_for_all(runs)
     lines = status()
     assert max(map(len, lines)) <= COLUMNS
     assert [line.split() for line in lines[1:3]] == [
-        ["tiny", "44413", *["ok"] * 5, "-", "-", "-", *["ok"] * 5],
-        ["tiny-s", "44413", *["ok"] * 5, "-", "-", "-", "ok", "-", "-", "-", "-"],
+        ["tiny", "44413", *["ok"] * 10],
+        ["tiny-s", "44413", *["ok"] * 6, "-", "-", "-", "-"],
     ]
     (runs / "tiny/seed44413/judge/facts/manifest.json").write_text("{}")
     lines = status()
-    assert lines[1].split()[11] == "fail"
+    assert lines[1].split()[8] == "fail"
     assert lines[2].startswith("  judge, judge facts: ")
+
+
+def test_a_stage_whose_input_was_deleted_is_stale_and_names_the_input(runs):
+    fabricate(make_config("tiny"))
+    shutil.rmtree(runs / "tiny/seed44413/sft")
+    lines = status()
+    assert lines[1].split()[:6] == ["tiny", "44413", "ok", "-", "old", "ok"]
+    assert "  rm: was made from sft, which is missing" in lines
 
 
 def test_what_is_kept_of_an_interrupted_stage_is_a_checkpoint_or_what_it_has_measured(tmp_path):

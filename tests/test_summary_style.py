@@ -11,7 +11,7 @@ from eval.summaries import describe, make_rows
 from reports.parts.sentences import unshown
 from reports.sections.scores import asks
 from stages.data.text_metrics import copied_title_words, distinct
-from stages.models.loading import load_tokenizer
+from stages.models.tokenizers import load_tokenizer
 from stages.rl.metrics import describe_special, describe_texts, summarize
 from stages.settings.sections import format_post
 

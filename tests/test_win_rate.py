@@ -165,6 +165,19 @@ def test_a_policys_row_counts_posts_and_brackets_what_is_missing():
     assert found["low"] < found["win_rate"] < found["high"]
 
 
+def test_a_post_under_two_ids_leaves_the_win_rates_interval_as_wide_as_under_one():
+    scores = many(win=30, half=15, loss=15)
+    again = {f"again-{name}": score for name, score in scores.items()}
+    post_of = {name: name.removeprefix("again-") for name in (*scores, *again)}
+
+    once = describe(scores, post_of)
+    twice = describe(scores | again, post_of)
+
+    assert once["win_rate"] == pytest.approx(37.5 / 60)
+    for key in ("win_rate", "low", "high", "p_value"):
+        assert twice[key] == pytest.approx(once[key]), key
+
+
 def test_the_best_of_a_training_is_chosen_on_one_half_of_the_posts_and_judged_on_the_other():
     """The last byte of SHA-256 of p0, p1, p4, p7, p8 is even, that of p2, p3, p5, p6 odd; p8 lacks
     a score and p7 is p4's text. On the even ones b leads a, 3 to 2; on the odd ones it trails.

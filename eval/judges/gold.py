@@ -19,12 +19,12 @@ from eval.judges.downloads import weights_note
 from eval.judges.offline import higher
 from eval.judges.protocol import TOO_LONG, About, Comparison, Judge, Reply, Row, scored_rows
 from eval.rates.reward_pairs import pair_accuracy
-from stages.data.bad_rows import in_half
-from stages.data.tokens import first_tokens, fit_query, plain_encoder
+from stages.data.halves import in_half
+from stages.data.prompt import first_tokens, fit_query, plain_encoder
 from stages.finished import check_gold, check_stage, gold_folder, read_manifest, stage_folder
 from stages.models.foreign import load_released_reward_model
 from stages.models.forward import summary_scores
-from stages.models.loading import load_tokenizer
+from stages.models.tokenizers import load_tokenizer
 from stages.running.files import read_lines
 from stages.runs import HELD_OUT_PAIRS
 from stages.settings.command_line import recorded_config

@@ -15,7 +15,9 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from reports.needs.plan import gpus_for
 from stages.base import make_tokenizer, read_rows
-from stages.data.tokens import Limits, first_tokens, tokenize_comparisons, tokenize_posts
+from stages.data.lengths import Limits
+from stages.data.prompt import first_tokens
+from stages.data.tokens import tokenize_comparisons, tokenize_posts
 from stages.rl.algorithms import ALGORITHMS
 from stages.running.hub import fetch_tokenizer
 from stages.running.inputs import model_source
@@ -89,7 +91,7 @@ def choices_of(config: Config, gpu: str, typed: set[str]) -> Choices:
 
 def _of_data(config: Config, positions: int, on_card: bool) -> Choices:
     """Lengths by QUANTILE of the rows' tokens; batches of at most a twentieth of the rows."""
-    located, data = read_rows(config).located, config.data
+    located, data = read_rows(config).splits, config.data
     tokenizer = make_tokenizer(config, located["sft_train"])
     first = first_tokens(tokenizer, config.base.bos)
     every = Limits(query=ANY, response=ANY, query_response=ANY, prompt=data.prompt, first=first)

@@ -21,7 +21,7 @@ from stages.settings.faults import Parser, in_one_line, show, what_to_mend
 from stages.settings.stages import STAGES
 
 SHOWN = {name: stage.head for name, stage in STAGES.items() if stage.head}
-LABEL = COLUMNS - 5 * len(SHOWN)  # characters of a run's name and seed
+COLUMN_WIDTH = 5  # of a stage's mark
 MARKS = (
     "ok done, ok* done with other code, old stale, run running, half interrupted,",
     "fail failed, up made by its upstream, - not made",
@@ -61,13 +61,23 @@ def upstreams_of(seed: Path) -> set[str]:
     return set()
 
 
-def seed_lines(seed: Path) -> list[str]:
+def shown_stages(seeds: Sequence[Path]) -> list[str]:
+    """The stages that get a column; an optional one only if some run has it."""
+    return [
+        stage
+        for stage in SHOWN
+        if not STAGES[stage].optional
+        or any((seed / name).exists() for seed in seeds for name in (stage, f"{stage}.partial"))
+    ]
+
+
+def seed_lines(seed: Path, stages: Sequence[str]) -> list[str]:
     """A seed's row of the table, and the reasons of what is not done.
 
     Where there are several judges, the row shows one that is not done, if any.
     """
     marks, reasons, upstreams = [], [], upstreams_of(seed)
-    for stage in SHOWN:
+    for stage in stages:
         if stage in upstreams:
             marks.append("up")
             continue
@@ -84,14 +94,22 @@ def seed_lines(seed: Path) -> list[str]:
             reasons += [f"{stage}{judge}: {views[-1][1]}"] if views[-1][1] else []
         marks.append(next((mark for mark, _ in views if mark != "ok"), "ok"))
     number = seed.name.removeprefix("seed")
-    lines = [_line(f"{seed.parent.name[: LABEL - 1 - len(number)]} {number}", marks)]
+    name = seed.parent.name[: label_width(stages) - 1 - len(number)]
+    lines = [_line(f"{name} {number}", marks)]
     for reason in reasons:
         lines += textwrap.wrap(reason, COLUMNS, initial_indent="  ", subsequent_indent="      ")
     return lines
 
 
+def label_width(stages: Sequence[str]) -> int:
+    """Characters for a run's name and seed in front of the columns of some stages."""
+    return COLUMNS - COLUMN_WIDTH * len(stages)
+
+
 def _line(label: str, marks: Sequence[str]) -> str:
-    return f"{label:{LABEL}} " + "".join(f"{mark:5}" for mark in marks).rstrip()
+    width = label_width(marks)
+    cells = "".join(f"{mark:{COLUMN_WIDTH}}" for mark in marks)
+    return f"{label[:width]:{width}} {cells}".rstrip()
 
 
 def status(name: str = "") -> list[str]:
@@ -105,8 +123,9 @@ def status(name: str = "") -> list[str]:
     seeds = sorted(folders, key=lambda seed: (seed.parent.name, len(seed.name), seed.name))
     if not seeds:
         return ["no runs yet: make sft rm ppo eval"]
-    lines = [line for seed in seeds for line in seed_lines(seed)]
-    return [_line("run and seed", [*SHOWN.values()]), *lines, "", *MARKS]
+    stages = shown_stages(seeds)
+    lines = [line for seed in seeds for line in seed_lines(seed, stages)]
+    return [_line("run and seed", [SHOWN[stage] for stage in stages]), *lines, "", *MARKS]
 
 
 @in_one_line()

@@ -1,11 +1,16 @@
-"""Text in, tokens out.
+"""The data: text in, tokens out.
 
 builtin       the built-in posts: what they say, what a summary is worth, their files
-readers       the real data, from files or the hub, checked row by row
+readers       the splits of the data, from files or the hub, checked row by row
+tables        JSON, CSV and Parquet files, row by row
 formats       the user's own kinds of rows, converted to the schemas of the real data
-tables        JSONL, CSV and Parquet, row by row
+schemas       the two schemas of the real data: checks, and what is read from a row
 bad_rows      rows that cannot be used: stop, or skip and list them
-tokens        the prompt, truncation, rows in tokens
+row_counts    what the manifest says about the rows: odd ones, repeated ones, published ones
+halves        two halves of the comparisons that have no post in common
+prompt        the prompt, and how it is cut
+tokens        rows to tokens
+lengths       limits on lengths in tokens: checked and counted
 ragged        tokenized splits as stages read them, padding
 text_metrics  measures of text that need no model
 """

@@ -1,214 +1,240 @@
-"""Rows as people have them, as rows of the two schemas that `readers.py` checks.
+"""Converts the user's own kinds of rows to the two schemas that `schemas.py` checks.
 
     pairs   prompt, chosen, rejected     or chosen, rejected: lists of messages that begin alike
-    posts   prompt, completion           or post, summary     or messages, of which the last counts
+    posts   prompt, completion           or post, summary     or messages, the last is the answer
     prompts prompt
 
-A text may be a list of chat messages. Its turns become plain text: `User: ...`, `Assistant: ...`,
-a blank line between them, and `Assistant:` at the end of a prompt. A prompt is whole: no template
-is filled with it, and of one that is too long the beginning is left out. A post with a summary
-alone becomes the prompt "<post>\n\nTL;DR:". A row without an id gets one by its prompt.
-Rows that say the same are known by their texts, whatever their ids.
+A text may be a list of chat messages. Its turns become plain text, `User: ...`, `Assistant: ...`,
+with a blank line between them and `Assistant:` at the end of a prompt. Such a prompt is whole: no
+template is filled with it, and one that is too long loses its beginning. A post with a summary
+becomes the prompt "<post>\n\nTL;DR:". A row without an id gets a hash of its prompt as its id.
 """
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
 from stages.data.bad_rows import BadRowError
-from stages.data.text_metrics import squeezed
+from stages.data.schemas import chosen_text, info_of
+from stages.data.tables import LocatedRow, Row
 from stages.settings.sections import COMPARISONS, POSTS, PPO_TRAIN
 
-# Fields of a row: whether its post is the whole prompt, and all that it had beside what is used.
-WHOLE, MORE = "whole", "more"
-HELD_OUT_SHARE = 20  # one post in so many is held out where the user has not done so
+# Two fields of a converted post.
+WHOLE = "whole"  # True: the post is the whole prompt (see `format_post`)
+OTHER_FIELDS = "more"  # the user's fields that have no place in the schema
+
+# Fields of the user's rows of posts that are converted. All others go to OTHER_FIELDS.
+CONVERTED_FIELDS = ("prompt", "completion", "messages", "post", "summary", "id")
+HELD_OUT_SHARE = 20  # one post in this many is held out if the data have no held-out split
 ASSISTANT = "Assistant:"
-Row = dict[str, Any]
 
 
-def as_known(where: str, row: Row, split: str) -> Row:
-    """The row in OpenAI's schema of posts or of comparisons; one that is in it stays as it is.
+def to_openai_schema(where: str, row: Row, split: str) -> Row:
+    """The row in OpenAI's schema of posts or of comparisons; one that has it stays as it is.
 
-    Raises BadRowError for a row of no known kind.
+    Raises BadRowError for a row of an unknown kind.
     """
     if split in COMPARISONS:
-        return row if "info" in row or "summaries" in row else _pair(where, row, split)
-    return row if "subreddit" in row or "title" in row else _post(where, row, split)
+        if "info" in row or "summaries" in row:
+            return row
+        return _convert_pair(where, row, split)
+    if "subreddit" in row or "title" in row:
+        return row
+    return _convert_post(where, row, split)
 
 
-def split_of(row: Row) -> str:
-    """The training split that a row of any kind belongs to, of pairs or of posts."""
-    is_pair = "chosen" in row or not row.keys() & {"prompt", "messages", "post"}
-    return COMPARISONS[0] if is_pair else POSTS[0]
+def training_split_of(row: Row) -> str:
+    """The training split that a row of any kind belongs to: that of the pairs or of the posts."""
+    is_post = "chosen" not in row and ("prompt" in row or "messages" in row or "post" in row)
+    return POSTS[0] if is_post else COMPARISONS[0]
 
 
-def _pair(where: str, row: Row, split: str) -> Row:
-    if not {"chosen", "rejected"} <= row.keys():
-        raise _unknown(where, row, "prompt, chosen, rejected")
-    sides = [row["chosen"], row["rejected"]]
+def _convert_pair(where: str, row: Row, split: str) -> Row:
+    if "chosen" not in row or "rejected" not in row:
+        raise _unknown_kind(where, row, "prompt, chosen, rejected")
     prompt = row.get("prompt")
-    if prompt is None and all(isinstance(side, list) for side in sides):
-        pairs = list(zip(*sides, strict=False))[:-1]  # an answer has one turn at least
-        alike = next((n for n, (left, right) in enumerate(pairs) if left != right), len(pairs))
-        prompt, sides = sides[0][:alike], [side[alike:] for side in sides]
-    text = _prompt(where, prompt, "prompt")
-    name = str(row.get("id") or _hash(text))
-    first = int(_hash(f"{name} {sides}"), 16) % 2  # so that the chosen one is not always the first
-    summaries = [
-        {"text": _answer(where, side, field), "policy": field}
-        for side, field in zip(sides, ("chosen", "rejected"), strict=True)
-    ]
+    chosen = row["chosen"]
+    rejected = row["rejected"]
+
+    # Without a prompt, the messages with which both sides begin are the prompt.
+    if prompt is None and isinstance(chosen, list) and isinstance(rejected, list):
+        shared = _shared_turns(chosen, rejected)
+        prompt = chosen[:shared]
+        chosen = chosen[shared:]
+        rejected = rejected[shared:]
+
+    prompt_text = _prompt_text(where, prompt)
+    post_id = str(row.get("id") or _hash(prompt_text))
+    chosen_summary = {"text": _answer_text(where, chosen, "chosen"), "policy": "chosen"}
+    rejected_summary = {"text": _answer_text(where, rejected, "rejected"), "policy": "rejected"}
+
+    # A hash decides which one comes first, so that the place says nothing about the label.
+    choice = int(_hash(f"{post_id} {[chosen, rejected]}"), 16) % 2
+    if choice == 0:
+        summaries = [chosen_summary, rejected_summary]
+    else:
+        summaries = [rejected_summary, chosen_summary]
     return {
-        "info": {"id": name, "subreddit": "", "title": "", "post": text, WHOLE: True},
-        "summaries": summaries[:: 1 - 2 * first],
-        "choice": first,
+        "info": {"id": post_id, "subreddit": "", "title": "", "post": prompt_text, WHOLE: True},
+        "summaries": summaries,
+        "choice": choice,
         "batch": "own",
         "split": split,
     }
 
 
-def _post(where: str, row: Row, split: str) -> Row:
-    prompt, completion = row.get("prompt"), row.get("completion")
-    if isinstance(row.get("messages"), list):
-        *prompt, last = row["messages"] or [None]
-        completion = [last]
+def _shared_turns(chosen: Sequence[Any], rejected: Sequence[Any]) -> int:
+    """The number of messages with which both begin. At least one turn is left for the answers."""
+    longest_prompt = min(len(chosen), len(rejected)) - 1
+    for number in range(longest_prompt):
+        if chosen[number] != rejected[number]:
+            return number
+    return max(0, longest_prompt)
+
+
+def _convert_post(where: str, row: Row, split: str) -> Row:
+    prompt = row.get("prompt")
+    completion = row.get("completion")
+    messages = row.get("messages")
+    if isinstance(messages, list):
+        prompt = messages[:-1]
+        completion = messages[-1:] or [None]
     elif "post" in row and "prompt" not in row:
-        prompt, completion = f"{row['post']}\n\nTL;DR:", row.get("summary")
-    if prompt is None or (completion is None and split != PPO_TRAIN):
-        both = "prompt, completion (prompts alone: ppo_train.jsonl)"
-        raise _unknown(where, row, "prompt" if split == PPO_TRAIN else both)
-    text = _prompt(where, prompt, "prompt")
-    used = ("prompt", "completion", "messages", "post", "summary", "id")
-    more = {name: value for name, value in row.items() if name not in used}
-    name = str(row.get("id") or _hash(text))
-    known: Row = {"id": name, "subreddit": "", "title": "", "post": text}
+        prompt = f"{row['post']}\n\nTL;DR:"
+        completion = row.get("summary")
+
+    if split == PPO_TRAIN:
+        if prompt is None:
+            raise _unknown_kind(where, row, "prompt")
+    elif prompt is None or completion is None:
+        wanted = "prompt, completion (rows with only a prompt belong in ppo_train.jsonl)"
+        raise _unknown_kind(where, row, wanted)
+
+    prompt_text = _prompt_text(where, prompt)
+    post_id = str(row.get("id") or _hash(prompt_text))
+    converted: Row = {"id": post_id, "subreddit": "", "title": "", "post": prompt_text}
     if completion is not None:
-        known["summary"] = _answer(where, completion, "completion")
-    return known | {WHOLE: True, MORE: more}
+        converted["summary"] = _answer_text(where, completion, "completion")
+    converted[WHOLE] = True
+    converted[OTHER_FIELDS] = {
+        name: value for name, value in row.items() if name not in CONVERTED_FIELDS
+    }
+    return converted
 
 
-def _unknown(where: str, row: Row, wanted: str) -> BadRowError:
-    fields = ", ".join(map(str, row))[:80]
-    return BadRowError(where, f"a row of no known kind (its fields: {fields}): give {wanted}")
+def _unknown_kind(where: str, row: Row, wanted: str) -> BadRowError:
+    fields = ", ".join(str(name) for name in row)[:80]
+    return BadRowError(where, f"a row of unknown kind (its fields: {fields}): give {wanted}")
 
 
-def _prompt(where: str, prompt: Any, field: str) -> str:
+def _prompt_text(where: str, prompt: Any) -> str:
     if isinstance(prompt, list):
-        return "\n\n".join([*_turns(where, prompt, field), ASSISTANT])
+        return "\n\n".join([*_turns(where, prompt, "prompt"), ASSISTANT])
     if not isinstance(prompt, str) or not prompt.strip():
-        raise BadRowError(where, f"field {field} is empty or no text: give text or messages")
+        raise BadRowError(where, "field prompt is empty or not a text: give text or messages")
     return prompt.strip()
 
 
-def _answer(where: str, text: Any, field: str) -> str:
-    """The text of an answer; of messages that of the last turn."""
-    if isinstance(text, list) and text:
-        return _turns(where, text, field)[-1].removeprefix(ASSISTANT).strip()
-    if not isinstance(text, str):
-        raise BadRowError(where, f"field {field} is no text: give text or messages")
-    return text
+def _answer_text(where: str, answer: Any, field: str) -> str:
+    """The text of an answer; if it is a list of messages, that of the last turn."""
+    if isinstance(answer, list) and answer:
+        return _turns(where, answer, field)[-1].removeprefix(ASSISTANT).strip()
+    if not isinstance(answer, str):
+        raise BadRowError(where, f"field {field} is not a text: give text or messages")
+    return answer
 
 
 def _turns(where: str, messages: Sequence[Any], field: str) -> list[str]:
+    """Each message as `Role: content`."""
     turns = []
     for message in messages:
         content = message.get("content") if isinstance(message, Mapping) else None
         if not isinstance(content, str):
             raise BadRowError(where, f"field {field} has a message without a text in content")
-        turns.append(f"{str(message.get('role', 'user')).capitalize()}: {content.strip()}")
+        role = str(message.get("role", "user")).capitalize()
+        turns.append(f"{role}: {content.strip()}")
     return turns
 
 
 def _hash(text: str) -> str:
+    """16 hex digits of a text's SHA-256. The text may contain half a surrogate pair."""
     return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()[:16]
 
 
-def derive(located: dict[str, list[tuple[str, Row]]]) -> dict[str, list[tuple[str, Row]]]:
-    """The splits that are not there, from those that are, where their rows are the user's own kind.
+# -- missing splits --------------------------------------------------------------------------------
 
-    Posts are the pairs' prompts with the chosen text, each prompt once. Without held-out rows one
-    post in HELD_OUT_SHARE is held out, at least one, by its id: in all splits or in none.
+
+def derive_missing_splits(
+    given_splits: Mapping[str, list[LocatedRow]],
+) -> dict[str, list[LocatedRow]]:
+    """The given splits, and missing ones derived from those whose rows have whole prompts.
+
+    Posts are the pairs' prompts with the chosen text, each prompt once. If there is no held-out
+    split, one post in HELD_OUT_SHARE is held out by its id, and at least one: in all splits or in
+    none of them.
     """
-    every = dict(located)
-    for posts, pairs in zip(POSTS, COMPARISONS, strict=True):
-        if posts not in every and _are_whole(every.get(pairs, [])):
-            every[posts] = [
-                (where, row["info"] | {"summary": row["summaries"][row["choice"]]["text"]})
-                for where, row in every[pairs]
+    splits = dict(given_splits)
+
+    # Posts from pairs.
+    for posts, comparisons in zip(POSTS, COMPARISONS, strict=True):
+        if posts not in splits and _has_whole_prompts(splits.get(comparisons, [])):
+            splits[posts] = [
+                (where, row["info"] | {"summary": chosen_text(row)})
+                for where, row in splits[comparisons]
             ]
-    splits = [each for each in (POSTS, COMPARISONS) if each[1] not in every]
-    splits = [each for each in splits if _are_whole(every.get(each[0], []))]
-    digests = [_digest(row) for train, _ in splits for _, row in every[train]]
-    held = {digest for digest in digests if digest % HELD_OUT_SHARE == 0} or {*sorted(digests)[:1]}
-    for train, held_out in splits:
-        parts: list[list[tuple[str, Row]]] = [[], []]
-        for where, row in every[train]:
-            parts[_digest(row) in held].append((where, row))
-        every[train], every[held_out] = parts
-    for posts in {*POSTS} - {*located} & {*every}:
-        first = {row["id"]: (where, row) for where, row in reversed(every[posts])}
-        every[posts] = [each for each in reversed(first.values()) if each[1]["summary"].strip()]
-    return every
+
+    # Held-out rows from training rows. The ids are chosen for all splits at once, so that what the
+    # reward model learned about a post is not judged on that post.
+    to_divide = [
+        (train, held_out)
+        for train, held_out in (POSTS, COMPARISONS)
+        if held_out not in splits and _has_whole_prompts(splits.get(train, []))
+    ]
+    ids = {info_of(row)["id"] for train, _ in to_divide for _, row in splits[train]}
+    held_out_ids = _choose_held_out(ids)
+    for train, held_out in to_divide:
+        rows = splits[train]
+        splits[train] = []
+        splits[held_out] = []
+        for where, row in rows:
+            is_held_out = info_of(row)["id"] in held_out_ids
+            splits[held_out if is_held_out else train].append((where, row))
+
+    # Several pairs may have one prompt, and a chosen text may be empty. Posts must not.
+    for posts in POSTS:
+        if posts in splits and posts not in given_splits:
+            distinct = _first_of_each_id(splits[posts])
+            splits[posts] = [(where, row) for where, row in distinct if row["summary"].strip()]
+    return splits
 
 
-def _digest(row: Row) -> int:
-    return int(_hash(row.get("info", row)["id"]), 16)
+def _choose_held_out(ids: Set[str]) -> Set[str]:
+    """One id in HELD_OUT_SHARE, by its hash, and at least one if there are any."""
+    digests = {name: int(_hash(name), 16) for name in ids}
+    held_out = {name for name, digest in digests.items() if digest % HELD_OUT_SHARE == 0}
+    if digests and not held_out:
+        held_out = {min(digests, key=lambda name: digests[name])}
+    return held_out
 
 
-def _are_whole(located: Sequence[tuple[str, Row]]) -> bool:
-    return bool(located) and all(row.get("info", row).get(WHOLE) for _, row in located)
+def _first_of_each_id(posts: Sequence[LocatedRow]) -> list[LocatedRow]:
+    """The first post of each id, in the order of the last ones."""
+    first_posts: dict[str, LocatedRow] = {}
+    for where, row in posts:
+        # Removed and added again, so that the first post takes the place of the last one.
+        first_posts[row["id"]] = first_posts.pop(row["id"], (where, row))
+    return list(first_posts.values())
 
 
-def recognised(located: Mapping[str, Sequence[tuple[str, Row]]]) -> list[str]:
-    """A line for each split with rows of the user's own kind."""
-    whole = {split: len(rows) for split, rows in located.items() if _are_whole(rows)}
-    return [f"{split}: {rows:,} rows, each with a whole prompt" for split, rows in whole.items()]
+def _has_whole_prompts(rows: Sequence[LocatedRow]) -> bool:
+    """Whether there are rows, and all of them have a whole prompt instead of a post."""
+    return bool(rows) and all(info_of(row).get(WHOLE) for _, row in rows)
 
 
-def post_text(row: dict[str, Any]) -> str:
-    """What a post or an article says, with its title; ids and subreddits are not part of it."""
-    about = row.get("info", row)
-    return squeezed(" ".join(str(about.get(key) or "") for key in ("title", "post", "article")))
-
-
-def labels_of(rows: Sequence[dict[str, Any]]) -> dict[int, set[str]]:
-    """Pair, by its texts -> the summaries of it that were chosen."""
-    labels: dict[int, set[str]] = {}
-    for row in rows:
-        labels.setdefault(pair_of(row), set()).add(_chosen(row))
-    return labels
-
-
-def pair_of(row: dict[str, Any]) -> int:
-    """A hash of the post and of both summaries, in any order."""
-    return hash((post_text(row), frozenset(squeezed(text["text"]) for text in row["summaries"])))
-
-
-def _chosen(row: dict[str, Any]) -> str:
-    return squeezed(row["summaries"][row["choice"]]["text"])
-
-
-def learned(rows: Mapping[str, Sequence[dict[str, Any]]]) -> dict[str, Any]:
-    """Held-out posts and pairs that stand in the training data too, by text, whatever their ids.
-
-    `in`: training split -> how many held-out posts it has; `posts`: those of the `of_posts` that
-    any has. `pairs`: those of the `of_pairs` held-out comparisons whose two summaries of the post
-    are compared in training; `against`: those of them whose label all training pairs contradict.
-    """
-    held_out = [post_text(row) for row in rows[POSTS[1]]]
-    texts = {
-        split: {*held_out}.intersection(map(post_text, rows[split]))
-        for split in (POSTS[0], PPO_TRAIN, COMPARISONS[0])
-        if split in rows
-    }
-    train, held_out_pairs = (rows.get(split, ()) for split in COMPARISONS)
-    labels = labels_of(train)
-    pairs = [row for row in held_out_pairs if pair_of(row) in labels]
-    return {
-        "in": {split: sum(text in own for text in held_out) for split, own in texts.items()},
-        "posts": sum(any(text in own for own in texts.values()) for text in held_out),
-        "of_posts": len(held_out),
-        "pairs": len(pairs),
-        "of_pairs": len(held_out_pairs),
-        "against": sum(_chosen(row) not in labels[pair_of(row)] for row in pairs),
-    }
+def describe_whole_prompts(splits: Mapping[str, Sequence[LocatedRow]]) -> list[str]:
+    """One line for each split whose rows have whole prompts, for the user to check."""
+    return [
+        f"{split}: {len(rows):,} rows, each with a whole prompt"
+        for split, rows in splits.items()
+        if _has_whole_prompts(rows)
+    ]

@@ -1,6 +1,7 @@
-"""Tokenised posts and comparisons as stages read them: ragged splits on disk, padded batches.
+"""Tokenized posts and comparisons as stages read them: ragged splits on disk, padded batches.
 
-Tokens are kept ragged and padded only when a batch is made, so no result depends on padding.
+Tokens are stored without padding, which is added only when a batch is built. So no result depends
+on the padding.
 """
 
 from collections.abc import Iterable, Sequence
@@ -31,7 +32,9 @@ class Ragged:
         return len(self.offsets) - 1
 
     def __getitem__(self, index: int) -> Tensor:
-        return self.tokens[self.offsets[index] : self.offsets[index + 1]].long()
+        start = self.offsets[index]
+        end = self.offsets[index + 1]
+        return self.tokens[start:end].long()
 
     def lengths(self) -> Tensor:
         """Tokens of each sequence, [sequences] int64."""
@@ -40,10 +43,12 @@ class Ragged:
 
 @dataclass(frozen=True, kw_only=True)
 class TokenizedSplit:
-    """One split: token columns of equal length, and what is known of each row beside tokens."""
+    """One split: columns of token sequences, one sequence per row, and what else is known."""
 
     columns: dict[str, Ragged]
+    """`queries`, and `summaries` of posts, or `chosen` and `rejected` of comparisons."""
     rows: list[dict[str, Any]]
+    """The fields of each row that are not tokens, such as its id."""
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -52,20 +57,25 @@ class TokenizedSplit:
 def make_ragged(sequences: Iterable[list[int]]) -> Ragged:
     """Lay token lists end to end."""
     arrays = [np.asarray(sequence, dtype=np.int32) for sequence in sequences]
-    offsets = np.cumsum([0, *map(len, arrays)])
-    return Ragged(torch.from_numpy(np.concatenate(arrays)), torch.from_numpy(offsets))
+    lengths = [len(array) for array in arrays]
+    return Ragged(
+        tokens=torch.from_numpy(np.concatenate(arrays)),
+        offsets=torch.from_numpy(np.cumsum([0, *lengths])),
+    )
 
 
 def save_split(split: TokenizedSplit, folder: Path, name: str) -> None:
     """Write a split as `<name>.safetensors` and `<name>.jsonl`."""
-    tensors = {f"{key}.tokens": column.tokens for key, column in split.columns.items()}
-    tensors |= {f"{key}.offsets": column.offsets for key, column in split.columns.items()}
+    tensors = {}
+    for key, column in split.columns.items():
+        tensors[f"{key}.tokens"] = column.tokens
+        tensors[f"{key}.offsets"] = column.offsets
     save_file(tensors, folder / f"{name}.safetensors")
     write_lines(folder / f"{name}.jsonl", split.rows)
 
 
 def rows_of(split: TokenizedSplit, rows: Sequence[int]) -> TokenizedSplit:
-    """Some rows of a split as a split."""
+    """The split with only the rows of these numbers, in this order."""
     columns = {
         name: make_ragged([column[row].tolist() for row in rows])
         for name, column in split.columns.items()
@@ -74,12 +84,15 @@ def rows_of(split: TokenizedSplit, rows: Sequence[int]) -> TokenizedSplit:
 
 
 def load_split(folder: Path, name: str) -> TokenizedSplit:
-    """Read a split that `save_split` wrote. Raises UserError where the data have no such split."""
+    """Read a split that `save_split` wrote. Raises UserError if the data have no such split."""
     if not (folder / f"{name}.safetensors").exists():
         raise UserError(f"the data have no {name}, which this stage needs: add it to DATA=")
     tensors = load_file(folder / f"{name}.safetensors")
     keys = {key.split(".")[0] for key in tensors}
-    columns = {key: Ragged(tensors[f"{key}.tokens"], tensors[f"{key}.offsets"]) for key in keys}
+    columns = {
+        key: Ragged(tokens=tensors[f"{key}.tokens"], offsets=tensors[f"{key}.offsets"])
+        for key in keys
+    }
     return TokenizedSplit(columns=columns, rows=read_lines(folder / f"{name}.jsonl"))
 
 

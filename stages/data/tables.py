@@ -1,4 +1,4 @@
-"""Files of rows: JSON lines or array, CSV and Parquet, each row with the place where it stands."""
+"""Read files of rows: JSON Lines, a JSON array, CSV or Parquet. Each row comes with its place."""
 
 import csv
 import json
@@ -10,105 +10,120 @@ from typing import Any
 from stages.data.bad_rows import BadRowError
 from stages.settings.checks import UserError
 
-LONGEST_CELL = 2**24  # characters; the standard library's 131,072 are too few for some posts
+Row = dict[str, Any]
+LocatedRow = tuple[str, Row]
+"""A row after its place: `file:line`, or `data set[split]:number`."""
+RawRow = bytes | Row
+"""A row as its file holds it: a line of JSON that is not parsed yet, or the columns' values."""
+
+# In characters. The standard library's limit of 131,072 is too low for some posts.
+LONGEST_CSV_CELL = 2**24
+LONGEST_REASON = 80  # characters that are kept of a library's message
 
 
-def raw_rows(path: Path) -> Iterator[tuple[str, Any]]:
-    """`file:line` and the row of a table, whose ending says what it is.
+def raw_rows(path: Path) -> Iterator[tuple[str, RawRow]]:
+    """Yield each row of a file after its place, `file:line`; the file's ending says what it is.
 
-    A row of JSONL is the bytes of its line, so that a bad line can be skipped: see `parse_line`.
-    Blank lines are no rows, and counted.
-    Raises UserError for a file of another kind, and for one that cannot be read.
+    Rows of JSON stay bytes, so that a bad line can be skipped (see `parse_row`). Blank lines are
+    not rows, but they count as lines.
+    Raises UserError for a file of an unknown kind and for one that cannot be read.
     """
-    read = READERS.get(path.suffix)
-    if read is None:
-        kinds = ", ".join(READERS)
-        raise UserError(f"{path}: a file of unknown kind: give one of {kinds}")
+    if path.suffix not in READERS:
+        raise UserError(f"{path}: a file of unknown kind: give one of {', '.join(READERS)}")
+    read = READERS[path.suffix]
     yield from read(path)
 
 
-def parse_line(where: str, line: bytes) -> dict[str, Any]:
-    """The row in a line of JSONL. Raises BadRowError where it holds none."""
+def parse_row(where: str, raw: RawRow) -> Row:
+    """The row in a line of JSON; other rows are returned as they are.
 
-    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        """An object, of which each key stands once: of two values, one would count unseen."""
+    Raises BadRowError for a line that is not a JSON object, and for a key that occurs twice.
+    """
+    if not isinstance(raw, bytes):
+        return raw
+
+    def require_unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        """Without this, `json` would silently keep the last of two values."""
         values = dict(pairs)
         if len(values) < len(pairs):
-            key, _ = Counter(key for key, _ in pairs).most_common(1)[0]
-            raise BadRowError(where, f"key {key!r} is there twice: leave one of the two out")
+            [(key, _)] = Counter(key for key, _ in pairs).most_common(1)
+            raise BadRowError(where, f"key {key!r} is there twice: remove one of the two")
         return values
 
     try:
-        row = json.loads(line, object_pairs_hook=once)
+        row = json.loads(raw, object_pairs_hook=require_unique_keys)
     except ValueError as error:
         raise BadRowError(where, f"not JSON ({error})") from None
     except RecursionError:
-        raise BadRowError(where, "not JSON that can be read (nested too deeply)") from None
+        raise BadRowError(where, "JSON that is nested too deeply to be read") from None
     if not isinstance(row, dict):
         raise BadRowError(where, "not a JSON object")
     return row
 
 
-def parsed_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """`file:line` and the row of a table. Raises UserError at a bad row."""
-    for where, row in raw_rows(path):
-        yield where, parse_line(where, row) if isinstance(row, bytes) else row
+def parsed_rows(path: Path) -> Iterator[LocatedRow]:
+    """Yield each row of a file after its place. Raises UserError at a bad row."""
+    for where, raw in raw_rows(path):
+        yield where, parse_row(where, raw)
 
 
-def _jsonl(path: Path) -> Iterator[tuple[str, Any]]:
-    with path.open("rb") as lines:  # bytes: a line that is not UTF-8 is refused as a line
+def _read_jsonl(path: Path) -> Iterator[tuple[str, RawRow]]:
+    # As bytes, so that a line that is not UTF-8 is a bad row and not the end of the file.
+    with path.open("rb") as lines:
         for number, line in enumerate(lines, start=1):
             if line.strip():
                 yield f"{path}:{number}", line
 
 
-def _json(path: Path) -> Iterator[tuple[str, Any]]:
-    """The rows of an array, by their number. JSON lines may stand in such a file, too."""
+def _read_json(path: Path) -> Iterator[tuple[str, RawRow]]:
+    """Yield the elements of an array by their number. The file may also hold JSON Lines."""
     try:
         rows = json.loads(path.read_bytes())
     except (ValueError, RecursionError):
         rows = None
     if not isinstance(rows, list):
-        yield from _jsonl(path)
+        yield from _read_jsonl(path)
         return
     for number, row in enumerate(rows, start=1):
+        # As bytes again: an element that is not an object is then a bad row like any other.
         yield f"{path}:{number}", json.dumps(row).encode()
 
 
-def _parquet(path: Path) -> Iterator[tuple[str, Any]]:
+def _read_parquet(path: Path) -> Iterator[tuple[str, RawRow]]:
     import pyarrow.parquet
 
     try:
-        _check_names(path, pyarrow.parquet.read_schema(path).names)
+        _check_column_names(path, pyarrow.parquet.read_schema(path).names)
         rows = pyarrow.parquet.read_table(path).to_pylist()
     except (pyarrow.ArrowException, ValueError, OSError) as error:
         if isinstance(error, OSError) and error.errno is not None:
-            raise  # the disk's, not the file's
-        what = f"not a Parquet file, or a damaged one ({' '.join(str(error).split())[:80]})"
-        raise UserError(f"{path}: {what}: write it again") from None
+            raise  # a fault of the disk, not of the file
+        reason = " ".join(str(error).split())[:LONGEST_REASON]
+        raise UserError(
+            f"{path}: not a Parquet file, or a damaged one ({reason}): write it again"
+        ) from None
     for number, row in enumerate(rows, start=1):
         yield f"{path}:{number}", row
 
 
-def _check_names(path: Path, names: Sequence[str]) -> None:
-    """Raise UserError where two columns have one name; those without a name are not read."""
-    doubled = [name for name, count in Counter(names).items() if name and count > 1]
-    if doubled:
-        raise UserError(f"{path}: two columns are called {doubled[0]}: rename or drop one of them")
-
-
-def _csv(path: Path) -> Iterator[tuple[str, Any]]:
-    """Rows of a CSV file with a header, by the line on which each ends."""
-    csv.field_size_limit(LONGEST_CELL)
-    with path.open(newline="", encoding="utf-8-sig") as lines:  # spreadsheets write a mark first
+def _read_csv(path: Path) -> Iterator[tuple[str, RawRow]]:
+    """Yield the rows below the header, each by the line on which it ends."""
+    csv.field_size_limit(LONGEST_CSV_CELL)
+    # Spreadsheets begin a file with a byte order mark, which `utf-8-sig` drops.
+    with path.open(newline="", encoding="utf-8-sig") as lines:
         rows = csv.DictReader(lines, strict=True)
         try:
-            _check_names(path, rows.fieldnames or ())
+            header = rows.fieldnames or ()
+            _check_column_names(path, header)
             for row in rows:
                 where = f"{path}:{rows.line_num}"
-                if None in row or None in row.values():
-                    wanted = len(rows.fieldnames or ())
-                    raise BadRowError(where, f"the row has not {wanted} cells, as the header has")
+                # DictReader puts surplus cells under the key None, and None into missing ones.
+                has_surplus_cells = None in row
+                has_missing_cells = None in row.values()
+                if has_surplus_cells or has_missing_cells:
+                    raise BadRowError(
+                        where, f"the row does not have {len(header)} cells, as the header has"
+                    )
                 yield where, row
         except UnicodeDecodeError:
             raise UserError(f"{path}: not UTF-8: save it as UTF-8") from None
@@ -116,9 +131,16 @@ def _csv(path: Path) -> Iterator[tuple[str, Any]]:
             raise UserError(f"{path}:{rows.line_num}: not CSV ({error})") from None
 
 
-READERS: dict[str, Callable[[Path], Iterator[tuple[str, Any]]]] = {
-    ".jsonl": _jsonl,
-    ".json": _json,
-    ".csv": _csv,
-    ".parquet": _parquet,
+def _check_column_names(path: Path, names: Sequence[str]) -> None:
+    """Raise UserError if two columns have one name. Columns without a name are ignored."""
+    for name, count in Counter(names).items():
+        if name and count > 1:
+            raise UserError(f"{path}: two columns are called {name}: rename or drop one of them")
+
+
+READERS: dict[str, Callable[[Path], Iterator[tuple[str, RawRow]]]] = {
+    ".jsonl": _read_jsonl,
+    ".json": _read_json,
+    ".csv": _read_csv,
+    ".parquet": _read_parquet,
 }

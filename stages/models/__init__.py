@@ -1,6 +1,9 @@
-"""Models: what they are loaded from, and what is read from them.
+"""Models: load, save, and run them.
 
-loading           load and save; the scalar head of a reward model, in any family
+loading           load and save policies, reward models and critics
+tokenizers        load tokenizers, with a [PAD] token that no text contains
+weights           read and check the weights of a model's folder
+heads             the scalar head of a reward model or critic, in any family
 foreign           reward models that others have saved
 reward_function   a Python function in place of a reward model
 lora              adapters: small matrices next to frozen weights, merged when saved

@@ -163,6 +163,24 @@ def group_mean_advantages(
     return advantages.unsqueeze(1).expand_as(batch.rewards), None
 
 
+@dataclass(frozen=True, kw_only=True)
+class Reinforce(PolicyGradient):
+    """REINFORCE++ (Hu et al. 2025, arXiv 2501.03262): PPO's loss, without a critic or groups.
+
+    One response per query, the KL penalty in the reward, PPO's clip, and returns normalized over
+    the tokens of the whole batch (`whiten_advantages`).
+    """
+
+
+def return_advantages(
+    batch: GlobalBatch, reinforce: PolicyGradient
+) -> "tuple[Tensor, Tensor | None]":
+    """Each token's return: the score minus kl_coef times the KL from this token on."""
+    from stages.functional import returns_to_go
+
+    return returns_to_go(batch.rewards, gamma=1.0), None
+
+
 ALGORITHMS = {
     "ppo": Algorithm(
         title="PPO",
@@ -181,6 +199,12 @@ ALGORITHMS = {
         summary="Dr.GRPO against the reward model: no critic",
         settings=Grpo,
         advantages=group_mean_advantages,
+    ),
+    "reinforce": Algorithm(
+        title="REINFORCE++",
+        summary="REINFORCE++ against the reward model: no critic, no groups",
+        settings=Reinforce,
+        advantages=return_advantages,
     ),
 }
 """In the order in which they run and are listed. PPO is in every run, the others on request."""

@@ -17,15 +17,8 @@ from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from stages.models.forward import response_statistics, response_values
-from stages.models.loading import (
-    head_name,
-    head_of,
-    in_float32,
-    load_policy,
-    load_reward_model,
-    new_reward_model,
-    shift_scores,
-)
+from stages.models.heads import head_name, scalar_head, shift_scores, use_float32_head
+from stages.models.loading import load_policy, load_reward_model, new_reward_model
 from stages.models.lora import adapt, adapter_layers, adapter_off, keep_model
 from stages.models.reward_function import RECORD
 from stages.running.files import read_record
@@ -196,7 +189,7 @@ def freeze(model: PreTrainedModel, dtype: str) -> PreTrainedModel:
         for weight in model.parameters():
             weight.data = weight.data.to(torch.bfloat16)
         if head_name(model):
-            in_float32(model)
+            use_float32_head(model)
     return model.eval().requires_grad_(False)
 
 
@@ -224,7 +217,7 @@ def load_critic(origins: Origins, ppo: Ppo) -> PreTrainedModel:
 
 def zero_head(model: nn.Module) -> None:
     """Weights and bias 0, so that the model says 0 of every text until it learns."""
-    head = head_of(model)
+    head = scalar_head(model)
     with torch.no_grad():
         head.weight.zero_()
         head.bias.zero_()

@@ -154,6 +154,9 @@ SECTIONS = {part.name: part.type for part in fields(Config) if dataclasses.is_da
 TYPES: dict[str, Any] = {
     f"{part}.{knob.name}": knob.type for part in SECTIONS for knob in fields(SECTIONS[part])
 }
+DEFAULTS: dict[str, Any] = {
+    f"{part}.{knob.name}": knob.default for part in SECTIONS for knob in fields(SECTIONS[part])
+}
 # The memory fields that a result depends on: precision and threads change the rounding of every
 # sum, and PPO amplifies it. The others only cut batches.
 NUMERICS = ("mixed_precision", "cpu_threads")
@@ -242,23 +245,20 @@ def settings_hash(config: Config, stage: str) -> str:
     return hash_of(settings_of(config, stage))
 
 
-def is_same(name: str, value: Any, other: Any) -> bool:
-    """Whether two values of a setting, such as `data.source`, are one: a folder may be written in
-    several ways. None stands for a setting that an older record lacks, which had its default.
+def is_same(name: str, recorded: Any, requested: Any) -> bool:
+    """Whether the recorded value of a setting, such as `data.source`, is the requested one.
+
+    None stands for a value that is absent. A setting that is absent from a record is newer than the
+    record and had no effect then, which is what its default means. A folder may be written in
+    several ways.
     """
-    if value is None and name in TYPES:
-        value = default_of(name)
-    if value == other:
+    if recorded == requested:
         return True
-    both = all(isinstance(text, str) and text not in NO_FOLDERS for text in (value, other))
-    return both and name in PLACES and os.path.abspath(value) == os.path.abspath(other)
-
-
-def default_of(name: str) -> Any:
-    """The default of a setting, such as `ppo.kl_coef`."""
-    section, _, key = name.partition(".")
-    kind: Any = SECTIONS[section]
-    return getattr(kind(), key)
+    if recorded is None:
+        return name in DEFAULTS and requested == DEFAULTS[name]
+    if name not in PLACES or recorded in NO_FOLDERS or requested in NO_FOLDERS:
+        return False
+    return os.path.abspath(recorded) == os.path.abspath(requested)
 
 
 def hash_of(value: Any) -> str:

@@ -146,6 +146,11 @@ class PolicyGradient(Section):
             f"{section}.kl_correction",
             f"be off with {section}.kl_in=reward: samples of the reward need no correction",
         )
+        require(
+            not is_corrected or self.kl_estimator != "k2",
+            f"{section}.kl_estimator",
+            f"be k1 or k3 with {section}.kl_correction: the mean of k2 is not the KL",
+        )
         if not self.kl_target:
             return
         moves = f"be above 0 with {section}.kl_target: an adaptive coefficient of 0 stays 0"

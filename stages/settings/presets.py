@@ -213,6 +213,8 @@ lambda-1 | ppo.lam=1 | advantages are returns - values (GAE, detail 20)
 no-centering | rm.center=0 | each post's scores keep a constant of their own (beside detail 10)
 subtract-eos | ppo.eos_trick=subtract | a missing EOS costs 1 of the score, as in TRL (detail 23)
 score-at-eos | ppo.score_at=eos | the score stands at EOS, not after it (beside detail 23)
+entropy | ppo.entropy_coef=0.01 | an entropy bonus (beyond the paper)
+adaptive-kl | ppo.kl_target=2 ppo.kl_horizon=320 | kl_coef steers the KL (beyond the paper)
 compat-paper | ppo.compat=paper | whitening, means and logprobs as the paper's code (details 20, 25)
 """
 ROWS = [row.split(" | ") for row in SWITCHES.strip().splitlines()]

@@ -55,7 +55,8 @@ class Stage:
 
 def learned(what: str, name: str, **more: Any) -> Stage:
     """A stage that learns; module, section and goal have its name unless `more` says otherwise."""
-    row: dict[str, Any] = {"head": name, "module": f"stages.{name}", "goal": name}
+    # `make status` has room for four letters.
+    row: dict[str, Any] = {"head": name[:4], "module": f"stages.{name}", "goal": name}
     row |= {"function": f"train_{name}"}
     row |= {"sections": ("optimizer", name, "lora"), "models": ("model",)}
     return Stage(what=what, **row | more)

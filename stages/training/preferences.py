@@ -15,7 +15,7 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor
 
-from stages.data.bad_rows import in_half
+from stages.data.halves import in_half
 from stages.data.ragged import TokenizedSplit, load_split, rows_of
 from stages.functional import preference_loss
 from stages.settings.checks import UserError

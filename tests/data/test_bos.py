@@ -6,24 +6,21 @@ from tokenizers.processors import TemplateProcessing
 from transformers import AutoTokenizer
 
 from stages.base import split_limits
-from stages.data.formats import as_known
-from stages.data.tokens import first_tokens, plain_encoder, tokenize_comparisons, tokenize_posts
-from stages.models.loading import load_tokenizer
+from stages.data.formats import to_openai_schema
+from stages.data.prompt import first_tokens, plain_encoder
+from stages.data.tokens import tokenize_comparisons, tokenize_posts
+from stages.models.tokenizers import load_tokenizer
 from stages.settings.checks import UserError
 from stages.settings.config import Data
+from tests.lib.rows import PAIR, POST, edited
 
-POST = {"id": "a", "subreddit": "tifu", "title": "my bike", "post": "My boss. " * 40}
-PAIR = {
-    "info": {**POST, "id": "a"},
-    "summaries": [{"text": " one", "policy": "x"}, {"text": " two", "policy": "y"}],
-    "choice": 0,
-    "batch": "b",
-    "split": "train",
-}
+LONG_TEXT = "My boss. " * 40
+LONG_POST = POST | {"post": LONG_TEXT}
+LONG_PAIR = edited(PAIR, "info.post", LONG_TEXT)
 
 
 @pytest.fixture
-def beginning(tokenizer_folder, tmp_path):
+def bos_folder(tokenizer_folder, tmp_path):
     """The folder of a tokenizer that begins a text with <s>, as Llama's and Gemma's do."""
     tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder)
     tokenizer.add_special_tokens({"bos_token": AddedToken("<s>", special=True)})
@@ -34,55 +31,84 @@ def beginning(tokenizer_folder, tmp_path):
     return tmp_path / "tokenizer"
 
 
-def test_auto_does_what_the_tokenizer_does_by_default(beginning, tokenizer):
-    adds = load_tokenizer(beginning)
-    assert first_tokens(adds, "auto") == first_tokens(adds, "always") == (adds.bos_token_id,)
-    assert first_tokens(adds, "never") == first_tokens(tokenizer, "auto") == ()
-    tokenizer.bos_token = tokenizer.eos_token  # Pythia's: it has one, and adds none
+@pytest.fixture
+def bos_tokenizer(bos_folder):
+    return load_tokenizer(bos_folder)
+
+
+# -- the setting -----------------------------------------------------------------------------------
+
+
+def test_auto_adds_bos_if_the_tokenizer_adds_it(bos_tokenizer):
+    bos = bos_tokenizer.bos_token_id
+    assert first_tokens(bos_tokenizer, "auto") == (bos,)
+    assert first_tokens(bos_tokenizer, "always") == (bos,)
+    assert first_tokens(bos_tokenizer, "never") == ()
+
+
+def test_auto_adds_no_bos_if_the_tokenizer_only_has_one(tokenizer):
+    tokenizer.bos_token = tokenizer.eos_token  # as Pythia's
     assert first_tokens(tokenizer, "auto") == ()
-    assert first_tokens(tokenizer, "always") == (0,)
+    assert first_tokens(tokenizer, "always") == (tokenizer.eos_token_id,)
+
+
+def test_always_is_refused_if_the_tokenizer_has_no_bos(tokenizer):
     tokenizer.bos_token = None
+    assert first_tokens(tokenizer, "auto") == ()
     with pytest.raises(UserError, match=r"base\.bos=always: the tokenizer has no BOS token"):
         first_tokens(tokenizer, "always")
 
 
-@pytest.mark.parametrize("limit", [500, 60])
-def test_bos_begins_each_query_and_counts_for_its_length(beginning, limit):
-    tokenizer = load_tokenizer(beginning)
-    bos = tokenizer.bos_token_id
-    data = Data(source="x", max_query_tokens=limit, max_summary_tokens=20)
-    limits = split_limits(data, 999, (bos,))
-    located = [("x:1", POST | {"summary": "he did"})]
-    posts = tokenize_posts(located, tokenizer, limits["sft_train"], "sft_train")
-    name = "comparisons_train"
-    pairs = tokenize_comparisons([("x:1", PAIR)], tokenizer, limits[name], name)
-    for split in (posts, pairs):
-        query = split.columns["queries"][0].tolist()
-        assert query[0] == bos
-        assert bos not in query[1:]
-        assert len(query) <= limit
-        text = tokenizer.decode(query[1:])
-        assert plain_encoder(tokenizer)([text])[0] == query[1:]
-    assert posts.rows[0]["query"] == text  # the judge reads no BOS
-    for column in ("chosen", "rejected"):
-        assert bos not in pairs.columns[column][0]
-
-
-def test_a_whole_prompt_that_is_cut_keeps_its_bos(beginning):
-    tokenizer = load_tokenizer(beginning)
-    asked = {"prompt": "First words. " * 9 + "Why?", "completion": "So."}
-    row = as_known("x:1", asked, "sft_train")
-    data = Data(source="x", max_query_tokens=8, max_summary_tokens=20)
-    limits = split_limits(data, 999, first_tokens(tokenizer, "auto"))["sft_train"]
-    query = tokenize_posts([("x:1", row)], tokenizer, limits, "sft_train").columns["queries"][0]
-    assert len(query) == 8
-    assert query[0] == tokenizer.bos_token_id
-    assert tokenizer.decode(query).endswith("Why?")
-
-
-def test_a_saved_tokenizer_still_says_that_it_begins_with_bos(beginning, tmp_path):
-    tokenizer = load_tokenizer(beginning)
-    plain_encoder(tokenizer)(["a"])
-    tokenizer.save_pretrained(tmp_path / "again")
+def test_a_saved_tokenizer_still_adds_bos(bos_tokenizer, tmp_path):
+    plain_encoder(bos_tokenizer)(["a"])
+    bos_tokenizer.save_pretrained(tmp_path / "again")
     again = load_tokenizer(tmp_path / "again")
-    assert first_tokens(again, "auto") == (tokenizer.bos_token_id,)
+    assert first_tokens(again, "auto") == (bos_tokenizer.bos_token_id,)
+
+
+# -- the tokens ------------------------------------------------------------------------------------
+
+
+@pytest.fixture(params=[500, 60], ids=["fits", "cut"])
+def limits(request, bos_tokenizer):
+    """The limits of each split, with and without truncation of the long rows."""
+    data = Data(source="x", max_query_tokens=request.param, max_summary_tokens=20)
+    return split_limits(data, 999, (bos_tokenizer.bos_token_id,))
+
+
+def test_bos_begins_a_posts_query_and_counts_toward_its_length(bos_tokenizer, limits):
+    rows = [("x:1", LONG_POST | {"summary": "he did"})]
+    split = tokenize_posts(rows, bos_tokenizer, limits["sft_train"], "sft_train")
+
+    bos, *text = split.columns["queries"][0].tolist()
+    assert bos == bos_tokenizer.bos_token_id
+    assert bos not in text
+    assert 1 + len(text) <= limits["sft_train"].query
+    assert plain_encoder(bos_tokenizer)([bos_tokenizer.decode(text)])[0] == text
+    assert split.rows[0]["query"] == bos_tokenizer.decode(text)  # the judge reads no BOS
+
+
+def test_bos_begins_a_comparisons_query_and_no_summary(bos_tokenizer, limits):
+    name = "comparisons_train"
+    split = tokenize_comparisons([("x:1", LONG_PAIR)], bos_tokenizer, limits[name], name)
+
+    bos, *text = split.columns["queries"][0].tolist()
+    assert bos == bos_tokenizer.bos_token_id
+    assert bos not in text
+    assert 1 + len(text) <= limits[name].query
+    for column in ("chosen", "rejected"):
+        assert bos not in split.columns[column][0]
+
+
+def test_a_whole_prompt_that_is_cut_keeps_its_bos(bos_tokenizer):
+    own_row = {"prompt": "First words. " * 9 + "Why?", "completion": "So."}
+    row = to_openai_schema("x:1", own_row, "sft_train")
+    data = Data(source="x", max_query_tokens=8, max_summary_tokens=20)
+    limits = split_limits(data, 999, first_tokens(bos_tokenizer, "auto"))["sft_train"]
+
+    split = tokenize_posts([("x:1", row)], bos_tokenizer, limits, "sft_train")
+
+    query = split.columns["queries"][0]
+    assert len(query) == 8
+    assert query[0] == bos_tokenizer.bos_token_id
+    assert bos_tokenizer.decode(query).endswith("Why?")

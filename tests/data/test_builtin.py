@@ -1,4 +1,4 @@
-"""The built-in world: what is wanted depends on the subreddit, and length gives nothing away."""
+"""The built-in posts: what is wanted depends on the subreddit, and length gives nothing away."""
 
 import json
 import random
@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 from statistics import mean
+from typing import Any
 
 import pytest
 
@@ -38,10 +39,18 @@ from stages.settings.config import World
 
 POSTS = [make_post(f"toy1-train-{n}") for n in range(400)]
 PAIRS = [make_comparison(POSTS[n % 400], str(n), "train") for n in range(3000)]
+# A post that was never written.
 TOLD = {
-    **{"who": "boss", "deed": "sold", "thing": "bike", "when": "easter", "place": "camp"},
-    **{"age": "twelve", "witness": "anna", "feeling": "sad", "ask": "wait"},
-}  # of a post that nobody wrote
+    "who": "boss",
+    "deed": "sold",
+    "thing": "bike",
+    "when": "easter",
+    "place": "camp",
+    "age": "twelve",
+    "witness": "anna",
+    "feeling": "sad",
+    "ask": "wait",
+}
 FACTS = Facts(subreddit="tifu", words=TOLD)
 EVENT_TOLD = "My boss sold my bike"
 COMPLETE = f"{EVENT_TOLD}, on easter, at camp, told anna."
@@ -49,39 +58,44 @@ ALL_WRONG = "My uncle lost my ring, on monday, at work, told tom."
 
 
 def texts_of(policy: str) -> list[tuple[str, Facts]]:
-    """What a policy says of every post, beside its facts."""
-    if policy == "ref":
-        return [(row["summary"], facts_of(row["id"])) for row in POSTS]
-    every = [facts_of(row["id"]) for row in POSTS]
-    writer = WRITERS[policy]
-    return [
-        (write_summary(random.Random(n), facts, writer), facts) for n, facts in enumerate(every)
-    ]
+    """A policy's summary of every post, and the post's facts."""
+    texts = []
+    for number, post in enumerate(POSTS):
+        facts = facts_of(post["id"])
+        if policy == "ref":
+            texts.append((post["summary"], facts))
+        else:
+            summary = write_summary(random.Random(number), facts, WRITERS[policy])
+            texts.append((summary, facts))
+    return texts
 
 
 def gaps_and_verdicts() -> list[tuple[float, bool]]:
     """For each pair: score of the second summary minus the first, and whether it was chosen."""
-    found = []
+    verdicts = []
     for pair in PAIRS:
         facts = facts_of(pair["info"]["id"])
-        first, second = (score_summary(one["text"], facts) for one in pair["summaries"])
-        found.append((second - first, pair["choice"] == 1))
-    return found
+        first, second = (score_summary(summary["text"], facts) for summary in pair["summaries"])
+        verdicts.append((second - first, pair["choice"] == 1))
+    return verdicts
 
 
 VERDICTS = gaps_and_verdicts()
 TEXTS = {policy: texts_of(policy) for policy in WRITERS}
 
+# -- posts and summaries ---------------------------------------------------------------------------
+
 
 def test_a_post_states_every_fact_once_in_its_role():
     deeds = "|".join(WORDS["deed"])
-    for row in POSTS:
-        told, text = facts_of(row["id"]).words, row["post"]
+    for post in POSTS:
+        words = facts_of(post["id"]).words
+        text = post["post"]
         events = re.findall(rf"\b[Mm]y (\w+) ({deeds}) my (\w+)\.", text)
-        assert events == [tuple(told[slot] for slot in EVENT)]
-        for slot, statement in STATEMENTS.items():
-            pattern = re.escape(statement).replace(re.escape(f"{{{slot}}}"), r"(\w+)")
-            assert re.findall(rf"(?:^|\s){pattern}", text) == [told[slot]], slot
+        assert events == [(words["who"], words["deed"], words["thing"])]
+        for fact, statement in STATEMENTS.items():
+            pattern = re.escape(statement).replace(re.escape(f"{{{fact}}}"), r"(\w+)")
+            assert re.findall(rf"(?:^|\s){pattern}", text) == [words[fact]], fact
 
 
 @pytest.mark.parametrize(
@@ -114,58 +128,89 @@ def test_a_post_states_every_fact_once_in_its_role():
         (COMPLETE + " It is so sad.", 6 - 4 * LONG_COST),
     ],
 )
-def test_a_summary_is_worth_what_it_tells_less_what_is_unwanted_wrong_or_too_long(summary, score):
+def test_a_summary_loses_what_is_unwanted_wrong_or_too_long(summary, score):
     assert score_summary(summary, FACTS) == score
 
 
 def test_every_clause_is_read_as_it_is_written():
     writer = Writer(counts={len(OPTIONAL): 1.0}, garble=0.0)
-    for row in POSTS[:50]:
-        facts = facts_of(row["id"])
-        text = write_summary(random.Random(0), facts, writer)
-        assert read_summary(text, facts) == (set(WORDS), set())
+    for post in POSTS[:50]:
+        facts = facts_of(post["id"])
+        summary = write_summary(random.Random(0), facts, writer)
+        right, wrong = read_summary(summary, facts)
+        assert right == set(WORDS)
+        assert wrong == set()
 
 
-def test_references_are_good_but_leave_room_above_them():
-    scores = [score_summary(*one) for one in TEXTS["ref"]]
-    best = len(EVENT) + len(FACTS.wanted)
-    event = mean(score_summary(CLAUSES["event"].format(**f.words), f) for _, f in TEXTS["ref"])
-    assert event == 3
-    assert event < mean(scores) < best - 1.5
-    assert max(scores) <= best
-    wrong = [bool(read_summary(*one)[1]) for one in TEXTS["ref"]]
-    assert 0.1 < mean(wrong) < 0.5
-    too_long = [len(text.split()) > COMPLETE_WORDS for text, _ in TEXTS["ref"]]
-    assert 0.1 < mean(too_long) < 0.5
+# -- references ------------------------------------------------------------------------------------
+
+BEST_SCORE = len(EVENT) + len(FACTS.wanted)
+
+
+def test_references_are_better_than_the_event_alone():
+    event_scores = [
+        score_summary(CLAUSES["event"].format(**facts.words), facts) for _, facts in TEXTS["ref"]
+    ]
+    assert mean(event_scores) == len(EVENT)
+    assert mean(score_summary(text, facts) for text, facts in TEXTS["ref"]) > len(EVENT)
+
+
+def test_references_leave_room_above_them():
+    scores = [score_summary(text, facts) for text, facts in TEXTS["ref"]]
+    assert mean(scores) < BEST_SCORE - 1.5
+    assert max(scores) <= BEST_SCORE
+
+
+def test_some_references_are_wrong():
+    has_error = [len(read_summary(text, facts)[1]) > 0 for text, facts in TEXTS["ref"]]
+    assert 0.1 < mean(has_error) < 0.5
+
+
+def test_some_references_are_too_long():
+    is_too_long = [len(text.split()) > COMPLETE_WORDS for text, _ in TEXTS["ref"]]
+    assert 0.1 < mean(is_too_long) < 0.5
+
+
+# -- comparisons -----------------------------------------------------------------------------------
+
+
+def test_policies_write_about_equally_long():
+    lengths = {
+        policy: mean(len(text.split()) for text, _ in texts) for policy, texts in TEXTS.items()
+    }
+    assert max(lengths.values()) - min(lengths.values()) < 2
+    del lengths["ref"]
+    assert max(lengths.values()) - min(lengths.values()) < 0.3
 
 
 def test_length_is_no_cue():
-    """Policies but the references tell equally many facts, and the longer text wins by chance."""
-    lengths = [mean(len(text.split()) for text, _ in TEXTS[name]) for name in WRITERS]
-    others = [length for name, length in zip(WRITERS, lengths, strict=True) if name != "ref"]
-    assert max(others) - min(others) < 0.3
-    assert max(lengths) - min(lengths) < 2
+    """The longer of two summaries is preferred about as often as the shorter one."""
     longer_won = []
     for pair in PAIRS:
-        first, second = (len(one["text"].split()) for one in pair["summaries"])
+        first, second = (len(summary["text"].split()) for summary in pair["summaries"])
         if first != second:
             longer_won.append((second > first) == (pair["choice"] == 1))
     assert len(longer_won) > 600
     assert 0.4 < mean(longer_won) < 0.6
 
 
-def test_a_labeller_is_right_more_often_where_the_gap_is_larger():
-    shares = []
+def test_a_labeler_is_right_more_often_if_the_gap_is_larger():
+    accuracies = []
     for low, high in ((0.01, 0.6), (0.6, 1.5), (1.5, 2.5), (2.5, 99)):
-        inside = [(gap > 0) == chosen for gap, chosen in VERDICTS if low < abs(gap) <= high]
-        assert len(inside) > 80
-        shares.append(mean(inside))
-    assert shares == sorted(shares)
-    assert shares[0] > 0.5
-    assert shares[-1] > 0.98
+        is_right = [
+            (gap > 0) == second_won for gap, second_won in VERDICTS if low < abs(gap) <= high
+        ]
+        assert len(is_right) > 80
+        accuracies.append(mean(is_right))
+    assert accuracies == sorted(accuracies)
+    assert accuracies[0] > 0.5
+    assert accuracies[-1] > 0.98
 
 
-def test_the_world_keeps_its_bytes(tmp_path):
+# -- files -----------------------------------------------------------------------------------------
+
+
+def test_the_built_in_posts_keep_their_bytes(tmp_path):
     world = World(
         train_posts=200, validation_posts=40, train_comparisons=300, validation_comparisons=60
     )
@@ -189,7 +234,7 @@ write_world(Path({folder!r}), world, lambda items, label, total: iter(items))
 """
 
 
-def small_world(folder: Path, seed: int = 1, hash_seed: str = "0") -> list[bytes]:
+def write_small_world(folder: Path, seed: int = 1, hash_seed: str = "0") -> dict[str, bytes]:
     """The four files of a small world, written by a process of its own."""
     folder.mkdir()
     subprocess.run(
@@ -198,28 +243,44 @@ def small_world(folder: Path, seed: int = 1, hash_seed: str = "0") -> list[bytes
         env={"PYTHONHASHSEED": hash_seed},
         check=True,
     )
-    assert {path.name for path in folder.iterdir()} == {f"{split}.jsonl" for split in SPLITS}
-    return [(folder / f"{split}.jsonl").read_bytes() for split in SPLITS]
+    return {path.stem: path.read_bytes() for path in folder.iterdir()}
 
 
-def test_splits_share_no_post_and_comparisons_are_about_posts_of_their_split(tmp_path):
-    folder = tmp_path / "world"
-    small_world(folder)
-    ids: dict[str, set[str]] = {}
-    parts: dict[str, set[str]] = {}
+@pytest.fixture(scope="module")
+def small_world(tmp_path_factory) -> dict[str, bytes]:
+    return write_small_world(tmp_path_factory.mktemp("built-in") / "world")
+
+
+@pytest.fixture
+def rows(small_world) -> dict[str, list[dict[str, Any]]]:
+    return {
+        split: [json.loads(line) for line in small_world[split].splitlines()] for split in SPLITS
+    }
+
+
+def test_the_splits_share_no_post(rows):
+    train_ids = {row["id"] for row in rows["sft_train"]}
+    validation_ids = {row["id"] for row in rows["sft_validation"]}
+    assert not train_ids & validation_ids
+
+
+@pytest.mark.parametrize("part", ["train", "validation"])
+def test_comparisons_are_about_posts_of_their_split(rows, part):
+    posts = {row["id"] for row in rows[f"sft_{part}"]}
+    assert {row["info"]["id"] for row in rows[f"comparisons_{part}"]} <= posts
+
+
+def test_comparisons_name_the_splits_of_the_real_data(rows):
+    assert {row["split"] for row in rows["comparisons_train"]} == {"train"}
+    assert {row["split"] for row in rows["comparisons_validation"]} == {"valid1", "valid2"}
+
+
+def test_the_posts_are_the_same_in_any_process(small_world, tmp_path):
+    assert set(small_world) == set(SPLITS)
+    assert write_small_world(tmp_path / "again", hash_seed="77") == small_world
+
+
+def test_another_seed_gives_other_posts(small_world, tmp_path):
+    other = write_small_world(tmp_path / "other", seed=2)
     for split in SPLITS:
-        rows = [json.loads(line) for line in (folder / f"{split}.jsonl").open(encoding="utf-8")]
-        ids[split] = {row.get("id") or row["info"]["id"] for row in rows}
-        parts[split] = {row.get("split") for row in rows}
-    assert parts["comparisons_train"] == {"train"}
-    assert parts["comparisons_validation"] == {"valid1", "valid2"}
-    assert not ids["sft_train"] & ids["sft_validation"]
-    assert ids["comparisons_train"] <= ids["sft_train"]
-    assert ids["comparisons_validation"] <= ids["sft_validation"]
-
-
-def test_a_world_is_a_function_of_its_seed_in_any_process(tmp_path):
-    first = small_world(tmp_path / "first")
-    assert first == small_world(tmp_path / "again", hash_seed="77")
-    other = small_world(tmp_path / "other", seed=2)
-    assert all(one != two for one, two in zip(first, other, strict=True))
+        assert other[split] != small_world[split]

@@ -1,4 +1,4 @@
-"""The published human comparisons load whole, through the stage that reads them."""
+"""All of the published human comparisons load, through the stage that reads them."""
 
 from pathlib import Path
 
@@ -20,29 +20,41 @@ EMPTY_ROW = 1232  # line 1233 of comparisons_train: OpenAI's own row, a policy w
 
 
 @pytest.fixture(scope="module")
-def made(shared, tmp_path_factory):
-    """The folder of stage base, made from all of the published rows with the real tokenizer."""
-    arguments = ["--preset", "posts", "--data", str(shared / "tldr-human"), "--name", "real"]
-    arguments += ["--tokenizer", str(shared / "tokenizer"), "--set", "base.hidden_size=32"]
-    arguments += ["memory.cpu_threads=1"]
+def base_folder(shared, tmp_path_factory):
+    """The folder of stage base with all of the published rows and the real tokenizer."""
+    arguments = ["--preset", "posts", "--name", "real"]
+    arguments += ["--data", str(shared / "tldr-human")]
+    arguments += ["--tokenizer", str(shared / "tokenizer")]
+    arguments += ["--set", "base.hidden_size=32", "base.num_layers=2", "memory.cpu_threads=1"]
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(tmp_path_factory.mktemp("real"))
-        run_module(base, [*arguments, "base.num_layers=2"])
+        run_module(base, arguments)
         yield Path("runs/real/seed44413/base").absolute()
 
 
-def test_the_published_human_comparisons_load_whole(made):
-    found = (read_json(made / "manifest.json") or {})["results"]["rows"]
-    assert {name: split["rows"] for name, split in found.items()} == ROWS
-    assert all(split["skipped"] == split["over_limit"] == 0 for split in found.values())
-    pairs = found["comparisons_train"]
-    assert pairs["empty_summaries"] == 6
-    assert pairs["against_choice"] == pairs["equal_summaries"] == 0
-    assert pairs["without_confidence"] == 2282
-    assert found["comparisons_validation"]["without_confidence"] == 158
+@pytest.fixture(scope="module")
+def counts(base_folder):
+    """Split -> the counts of its rows."""
+    return (read_json(base_folder / "manifest.json") or {})["results"]["rows"]
 
 
-def test_the_empty_summary_that_openai_published_is_kept_as_eos_alone(made):
-    split = load_split(made / "data", "comparisons_train")
+def test_every_published_row_loads(counts):
+    assert {name: split["rows"] for name, split in counts.items()} == ROWS
+    for split in counts.values():
+        assert split["skipped"] == 0
+        assert split["over_limit"] == 0
+
+
+def test_odd_published_comparisons_are_counted(counts):
+    train = counts["comparisons_train"]
+    assert train["empty_summaries"] == 6
+    assert train["equal_summaries"] == 0
+    assert train["against_choice"] == 0
+    assert train["without_confidence"] == 2282
+    assert counts["comparisons_validation"]["without_confidence"] == 158
+
+
+def test_the_empty_summary_that_openai_published_becomes_eos_alone(base_folder):
+    split = load_split(base_folder / "data", "comparisons_train")
     assert split.columns["rejected"][EMPTY_ROW].tolist() == [0]
     assert len(split.columns["chosen"][EMPTY_ROW]) > 20

@@ -8,8 +8,8 @@ import torch
 from accelerate import Accelerator
 
 from stages.data.ragged import load_split
-from stages.models.loading import load_tokenizer
 from stages.models.sampling import Noise
+from stages.models.tokenizers import load_tokenizer
 from stages.rl.advantages import compute_advantages, shape_rewards
 from stages.rl.algorithms import ALGORITHMS
 from stages.rl.episodes import Episodes, Rollout

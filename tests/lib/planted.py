@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from stages import functional, ppo
 from stages.data.ragged import pad_right
 from stages.models import forward, sampling
-from stages.models.loading import head_name, load_tokenizer
+from stages.models.heads import head_name
+from stages.models.tokenizers import load_tokenizer
 from stages.rl import advantages, loss, networks, rollout, update
 from stages.rl.algorithms import Algorithm
 from stages.rl.episodes import Measured, Rollout, Sampled, Shaped

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from transformers import GPT2Config, GPT2LMHeadModel
 
 from stages import base, dpo, normalize, ppo, rm, sft
 from stages.driving.start import run_module
@@ -16,6 +17,7 @@ from stages.rl.networks import save_networks
 from stages.running.files import read_lines
 from stages.settings.command_line import make_config
 from stages.settings.config import Lora
+from tests.lib.asserts import refusal_of
 from tests.lib.learners import flat, two_updates_of_ppo
 
 RANK = 3
@@ -49,6 +51,11 @@ def stage_of(model):
     return "rm" if hasattr(model, "classifier") else "dpo"
 
 
+def adapted_names(model):
+    """Full names of the layers that have an adapter."""
+    return [name for name, _ in adapter_layers(model)]
+
+
 @pytest.fixture
 def adapted(model):
     adapt(model, config_with(), stage_of(model))
@@ -60,6 +67,71 @@ def test_a_fresh_adapter_changes_no_output(model):
     adapt(model, config_with(), stage_of(model))
     assert len(list(adapter_layers(model))) == 2 * 4  # of both layers, every linear one
     assert torch.equal(outputs(model), before)
+
+
+def test_only_named_layers_are_adapted(model):
+    adapt(model, config_with(target_modules="query_key_value, mlp.dense_h_to_4h"), stage_of(model))
+    ends = {name.partition(".layers.")[2] for name in adapted_names(model)}
+    assert ends == {
+        "0.attention.query_key_value",
+        "0.mlp.dense_h_to_4h",
+        "1.attention.query_key_value",
+        "1.mlp.dense_h_to_4h",
+    }
+
+
+def test_naming_all_layers_gives_the_adapters_of_all_linear(policy_folder):
+    by_default, by_name = load_policy(policy_folder), load_policy(policy_folder)
+    adapt(by_default, config_with(), "sft")
+    names = "query_key_value,dense,dense_h_to_4h,dense_4h_to_h"
+    adapt(by_name, config_with(target_modules=names), "sft")
+    assert adapted_names(by_name) == adapted_names(by_default)
+    assert torch.equal(flat(by_name), flat(by_default))
+
+
+@pytest.mark.parametrize("names", ["q_proj", "query_key_value,q_proj"])
+def test_a_target_module_that_does_not_exist_is_refused_with_the_names_that_do(policy, names):
+    line = refusal_of(adapt, policy, config_with(target_modules=names), "sft")
+    assert line == (
+        "lora.target_modules: gpt_neox has no linear layer 'q_proj': choose from dense, "
+        "dense_4h_to_h, dense_h_to_4h, query_key_value, or set all-linear"
+    )
+
+
+@pytest.mark.parametrize("name", ["embed_in", "embed_out", "lm_head"])
+def test_layers_that_read_or_write_tokens_cannot_be_adapted(policy, name):
+    line = refusal_of(adapt, policy, config_with(target_modules=name), "sft")
+    assert f"no linear layer '{name}'" in line
+
+
+def test_the_scalar_head_cannot_be_adapted(reward_model):
+    line = refusal_of(adapt, reward_model, config_with(target_modules="classifier"), "rm")
+    assert "no linear layer 'classifier'" in line
+
+
+def test_gpt2_has_layers_of_other_names():
+    policy = GPT2LMHeadModel(GPT2Config(n_embd=32, n_layer=1, n_head=4, vocab_size=40))
+    adapt(policy, config_with(target_modules="c_attn"), "sft")
+    assert adapted_names(policy) == ["transformer.h.0.attn.c_attn"]
+
+
+def test_a_target_module_is_checked_before_any_stage_trains(runs):
+    overrides = (
+        "world.train_posts=8",
+        "world.train_comparisons=8",
+        "base.hidden_size=8",
+        "lora.rank=2",
+        "lora.stages=ppo",
+        "lora.target_modules=query",
+    )
+    config = make_config("tiny-xs", name="misspelt", overrides=overrides)
+    assert "no linear layer 'query'" in refusal_of(base.make_base, config)
+
+
+@pytest.mark.parametrize("names", ["", "dense,"])
+def test_an_empty_target_module_is_refused(names):
+    line = refusal_of(Lora, target_modules=names)
+    assert line.startswith("lora.target_modules must be all-linear, or names of layers")
 
 
 def test_only_the_adapter_and_the_head_of_a_reward_model_learn(adapted):

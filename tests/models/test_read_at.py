@@ -18,7 +18,8 @@ from stages.models.forward import (
     summary_scores,
     token_read_before,
 )
-from stages.models.loading import load_reward_model, load_tokenizer, save_model
+from stages.models.loading import load_reward_model, save_model
+from stages.models.tokenizers import load_tokenizer
 from stages.rl import start_checks
 from stages.rm import read_scores_before
 from stages.running.files import read_json, read_lines
@@ -63,43 +64,54 @@ def test_scores_are_those_of_the_text_up_to_where_they_are_read(shares, before_e
     queries = pad_left(tensors(QUERIES), PAD)
     both = summary_scores(model, tensors(QUERIES), [tensors(each) for each in SUMMARIES], CPU)
     close(both.float(), expected, 1e-6)
-    for each, scores in zip(SUMMARIES, expected, strict=True):
-        padded_left = score_responses(model, queries, pad_right(tensors(each), PAD), PAD)
-        # Padding on the right only: the whole text as the response of an empty query.
-        whole = [query + summary for query, summary in zip(QUERIES, each, strict=True)]
-        nothing = torch.empty(len(whole), 0, dtype=torch.long)
-        padded_right = score_responses(model, nothing, pad_right(tensors(whole), PAD), PAD)
-        for found in (padded_left, padded_right):
-            close(found.float(), scores, 1e-6)
-        alone = summary_scores(model, tensors(QUERIES), [tensors(each)], CPU)[0]
+    for summaries_, scores in zip(SUMMARIES, expected, strict=True):
+        alone = summary_scores(model, tensors(QUERIES), [tensors(summaries_)], CPU)[0]
         close(alone.float(), scores, 1e-6)
+
+        padded_left = score_responses(model, queries, pad_right(tensors(summaries_), PAD), PAD)
+        close(padded_left.float(), scores, 1e-6)
+
+        # Padding on the right only: the whole text as the response of an empty query.
+        texts = [query + summary for query, summary in zip(QUERIES, summaries_, strict=True)]
+        no_query = torch.empty(len(texts), 0, dtype=torch.long)
+        padded_right = score_responses(model, no_query, pad_right(tensors(texts), PAD), PAD)
+        close(padded_right.float(), scores, 1e-6)
 
 
 @torch.no_grad()
 def test_by_default_a_score_is_the_scalar_of_the_last_token_to_the_bit(reward_model):
     assert make_config("tiny").rm.read_at == "eos"
-    queries, responses = (
-        pad(tensors(rows), PAD) for pad, rows in ((pad_left, QUERIES), (pad_right, SUMMARIES[0]))
-    )
-    whole = [query + summary for query, summary in zip(QUERIES, SUMMARIES[0], strict=True)]
-    scalars = head_scalars(reward_model, {"input_ids": pad_right(tensors(whole), 0)})
-    found = score_responses(reward_model, queries, responses, PAD)
-    assert torch.equal(found, scalars[torch.arange(3), [len(text) - 1 for text in whole]])
+    texts = [query + summary for query, summary in zip(QUERIES, SUMMARIES[0], strict=True)]
+    scalars = head_scalars(reward_model, {"input_ids": pad_right(tensors(texts), 0)})
+    last_columns = [len(text) - 1 for text in texts]
+    queries = pad_left(tensors(QUERIES), PAD)
+    responses = pad_right(tensors(SUMMARIES[0]), PAD)
+    scores = score_responses(reward_model, queries, responses, PAD)
+    assert torch.equal(scores, scalars[torch.arange(3), last_columns])
 
 
-def test_a_saved_model_says_how_it_is_read_and_one_that_does_not_is_read_at_eos(
-    reward_model, tokenizer, tmp_path
-):
-    save_model(reward_model, tokenizer, tmp_path / "eos")
-    assert "score_before_token" not in (read_json(tmp_path / "eos/config.json") or {})
+def load_released(folder):
+    model, _ = load_released_reward_model(folder)
+    return model
+
+
+@pytest.mark.parametrize("load", [load_reward_model, load_released])
+def test_a_saved_model_says_that_it_is_read_before_eos(reward_model, tokenizer, tmp_path, load):
     read_scores_before(reward_model, EOS)
-    save_model(reward_model, tokenizer, tmp_path / "before")
-    assert (read_json(tmp_path / "before/config.json") or {})["score_before_token"] == EOS
-    for name, expected in (("eos", None), ("before", EOS)):
-        released, _ = load_released_reward_model(tmp_path / name)
-        for loaded in (load_reward_model(tmp_path / name), released):
-            assert token_read_before(loaded) == expected
-            assert token_read_before(torch.nn.DataParallel(loaded)) == expected
+    save_model(reward_model, tokenizer, tmp_path)
+    assert read_json(tmp_path / "config.json")["score_before_token"] == EOS
+    loaded = load(tmp_path)
+    assert token_read_before(loaded) == EOS
+    assert token_read_before(torch.nn.DataParallel(loaded)) == EOS
+
+
+@pytest.mark.parametrize("load", [load_reward_model, load_released])
+def test_a_saved_model_that_says_nothing_is_read_at_eos(reward_model, tokenizer, tmp_path, load):
+    save_model(reward_model, tokenizer, tmp_path)
+    assert "score_before_token" not in read_json(tmp_path / "config.json")
+    loaded = load(tmp_path)
+    assert token_read_before(loaded) is None
+    assert token_read_before(torch.nn.DataParallel(loaded)) is None
 
 
 def test_another_place_is_refused_in_one_line():
@@ -109,14 +121,27 @@ def test_another_place_is_refused_in_one_line():
 
 # -- through the stages ----------------------------------------------------------------------------
 
-SETTINGS = """
-    base.hidden_size=32 base.num_layers=2 world.train_posts=96 world.validation_posts=10
-    world.train_comparisons=64 world.validation_comparisons=20 memory.cpu_threads=1
-    memory.microbatch_size=6 memory.forward_batch_size=8
-""".split()
-SHORT = "total_episodes=32 batch_size=16 samples_every=2"
-ONLINE = [f"{stage}.{text}" for stage in ("ppo", "rloo") for text in SHORT.split()]
-ONLINE.append("ppo.critic_updates=0")
+MEMORY = ["memory.cpu_threads=1", "memory.microbatch_size=6", "memory.forward_batch_size=8"]
+UPSTREAM = [
+    "base.hidden_size=32",
+    "base.num_layers=2",
+    "world.train_posts=96",
+    "world.validation_posts=10",
+    "world.train_comparisons=64",
+    "world.validation_comparisons=20",
+    *MEMORY,
+]
+READ_BEFORE_EOS = [
+    "rm.read_at=before_eos",
+    "ppo.total_episodes=32",
+    "ppo.batch_size=16",
+    "ppo.samples_every=2",
+    "ppo.critic_updates=0",
+    "rloo.total_episodes=32",
+    "rloo.batch_size=16",
+    "rloo.samples_every=2",
+    *MEMORY,
+]
 
 
 @pytest.fixture(scope="module")
@@ -126,14 +151,13 @@ def runs_folder(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(root)
         for stage in (base, sft):
-            run_module(stage, ["--preset", "tiny", "--name", "plain", "--set", *SETTINGS])
-        words = ["--preset", "tiny", "--name", "before", "--upstream", "plain", "--set"]
-        memory = [text for text in SETTINGS if text.startswith("memory.")]
-        words += [*memory, *ONLINE, "rm.read_at=before_eos"]
+            run_module(stage, ["--preset", "tiny", "--name", "plain", "--set", *UPSTREAM])
+        arguments = ["--preset", "tiny", "--name", "before", "--upstream", "plain", "--set"]
+        arguments += READ_BEFORE_EOS
         for stage in (rm, normalize, ppo):
-            run_module(stage, words)
-        run_module(ppo, words, "rloo")
-        run_module(summaries, words)
+            run_module(stage, arguments)
+        run_module(ppo, arguments, "rloo")
+        run_module(summaries, arguments)
     return root / "runs"
 
 

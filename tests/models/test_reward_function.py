@@ -7,12 +7,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from eval import controls, judge, summaries, win_rate
 from reports import run_page
 from stages import base, dpo, normalize, ppo, rm, sft
+from stages.data.ragged import pad_right
 from stages.driving.start import run_module
 from stages.finished import read_manifest
+from stages.models.forward import score_responses
+from stages.models.heads import shift_scores
+from stages.models.loading import load_reward_model, save_model
 from stages.models.reward_function import TextReward
 from stages.running.files import read_lines
 from stages.settings.checks import UserError
@@ -33,78 +38,163 @@ def fewer(queries, responses, rows):
 
 def infinite(queries, responses, rows):
     return [float("inf") if response == "long" else 0 for response in responses]
+
+def remember(queries, responses, rows):
+    remember.calls.append((queries, responses, rows))
+    return range(1, len(queries) + 1)
+
+remember.calls = []
 """
-OWN = """
-    base.hidden_size=32 base.num_layers=1 ppo.critic_init=sft memory.cpu_threads=1
-    eval.posts=6 checks.control_posts=3 judge.kind=reward_model
-    ppo.total_episodes=256 ppo.batch_size=32 ppo.learning_rate=0.02 ppo.eos_trick=off
-    ppo.critic_updates=0 ppo.critic_learning_rate=0.02
-    rloo.total_episodes=64 rloo.batch_size=32 rloo.eos_trick=off reward.function=mine:letters
-""".split()
+SETTINGS = [
+    "base.hidden_size=32",
+    "base.num_layers=1",
+    "ppo.critic_init=sft",
+    "memory.cpu_threads=1",
+    "eval.posts=6",
+    "checks.control_posts=3",
+    "judge.kind=reward_model",
+    "ppo.total_episodes=256",
+    "ppo.batch_size=32",
+    "ppo.learning_rate=0.02",
+    "ppo.eos_trick=off",
+    "ppo.critic_updates=0",
+    "ppo.critic_learning_rate=0.02",
+    "rloo.total_episodes=64",
+    "rloo.batch_size=32",
+    "rloo.eos_trick=off",
+    "reward.function=mine:letters",
+]
 JUDGED = (summaries, judge, controls, win_rate, run_page)
 RISE = 1.0
 
 
-@pytest.fixture
-def module(runs, place):
+def write_module():
     """The module in the working folder, and rows without pairs."""
     Path("mine.py").write_text(MODULE)
     words = "rain green tree seven bird letter he went".split()
-    rows = [
-        {"prompt": f"What of {n}?", "completion": " ".join(words[n % 5 :]), "topic": "rain"}
-        for n in range(160)
-    ]
+    rows = []
+    for number in range(160):
+        completion = " ".join(words[number % 5 :])
+        rows.append({"prompt": f"What of {number}?", "completion": completion, "topic": "rain"})
     Path("rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    return runs
+
+
+@pytest.fixture
+def module(place):
+    write_module()
+
+
+ARGUMENTS = ["--preset", "tiny", "--name", "mine", "--data", "rows.jsonl", "--set", *SETTINGS]
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A run that trained with a function and judged its policies; returns its folder."""
+    root = tmp_path_factory.mktemp("function")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(root)
+        write_module()
+        for stage in (base, sft, rm, normalize, ppo):
+            run_module(stage, ARGUMENTS)
+        run_module(ppo, ARGUMENTS, "rloo")
+        for stage in JUDGED:
+            run_module(stage, ARGUMENTS)
+    return root / "runs" / "mine" / "seed44413"
+
+
+@pytest.fixture
+def mean(finished):
+    """The references' mean score, which is subtracted from every score."""
+    manifest = read_manifest(finished / "normalize") or {}
+    return manifest["results"]["mean_before"]
+
+
+def test_the_mean_is_that_of_the_references(finished, mean):
+    rows = read_lines(finished / "base/data/sft_train.jsonl")
+    scores = [row["reference"].count("e") for row in rows]
+    assert mean == pytest.approx(sum(scores) / len(scores))
+
+
+def test_no_reward_model_is_trained(finished):
+    assert not list(finished.glob("rm/model/*.safetensors"))
+
+
+@pytest.mark.parametrize("stage", ["ppo", "rloo"])
+def test_samples_are_scored_by_the_function(finished, mean, stage):
+    for row in read_lines(finished / stage / "samples.jsonl"):
+        text = row["response"].removesuffix("<|endoftext|>")
+        assert row["score"] == pytest.approx(text.count("e") - mean, abs=1e-4)
+
+
+def test_summaries_are_scored_by_the_function(finished, mean):
+    for row in read_lines(finished / "summaries/ppo.jsonl"):
+        assert row["score"] == pytest.approx(row["summary"].count("e") - mean, abs=1e-4)
 
 
 @pytest.mark.learns
-def test_a_function_of_texts_is_centred_learned_and_measured_without_pairs(module, capsys):
-    words = ["--preset", "tiny", "--name", "mine", "--data", "rows.jsonl", "--set", *OWN]
-    for stage in (base, sft, rm, normalize, ppo):
-        run_module(stage, words)
-    run_module(ppo, words, "rloo")
-    for stage in JUDGED:
-        run_module(stage, words)
-    run = module / "mine" / "seed44413"
-    mean = (read_manifest(run / "normalize") or {})["results"]["mean_before"]
-    rows = read_lines(run / "base/data/sft_train.jsonl")
-    assert mean == pytest.approx(sum(row["reference"].count("e") for row in rows) / len(rows))
-    assert not list(run.glob("rm/model/*.safetensors"))
-    for name in ("ppo", "rloo"):
-        for row in read_lines(run / name / "samples.jsonl"):
-            text = row["response"].removesuffix("<|endoftext|>")
-            assert row["score"] == pytest.approx(text.count("e") - mean, abs=1e-4)
-    for row in read_lines(run / "summaries/ppo.jsonl"):
-        assert row["score"] == pytest.approx(row["summary"].count("e") - mean, abs=1e-4)
-    scores = [row["objective/scores"] for row in read_lines(run / "ppo/metrics.jsonl")]
+def test_ppo_learns_the_function(finished):
+    scores = [row["objective/scores"] for row in read_lines(finished / "ppo/metrics.jsonl")]
     assert sum(scores[-3:]) / 3 > scores[0] + RISE
-    assert "mine:letters" in next(run.glob("report/*/*.md")).read_text()
+
+
+def test_the_page_names_the_function(finished):
+    assert "mine:letters" in next(finished.glob("report/*/*.md")).read_text()
+
+
+def test_dpo_needs_pairs_also_with_a_function(finished, monkeypatch, capsys):
+    monkeypatch.chdir(finished.parents[2])
     with pytest.raises(SystemExit):
-        run_module(dpo, words)
+        run_module(dpo, ARGUMENTS)
     assert "the data have no comparisons_train" in capsys.readouterr().err
+
+
+def encode(tokenizer, *texts):
+    """Texts as padded rows of tokens; the pad id is -1."""
+    return pad_right([torch.tensor(tokenizer(text).input_ids) for text in texts], -1)
+
+
+def test_the_function_gets_texts_without_eos_and_the_rows_of_their_queries(module, tokenizer):
+    rows = [{"query": "What?", "topic": "rain"}, {"query": "Who?", "topic": "bike"}]
+    reward = TextReward("mine:remember", tokenizer, rows)
+    queries = encode(tokenizer, "Who?", "What?")
+    responses = encode(tokenizer, " My boss<|endoftext|>", " I")
+    scores = reward.scores(queries, responses, pad_id=-1)
+    assert scores.tolist() == [1.0, 2.0]
+    function: Any = reward.function
+    assert function.calls == [(["Who?", "What?"], ["My boss", "I"], [rows[1], rows[0]])]
+
+
+def test_a_saved_function_loads_with_its_rows_and_its_bias(module, tokenizer, tmp_path):
+    rows = [{"query": "What?", "topic": "rain"}]
+    reward = TextReward("mine:letters", tokenizer, rows)
+    shift_scores(reward, -1.5)
+    save_model(reward, tokenizer, tmp_path / "model")
+    again = load_reward_model(tmp_path / "model")
+    queries, responses = encode(tokenizer, "What?"), encode(tokenizer, "tree")
+    assert score_responses(again, queries, responses, -1).tolist() == [2 - 1.5]
 
 
 @pytest.mark.parametrize(
     ("function", "reason"),
     [
         ("fails", "ZeroDivisionError: division by zero, for 'short'"),
-        ("fewer", "ValueError: gave 1 numbers for 2 texts, for 'short'"),
-        ("infinite", "ValueError: gave inf, for 'long'"),
+        ("fewer", "ValueError: returned 1 numbers for 2 texts, for 'short'"),
+        ("infinite", "ValueError: returned inf, for 'long'"),
     ],
 )
 def test_a_function_that_fails_is_one_line_that_names_it_and_the_text(
     module, tokenizer, function, reason
 ):
-    own = TextReward(f"mine:{function}", tokenizer, [])
-    line = refusal_of(own._numbers, ["?", "?"], ["short", "long"])
+    reward = TextReward(f"mine:{function}", tokenizer, [])
+    queries, responses = encode(tokenizer, "?", "?"), encode(tokenizer, "short", "long")
+    line = refusal_of(reward.scores, queries, responses, pad_id=-1)
     assert line == f"reward.function=mine:{function}: {reason}"
 
 
 @pytest.mark.parametrize("name", ["nowhere:f", "mine:nothing"])
-def test_a_function_that_is_not_there_is_one_line(module, tokenizer, name):
-    with pytest.raises(UserError, match=rf"^reward\.function={name} does not load \("):
-        TextReward(name, tokenizer, [])
+def test_a_function_that_does_not_exist_is_one_line(module, tokenizer, name):
+    line = refusal_of(TextReward, name, tokenizer, [])
+    assert line.startswith(f"reward.function={name} does not load (")
 
 
 def test_a_critic_cannot_start_as_a_function():
@@ -122,7 +212,7 @@ def test_a_run_from_before_there_was_such_a_section_is_read_as_one_without_a_fun
 
 def test_a_module_that_is_not_there_is_refused_before_any_stage_is_made(runs, capsys):
     with pytest.raises(SystemExit):
-        run_module(base, ["--preset", "tiny", "--name", "x", "--set", *OWN])
+        run_module(base, ["--preset", "tiny", "--name", "x", "--set", *SETTINGS])
     assert "reward.function: no file mine.py in this folder" in capsys.readouterr().err
     assert not (runs / "x").exists()
 

@@ -27,7 +27,7 @@ from stages.models.forward import (
     summary_logprobs,
     summary_scores,
 )
-from stages.models.loading import require_heads
+from stages.models.heads import register_head_class
 from stages.models.logprobs import SHARING
 from tests.lib.asserts import close
 from tests.lib.families import CONFIGS, GROUPED
@@ -57,7 +57,7 @@ def first(count: int, texts):
 def made(auto, family: PreTrainedConfig, dtype: torch.dtype = torch.float64, **chosen):
     config = copy.deepcopy(family)
     config.vocab_size, config.initializer_range, config.num_labels = VOCABULARY, 0.3, 1
-    require_heads(config, "made")  # Gemma 3 has no class of a scalar head
+    register_head_class(config, "made")  # Gemma 3 has no class of a scalar head
     torch.manual_seed(5)
     return auto.from_config(config, dtype=dtype, **chosen).eval()
 

@@ -17,6 +17,7 @@ from stages import base, normalize, ppo, rm, sft
 from stages.driving.start import run_module
 from stages.functional import token_logprobs
 from stages.models import forward
+from stages.models.loading import with_dropout
 from stages.models.sampling import Noise, sample
 from stages.rl.algorithms import ALGORITHMS, Grpo, Rloo
 from stages.rl.rollout import measure, sample_responses, score, share_of_batch
@@ -195,8 +196,9 @@ def test_a_query_computed_once_changes_nothing(family, size, before_ppo, monkeyp
     """Samples, log-probabilities, scores, values and gradients are those of rows of their own."""
     monkeypatch.setattr(LlamaRMSNorm, "forward", in_float64)  # its own computes in float32
     vocabulary = before_ppo.pad_id + 1
-    policy = random_model(AutoModelForCausalLM, CONFIGS[family], vocabulary)
-    scorer = random_model(AutoModelForTokenClassification, CONFIGS[family], vocabulary)
+    config = with_dropout(copy.deepcopy(CONFIGS[family]), 0.0)
+    policy = random_model(AutoModelForCausalLM, config, vocabulary=vocabulary)
+    scorer = random_model(AutoModelForTokenClassification, config, vocabulary=vocabulary)
     networks = replace(
         before_ppo, policy=policy, ref_policy=policy, reward_model=scorer, critic=scorer
     )

@@ -18,7 +18,7 @@ from torch import Tensor
 from transformers import GPTNeoXConfig, GPTNeoXForCausalLM, GPTNeoXForTokenClassification
 
 from stages.data.ragged import make_ragged
-from stages.models.loading import in_float32, reset_head
+from stages.models.heads import reset_head, use_float32_head
 from stages.rl.networks import Networks, PolicyAndCritic
 from stages.rl.update import optimize
 from stages.settings.command_line import make_config
@@ -60,7 +60,7 @@ def networks():
         reference.get_output_embeddings().weight.mul_(0.8)
     reward_model = GPTNeoXForTokenClassification(config).eval()
     reset_head(reward_model, torch.Generator().manual_seed(4))
-    in_float32(reward_model)
+    use_float32_head(reward_model)
     return policy, reference, reward_model
 
 

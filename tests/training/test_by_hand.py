@@ -12,8 +12,9 @@ import torch
 import torch.nn.functional as F
 
 from eval.rates.reward_pairs import calibration, pair_statistics
+from stages.data.lengths import Limits
 from stages.data.ragged import TokenizedSplit, make_ragged
-from stages.data.tokens import Limits, tokenize_comparisons, tokenize_posts
+from stages.data.tokens import tokenize_comparisons, tokenize_posts
 from stages.rm import score_pairs, take_step
 from stages.settings.command_line import make_config
 from stages.sft import counted_tokens, summed_loss

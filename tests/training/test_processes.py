@@ -36,10 +36,9 @@ ADAPTED[ADAPTED.index("world.validation_posts=9")] = "world.validation_posts=1"
 TRAIN = """
 from accelerate import PartialState
 from stages.driving.start import end_process, run_module
-from stages import rm
-from stages import dpo, normalize, ppo, sft
+from stages import dpo, normalize, ppo, rm, sft
 for arguments in {}:
-    for stage in (sft, reward, normalize, ppo, dpo):
+    for stage in (sft, rm, normalize, ppo, dpo):
         run_module(stage, arguments)
         PartialState().wait_for_everyone()  # as if each stage had a launch of its own
 end_process()

@@ -1,0 +1,146 @@
+"""The two schemas of the real data: what each field must be, and what is read from a row.
+
+Posts have the schema of `tldr_3_filtered` (id, subreddit, title, post, summary), comparisons that
+of `openai/summarize_from_feedback` (info, summaries, choice, worker, batch, split, extra).
+Source: Huang et al. 2024, details 1 and 10, and the pages of the data sets.
+"""
+
+from stages.data.bad_rows import BadRowError
+from stages.data.tables import Row
+from stages.data.text_metrics import normalize_whitespace
+from stages.settings.sections import FIELDS
+
+CNNDM_BATCHES = ("batch0_cnndm", "cnndm0", "cnndm2")
+COMPARISON_FIELDS = ("info", "summaries", "choice", "batch", "split")
+TIE = 5  # the middle of OpenAI's confidence, which runs from 1 to 9
+
+
+def check_post(where: str, row: Row, needs_summary: bool = True) -> None:
+    """Raise BadRowError unless the row has the schema of `tldr_3_filtered`.
+
+    Posts of the split `ppo_train` need no summary.
+    """
+    for name in ("id", *FIELDS):
+        _require_type(where, row, name, str)
+    if needs_summary:
+        _require_type(where, row, "summary", str)
+        if not row["summary"].strip():
+            raise BadRowError(where, "field summary is empty: drop the row or fill it")
+    elif row.get("summary") is not None:
+        _require_type(where, row, "summary", str)
+
+
+def check_comparison(where: str, row: Row) -> None:
+    """Raise BadRowError unless the row has the schema of `comparisons`.
+
+    A summary may be empty, and the two may be equal: some policies did write nothing, people
+    compared it, and the published data contain such rows.
+    """
+    # All missing fields are named together, because a row of another kind lacks several.
+    info_fields = ("id", "article") if is_cnndm(row) else ("id", *FIELDS)
+    missing = [name for name in COMPARISON_FIELDS if row.get(name) is None]
+    info = row.get("info")
+    if isinstance(info, dict):
+        missing += [f"info.{name}" for name in info_fields if info.get(name) is None]
+    if missing:
+        raise BadRowError(where, f"no field {', '.join(missing)}")
+
+    _require_type(where, row, "info", dict)
+    _require_type(where, row, "summaries", list)
+    _require_type(where, row, "batch", str)
+    _require_type(where, row, "split", str)
+    for name in info_fields:
+        _require_type(where, row["info"], name, str, prefix="info.")
+
+    if len(row["summaries"]) != 2:
+        raise BadRowError(where, f"field summaries has {len(row['summaries'])} entries, not 2")
+    for index, summary in enumerate(row["summaries"]):
+        if not isinstance(summary, dict):
+            raise BadRowError(where, f"field summaries[{index}] is not an object")
+        _require_type(where, summary, "text", str, prefix=f"summaries[{index}].")
+        _require_type(where, summary, "policy", str, prefix=f"summaries[{index}].")
+
+    # `type(...) is int`, because True and 1.0 also equal 1.
+    if type(row["choice"]) is not int or row["choice"] not in (0, 1):
+        raise BadRowError(where, f"field choice is {row['choice']!r}: it must be 0 or 1")
+
+    extra = row.get("extra") or {}
+    if not isinstance(extra, dict):
+        raise BadRowError(where, f"field extra is {extra!r}: it must be an object or null")
+    confidence = extra.get("confidence")
+    if confidence is not None and (type(confidence) is not int or not 1 <= confidence <= 9):
+        raise BadRowError(
+            where,
+            f"field extra.confidence is {confidence!r}: it must be 1 to 9 (5 is a tie) or null",
+        )
+
+
+def _require_type(where: str, row: Row, name: str, kind: type, prefix: str = "") -> None:
+    """Raise BadRowError unless the field is of a type, and text that UTF-8 can encode.
+
+    `prefix` is what stands before the name in a message: `info.` of a field inside `info`.
+    """
+    value = row.get(name)
+    if value is None:
+        raise BadRowError(where, f"no field {prefix}{name}")
+    if not isinstance(value, kind):
+        actual = type(value).__name__
+        raise BadRowError(where, f"field {prefix}{name} is of type {actual}, not {kind.__name__}")
+    if isinstance(value, str) and not value.isascii():
+        try:
+            value.encode()
+        except UnicodeEncodeError:  # half of a surrogate pair, as `"\ud800"` in JSON
+            raise BadRowError(where, f"field {prefix}{name} holds half a character") from None
+
+
+def is_cnndm(row: Row) -> bool:
+    """Whether a comparison is about a news article: those batches are kept apart."""
+    return row.get("batch") in CNNDM_BATCHES
+
+
+def confidence_of(row: Row) -> int | None:
+    """The labeler's confidence, from 1 (sure of the first summary) to 9 (sure of the second).
+
+    5 is a tie. None if the row has no confidence.
+    """
+    extra: Row = row.get("extra") or {}
+    return extra.get("confidence")
+
+
+def label_strength(row: Row) -> int | None:
+    """How sure the labeler of a comparison was: 1 (slightly better) to 4 (far better).
+
+    0 is a tie; None means unknown. OpenAI's 9 points run from 1, "the first is far better", to 9,
+    "the second is far better", with the tie in the middle. So the strength is the distance from 5,
+    whichever summary was chosen.
+    differs: Huang et al. 2024 group by the point itself.
+    """
+    confidence = confidence_of(row)
+    if confidence is None:
+        return None
+    return abs(confidence - TIE)
+
+
+def info_of(row: Row) -> Row:
+    """What a row says about its post: the field `info` of a comparison, or the post itself."""
+    info: Row = row.get("info", row)
+    return info
+
+
+def chosen_text(row: Row) -> str:
+    """The summary of a comparison that was chosen, as it is written."""
+    text: str = row["summaries"][row["choice"]]["text"]
+    return text
+
+
+def rejected_text(row: Row) -> str:
+    """The summary of a comparison that was not chosen, as it is written."""
+    text: str = row["summaries"][1 - row["choice"]]["text"]
+    return text
+
+
+def post_text(row: Row) -> str:
+    """What a post or an article says, with its title but without its id and subreddit."""
+    info = info_of(row)
+    parts = [str(info.get(field) or "") for field in ("title", "post", "article")]
+    return normalize_whitespace(" ".join(parts))

@@ -1,0 +1,90 @@
+"""A mean of returns as PPO's baseline is that of all processes' episodes."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+from stages import base, normalize, ppo, rm, sft
+from stages.driving.start import run_module
+from stages.running.files import read_lines
+from tests.lib.make_stages import make_stages
+
+pytestmark = pytest.mark.walk
+
+ROOT = Path(__file__).parents[2]
+SETTINGS = """
+    base.hidden_size=32 base.num_layers=2 world.train_posts=96 world.validation_posts=9
+    world.train_comparisons=64 world.validation_comparisons=20
+    ppo.total_episodes=32 ppo.batch_size=16 ppo.critic_updates=0 ppo.checkpoints=0
+    memory.microbatch_size=6 memory.cpu_threads=1
+""".split()
+BEFORE_PPO = ["--preset", "tiny", "--name", "before", "--set", *SETTINGS]
+BASELINES = ("mean", "gated")
+PPO_IN_EACH_PROCESS = """
+from accelerate import PartialState
+from stages import ppo
+from stages.driving.start import end_process, run_module
+for arguments in {!r}:
+    run_module(ppo, arguments)
+    PartialState().wait_for_everyone()
+end_process()
+"""
+
+
+def arguments_for(baseline: str) -> list[str]:
+    """A run, named like its baseline, that takes all before PPO from the run `before`."""
+    names = ["--preset", "tiny", "--name", baseline, "--upstream", "before"]
+    return [*names, "--set", *SETTINGS, f"ppo.baseline={baseline}"]
+
+
+def run_ppo_in_two_processes(folder: Path) -> None:
+    """Run PPO with each baseline in two processes on the CPU, as GPUS=2 starts them."""
+    script = folder / "script.py"
+    script.write_text(PPO_IN_EACH_PROCESS.format([arguments_for(name) for name in BASELINES]))
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    environment["ACCELERATE_USE_CPU"] = "true"
+    launch = [sys.executable, "-m", "stages.running.launch", "ddp", "2", "1"]
+    done = subprocess.run(
+        [*launch, str(script)],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=900,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """Folders with PPO's runs: those of one process, and those of two."""
+    one, two = (tmp_path_factory.mktemp(name) for name in ("one", "two"))
+    make_stages(one, (base, sft, rm, normalize), BEFORE_PPO)
+    shutil.copytree(one / "runs", two / "runs")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(one)
+        for baseline in BASELINES:
+            run_module(ppo, arguments_for(baseline))
+    run_ppo_in_two_processes(two)
+    return one, two
+
+
+@pytest.mark.parametrize("baseline", BASELINES)
+def test_two_processes_learn_from_the_mean_return_of_all_episodes(folders, baseline):
+    one, two = (folder / "runs" / baseline / "seed44413" / "ppo" for folder in folders)
+
+    metrics = read_lines(one / "metrics.jsonl")
+    assert [row["policy/critic_used"] for row in metrics] == [0.0, 0.0]  # the mean is used
+    for row, expected in zip(read_lines(two / "metrics.jsonl"), metrics, strict=True):
+        for key in ("policy/critic_used", "val/advantage_variance_mean", "loss/policy_avg"):
+            assert row[key] == pytest.approx(expected[key], abs=1e-4), key
+
+    weights = load_file(one / "model" / "model.safetensors")
+    weights_of_two = load_file(two / "model" / "model.safetensors")
+    for name, weight in weights.items():
+        assert (weights_of_two[name] - weight).abs().max() < 1e-5, name
