@@ -21,8 +21,9 @@ from stages.data.ragged import TokenizedSplit, load_split, pad_left, pad_right, 
 from stages.data.text_metrics import text_measures, unshown_tokens
 from stages.driving.start import run_stage
 from stages.finished import changed_code, current_inputs, damage, read_manifest, stage_folder
-from stages.models.forward import response_logprobs, summary_scores
+from stages.models.forward import EMPTY, ResponseBatch, response_logprobs, summary_scores
 from stages.models.loading import load_policy, load_reward_model, require_room
+from stages.models.policy import PolicyModel
 from stages.models.sampling import Sampling, respond_often
 from stages.models.tokenizers import load_tokenizer
 from stages.running.files import read_lines, read_record
@@ -132,7 +133,7 @@ def draw(
     """A policy's responses to every post: one at eval.temperature, or `most` at ppo.temperature."""
     config = run.config
     length, setting = longest(config, name)
-    policy = load_policy(model_of(run, name)).to(accelerator.device).eval()
+    policy = PolicyModel(load_policy(model_of(run, name)).to(accelerator.device).eval())
     queries = posts.columns["queries"]
     require_room(policy, int(queries.lengths().max()), length, setting)
     sampling = Sampling(
@@ -141,7 +142,7 @@ def draw(
         length=length,
         temperature=config.ppo.temperature if most else config.eval.temperature,
         forward_batch_size=config.memory.forward_batch_size,
-        samples=most or 1,
+        samples_per_query=most or 1,
     )
     share = respond_often(accelerator, policy, queries, tokenizer, sampling, run.resume)
     return gather_rows(accelerator, share)
@@ -294,18 +295,19 @@ def log_likelihoods(
 ) -> list[float]:
     """Log-probability of each response of the first policy by the second, nats."""
     writer, reader = names
-    policy = load_policy(model_of(run, reader)).to(accelerator.device).eval()
+    policy = PolicyModel(load_policy(model_of(run, reader)).to(accelerator.device).eval())
     queries, temperature = posts.columns["queries"], run.config.ppo.temperature
 
     def measure(rows: list[int]) -> list[float]:
-        texts = pad_right([torch.tensor(responses[row], dtype=torch.long) for row in rows], -1)
-        tokens = torch.cat([pad_left([queries[row] for row in rows], -1), texts], dim=1)
-        tokens, counted = tokens.to(accelerator.device), (texts != -1).to(accelerator.device)
+        texts = [torch.tensor(responses[row], dtype=torch.long) for row in rows]
+        batch = ResponseBatch(
+            queries=pad_left([queries[row] for row in rows], EMPTY).to(accelerator.device),
+            responses=pad_right(texts, EMPTY).to(accelerator.device),
+            pad_id=EMPTY,
+        )
         with accelerator.autocast():
-            logprobs = response_logprobs(
-                policy, tokens.clamp(min=0), tokens != -1, texts.shape[1], temperature
-            )
-        return torch.where(counted, logprobs, 0.0).sum(dim=1).tolist()
+            logprobs, _ = response_logprobs(policy, batch, temperature=temperature)
+        return torch.where(batch.responses != EMPTY, logprobs, 0.0).sum(dim=1).tolist()
 
     lengths = (queries.lengths() + torch.tensor(list(map(len, responses)))).tolist()
     size, label = run.config.memory.forward_batch_size, f"{writer} summaries by {reader}"

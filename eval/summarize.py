@@ -22,7 +22,8 @@ from stages.finished import check_stage, read_manifest, stage_folder
 from stages.functional import truncate_after
 from stages.models.forward import summary_scores
 from stages.models.loading import load_policy, load_reward_model, require_room
-from stages.models.sampling import sample, sampling_noise
+from stages.models.policy import PolicyModel
+from stages.models.sampling import SamplingParams, sample, sampling_noise
 from stages.models.tokenizers import load_tokenizer
 from stages.running.progress import folded
 from stages.settings import config as settings
@@ -118,13 +119,14 @@ class Finished:
         """The tokens of a policy's summary, with EOS."""
         stage, model = place_of(name)
         config, device = self.configs[stage], self.accelerator.device
-        policy = load_policy(self._folder(stage) / model).to(device).eval()
+        policy = PolicyModel(load_policy(self._folder(stage) / model).to(device).eval())
         (length, setting), pad_id = longest(config, name), self.tokenizer.pad_token_id
         require_room(policy, len(post.tokens), length, setting)
         noise = sampling_noise(config.seed, f"{name} summaries", 0, 1, length)
         eos_id, query = self.tokenizer.eos_token_id, post.tokens[None].to(device)
+        params = SamplingParams(temperature=temperature, eos_id=eos_id, pad_id=pad_id)
         with self.accelerator.autocast():
-            drawn, _ = sample(policy, query, noise.to(device), temperature, eos_id, pad_id)
+            drawn, _ = sample(policy, query, uniforms=noise.to(device), params=params)
         row: list[int] = truncate_after(drawn, eos_id, pad_id)[0].tolist()
         return [token for token in row if token != pad_id]
 

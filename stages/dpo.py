@@ -23,6 +23,7 @@ from stages.functional import dpo_loss, implicit_rewards
 from stages.models.forward import summary_logprobs
 from stages.models.loading import load_policy, require_room
 from stages.models.lora import keep_model
+from stages.models.policy import PolicyModel
 from stages.models.tokenizers import load_tokenizer
 from stages.runs import HELD_OUT_CNNDM, HELD_OUT_PAIRS, open_stage, write_rows
 from stages.settings.checks import UserError
@@ -55,7 +56,8 @@ def train_dpo(config: Config) -> None:
             splits[CNNDM] = load_split(data, CNNDM)
         check_batch("dpo", config.dpo.batch_size, len(splits["train"]), accelerator)
         sft = run.require("sft") / "model"
-        tokenizer, policy = load_tokenizer(sft), load_policy(sft).to(accelerator.device)
+        tokenizer = load_tokenizer(sft)
+        policy = PolicyModel(load_policy(sft).to(accelerator.device))
         held_out = load_split(data, "sft_validation").columns["queries"]
         longest = int(held_out.lengths().max())  # known here, and a night before it is sampled
         require_room(policy, longest, config.eval.dpo_summary_tokens, "eval.dpo_summary_tokens")
@@ -68,7 +70,9 @@ def train_dpo(config: Config) -> None:
         together = preferences.posts_of(splits["train"]) if config.rm.by_post else ()
         state = begin_supervised(run, accelerator, policy, len(splits["train"]), together)
         learn(state, splits["train"], references["train"])
-        trained = keep_model(accelerator, state.learner.trained, tokenizer, run.partial / "model")
+        trained = PolicyModel(
+            keep_model(accelerator, state.learner.trained, tokenizer, run.partial / "model")
+        )
         results = {
             name: evaluate(state, trained, splits[name], references[name], file)
             for name, file in (("validation", HELD_OUT_PAIRS), (CNNDM, HELD_OUT_CNNDM))

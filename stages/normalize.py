@@ -14,7 +14,7 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 
 from stages.data.ragged import TokenizedSplit, load_split, pad_left, pad_right, rows_of
-from stages.models.forward import score_responses
+from stages.models.forward import ResponseBatch, score_responses
 from stages.models.heads import shift_scores
 from stages.models.loading import load_reward_model, save_model
 from stages.models.reward_function import TextReward
@@ -108,8 +108,12 @@ def keep_known_answers(
     queries = [train.columns["queries"][row] for row in rows]
     summaries = [train.columns["summaries"][row] for row in rows]
     device = accelerator.device
-    texts = pad_left(queries, -1).to(device), pad_right(summaries, -1).to(device), -1
-    score = partial(score_in_passes, reward_model, *texts)
+    texts = ResponseBatch(
+        queries=pad_left(queries, -1).to(device),
+        responses=pad_right(summaries, -1).to(device),
+        pad_id=-1,
+    )
+    score = partial(score_in_passes, reward_model, texts)
     scores = fitting(accelerator, Size(rows=KNOWN), score)
     save_known_answers(folder / KNOWN_ANSWERS, queries, summaries, scores)
 
@@ -155,7 +159,8 @@ def score_rows(
         right = pad_right([torch.cat(pair) for pair in pairs], pad)
     else:
         left, right = pad_left(queries, pad), pad_right(summaries, pad)
+    texts = ResponseBatch(
+        queries=left.to(accelerator.device), responses=right.to(accelerator.device), pad_id=pad
+    )
     with accelerator.autocast():
-        return score_responses(
-            reward_model, left.to(accelerator.device), right.to(accelerator.device), pad
-        )
+        return score_responses(reward_model, texts)

@@ -150,14 +150,14 @@ def keep_policy(learner: PolicyLearner, tokenizer: PreTrainedTokenizerBase, fold
     with gathered(policy), torch.no_grad():
         weights = {
             name.replace(".base_layer.", "."): weight.detach()
-            for name, weight in policy.named_parameters()
+            for name, weight in policy.model.named_parameters()
             if ".lora_" not in name
         }
-        for name, layer in adapter_layers(policy):
+        for name, layer in adapter_layers(policy.model):
             weights[f"{name}.weight"] = layer.weight + layer.get_delta_weight("default")
         if not learner.accelerator.is_main_process:
             return
-        save_model(policy, tokenizer, folder, weights)
+        save_model(policy.model, tokenizer, folder, weights)
     # On disk before the next checkpoint: a resumed run does not write this folder again.
     for path in [*folder.iterdir(), folder]:
         sync(path)

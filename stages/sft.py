@@ -15,10 +15,10 @@ from transformers import PreTrainedTokenizerBase
 from stages.data.ragged import TokenizedSplit, load_split
 from stages.data.text_metrics import rouge
 from stages.functional import sequence_logprobs
-from stages.models.forward import EMPTY, read_logits, shared_rows
+from stages.models.forward import EMPTY, shared_rows, target_logprobs
 from stages.models.loading import load_policy
-from stages.models.logprobs import LogitStatistics
 from stages.models.lora import keep_model
+from stages.models.policy import PolicyModel
 from stages.models.sampling import Sampling, respond_often
 from stages.models.tokenizers import load_tokenizer
 from stages.running.files import read_lines
@@ -48,7 +48,7 @@ def train_sft(config: Config) -> None:
         train = load_split(base / "data", "sft_train")
         validation = load_split(base / "data", "sft_validation")
         check_batch("sft", config.sft.batch_size, len(train), accelerator)
-        policy = load_policy(base / "model", config.sft.dropout)
+        policy = PolicyModel(load_policy(base / "model", config.sft.dropout))
         state = begin_supervised(run, accelerator, policy, len(train))
         policy = state.learner.trained
         evaluation = max(1, state.updates // config.sft.evaluations)
@@ -98,7 +98,7 @@ def summed_loss(
         prefixes.append(tokens[:start])
         learned.append(tokens[start:])
     laid_out = shared_rows(prefixes, [learned], device)
-    logprobs, _ = read_logits(policy, laid_out, LogitStatistics())
+    logprobs, _ = target_logprobs(policy, laid_out)
     return -sequence_logprobs(logprobs, laid_out.targets != EMPTY).sum()
 
 
@@ -149,7 +149,8 @@ def finish(state: State, tokenizer: PreTrainedTokenizerBase, validation: Tokeniz
     The loss of the last update is recorded already.
     """
     run, accelerator, config = state.run, state.accelerator, state.run.config
-    policy = keep_model(accelerator, state.learner.trained, tokenizer, run.partial / "model").eval()
+    trained = keep_model(accelerator, state.learner.trained, tokenizer, run.partial / "model")
+    policy = PolicyModel(trained.eval())
     sampling = Sampling(
         seed=config.seed,
         purpose="sft validation",

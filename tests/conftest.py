@@ -215,12 +215,14 @@ def reward_model(policy_folder):
 @pytest.fixture
 def before_ppo(policy, reward_model, tokenizer):
     """The networks as PPO finds them; critic and reward model, policy and reference are one."""
+    from stages.models.policy import PolicyModel
     from stages.rl.networks import Networks
 
+    wrapped = PolicyModel(policy)
     return Networks(
-        policy=policy,
+        policy=wrapped,
         critic=reward_model,
-        ref_policy=policy,
+        ref_policy=wrapped,
         reward_model=reward_model,
         eos_id=tokenizer.eos_token_id,
         pad_id=tokenizer.pad_token_id,

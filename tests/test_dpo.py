@@ -16,6 +16,7 @@ from stages import dpo
 from stages.data.ragged import TokenizedSplit, make_ragged
 from stages.functional import dpo_loss, sequence_logprobs
 from stages.models.loading import load_policy
+from stages.models.policy import PolicyModel
 from stages.runs import open_stage
 from stages.settings.command_line import make_config
 from stages.training.learner import batch_rows
@@ -117,7 +118,7 @@ def test_a_sequence_is_the_sum_of_what_counts_whatever_stands_beside():
 @torch.no_grad()
 def test_log_probabilities_of_a_batch_are_those_of_each_summary_alone(policy, pairs):
     rows = [4, 0, 7, 9]
-    found = dpo.pair_logprobs(policy, pairs, rows, torch.device("cpu"))
+    found = dpo.pair_logprobs(PolicyModel(policy), pairs, rows, torch.device("cpu"))
     for name, column in zip(("chosen", "rejected"), found, strict=True):
         for row, value in zip(rows, column, strict=True):
             expected = alone(policy, pairs.columns["queries"][row], pairs.columns[name][row])
@@ -127,7 +128,7 @@ def test_log_probabilities_of_a_batch_are_those_of_each_summary_alone(policy, pa
 def two_updates(policy_folder, pairs, microbatch_size):
     accelerator = Accelerator(cpu=True)
     config = settings(microbatch_size)
-    policy = load_policy(policy_folder)
+    policy = PolicyModel(load_policy(policy_folder))
     reference = dpo.split_logprobs(accelerator, policy, pairs, config, "test")
     optimizer = make_optimizer(policy.parameters(), config.dpo.learning_rate, config.optimizer)
     stats = [
@@ -179,7 +180,7 @@ def test_two_updates_are_those_of_the_definition_for_any_microbatch(
 def start(policy_folder, pairs, wrong):
     """The stage's updates with a reference that `wrong` has spoiled."""
     accelerator, config = Accelerator(cpu=True), settings()
-    policy = load_policy(policy_folder)
+    policy = PolicyModel(load_policy(policy_folder))
     reference = wrong(dpo.split_logprobs(accelerator, policy, pairs, config, "test"))
     optimizer = make_optimizer(policy.parameters(), 1e-3, config.optimizer)
     with open_stage(config, "dpo") as run:

@@ -82,6 +82,7 @@ from reports.speed import meter as meters
 from stages import sft
 from stages.training.supervised import begin_supervised
 from stages.models.loading import load_policy
+from stages.models.policy import PolicyModel
 from stages.data.ragged import TokenizedSplit, make_ragged
 from stages.runs import Run
 from stages.settings.command_line import make_config
@@ -97,7 +98,7 @@ split = TokenizedSplit(
     rows=[{"id": str(row)} for row in range(2 * rows)],
 )
 run = Run(config, "sft")
-state = begin_supervised(run, accelerator, load_policy(sys.argv[1]), 128)
+state = begin_supervised(run, accelerator, PolicyModel(load_policy(sys.argv[1])), 128)
 sft.take_step(state, split, [0])  # the moments come to be
 _, measured = meter.whole(lambda: sft.take_step(state, split, list(range(2 * rows))))
 print(measured["peak"])

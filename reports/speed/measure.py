@@ -28,9 +28,10 @@ from reports.needs.shapes import Shape, block_weights, parameters, shape_of
 from reports.speed.meter import Meter, hold, matrix_rate
 from reports.speed.speed import EOS_ID, QUERIES, peak_of
 from stages.data.ragged import pad_left
-from stages.models.forward import response_logprobs, score_responses
+from stages.models.forward import ResponseBatch, response_logprobs, score_responses
 from stages.models.loading import load_policy, load_reward_model, new_reward_model
 from stages.models.lora import adapt
+from stages.models.policy import PolicyModel
 from stages.models.sampling import Noise
 from stages.rl.advantages import compute_advantages, shape_rewards
 from stages.rl.algorithms import ALGORITHMS
@@ -199,19 +200,19 @@ def profile_update(config: Config, settings: PolicyGradient, folder: Path) -> di
 def compare_precision(config: Config, settings: PolicyGradient, folder: Path) -> dict[str, Any]:
     """bf16 - float32 on one microbatch: log-probabilities, scores, the policy's gradient."""
     device = make_accelerator(config).device
-    policy = load_policy(folder / "model").to(device)
+    policy = PolicyModel(load_policy(folder / "model").to(device))
     scorer = load_reward_model(folder / "reward_model").to(device)
     length, pad_id = config.data.max_summary_tokens, shape_of(config.base).vocabulary
     few = read_json(folder / QUERIES)[: config.memory.microbatch_size]
     queries = pad_left([torch.tensor(row) for row in few], pad_id).to(device)
     responses = torch.randint(1, pad_id, (len(few), length)).to(device)
-    texts = torch.cat([queries, responses], dim=1)
+    texts = ResponseBatch(queries=queries, responses=responses, pad_id=pad_id)
 
     def outputs(half: bool) -> dict[str, torch.Tensor]:
         policy.zero_grad()
         with torch.autocast(device.type, torch.bfloat16, enabled=half):
-            logprobs = response_logprobs(policy, texts, texts != pad_id, length, 1.0)
-            scores = score_responses(scorer, queries, responses, pad_id)
+            logprobs, _ = response_logprobs(policy, texts)
+            scores = score_responses(scorer, texts)
         torch.autograd.backward(logprobs.mean())
         gradients = [weight.grad for weight in policy.parameters() if weight.grad is not None]
         flat = torch.cat([gradient.flatten() for gradient in gradients])

@@ -26,7 +26,6 @@ from transformers import (
 from transformers.utils import logging as transformers_logging
 
 from stages.models.heads import head_name, register_head_class, reset_head, use_float32_head
-from stages.models.logprobs import give_reading_head
 from stages.models.reward_function import RECORD, TextReward, load_text_reward
 from stages.models.tokenizers import load_tokenizer
 from stages.models.weights import (
@@ -49,7 +48,6 @@ def load_policy(source: str | Path, dropout: float = 0.0) -> PreTrainedModel:
     """A causal LM in float32. Raises UserError for missing or unexpected weights."""
     loaded = _load(AutoModelForCausalLM, source, dropout)
     check_weight_names(source, missing=loaded.missing, unexpected=loaded.unexpected)
-    give_reading_head(loaded.model)
     return loaded.model
 
 

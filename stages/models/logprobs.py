@@ -1,164 +1,92 @@
 """Log-probabilities and entropies over the whole vocabulary, a chunk of positions at a time.
 
-Logits of all positions would be the largest tensor of a step: 50,000 numbers a token, several times
-over. Here a chunk's logits are made, read and dropped, and made again in the backward pass; only
-the first chunk's are kept for it. Logits exist only at positions that somebody asks for.
-The formulas are `token_logprobs` and `entropy` in stages/functional.py, which tests compare.
+The logits of all positions would be the largest tensor of a training step: 50,000 numbers per
+token, several times over. Here the logits of one chunk are computed, used and dropped, and computed
+again in the backward pass. Only those of the first chunk are kept for it.
+
+The formulas are `token_logprobs` and `entropy` in stages/functional.py; tests compare the two.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
-from transformers import PreTrainedModel
+from torch import Tensor
 
-from stages.functional import paper_token_logprobs, token_logprobs
 from stages.settings.sections import CHUNK
 
-# Families, by `model_type`, whose logits are the output layer's product and nothing else, so they
-# can be read in chunks.
-PLAIN_HEAD = frozenset({"gpt_neox", "gpt2", "llama", "qwen2", "gemma"})
-# Those with rotary or learned positions, and attention that takes any mask: a row may hold several
-# summaries of one post (`passes.py`). tests/models/test_shared_query.py shows it for each.
-SHARING = frozenset({"gpt_neox", "gpt2", "llama", "qwen2", "gemma", "gemma3_text"})
-# Logits that a processor reads several times over before it goes on: 2 MB of float32.
+# On a CPU, the numbers of logits that are read several times in a row: 2 MB of float32, which stay
+# in the processor's cache.
 CACHED = 2**19
 
-LogprobFormula = Callable[[Tensor, Tensor, float], Tensor]
 
+def chunked_logprobs(
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    temperature: float = 1.0,
+    with_entropy: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """Log-probability of each target, and the entropy of the distribution that it is drawn from.
 
-def logprob_formula(dtype: str) -> LogprobFormula:
-    """The formula of log-probabilities whose log-softmax is in `float32` or `bf16`."""
-    return paper_token_logprobs if dtype == "bf16" else token_logprobs
+    With z = hidden @ weight.T / temperature: z[target] - logsumexp(z), and -sum(p log p) for
+    p = softmax(z). The entropy has no gradient, and is 0 unless `with_entropy` is set.
 
-
-@dataclass(frozen=True, kw_only=True)
-class LogitStatistics:
-    """What is read of the logits of a pass, and statistics."""
-
-    temperature: float = 1.0
-    formula: LogprobFormula = token_logprobs
-    """Of log-probabilities. Logits can be read in chunks by the usual formula only."""
-    entropy: bool = False
-    """Whether the entropy is measured too, without a gradient; otherwise it is given as 0."""
-
-
-class ReadingHead(nn.Linear):
-    """A causal LM's output layer that can give what is read of its logits in their place."""
-
-    reading: tuple[Tensor, LogitStatistics] | None = None
-    keeps: bool = False
-    """Whether it keeps the copy of its weight in which it computes (`weights_cast_once`)."""
-    copy: Tensor | None = None
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        """Shapes: hidden [B, T, H] -> logits [B, T, V]; while `reading`, [B, T, 2]: each target's
-        log-probability and the entropy, nats, in float32 or wider.
-        """
-        if self.reading is None:
-            return F.linear(hidden, self.weight, self.bias)
-        kind, weight = hidden.device.type, self.weight
-        if torch.is_autocast_enabled(kind):
-            dtype = torch.get_autocast_dtype(kind)
-            hidden, weight = hidden.to(dtype), weight.to(dtype) if self.copy is None else self.copy
-            self.copy = weight if self.keeps and weight is not self.weight else None
-        with torch.autocast(kind, enabled=False):
-            return _read(hidden, weight.to(hidden.dtype), *self.reading)
-
-
-def _read(hidden: Tensor, weight: Tensor, targets: Tensor, statistics: LogitStatistics) -> Tensor:
-    """Shapes: hidden [B, T, H], weight [V, H], targets [B, T] -> [B, T, 2]."""
-    flat = (hidden.flatten(0, 1), weight, targets.flatten())
-    apply: Any = TokenStatistics.apply
-    logprobs, entropies = apply(*flat, statistics.temperature, statistics.entropy)
-    return torch.stack((logprobs, entropies), dim=-1).view(*targets.shape, 2)
-
-
-def give_reading_head(model: Any) -> None:
-    """Let a causal LM's output layer be a ReadingHead, if its family does nothing to logits."""
-    head = model.get_output_embeddings()
-    if model.config.model_type in PLAIN_HEAD and type(head) is nn.Linear and head.bias is None:
-        head.__class__ = ReadingHead
-
-
-@contextmanager
-def weights_cast_once(network: nn.Module) -> Iterator[None]:
-    """While this lasts, autocast makes one copy of each weight of a network, not one a pass.
-
-    No weight may change in it. Without gradients, networks that never learn are passed, too.
+    Shapes: hidden [R, C, H] and weight [V, H] of the same dtype, in which the product is computed;
+    targets [R, C] -> both [R, C], nats, in float32 or wider.
     """
-    heads = [layer for layer in network.modules() if isinstance(layer, ReadingHead)]
-    frozen = [] if torch.is_grad_enabled() else [*network.parameters()]
-    frozen = [weight for weight in frozen if not weight.requires_grad]
-    for weight in frozen:  # autocast keeps copies of weights that may learn alone
-        weight.requires_grad_(True)
-    for head in heads:
-        head.keeps = True
-    try:
-        # Where the outermost context ends, which is this one, autocast's copies end.
-        with torch.autocast("cpu", enabled=False):
-            yield
-    finally:
-        for weight in frozen:
-            weight.requires_grad_(False)
-        for head in heads:
-            head.keeps, head.copy = False, None
+    # Annotated because torch has no types for `apply`.
+    apply: Any = ChunkedLogprobs.apply
+    with torch.autocast(hidden.device.type, enabled=False):
+        logprobs, entropies = apply(
+            hidden.flatten(0, 1), weight, targets.flatten(), temperature, with_entropy
+        )
+    return logprobs.view_as(targets), entropies.view_as(targets)
 
 
-@contextmanager
-def reading(
-    model: nn.Module, columns: Tensor, targets: Tensor, statistics: LogitStatistics
-) -> Iterator[bool]:
-    """While this lasts, a causal LM, whatever wraps it, makes logits at `columns` alone, [B, T]. If
-    this is True, it gives in their place what is read of them at the `targets`, [B, T].
-    """
-    causal_lm: Any = next(x for x in model.modules() if isinstance(x, PreTrainedModel))
-    head = causal_lm.get_output_embeddings()
-    rows = torch.arange(len(columns), device=columns.device).unsqueeze(1)
-    hook = head.register_forward_pre_hook(lambda _, hidden: hidden[0][rows, columns])
-    reads = isinstance(head, ReadingHead) and statistics.formula is token_logprobs
-    if reads:
-        head.reading = targets, statistics
-    try:
-        yield reads
-    finally:
-        hook.remove()
-        if reads:
-            head.reading = None
+class ChunkedLogprobs(torch.autograd.Function):
+    """`chunked_logprobs` of N positions: hidden [N, H], weight [V, H], targets [N] -> both [N].
 
-
-class TokenStatistics(torch.autograd.Function):
-    """Log-probability of each target and entropy of each position, both [N] nats.
-
-    Shapes: hidden [N, H], weight [V, H] of the same dtype, targets [N]. With p = softmax(z) and
-    z = hidden @ weight.T / temperature: dlogp/dz = onehot - p. The entropy has no gradient.
+    The gradient of a log-probability is d log p[target] / dz = onehot(target) - p.
     """
 
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float, entropy: bool
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        targets: Tensor,
+        temperature: float,
+        with_entropy: bool,
     ) -> tuple[Tensor, Tensor]:
-        """`entropy`: whether it is computed; it is 0 otherwise."""
-        wide = torch.promote_types(hidden.dtype, torch.float32)
-        logprobs = torch.empty(len(hidden), dtype=wide, device=hidden.device)
+        """Compute both; the backward pass gets the logsumexps and the first chunk's log-softmax."""
+        dtype = torch.promote_types(hidden.dtype, torch.float32)
+        logprobs = torch.empty(len(hidden), dtype=dtype, device=hidden.device)
         entropies = torch.zeros_like(logprobs)
-        lse = torch.empty_like(logprobs)
-        first = logprobs.new_empty(0)
-        for rows in _chunks(len(hidden), len(weight), hidden.device.type):
-            z = _logits(hidden[rows], weight)
-            first = z if rows.start == 0 else first
-            for part, place in _blocks(rows, len(weight), hidden.device.type):
-                some = z[part].div_(temperature)
-                lse[place] = some.logsumexp(dim=-1)
-                some -= lse[place].unsqueeze(-1)
-                logprobs[place] = some.gather(-1, targets[place].unsqueeze(-1)).squeeze(-1)
-                if entropy:
-                    entropies[place] = -some.exp().mul_(some).sum(dim=-1)
-        ctx.save_for_backward(hidden, weight, targets, lse, first)
+        logsumexps = torch.empty_like(logprobs)
+        first_chunk = logprobs.new_empty(0)  # stays empty if there are no positions
+
+        for chunk in _chunks(hidden, weight):
+            z = _logits(hidden[chunk], weight)  # [positions of the chunk, V]
+            if chunk.start == 0:
+                first_chunk = z
+            for block in _blocks(chunk, weight):
+                positions = block.positions
+                # In place: from here on, this part of z is scaled, and then the log-softmax.
+                log_softmax = z[block.in_chunk].div_(temperature)
+                logsumexps[positions] = log_softmax.logsumexp(dim=-1)
+                log_softmax -= logsumexps[positions].unsqueeze(-1)
+                chosen = log_softmax.gather(-1, targets[positions].unsqueeze(-1))
+                logprobs[positions] = chosen.squeeze(-1)
+                if with_entropy:
+                    # An impossible token has p = 0 and log p = -inf, whose product would be NaN.
+                    # With the lowest finite number it is 0. Nothing else changes, exp included.
+                    log_softmax.clamp_(min=torch.finfo(dtype).min)
+                    weighted = log_softmax.exp().mul_(log_softmax)
+                    entropies[positions] = -weighted.sum(dim=-1)
+
+        ctx.save_for_backward(hidden, weight, targets, logsumexps, first_chunk)
         ctx.temperature = temperature
         ctx.mark_non_differentiable(entropies)
         return logprobs, entropies
@@ -166,49 +94,80 @@ class TokenStatistics(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
         """Gradients of hidden and weight, from those of the log-probabilities."""
-        hidden, weight, targets, lse, first = ctx.saved_tensors
-        by_logprob, _ = gradients
-        for_hidden = torch.empty_like(hidden) if ctx.needs_input_grad[0] else None
-        for_weight = None
+        hidden, weight, targets, logsumexps, first_chunk = ctx.saved_tensors
+        logprob_gradients, _ = gradients  # [N]
+        hidden_gradient = None
+        if ctx.needs_input_grad[0]:
+            hidden_gradient = torch.empty_like(hidden)
+        weight_gradient = None
         if ctx.needs_input_grad[1]:
-            for_weight = torch.zeros(weight.shape, dtype=lse.dtype, device=weight.device)
-        for rows in _chunks(len(hidden), len(weight), hidden.device.type):
-            again = rows.start > 0
-            z = _logits(hidden[rows], weight) if again else first
-            change = z if again else torch.empty_like(z)
-            for part, place in _blocks(rows, len(weight), hidden.device.type):
-                some, by_token = z[part], by_logprob[place].unsqueeze(-1)
-                if again:
-                    some.div_(ctx.temperature).sub_(lse[place].unsqueeze(-1))
-                own = torch.exp(some, out=change[part]).mul_(-by_token)
-                own.scatter_add_(-1, targets[place].unsqueeze(-1), by_token)
-                own.div_(ctx.temperature)
-            narrow = change.to(hidden.dtype)
-            if for_hidden is not None:
-                for_hidden[rows] = narrow @ weight
-            if for_weight is not None:
-                for_weight += narrow.T @ hidden[rows]
-        if for_weight is not None:
-            for_weight = for_weight.to(weight.dtype)
-        return for_hidden, for_weight, None, None, None
+            # Summed over chunks in float32, also where the weight is in bf16.
+            weight_gradient = torch.zeros(
+                weight.shape, dtype=logsumexps.dtype, device=weight.device
+            )
+
+        for chunk in _chunks(hidden, weight):
+            is_kept = chunk.start == 0
+            if is_kept:
+                # A second backward pass may need it again, so it is not written over.
+                z = first_chunk
+                z_gradient = torch.empty_like(z)
+            else:
+                z = _logits(hidden[chunk], weight)
+                z_gradient = z
+            for block in _blocks(chunk, weight):
+                positions = block.positions
+                log_softmax = z[block.in_chunk]
+                if not is_kept:
+                    log_softmax.div_(ctx.temperature)
+                    log_softmax.sub_(logsumexps[positions].unsqueeze(-1))
+                # gradient * (onehot - p) / temperature
+                by_logprob = logprob_gradients[positions].unsqueeze(-1)
+                block_gradient = torch.exp(log_softmax, out=z_gradient[block.in_chunk])
+                block_gradient.mul_(-by_logprob)
+                block_gradient.scatter_add_(-1, targets[positions].unsqueeze(-1), by_logprob)
+                block_gradient.div_(ctx.temperature)
+            z_gradient = z_gradient.to(hidden.dtype)
+            if hidden_gradient is not None:
+                hidden_gradient[chunk] = z_gradient @ weight
+            if weight_gradient is not None:
+                weight_gradient += z_gradient.T @ hidden[chunk]
+
+        if weight_gradient is not None:
+            weight_gradient = weight_gradient.to(weight.dtype)
+        return hidden_gradient, weight_gradient, None, None, None
 
 
-def _chunks(positions: int, vocabulary: int, device: str) -> Iterator[slice]:
-    size = max(1, CHUNK.get(device, CHUNK["cuda"]) // vocabulary)
-    return (slice(start, min(start + size, positions)) for start in range(0, positions, size))
+def _chunks(hidden: Tensor, weight: Tensor) -> Iterator[slice]:
+    """The positions of each chunk: as many as CHUNK allows logits on this device."""
+    logits_at_once = CHUNK.get(hidden.device.type, CHUNK["cuda"])
+    size = max(1, logits_at_once // len(weight))
+    for start in range(0, len(hidden), size):
+        yield slice(start, min(start + size, len(hidden)))
 
 
-def _blocks(rows: slice, vocabulary: int, device: str) -> Iterator[tuple[slice, slice]]:
-    """Parts of a chunk, which are small enough for a processor's cache: where each stands in the
-    chunk, and among all positions. On any other device a chunk is one part.
-    """
-    size = max(1, CACHED // vocabulary) if device == "cpu" else rows.stop - rows.start
-    for start in range(rows.start, rows.stop, size):
-        place = slice(start, min(start + size, rows.stop))
-        yield slice(place.start - rows.start, place.stop - rows.start), place
+@dataclass(frozen=True)
+class _Block:
+    """A part of a chunk that a CPU's cache can hold: where it is in the chunk and in the batch."""
+
+    in_chunk: slice
+    positions: slice
+
+
+def _blocks(chunk: slice, weight: Tensor) -> Iterator[_Block]:
+    """The blocks of a chunk. On any device but a CPU, a chunk is a single block."""
+    size = chunk.stop - chunk.start
+    if weight.device.type == "cpu":
+        size = max(1, CACHED // len(weight))
+    for start in range(chunk.start, chunk.stop, size):
+        stop = min(start + size, chunk.stop)
+        yield _Block(
+            in_chunk=slice(start - chunk.start, stop - chunk.start),
+            positions=slice(start, stop),
+        )
 
 
 def _logits(hidden: Tensor, weight: Tensor) -> Tensor:
-    """In float32 or wider: a tensor that may be changed in place."""
+    """The product, in float32 or wider: a new tensor that may be changed in place."""
     logits = hidden @ weight.T
     return logits.to(torch.promote_types(logits.dtype, torch.float32))

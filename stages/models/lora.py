@@ -19,6 +19,7 @@ from transformers.pytorch_utils import Conv1D
 
 from stages.models.heads import head_name, scalar_head
 from stages.models.loading import load_policy, load_reward_model, save_model
+from stages.models.policy import PolicyModel
 from stages.settings.checks import UserError
 from stages.settings.config import Config
 from stages.settings.lora import ALL_LINEAR, Lora
@@ -115,17 +116,19 @@ def keep_model(
 ) -> PreTrainedModel:
     """Merge adapters, write the plain model, and return it unsharded on this process's device.
 
-    The main process writes. A sharded network cannot be used afterwards: the returned model is read
+    `network` is a reward model, a critic or a `PolicyModel`, as the accelerator has wrapped it. The
+    main process writes. A sharded network cannot be used afterwards: the returned model is read
     from what was written. All processes must call this.
     """
-    model = accelerator.unwrap_model(network)
-    if not is_sharded(model):
+    unwrapped = accelerator.unwrap_model(network)
+    model = unwrapped.model if isinstance(unwrapped, PolicyModel) else unwrapped
+    if not is_sharded(unwrapped):
         merge(model)
         if accelerator.is_main_process:
             save_model(model, tokenizer, folder)
         return model
 
-    with gathered(model):
+    with gathered(unwrapped):
         merge(model)
         if accelerator.is_main_process:
             weights = {

@@ -65,7 +65,7 @@ def compute_advantages(
     if settings.whiten_rewards:
         rewards = whiten(accelerator, rewards, shaped.value_mask, settings, shift_mean=False)
 
-    batch = global_batch(accelerator, shaped, rewards, settings)
+    batch = global_batch(accelerator, shaped, rewards)
     batch_advantages, batch_returns = algorithm.advantages(batch, settings)
 
     # Back to this process's episodes. A value after EOS has no token whose probability could learn.
@@ -81,16 +81,14 @@ def compute_advantages(
     return Rollout(**{**vars(shaped), "rewards": rewards}, advantages=advantages, returns=returns)
 
 
-def global_batch(
-    accelerator: Accelerator, shaped: Shaped, rewards: Tensor, settings: PolicyGradient
-) -> GlobalBatch:
+def global_batch(accelerator: Accelerator, shaped: Shaped, rewards: Tensor) -> GlobalBatch:
     """What advantages are computed from, gathered from all devices."""
     return GlobalBatch(
         rewards=accelerator.gather(rewards),
         values=None if shaped.values is None else accelerator.gather(shaped.values),
         response_mask=accelerator.gather(shaped.response_mask),
         value_mask=accelerator.gather(shaped.value_mask),
-        samples_per_query=settings.samples_per_query,
+        samples_per_query=shaped.samples_per_query,
     )
 
 

@@ -1,19 +1,23 @@
 """Episodes of one update as tensors; each step of an update adds its columns."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
-WHOLE_EPISODE = ("queries", "scores", "sampler_gaps")  # others: a column per response token
-CPU_COLUMNS = 1024  # of a pass; a large matrix product on a CPU is as fast from some hundred on
+from stages.models.forward import ResponseBatch
+
+ONE_PER_EPISODE = ("scores", "sampler_gaps")
+"""Fields of shape [B]. All others but the queries have a column per response token."""
+CPU_COLUMNS = 1024
+"""Token columns of a pass on a CPU, where large matrix products are as fast as larger ones."""
 E = TypeVar("E", bound="Sampled")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sampled:
+class Sampled(ResponseBatch):
     """What was sampled, on one device.
 
     Shapes: queries [B, Q] left-padded; responses [B, T], cut after their first EOS and padded;
@@ -21,40 +25,42 @@ class Sampled:
     the tokens were drawn with, None where nothing was drawn.
     """
 
-    queries: Tensor
-    responses: Tensor
     sampled_logprobs: Tensor
     uniforms: Tensor | None = None
 
-    def map(self: E, change: Callable[[str, Tensor], Tensor]) -> E:
-        """The same with every tensor changed; `change` gets the name and the tensor."""
-        changed: dict[str, Any] = {name: change(name, x) for name, x in self.tensors().items()}
-        return type(self)(**vars(self) | changed)
-
     def tensors(self) -> dict[str, Tensor]:
-        """Every column that there is, by name."""
-        return {name: x for name, x in vars(self).items() if x is not None}
+        """All tensors by name, without those that are None."""
+        return {name: x for name, x in vars(self).items() if isinstance(x, Tensor)}
 
     def rows(self: E, index: Tensor) -> E:
         """The episodes at these positions."""
-        return self.map(lambda _, x: x[index])
+        changes: dict[str, Any] = {name: x[index] for name, x in self.tensors().items()}
+        return replace(self, **changes)
 
-    def passes(self: E, size: int, pad_id: int, group: int = 0) -> Iterator[E]:
-        """The episodes of each forward pass, at most `size`, without columns of padding only. With
-        a `group`, a CPU gets fewer at once: neighbours are of similar length, so less is padding.
+    def trimmed(self: E, query_length: int, response_length: int) -> E:
+        """With the last columns of the queries, and the first columns of the responses."""
+        changes: dict[str, Any] = {}
+        for name, x in self.tensors().items():
+            if name == "queries":
+                changes[name] = x[:, x.shape[1] - query_length :]
+            elif name not in ONE_PER_EPISODE:
+                changes[name] = x[:, :response_length]
+        return replace(self, **changes)
+
+    def passes(self: E, size: int, is_small_on_cpu: bool = False) -> Iterator[E]:
+        """The episodes of each forward pass, at most `size`, without columns of padding only.
+
+        If `is_small_on_cpu` is set, a pass on a CPU holds only the queries that fit into
+        CPU_COLUMNS: neighbors are of similar length, so less of a small pass is padding.
         """
-        if group and self.queries.device.type == "cpu":
-            columns = group * (self.queries.shape[1] + self.responses.shape[1])
-            size = min(size, group * max(1, CPU_COLUMNS // columns))
-        everything = torch.arange(len(self.queries), device=self.queries.device)
-        for part in map(self.rows, torch.split(everything, size)):
-            yield replace(part, queries=trim_left(part.queries, pad_id))
-
-    def trimmed(self: E, query: int, width: int) -> E:
-        """With the last `query` columns of the queries, and with `width` response tokens."""
-        queries = self.queries[:, self.queries.shape[1] - query :]
-        kept = self.map(lambda name, x: x if name in WHOLE_EPISODE else x[:, :width])
-        return kept.map(lambda name, x: queries if name == "queries" else x)
+        device = self.queries.device
+        if is_small_on_cpu and device.type == "cpu":
+            query_columns = self.queries.shape[1] + self.responses.shape[1]
+            columns = self.samples_per_query * query_columns
+            size = min(size, self.samples_per_query * max(1, CPU_COLUMNS // columns))
+        for index in torch.split(torch.arange(len(self.queries), device=device), size):
+            part = self.rows(index)
+            yield replace(part, queries=trim_left(part.queries, self.pad_id))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,9 +108,10 @@ def trim_left(queries: Tensor, pad_id: int) -> Tensor:
 
 
 def concatenate(parts: Sequence[E], queries: Tensor) -> E:
-    """The parts as one, with the queries padded alike."""
-    columns: dict[str, Any] = {"queries": queries}
-    for name in (column.name for column in fields(parts[0]) if column.name != "queries"):
-        tensors = [getattr(part, name) for part in parts]
-        columns[name] = None if tensors[0] is None else torch.cat(tensors)
-    return type(parts[0])(**columns)
+    """The parts as one, with these queries, which are padded to one length."""
+    changes: dict[str, Any] = {"queries": queries}
+    for field in fields(parts[0]):
+        values = [getattr(part, field.name) for part in parts]
+        if field.name != "queries" and isinstance(values[0], Tensor):
+            changes[field.name] = torch.cat(values)
+    return replace(parts[0], **changes)

@@ -81,7 +81,7 @@ def describe(
     means["objective/kl_coef"] = kl_coef
     if isinstance(settings, Ppo) and settings.uses_critic:
         means |= describe_critic(accelerator, rollout, settings)
-        means |= describe_advantages(learner, rollout, settings.samples_per_query)
+        means |= describe_advantages(learner, rollout)
     return means | compilations()
 
 
@@ -99,7 +99,7 @@ def describe_critic(accelerator: Accelerator, rollout: Rollout, ppo: Ppo) -> dic
     squared, once with the critic and once with the batch's mean return in its place.
     Source: our own diagnostics, after Pan et al. 2026 (arXiv 2604.19485).
     """
-    batch = global_batch(accelerator, rollout, rollout.rewards, ppo)
+    batch = global_batch(accelerator, rollout, rollout.rewards)
     with_critic, returns = critic_advantages(batch, ppo)
     with_mean = mean_return_advantages(batch, ppo)
 
@@ -115,16 +115,14 @@ def describe_critic(accelerator: Accelerator, rollout: Rollout, ppo: Ppo) -> dic
     }
 
 
-def describe_advantages(
-    learner: PolicyLearner, rollout: Rollout, samples_per_query: int
-) -> dict[str, float]:
+def describe_advantages(learner: PolicyLearner, rollout: Rollout) -> dict[str, float]:
     """Whether the critic's advantages follow the scores, and what they say about ending.
 
     `val/advantage_score_correlation`: Pearson correlation, over response tokens, between the
-    advantage and the episode's score minus the mean score of its query's samples (of the batch,
-    where a query has one sample). That is 1 - 1/K times the leave-one-out score of K samples, so
-    the correlation is the same. `policy/advantage_at_eos`: the mean at sampled EOS tokens, after
-    whitening. A number that is undefined is left out.
+    advantage and the episode's score minus the mean score of its query's K samples (of the batch,
+    where K is 1). That is 1 - 1/K times the leave-one-out score, so the correlation is the same.
+    `policy/advantage_at_eos`: the mean at sampled EOS tokens, after whitening. A number that is
+    undefined is left out.
     Source: our own diagnostics, not in Huang et al. 2024.
     """
     accelerator = learner.accelerator
@@ -133,7 +131,7 @@ def describe_advantages(
     mask = accelerator.gather(rollout.response_mask)
     responses = accelerator.gather(rollout.responses)
 
-    group_size = samples_per_query if samples_per_query > 1 else len(scores)
+    group_size = rollout.samples_per_query if rollout.samples_per_query > 1 else len(scores)
     groups = scores.view(-1, group_size)
     relative_scores = (groups - groups.mean(dim=1, keepdim=True)).view(-1, 1).expand_as(advantages)
 

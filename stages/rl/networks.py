@@ -1,6 +1,6 @@
-"""The networks of a policy-gradient stage and their optimizer, as the settings switch them.
+"""The networks of a policy-gradient stage and their optimizer, as the settings choose them.
 
-Policy and ref_policy start as the SFT model, critic and reward model as the normalised reward model
+Policy and ref_policy start as the SFT model, critic and reward model as the normalized reward model
 (Huang et al. 2024, detail 22). All are in float32 without dropout unless a setting says otherwise.
 Under LoRA the ref_policy is the policy with its adapter off. A stage may learn without a critic.
 """
@@ -13,13 +13,14 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
-from torch import nn
+from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from stages.models.forward import response_statistics, response_values
+from stages.models.forward import ResponseBatch, response_logprobs, response_values
 from stages.models.heads import head_name, scalar_head, shift_scores, use_float32_head
 from stages.models.loading import load_policy, load_reward_model, new_reward_model
 from stages.models.lora import adapt, adapter_layers, adapter_off, keep_model
+from stages.models.policy import PolicyModel
 from stages.models.reward_function import RECORD
 from stages.running.files import read_record
 from stages.runs import Run
@@ -35,19 +36,22 @@ class PolicyAndCritic(nn.Module):
     et al. 2024, detail 22). A stage may learn without a critic.
     """
 
-    def __init__(self, policy: PreTrainedModel, critic: PreTrainedModel | None) -> None:
+    def __init__(self, policy: PolicyModel, critic: PreTrainedModel | None) -> None:
         super().__init__()
         self.policy = policy
         self.critic: Any = critic
 
-    def forward(self, network: str, *row: Any) -> Any:
-        """`response_statistics` of the "policy", or `response_values` of the "critic".
+    def forward(self, network: str, batch: ResponseBatch, **options: Any) -> Any:
+        """`response_logprobs` of the "policy", with its options, or `response_values` of the
+        "critic".
 
-        One network a call: the other's activations need not be alive beside it.
+        One network per call: the activations of the other need not be in memory at the same time.
         """
         if network == "policy":
-            return response_statistics(self.policy, *row)
-        return response_values(self.critic, *row)
+            return response_logprobs(self.policy, batch, **options)
+        if network == "critic" and self.critic is not None:
+            return response_values(self.critic, batch)
+        raise ValueError(f"this module has no network {network!r}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,9 +61,9 @@ class Origins:
     policy: Path
     """The SFT model, of policy and ref_policy."""
     reward_model: Path
-    """The normalised reward model, of reward model and critic."""
+    """The normalized reward model, of reward model and critic."""
     score_shift: float = 0.0
-    """Added to every score: with detail 15 switched off, the mean that normalization took away."""
+    """Added to every score: the mean that normalization subtracted, with detail 15 off."""
     seed: int = 0
     """Of a critic's new head."""
     adapt: Callable[..., None] | None = None
@@ -67,14 +71,14 @@ class Origins:
 
 
 def origins_of(run: Run, settings: PolicyGradient) -> Origins:
-    """What a stage's networks start from: the run's SFT model and its normalised reward model."""
-    config, normalized = run.config, run.require("normalize")
+    """What a stage's networks start from: the run's SFT model and its normalized reward model."""
+    normalized = run.require("normalize")
     return Origins(
         policy=run.require("sft") / "model",
         reward_model=normalized / "model",
         score_shift=score_shift(normalized, settings),
-        seed=config.seed,
-        adapt=partial(adapt, config=config, stage=run.stage),
+        seed=run.config.seed,
+        adapt=partial(adapt, config=run.config, stage=run.stage),
     )
 
 
@@ -82,32 +86,34 @@ def score_shift(normalized: Path, settings: PolicyGradient) -> float:
     """What reward_normalization=false adds back to every score of a finished `normalize` stage."""
     if settings.reward_normalization:
         return 0.0
-    return float((read_record(normalized / "manifest.json") or {})["results"]["mean_before"])
+    manifest = read_record(normalized / "manifest.json") or {}
+    return float(manifest["results"]["mean_before"])
 
 
 class WithoutAdapter(nn.Module):
-    """A model with its adapter off. It is called like the model and shares its weights."""
+    """A policy with its adapter off. It is called like the policy and shares its weights."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, policy: PolicyModel) -> None:
         super().__init__()
-        self.model = model
+        self.policy = policy
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """The output of the model before it was adapted, without gradients."""
-        with torch.no_grad(), adapter_off(self.model):
-            return self.model(*args, **kwargs)
+    def forward(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """What the policy returned before it was adapted, without gradients."""
+        with torch.no_grad(), adapter_off(self.policy.model):
+            logprobs, entropies = self.policy(*args, **kwargs)
+        return logprobs, entropies
 
     @property
     def config(self) -> Any:
-        """The model's."""
-        return self.model.config
+        """The configuration of the policy."""
+        return self.policy.config
 
 
 @dataclass(frozen=True, kw_only=True)
 class Networks:
     """Trained and frozen networks, and the ids that their tokenizer gives EOS and PAD."""
 
-    policy: PreTrainedModel
+    policy: PolicyModel
     critic: Any
     """A model like the reward model, or None in a stage that learns without one."""
     ref_policy: nn.Module
@@ -133,26 +139,33 @@ def make_learner(
     optimizer: Optimizer,
     memory: Memory,
 ) -> PolicyLearner:
-    """A learner of whole networks: places them, and makes the optimizer of policy and critic."""
+    """Place all networks on their devices, and create the optimizer of policy and critic."""
     trained = PolicyAndCritic(networks.policy, networks.critic)
-    for network in trained.children():
-        use_gradient_checkpointing(network, memory)
-    stepper = make_optimizer(parameter_groups(trained, settings), settings.learning_rate, optimizer)
-    wrapped, stepper = prepare(accelerator, trained, stepper)
-    for frozen in (networks.reward_model, networks.ref_policy):
-        if not isinstance(frozen, WithoutAdapter):
-            place(accelerator, frozen)
+    use_gradient_checkpointing(networks.policy.model, memory)
+    if networks.critic is not None:
+        use_gradient_checkpointing(networks.critic, memory)
+    new_optimizer = make_optimizer(
+        parameter_groups(trained, settings), settings.learning_rate, optimizer
+    )
+    wrapped, wrapped_optimizer = prepare(accelerator, trained, new_optimizer)
+
+    place(accelerator, networks.reward_model)
+    if not isinstance(networks.ref_policy, WithoutAdapter):
+        place(accelerator, networks.ref_policy)
+
     stage = settings.section()
-    fixed_by = f"{stage}.loss_mean=microbatches"
+    fixed_by = ""
+    if settings.loss_mean == "microbatches":
+        fixed_by = f"{stage}.loss_mean=microbatches"
     return PolicyLearner(
         stage=stage,
         accelerator=accelerator,
         trained=wrapped,
-        optimizer=stepper,
+        optimizer=wrapped_optimizer,
         networks=networks,
         microbatch_size=memory.microbatch_size,
         forward_batch_size=memory.forward_batch_size,
-        fixed_by=fixed_by if settings.loss_mean == "microbatches" else "",
+        fixed_by=fixed_by,
     )
 
 
@@ -163,19 +176,26 @@ def load_networks(
     frozen_dtype: str,
 ) -> Networks:
     """Load all networks. `frozen_dtype`, float32 or bf16, is that of those that do not learn."""
-    policy = load_policy(origins.policy, settings.dropout)
+    policy_model = load_policy(origins.policy, settings.dropout)
     critic = None
     if isinstance(settings, Ppo) and settings.uses_critic:
         critic = load_critic(origins, settings)
-    for name, network in (("policy", policy), ("critic", critic)):
-        if network is not None and origins.adapt is not None:
-            origins.adapt(network, part=name)
-    adapted = any(adapter_layers(policy))
-    ref_policy = WithoutAdapter(policy) if adapted else load_policy(origins.policy)
+    if origins.adapt is not None:
+        origins.adapt(policy_model, part="policy")
+        if critic is not None:
+            origins.adapt(critic, part="critic")
+
+    policy = PolicyModel(policy_model)
+    ref_policy: nn.Module
+    if any(adapter_layers(policy_model)):
+        ref_policy = WithoutAdapter(policy)
+    else:
+        ref_policy = PolicyModel(freeze(load_policy(origins.policy), frozen_dtype))
+
     return Networks(
         policy=policy,
         critic=critic,
-        ref_policy=ref_policy if adapted else freeze(ref_policy, frozen_dtype),
+        ref_policy=ref_policy,
         reward_model=freeze(load_scorer(origins), frozen_dtype),
         eos_id=tokenizer.eos_token_id,
         pad_id=tokenizer.pad_token_id,
@@ -194,7 +214,7 @@ def freeze(model: PreTrainedModel, dtype: str) -> PreTrainedModel:
 
 
 def load_scorer(origins: Origins, dropout: float = 0.0) -> PreTrainedModel:
-    """The normalised reward model. With detail 15 switched off, its arbitrary mean is put back."""
+    """The normalized reward model. With detail 15 off, the mean that it subtracts is added back."""
     model = load_reward_model(origins.reward_model, dropout)
     shift_scores(model, origins.score_shift)
     return model
@@ -203,9 +223,10 @@ def load_scorer(origins: Origins, dropout: float = 0.0) -> PreTrainedModel:
 def load_critic(origins: Origins, ppo: Ppo) -> PreTrainedModel:
     """The reward model; its backbone with a head of zeros; or the SFT model's with a new head.
 
-    A reward of one's own has no backbone: the SFT model's takes its place.
+    A reward function has no backbone: the SFT model's takes its place.
     """
-    if ppo.critic_init == "sft" or (origins.reward_model / RECORD).exists():
+    is_reward_function = (origins.reward_model / RECORD).exists()
+    if ppo.critic_init == "sft" or is_reward_function:
         generator = stream(origins.seed, "critic head")
         critic = new_reward_model(origins.policy, generator, ppo.dropout)
     else:
@@ -216,7 +237,7 @@ def load_critic(origins: Origins, ppo: Ppo) -> PreTrainedModel:
 
 
 def zero_head(model: nn.Module) -> None:
-    """Weights and bias 0, so that the model says 0 of every text until it learns."""
+    """Set the head's weights and bias to 0, so that every value is 0 until the model learns."""
     head = scalar_head(model)
     with torch.no_grad():
         head.weight.zero_()
@@ -227,9 +248,13 @@ def parameter_groups(trained: PolicyAndCritic, settings: PolicyGradient) -> list
     """Policy and critic as two groups, so that each can have its own learning rate."""
     groups = [{"params": list(trained.policy.parameters()), "lr_scale": 1.0}]
     if trained.critic is not None and isinstance(settings, Ppo):
-        rate = settings.critic_learning_rate or settings.learning_rate
-        scale = rate / settings.learning_rate
-        groups.append({"params": list(trained.critic.parameters()), "lr_scale": scale})
+        critic_rate = settings.critic_learning_rate or settings.learning_rate
+        groups.append(
+            {
+                "params": list(trained.critic.parameters()),
+                "lr_scale": critic_rate / settings.learning_rate,
+            }
+        )
     return groups
 
 
@@ -240,23 +265,23 @@ def clip_gradients(trained: PolicyAndCritic, settings: PolicyGradient) -> dict[s
     """
     norms = {}
     for name, network in trained.named_children():
-        learned = [weight for weight in network.parameters() if weight.grad is not None]
-        gradients = [weight.grad for weight in learned if weight.grad is not None]
-        if not gradients:
+        weights = [weight for weight in network.parameters() if weight.grad is not None]
+        if not weights:
             continue
+        gradients = [weight.grad for weight in weights if weight.grad is not None]
         norm = whole(torch.nn.utils.get_total_norm(gradients))
         max_norm = settings.max_grad_norm
         if name == "critic":
             max_norm = settings.critic_max_grad_norm if isinstance(settings, Ppo) else 0.0
         if max_norm:
-            torch.nn.utils.clip_grads_with_norm_(learned, max_norm, norm)
+            torch.nn.utils.clip_grads_with_norm_(weights, max_norm, norm)
         norms[f"{name}/grad_norm"] = norm.item()
     return norms
 
 
 def save_networks(learner: PolicyLearner, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
     """Write the policy to `model` and a critic to `critic`, as plain models."""
-    trained = learner.accelerator.unwrap_model(learner.trained)
-    names = {"policy": "model", "critic": "critic"}
-    for name, network in list(trained.named_children()):
-        keep_model(learner.accelerator, network, tokenizer, folder / names[name])
+    trained: PolicyAndCritic = learner.accelerator.unwrap_model(learner.trained)
+    keep_model(learner.accelerator, trained.policy, tokenizer, folder / "model")
+    if trained.critic is not None:
+        keep_model(learner.accelerator, trained.critic, tokenizer, folder / "critic")

@@ -15,10 +15,9 @@ from torch import Tensor, nn
 
 from stages import functional
 from stages.data.ragged import Ragged, load_split, pad_left
-from stages.models.forward import response_statistics, response_values, score_responses
-from stages.models.logprobs import LogitStatistics, logprob_formula
+from stages.models.forward import response_logprobs, response_values, score_responses
 from stages.models.reward_function import TextReward
-from stages.models.sampling import Noise, sample
+from stages.models.sampling import Noise, SamplingParams, sample
 from stages.rl.advantages import eos_trick
 from stages.rl.episodes import Episodes, Measured, Sampled, concatenate, trim_left
 from stages.rl.networks import PolicyLearner
@@ -35,7 +34,9 @@ def load_queries(data: Path) -> tuple[str, Ragged]:
 
     Stiennon et al. 2020 had other posts for PPO; Huang et al. 2024 reuse those of SFT (detail 21).
     """
-    name = PPO_TRAIN if (data / f"{PPO_TRAIN}.jsonl").exists() else "sft_train"
+    name = "sft_train"
+    if (data / f"{PPO_TRAIN}.jsonl").exists():
+        name = PPO_TRAIN
     return name, load_split(data, name).columns["queries"]
 
 
@@ -45,116 +46,162 @@ def sample_responses(
 ) -> Sampled:
     """Step 1: this process's share of responses to a global batch of queries, shortest query first.
 
-    The responses to one query are neighbours. Neighbours in length share a forward pass, so that
+    The responses to one query are neighbors. Neighbors in length share a forward pass, so that
     little of it is padding.
     """
     learner.trained.eval()
-    networks, accelerator, group = learner.networks, learner.accelerator, settings.samples_per_query
-    eos_id, pad_id = networks.eos_id, networks.pad_id
-    places = share_of_batch(accelerator, queries, group)
-    rows = [place // group for place in places]
-    batch = pad_left([queries[row] for row in rows], pad_id).to(accelerator.device)
-    numbers = noise.uniforms(len(queries) * group)[places].to(accelerator.device)
-    formula = logprob_formula(settings.logprob_dtype)
+    networks = learner.networks
+    accelerator = learner.accelerator
+    samples_per_query = settings.samples_per_query
+    params = SamplingParams(
+        temperature=settings.temperature,
+        eos_id=networks.eos_id,
+        pad_id=networks.pad_id,
+        logprob_dtype=settings.logprob_dtype,
+    )
 
-    def run(size: int) -> Sampled:
-        parts = []
-        passes = zip(torch.split(batch, size), torch.split(numbers, size), strict=True)
-        for rows_of_pass, uniform in passes:
-            some = trim_left(rows_of_pass, pad_id)
-            # Processes stop at different steps, so the network is gathered first.
-            with gathered(networks.policy), accelerator.autocast():
-                row = some[::group], uniform, settings.temperature, eos_id, pad_id, formula
-                responses, logprobs = sample(networks.policy, *row)
-            responses = functional.truncate_after(responses, eos_id, pad_id)
-            drawn = {"responses": responses, "sampled_logprobs": logprobs, "uniforms": uniform}
-            parts.append(Sampled(queries=some, **drawn))
-        return concatenate(parts, batch)
+    # Noise is drawn for the whole batch, so that it does not depend on the number of processes.
+    places = share_of_batch(accelerator, queries, samples_per_query)
+    uniforms = noise.uniforms(len(queries) * samples_per_query)[places].to(accelerator.device)
+    own_queries = [queries[place // samples_per_query] for place in places]
+    padded_queries = pad_left(own_queries, networks.pad_id).to(accelerator.device)
 
-    return in_passes(learner, settings, run)
+    def sample_pass(queries_of_pass: Tensor, uniforms_of_pass: Tensor) -> Sampled:
+        trimmed = trim_left(queries_of_pass, networks.pad_id)
+        # Processes stop at different steps, so a sharded network is gathered first.
+        with gathered(networks.policy), accelerator.autocast():
+            responses, logprobs = sample(
+                networks.policy,
+                trimmed[::samples_per_query],
+                uniforms=uniforms_of_pass,
+                params=params,
+            )
+        return Sampled(
+            queries=trimmed,
+            responses=functional.truncate_after(responses, networks.eos_id, networks.pad_id),
+            pad_id=networks.pad_id,
+            samples_per_query=samples_per_query,
+            sampled_logprobs=logprobs,
+            uniforms=uniforms_of_pass,
+        )
+
+    def sample_all(size: int) -> Sampled:
+        passes = zip(torch.split(padded_queries, size), torch.split(uniforms, size), strict=True)
+        parts = [
+            sample_pass(queries_of_pass, uniforms_of_pass)
+            for queries_of_pass, uniforms_of_pass in passes
+        ]
+        return concatenate(parts, padded_queries)
+
+    return in_passes(learner, settings, sample_all)
 
 
-def share_of_batch(accelerator: Accelerator, queries: Sequence[Tensor], group: int) -> list[int]:
+def share_of_batch(
+    accelerator: Accelerator, queries: Sequence[Tensor], samples_per_query: int
+) -> list[int]:
     """This process's places in a global batch of responses, those of the shortest queries first.
 
     The noise belongs to the place: neither order nor process changes it.
     """
-    rows = local_share(range(len(queries)), accelerator)
-    rows.sort(key=lambda row: len(queries[row]))
-    return [row * group + sample for row in rows for sample in range(group)]
+    own_queries = local_share(range(len(queries)), accelerator)
+    own_queries.sort(key=lambda query: len(queries[query]))
+    return [
+        query * samples_per_query + sample
+        for query in own_queries
+        for sample in range(samples_per_query)
+    ]
 
 
 def in_passes(learner: PolicyLearner, settings: PolicyGradient, run: Callable[[int], T]) -> T:
-    """`fitting` of a whole step; `run` gets the sequences of a forward pass: the samples of a query
-    are in one. Weights are cast once a step.
+    """What `run` returns, called with the sequences of a forward pass that fit into memory.
+
+    The samples of a query are in one pass. Weights are cast once for all passes.
     """
-    group, together = settings.samples_per_query, is_sharded(learner.trained)
-    size = Size(rows=learner.forward_batch_size, least=group, together=together)
-    parts = vars(learner.networks).values()
-    networks = nn.ModuleList(part for part in parts if isinstance(part, nn.Module))
+    samples_per_query = settings.samples_per_query
+    size = Size(
+        rows=learner.forward_batch_size,
+        least=samples_per_query,
+        together=is_sharded(learner.trained),
+    )
+    networks = nn.ModuleList()
+    for network in vars(learner.networks).values():
+        if isinstance(network, nn.Module):
+            networks.append(network)
 
-    def cast_once(rows: int) -> T:
+    def run_with_weights_cast(rows: int) -> T:
         with casting_once(learner.accelerator, networks):
-            return run(rows // group * group)
+            return run(rows // samples_per_query * samples_per_query)
 
-    return fitting(learner.accelerator, size, cast_once)
+    return fitting(learner.accelerator, size, run_with_weights_cast)
 
 
 @torch.no_grad()
 def measure(learner: PolicyLearner, sampled: Sampled, settings: PolicyGradient) -> Measured:
-    """Step 2. The policy's log-probabilities are recomputed by the training forward pass, so that
-    the first ratio is 1.
+    """Step 2: log-probabilities under policy and ref_policy, and the critic's values.
 
+    The policy's log-probabilities are recomputed by the training forward pass, so that the first
+    ratio is 1.
     differs: Huang et al. 2024 keeps the sampler's (`logprobs=sampled`).
     """
-    networks, group = learner.networks, settings.samples_per_query
-    formula, pad_id = logprob_formula(settings.logprob_dtype), networks.pad_id
-    statistics = LogitStatistics(temperature=settings.temperature, formula=formula)
+    networks = learner.networks
 
-    def measured(part: Sampled) -> Measured:
-        tokens = torch.cat([part.queries, part.responses], dim=1)
-        mask, length = tokens != pad_id, part.responses.shape[1]
+    def logprobs_under(policy: nn.Module, part: Sampled) -> Tensor:
+        logprobs, _ = response_logprobs(
+            policy,
+            part,
+            temperature=settings.temperature,
+            logprob_dtype=settings.logprob_dtype,
+        )
+        return logprobs
+
+    def measure_pass(part: Sampled) -> Measured:
         with learner.accelerator.autocast():
-            (logprobs, _), (ref_logprobs, _) = (
-                response_statistics(policy, tokens, mask, length, statistics, group)
-                for policy in (networks.policy, networks.ref_policy)
-            )
+            logprobs = logprobs_under(networks.policy, part)
+            ref_logprobs = logprobs_under(networks.ref_policy, part)
             values = None
             if networks.critic is not None:
-                values = response_values(networks.critic, tokens, mask, length, group)
-        gaps = torch.where(part.responses != pad_id, (logprobs - part.sampled_logprobs).abs(), 0.0)
+                values = response_values(networks.critic, part)
+        is_real = part.responses != networks.pad_id
+        gaps = torch.where(is_real, (logprobs - part.sampled_logprobs).abs(), 0.0)
+        if settings.logprobs == "sampled":
+            logprobs = part.sampled_logprobs
         return Measured(
             **vars(part),
-            logprobs=part.sampled_logprobs if settings.logprobs == "sampled" else logprobs,
+            logprobs=logprobs,
             ref_logprobs=ref_logprobs,
             values=values,
             sampler_gaps=gaps.sum(dim=1),
         )
 
-    # Processes that share weights take as many passes each.
-    alike = 0 if is_sharded(learner.trained) else group
+    # Processes that share weights must make equally many passes, whatever their queries' lengths.
+    is_small_on_cpu = not is_sharded(learner.trained)
 
-    def run(size: int) -> Measured:
-        parts = [measured(part) for part in sampled.passes(size, pad_id, alike)]
+    def measure_all(size: int) -> Measured:
+        parts = [measure_pass(part) for part in sampled.passes(size, is_small_on_cpu)]
         return concatenate(parts, sampled.queries)
 
-    return in_passes(learner, settings, run)
+    return in_passes(learner, settings, measure_all)
 
 
 @torch.no_grad()
 def score(learner: PolicyLearner, measured: Measured, settings: PolicyGradient) -> Episodes:
     """Step 3: the reward model's number for each whole response, and the EOS trick."""
-    networks, group = learner.networks, settings.samples_per_query
-    whole = is_sharded(learner.trained) or isinstance(networks.reward_model, TextReward)
+    reward_model = learner.networks.reward_model
+    # A function of texts gets as many at once as the setting says; of shards as in `measure`.
+    is_function = isinstance(reward_model, TextReward)
+    is_small_on_cpu = not is_function and not is_sharded(learner.trained)
 
-    def run(size: int) -> Tensor:
-        parts = []
-        for part in measured.passes(size, networks.pad_id, 0 if whole else group):
-            texts = part.queries, part.responses, networks.pad_id, group
+    def score_all(size: int) -> Tensor:
+        scores = []
+        for part in measured.passes(size, is_small_on_cpu):
             with learner.accelerator.autocast():
-                parts.append(score_responses(networks.reward_model, *texts))
-        return torch.cat(parts)
+                scores.append(score_responses(reward_model, part))
+        return torch.cat(scores)
 
-    scored = in_passes(learner, settings, run)
-    scores = eos_trick(scored, measured.responses, networks.eos_id, settings)
+    scores = eos_trick(
+        in_passes(learner, settings, score_all),
+        measured.responses,
+        learner.networks.eos_id,
+        settings,
+    )
     return Episodes(**vars(measured), scores=scores)

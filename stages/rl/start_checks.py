@@ -17,8 +17,12 @@ import torch
 from torch import Tensor, nn
 
 from stages.data.ragged import pad_left, pad_right
-from stages.models.forward import score_responses, token_read_before
-from stages.models.logprobs import LogitStatistics
+from stages.models.forward import (
+    ResponseBatch,
+    response_logits,
+    score_responses,
+    token_read_before,
+)
 from stages.rl.episodes import Episodes, Measured, Rollout
 from stages.rl.networks import Origins, PolicyLearner
 from stages.running.files import write_json
@@ -119,10 +123,11 @@ def run_start_checks(
     frozen_in_bf16 = memory.frozen_dtype == "bf16"
     # The known answers were saved in float32, so they are replayed in float32.
     known_bounds = BOUNDS["bf16 scores" if frozen_in_bf16 else "float32"]
-    eos_id, pad_id = networks.eos_id, networks.pad_id
+    eos_id = networks.eos_id
     first = torch.arange(min(memory.forward_batch_size, len(rollout.queries)))
     some = rollout.rows(first.to(rollout.queries.device))
-    few = next(some.passes(CHECKED, pad_id))
+    # Each in a row of its own, which is another way than that of the rollout.
+    few = next(replace(some, samples_per_query=1).passes(CHECKED))
     known = origins.reward_model.parent / KNOWN_ANSWERS
 
     def in_memory(check: Callable[[int], None]) -> None:
@@ -131,13 +136,12 @@ def run_start_checks(
 
     def of_policy(check: Callable[..., None], within: Bounds) -> None:
         more = settings.temperature, within
-        in_memory(lambda size: check(learner, [*few.passes(size, pad_id)], *more))
+        in_memory(lambda size: check(learner, [*few.passes(size)], *more))
 
     if known.exists():  # a reward model from elsewhere has none
         replay_known_answers(learner, score, known, origins.score_shift, settings, known_bounds)
     with learner.accelerator.autocast():
-        texts = few.queries, few.responses, pad_id, bounds
-        in_memory(partial(check_padding, networks.reward_model, *texts))
+        in_memory(partial(check_padding, networks.reward_model, few, bounds))
         check_scores_at_eos(some, eos_id, learner.stage)
         check_kl(some, bounds, learner.stage)
         # If the settings have dropout, the ratio is 1 only without it.
@@ -157,10 +161,10 @@ def check_ratio(
     learner: PolicyLearner, parts: Sequence[Rollout], temperature: float, bounds: Bounds
 ) -> None:
     """The training pass must give the rollout's log-probabilities: every ratio is 1."""
-    statistics = LogitStatistics(temperature=temperature)
-    differences = [
-        (_read(learner, part, statistics) - part.logprobs)[part.response_mask] for part in parts
-    ]
+    differences = []
+    for part in parts:
+        logprobs, _ = learner.trained("policy", part, temperature=temperature)
+        differences.append((logprobs - part.logprobs)[part.response_mask])
     _require_small(
         torch.cat(differences),
         bounds,
@@ -176,37 +180,38 @@ def check_draws(
     """Each token must stand where the cumulative distribution over all tokens passes its uniform
     number, up to `bounds` of probability. So none is drawn more or less often than the policy says.
     """
-
-    def distances(numbers: Tensor, logits: Tensor, tokens: Tensor, temperature: float) -> Tensor:
-        rows = []
-        for row, drawn, number in zip(logits, tokens.unsqueeze(2), numbers, strict=True):
-            shares = (row[:, : learner.networks.pad_id].double() / temperature).softmax(dim=1)
-            upper = shares.cumsum(dim=1).gather(1, drawn).squeeze(1)
-            lower = upper - shares.gather(1, drawn).squeeze(1)
-            rows.append(torch.maximum(lower - number, number - upper).clamp(min=0))
-        return torch.stack(rows)
-
-    far = []
+    distances = []
     for part in parts:
         if part.uniforms is None:
             raise ValueError("these episodes were not sampled")
-        formula = partial(distances, part.uniforms)
-        statistics = LogitStatistics(temperature=temperature, formula=formula)
-        far.append(_read(learner, part, statistics)[part.response_mask])
+        logits = response_logits(learner.networks.policy, part)[:, :, : part.pad_id]
+        # One episode at a time, because in float64 the logits of all would be large.
+        for row in range(len(part.queries)):
+            distance = distance_from_quantile(
+                logits[row], part.responses[row], part.uniforms[row], temperature
+            )
+            distances.append(distance[part.response_mask[row]])
     _require_small(
-        torch.cat(far),
+        torch.cat(distances),
         bounds,
         "tokens are not drawn from the policy's whole distribution",
         f"{learner.stage} (step 1 leaves tokens out, or has another temperature, text or weights)",
     )
 
 
-def _read(learner: PolicyLearner, rollout: Rollout, statistics: LogitStatistics) -> Tensor:
-    """What the training pass reads of the logits at each response token, [B, T]."""
-    query_responses = torch.cat([rollout.queries, rollout.responses], dim=1)
-    real, length = query_responses != learner.networks.pad_id, rollout.responses.shape[1]
-    read: Tensor = learner.trained("policy", query_responses, real, length, statistics)[0]
-    return read
+def distance_from_quantile(
+    logits: Tensor, tokens: Tensor, uniforms: Tensor, temperature: float
+) -> Tensor:
+    """How far each uniform number is from its token's part of the cumulative distribution, [T].
+
+    Shapes: logits [T, V], tokens, uniforms [T]. 0 where the number lies within the token's part.
+    Tokens beyond the logits are padding, where the distance means nothing.
+    """
+    chosen = tokens.clamp(max=logits.shape[1] - 1).unsqueeze(1)
+    shares = (logits.double() / temperature).softmax(dim=1)
+    upper = shares.cumsum(dim=1).gather(1, chosen).squeeze(1)
+    lower = upper - shares.gather(1, chosen).squeeze(1)
+    return torch.maximum(lower - uniforms, uniforms - upper).clamp(min=0)
 
 
 def check_kl(rollout: Rollout, bounds: Bounds, stage: str) -> None:
@@ -241,26 +246,23 @@ def check_critic(rollout: Rollout, eos_id: int, bounds: Bounds, before_eos: bool
     )
 
 
-def score_in_passes(
-    reward_model: nn.Module, queries: Tensor, responses: Tensor, pad_id: int, size: int
-) -> Tensor:
-    """`score_responses` in passes of at most `size` texts."""
-    passes = zip(torch.split(queries, size), torch.split(responses, size), strict=True)
-    return torch.cat([score_responses(reward_model, *texts, pad_id) for texts in passes])
+def score_in_passes(reward_model: nn.Module, batch: ResponseBatch, size: int) -> Tensor:
+    """`score_responses` in passes of at most `size` texts, each in a row of its own."""
+    scores = []
+    for queries, responses in zip(
+        torch.split(batch.queries, size), torch.split(batch.responses, size), strict=True
+    ):
+        part = ResponseBatch(queries=queries, responses=responses, pad_id=batch.pad_id)
+        scores.append(score_responses(reward_model, part))
+    return torch.cat(scores)
 
 
 def check_padding(
-    reward_model: nn.Module,
-    queries: Tensor,
-    responses: Tensor,
-    pad_id: int,
-    bounds: Bounds,
-    size: int = CHECKED,
+    reward_model: nn.Module, batch: ResponseBatch, bounds: Bounds, size: int = CHECKED
 ) -> None:
     """A score must not depend on the padding that longer texts of its pass bring."""
-    texts = reward_model, queries, responses, pad_id
     _require_small(
-        score_in_passes(*texts, size) - score_in_passes(*texts, 1),
+        score_in_passes(reward_model, batch, size) - score_in_passes(reward_model, batch, 1),
         bounds,
         "padding changes a score",
         "rm (the model has dropout on, or reads tokens to the right of the scored one) or base "
@@ -316,7 +318,14 @@ def replay_known_answers(
     )
     names = "sampled_logprobs", "logprobs", "ref_logprobs", "sampler_gaps"
     unknown: Any = dict.fromkeys(names, torch.zeros(responses.shape, device=device))
-    texts = Measured(queries=queries, responses=responses, values=None, **unknown)
+    texts = Measured(
+        queries=queries,
+        responses=responses,
+        pad_id=networks.pad_id,
+        samples_per_query=group,
+        values=None,
+        **unknown,
+    )
     in_float32: Any = copy.copy(learner.accelerator)
     in_float32.autocast = nullcontext  # the answers were saved in float32
     passes: list[Any] = []

@@ -94,7 +94,7 @@ def deal(
     rollout: Rollout, settings: PolicyGradient, generator: torch.Generator
 ) -> Iterator[Tensor]:
     """The episodes of each minibatch, in random order; the samples of a query stay neighbours."""
-    group, device = settings.samples_per_query, rollout.queries.device
+    group, device = rollout.samples_per_query, rollout.queries.device
     order = torch.randperm(len(rollout.queries) // group, generator=generator)
     for queries in order.to(device).chunk(settings.num_minibatches):
         yield (queries.unsqueeze(1) * group + torch.arange(group, device=device)).flatten()
@@ -104,22 +104,21 @@ def take_step(
     learner: PolicyLearner, minibatch: Rollout, settings: PolicyGradient, kl_coef: float
 ) -> dict[str, float]:
     """One optimizer step on a minibatch, in microbatches weighted by their number of tokens."""
-    accelerator, pad_id = learner.accelerator, learner.networks.pad_id
+    accelerator = learner.accelerator
 
     def parts(size: int) -> list[tuple[Rollout, loss.Divisors]]:
-        places = loss.split_minibatch(minibatch, settings, pad_id, size)
-        divisors = loss.count_divisors(accelerator, minibatch, settings, len(places))
-        device = minibatch.queries.device
-        rows = [(torch.tensor(part, device=device), longest) for part, longest in places]
-        return [(minibatch.rows(row).trimmed(*longest), divisors) for row, longest in rows]
+        microbatches = loss.split_minibatch(minibatch, settings, size)
+        divisors = loss.count_divisors(accelerator, minibatch, settings, len(microbatches))
+        return [(microbatch, divisors) for microbatch in microbatches]
 
     def losses(part: tuple[Rollout, loss.Divisors]) -> Iterator[tuple[Tensor, dict[str, Tensor]]]:
-        return loss.microbatch_losses(learner, *part, settings, pad_id)
+        microbatch, divisors = part
+        return loss.microbatch_losses(learner, microbatch, divisors, settings)
 
     def clip() -> dict[str, float]:
         return clip_gradients(accelerator.unwrap_model(learner.trained), settings)
 
-    return optimizer_step(learner, parts, losses, least=settings.samples_per_query, clip=clip)
+    return optimizer_step(learner, parts, losses, least=minibatch.samples_per_query, clip=clip)
 
 
 def mean_statistics(history: Sequence[dict[str, float]]) -> dict[str, float]:

@@ -112,7 +112,7 @@ def compare_update(
     if isinstance(settings, Ppo):
         check_gae(update, learner.accelerator, rollout, real, settings)
     elif isinstance(settings, Grouped) and not settings.whiten_advantages:
-        check_groups(update, rollout, settings.samples_per_query)
+        check_groups(update, rollout)
     if settings.policy_learns(learner.update):
         check_gradient(update, learner, rollout, settings, kl_coef)
 
@@ -223,14 +223,14 @@ def _discounted_sums(deltas: Tensor, decay: float) -> Tensor:
     return deltas @ weights.double()
 
 
-def check_groups(update: str, rollout: Rollout, samples_per_query: int) -> None:
+def check_groups(update: str, rollout: Rollout) -> None:
     """The advantages of a query's samples are proportional to their rewards minus the mean reward.
 
     The factor is 1 in Dr.GRPO and K / (K - 1) in RLOO, so it is left free.
     """
-    rewards = rollout.rewards.double().sum(dim=1).reshape(-1, samples_per_query)
+    rewards = rollout.rewards.double().sum(dim=1).reshape(-1, rollout.samples_per_query)
     relative = rewards - rewards.mean(dim=1, keepdim=True)
-    advantages = rollout.advantages.double()[:, 0].reshape(-1, samples_per_query)
+    advantages = rollout.advantages.double()[:, 0].reshape(-1, rollout.samples_per_query)
     total = relative.square().sum()
     if total < MIN_VARIANCE * relative.numel():
         return
@@ -258,10 +258,10 @@ def check_gradient(
     steps = torch.linspace(-0.5, 0.5, real.shape[1], device=real.device)
     new = (rollout.logprobs + steps).requires_grad_()
     stand_in: Any = copy.copy(learner)
-    stand_in.trained = lambda network, *row: (new, torch.zeros_like(new))
+    stand_in.trained = lambda network, batch, **options: (new, torch.zeros_like(new))
     sums = loss.Divisors(policy=1.0, value=1.0, tokens=1.0, positions=1.0)
-    minibatch = stand_in, rollout, sums, settings, learner.networks.pad_id
-    (learned,) = torch.autograd.grad(next(iter(loss.microbatch_losses(*minibatch)))[0], new)
+    policy_loss, _ = next(loss.microbatch_losses(stand_in, rollout, sums, settings))
+    (learned,) = torch.autograd.grad(policy_loss, new)
     log_ratio, advantages = new.double() - rollout.logprobs.double(), rollout.advantages.double()
     ratio, clip = log_ratio.exp(), settings.cliprange or math.inf
     clipped = torch.where(advantages > 0, ratio > 1 + clip, ratio < 1 - clip)

@@ -31,7 +31,7 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 from torch.nn.utils import get_total_norm
 
-from stages.models.logprobs import weights_cast_once
+from stages.models.policy import weights_cast_once
 from stages.settings.checks import LESS_MEMORY, UserError, card_memory, is_out_of_memory, say_error
 from stages.training.sharding import is_sharded, whole
 

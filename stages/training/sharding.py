@@ -34,12 +34,13 @@ from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_di
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
 from torch.distributed.rendezvous import rendezvous
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
+from stages.models.policy import PolicyModel
 from stages.settings.checks import (
     UserError,
     first_line,
@@ -188,7 +189,7 @@ def _prepare(
     return accelerator.prepare_model(network, False, evaluation_mode=True), optimizer
 
 
-def place(accelerator: Accelerator, frozen: PreTrainedModel) -> PreTrainedModel:
+def place(accelerator: Accelerator, frozen: nn.Module) -> nn.Module:
     """A network that never learns, on this process's device, or this process's part of it."""
     if _shards(accelerator):
         _shard(accelerator, frozen)
@@ -241,17 +242,25 @@ def _shards(accelerator: Accelerator) -> bool:
 
 
 def _shard(accelerator: Accelerator, network: nn.Module) -> None:
-    """Cut each pretrained model in a module: layer by layer, then what is left of it."""
+    """Cut each policy, reward model or critic in a module: layer by layer, then what is left of it.
+
+    What is called must be what is cut last, or its weights would not be gathered: of a policy, that
+    is the `PolicyModel`, not the model inside.
+    """
     # torch says of scalar heads that an operation in place on their output would be wrong; none is.
     warnings.filterwarnings("ignore", message=r"FSDP2-wrapped module .* returned a view")
     mesh = init_device_mesh(accelerator.device.type, (accelerator.num_processes,))
-    whole = [network] if isinstance(network, PreTrainedModel) else list(network.children())
+    is_one = isinstance(network, PolicyModel | PreTrainedModel)
+    whole = [network] if is_one else list(network.children())
     for model in whole:
         for layer in decoder_layers(model):
             fully_shard(layer, mesh=mesh)
         # torch would keep the root's weights whole from a forward pass to the backward pass.
         # Without one they would stay whole, and code that reads the shards next would fail.
         fully_shard(model, mesh=mesh, reshard_after_forward=True)
+        if isinstance(model, PolicyModel):
+            register_fsdp_forward_method(model, "logits")
+            register_fsdp_forward_method(model, "next_logits")
 
 
 def recomputes(network: nn.Module) -> bool:

@@ -7,6 +7,7 @@ from accelerate import Accelerator
 from transformers import PreTrainedModel
 
 from stages.models.lora import adapt
+from stages.models.policy import PolicyModel
 from stages.runs import Run
 from stages.settings.checks import check_dealt, check_filled
 from stages.training.learner import Learner
@@ -24,7 +25,7 @@ def check_batch(name: str, batch_size: int, rows: int, accelerator: Accelerator)
 def begin_supervised(
     run: Run,
     accelerator: Accelerator,
-    network: PreTrainedModel,
+    network: PolicyModel | PreTrainedModel,
     rows: int,
     together: Sequence[Sequence[int]] = (),
 ) -> State:
@@ -34,8 +35,9 @@ def begin_supervised(
     stage's own settings section says how; the network gets an adapter if the settings say so.
     """
     config, settings = run.config, getattr(run.config, run.stage)
-    adapt(network, config, run.stage)
-    use_gradient_checkpointing(network, config.memory)
+    model = network.model if isinstance(network, PolicyModel) else network
+    adapt(model, config, run.stage)
+    use_gradient_checkpointing(model, config.memory)
     optimizer = make_optimizer(network.parameters(), settings.learning_rate, config.optimizer)
     trained, optimizer = prepare(accelerator, network, optimizer)
     learner = Learner(

@@ -18,6 +18,7 @@ def two_episodes(seed: int = 1, **columns: Any) -> Episodes:
     given: dict[str, Any] = {
         "queries": torch.ones(2, 2, dtype=torch.long),
         "responses": RESPONSES,
+        "pad_id": PAD,
         "sampled_logprobs": logprobs,
         "logprobs": logprobs,
         "ref_logprobs": ref_logprobs,

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from stages import functional, ppo
 from stages.data.ragged import pad_right
 from stages.models import forward, sampling
+from stages.models.forward import ResponseBatch
 from stages.models.heads import head_name
 from stages.models.tokenizers import load_tokenizer
 from stages.rl import advantages, loss, networks, rollout, update
@@ -34,42 +35,26 @@ def wrap(module: Any, name: str, wrong: Callable[..., Any], put: Any = setattr) 
 # -- where the score is read, and what it becomes --------------------------------------------------
 
 
-def at_last_column(
-    right: Callable[..., Tensor],
-    model: nn.Module,
-    queries: Tensor,
-    responses: Tensor,
-    pad_id: int,
-    group: int = 1,
-) -> Tensor:
+def at_last_column(right: Callable[..., Tensor], model: nn.Module, batch: ResponseBatch) -> Tensor:
     """The score is read at the last column, after padding that counts as text."""
     # Where padding is masked, its column repeats EOS: token, position and text before it are equal.
-    tokens = torch.cat([queries, responses], dim=1)
-    counted = torch.cat([queries != pad_id, torch.ones_like(responses, dtype=torch.bool)], dim=1)
-    inputs = forward.model_inputs(tokens.masked_fill(tokens == pad_id, 0), counted)
+    counted = batch.mask.clone()
+    counted[:, batch.queries.shape[1] :] = True
+    inputs = forward.model_inputs(batch.tokens.masked_fill(~batch.mask, 0), counted)
     return forward.head_scalars(model, inputs)[:, -1]
 
 
-def query_one_short(
-    right: Callable[..., Tensor], model: nn.Module, queries: Tensor, *others: Any
-) -> Tensor:
+def query_one_short(right: Callable[..., Tensor], model: nn.Module, batch: ResponseBatch) -> Tensor:
     """The score is that of a query without its last token."""
-    return right(model, queries[:, :-1], *others)
+    return right(model, replace(batch, queries=batch.queries[:, :-1]))
 
 
-def without_leading_space(
-    right: Callable[..., Tensor],
-    model: Any,
-    queries: Tensor,
-    responses: Tensor,
-    pad_id: int,
-    *others: Any,
-) -> Tensor:
+def without_leading_space(right: Callable[..., Tensor], model: Any, batch: ResponseBatch) -> Tensor:
     """The score is that of the stripped text, tokenized again: its first word is another token."""
     tokenizer = load_tokenizer(Path(model.config.name_or_path))
-    texts = [tokenizer.decode(row[row != pad_id]).lstrip() for row in responses]
-    stripped = pad_right([torch.tensor(tokenizer.encode(text)) for text in texts], pad_id)
-    return right(model, queries, stripped.to(queries.device), pad_id, *others)
+    texts = [tokenizer.decode(row[row != batch.pad_id]).lstrip() for row in batch.responses]
+    stripped = pad_right([torch.tensor(tokenizer.encode(text)) for text in texts], batch.pad_id)
+    return right(model, replace(batch, responses=stripped.to(batch.queries.device)))
 
 
 def at_every_token(
@@ -115,12 +100,8 @@ def of_the_likeliest(right: Callable[..., Tensor], logits: Tensor, *others: Any)
 def queries_padded_right(right: Callable[..., Sampled], *args: Any) -> Sampled:
     """The queries' padding is on the right, between a query and its response."""
     sampled = right(*args)
-    learner = args[0]
-    pad_id = learner.networks.pad_id
-    rows = [row[row != pad_id] for row in sampled.queries]
-    width = sampled.queries.shape[1]
-    padded = [torch.nn.functional.pad(row, (0, width - len(row)), value=pad_id) for row in rows]
-    return replace(sampled, queries=torch.stack(padded))
+    queries = [row[row != sampled.pad_id] for row in sampled.queries]
+    return replace(sampled, queries=pad_right(queries, sampled.pad_id))
 
 
 def at_another_temperature(
@@ -150,9 +131,15 @@ def one_ratio(
 def recomputed_at_each_step(right: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """The old log-probabilities are those of the policy that takes the step: every ratio is 1."""
 
-    def of_this_step(right_loss: Callable[..., Any], new: Any, part: Rollout, *others: Any) -> Any:
-        new_logprobs, _ = new
-        return right_loss(new, replace(part, logprobs=new_logprobs.detach()), *others)
+    def of_this_step(
+        right_loss: Callable[..., Any],
+        new_logprobs: Tensor,
+        entropies: Tensor,
+        part: Rollout,
+        *others: Any,
+    ) -> Any:
+        follows = replace(part, logprobs=new_logprobs.detach())
+        return right_loss(new_logprobs, entropies, follows, *others)
 
     with pytest.MonkeyPatch.context() as patch:
         wrap(loss, "policy_loss", of_this_step, patch.setattr)

@@ -13,6 +13,7 @@ from stages.driving.start import run_module
 from stages.models.forward import head_scalars, model_inputs, response_logprobs
 from stages.models.loading import load_policy, load_reward_model, save_model
 from stages.models.lora import adapt, adapter_layers, adapter_off, merge
+from stages.models.policy import PolicyModel
 from stages.rl.networks import save_networks
 from stages.running.files import read_lines
 from stages.settings.command_line import make_config
@@ -203,14 +204,23 @@ def test_a_saved_model_is_plain_loads_strictly_and_says_the_same(adapted, tokeni
     assert (again - before).abs().max() < 1e-5 * before.abs().max().clamp(min=1)
 
 
-MINI = """
-    base.hidden_size=32 base.num_layers=2 memory.cpu_threads=1
-    world.train_posts=320 world.validation_posts=20
-    world.train_comparisons=32 world.validation_comparisons=40
-    ppo.total_episodes=64 ppo.batch_size=32 ppo.learning_rate=0.002
-    ppo.critic_updates=0 dpo.learning_rate=0.01 dpo.epochs=10
-    lora.rank=3 lora.alpha=6
-""".split()
+MINI = [
+    "base.hidden_size=32",
+    "base.num_layers=2",
+    "memory.cpu_threads=1",
+    "world.train_posts=320",
+    "world.validation_posts=20",
+    "world.train_comparisons=32",
+    "world.validation_comparisons=40",
+    "ppo.total_episodes=64",
+    "ppo.batch_size=32",
+    "ppo.learning_rate=0.002",
+    "ppo.critic_updates=0",
+    "dpo.learning_rate=0.01",
+    "dpo.epochs=10",
+    "lora.rank=3",
+    "lora.alpha=6",
+]
 ARGUMENTS = ["--preset", "tiny", "--name", "mini", "--set", *MINI]
 
 
@@ -226,8 +236,9 @@ def study(tmp_path_factory):
 
 
 def weights(study, model):
-    load = load_policy if model in ("base/model", "sft/model", "ppo/model", "dpo/model") else None
-    return (load or load_reward_model)(study / model).state_dict()
+    is_policy = model in ("base/model", "sft/model", "ppo/model", "dpo/model")
+    load = load_policy if is_policy else load_reward_model
+    return load(study / model).state_dict()
 
 
 @pytest.mark.parametrize(
@@ -251,21 +262,33 @@ def test_a_stage_moves_linear_layers_by_a_matrix_of_the_rank_and_nothing_else(st
             assert values[RANK] < 1e-3 * values[0]
         else:
             assert not moved.any(), name
-    if end in ("rm/model", "ppo/critic") and start != "sft/model":
-        assert (after["classifier.weight"] - before["classifier.weight"]).abs().max() > 1e-4
+
+
+def test_the_critics_head_learns_too(study):
+    before = weights(study, "normalize/model")["classifier.weight"]
+    after = weights(study, "ppo/critic")["classifier.weight"]
+    assert (after - before).abs().max() > 1e-4
 
 
 @pytest.mark.learns
-def test_stages_learn_and_ppo_passes_its_checks_at_step_0(study):
-    losses = [row.get("loss/validation") for row in read_lines(study / "sft/metrics.jsonl")]
-    measured = [loss for loss in losses if loss is not None]
-    assert measured[-1] < measured[0] - 0.3
-    kl = [row["objective/kl"] for row in read_lines(study / "ppo/metrics.jsonl")]
-    assert kl[0] == pytest.approx(0, abs=1e-5)
-    assert kl[-1] != pytest.approx(0, abs=1e-4)
+def test_sft_learns(study):
+    rows = read_lines(study / "sft/metrics.jsonl")
+    losses = [row["loss/validation"] for row in rows if row.get("loss/validation") is not None]
+    assert losses[-1] < losses[0] - 0.3
+
+
+@pytest.mark.learns
+def test_dpo_starts_at_sft_and_learns(study):
     margins = [row["rewards/margins"] for row in read_lines(study / "dpo/metrics.jsonl")]
     assert margins[0] == pytest.approx(0, abs=1e-5)
     assert margins[-1] > 0.05  # of pairs that it has met nine times
+
+
+@pytest.mark.learns
+def test_ppo_starts_at_sft_and_moves(study):
+    kl = [row["objective/kl"] for row in read_lines(study / "ppo/metrics.jsonl")]
+    assert kl[0] == pytest.approx(0, abs=1e-5)
+    assert kl[-1] != pytest.approx(0, abs=1e-4)
 
 
 def mini_config(microbatch_size, forward=32):
@@ -275,27 +298,35 @@ def mini_config(microbatch_size, forward=32):
 
 
 def test_ppos_reference_is_the_sft_model_while_the_policy_moves(study):
+    _, rollout = two_updates_of_ppo(study, mini_config(16))
+    sft_model = load_policy(study / "sft" / "model").eval()
+    temperature = mini_config(16).ppo.temperature
+    with torch.no_grad():
+        expected, _ = response_logprobs(PolicyModel(sft_model), rollout, temperature=temperature)
+    ref_distance = (rollout.ref_logprobs - expected).abs()[rollout.response_mask]
+    policy_distance = (rollout.logprobs - expected).abs()[rollout.response_mask]
+    assert ref_distance.max() < 1e-5
+    assert policy_distance.max() > 1e-3
+
+
+def test_ppos_reference_holds_no_second_copy_and_base_weights_stay(study):
+    learner, _ = two_updates_of_ppo(study, mini_config(16))
+    networks = learner.networks
+    shared = {id(parameter) for parameter in networks.policy.parameters()}
+    assert {id(parameter) for parameter in networks.ref_policy.parameters()} == shared
+    sft_model = load_policy(study / "sft" / "model")
+    for name, layer in adapter_layers(networks.policy):
+        assert torch.equal(layer.get_base_layer().weight, sft_model.get_submodule(name).weight)
+
+
+def test_the_critic_has_an_adapter_of_its_own(study):
     learner, rollout = two_updates_of_ppo(study, mini_config(16))
-    models = learner.networks
-    independent = load_policy(study / "sft" / "model").eval()
     start = load_reward_model(study / "normalize" / "model").eval()
     tokens = torch.cat([rollout.queries, rollout.responses], dim=1)
-    real, length = tokens != models.pad_id, rollout.responses.shape[1]
-    tokens = tokens.masked_fill(~real, 0)
-    temperature = mini_config(1).ppo.temperature
+    real = tokens != learner.networks.pad_id
+    inputs = model_inputs(tokens.masked_fill(~real, 0), real)
     with torch.no_grad():
-        expected = response_logprobs(independent, tokens, real, length, temperature)
-        # The critic has an adapter of its own: its scalars at the start were the reward model's.
-        inputs = model_inputs(tokens, real)
-        moved = head_scalars(models.critic, inputs) - head_scalars(start, inputs)
-    distance = (rollout.ref_logprobs - expected).abs()[rollout.response_mask]
-    assert distance.max() < 1e-5
-    assert (rollout.logprobs - expected).abs()[rollout.response_mask].max() > 1e-3
-    frozen = {id(one) for one in models.ref_policy.parameters()}
-    assert frozen == {id(one) for one in models.policy.parameters()}
-    for name, layer in adapter_layers(models.policy):
-        untouched = independent.get_submodule(name).weight
-        assert torch.equal(layer.get_base_layer().weight, untouched)
+        moved = head_scalars(learner.networks.critic, inputs) - head_scalars(start, inputs)
     assert moved[real].abs().max() > 1e-3
 
 

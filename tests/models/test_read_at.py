@@ -12,6 +12,7 @@ from stages.data.ragged import load_split, pad_left, pad_right
 from stages.driving.start import run_module
 from stages.models.foreign import load_released_reward_model
 from stages.models.forward import (
+    ResponseBatch,
     head_scalars,
     score_responses,
     shares_query,
@@ -42,6 +43,11 @@ def tensors(rows: list[list[int]]) -> list[torch.Tensor]:
     return [torch.tensor(row) for row in rows]
 
 
+def scored(model, queries: torch.Tensor, responses: torch.Tensor) -> torch.Tensor:
+    batch = ResponseBatch(queries=queries, responses=responses, pad_id=PAD)
+    return score_responses(model, batch)
+
+
 def by_hand(model, before_eos: bool) -> list[list[float]]:
     """Each text alone through the plain model, up to where the score is read, and no further."""
     scores = []
@@ -68,13 +74,13 @@ def test_scores_are_those_of_the_text_up_to_where_they_are_read(shares, before_e
         alone = summary_scores(model, tensors(QUERIES), [tensors(summaries_)], CPU)[0]
         close(alone.float(), scores, 1e-6)
 
-        padded_left = score_responses(model, queries, pad_right(tensors(summaries_), PAD), PAD)
+        padded_left = scored(model, queries, pad_right(tensors(summaries_), PAD))
         close(padded_left.float(), scores, 1e-6)
 
         # Padding on the right only: the whole text as the response of an empty query.
         texts = [query + summary for query, summary in zip(QUERIES, summaries_, strict=True)]
         no_query = torch.empty(len(texts), 0, dtype=torch.long)
-        padded_right = score_responses(model, no_query, pad_right(tensors(texts), PAD), PAD)
+        padded_right = scored(model, no_query, pad_right(tensors(texts), PAD))
         close(padded_right.float(), scores, 1e-6)
 
 
@@ -86,7 +92,7 @@ def test_by_default_a_score_is_the_scalar_of_the_last_token_to_the_bit(reward_mo
     last_columns = [len(text) - 1 for text in texts]
     queries = pad_left(tensors(QUERIES), PAD)
     responses = pad_right(tensors(SUMMARIES[0]), PAD)
-    scores = score_responses(reward_model, queries, responses, PAD)
+    scores = scored(reward_model, queries, responses)
     assert torch.equal(scores, scalars[torch.arange(3), last_columns])
 
 

@@ -15,7 +15,7 @@ from stages import base, dpo, normalize, ppo, rm, sft
 from stages.data.ragged import pad_right
 from stages.driving.start import run_module
 from stages.finished import read_manifest
-from stages.models.forward import score_responses
+from stages.models.forward import ResponseBatch, score_responses
 from stages.models.heads import shift_scores
 from stages.models.loading import load_reward_model, save_model
 from stages.models.reward_function import TextReward
@@ -170,8 +170,10 @@ def test_a_saved_function_loads_with_its_rows_and_its_bias(module, tokenizer, tm
     shift_scores(reward, -1.5)
     save_model(reward, tokenizer, tmp_path / "model")
     again = load_reward_model(tmp_path / "model")
-    queries, responses = encode(tokenizer, "What?"), encode(tokenizer, "tree")
-    assert score_responses(again, queries, responses, -1).tolist() == [2 - 1.5]
+    batch = ResponseBatch(
+        queries=encode(tokenizer, "What?"), responses=encode(tokenizer, "tree"), pad_id=-1
+    )
+    assert score_responses(again, batch).tolist() == [2 - 1.5]
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,16 @@ from transformers.cache_utils import DynamicCache
 
 from stages.functional import truncate_after
 from stages.models import sampling
-from stages.models.forward import response_logprobs
-from stages.models.sampling import ENDED_SHARE, Decoding, ReservedLayer, sample, sampler_cache
+from stages.models.forward import ResponseBatch, response_logprobs
+from stages.models.policy import PolicyModel
+from stages.models.sampling import (
+    ENDED_SHARE,
+    Decoding,
+    ReservedLayer,
+    SamplingParams,
+    sample,
+    sampler_cache,
+)
 from tests.lib.asserts import close
 from tests.lib.families import CONFIGS
 
@@ -25,7 +33,12 @@ def policy_of(family: str):
     config = copy.deepcopy(CONFIGS[family])
     config.vocab_size, config.initializer_range = VOCABULARY, 0.3
     torch.manual_seed(2)
-    return AutoModelForCausalLM.from_config(config, dtype=torch.float64).eval()
+    return PolicyModel(AutoModelForCausalLM.from_config(config, dtype=torch.float64).eval())
+
+
+def drawn_by(policy, queries, uniforms, temperature: float):
+    params = SamplingParams(temperature=temperature, eos_id=EOS, pad_id=PAD)
+    return sample(policy, queries, uniforms=uniforms, params=params)
 
 
 def prompts() -> tuple[torch.Tensor, torch.Tensor]:
@@ -39,11 +52,11 @@ def prompts() -> tuple[torch.Tensor, torch.Tensor]:
 @pytest.mark.parametrize("family", CONFIGS)
 def test_samples_are_those_of_the_librarys_cache_with_every_row_to_the_end(family, monkeypatch):
     policy, (queries, uniforms) = policy_of(family), prompts()
-    responses, logprobs = sample(policy, queries, uniforms, 3.0, EOS, PAD)
+    responses, logprobs = drawn_by(policy, queries, uniforms, 3.0)
     with monkeypatch.context() as patch:
         patch.setattr(sampling, "sampler_cache", lambda config, room: DynamicCache(config=config))
         patch.setattr(sampling, "ENDED_SHARE", 2.0)  # nobody leaves
-        whole, theirs = sample(policy, queries, uniforms, 3.0, EOS, PAD)
+        whole, theirs = drawn_by(policy, queries, uniforms, 3.0)
     assert torch.equal(responses, truncate_after(whole, EOS, PAD))
     close(logprobs, torch.where(responses != PAD, theirs, 0.0), 1e-6)
     ended = (responses == EOS).any(dim=1)
@@ -89,7 +102,7 @@ def test_memory_that_recording_lacks_is_an_error_so_that_the_batch_is_halved(mon
     monkeypatch.setattr(torch.cuda, "CUDAGraph", Recording)
     monkeypatch.setattr(torch.cuda, "graph", short)
     with pytest.raises(torch.OutOfMemoryError):
-        sample(policy, queries, uniforms, 3.0, EOS, PAD)
+        drawn_by(policy, queries, uniforms, 3.0)
     assert Decoding.records
 
 
@@ -99,7 +112,7 @@ def test_steps_of_one_shape_which_a_graph_repeats_draw_the_same(
     family, recording, monkeypatch, capsys
 ):
     policy, (queries, uniforms) = policy_of(family).float(), prompts()
-    usual, usual_logprobs = sample(policy, queries, uniforms, 3.0, EOS, PAD)
+    usual, usual_logprobs = drawn_by(policy, queries, uniforms, 3.0)
     monkeypatch.setattr(sampling, "FIXED_SHAPE", ("cpu",))
     monkeypatch.setattr(sampling, "COUNTED_EVERY", {"cpu": 4})
     monkeypatch.setattr(Decoding, "records", recording != "nothing")
@@ -107,8 +120,8 @@ def test_steps_of_one_shape_which_a_graph_repeats_draw_the_same(
     graph = refuse if recording == "refused" else lambda graph: graph
     monkeypatch.setattr(torch.cuda, "graph", graph)
     passes: list[int] = []
-    policy.register_forward_pre_hook(lambda _, args: passes.append(1))
-    responses, logprobs = sample(policy, queries, uniforms, 3.0, EOS, PAD)
+    policy.model.register_forward_pre_hook(lambda _, args: passes.append(1))
+    responses, logprobs = drawn_by(policy, queries, uniforms, 3.0)
     assert torch.equal(responses, usual)
     close(logprobs, usual_logprobs, 1e-5)
     assert (len(passes) < LENGTH) == (recording == "steps")
@@ -123,9 +136,9 @@ def test_no_token_copies_the_cache_in_bf16_and_nothing_changes(family, monkeypat
     with torch.autocast("cpu", dtype=torch.bfloat16):
         with monkeypatch.context() as patch:
             patch.setattr(sampling, "sampler_cache", lambda config, _: DynamicCache(config=config))
-            usual = sample(policy, queries, uniforms, 3.0, EOS, PAD)
+            usual = drawn_by(policy, queries, uniforms, 3.0)
         with Recording() as recorded:
-            responses = sample(policy, queries, uniforms, 3.0, EOS, PAD)
+            responses = drawn_by(policy, queries, uniforms, 3.0)
     assert all(map(torch.equal, responses, usual))
     longer = queries.shape[1] + 1
     copied = [x.shape for function, _, _, x in recorded.calls if "copy" in function.name()]
@@ -134,11 +147,10 @@ def test_no_token_copies_the_cache_in_bf16_and_nothing_changes(family, monkeypat
 
 def test_the_samplers_log_probabilities_are_those_of_a_whole_pass(monkeypatch):
     policy, (queries, uniforms) = policy_of("llama"), prompts()
-    responses, logprobs = sample(policy, queries, uniforms, 0.7, EOS, PAD)
-    tokens = torch.cat([queries, responses], dim=1)
-    real = tokens != PAD
+    responses, logprobs = drawn_by(policy, queries, uniforms, 0.7)
+    batch = ResponseBatch(queries=queries, responses=responses, pad_id=PAD)
     with torch.no_grad():
-        again = response_logprobs(policy, tokens.masked_fill(~real, 0), real, LENGTH, 0.7)
+        again, _ = response_logprobs(policy, batch, temperature=0.7)
     close(logprobs, torch.where(responses != PAD, again, 0.0), 1e-5)
 
 
@@ -153,10 +165,10 @@ def test_every_token_is_drawn_as_often_as_its_probability_says():
 def test_rows_that_have_ended_are_computed_no_more():
     policy, (queries, uniforms) = policy_of("gpt_neox"), prompts()
     seen: list[int] = []
-    policy.register_forward_pre_hook(
+    policy.model.register_forward_pre_hook(
         lambda _, args, inputs: seen.append(len(inputs["input_ids"])), with_kwargs=True
     )
-    responses, _ = sample(policy, queries, uniforms, 1.0, EOS, PAD)
+    responses, _ = drawn_by(policy, queries, uniforms, 1.0)
     going = (responses != PAD).sum(dim=0).tolist()  # at each step, rows that had not ended before
     for computed, needed in zip(seen, going, strict=False):
         assert needed <= computed < needed / (1 - ENDED_SHARE) + 1

@@ -21,6 +21,8 @@ from transformers import (
 
 from stages.data.ragged import pad_left, pad_right
 from stages.models.forward import (
+    SHARING,
+    ResponseBatch,
     response_values,
     shared_rows,
     shares_query,
@@ -28,7 +30,7 @@ from stages.models.forward import (
     summary_scores,
 )
 from stages.models.heads import register_head_class
-from stages.models.logprobs import SHARING
+from stages.models.policy import PolicyModel
 from tests.lib.asserts import close
 from tests.lib.families import CONFIGS, GROUPED
 
@@ -87,18 +89,23 @@ def values(output, start, summary):
 
 def summed_values(model, queries, summaries, device):
     """Of each text in a row of its own, [K, B]."""
-    left, sums = pad_left(queries, -1), []
-    for right in (pad_right(each, -1) for each in summaries):
-        tokens = torch.cat([left, right], dim=1)
-        each = response_values(model, tokens, tokens != -1, right.shape[1])
-        sums.append(torch.where(right != -1, each, 0.0).sum(dim=1))
+    padded_queries = pad_left(queries, -1)
+    sums = []
+    for column in summaries:
+        batch = ResponseBatch(queries=padded_queries, responses=pad_right(column, -1), pad_id=-1)
+        found = response_values(model, batch)
+        sums.append(torch.where(batch.responses != -1, found, 0.0).sum(dim=1))
     return torch.stack(sums)
+
+
+def summed_logprobs(model, queries, summaries, device):
+    return summary_logprobs(PolicyModel(model), queries, summaries, device)
 
 
 WAYS = {
     "scores": (AutoModelForTokenClassification, summary_scores, score),
     "values": (AutoModelForTokenClassification, summed_values, values),
-    "log-probabilities": (AutoModelForCausalLM, summary_logprobs, log_probability),
+    "log-probabilities": (AutoModelForCausalLM, summed_logprobs, log_probability),
 }
 WINDOWS = Starcoder2Config(**GROUPED, sliding_window=3, attention_dropout=0.0)
 FAMILIES = {name: CONFIGS[name] for name in sorted(SHARING)} | {"starcoder2": WINDOWS}
@@ -155,6 +162,22 @@ def test_a_query_stands_once_in_a_row(texts):
     assert rows.tokens.shape == (3, 7 + 6 + 5)
     assert rows.starts.tolist() == [7, 13]
     assert (rows.tokens != -1).sum(1).tolist() == [14, 10, 10]
+
+
+def test_samples_of_a_query_share_its_row_and_get_the_values_of_rows_of_their_own():
+    model = made(AutoModelForTokenClassification, CONFIGS["llama"])
+    seen: list[int] = []
+    model.register_forward_pre_hook(
+        lambda _, args, inputs: seen.append(len(inputs["input_ids"])), with_kwargs=True
+    )
+    queries = pad_left(tokens_of(4, 2), -1).repeat_interleave(2, dim=0)
+    responses = pad_right(tokens_of(3, 1, 2, 5), -1)
+    separate = ResponseBatch(queries=queries, responses=responses, pad_id=-1)
+    shared = ResponseBatch(queries=queries, responses=responses, pad_id=-1, samples_per_query=2)
+    is_real = responses != -1
+    expected = response_values(model, separate).detach()[is_real]
+    close(response_values(model, shared).detach()[is_real], expected, 1e-6)
+    assert seen == [4, 2]
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -18,6 +18,7 @@ from stages.driving.start import run_module
 from stages.functional import token_logprobs
 from stages.models import forward
 from stages.models.loading import with_dropout
+from stages.models.policy import PolicyModel
 from stages.models.sampling import Noise, sample
 from stages.rl.algorithms import ALGORITHMS, Grpo, Rloo
 from stages.rl.rollout import measure, sample_responses, score, share_of_batch
@@ -97,7 +98,7 @@ def test_gae_without_values_is_refused():
 
 
 def test_rloo_and_dr_grpo_give_each_token_the_relative_reward_of_its_episode():
-    episodes = two_episodes()
+    episodes = two_episodes(samples_per_query=2)
     kl = (episodes.logprobs - episodes.ref_logprobs).masked_fill(episodes.responses == PAD, 0)
     first, second = (episodes.scores - 0.05 * kl.sum(dim=1)).tolist()
 
@@ -127,7 +128,7 @@ def test_a_step_of_rloo_is_that_of_reinforce_with_the_mean_of_the_others_as_base
     for row in range(len(tokens)):
         query_length = int((rollout.queries[row] != networks.pad_id).sum())
         text = tokens[row][tokens[row] != networks.pad_id].unsqueeze(0)
-        logits = start(input_ids=text).logits[:, query_length - 1 : -1]
+        logits = start.model(input_ids=text).logits[:, query_length - 1 : -1]
         first = 4 * (row // 4)
         scores_of_query = rollout.scores[first : first + 4]
         mean_of_others = (scores_of_query.sum() - rollout.scores[row]) / 3
@@ -197,7 +198,7 @@ def test_a_query_computed_once_changes_nothing(family, size, before_ppo, monkeyp
     monkeypatch.setattr(LlamaRMSNorm, "forward", in_float64)  # its own computes in float32
     vocabulary = before_ppo.pad_id + 1
     config = with_dropout(copy.deepcopy(CONFIGS[family]), 0.0)
-    policy = random_model(AutoModelForCausalLM, config, vocabulary=vocabulary)
+    policy = PolicyModel(random_model(AutoModelForCausalLM, config, vocabulary=vocabulary))
     scorer = random_model(AutoModelForTokenClassification, config, vocabulary=vocabulary)
     networks = replace(
         before_ppo, policy=policy, ref_policy=policy, reward_model=scorer, critic=scorer
@@ -230,9 +231,9 @@ def in_float64(norm, x):
     return norm.weight * x * (x.square().mean(dim=-1, keepdim=True) + norm.variance_epsilon).rsqrt()
 
 
-def one_row_per_sample(policy, queries, *others):
+def one_row_per_sample(policy, queries, **options):
     """The sampler, with each query computed for each of its samples."""
-    return sample(policy, queries.repeat_interleave(4, 0), *others)
+    return sample(policy, queries.repeat_interleave(4, 0), **options)
 
 
 # -- whole runs ------------------------------------------------------------------------------------

@@ -19,6 +19,7 @@ from transformers import GPTNeoXConfig, GPTNeoXForCausalLM, GPTNeoXForTokenClass
 
 from stages.data.ragged import make_ragged
 from stages.models.heads import reset_head, use_float32_head
+from stages.models.policy import PolicyModel
 from stages.rl.networks import Networks, PolicyAndCritic
 from stages.rl.update import optimize
 from stages.settings.command_line import make_config
@@ -165,11 +166,12 @@ def test_an_update_under_compat_paper_is_the_papers(networks, precision, toleran
     policy, reference, reward_model = networks
     AcceleratorState._reset_state(reset_partial_state=True)
     accelerator = Accelerator(cpu=True, mixed_precision=precision)
-    critic, ours = copy.deepcopy(reward_model), copy.deepcopy(policy)
+    critic = copy.deepcopy(reward_model)
+    ours = PolicyModel(copy.deepcopy(policy))
     models = Networks(
         policy=ours,
         critic=critic,
-        ref_policy=reference,
+        ref_policy=PolicyModel(reference),
         reward_model=reward_model,
         eos_id=EOS,
         pad_id=PAD,

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 
+from stages.models.policy import PolicyModel
 from stages.rl.episodes import Rollout
 from stages.rl.networks import Networks, PolicyAndCritic, parameter_groups
 from stages.rl.update import optimize
@@ -69,6 +70,7 @@ def make_rollout(seed: int, pad_id: int, kl_in_loss: bool) -> Rollout:
     return Rollout(
         queries=queries,
         responses=responses,
+        pad_id=pad_id,
         logprobs=torch.where(mask, -3.4 + 0.3 * noise(), nan),
         ref_logprobs=torch.where(mask & kl_in_loss, -3.3 + 0.3 * noise(), nan),
         values=torch.where(value_mask, 0.2 * noise(), nan),
@@ -177,11 +179,16 @@ def update_by_hand(networks, optimizers, rollout, ppo: Ppo, update: int, size: i
         share = len(order) // ppo.num_minibatches
         for at in range(0, len(order), share):
             rows = order[at : at + share]
-            loss = loss_by_hand(networks.policy, networks.critic, rollout, rows, ppo, size)
+            loss = loss_by_hand(networks.policy.model, networks.critic, rollout, rows, ppo, size)
             norms = ppo.max_grad_norm, 0.0
             waiting = 1 if update < ppo.critic_updates else 0  # the policy comes first
             for optimizer, norm in [*zip(optimizers, norms, strict=True)][waiting:]:
                 optimizer.step(loss, norm)
+
+
+def policy_and_critic(policy, critic) -> PolicyAndCritic:
+    """Copies of both."""
+    return PolicyAndCritic(PolicyModel(copy.deepcopy(policy)), copy.deepcopy(critic))
 
 
 def trained_by(trained, optimizer, ppo: Ppo, microbatch_size: int, pad_id: int):
@@ -206,7 +213,7 @@ def test_two_updates_give_the_weights_of_an_independent_implementation(
 ):
     ppo = Ppo(**PLAIN | VARIANTS[variant])
     pad_id = tokenizer.pad_token_id
-    ours = PolicyAndCritic(copy.deepcopy(policy), copy.deepcopy(reward_model)).double()
+    ours = policy_and_critic(policy, reward_model).double()
     hand, start = copy.deepcopy(ours), copy.deepcopy(ours)
     optimizer = make_optimizer(parameter_groups(ours, ppo), RATE, Optimizer())
     for group in optimizer.param_groups:
@@ -232,7 +239,7 @@ def test_epochs_end_after_the_one_that_passed_the_target_kl(
     policy, reward_model, tokenizer, target_kl, epochs
 ):
     ppo = Ppo(**PLAIN | {"num_minibatches": 2, "target_kl": target_kl})
-    networks = PolicyAndCritic(copy.deepcopy(policy), copy.deepcopy(reward_model)).double()
+    networks = policy_and_critic(policy, reward_model).double()
     optimizer = make_optimizer(networks.parameters(), RATE, Optimizer())
     pad_id = tokenizer.pad_token_id
     rollout = make_rollout(1, pad_id, kl_in_loss=False)
@@ -246,7 +253,7 @@ def test_the_statistics_of_a_step_are_means_over_its_tokens_and_its_values(
     policy, reward_model, tokenizer
 ):
     ppo, pad_id = Ppo(**PLAIN | {"num_ppo_epochs": 1}), tokenizer.pad_token_id
-    ours = PolicyAndCritic(copy.deepcopy(policy), copy.deepcopy(reward_model)).double()
+    ours = policy_and_critic(policy, reward_model).double()
     hand, rollout = copy.deepcopy(ours), make_rollout(2, pad_id, kl_in_loss=False)
     optimizer = make_optimizer(parameter_groups(ours, ppo), RATE, Optimizer())
     learner = trained_by(ours, optimizer, ppo, 3, pad_id)
@@ -255,7 +262,7 @@ def test_the_statistics_of_a_step_are_means_over_its_tokens_and_its_values(
     for row, (query, response) in enumerate(LENGTHS):
         tokens = torch.cat([rollout.queries[row, QUERY - query :], rollout.responses[row]])
         tokens = tokens[: query + response]
-        logits = hand.policy(input_ids=tokens[None]).logits[0] / ppo.temperature
+        logits = hand.policy.model(input_ids=tokens[None]).logits[0] / ppo.temperature
         for t, token in enumerate(tokens[query:]):
             logprobs = logits[query - 1 + t].log_softmax(-1)
             log_ratio = (logprobs[token] - rollout.logprobs[row, t]).item()
@@ -282,7 +289,7 @@ def test_in_critic_warm_up_the_policy_stays_to_the_bit(policy, reward_model, tok
     for critic_updates in (0, 1):
         changes = {"target_kl": 1e6, "critic_updates": critic_updates}
         ppo, pad_id = Ppo(**PLAIN | changes), tokenizer.pad_token_id
-        ours = PolicyAndCritic(copy.deepcopy(policy), copy.deepcopy(reward_model)).double()
+        ours = policy_and_critic(policy, reward_model).double()
         optimizer = make_optimizer(parameter_groups(ours, ppo), RATE, Optimizer())
         learner = trained_by(ours, optimizer, ppo, 3, pad_id)
         rollout = make_rollout(1, pad_id, kl_in_loss=False)

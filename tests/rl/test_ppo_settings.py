@@ -14,8 +14,10 @@ from stages.data.ragged import make_ragged
 from stages.functional import (
     token_logprobs,
 )
-from stages.models import forward, sampling
+from stages.models import sampling
+from stages.models.forward import ResponseBatch, response_logprobs
 from stages.models.loading import load_policy, new_reward_model
+from stages.models.policy import PolicyModel
 from stages.ppo import kept_models
 from stages.rl import advantages
 from stages.rl import rollout as rollout_module
@@ -44,13 +46,19 @@ DESCRIBED: Any = SimpleNamespace(accelerator=Accelerator(cpu=True), networks=IDS
 
 def episodes() -> Episodes:
     generator = torch.Generator().manual_seed(3)
-    names = ("logprobs", "ref_logprobs", "values", "sampled_logprobs")
+    logprobs, ref_logprobs, values, sampled_logprobs = (
+        torch.randn(RESPONSES.shape, generator=generator) for _ in range(4)
+    )
     return Episodes(
         queries=torch.ones(3, 2, dtype=torch.long),
         responses=RESPONSES,
+        pad_id=PAD,
+        sampled_logprobs=sampled_logprobs,
+        logprobs=logprobs,
+        ref_logprobs=ref_logprobs,
+        values=values,
         sampler_gaps=torch.zeros(3),
         scores=torch.tensor([1.5, -1.0, 0.3]),
-        **{name: torch.randn(RESPONSES.shape, generator=generator) for name in names},
     )
 
 
@@ -250,23 +258,24 @@ def test_what_advantages_follow_is_pearsons_r_with_scores_above_the_others_of_th
 
 def test_scores_are_compared_within_their_query():
     rollout = rollout_from(episodes(), Ppo(batch_size=3), PAD)
-    alone = describe_advantages(DESCRIBED, rollout, samples_per_query=1)
+    alone = describe_advantages(DESCRIBED, rollout)
     # A second query with the same samples, whose scores are all higher.
     two_queries: Any = SimpleNamespace(
         advantages=rollout.advantages.repeat(2, 1),
         scores=torch.cat([rollout.scores, rollout.scores + 7]),
         response_mask=rollout.response_mask.repeat(2, 1),
         responses=RESPONSES.repeat(2, 1),
+        samples_per_query=3,
     )
     key = "val/advantage_score_correlation"
-    grouped = describe_advantages(DESCRIBED, two_queries, samples_per_query=3)
+    grouped = describe_advantages(DESCRIBED, two_queries)
     assert grouped[key] == pytest.approx(alone[key], abs=1e-6)
 
 
 def test_without_an_eos_no_advantage_at_eos_is_reported():
     rollout = rollout_from(episodes(), Ppo(batch_size=3), PAD)
     unended = replace(rollout, responses=torch.full_like(RESPONSES, 5))
-    assert "policy/advantage_at_eos" not in describe_advantages(DESCRIBED, unended, 1)
+    assert "policy/advantage_at_eos" not in describe_advantages(DESCRIBED, unended)
 
 
 @pytest.mark.parametrize("times", [3.0, 0.5])
@@ -308,8 +317,8 @@ def test_the_rollout_keeps_the_logprobs_asked_for_and_reports_the_mismatch(
 ):
     real = sampling.sample
 
-    def off_by_a_quarter(*args: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        responses, logprobs = real(*args)
+    def off_by_a_quarter(*args: Any, **options: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        responses, logprobs = real(*args, **options)
         return responses, logprobs + 0.25
 
     monkeypatch.setattr(rollout_module, "sample", off_by_a_quarter)
@@ -326,7 +335,8 @@ def test_position_ids_that_the_paper_does_not_pass_change_rounding_alone(policy)
     queries = torch.tensor([[PAD, PAD, PAD, 5, 6, 7], [1, 2, 3, 4, 5, 6]])
     real = queries != PAD
     tokens = queries.masked_fill(~real, 0)
-    ours = forward.response_logprobs(policy, tokens, real, response_length=2, temperature=1.0)
+    batch = ResponseBatch(queries=queries[:, :4], responses=queries[:, 4:], pad_id=PAD)
+    ours, _ = response_logprobs(PolicyModel(policy), batch)
     papers = policy(input_ids=tokens, attention_mask=real.long()).logits[:, -3:-1]
     close(ours, token_logprobs(papers, tokens[:, -2:], 1.0), 1e-4)
 

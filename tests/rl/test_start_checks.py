@@ -9,8 +9,9 @@ import torch
 
 from stages import functional
 from stages.data.ragged import make_ragged, pad_left, pad_right
-from stages.models.forward import score_responses
+from stages.models.forward import ResponseBatch, score_responses
 from stages.models.loading import load_policy, new_reward_model
+from stages.models.policy import PolicyModel
 from stages.models.sampling import Noise
 from stages.rl import start_checks
 from stages.rl.algorithms import Grpo, Rloo
@@ -40,7 +41,7 @@ def first_rollout(networks):
     ended = pad_right([torch.tensor([4, 3, eos_id]), torch.tensor([5, eos_id])], pad_id)
     responses = torch.nn.functional.pad(ended, (0, 2), value=pad_id)
     zeros = torch.zeros(responses.shape)
-    sampled = Sampled(queries=queries, responses=responses, sampled_logprobs=zeros)
+    sampled = Sampled(queries=queries, responses=responses, pad_id=pad_id, sampled_logprobs=zeros)
 
     learner = learner_of(networks, make_config("tiny"))
     episodes = score(learner, measure(learner, sampled, Ppo()), Ppo())
@@ -63,9 +64,7 @@ def check_ratio(networks, rollout):
 
 @torch.no_grad()
 def check_padding(networks, rollout):
-    start_checks.check_padding(
-        networks.reward_model, rollout.queries, rollout.responses, networks.pad_id, BOUNDS
-    )
+    start_checks.check_padding(networks.reward_model, rollout, BOUNDS)
 
 
 def test_nothing_is_refused_where_everything_holds(before_ppo, start):
@@ -122,7 +121,7 @@ def test_a_reference_that_is_another_model_is_caught(start):
 
 def test_dropout_left_on_is_caught_by_the_ratio(before_ppo, start, policy_folder):
     torch.manual_seed(0)
-    dropping = load_policy(policy_folder, dropout=0.1).train()
+    dropping = PolicyModel(load_policy(policy_folder, dropout=0.1)).train()
     with pytest.raises(UserError, match=r"ratio is not 1.*Likely causes: ppo"):
         check_ratio(replace(before_ppo, policy=dropping), start)
 
@@ -215,10 +214,11 @@ def known(before_ppo, tokenizer, tmp_path):
     texts = [tokenizer.encode(text) for text in (" My boss sold my bike", " My bike")]
     responses = [torch.tensor([*text, tokenizer.eos_token_id]) for text in texts]
     queries = [torch.tensor([5, 6, 7]), torch.tensor([8, 9])]
+    batch = ResponseBatch(
+        queries=pad_left(queries, pad_id), responses=pad_right(responses, pad_id), pad_id=pad_id
+    )
     with torch.no_grad():
-        scores = score_responses(
-            before_ppo.reward_model, pad_left(queries, pad_id), pad_right(responses, pad_id), pad_id
-        )
+        scores = score_responses(before_ppo.reward_model, batch)
 
     without_eos = responses[0][:-1]
     path = tmp_path / "known.json"
@@ -262,8 +262,9 @@ def test_tokens_that_are_not_drawn_from_the_whole_distribution_are_caught(
     @torch.no_grad()
     def check(temperature=0.7):
         sampled = sample_responses(learner, queries, noise, settings)
-        mask = sampled.responses != before_ppo.pad_id
-        rollout: Any = SimpleNamespace(**vars(sampled), response_mask=mask)
+        rollout: Any = SimpleNamespace(
+            **vars(sampled), response_mask=sampled.responses != before_ppo.pad_id
+        )
         start_checks.check_draws(learner, [rollout], temperature, BOUNDS)
 
     check()

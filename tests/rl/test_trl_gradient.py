@@ -15,6 +15,7 @@ from reports.speed import measure as bench_measure
 from reports.speed import speed
 from reports.speed.speed import task_of
 from stages.data.ragged import pad_left, pad_right
+from stages.models.policy import PolicyModel
 from stages.rl.algorithms import Rloo
 from stages.rl.episodes import Episodes, Sampled
 from stages.rl.networks import Networks
@@ -60,6 +61,8 @@ def episodes_of(task, seen, learner, settings):
     sampled = Sampled(
         queries=pad_left(prompts, pad_id),
         responses=responses,
+        pad_id=pad_id,
+        samples_per_query=settings.samples_per_query,
         sampled_logprobs=torch.zeros(responses.shape, dtype=torch.float64),
     )
     rewards = torch.tensor(seen["rewards"]).float().double()  # TRL holds rewards in float32
@@ -79,9 +82,9 @@ def test_one_step_of_trl_is_one_step_of_ours(trl_step):
         logprob_dtype="float32",
     )
     networks = Networks(
-        policy=policy,
+        policy=PolicyModel(policy),
         critic=None,
-        ref_policy=reference,
+        ref_policy=PolicyModel(reference),
         reward_model=reference,
         eos_id=task["eos_id"],
         pad_id=task["pad_id"],

@@ -176,8 +176,8 @@ def test_whitening_of_small_advantages_is_not_refused(deviation):
     plain = rollout_from(two_episodes(), replace(settings, whiten_advantages=False), PAD)
     factor = deviation / plain.advantages[plain.response_mask].std(correction=0)
     scaled = ("logprobs", "ref_logprobs", "values", "scores")
-    small = two_episodes().map(lambda name, x: factor * x if name in scaled else x)
-    rollout = rollout_from(small, settings, PAD)
+    small = {name: factor * getattr(plain, name) for name in scaled}
+    rollout = rollout_from(two_episodes(**small), settings, PAD)
     check(rollout, settings)
     with pytest.raises(UpdateCheckError, match="advantages are not those"):
         check(replace(rollout, advantages=1.01 * rollout.advantages), settings)
@@ -207,7 +207,8 @@ def test_a_large_score_and_a_long_response_are_not_refused_for_their_rounding(eo
 @pytest.mark.parametrize("algorithm", [Rloo, Grpo])
 def test_advantages_within_a_query_are_not_refused(algorithm):
     settings = algorithm(**SIZES, samples_per_query=2)
-    check(rollout_from(two_episodes(), settings, PAD, settings.section()), settings)
+    episodes = two_episodes(samples_per_query=2)
+    check(rollout_from(episodes, settings, PAD, settings.section()), settings)
 
 
 # -- what is wrong ---------------------------------------------------------------------------------
@@ -272,7 +273,7 @@ def test_a_reference_is_the_policy_throughout_critic_warm_up():
 
 def test_an_algorithm_without_a_critic_is_told_that_no_response_ends():
     settings = Rloo(**SIZES, samples_per_query=2)
-    episodes = two_episodes()
+    episodes = two_episodes(samples_per_query=2)
     unended = replace(
         episodes,
         responses=torch.full((2, 4), 5),
@@ -313,7 +314,8 @@ def test_with_target_kl_an_update_may_have_ended_after_one_pass():
 @pytest.mark.parametrize("algorithm", [Rloo, Grpo])
 def test_advantages_that_do_not_follow_the_rewards_of_a_query_are_refused(algorithm, wrong):
     settings = algorithm(**SIZES, samples_per_query=2)
-    rollout = rollout_from(two_episodes(), settings, PAD, settings.section())
+    episodes = two_episodes(samples_per_query=2)
+    rollout = rollout_from(episodes, settings, PAD, settings.section())
     with pytest.raises(UpdateCheckError, match="do not follow their rewards"):
         check(replace(rollout, advantages=wrong.expand(2, 4)), settings)
 
@@ -321,7 +323,8 @@ def test_advantages_that_do_not_follow_the_rewards_of_a_query_are_refused(algori
 @pytest.mark.parametrize("algorithm", [Ppo, Rloo])
 def test_one_ratio_for_a_whole_response_is_refused(algorithm, monkeypatch):
     settings = algorithm(**SIZES, samples_per_query=2)
-    rollout = rollout_from(two_episodes(), settings, PAD, settings.section())
+    episodes = two_episodes(samples_per_query=2)
+    rollout = rollout_from(episodes, settings, PAD, settings.section())
     PLANTED["one-ratio"].plant(monkeypatch.setattr)
     with pytest.raises(UpdateCheckError, match="the policy's gradient is not that of a ratio"):
         check(rollout, settings)

@@ -23,6 +23,7 @@ from stages.data.ragged import Ragged, make_ragged
 from stages.finished import read_manifest, stage_folder
 from stages.models.loading import load_policy
 from stages.models.lora import keep_model
+from stages.models.policy import PolicyModel
 from stages.models.sampling import Sampling, respond_often, sampling_noise
 from stages.rl.metrics import compilations
 from stages.rl.update import linear_rate
@@ -264,7 +265,7 @@ def answer(
     sampling = Sampling(
         seed=44413, purpose="test", length=6, temperature=hot, forward_batch_size=forward
     )
-    share = respond_often(process, policy, queries, tokenizer, sampling, None)
+    share = respond_often(process, PolicyModel(policy), queries, tokenizer, sampling, None)
     return [response for (response,) in share]
 
 

@@ -17,6 +17,7 @@ from stages.driving.maker import Maker
 from stages.driving.start import run_module
 from stages.finished import read_manifest
 from stages.models import loading
+from stages.models.policy import PolicyModel
 from stages.settings.command_line import make_config
 from stages.settings.config import UserError
 from stages.training.learner import (
@@ -87,7 +88,7 @@ def test_a_step_that_ran_out_of_memory_gives_the_weights_of_one_that_fitted(
 ):
     weights = []
     for tokens in (10**6, 60):
-        network = copy.deepcopy(policy if stage is sft else reward_model)
+        network = copy.deepcopy(PolicyModel(policy) if stage is sft else reward_model)
         start = flat(network)
         refuse_more_than(network, tokens=tokens)
         loop = state(network, adam(network))

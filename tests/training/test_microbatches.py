@@ -21,6 +21,7 @@ from eval import summaries
 from eval.judges.gold import GoldJudge
 from stages import dpo, normalize, rm, sft
 from stages.data.ragged import TokenizedSplit, make_ragged
+from stages.models.policy import PolicyModel
 from stages.models.sampling import Noise, Sampling, respond_often
 from stages.rl import start_checks
 from stages.rl.networks import freeze
@@ -60,7 +61,7 @@ def weights_after_two_updates(stage, network, microbatch_size: int) -> torch.Ten
 
 @pytest.mark.parametrize("stage", SPLITS, ids=lambda one: one.__name__)
 def test_two_updates_give_equal_weights_for_any_microbatch(stage, policy, reward_model):
-    network = policy if stage is sft else reward_model
+    network = PolicyModel(policy) if stage is sft else reward_model
     start = torch.cat([one.detach().flatten() for one in network.parameters()])
     whole = weights_after_two_updates(stage, network, 8)
     assert (whole - start).abs().max() > 1e-4
@@ -71,7 +72,7 @@ def test_two_updates_give_equal_weights_for_any_microbatch(stage, policy, reward
 
 @pytest.mark.parametrize("stage", SPLITS, ids=lambda one: one.__name__)
 def test_a_gradient_that_is_not_finite_stops_before_the_step(stage, policy, reward_model):
-    network = copy.deepcopy(policy if stage is sft else reward_model)
+    network = copy.deepcopy(PolicyModel(policy) if stage is sft else reward_model)
     weights = next(network.parameters())  # its loss stays finite
     weights.register_hook(lambda gradient: gradient * torch.nan)
     config, before = make_config("tiny"), weights.detach().clone()
@@ -95,7 +96,8 @@ def two_updates_in_bf16(place: Any, keeps: bool, dtype: str) -> tuple[int, torch
     """How often a tensor is cast, and all numbers, in two updates of PPO."""
     config = replace(place.config, ppo=replace(place.ppo, critic_updates=0))
     policy, critic = copy.deepcopy(place.policy), copy.deepcopy(place.reward_model)
-    reference, scorer = (freeze(copy.deepcopy(x), dtype) for x in (policy, critic))
+    reference = PolicyModel(freeze(copy.deepcopy(policy.model), dtype))
+    scorer = freeze(copy.deepcopy(critic), dtype)
     frozen = {"ref_policy": reference, "reward_model": scorer}
     learner = learner_of(replace(place.before_ppo, policy=policy, critic=critic, **frozen), config)
     learner.optimizer = make_optimizer(learner.trained.parameters(), 1e-3, config.optimizer)
@@ -135,6 +137,7 @@ def place(policy, reward_model, tokenizer, before_ppo, policy_folder, tmp_path):
     ppo, eos_id = config.ppo, tokenizer.eos_token_id
     run = SimpleNamespace(config=config, main=False, resume=None, note_halving=list)
     run.require = lambda stage: policy_folder.parent / stage
+    policy = before_ppo.policy
     learner = learner_of(before_ppo, config)
     return SimpleNamespace(**{k: v for k, v in locals().items() if k != "sizes"})
 
@@ -190,7 +193,12 @@ def normalize_pass(place: Any) -> Any:
 def best_of_pass(place: Any) -> Any:
     """Two samples a query, so four queries a pass."""
     sampling = Sampling(
-        seed=1, purpose="x", length=6, temperature=1.0, forward_batch_size=8, samples=2
+        seed=1,
+        purpose="x",
+        length=6,
+        temperature=1.0,
+        forward_batch_size=8,
+        samples_per_query=2,
     )
     row = place.learner.accelerator, place.policy, make_ragged(TEXTS), place.tokenizer, sampling
     return lambda: [len(x) + sum(x) for both in respond_often(*row, None) for x in both]
@@ -251,7 +259,7 @@ def test_a_pass_that_is_refused_memory_goes_on_with_the_same_numbers(
     name, place, monkeypatch, capsys
 ):
     if name == "KL of summaries":
-        monkeypatch.setattr(summaries, "load_policy", lambda folder: place.policy)
+        monkeypatch.setattr(summaries, "load_policy", lambda folder: place.policy.model)
     run = PASSES[name](place)
     room_of(place.learner.accelerator).settings = {MICROBATCH: 8, FORWARD: 8}
     expected = torch.as_tensor(run())
