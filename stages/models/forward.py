@@ -69,6 +69,7 @@ def response_logprobs(
     temperature: float = 1.0,
     logprob_dtype: str = "float32",
     with_entropy: bool = False,
+    entropy_requires_grad: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Log-probability of each response token, and the entropy of the distribution at its place.
 
@@ -82,6 +83,7 @@ def response_logprobs(
         temperature=temperature,
         logprob_dtype=logprob_dtype,
         with_entropy=with_entropy,
+        entropy_requires_grad=entropy_requires_grad,
     )
     return logprobs.view_as(batch.responses), entropies.view_as(batch.responses)
 
@@ -178,6 +180,7 @@ def target_logprobs(
     temperature: float = 1.0,
     logprob_dtype: str = "float32",
     with_entropy: bool = False,
+    entropy_requires_grad: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Log-probability of each target of the rows, and the entropy there.
 
@@ -190,6 +193,7 @@ def target_logprobs(
         temperature=temperature,
         logprob_dtype=logprob_dtype,
         with_entropy=with_entropy,
+        entropy_requires_grad=entropy_requires_grad,
     )
     return logprobs, entropies
 

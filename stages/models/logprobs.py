@@ -31,7 +31,7 @@ def chunked_logprobs(
     """Log-probability of each target, and the entropy of the distribution that it is drawn from.
 
     With z = hidden @ weight.T / temperature: z[target] - logsumexp(z), and -sum(p log p) for
-    p = softmax(z). The entropy has no gradient, and is 0 unless `with_entropy` is set.
+    p = softmax(z). The entropy is 0, without a gradient, unless `with_entropy` is set.
 
     Shapes: hidden [R, C, H] and weight [V, H] of the same dtype, in which the product is computed;
     targets [R, C] -> both [R, C], nats, in float32 or wider.
@@ -48,7 +48,8 @@ def chunked_logprobs(
 class ChunkedLogprobs(torch.autograd.Function):
     """`chunked_logprobs` of N positions: hidden [N, H], weight [V, H], targets [N] -> both [N].
 
-    The gradient of a log-probability is d log p[target] / dz = onehot(target) - p.
+    The gradients are d log p[target] / dz = onehot(target) - p, and for the entropy H
+    dH / dz = -p * (log p + H).
     """
 
     @staticmethod
@@ -86,16 +87,21 @@ class ChunkedLogprobs(torch.autograd.Function):
                     weighted = log_softmax.exp().mul_(log_softmax)
                     entropies[positions] = -weighted.sum(dim=-1)
 
-        ctx.save_for_backward(hidden, weight, targets, logsumexps, first_chunk)
+        ctx.save_for_backward(hidden, weight, targets, logsumexps, entropies, first_chunk)
         ctx.temperature = temperature
-        ctx.mark_non_differentiable(entropies)
+        if not with_entropy:
+            ctx.mark_non_differentiable(entropies)
+        # An output that no loss depends on has the gradient None, so that its term costs nothing.
+        ctx.set_materialize_grads(False)
         return logprobs, entropies
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        """Gradients of hidden and weight, from those of the log-probabilities."""
-        hidden, weight, targets, logsumexps, first_chunk = ctx.saved_tensors
-        logprob_gradients, _ = gradients  # [N]
+        """Gradients of hidden and weight, from those of the log-probabilities and entropies."""
+        hidden, weight, targets, logsumexps, entropies, first_chunk = ctx.saved_tensors
+        logprob_gradients, entropy_gradients = gradients  # [N]; None where no loss depends on it
+        if logprob_gradients is None:
+            logprob_gradients = torch.zeros_like(logsumexps)
         hidden_gradient = None
         if ctx.needs_input_grad[0]:
             hidden_gradient = torch.empty_like(hidden)
@@ -121,10 +127,17 @@ class ChunkedLogprobs(torch.autograd.Function):
                 if not is_kept:
                     log_softmax.div_(ctx.temperature)
                     log_softmax.sub_(logsumexps[positions].unsqueeze(-1))
-                # gradient * (onehot - p) / temperature
+                # (by_logprob * (onehot - p) - by_entropy * p * (log p + H)) / temperature
                 by_logprob = logprob_gradients[positions].unsqueeze(-1)
+                factor = by_logprob
+                if entropy_gradients is not None:
+                    by_entropy = entropy_gradients[positions].unsqueeze(-1)
+                    # log p = -inf would make 0 * inf, as in the forward pass.
+                    finite = log_softmax.clamp(min=torch.finfo(log_softmax.dtype).min)
+                    surprise = finite + entropies[positions].unsqueeze(-1)
+                    factor = by_logprob + by_entropy * surprise
                 block_gradient = torch.exp(log_softmax, out=z_gradient[block.in_chunk])
-                block_gradient.mul_(-by_logprob)
+                block_gradient.mul_(-factor)
                 block_gradient.scatter_add_(-1, targets[positions].unsqueeze(-1), by_logprob)
                 block_gradient.div_(ctx.temperature)
             z_gradient = z_gradient.to(hidden.dtype)

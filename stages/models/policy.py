@@ -50,11 +50,12 @@ class PolicyModel(nn.Module):
         temperature: float = 1.0,
         logprob_dtype: str = "float32",
         with_entropy: bool = False,
+        entropy_requires_grad: bool = False,
     ) -> tuple[Tensor, Tensor]:
         """Log-probability of each target given the text up to its column, and the entropy there.
 
-        `logprob_dtype` is float32, or bf16 for the formula of the paper's code. The entropy has no
-        gradient, and is 0 unless `with_entropy` is set.
+        `logprob_dtype` is float32, or bf16 for the formula of the paper's code. The entropy is 0
+        unless `with_entropy` is set, and has a gradient if `entropy_requires_grad` is set too.
 
         Shapes: columns, targets [R, C] -> both [R, C], nats, in float32 or wider.
         """
@@ -63,20 +64,22 @@ class PolicyModel(nn.Module):
             device = hidden.device.type
             if torch.is_autocast_enabled(device):
                 hidden = hidden.to(torch.get_autocast_dtype(device))
-            return chunked_logprobs(
+            logprobs, entropies = chunked_logprobs(
                 hidden,
                 weight=self._head_weight(hidden.dtype),
                 targets=targets,
                 temperature=temperature,
                 with_entropy=with_entropy,
             )
+            return logprobs, entropies if entropy_requires_grad else entropies.detach()
 
         logits = self.logits(inputs, columns)
         formula = paper_token_logprobs if logprob_dtype == "bf16" else token_logprobs
         logprobs = formula(logits, targets, temperature)
         if not with_entropy:
             return logprobs, torch.zeros_like(logprobs)
-        with torch.no_grad():
+        # Without a gradient, no tensor as large as the logits is kept for the backward pass.
+        with torch.set_grad_enabled(torch.is_grad_enabled() and entropy_requires_grad):
             return logprobs, entropy(logits / temperature)
 
     def logits(self, inputs: dict[str, Tensor], columns: Tensor) -> Tensor:

@@ -89,10 +89,14 @@ def split_minibatch(minibatch: Rollout, settings: PolicyGradient, size: int) -> 
 
 
 def microbatch_losses(
-    learner: Learner, part: Rollout, divisors: Divisors, settings: PolicyGradient
+    learner: Learner,
+    part: Rollout,
+    divisors: Divisors,
+    settings: PolicyGradient,
+    kl_coef: float,
 ) -> Iterator[tuple[Tensor, dict[str, Tensor]]]:
     """The policy's part of the minibatch's loss, then a critic's if it has returns to learn, each
-    with its statistics.
+    with its statistics. `kl_coef` is this update's, reward units per nat.
 
     The two share no parameter. Call backward on the first loss before requesting the second: then
     only one network's activations are in memory.
@@ -105,8 +109,9 @@ def microbatch_losses(
             temperature=settings.temperature,
             logprob_dtype=settings.logprob_dtype,
             with_entropy=True,
+            entropy_requires_grad=settings.entropy_coef > 0,
         )
-        yield policy_loss(new_logprobs, entropies, part, divisors, settings)
+        yield policy_loss(new_logprobs, entropies, part, divisors, settings, kl_coef)
 
     if part.returns is not None and isinstance(settings, Ppo):
         new_values = learner.trained("critic", part)
@@ -119,8 +124,12 @@ def policy_loss(
     part: Rollout,
     divisors: Divisors,
     settings: PolicyGradient,
+    kl_coef: float,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """The clipped policy loss, and the KL penalty if the settings put it into the loss.
+    """The clipped policy loss; with the KL penalty and the entropy bonus if settings ask for them.
+
+    policy loss + kl_coef * KL (with kl_in=loss) - entropy_coef * entropy, each a mean over the
+    minibatch (Schulman et al. 2017, equation 9, without the value loss).
 
     Shapes: new_logprobs and entropies of this step's pass, both [B, T] nats.
     """
@@ -137,12 +146,18 @@ def policy_loss(
 
     loss = clipped_loss
     if settings.kl_in == "loss":
-        kl = functional.kl_estimate(
-            torch.where(mask, new_logprobs, 0.0),
-            torch.where(mask, part.ref_logprobs, 0.0),
-            settings.kl_estimator,
+        kl = functional.kl_penalty(
+            new_logprobs,
+            part.logprobs,
+            part.ref_logprobs,
+            mask,
+            kind=settings.kl_estimator,
+            correction=settings.kl_correction,
         )
-        loss = loss + settings.kl_coef * functional.weighted_sum(kl, weights) / divisors.policy
+        loss = loss + kl_coef * functional.weighted_sum(kl, weights) / divisors.policy
+    if settings.entropy_coef:
+        bonus = functional.weighted_sum(entropies, weights) / divisors.policy
+        loss = loss - settings.entropy_coef * bonus
 
     with torch.no_grad():
         log_ratio = torch.where(mask, new_logprobs - part.logprobs, 0.0)

@@ -113,7 +113,7 @@ def take_step(
 
     def losses(part: tuple[Rollout, loss.Divisors]) -> Iterator[tuple[Tensor, dict[str, Tensor]]]:
         microbatch, divisors = part
-        return loss.microbatch_losses(learner, microbatch, divisors, settings)
+        return loss.microbatch_losses(learner, microbatch, divisors, settings, kl_coef)
 
     def clip() -> dict[str, float]:
         return clip_gradients(accelerator.unwrap_model(learner.trained), settings)

@@ -11,9 +11,7 @@ stage, `off` computes nothing. The checks know the original formulas. If you cha
 a warning is what you should see.
 """
 
-import copy
 import math
-from typing import Any
 
 import torch
 from accelerate import Accelerator
@@ -251,64 +249,106 @@ def check_gradient(
     settings: PolicyGradient,
     kl_coef: float,
 ) -> None:
-    """The loss has, for each token, the gradient of a ratio and a clip of its own (Schulman et al.
-    2017, equation 7), at log-probabilities that a later step might have: some beyond the clip.
+    """The loss has, for each token, the gradient of its own ratio, clipped (Schulman et al. 2017,
+    equation 7), plus that of the KL if it is in the loss.
+
+    Taken at log-probabilities that a later step might have, some of them beyond the clip.
     """
     real = rollout.responses != learner.networks.pad_id
-    steps = torch.linspace(-0.5, 0.5, real.shape[1], device=real.device)
-    new = (rollout.logprobs + steps).requires_grad_()
-    stand_in: Any = copy.copy(learner)
-    stand_in.trained = lambda network, batch, **options: (new, torch.zeros_like(new))
-    sums = loss.Divisors(policy=1.0, value=1.0, tokens=1.0, positions=1.0)
-    policy_loss, _ = next(loss.microbatch_losses(stand_in, rollout, sums, settings))
-    (learned,) = torch.autograd.grad(policy_loss, new)
-    log_ratio, advantages = new.double() - rollout.logprobs.double(), rollout.advantages.double()
-    ratio, clip = log_ratio.exp(), settings.cliprange or math.inf
-    clipped = torch.where(advantages > 0, ratio > 1 + clip, ratio < 1 - clip)
-    expected = (-advantages * ratio).masked_fill(clipped, 0)
+    shifts = torch.linspace(-0.5, 0.5, real.shape[1], device=real.device)
+    new_logprobs = (rollout.logprobs + shifts).requires_grad_()
+    policy_loss, _ = loss.policy_loss(
+        new_logprobs,
+        entropies=torch.zeros_like(new_logprobs),
+        part=rollout,
+        divisors=loss.Divisors(policy=1.0, value=1.0, tokens=1.0, positions=1.0),
+        settings=settings,
+        kl_coef=kl_coef,
+    )
+    (gradient,) = torch.autograd.grad(policy_loss, new_logprobs)
+    gradient = gradient.double()
+    # Undo the division that the caller does not do: by the sequence's or the microbatch's tokens.
+    if settings.loss_mean == "sequences":
+        gradient = gradient * real.sum(dim=1, keepdim=True)
+    elif settings.loss_mean == "microbatches":
+        gradient = gradient * real.sum()
+
+    log_ratios = new_logprobs.double() - rollout.logprobs.double()
+    ratios = log_ratios.exp()
+    advantages = rollout.advantages.double()
+    cliprange = settings.cliprange or math.inf
+    is_clipped = torch.where(advantages > 0, ratios > 1 + cliprange, ratios < 1 - cliprange)
+    expected = (-advantages * ratios).masked_fill(is_clipped, 0)
     if settings.kl_in == "loss":
-        kl = new.double() - rollout.ref_logprobs.double()
-        expected += settings.kl_coef * (kl if settings.kl_estimator == "k2" else 1 - torch.exp(-kl))
-    # What a token's loss is divided by before the caller divides the sum.
-    shares = {"sequences": real.sum(dim=1, keepdim=True), "microbatches": real.sum()}
-    learned = learned.double() * shares.get(settings.loss_mean, 1)
-    clear = real & ((ratio - 1).abs() - clip).abs().gt(TOLERANCE)  # at the clip, rounding decides
-    what = f"{update}: the policy's gradient is not that of a ratio for each token, clipped"
-    _require_equal(learned[clear], expected[clear], what, "step 6 (cliprange, loss_mean, kl_in)")
+        if settings.kl_correction == "sequence":
+            return  # a token's gradient depends on the whole response: the tests enumerate it
+        difference = new_logprobs.double() - rollout.ref_logprobs.double()
+        expected += kl_coef * _kl_gradient(difference, ratios, settings)
+
+    # At the edge of the clip, rounding decides.
+    is_clear = real & ((ratios - 1).abs() - cliprange).abs().gt(TOLERANCE)
+    _require_equal(
+        gradient[is_clear],
+        expected[is_clear],
+        f"{update}: the policy's gradient is not that of a ratio for each token, clipped",
+        "step 6 (cliprange, loss_mean, kl_in)",
+    )
+
+
+def _kl_gradient(difference: Tensor, ratios: Tensor, settings: PolicyGradient) -> Tensor:
+    """Derivative of a token's KL penalty with respect to its new log-probability.
+
+    With d the log-ratio to the reference and r the ratio to the policy before the update:
+    k1' = 1, k2' = d, k3' = 1 - exp(-d), and (r * k)' = r * (k + k').
+    """
+    k3 = torch.exp(-difference) - 1 + difference
+    value = {"k1": difference, "k2": difference.square() / 2, "k3": k3}[settings.kl_estimator]
+    slopes = {"k1": torch.ones_like(difference), "k2": difference, "k3": 1 - torch.exp(-difference)}
+    slope = slopes[settings.kl_estimator]
+    return ratios * (value + slope) if settings.kl_correction == "token" else slope
 
 
 def check_reference(update: str, rollout: Rollout, real: Tensor, eos_id: int) -> None:
-    """Once the policy has learned, not every token's KL is 0.
+    """After two updates of the policy, not every token's KL is 0.
 
     Where no response ends, the EOS trick gives all the same score. Without a critic no advantage is
     left then, so the policy cannot learn.
     """
     if not torch.equal(rollout.logprobs[real], rollout.ref_logprobs[real]):
         return
-    fault = "step 2 (ref_policy follows the policy) or step 6 (the policy does not learn)"
+    cause = "step 2 (ref_policy follows the policy) or step 6 (the policy is not updated)"
     if not (rollout.responses == eos_id).any() and not rollout.advantages.any():
-        fault = "no response ends, so a query's samples have equal scores and nothing is learned: "
-        fault += NOTHING_ENDS
-    what = f"{update}: KL(policy, ref_policy) is 0 at every token after the policy learned"
-    raise UpdateCheckError(f"{what}. Likely causes: {fault}. {ON_PURPOSE}")
+        cause = (
+            "no response ends, so a query's samples have equal scores and nothing is learned: "
+            f"{NOTHING_ENDS}"
+        )
+    raise UpdateCheckError(
+        f"{update}: KL(policy, ref_policy) is 0 at every token although the policy was updated. "
+        f"Likely causes: {cause}. {ON_PURPOSE}"
+    )
 
 
 def check_moments(update: str, learner: PolicyLearner, settings: PolicyGradient) -> None:
     """Adam has counted every step of the updates before; with target_kl, at least one pass each."""
     passes = 1 if settings.target_kl else settings.num_ppo_epochs
-    least = learner.update * passes * settings.num_minibatches
-    counted = [int(state["step"]) for state in learner.optimizer.state.values() if "step" in state]
-    steps = max(counted, default=0)
-    if steps < least:
-        what = f"{update}: the optimizer has counted {steps} steps, not {least}"
-        raise UserError(f"{what}. Likely causes: step 6 or a checkpoint has lost its moments")
+    expected = learner.update * passes * settings.num_minibatches
+    states = learner.optimizer.state.values()
+    counted = max((int(state["step"]) for state in states if "step" in state), default=0)
+    if counted < expected:
+        raise UpdateCheckError(
+            f"{update}: the optimizer has counted {counted} steps, not {expected}. Likely causes: "
+            f"step 6, or a checkpoint has lost its moments. {ON_PURPOSE}"
+        )
 
 
-def _require_equal(first: Tensor, again: Tensor, what: str, fault: str, scale: float = 0.0) -> None:
-    distance = (first - again).abs()
-    if not len(distance):
+def _require_equal(found: Tensor, expected: Tensor, what: str, causes: str) -> None:
+    if not len(found):
         return
-    worst, scale = distance.max().item(), max(1.0, scale, again.abs().max().item())
-    if worst > TOLERANCE * scale:  # what is not finite is refused with its batch, before a step
-        numbers = f"by {worst:.3g} at most, where {scale:.3g} is the largest"
-        raise UpdateCheckError(f"{what} ({numbers}). Likely causes: {fault}. {ON_PURPOSE}")
+    worst = (found - expected).abs().max().item()
+    scale = max(1.0, expected.abs().max().item())
+    # NaN is not above the tolerance: a step that is not finite is refused before it is taken.
+    if worst > TOLERANCE * scale:
+        raise UpdateCheckError(
+            f"{what} (by up to {worst:.3g}, where the largest is {scale:.3g}). Likely causes: "
+            f"{causes}. {ON_PURPOSE}"
+        )
