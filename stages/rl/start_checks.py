@@ -169,7 +169,8 @@ def check_ratio(
         torch.cat(differences),
         bounds,
         "the first ratio is not 1",
-        f"{learner.stage} (step 6 has dropout, padding, temperature or logprobs other than step 2)",
+        f"{learner.stage} (step 6 has another dropout, temperature or precision than step 2, or "
+        "step 1 pads queries on the right)",
     )
 
 
@@ -264,8 +265,8 @@ def check_padding(
         score_in_passes(reward_model, batch, size) - score_in_passes(reward_model, batch, 1),
         bounds,
         "padding changes a score",
-        "rm (the model reads what stands to the right of a token) or base (PAD and EOS are one"
-        " token)",
+        "rm (the model has dropout on, or reads tokens to the right of the scored one) or base "
+        "(PAD and EOS are one token)",
     )
 
 
@@ -337,8 +338,9 @@ def replay_known_answers(
             scores - expected.repeat_interleave(group),
             bounds,
             "step 3 does not give the scores that the reward model was saved with",
-            f"{settings.section()} (step 3 scores another text, reads another token or gives the"
-            " penalty where EOS is), normalize (other weights) or a library (other numerics)",
+            f"{settings.section()} (step 3 scores another text, reads another token, has dropout "
+            "on or gives the penalty where EOS is), normalize (other weights) or a library (other "
+            "numerics)",
         )
 
 

@@ -15,7 +15,7 @@ from stages.models.loading import load_policy
 from stages.models.logprobs import chunked_logprobs
 from stages.models.policy import PLAIN_HEAD, PolicyModel, weights_cast_once
 from stages.settings.sections import CHUNK
-from tests.conftest import close
+from tests.lib.asserts import close
 from tests.lib.families import CONFIGS
 
 ROWS, COLUMNS, VOCABULARY, WIDTH = 2, 4, 11, 5

@@ -7,7 +7,7 @@ import torch
 from transformers import AutoModelForTokenClassification, Qwen2Config
 
 from eval import summaries
-from stages import base, normalize, ppo, rloo, rm, sft
+from stages import base, normalize, ppo, rm, sft
 from stages.data.ragged import load_split, pad_left, pad_right
 from stages.driving.start import run_module
 from stages.models.foreign import load_released_reward_model
@@ -26,7 +26,7 @@ from stages.rm import read_scores_before
 from stages.running.files import read_json, read_lines
 from stages.settings.command_line import make_config
 from stages.settings.config import UserError
-from tests.conftest import close
+from tests.lib.asserts import close
 from tests.lib.families import CONFIGS, GROUPED, random_model
 
 CPU = torch.device("cpu")
@@ -74,13 +74,13 @@ def test_scores_are_those_of_the_text_up_to_where_they_are_read(shares, before_e
         alone = summary_scores(model, tensors(QUERIES), [tensors(summaries_)], CPU)[0]
         close(alone.float(), scores, 1e-6)
 
-        padded_left = score_responses(model, queries, pad_right(tensors(summaries_), PAD), PAD)
+        padded_left = scored(model, queries, pad_right(tensors(summaries_), PAD))
         close(padded_left.float(), scores, 1e-6)
 
         # Padding on the right only: the whole text as the response of an empty query.
         texts = [query + summary for query, summary in zip(QUERIES, summaries_, strict=True)]
         no_query = torch.empty(len(texts), 0, dtype=torch.long)
-        padded_right = score_responses(model, no_query, pad_right(tensors(texts), PAD), PAD)
+        padded_right = scored(model, no_query, pad_right(tensors(texts), PAD))
         close(padded_right.float(), scores, 1e-6)
 
 
@@ -92,7 +92,7 @@ def test_by_default_a_score_is_the_scalar_of_the_last_token_to_the_bit(reward_mo
     last_columns = [len(text) - 1 for text in texts]
     queries = pad_left(tensors(QUERIES), PAD)
     responses = pad_right(tensors(SUMMARIES[0]), PAD)
-    scores = score_responses(reward_model, queries, responses, PAD)
+    scores = scored(reward_model, queries, responses)
     assert torch.equal(scores, scalars[torch.arange(3), last_columns])
 
 
@@ -159,8 +159,11 @@ def runs_folder(tmp_path_factory):
         for stage in (base, sft):
             run_module(stage, ["--preset", "tiny", "--name", "plain", "--set", *UPSTREAM])
         arguments = ["--preset", "tiny", "--name", "before", "--upstream", "plain", "--set"]
-        for stage in (rm, normalize, ppo, rloo, summaries):
-            run_module(stage, [*arguments, *READ_BEFORE_EOS])
+        arguments += READ_BEFORE_EOS
+        for stage in (rm, normalize, ppo):
+            run_module(stage, arguments)
+        run_module(ppo, arguments, "rloo")
+        run_module(summaries, arguments)
     return root / "runs"
 
 

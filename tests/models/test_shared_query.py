@@ -30,8 +30,8 @@ from stages.models.forward import (
     summary_scores,
 )
 from stages.models.heads import register_head_class
-from stages.models.logprobs import SHARING
-from tests.conftest import close
+from stages.models.policy import PolicyModel
+from tests.lib.asserts import close
 from tests.lib.families import CONFIGS, GROUPED
 
 CPU = torch.device("cpu")

@@ -1,4 +1,4 @@
-"""`ppo.optimize` against an independent implementation that shares no code with functional.py.
+"""`optimize` against an independent implementation that shares no code with functional.py.
 
 Loops over tokens, the losses as written in the papers, AdamW by hand; in float64. Every setting
 that changes what an update learns is one of the variants.
@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from stages.training.learner import NonFiniteError
+from stages.training.loop import make_optimizer
 
 from stages.models.policy import PolicyModel
 from stages.rl.episodes import Rollout
@@ -19,8 +21,7 @@ from stages.rl.networks import Networks, PolicyAndCritic, parameter_groups
 from stages.rl.update import optimize
 from stages.settings.command_line import make_config
 from stages.settings.config import Optimizer, Ppo
-from stages.training.optimizer import make_optimizer
-from tests.conftest import learner_of
+from tests.lib.learners import learner_of, rolled_out
 
 RATE = 2e-3
 PLAIN: dict[str, Any] = {
@@ -42,7 +43,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "critic's own rate": {"critic_learning_rate": 5e-4},
     "norm clipped": {"max_grad_norm": 0.05},
     "two minibatches": {"num_minibatches": 2},
-    "critic alone first": {"critic_updates": 1, "max_grad_norm": 0.05},
+    "critic warm-up": {"critic_updates": 1, "max_grad_norm": 0.05},
 }
 LENGTHS = [(3, 4), (2, 6), (5, 1), (4, 3)]  # real tokens of query and response
 QUERY, RESPONSE = 5, 6
@@ -225,7 +226,7 @@ def test_two_updates_give_the_weights_of_an_independent_implementation(
         rollout = make_rollout(update, pad_id, ppo.kl_in == "loss")
         learner = trained_by(ours, optimizer, ppo, microbatch_size, pad_id)
         learner.update = update
-        optimize(learner, rollout, ppo, update, ppo.kl_coef)
+        optimize(learner, rollout, ppo, seed=update, kl_coef=ppo.kl_coef)
         update_by_hand(hand, by_hand, rollout, ppo, update, microbatch_size)
     pairs = zip(ours.parameters(), hand.parameters(), strict=True)
     assert max((one - two).abs().max().item() for one, two in pairs) < 1e-6
@@ -243,7 +244,7 @@ def test_epochs_end_after_the_one_that_passed_the_target_kl(
     pad_id = tokenizer.pad_token_id
     rollout = make_rollout(1, pad_id, kl_in_loss=False)
     learner = trained_by(networks, optimizer, ppo, 4, pad_id)
-    stats = optimize(learner, rollout, ppo, 1, ppo.kl_coef)
+    stats = optimize(learner, rollout, ppo, seed=1, kl_coef=ppo.kl_coef)
     assert stats["policy/epochs"] == epochs
     assert optimizer.state[next(networks.parameters())]["step"] == 2 * epochs
 
@@ -255,7 +256,8 @@ def test_the_statistics_of_a_step_are_means_over_its_tokens_and_its_values(
     ours = policy_and_critic(policy, reward_model).double()
     hand, rollout = copy.deepcopy(ours), make_rollout(2, pad_id, kl_in_loss=False)
     optimizer = make_optimizer(parameter_groups(ours, ppo), RATE, Optimizer())
-    stats = optimize(trained_by(ours, optimizer, ppo, 3, pad_id), rollout, ppo, 1, ppo.kl_coef)
+    learner = trained_by(ours, optimizer, ppo, 3, pad_id)
+    stats = optimize(learner, rollout, ppo, seed=1, kl_coef=ppo.kl_coef)
     of_tokens, of_values = [], []
     for row, (query, response) in enumerate(LENGTHS):
         tokens = torch.cat([rollout.queries[row, QUERY - query :], rollout.responses[row]])
@@ -282,7 +284,7 @@ def test_the_statistics_of_a_step_are_means_over_its_tokens_and_its_values(
     assert not {0, 0.5, 1} & {stats["policy/clipfrac_avg"], stats["val/clipfrac_avg"]}
 
 
-def test_where_the_critic_learns_alone_the_policy_stays_to_the_bit(policy, reward_model, tokenizer):
+def test_in_critic_warm_up_the_policy_stays_to_the_bit(policy, reward_model, tokenizer):
     learned = []
     for critic_updates in (0, 1):
         changes = {"target_kl": 1e6, "critic_updates": critic_updates}
@@ -291,7 +293,7 @@ def test_where_the_critic_learns_alone_the_policy_stays_to_the_bit(policy, rewar
         optimizer = make_optimizer(parameter_groups(ours, ppo), RATE, Optimizer())
         learner = trained_by(ours, optimizer, ppo, 3, pad_id)
         rollout = make_rollout(1, pad_id, kl_in_loss=False)
-        stats = optimize(learner, rollout, ppo, 1, ppo.kl_coef)
+        stats = optimize(learner, rollout, ppo, seed=1, kl_coef=ppo.kl_coef)
         learned.append((ours, optimizer.state, stats))
     (both, _, all_stats), (alone, state, stats) = learned
     start = policy.double().parameters()
@@ -303,3 +305,17 @@ def test_where_the_critic_learns_alone_the_policy_stays_to_the_bit(policy, rewar
     assert not all(map(torch.equal, alone.critic.parameters(), reward_model.double().parameters()))
     of_critic = {"loss/value_avg", "val/clipfrac_avg", "critic/grad_norm", "policy/epochs"}
     assert stats == {key: all_stats[key] for key in of_critic}
+
+
+def test_a_step_that_is_not_finite_is_refused_and_leaves_the_weights(before_ppo):
+    config = make_config("tiny", name="mine", overrides=("ppo.batch_size=2",))
+    learner = learner_of(before_ppo, config, update=6)
+    rollout, _ = rolled_out(config, learner, [torch.tensor([5, 6, 7]), torch.tensor([8])])
+    assert rollout.returns is not None
+    rollout.returns[1, 0] = float("inf")
+    learner.optimizer = torch.optim.SGD(learner.trained.parameters(), lr=1.0)
+    before = [weight.detach().clone() for weight in learner.trained.parameters()]
+    expected = r"ppo stopped before a step of update 7: loss/value_avg.* not finite"
+    with pytest.raises(NonFiniteError, match=expected):
+        optimize(learner, rollout, config.ppo, seed=1, kl_coef=config.ppo.kl_coef)
+    assert all(map(torch.equal, learner.trained.parameters(), before))

@@ -15,7 +15,7 @@ import torch
 from stages.running.machine import cpu_model
 from stages.settings.command_line import make_config
 from stages.training.accelerator import make_accelerator
-from tests.conftest import ROOT
+from tests.lib.hub_client import ROOT
 
 
 def test_the_accelerator_sets_every_global_seed():

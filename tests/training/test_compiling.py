@@ -8,7 +8,7 @@ import torch
 from stages.models.loading import load_policy
 from stages.rl.metrics import compilations
 from stages.training import compiling
-from tests.conftest import close
+from tests.lib.asserts import close
 
 CPU = torch.device("cpu")
 

@@ -26,7 +26,8 @@ from stages.training.memory import (
 )
 from stages.training.optimizer import make_optimizer
 from stages.training.step import StepTimes, optimizer_step
-from tests.conftest import flat, make_stages, state_of
+from tests.lib.learners import flat, state_of
+from tests.lib.make_stages import make_stages
 from tests.lib.processes import launch
 from tests.lib.short_memory import ARGUMENTS, limit_training_pass
 from tests.lib.small_splits import PAIRS, POSTS

@@ -32,7 +32,7 @@ from stages.settings.config import Config, UserError
 from stages.training.memory import FORWARD, MICROBATCH
 from stages.training.optimizer import make_optimizer
 from stages.training.step import NonFiniteError, optimizer_step
-from tests.conftest import flat, learner_of, rolled_out, state_of
+from tests.lib.learners import flat, learner_of, rolled_out, state_of
 from tests.lib.short_memory import limit_every_pass
 from tests.lib.small_splits import PAIRS, POSTS, ROWS, random_texts
 
@@ -129,6 +129,7 @@ def two_updates_in_bf16(place: "Place", keeps_copies: bool, dtype: str) -> tuple
         for update in range(2):
             rollout, _ = rolled_out(config, learner, QUERIES, update)
             optimize(learner, rollout, config.ppo, update, config.ppo.kl_coef)
+            assert rollout.values is not None
             numbers += [rollout.logprobs, rollout.ref_logprobs, rollout.values, rollout.scores]
     for network in frozen.values():
         assert not any(weight.requires_grad for weight in network.parameters())
@@ -255,9 +256,7 @@ def checks_before_the_first_update(place: Place) -> Pass:
     origins: Any = SimpleNamespace(reward_model=place.folder / "model", score_shift=0.0)
 
     def run() -> list[bool]:
-        start_checks.check_start(
-            learner, rollout, origins, place.config.ppo, place.config.memory, score
-        )
+        start_checks.check_start(learner, rollout, origins, place.config.ppo, place.config, score)
         return [True]
 
     return run
@@ -266,7 +265,7 @@ def checks_before_the_first_update(place: Place) -> Pass:
 def best_of_two_sampling(place: Place) -> Pass:
     """Two samples of each query, so four queries in a pass."""
     sampling = Sampling(
-        seed=1, purpose="x", length=6, temperature=1.0, forward_batch_size=8, samples=2
+        seed=1, purpose="x", length=6, temperature=1.0, forward_batch_size=8, samples_per_query=2
     )
 
     def run() -> list[int]:
