@@ -110,7 +110,8 @@ def test_a_converted_reward_model_scores_as_the_papers_forward_pass(whole, tmp_p
     theirs = PaperModel(folder, AutoModelForTokenClassification.from_pretrained(ours).config)
     expected = [theirs.score(row) for row in torch.cat([QUERIES, RESPONSES], dim=1).tolist()]
     assert expected[0] != expected[1]
-    scores = score_responses(converted, QUERIES, RESPONSES, -1)
+    batch = ResponseBatch(queries=QUERIES, responses=RESPONSES, pad_id=-1)
+    scores = score_responses(converted, batch)
     assert scores.tolist() == pytest.approx(expected, abs=1e-5)
 
 
@@ -148,7 +149,8 @@ def test_a_sequence_classifier_gives_its_own_scores_at_the_last_token(family, tm
 
     assert mean == 0.0
     queries = torch.tensor([[39, 6, 7, 8], [9, 5, 3, 2]])
-    scores = score_responses(model, queries, RESPONSES, 39)
+    batch = ResponseBatch(queries=queries, responses=RESPONSES, pad_id=39)
+    scores = score_responses(model, batch)
     for score, query in zip(scores, ([6, 7, 8], [9, 5, 3, 2]), strict=True):
         expected = theirs(torch.tensor([[*query, 11, 12, 0]])).logits[0, 0]
         assert score.item() == pytest.approx(expected.item(), abs=1e-5)
@@ -162,14 +164,15 @@ def test_a_converted_sequence_classifier_is_in_our_layout_when_saved(family, tmp
     torch.manual_seed(3)
     AutoModelForSequenceClassification.from_config(config).save_pretrained(tmp_path / "theirs")
     model, _ = load_released_reward_model(tmp_path / "theirs")
-    scores = score_responses(model, QUERIES, RESPONSES, 39)
+    batch = ResponseBatch(queries=QUERIES, responses=RESPONSES, pad_id=39)
+    scores = score_responses(model, batch)
 
     model.save_pretrained(tmp_path / "ours")
     again, mean = load_released_reward_model(tmp_path / "ours")
 
     assert mean is None
     # Where weights lie in memory changes rounding.
-    assert torch.allclose(score_responses(again, QUERIES, RESPONSES, 39), scores, atol=1e-6)
+    assert torch.allclose(score_responses(again, batch), scores, atol=1e-6)
 
 
 def test_a_backbone_with_a_value_head_and_a_normalization_gives_its_own_scores(tmp_path):

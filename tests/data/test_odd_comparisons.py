@@ -54,7 +54,14 @@ def test_the_reward_model_learns_from_empty_and_equal_summaries(reward_model, od
 
 def test_the_reward_model_is_evaluated_on_empty_and_equal_summaries(reward_model, odd_pairs):
     state = odd_state(reward_model)
-    metrics = rm.evaluate(state.run, state.accelerator, reward_model, odd_pairs, "odd")
+    metrics = rm.evaluate(
+        state.run,
+        state.learner.accelerator,
+        state.learner.budget,
+        reward_model,
+        odd_pairs,
+        "odd",
+    )
     assert_all_finite(metrics, reward_model)
     assert metrics["pairs"] == 3
 

@@ -8,7 +8,8 @@ from torch import Tensor
 from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
 
 from stages.functional import truncate_after
-from stages.models.sampling import draw, sample
+from stages.models.policy import PolicyModel
+from stages.models.sampling import SamplingParams, draw, sample
 
 
 @pytest.fixture
@@ -24,11 +25,12 @@ def writer():
         max_position_embeddings=128,
         initializer_range=0.15,
     )
-    return GPTNeoXForCausalLM(config).eval()
+    return PolicyModel(GPTNeoXForCausalLM(config)).eval()
 
 
-def write(writer: torch.nn.Module, queries: Tensor, uniforms: Tensor, eos_id: int = 0) -> Tensor:
-    responses, _ = sample(writer, queries, uniforms, temperature=0.9, eos_id=eos_id, pad_id=7)
+def write(writer: PolicyModel, queries: Tensor, uniforms: Tensor, eos_id: int = 0) -> Tensor:
+    params = SamplingParams(temperature=0.9, eos_id=eos_id, pad_id=7)
+    responses, _ = sample(writer, queries, uniforms=uniforms, params=params)
     return responses
 
 
@@ -59,7 +61,7 @@ def test_cached_sampling_draws_what_whole_forward_passes_predict(writer):
     for row, query in enumerate(queries):
         tokens = query[query != 7].tolist()
         for step in range(8):
-            logits = writer(torch.tensor([tokens])).logits[0, -1, :7].double()
+            logits = writer.model(torch.tensor([tokens])).logits[0, -1, :7].double()
             cumulative = (logits / 0.9).softmax(0).cumsum(0)
             expected = sum(cumulative.lt(uniforms[row, step]).tolist())
             assert responses[row, step] == expected

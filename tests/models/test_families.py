@@ -23,10 +23,11 @@ from stages import base, dpo, normalize, ppo, rm, sft
 from stages.data.ragged import load_split, pad_left, pad_right
 from stages.driving.start import run_module
 from stages.finished import read_manifest
-from stages.models.forward import score_responses
+from stages.models.forward import ResponseBatch, score_responses
 from stages.models.heads import head_name, scalar_head
 from stages.models.loading import load_reward_model
-from stages.models.sampling import sample
+from stages.models.policy import PolicyModel
+from stages.models.sampling import SamplingParams, sample
 from stages.models.tokenizers import load_tokenizer
 from stages.running.files import read_lines
 from tests.conftest import close
@@ -133,7 +134,10 @@ def test_a_family_goes_through_all_stages_and_its_models_open_with_plain_transfo
     pad_id = tokenizer.pad_token_id
     queries, summaries_ = references
     ours = load_reward_model(run.folder / "normalize/model")
-    scores = score_responses(ours, pad_left(queries, pad_id), pad_right(summaries_, pad_id), pad_id)
+    batch = ResponseBatch(
+        queries=pad_left(queries, pad_id), responses=pad_right(summaries_, pad_id), pad_id=pad_id
+    )
+    scores = score_responses(ours, batch)
     assert abs(scores.mean().item()) < 1e-4
 
     # By hand: no padding, no masks, no position ids, the scalar at the last token, which is EOS.
@@ -153,7 +157,12 @@ def test_no_spare_embedding_is_drawn(run, references):
     policy = AutoModelForCausalLM.from_pretrained(run.folder / "ppo/model").eval()
     assert policy.get_input_embeddings().num_embeddings == pad_id + SPARE  # never resized
     uniforms = torch.rand(4, 20, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    drawn, _ = sample(policy, pad_left(queries[:4], pad_id), uniforms, 5.0, -1, pad_id)
+    drawn, _ = sample(
+        PolicyModel(policy),
+        pad_left(queries[:4], pad_id),
+        uniforms=uniforms,
+        params=SamplingParams(temperature=5.0, eos_id=-1, pad_id=pad_id),
+    )
     assert int(drawn.max()) < pad_id
 
 

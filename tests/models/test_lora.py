@@ -13,6 +13,7 @@ from stages.driving.start import run_module
 from stages.models.forward import head_scalars, model_inputs, response_logprobs
 from stages.models.loading import load_policy, load_reward_model, save_model
 from stages.models.lora import adapt, adapter_layers, adapter_off, merge
+from stages.models.policy import PolicyModel
 from stages.rl.networks import save_networks
 from stages.running.files import read_lines
 from stages.settings.command_line import make_config
@@ -296,14 +297,11 @@ def mini_config(microbatch_size, forward=32):
 
 
 def test_ppos_reference_is_the_sft_model_while_the_policy_moves(study):
-    learner, rollout = two_updates_of_ppo(study, mini_config(16))
+    _, rollout = two_updates_of_ppo(study, mini_config(16))
     sft_model = load_policy(study / "sft" / "model").eval()
-    tokens = torch.cat([rollout.queries, rollout.responses], dim=1)
-    real, length = tokens != learner.networks.pad_id, rollout.responses.shape[1]
     temperature = mini_config(16).ppo.temperature
-    inputs = tokens.masked_fill(~real, 0)
     with torch.no_grad():
-        expected = response_logprobs(sft_model, inputs, real, length, temperature)
+        expected, _ = response_logprobs(PolicyModel(sft_model), rollout, temperature=temperature)
     ref_distance = (rollout.ref_logprobs - expected).abs()[rollout.response_mask]
     policy_distance = (rollout.logprobs - expected).abs()[rollout.response_mask]
     assert ref_distance.max() < 1e-5

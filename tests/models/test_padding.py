@@ -7,12 +7,14 @@ from torch import Tensor
 from transformers import GPTNeoXConfig
 
 from stages.models.forward import (
+    ResponseBatch,
     model_inputs,
     response_logprobs,
     response_values,
     score_responses,
 )
 from stages.models.loading import load_policy, new_reward_model
+from stages.models.policy import PolicyModel
 from tests.conftest import SHARED, close
 from tests.lib import paper_numbers as paper
 
@@ -25,19 +27,20 @@ def random_tokens(rows: int, length: int, seed: int = 0) -> Tensor:
 @pytest.mark.parametrize("pads", [0, 1, 7])
 def test_padding_on_either_side_changes_no_log_probability_and_no_score(policy, reward_model, pads):
     pad = policy.config.vocab_size
-    queries, responses = random_tokens(2, 6, seed=1), random_tokens(2, 5, seed=2)
-    left = torch.nn.functional.pad(queries, (pads, 0), value=pad)
-    right = torch.nn.functional.pad(responses, (0, pads), value=pad)
-    both = torch.cat([queries, responses], dim=1)
-    padded = torch.cat([left, right], dim=1)
+    queries = random_tokens(2, 6, seed=1)
+    responses = random_tokens(2, 5, seed=2)
+    bare = ResponseBatch(queries=queries, responses=responses, pad_id=pad)
+    padded = ResponseBatch(
+        queries=torch.nn.functional.pad(queries, (pads, 0), value=pad),
+        responses=torch.nn.functional.pad(responses, (0, pads), value=pad),
+        pad_id=pad,
+    )
+    assert padded.mask.sum() == bare.tokens.numel()
     with torch.no_grad():
-        bare = score_responses(reward_model, queries, responses, pad)
-        close(score_responses(reward_model, left, right, pad), bare, 1e-4)
-        bare = response_logprobs(policy, both, both != pad, 5, 1.0)
-        real = padded != pad
-        found = response_logprobs(policy, padded.masked_fill(~real, 0), real, 5 + pads, 1.0)
-        close(found[:, :5], bare, 1e-4)
-    assert (padded != pad).sum() == both.numel()
+        close(score_responses(reward_model, padded), score_responses(reward_model, bare), 1e-4)
+        logprobs, _ = response_logprobs(PolicyModel(policy), padded)
+        expected, _ = response_logprobs(PolicyModel(policy), bare)
+        close(logprobs[:, :5], expected, 1e-4)
 
 
 def test_pad_ids_reach_no_embedding_and_positions_count_real_tokens():
@@ -67,16 +70,17 @@ def test_scores_values_and_logprobs_are_those_of_the_papers_code(golden, tiny_ne
     with torch.no_grad():
         reward_model.classifier.weight.copy_(case["head_weight"])
         reward_model.classifier.bias.copy_(case["head_bias"] - case["reward_bias"])
-    queries, responses, pad = case["queries"], case["responses"], int(case["pad_token_id"])
-    both, length = torch.cat([queries, responses], dim=1), responses.shape[1]
-    real = responses != pad
+    batch = ResponseBatch(
+        queries=case["queries"], responses=case["responses"], pad_id=int(case["pad_token_id"])
+    )
+    real = batch.responses != batch.pad_id
     value_counts = torch.cat([torch.ones(len(real), 1).bool(), real[:, :-1]], dim=1)
     with torch.no_grad():
-        scores = score_responses(reward_model, queries, responses, pad)
-        values = response_values(reward_model, both, both != pad, length)
-        temperature = case["temperature"].item()
-        inputs = both.masked_fill(both == pad, 0), both != pad
-        logprobs = response_logprobs(policy, *inputs, length, temperature)
+        scores = score_responses(reward_model, batch)
+        values = response_values(reward_model, batch)
+        logprobs, _ = response_logprobs(
+            PolicyModel(policy), batch, temperature=case["temperature"].item()
+        )
     close(scores, case["rewards"], 1e-5)
     close(values[value_counts], case["values"][value_counts], 1e-5)
     close(logprobs[real], case["logprobs"][real], 1e-5)

@@ -74,13 +74,13 @@ def test_scores_are_those_of_the_text_up_to_where_they_are_read(shares, before_e
         alone = summary_scores(model, tensors(QUERIES), [tensors(summaries_)], CPU)[0]
         close(alone.float(), scores, 1e-6)
 
-        padded_left = score_responses(model, queries, pad_right(tensors(summaries_), PAD), PAD)
+        padded_left = scored(model, queries, pad_right(tensors(summaries_), PAD))
         close(padded_left.float(), scores, 1e-6)
 
         # Padding on the right only: the whole text as the response of an empty query.
         texts = [query + summary for query, summary in zip(QUERIES, summaries_, strict=True)]
         no_query = torch.empty(len(texts), 0, dtype=torch.long)
-        padded_right = score_responses(model, no_query, pad_right(tensors(texts), PAD), PAD)
+        padded_right = scored(model, no_query, pad_right(tensors(texts), PAD))
         close(padded_right.float(), scores, 1e-6)
 
 
@@ -92,7 +92,7 @@ def test_by_default_a_score_is_the_scalar_of_the_last_token_to_the_bit(reward_mo
     last_columns = [len(text) - 1 for text in texts]
     queries = pad_left(tensors(QUERIES), PAD)
     responses = pad_right(tensors(SUMMARIES[0]), PAD)
-    scores = score_responses(reward_model, queries, responses, PAD)
+    scores = scored(reward_model, queries, responses)
     assert torch.equal(scores, scalars[torch.arange(3), last_columns])
 
 

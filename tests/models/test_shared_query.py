@@ -30,7 +30,7 @@ from stages.models.forward import (
     summary_scores,
 )
 from stages.models.heads import register_head_class
-from stages.models.logprobs import SHARING
+from stages.models.policy import PolicyModel
 from tests.conftest import close
 from tests.lib.families import CONFIGS, GROUPED
 

@@ -12,8 +12,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from stages.data.lengths import Limits
 from stages.data.ragged import TokenizedSplit
-from stages.data.tokens import Limits, tokenize_comparisons, tokenize_posts
+from stages.data.tokens import tokenize_comparisons, tokenize_posts
 from stages.rm import score_pairs, take_step
 from stages.settings.command_line import make_config
 from stages.sft import count_tokens, summed_loss

@@ -255,9 +255,7 @@ def checks_before_the_first_update(place: Place) -> Pass:
     origins: Any = SimpleNamespace(reward_model=place.folder / "model", score_shift=0.0)
 
     def run() -> list[bool]:
-        start_checks.check_start(
-            learner, rollout, origins, place.config.ppo, place.config.memory, score
-        )
+        start_checks.check_start(learner, rollout, origins, place.config.ppo, place.config, score)
         return [True]
 
     return run
@@ -266,7 +264,7 @@ def checks_before_the_first_update(place: Place) -> Pass:
 def best_of_two_sampling(place: Place) -> Pass:
     """Two samples of each query, so four queries in a pass."""
     sampling = Sampling(
-        seed=1, purpose="x", length=6, temperature=1.0, forward_batch_size=8, samples=2
+        seed=1, purpose="x", length=6, temperature=1.0, forward_batch_size=8, samples_per_query=2
     )
 
     def run() -> list[int]:
