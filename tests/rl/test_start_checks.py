@@ -243,7 +243,6 @@ def test_step_3_gives_known_answers_their_scores_and_another_text_or_model_is_ca
         start_checks.replay_known_answers(learner, step_3, known, shift, settings, BOUNDS)
 
     replay()
-    replay(lambda _, texts, __: SimpleNamespace(scores=texts.sampler_gaps + 5))  # one's own reward
     with pytest.raises(UserError, match=r"saved with.*0\.1.*or a library"):
         replay(shift=0.1)
     PLANTED["query-one-short"].plant(monkeypatch.setattr)
