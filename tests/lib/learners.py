@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
-from stages.training.learner import Learner
 
 from stages.data.ragged import load_split
 from stages.models.sampling import Noise
@@ -26,7 +25,9 @@ from stages.rl.rollout import measure, sample_responses, score
 from stages.rl.update import optimize
 from stages.runs import Run
 from stages.settings.ppo import PolicyGradient
+from stages.training.memory import MemoryBudget
 from stages.training.state import Order, State
+from stages.training.step import Learner
 
 
 def flat(network: Any) -> torch.Tensor:
@@ -41,7 +42,7 @@ def state_of(config: Any, network: Any, optimizer: Any = None, **others: Any) ->
         accelerator=others.pop("accelerator", None) or Accelerator(cpu=True),
         trained=network,
         optimizer=optimizer,
-        microbatch_size=config.memory.microbatch_size,
+        budget=MemoryBudget.from_settings(config.memory),
         update=others.pop("update", 0),
     )
     given: dict[str, Any] = {
@@ -60,8 +61,7 @@ def learner_of(networks: Any, config: Any, optimizer: Any = None, **others: Any)
         "accelerator": Accelerator(cpu=True),
         "networks": networks,
         "optimizer": optimizer,
-        "microbatch_size": config.memory.microbatch_size,
-        "forward_batch_size": config.memory.forward_batch_size,
+        "budget": MemoryBudget.from_settings(config.memory),
     }
     if "trained" not in others:
         given["trained"] = PolicyAndCritic(networks.policy, networks.critic)

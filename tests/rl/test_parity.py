@@ -12,8 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from stages.training.learner import NonFiniteError
-from stages.training.loop import make_optimizer
 
 from stages.models.policy import PolicyModel
 from stages.rl.episodes import Rollout
@@ -21,6 +19,8 @@ from stages.rl.networks import Networks, PolicyAndCritic, parameter_groups
 from stages.rl.update import optimize
 from stages.settings.command_line import make_config
 from stages.settings.config import Optimizer, Ppo
+from stages.training.optimizer import make_optimizer
+from stages.training.step import NonFiniteError
 from tests.lib.learners import learner_of, rolled_out
 
 RATE = 2e-3

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 from accelerate import Accelerator
-from stages.training.loop import make_optimizer
 
 from stages.data.ragged import make_ragged
 from stages.functional import (
@@ -30,6 +29,7 @@ from stages.rl.update import check_episodes, first_kl_coef, next_kl_coef, set_ra
 from stages.settings.command_line import make_config
 from stages.settings.config import Optimizer, Ppo, UserError
 from stages.settings.ppo import PAPER_QUIRKS
+from stages.training.optimizer import make_optimizer
 from tests.lib.asserts import close, refusal_of
 from tests.lib.fabricated_runs import write_rows
 from tests.lib.learners import learner_of, rolled_out, rollout_from
