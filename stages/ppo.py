@@ -1,4 +1,4 @@
-"""Stage 4: PPO, and the loop of every policy-gradient algorithm.
+"""Stage 4: the training loop of PPO and of the other policy-gradient algorithms.
 
 Source: Huang et al. 2024, details 20 to 25; Stiennon et al. 2020, section 3.4.
 
@@ -16,11 +16,11 @@ RLOO, Dr.GRPO and others differ from PPO in step 5 and in the defaults of their 
 of them have no critic. `stages/rl/algorithms.py` is the table of them, `stages/rl` has the steps,
 and `stages/functional.py` the formulas.
 
-An update does not depend on the microbatch size or on the number of processes: the sampling noise
-belongs to the episode, and whitening and loss means are over the global (mini)batch. There are
-three exceptions. Each process deals its own episodes into minibatches, as in Huang et al. 2024
-(which has one minibatch), and `whiten_over=process` and `loss_mean=microbatches` do as that code
-does.
+An update does not depend on the microbatch size or on the number of processes: each episode has its
+own random numbers for sampling, and whitening and loss means are over the global (mini)batch. There
+are three exceptions. Each process splits its own episodes into minibatches, as in Huang et al. 2024
+(which has one minibatch), and `whiten_over=process` and `loss_mean=microbatches` reproduce what the
+paper's code does.
 """
 
 from itertools import accumulate
@@ -32,10 +32,11 @@ from transformers import PreTrainedTokenizerBase
 from stages.models.loading import save_model
 from stages.models.lora import adapter_layers
 from stages.models.tokenizers import load_tokenizer
-from stages.rl.advantages import compute_advantages, shape_rewards
+from stages.rl.advantages import assign_rewards, compute_advantages
 from stages.rl.algorithms import Algorithm
 from stages.rl.metrics import describe, describe_texts, samples, say_what_is_odd, summarize
 from stages.rl.networks import PolicyLearner, load_networks, make_learner, origins_of, save_networks
+from stages.rl.pretraining import load_pretraining_mix
 from stages.rl.rollout import load_queries, measure, sample_responses, score
 from stages.rl.start_checks import check_start
 from stages.rl.update import check_episodes, first_kl_coef, next_kl_coef, optimize, set_rate
@@ -50,21 +51,26 @@ from stages.training.state import begin
 
 
 def train_policy(config: Config, algorithm: Algorithm) -> None:
-    """Run the stage of one algorithm: load, update by update the six steps, save."""
+    """Run the stage of one algorithm: load, take the six steps of each update, save."""
     stage = algorithm.name
     settings: PolicyGradient = getattr(config, stage)
+    # A pass runs either the policy or the critic, so half of the weights get no gradient from it.
     accelerator = make_accelerator(config, find_unused_parameters=settings.uses_critic)
     with open_stage(config, stage, accelerator.is_main_process) as run:
         check_episodes(stage, settings, accelerator)
 
-        # The policy starts as the SFT model, the critic as the reward model (detail 22).
-        split, queries = load_queries(run.require("base") / "data")
+        data = run.require("base") / "data"
+        split, queries = load_queries(data)
+        mix = load_pretraining_mix(config, settings, data)
         tokenizer = load_tokenizer(run.require("sft") / "model")
+
+        # The policy starts as the SFT model, the critic as the reward model (detail 22).
         origins = origins_of(run, settings)
         networks = load_networks(origins, tokenizer, settings, config.memory.frozen_dtype)
         learner = make_learner(accelerator, networks, settings, config.optimizer, config.memory)
 
-        # Resumes after the last saved update, if there is one.
+        # Resume after the last saved update, if there is one. An adaptive KL coefficient follows
+        # from what that update has logged.
         state = begin(run, learner, settings, len(queries))
         metrics_file = run.partial / "metrics.jsonl"
         kl_coef = first_kl_coef(settings, metrics_file, state.update)
@@ -74,16 +80,16 @@ def train_policy(config: Config, algorithm: Algorithm) -> None:
             learning_rate = set_rate(learner, settings)
             query_batch = [queries[row] for row in state.order.batch(update)]
 
-            # 1. to 3. Episodes: what the policy writes, how likely that is, and its score.
+            # 1. to 3. Sample episodes, compute their log-probabilities and values, score them.
             sampled = sample_responses(learner, query_batch, state.noise, settings)
             measured = measure(learner, sampled, settings)
             episodes = score(learner, measured, settings)
 
-            # 4. and 5. Rewards per token, then advantages and the critic's targets.
-            shaped = shape_rewards(episodes, settings, tokenizer.pad_token_id, kl_coef)
+            # 4. and 5. Compute rewards per token, then advantages and the critic's targets.
+            shaped = assign_rewards(episodes, settings, tokenizer.pad_token_id, kl_coef)
             rollout = compute_advantages(accelerator, shaped, algorithm, settings)
 
-            # What the update looks like before anything is learned from it, and checks.
+            # Describe and check the rollout before anything is learned from it.
             metrics = describe(learner, rollout, settings, kl_coef)
             metrics |= describe_texts(learner, rollout, tokenizer)
             metrics |= {"lr": learning_rate, "seconds/rollout": state.seconds}
@@ -92,11 +98,11 @@ def train_policy(config: Config, algorithm: Algorithm) -> None:
             say_what_is_odd(learner, metrics_file, metrics, settings)
             check_update(learner, rollout, settings, kl_coef, config.checks.updates)
 
-            # 6. Passes over the episodes.
-            metrics |= optimize(learner, rollout, settings, state.minibatch_seed, kl_coef)
+            # 6. Optimize over the episodes.
+            metrics |= optimize(learner, rollout, settings, state.minibatch_seed, kl_coef, mix)
             check_statistics(learner, metrics, settings, config.checks.updates)
 
-            # Records, and the policies that are kept on the way.
+            # Write metrics and samples, and keep some policies on the way.
             metrics["seconds/update"] = state.seconds
             run.log(update + 1, episode=(update + 1) * settings.batch_size, **metrics)
             is_last = update + 1 == state.updates
@@ -115,15 +121,17 @@ def train_policy(config: Config, algorithm: Algorithm) -> None:
 
 
 def kept_models(settings: PolicyGradient) -> dict[int, str]:
-    """The updates, from 0, after which the policy is kept, and its folder: `model-24` after 24.
+    """The updates, counted from 0, after which the policy is kept, and its folder.
 
-    They are equal steps of the sum of learning rates while the policy is trained. Of what is known
-    beforehand, that comes closest to equal steps of KL. Pages show each at its measured KL.
+    `model-24` is the policy after 24 updates, the last of them 23. The updates divide the policy's
+    cumulative learning rate into equal steps: the best stand-in for equal steps of KL that is known
+    in advance. Pages show each policy at its measured KL.
     """
     if not isinstance(settings, Ppo) or not settings.checkpoints:
         return {}
     updates = settings.num_updates
     steps = settings.checkpoints + 1
+    # Proportional to the learning rate, which decays linearly (`linear_rate`).
     rates = {
         update: updates - update for update in range(updates) if settings.policy_learns(update)
     }
@@ -144,7 +152,7 @@ def kept_models(settings: PolicyGradient) -> dict[int, str]:
 def keep_policy(learner: PolicyLearner, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
     """Write the policy as it is now, adapters merged, as a plain model; the main process writes.
 
-    The learner stays bit by bit as it was. All processes must call this.
+    The learner is unchanged, bit for bit. All processes must call this.
     """
     policy = learner.accelerator.unwrap_model(learner.trained).policy
     with gathered(policy), torch.no_grad():
@@ -158,6 +166,6 @@ def keep_policy(learner: PolicyLearner, tokenizer: PreTrainedTokenizerBase, fold
         if not learner.accelerator.is_main_process:
             return
         save_model(policy.model, tokenizer, folder, weights)
-    # On disk before the next checkpoint: a resumed run does not write this folder again.
+    # Flush to disk before the next checkpoint: a resumed run does not write this folder again.
     for path in [*folder.iterdir(), folder]:
         sync(path)

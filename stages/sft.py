@@ -79,7 +79,7 @@ def train_sft(config: Config) -> None:
             run.log(updates_done, **metrics)
 
         # Save before evaluating: an evaluation that fails does not cost the model.
-        trained = keep_model(accelerator, policy, tokenizer, run.partial / "model")
+        trained = PolicyModel(keep_model(accelerator, policy, tokenizer, run.partial / "model"))
         results = evaluate(run, accelerator, budget, trained, tokenizer, validation)
         if run.main:
             # The last update has already measured the final validation loss.

@@ -8,20 +8,19 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import hypothesis
 import numpy as np
 import pytest
 import torch
 
-from stages.driving.start import run_module
 from stages.settings import config as settings
-from stages.settings.checks import UserError
 from tests.lib.browser import Browser, find_chromium
+from tests.lib.make_stages import make_stages
 from tests.lib.paper_numbers import NUMBERS
+from tests.lib.places import SHARED
 
 # Also where there is a card the tests run on the CPU; `make card` runs those that need one.
 # CUDA reads it when it is first used, after this.
@@ -36,40 +35,7 @@ torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
 hypothesis.settings.register_profile("steady", deadline=None, derandomize=True, max_examples=60)
 hypothesis.settings.load_profile("steady")
 
-ROOT = Path(__file__).parents[1]
-SHARED = ROOT.parent / "shared"
 EOS = "<|endoftext|>"
-
-
-def close(found: torch.Tensor, expected: Any, tolerance: float = 1e-6) -> None:
-    """Assert equal shapes and every element within the tolerance; NaN equals nothing."""
-    expected = torch.as_tensor(expected, dtype=found.dtype)
-    torch.testing.assert_close(found, expected, rtol=0, atol=tolerance)
-
-
-def refused_by(capsys: Any, command: Callable[..., Any], *words: str) -> str:
-    """The one line in which a command with these words ends, with status 2."""
-    with pytest.raises(SystemExit) as ended:
-        command([*words])
-    assert ended.value.code == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    return str(line)
-
-
-def refusal_of(call: Callable[..., Any], *values: Any, **named: Any) -> str:
-    """The one line of the UserError in which a call ends."""
-    with pytest.raises(UserError) as refused:
-        call(*values, **named)
-    assert "\n" not in str(refused.value)
-    return str(refused.value)
-
-
-def make_stages(root: Path, stages: Iterable[Any], arguments: list[str]) -> None:
-    """Make some stages in a working folder."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(root)
-        for stage in stages:
-            run_module(stage, arguments)
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -261,107 +227,6 @@ def before_ppo(policy, reward_model, tokenizer):
         eos_id=tokenizer.eos_token_id,
         pad_id=tokenizer.pad_token_id,
     )
-
-
-def learner_of(networks: Any, config: Any, optimizer: Any = None, **others: Any) -> Any:
-    """A learner of a policy's networks in one process; `trained` is their module, not wrapped."""
-    from accelerate import Accelerator
-
-    from stages.rl.networks import PolicyAndCritic, PolicyLearner
-    from stages.training.memory import MemoryBudget
-
-    given = {
-        "stage": "ppo",
-        "accelerator": Accelerator(cpu=True),
-        "networks": networks,
-        "optimizer": optimizer,
-        "budget": MemoryBudget.from_settings(config.memory),
-    }
-    if "trained" not in others:
-        given["trained"] = PolicyAndCritic(networks.policy, networks.critic)
-    return PolicyLearner(**given | others)
-
-
-def state_of(config: Any, network: Any, optimizer: Any = None, **others: Any) -> Any:
-    """A training loop's state about networks of a test, in one process, with no run on disk."""
-    from types import SimpleNamespace
-
-    from accelerate import Accelerator
-
-    from stages.training.memory import MemoryBudget
-    from stages.training.state import Order, State
-    from stages.training.step import Learner
-
-    learner = Learner(
-        stage="test",
-        accelerator=others.pop("accelerator", None) or Accelerator(cpu=True),
-        trained=network,
-        optimizer=optimizer,
-        budget=MemoryBudget.from_settings(config.memory),
-        update=others.pop("update", 0),
-    )
-    given: dict[str, Any] = {
-        "run": SimpleNamespace(config=config),
-        "learner": learner,
-        "updates": 10,
-        "order": Order(rows=1, batch_size=1, seed=config.seed, purpose="test"),
-    }
-    return State(**given | others)
-
-
-def flat(network: Any) -> torch.Tensor:
-    """A copy of all weights of a network, in one row."""
-    return torch.cat([weight.detach().flatten() for weight in network.parameters()])
-
-
-def rolled_out(
-    config: Any, learner: Any, queries: Any, update: int = 0
-) -> tuple[Any, dict[str, float]]:
-    """Steps 1 to 5 of an update of PPO: the rollout, and what is reported of it."""
-    from stages.models.sampling import Noise
-    from stages.rl.advantages import compute_advantages, shape_rewards
-    from stages.rl.algorithms import ALGORITHMS
-    from stages.rl.metrics import describe
-    from stages.rl.rollout import measure, sample_responses, score
-    from stages.training.state import Order
-
-    ppo, size = config.ppo, config.ppo.batch_size
-    order = Order(rows=len(queries), batch_size=size, seed=config.seed, purpose="ppo")
-    length = config.data.max_summary_tokens
-    noise = Noise(seed=config.seed, purpose="ppo", step=update, length=length)
-    batch = [queries[row] for row in order.batch(update)]
-    episodes = sample_responses(learner, batch, noise, ppo)
-    episodes = score(learner, measure(learner, episodes, ppo), ppo)
-    shaped = shape_rewards(episodes, ppo, learner.networks.pad_id, ppo.kl_coef)
-    rollout = compute_advantages(learner.accelerator, shaped, ALGORITHMS["ppo"], ppo)
-    return rollout, describe(learner, rollout, ppo, ppo.kl_coef)
-
-
-def ppo_learner(study: Path, config: Any) -> Any:
-    """The learner with which PPO begins from a finished run's models."""
-    from accelerate import Accelerator
-
-    from stages.models.tokenizers import load_tokenizer
-    from stages.rl.networks import load_networks, make_learner, origins_of
-    from stages.runs import Run
-
-    ppo, origins = config.ppo, origins_of(Run(config, "ppo"), config.ppo)
-    tokenizer = load_tokenizer(study / "sft" / "model")
-    networks = load_networks(origins, tokenizer, ppo, config.memory.frozen_dtype)
-    return make_learner(Accelerator(cpu=True), networks, ppo, config.optimizer, config.memory)
-
-
-def two_updates_of_ppo(study: Path, config: Any) -> tuple[Any, Any]:
-    """The learner and the second rollout after two updates from a finished run's models."""
-    from stages.data.ragged import load_split
-    from stages.rl.update import optimize
-
-    learner = ppo_learner(study, config)
-    queries = load_split(study / "base" / "data", "sft_train").columns["queries"]
-    for update in range(2):
-        rollout, _ = rolled_out(config, learner, queries, update)
-        optimize(learner, rollout, config.ppo, update, config.ppo.kl_coef)
-    return learner, rollout
 
 
 @pytest.fixture(scope="session")

@@ -13,7 +13,7 @@ from stages.settings import config as settings
 from stages.settings.command_line import make_config
 from stages.settings.config import UserError
 from stages.settings.presets import ABLATIONS, GROUPS, ablations_named
-from tests.conftest import refused_by
+from tests.lib.asserts import refused_by
 from tests.lib.fabricated_runs import OFFLINE, fabricate
 
 SEEDS = (1, 2, 3)

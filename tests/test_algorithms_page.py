@@ -1,4 +1,4 @@
-"""Rivals of PPO at equal KL: what is made, what is compared, and what the page says."""
+"""Algorithms at equal KL: which runs are made, what is compared, and what the page says."""
 
 from math import log
 from pathlib import Path
@@ -11,8 +11,9 @@ from reports import algorithms_page
 from reports.algorithms_page import answer, matched, pairs_table, policies_frame, title
 from reports.parts.cells import MISSING, Number
 from reports.parts.collect import find_runs
-from stages.driving.grid import KL_COEFS, RIVALS, make_grid, rivals
+from stages.driving.grid import KL_COEFS, algorithms, make_grid
 from stages.pipeline import main
+from stages.rl.algorithms import ALGORITHMS
 from stages.settings.command_line import Request
 from stages.settings.config import UserError
 from tests.test_pipeline import Recorder
@@ -22,37 +23,40 @@ SMALL = """
     world.train_comparisons=64 world.validation_comparisons=20 ppo.critic_updates=1
     memory.cpu_threads=1
 """.split()
-SMALL += [f"{rival}.{key}" for rival in RIVALS for key in ("total_episodes=64", "batch_size=16")]
+SMALL += [f"{name}.total_episodes=64" for name in ALGORITHMS]
+SMALL += [f"{name}.batch_size=16" for name in ALGORITHMS]
 
 
-def line(rival, *golds, kls=(1, 4), seed=1):
-    """Rows of a rival's points in one seed: a gold score at each KL; None where none scored."""
+def line(policy, *golds, kls=(1, 4), seed=1):
+    """Rows of a policy's points in one seed: a gold score at each KL; None where none scored."""
     return [
         {
             "seed": seed,
-            "rival": rival,
+            "rival": policy,
             "setting": str(kl),
             "kl": kl,
             "win_rate": 0.5,
             "gold": gold,
             "proxy": 0.0,
             "tokens": 16.0,
-            "seconds": {"ppo": 41.2, "rloo": 5.0}.get(rival, np.nan),
+            "seconds": {"ppo": 41.2, "rloo": 5.0}.get(policy, np.nan),
         }
         for kl, gold in zip(kls, golds, strict=True)
     ]
 
 
-def lines(rival, *golds, **more):
-    """A line of each seed, which has one gold score throughout."""
-    return [
-        row for seed, gold in enumerate(golds) for row in line(rival, gold, gold, seed=seed, **more)
-    ]
+def lines(policy, *golds, **changes):
+    """A line for each seed, which has one gold score throughout."""
+    rows = []
+    for seed, gold in enumerate(golds):
+        rows += line(policy, gold, gold, seed=seed, **changes)
+    return rows
 
 
-def frame(*rows):
-    """The frame of some lines."""
-    return pd.DataFrame([row for each in rows for row in each]).astype({"gold": float})
+def frame(*lines_of_policies):
+    """The frame of these lines."""
+    rows = [row for of_policy in lines_of_policies for row in of_policy]
+    return pd.DataFrame(rows).astype({"gold": float})
 
 
 PPO = lines("ppo", 1, 1, 1)
@@ -77,14 +81,14 @@ def test_lines_without_a_kl_in_common_are_not_compared():
 
 
 @pytest.mark.parametrize(("lowest", "is_over"), [(1.4, True), (0.6, False)])
-def test_a_rival_is_over_another_only_where_the_interval_over_seeds_leaves_out_0(lowest, is_over):
+def test_one_is_better_only_where_the_interval_over_seeds_leaves_out_0(lowest, is_over):
     both = frame(PPO, lines("rloo", lowest, 1.5, 1.6))
     # By hand: mean 0.5, deviation 0.1, t(0.975, 2) = 4.303: 0.5 -+ 4.303 * 0.1 / sqrt(3).
     assert (str(pairs_table(both).rows[0][2]) == "+0.50 [+0.25, +0.75]") == is_over
     assert (title(both) == "better at equal KL: RLOO over PPO") == is_over
 
 
-def test_who_stands_out_by_himself_is_judged_again_among_all_pairs():
+def test_a_pair_that_stands_out_is_judged_again_among_all_pairs():
     """By hand: t = 0.5 / (0.1 / sqrt(3)) = 8.66, p = 0.013; three times that is below 0.05, six
     times it is not.
     """
@@ -126,31 +130,31 @@ def test_runs_without_any_win_rate_have_no_page(monkeypatch):
         algorithms_page.write_page("tiny", ["0.1"])
 
 
-def test_each_coefficient_is_a_run_with_all_rivals_and_the_first_has_best_of_n_too(runs):
-    start, others, _ = rivals(Request(preset="tiny", seed=1), [1, 2], KL_COEFS)
+def test_each_coefficient_is_a_run_of_all_algorithms_and_the_first_has_best_of_n_too(runs):
+    start, others, _ = algorithms(Request(preset="tiny", seed=1), [1, 2], KL_COEFS)
     assert [cell.goals for cell in start] == [("rm",)] * 2
     assert [cell.config.name for cell in others[:4]] == [f"tiny-kl{coef}" for coef in KL_COEFS]
     for place, cell in enumerate(others[:4]):
         config = cell.config
         assert config.upstream == "tiny"
-        coefs = {getattr(config, rival).kl_coef for rival in RIVALS}
+        coefs = {getattr(config, name).kl_coef for name in ALGORITHMS}
         assert coefs == {float(KL_COEFS[place])}
         assert config.eval.temperature == config.ppo.temperature
         assert bool(config.eval.numbers) == ("dpo" in cell.goals) == (place == 0)
     with pytest.raises(UserError, match="a grid of runs trains, and"):
-        rivals(Request(preset="outputs", overrides=("outputs.file=x",)), [1], KL_COEFS)
+        algorithms(Request(preset="outputs", overrides=("outputs.file=x",)), [1], KL_COEFS)
 
 
-def test_a_seed_without_a_reward_model_has_no_rivals(runs, capsys):
+def test_a_seed_without_a_reward_model_has_no_further_runs(runs, capsys):
     maker = Recorder(fails="rm")
-    assert make_grid(maker, rivals(Request(preset="tiny", seed=1), [1], ("0.05",)))
+    assert make_grid(maker, algorithms(Request(preset="tiny", seed=1), [1], ("0.05",)))
     assert not any(name == "tiny-kl0.05" for name, _ in maker.made)
 
 
 @pytest.mark.walk
-def test_rivals_are_made_and_put_beside_each_other(place, monkeypatch):
+def test_all_algorithms_are_trained_and_compared_on_a_page(place, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))
-    request = ["rivals", "--preset", "tiny", "--name", "mini", "--seeds", "1"]
+    request = ["algorithms", "--preset", "tiny", "--name", "mini", "--seeds", "1"]
     main([*request, "--kl-coefs", "0.05", "0.2", "--set", *SMALL])
     made = (place / "runs/reports/rivals-mini.md").read_text()
     for word in ("PPO", "RLOO", "GRPO", "best-of-n", "DPO", "gold score", "win rate"):

@@ -27,7 +27,7 @@ from stages.settings import config as settings
 from stages.settings.command_line import config_of, make_config
 from stages.settings.config import UserError
 from stages.settings.sections import format_post
-from tests.conftest import refused_by
+from tests.lib.asserts import refused_by
 
 ROOT = Path(__file__).parents[1]
 TRL_PYTHON = ROOT / "runs" / "peers" / PEER / "bin" / "python"

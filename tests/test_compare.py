@@ -13,7 +13,7 @@ from reports.parts.paired import BETTER, beside, read_entries, settings_apart, v
 from reports.parts.words import direction, plain
 from stages.finished import stage_folder
 from stages.settings.command_line import make_config
-from tests.conftest import refused_by
+from tests.lib.asserts import refused_by
 from tests.lib.fabricated_runs import NASTY, fabricate
 from tests.test_verdicts import pair_of
 

@@ -20,7 +20,7 @@ from stages.settings.config import (
 from stages.settings.judge import WORDING
 from stages.settings.presets import PRESETS
 from stages.settings.stages import STAGES
-from tests.conftest import refusal_of
+from tests.lib.asserts import refusal_of
 
 
 def override(*texts: str, preset: str = "tiny", upstream: str = "") -> Config:

@@ -24,7 +24,8 @@ from stages.training.optimizer import make_optimizer
 from stages.training.preferences import summarize_gaps
 from stages.training.random_streams import batch_rows
 from stages.training.state import Order
-from tests.conftest import flat, refusal_of, state_of
+from tests.lib.asserts import refusal_of
+from tests.lib.learners import flat, state_of
 
 EOS = 0
 NATS = st.floats(-300, 0)

@@ -9,24 +9,36 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from stages.functional import (
+    adapt_kl_coef,
+    critic_beats_constant,
     entropy,
+    explained_variance,
     first_true_index,
     gae,
     kl_estimate,
+    kl_penalty,
     leave_one_out,
+    loss_weights,
     masked_mean,
     masked_whiten,
+    minus_group_mean,
     minus_mean_return,
+    paper_token_logprobs,
     penalize_missing_eos,
     policy_loss,
+    policy_losses,
     preference_loss,
     response_masks,
+    returns_to_go,
     shape_rewards,
+    subtract_missing_eos,
     token_logprobs,
     truncate_after,
     value_loss,
+    value_losses,
+    weighted_sum,
 )
-from tests.conftest import close
+from tests.lib.asserts import close
 
 EOS, PAD = 0, 99
 NAN = math.nan
@@ -132,6 +144,12 @@ def test_a_missing_eos_replaces_the_score_and_subtracts_nothing():
     assert penalize_missing_eos(scores, cut, EOS, -1.0).tolist() == [2.0, -1.0, -5.0]
 
 
+def test_a_missing_eos_may_be_subtracted_from_the_score_as_in_trl():
+    cut = torch.tensor([[5, 0, 99], [5, 6, 7], [0, 99, 99]])
+    scores = torch.tensor([2.0, 3.0, -5.0])
+    assert subtract_missing_eos(scores, cut, EOS, -1.0).tolist() == [2.0, 2.0, -5.0]
+
+
 # -- log-probabilities, entropy, KL ----------------------------------------------------------------
 
 
@@ -171,6 +189,29 @@ def test_entropy_is_log_v_of_even_logits_and_0_of_certainty():
     close(entropy(torch.tensor([[[1.0, 1.0 + LN3]]])), [[math.log(4) - 0.75 * LN3]])
 
 
+def test_a_token_of_probability_0_adds_nothing_to_the_entropy_and_has_no_gradient():
+    logits = torch.tensor([[[0.0, LN3, -math.inf]]], requires_grad=True)  # 1/4, 3/4, 0
+    found = entropy(logits)
+    close(found, [[math.log(4) - 0.75 * LN3]])
+    found.sum().backward()
+    # dH/dx_i = -p_i * (log p_i + H)
+    first = -0.25 * (math.log(0.25) + found.item())
+    assert logits.grad is not None
+    close(logits.grad, [[[first, -first, 0.0]]])
+
+
+def test_the_papers_logprobs_have_the_digits_of_bf16():
+    logits = torch.tensor([[[1.0, 2.0, 4.0]]])
+    found = paper_token_logprobs(logits, torch.tensor([[1]]), 0.5)
+    exact = 4.0 - math.log(math.exp(2) + math.exp(4) + math.exp(8))
+    assert found.dtype == torch.float32
+    assert found.item() == torch.tensor(found.item()).bfloat16().item()
+    assert found.item() == pytest.approx(exact, rel=2**-8)
+    assert found.item() != pytest.approx(exact, rel=1e-6)
+    with pytest.raises(ValueError, match="above 0"):
+        paper_token_logprobs(logits, torch.tensor([[1]]), 0.0)
+
+
 @pytest.mark.parametrize("kind", ["k1", "k2", "k3"])
 def test_kl_of_a_policy_to_itself_is_0(kind):
     x = random_case(5)["values"]
@@ -192,6 +233,101 @@ def test_k1_and_k3_are_unbiased_under_the_policy():
     for kind in ("k1", "k3"):
         close((p * kl_estimate(p.log(), q.log(), kind)).sum(), exact, 1e-12)
     assert (kl_estimate(p.log(), q.log(), "k3") > 0).all()
+
+
+def test_k3_of_a_token_that_the_policy_all_but_excludes_is_finite_with_its_gradient():
+    # exp(100) is infinite in float32, so the log-ratio is cut at 80 in the exponential.
+    new = torch.tensor([[-100.0]], requires_grad=True)
+    kl = kl_estimate(new, torch.zeros(1, 1), "k3")
+    assert kl.item() == pytest.approx(math.exp(80) - 1 - 100, rel=1e-5)
+    kl.sum().backward()
+    assert new.grad is not None
+    close(new.grad, [[1.0]])  # that of the term outside the exponential
+
+
+# Log-ratios to the old policy: 0.2 and -0.1, together 0.1; to ref_policy: 0.5 and -0.3.
+NEW, OLD, REF = [[-1.0, -2.0]], [[-1.2, -1.9]], [[-1.5, -1.7]]
+OF_KIND = {
+    "k1": [0.5, -0.3],
+    "k2": [0.125, 0.045],
+    "k3": [math.exp(-0.5) - 0.5, math.exp(0.3) - 1.3],
+}
+
+
+@pytest.mark.parametrize("kind", OF_KIND)
+@pytest.mark.parametrize(
+    ("correction", "weights"),
+    [
+        ("off", [1.0, 1.0]),
+        ("token", [math.exp(0.2), math.exp(-0.1)]),
+        ("sequence", [math.exp(0.1), math.exp(0.1)]),
+    ],
+)
+def test_the_kl_penalty_is_the_estimate_times_the_corrections_ratio(kind, correction, weights):
+    new, old, ref = (torch.tensor(x, dtype=torch.float64) for x in (NEW, OLD, REF))
+    found = kl_penalty(new, old, ref, torch.ones(1, 2).bool(), kind, correction)
+    expected = [weight * kl for weight, kl in zip(weights, OF_KIND[kind], strict=True)]
+    close(found, [expected], 1e-12)
+
+
+@pytest.mark.parametrize(
+    ("correction", "expected"),
+    [
+        ("off", [1.0, 1.0]),
+        # d(r * k1) = r * (1 + k1), of the same token
+        ("token", [math.exp(0.2) * 1.5, math.exp(-0.1) * 0.7]),
+        # d(r * (k1 + k1')) = r * (1 + k1 + k1'), of both tokens
+        ("sequence", [math.exp(0.1) * 1.2, math.exp(0.1) * 1.2]),
+    ],
+)
+def test_the_kl_penaltys_gradient_flows_through_the_ratio(correction, expected):
+    new, old, ref = (torch.tensor(x, dtype=torch.float64) for x in (NEW, OLD, REF))
+    new.requires_grad_()
+    kl_penalty(new, old, ref, torch.ones(1, 2).bool(), "k1", correction).sum().backward()
+    assert new.grad is not None
+    close(new.grad, [expected], 1e-12)
+
+
+@pytest.mark.parametrize("correction", ["off", "token", "sequence"])
+def test_the_kl_penalty_ignores_whatever_is_masked(correction):
+    mask = torch.tensor([[True, True, False]])
+    new, old, ref = (torch.tensor([[*x[0], NAN]]) for x in (NEW, OLD, REF))
+    new.requires_grad_()
+    found = kl_penalty(new, old, ref, mask, "k3", correction)
+    close(
+        found[:, :2], kl_penalty(new[:, :2], old[:, :2], ref[:, :2], mask[:, :2], "k3", correction)
+    )
+    assert found[0, 2] == 0
+    found.sum().backward()
+    assert new.grad is not None
+    assert new.grad.isfinite().all()
+    assert new.grad[0, 2] == 0
+
+
+@pytest.mark.parametrize("correction", ["token", "sequence"])
+def test_the_kl_penalty_of_a_huge_ratio_is_finite_with_its_gradient(correction):
+    new = torch.tensor([[100.0]], requires_grad=True)
+    zeros, mask = torch.zeros(1, 1), torch.ones(1, 1).bool()
+    found = kl_penalty(new, zeros, zeros, mask, "k1", correction)
+    found.sum().backward()
+    assert new.grad is not None
+    assert found.isfinite().all()
+    assert new.grad.isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("kl", "expected"),
+    [
+        (6.0, 0.1),
+        (6.6, 0.1 * (1 + 0.1 * 64 / 1000)),
+        (5.4, 0.1 * (1 - 0.1 * 64 / 1000)),
+        (100.0, 0.1 * (1 + 0.2 * 64 / 1000)),  # the error is clipped to 0.2 ...
+        (0.0, 0.1 * (1 - 0.2 * 64 / 1000)),  # ... on both sides
+    ],
+)
+def test_the_kl_coefficient_follows_the_error_from_its_target(kl, expected):
+    found = adapt_kl_coef(0.1, kl, target=6.0, episodes=64, horizon=1000)
+    assert found == pytest.approx(expected, rel=1e-12)
 
 
 # -- rewards, means, whitening ---------------------------------------------------------------------
@@ -248,6 +384,18 @@ def test_whitening_equal_numbers_divides_by_the_floor_and_not_by_0():
     close(masked_whiten(x, torch.ones(1, 2).bool()), [[1 / math.sqrt(2), -1 / math.sqrt(2)]])
 
 
+def test_a_weighted_sum_ignores_what_has_no_weight():
+    close(weighted_sum(torch.tensor([2.0, NAN, 3.0]), torch.tensor([0.5, 0.0, 2.0])), 7.0)
+
+
+def test_loss_weights_count_tokens_sequences_or_microbatches_alike():
+    mask = torch.tensor([[True, True, False], [True, False, False]])
+    close(loss_weights(mask, "tokens"), [[1.0, 1.0, 0.0], [1.0, 0.0, 0.0]])
+    close(loss_weights(mask, "sequences"), [[0.5, 0.5, 0.0], [1.0, 0.0, 0.0]])
+    close(loss_weights(mask, "episodes"), loss_weights(mask, "tokens"))
+    close(loss_weights(mask, "microbatches"), [[1 / 3, 1 / 3, 0.0], [1 / 3, 0.0, 0.0]])
+
+
 # -- advantages ------------------------------------------------------------------------------------
 
 
@@ -257,6 +405,13 @@ def test_advantages_of_a_hand_made_episode():
     advantages, returns = gae(rewards, values, gamma=0.5, lam=0.5)
     close(advantages, [[1.625, 2.5, 2.0]])
     close(returns, [[2.125, 3.5, 4.0]])
+
+
+def test_a_return_is_the_discounted_sum_of_the_rewards_from_a_token_on():
+    # 1 + 2/2 + 4/4 = 3; 2 + 4/2 = 4; 4
+    close(returns_to_go(torch.tensor([[1.0, 2.0, 4.0]]), 0.5), [[3.0, 4.0, 4.0]])
+    close(returns_to_go(torch.tensor([[1.0, 2.0, 4.0]]), 1.0), [[7.0, 6.0, 4.0]])
+    close(returns_to_go(torch.tensor([[1.0, 2.0, 4.0]]), 0.0), [[1.0, 2.0, 4.0]])
 
 
 def test_against_the_mean_each_tokens_return_loses_the_mean_return_of_episodes():
@@ -298,6 +453,40 @@ def test_gae_is_the_decaying_sum_of_one_step_errors(seed, gamma, lam):
     close(returns - values, advantages, 1e-9)
 
 
+MASKED_RETURNS = torch.tensor([1.0, 3.0, NAN])
+COUNTED = torch.tensor([True, True, False])
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [([1.0, 3.0, 9.0], 1.0), ([5.0, 5.0, 9.0], 0.0), ([3.0, 1.0, 9.0], -3.0)],
+    ids=["perfect", "constant", "wrong"],
+)
+def test_explained_variance_of_a_critic(values, expected):
+    found = explained_variance(torch.tensor(values), MASKED_RETURNS, COUNTED)
+    assert found.item() == pytest.approx(expected, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [([1.0, 3.0, 9.0], True), ([5.0, 5.0, 9.0], False), ([3.0, 1.0, 9.0], False)],
+    ids=["perfect", "constant", "wrong"],
+)
+def test_a_critic_beats_a_constant_where_it_explains_some_of_the_returns(values, expected):
+    assert critic_beats_constant(torch.tensor(values), MASKED_RETURNS, COUNTED) is expected
+
+
+@pytest.mark.parametrize("constant", [0.0, 0.25])
+def test_a_constant_critic_does_not_beat_a_constant_on_returns_that_hardly_vary(constant):
+    returns = 2.0**-20 * torch.tensor([1.0, -1.0, 2.0, 2.0], dtype=torch.float64)
+    mask = torch.ones(4).bool()
+    values = torch.full((4,), constant, dtype=torch.float64)  # every sum here is exact
+    assert not critic_beats_constant(values, returns, mask)
+    assert critic_beats_constant(0.5 * returns, returns, mask)
+    # The eps in explained variance would say otherwise.
+    assert explained_variance(values, returns, mask) > 0.9
+
+
 # -- losses ----------------------------------------------------------------------------------------
 
 
@@ -327,6 +516,55 @@ def test_the_policy_loss_takes_the_worse_of_ratio_and_clipped_ratio():
     # No gradient where the clipped term is taken, -A * ratio / N elsewhere, none from padding.
     assert new.grad is not None
     close(new.grad, [[0.0, 3.0 / 5, -1.0 / 5, 0.0, -2.2 / 5, 0.0]])
+
+
+@pytest.mark.parametrize(
+    ("log_ratio", "advantage", "expected", "is_clipped"),
+    [
+        (100.0, 1.0, -1.2, True),
+        (100.0, -1.0, math.exp(80), False),  # exp(100) is infinite in float32
+        (-100.0, 1.0, 0.0, False),
+        (-100.0, -1.0, 0.8, True),
+    ],
+)
+def test_a_huge_ratio_gives_a_finite_loss_and_a_gradient_of_0(
+    log_ratio, advantage, expected, is_clipped
+):
+    new = torch.tensor([[log_ratio]], dtype=torch.float32, requires_grad=True)
+    mask = torch.ones(1, 1).bool()
+    losses, clipped = policy_losses(new, torch.zeros(1, 1), torch.tensor([[advantage]]), mask, 0.2)
+    assert losses.item() == pytest.approx(expected, rel=1e-5, abs=1e-30)
+    assert bool(clipped) == is_clipped
+    losses.sum().backward()
+    assert new.grad is not None
+    close(new.grad, [[0.0]], 1e-30)
+
+
+def test_losses_are_at_their_tokens_and_0_elsewhere():
+    mask = torch.tensor([[True, True, False]])
+    new = torch.tensor([[math.log(2), 0.0, NAN]])
+    advantages = torch.tensor([[1.0, 3.0, NAN]])
+    losses, clipped = policy_losses(new, torch.zeros(1, 3), advantages, mask, 0.2)
+    close(losses, [[-1.2, -3.0, 0.0]])
+    close(clipped, [[1.0, 0.0, 0.0]])
+    new_values, returns = torch.tensor([[1.0, 0.1, NAN]]), torch.tensor([[2.0, 0.0, NAN]])
+    losses, clipped = value_losses(new_values, torch.zeros(1, 3), returns, mask, 0.2)
+    close(losses, [[0.5 * 3.24, 0.5 * 0.01, 0.0]])
+    losses, clipped = value_losses(new_values, torch.zeros(1, 3), returns, mask, math.inf)
+    close(losses, [[0.5 * 1.0, 0.5 * 0.01, 0.0]])
+    close(clipped, [[0.0, 0.0, 0.0]])
+
+
+@pytest.mark.parametrize("loss_of", [policy_loss, value_loss])
+def test_a_masked_nan_reaches_no_loss_and_no_gradient(loss_of):
+    mask = torch.tensor([[True, False]])
+    broken = torch.tensor([[0.5, NAN]])
+    new = torch.tensor([[0.3, NAN]], requires_grad=True)
+    loss, _ = loss_of(new, broken, broken, mask, 0.2)
+    (gradient,) = torch.autograd.grad(loss, new)
+    assert torch.isfinite(loss)
+    assert gradient[0, 1] == 0
+    assert gradient[0, 0] != 0
 
 
 def test_the_value_loss_takes_the_worse_of_value_and_clipped_value():
@@ -382,3 +620,8 @@ def test_leave_one_out_is_each_reward_minus_the_mean_of_its_groups_others():
         leave_one_out(rewards, 1)
     with pytest.raises(ValueError, match="8 episodes do not fill groups of 3"):
         leave_one_out(rewards, 3)
+
+
+def test_without_a_deviation_a_reward_loses_its_groups_mean():
+    found = minus_group_mean(torch.tensor([1.0, 2.0, 6.0, 5.0, 5.0, 5.0]), 3)
+    close(found, [-2.0, -1.0, 3.0, 0.0, 0.0, 0.0])

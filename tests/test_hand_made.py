@@ -5,6 +5,7 @@ import os
 import platform
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
@@ -14,6 +15,7 @@ from reports import scaling_page
 from reports.parts import collect
 from reports.sharing.status import status
 from stages.finished import why_not
+from stages.rl.algorithms import ALGORITHMS
 from stages.running import hub
 from stages.running.files import KeptRows, read_json, write_json
 from stages.running.inputs import Source
@@ -22,8 +24,7 @@ from stages.running.progress import say_if_killed
 from stages.runs import holder_of
 from stages.settings.command_line import make_config, recorded_config
 from stages.settings.config import UserError
-from stages.settings.ppo import REMOVED
-from tests.conftest import refused_by
+from tests.lib.asserts import refused_by
 from tests.lib.fabricated_runs import fabricate
 
 ROW = {"id": "1", "query": "q", "summary": "s", "reference": "r", "score": None}
@@ -121,26 +122,55 @@ def test_a_run_of_a_preset_that_is_gone_is_one_line(runs):
         recorded_config(path.parent)
 
 
-@pytest.mark.parametrize(("kl_target", "is_as_asked"), [(0.0, True), (6.0, False)])
-def test_a_run_with_settings_that_are_no_more_is_as_asked_where_they_were_off(
-    runs, kl_target, is_as_asked
-):
-    config = make_config("tiny")
-    fabricate(config)
+# Settings that PPO got after runs had been recorded.
+NEWER = (
+    "kl_correction",
+    "kl_target",
+    "kl_horizon",
+    "entropy_coef",
+    "critic_max_grad_norm",
+    "lam_value",
+    "ptx_coef",
+)
+
+
+@pytest.fixture
+def older_ppo(runs):
+    """PPO's folder of a finished run that was recorded without the newer settings."""
+    fabricate(make_config("tiny"))
     folder = runs / "tiny/seed44413/ppo"
-    before = REMOVED | {"kl_target": kl_target}
-    manifest, record = read_json(folder / "manifest.json"), read_json(folder / "config.json")
-    manifest["settings"]["ppo"] |= before
+    manifest = read_json(folder / "manifest.json")
+    record = read_json(folder / "config.json")
+    for name in NEWER:
+        del manifest["settings"]["ppo"][name], record["ppo"][name]
     manifest["settings_hash"] = "older"
     write_json(folder / "manifest.json", manifest)
-    write_json(folder / "config.json", record | {"ppo": record["ppo"] | before})
-    if is_as_asked:
-        assert recorded_config(folder) == config
-        assert why_not(config, "ppo") is None
-        return
-    assert "ppo.kl_target: made with 6.0, asked nothing" in str(why_not(config, "ppo"))
-    with pytest.raises(UserError, match=r"ppo/config.json: ppo.kl_target must be left out: it is"):
-        recorded_config(folder)
+    write_json(folder / "config.json", record)
+    return folder
+
+
+def test_a_run_recorded_without_newer_settings_loads_and_counts_as_the_same(older_ppo):
+    config = make_config("tiny")
+    assert recorded_config(older_ppo) == config
+    assert why_not(config, "ppo") is None
+
+
+def test_a_newer_setting_that_has_an_effect_makes_another_run(older_ppo):
+    config = replace(make_config("tiny"), ppo=replace(make_config("tiny").ppo, kl_target=6.0))
+    assert "ppo.kl_target: made with nothing, asked 6.0" in str(why_not(config, "ppo"))
+
+
+@pytest.mark.parametrize("algorithm", [name for name in ALGORITHMS if name != "ppo"])
+def test_a_run_recorded_before_an_algorithm_was_added_has_its_defaults(runs, algorithm):
+    fabricate(make_config("tiny"))
+    folder = runs / "tiny/seed44413/ppo"
+    record = read_json(folder / "config.json")
+    del record[algorithm]
+    write_json(folder / "config.json", record)
+    read = recorded_config(folder)
+    assert getattr(read, algorithm) == ALGORITHMS[algorithm].settings()
+    assert read is not None
+    assert read.ppo == make_config("tiny").ppo
 
 
 def test_a_setting_that_a_record_lacks_had_its_default(runs):

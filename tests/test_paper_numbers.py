@@ -10,8 +10,9 @@ import torch
 from safetensors.numpy import load_file
 
 from stages.functional import entropy, preference_loss, token_logprobs
-from tests.conftest import ROOT, close
 from tests.lib import paper_numbers as paper
+from tests.lib.asserts import close
+from tests.lib.places import ROOT
 
 COMMITTED = json.loads(paper.NUMBERS.read_text(encoding="utf-8"))
 ALONE = "import runpy, sys; sys.modules |= dict.fromkeys(('stages', 'torch')); "  # no import works

@@ -33,7 +33,7 @@ from stages.settings.command_line import make_config
 from stages.settings.config import Base, UserError, settings_hash
 from stages.settings.presets import PRESETS
 from stages.training.memory import use_gradient_checkpointing
-from tests.conftest import refusal_of
+from tests.lib.asserts import refusal_of
 
 ROOT = Path(__file__).parents[1]
 

@@ -14,8 +14,8 @@ from reports.sharing.publish import GENERATED, INDEX, index
 from stages.finished import read_manifest, stage_folder
 from stages.running.files import file_hash
 from stages.settings.command_line import make_config
-from tests.conftest import refused_by
 from tests.lib import fabricated_runs
+from tests.lib.asserts import refused_by
 from tests.lib.fabricated_runs import calibrated, fabricate, two_judges, write_manifest
 
 ROOT = Path(__file__).parents[1]

@@ -40,7 +40,7 @@ from stages.models.weights import read_weights
 from stages.running.files import read_lines
 from stages.settings.command_line import make_config
 from stages.settings.config import UserError
-from tests.conftest import refusal_of
+from tests.lib.asserts import refusal_of
 from tests.lib.families import GROUPED, WIDTH, edit_json
 from tests.lib.resuming import ARGUMENTS, SETTINGS
 

@@ -17,7 +17,7 @@ from stages.running.machine import code_of
 from stages.runs import open_stage
 from stages.settings.command_line import Request, make_config
 from stages.settings.config import UserError
-from tests.conftest import refusal_of
+from tests.lib.asserts import refusal_of
 from tests.test_pipeline import EVALUATED, Recorder, make, named
 
 ROOT = Path(__file__).parents[1]

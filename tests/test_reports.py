@@ -14,7 +14,7 @@ from stages.finished import read_manifest, stage_folder
 from stages.settings import config as settings
 from stages.settings.command_line import make_config
 from stages.settings.config import Base, Data, JudgeSettings
-from tests.conftest import refused_by
+from tests.lib.asserts import refused_by
 from tests.lib.fabricated_runs import OFFLINE, ONLINE, STAGES, calibrated, fabricate, write_manifest
 
 CALIBRATION_PAGE = "tiny-seed44413-judge-calibration.md"

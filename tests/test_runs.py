@@ -19,7 +19,7 @@ from stages.running.machine import code_version
 from stages.runs import Run, open_stage
 from stages.settings.command_line import config_from_arguments, make_config
 from stages.settings.config import Config, UserError
-from tests.conftest import refusal_of
+from tests.lib.asserts import refusal_of
 
 TINY = make_config("tiny")
 ROOT = Path(__file__).parents[1]

@@ -12,7 +12,7 @@ from reports.scaling import answers, details
 from reports.scaling.measures import UNKNOWN, Pooled, frame_of, size_verdicts
 from stages.finished import stage_folder
 from stages.settings.command_line import make_config
-from tests.conftest import refused_by
+from tests.lib.asserts import refused_by
 from tests.lib.fabricated_runs import fabricate, two_judges
 
 

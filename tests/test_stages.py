@@ -25,7 +25,7 @@ from stages.rl.networks import PolicyLearner
 from stages.running.files import read_lines
 from stages.settings.command_line import make_config
 from stages.settings.stages import SHARED_STAGES
-from tests.conftest import ppo_learner
+from tests.lib.learners import ppo_learner
 
 MINI = """
     base.hidden_size=64 base.num_layers=3

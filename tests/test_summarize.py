@@ -11,7 +11,7 @@ from stages.running.files import read_lines
 from stages.settings import config as settings
 from stages.settings.command_line import make_config
 from stages.settings.sections import format_post
-from tests.conftest import refused_by
+from tests.lib.asserts import refused_by
 from tests.lib.resuming import SETTINGS
 from tests.test_pipeline import finish
 

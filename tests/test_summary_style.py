@@ -10,6 +10,7 @@ from accelerate import Accelerator
 from eval.summaries import describe, make_rows
 from reports.parts.sentences import unshown
 from reports.sections.scores import asks
+from stages.data.text_metrics import copied_title_words, distinct
 from stages.models.tokenizers import load_tokenizer
 from stages.rl.metrics import describe_special, describe_texts, summarize
 from stages.settings.sections import format_post
@@ -71,3 +72,15 @@ def test_special_tokens_that_no_summary_shows_are_counted(tokenizer_folder):
     share = describe([row | {"kl": 0.0} for row in rows])["special_tokens"]
     (line,) = unshown({"policies": ["sft", "ppo"], "ppo/special_tokens": share})
     assert line.startswith("33.3% of PPO's summaries hold special tokens beside the EOS")
+
+
+def test_copied_words_are_those_of_the_title():
+    query = "SUBREDDIT: r/x\n\nTITLE: My dog, my CAT\n\nPOST: the dog ran\n\nTL;DR:"
+    assert copied_title_words(query, "a dog and my hamster ran") == pytest.approx(2 / 3)
+    assert copied_title_words("no title here", "title") is None
+
+
+def test_distinct_n_grams_are_counted_over_all_texts():
+    assert distinct(["a b a", "b a"], 1) == pytest.approx(2 / 5)
+    assert distinct(["a b a", "b a"], 2) == pytest.approx(2 / 3)
+    assert distinct([""], 2) == 0

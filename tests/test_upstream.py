@@ -8,7 +8,7 @@ import pytest
 from stages.settings.command_line import make_config, recorded_config
 from stages.settings.config import Config, UserError
 from stages.settings.stages import SHARED_SECTIONS, STAGES
-from tests.conftest import refusal_of
+from tests.lib.asserts import refusal_of
 from tests.test_config import override
 
 

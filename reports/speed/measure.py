@@ -33,7 +33,7 @@ from stages.models.loading import load_policy, load_reward_model, new_reward_mod
 from stages.models.lora import adapt
 from stages.models.policy import PolicyModel
 from stages.models.sampling import Noise
-from stages.rl.advantages import compute_advantages, shape_rewards
+from stages.rl.advantages import assign_rewards, compute_advantages
 from stages.rl.algorithms import ALGORITHMS
 from stages.rl.episodes import Rollout
 from stages.rl.metrics import describe
@@ -165,7 +165,7 @@ def take_update(
     queries = [torch.tensor(row) for row in rows]
     sampled = sample_responses(learner, queries, noise, settings)
     episodes = score(learner, measure(learner, sampled, settings), settings)
-    shaped = shape_rewards(episodes, settings, pad_id, settings.kl_coef)
+    shaped = assign_rewards(episodes, settings, pad_id, settings.kl_coef)
     algorithm = ALGORITHMS[settings.section()]
     rollout = compute_advantages(learner.accelerator, shaped, algorithm, settings)
     describe(learner, rollout, settings, settings.kl_coef)

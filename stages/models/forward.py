@@ -1,15 +1,23 @@
 """Forward passes: log-probabilities, values and scores of responses and of summaries.
 
-[PAD] is never embedded: padded slots hold id 0 (Huang et al. 2024, detail 3). A row is a query and
-its text, followed by padding: no token of a causal model sees what is to its right, and positions
-count from 0. So such a pass needs neither mask nor position ids.
+[PAD] is never embedded: padded slots hold id 0 (Huang et al. 2024, detail 3). Rows have one of two
+layouts (Q query, A and B texts, . padding):
 
-Several responses to one query may share a row, so that the query is computed once: the query,
-left-padded, and then each response, right-padded. A response sees the query and itself, and its
-position ids continue the query's. So every token gets what it would get in a row of its own, and
-scores, values, log-probabilities and gradients are equal up to rounding. This needs attention that
-takes a mask [B, 1, L, L], and positions that come from ids only. `SHARING` lists the families for
-which tests show it; in any other family each response gets a row of its own.
+    one text per row        Q Q Q A A . .        no mask, positions count from 0
+                            Q A A A A . .
+    texts share a query     . Q Q A A . B B B    a mask, and positions of their own
+                            Q Q Q A . . B B .
+
+With one text per row, the query's left padding is dropped, and all padding is on the right. No
+token of a causal model sees what is to its right, so such a pass needs neither mask nor position
+ids.
+
+Several responses to one query may share a row, so that the query is computed once. A response sees
+the query and itself, and its position ids continue the query's. So every token gets what it would
+get in a row of its own, and scores, values, log-probabilities and gradients are equal up to
+rounding. This needs attention that takes a mask [B, 1, L, L], and positions that come from ids
+only. `SHARING` lists the families for which tests show it; in any other family each response gets
+a row of its own.
 """
 
 from collections.abc import Sequence
@@ -184,7 +192,7 @@ def target_logprobs(
 ) -> tuple[Tensor, Tensor]:
     """Log-probability of each target of the rows, and the entropy there.
 
-    Shapes: both [R, columns of all texts], nats; what they are at padding means nothing.
+    Shapes: both [R, columns of all texts], nats; values at padding are meaningless.
     """
     logprobs, entropies = policy(
         rows.inputs,
@@ -349,18 +357,19 @@ def _response_rows(model: nn.Module, batch: ResponseBatch) -> SharedRows:
 
 
 def _laid_out(tokens: Tensor, widths: list[int]) -> SharedRows:
-    """Rows of blocks, the query's first. A single text follows its query without a gap.
+    """Rows of blocks, the query's first, in one of the two layouts at the top of this file.
 
     Shapes: tokens [R, L], EMPTY where padded; widths: columns of each block.
     """
     is_real = tokens != EMPTY
-    if len(widths) > 2:
+    has_several_texts = len(widths) > 2
+    if has_several_texts:
+        # The mask and the positions replace the plain ones of `model_inputs`.
         inputs = model_inputs(tokens, is_real) | _separate_texts(is_real, widths)
         no_columns = torch.zeros_like(tokens[:, :1])
         return SharedRows(inputs=inputs, tokens=tokens, widths=widths, dropped=no_columns)
 
-    # Each row moves to the left until it begins with a token, and the columns in which all rows
-    # are padded then are left out.
+    # Shift each row left past its padding, then trim to the longest row.
     query_width = widths[0]
     dropped = (~is_real[:, :query_width]).sum(dim=1, keepdim=True)
     longest = int(is_real.sum(dim=1).max())
@@ -371,7 +380,7 @@ def _laid_out(tokens: Tensor, widths: list[int]) -> SharedRows:
 
 
 def _separate_texts(is_real: Tensor, widths: list[int]) -> dict[str, Tensor]:
-    """The mask and the position ids with which the texts of a row do not see each other.
+    """The mask and the position ids that keep the texts of a row from seeing each other.
 
     Shapes: is_real [R, L] -> attention_mask [R, 1, L, L], True where a row's token (third axis)
     sees another (fourth axis); position_ids [R, L].
@@ -391,9 +400,10 @@ def _separate_texts(is_real: Tensor, widths: list[int]) -> dict[str, Tensor]:
     is_query = block == QUERY
     query_positions = (is_real.long().cumsum(dim=-1) - 1).clamp(min=0)
     query_lengths = (is_real & is_query).sum(dim=1, keepdim=True)
+    # The first column of the block that each column belongs to, [L]: `block` is sorted.
     block_starts = torch.searchsorted(block, block)
     positions = torch.where(is_query, query_positions, query_lengths + columns - block_starts)
-    # Beyond the model's last position, padding would exceed learned positions and stretch dynamic
-    # ones.
+    # Padding gets position 0: a larger one could overrun learned position embeddings, or rescale
+    # dynamic rotary ones.
     positions = positions.masked_fill(~is_real, 0)
     return {"attention_mask": sees.unsqueeze(1), "position_ids": positions}

@@ -1,10 +1,12 @@
 """Log-probabilities and entropies over the whole vocabulary, a chunk of positions at a time.
 
-The logits of all positions would be the largest tensor of a training step: 50,000 numbers per
-token, several times over. Here the logits of one chunk are computed, used and dropped, and computed
-again in the backward pass. Only those of the first chunk are kept for it.
+The logits of all positions would be the largest tensor of a training step: about 50,000 floats per
+token, in several copies. Here the logits of one chunk are computed, used and dropped, and computed
+again in the backward pass. Only the first chunk's are kept for it: a small pass has a single chunk,
+and then nothing is computed twice.
 
-The formulas are `token_logprobs` and `entropy` in stages/functional.py; tests compare the two.
+The formulas are `token_logprobs` and `entropy` in stages/functional.py, against which tests check
+this code.
 """
 
 from collections.abc import Iterator
@@ -16,9 +18,9 @@ from torch import Tensor
 
 from stages.settings.sections import CHUNK
 
-# On a CPU, the numbers of logits that are read several times in a row: 2 MB of float32, which stay
-# in the processor's cache.
-CACHED = 2**19
+# On a CPU, the number of logits in a block, which is read several times in a row: 2 MB of float32
+# stay in the processor's cache.
+LOGITS_PER_CPU_BLOCK = 2**19
 
 
 def chunked_logprobs(
@@ -71,10 +73,10 @@ class ChunkedLogprobs(torch.autograd.Function):
         for chunk in _chunks(hidden, weight):
             z = _logits(hidden[chunk], weight)  # [positions of the chunk, V]
             if chunk.start == 0:
-                first_chunk = z
+                first_chunk = z  # the blocks below turn it into the log-softmax, in place
             for block in _blocks(chunk, weight):
                 positions = block.positions
-                # In place: from here on, this part of z is scaled, and then the log-softmax.
+                # In place: this part of z is scaled, then becomes the log-softmax.
                 log_softmax = z[block.in_chunk].div_(temperature)
                 logsumexps[positions] = log_softmax.logsumexp(dim=-1)
                 log_softmax -= logsumexps[positions].unsqueeze(-1)
@@ -82,7 +84,7 @@ class ChunkedLogprobs(torch.autograd.Function):
                 logprobs[positions] = chosen.squeeze(-1)
                 if with_entropy:
                     # An impossible token has p = 0 and log p = -inf, whose product would be NaN.
-                    # With the lowest finite number it is 0. Nothing else changes, exp included.
+                    # Clamping log p makes the product 0 and changes nothing else.
                     log_softmax.clamp_(min=torch.finfo(dtype).min)
                     weighted = log_softmax.exp().mul_(log_softmax)
                     entropies[positions] = -weighted.sum(dim=-1)
@@ -127,18 +129,18 @@ class ChunkedLogprobs(torch.autograd.Function):
                 if not is_kept:
                     log_softmax.div_(ctx.temperature)
                     log_softmax.sub_(logsumexps[positions].unsqueeze(-1))
-                # (by_logprob * (onehot - p) - by_entropy * p * (log p + H)) / temperature
-                by_logprob = logprob_gradients[positions].unsqueeze(-1)
-                factor = by_logprob
+                # (logprob_grad * (onehot - p) - entropy_grad * p * (log p + H)) / temperature
+                logprob_grad = logprob_gradients[positions].unsqueeze(-1)
+                factor = logprob_grad
                 if entropy_gradients is not None:
-                    by_entropy = entropy_gradients[positions].unsqueeze(-1)
+                    entropy_grad = entropy_gradients[positions].unsqueeze(-1)
                     # log p = -inf would make 0 * inf, as in the forward pass.
                     finite = log_softmax.clamp(min=torch.finfo(log_softmax.dtype).min)
-                    surprise = finite + entropies[positions].unsqueeze(-1)
-                    factor = by_logprob + by_entropy * surprise
+                    log_p_plus_entropy = finite + entropies[positions].unsqueeze(-1)
+                    factor = logprob_grad + entropy_grad * log_p_plus_entropy
                 block_gradient = torch.exp(log_softmax, out=z_gradient[block.in_chunk])
                 block_gradient.mul_(-factor)
-                block_gradient.scatter_add_(-1, targets[positions].unsqueeze(-1), by_logprob)
+                block_gradient.scatter_add_(-1, targets[positions].unsqueeze(-1), logprob_grad)
                 block_gradient.div_(ctx.temperature)
             z_gradient = z_gradient.to(hidden.dtype)
             if hidden_gradient is not None:
@@ -152,7 +154,7 @@ class ChunkedLogprobs(torch.autograd.Function):
 
 
 def _chunks(hidden: Tensor, weight: Tensor) -> Iterator[slice]:
-    """The positions of each chunk: as many as CHUNK allows logits on this device."""
+    """The positions of each chunk: at most CHUNK logits on this device, at least one position."""
     logits_at_once = CHUNK.get(hidden.device.type, CHUNK["cuda"])
     size = max(1, logits_at_once // len(weight))
     for start in range(0, len(hidden), size):
@@ -171,7 +173,7 @@ def _blocks(chunk: slice, weight: Tensor) -> Iterator[_Block]:
     """The blocks of a chunk. On any device but a CPU, a chunk is a single block."""
     size = chunk.stop - chunk.start
     if weight.device.type == "cpu":
-        size = max(1, CACHED // len(weight))
+        size = max(1, LOGITS_PER_CPU_BLOCK // len(weight))
     for start in range(chunk.start, chunk.stop, size):
         stop = min(start + size, chunk.stop)
         yield _Block(

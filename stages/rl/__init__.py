@@ -1,13 +1,14 @@
-"""The heart: what any policy-gradient stage shares. It takes tensors, a learner and settings.
+"""One update of a policy-gradient algorithm, step by step.
 
-networks       policy, critic if any, frozen networks, and the learner that holds them
+algorithms     the table of algorithms: how rewards become advantages, default settings
+networks       policy, critic, frozen networks, and the learner that owns them
 episodes       one update's episodes as tensors
 rollout        1. sample, 2. measure, 3. score
-credit         4. shape the rewards, 5. advantages by GAE, whitening
-loss           what the update descends
-update         6. learn: minibatches, optimizer steps
-grouped        the loop of RLOO and Dr.GRPO
-metrics        what is reported of an update
+advantages     4. assign rewards to tokens, 5. compute advantages
+loss           what step 6 minimizes
+pretraining    the SFT loss on references, if it is mixed in
+update         6. optimize: minibatches and optimizer steps
+metrics        what is reported about an update
 start_checks   what must hold before the first update
-update_checks  what must hold in each: rewards, credit, KL, moments
+update_checks  what must hold in the first updates, computed a second way
 """

@@ -1,8 +1,8 @@
 """Steps 4 and 5 of an update: rewards per token from scores and KL, then advantages.
 
-The formulas are in `stages/functional.py`, and which of them an algorithm uses is in
-`stages/rl/algorithms.py`. Settings switch shaping and whitening (Huang et al. 2024, details 23 to
-25).
+The formulas are in `stages/functional.py`; `stages/rl/algorithms.py` says which of them an
+algorithm uses. Settings control the EOS trick, whitening, and where the score is added (Huang et
+al. 2024, details 23 to 25).
 """
 
 import torch
@@ -16,7 +16,11 @@ from stages.settings.ppo import PolicyGradient, Ppo
 
 
 def eos_trick(scores: Tensor, responses: Tensor, eos_id: int, settings: PolicyGradient) -> Tensor:
-    """Scores [B] after the penalty for a missing EOS (detail 23; TRL subtracts)."""
+    """Scores [B] after the EOS trick, the end of step 3 (`score` in `stages/rl/rollout.py`).
+
+    A missing EOS replaces the score by the penalty (detail 23), adds the penalty to it (TRL), or
+    changes nothing. The penalty is negative.
+    """
     penalty = settings.missing_eos_penalty
     if settings.eos_trick == "replace":
         return functional.penalize_missing_eos(scores, responses, eos_id, penalty)
@@ -25,18 +29,21 @@ def eos_trick(scores: Tensor, responses: Tensor, eos_id: int, settings: PolicyGr
     return scores
 
 
-def shape_rewards(
+def assign_rewards(
     episodes: Episodes, settings: PolicyGradient, pad_id: int, kl_coef: float
 ) -> Shaped:
-    """Step 4: -kl_coef * KL at every token, plus the score at the end; and where values count.
+    """Step 4: rewards per token, and the masks of the tokens and values that count.
 
-    `kl_coef` is this update's, reward units per nat.
+    The reward is -kl_coef * KL at every token, plus the score at the end. `kl_coef` is the
+    coefficient of this update, in reward units per nat.
     """
+    # By default the score is at the position after EOS. That position has a value, the critic's at
+    # EOS, but no token: the value mask reaches one position further than the response mask.
     response_mask, value_mask = functional.response_masks(episodes.responses, pad_id)
     score_at = "after_eos"
     if isinstance(settings, Ppo) and settings.score_at == "eos":
+        # Now the episode is over at EOS, so no value after it counts.
         score_at = "eos"
-        # The episode is over after EOS, so the value of the text after it must not count.
         value_mask = response_mask
 
     kl = functional.kl_estimate(episodes.logprobs, episodes.ref_logprobs)
@@ -56,29 +63,33 @@ def shape_rewards(
 def compute_advantages(
     accelerator: Accelerator, shaped: Shaped, algorithm: Algorithm, settings: PolicyGradient
 ) -> Rollout:
-    """Step 5: the algorithm's advantages on the batch of all devices, whitened if asked for.
+    """Step 5: the algorithm's advantages, whitened if `settings.whiten_advantages` is on.
 
     Returns this process's episodes. Raises ValueError if the algorithm needs a critic's values and
     there are none.
     """
     rewards = shaped.rewards
     if settings.whiten_rewards:
+        # Without shifting the mean (detail 24): a shift would turn good responses into bad ones.
         rewards = whiten(accelerator, rewards, shaped.value_mask, settings, shift_mean=False)
 
+    # Compute on the episodes of all devices, then keep this process's rows.
     batch = global_batch(accelerator, shaped, rewards)
     batch_advantages, batch_returns = algorithm.advantages(batch, settings)
-
-    # Back to this process's episodes. A value after EOS has no token whose probability could learn.
     episodes = len(rewards)
     advantages = own_rows(accelerator, batch_advantages, episodes)
+    returns = None
+    if batch_returns is not None:
+        returns = own_rows(accelerator, batch_returns, episodes)
+
+    # The position after EOS has no token, so it gets no advantage: whitening sets it to 0, too.
     if settings.whiten_advantages:
         advantages = whiten(accelerator, advantages, shaped.response_mask, settings)
     else:
         advantages = torch.where(shaped.response_mask, advantages, 0.0)
-    returns = None
-    if batch_returns is not None:
-        returns = own_rows(accelerator, batch_returns, episodes)
-    return Rollout(**{**vars(shaped), "rewards": rewards}, advantages=advantages, returns=returns)
+
+    columns = vars(shaped) | {"rewards": rewards}
+    return Rollout(**columns, advantages=advantages, returns=returns)
 
 
 def global_batch(accelerator: Accelerator, shaped: Shaped, rewards: Tensor) -> GlobalBatch:
@@ -93,7 +104,7 @@ def global_batch(accelerator: Accelerator, shaped: Shaped, rewards: Tensor) -> G
 
 
 def own_rows(accelerator: Accelerator, gathered: Tensor, count: int) -> Tensor:
-    """This process's rows of a tensor gathered from all, which contribute `count` rows each."""
+    """This process's rows of a gathered tensor, to which each process contributes `count` rows."""
     first = accelerator.process_index * count
     return gathered[first : first + count]
 

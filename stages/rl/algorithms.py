@@ -1,18 +1,19 @@
-"""The table of policy-gradient algorithms: one entry each, and nothing else knows their names.
+"""The table of policy-gradient algorithms.
 
-An entry says how rewards become advantages (step 5 of an update), and what its settings default to.
-The rest is one loop, `train_policy` in `stages/ppo.py`. From this table come the make target, the
-settings section, the stage, the entry in `make algorithms` and the name on pages.
+An entry says how rewards become advantages (step 5 of an update), and what the settings default to.
+The rest is one loop, `train_policy` in `stages/ppo.py`. The make target, the settings section, the
+stage, the part in `make algorithms` and the name on pages all come from this table. Beyond it, code
+only asks whether the settings are `Ppo`, which adds a critic to what all algorithms have.
 
-To add an algorithm, write its formula in `stages/functional.py`, and here a function that calls it,
-a section with the defaults, and an entry. Documents and pages need no change.
+To add an algorithm, write its formula in `stages/functional.py`. Then add three things to this
+file: a function that calls the formula, a settings class with the defaults, and an entry.
 
 Advantages are computed on the batch of all devices, so a formula may use statistics of the whole
-batch. Whitening follows where the settings ask for it.
-"""
+batch. Masking follows, and whitening if `whiten_advantages` is on.
 
-# Settings and the command line read this table, so importing it must not load torch (five seconds).
-# That is why functions import their formulas when they are called.
+The settings and the command line read this table, so importing it must not load torch, which takes
+five seconds. That is why the functions import their formulas when they are called.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -38,7 +39,7 @@ class GlobalBatch:
     value_mask: "Tensor"
     values: "Tensor | None"
     samples_per_query: int
-    """Neighboring episodes that answer the same query."""
+    """How many neighboring episodes answer each query."""
 
     def counted_values(self) -> "Tensor":
         """Values [B, T], 0 where they do not count. Raises ValueError without a critic."""
@@ -56,7 +57,7 @@ class Algorithm:
     summary: str
     """One line for `make help`."""
     settings: type[PolicyGradient]
-    """The section of its settings, whose defaults are the algorithm's own."""
+    """The class of its settings, with this algorithm's defaults."""
     advantages: "Callable[[GlobalBatch, Any], tuple[Tensor, Tensor | None]]"
     """Step 5. Gets the batch and the settings; returns advantages [B, T] before whitening, and the
     critic's targets [B, T] (None without a critic)."""
@@ -75,7 +76,7 @@ def ppo_advantages(batch: GlobalBatch, ppo: Ppo) -> "tuple[Tensor, Tensor | None
     if not ppo.uses_critic:
         return mean_return_advantages(batch, ppo), None
     advantages, returns = critic_advantages(batch, ppo)
-    if not is_critic_used(batch, returns, ppo):
+    if not critic_passes_gate(batch, returns, ppo):
         advantages = mean_return_advantages(batch, ppo)
     return advantages, returns
 
@@ -85,9 +86,8 @@ def critic_advantages(batch: GlobalBatch, ppo: Ppo) -> "tuple[Tensor, Tensor]":
     from stages.functional import gae
 
     values = batch.counted_values()
-    advantages, returns = gae(batch.rewards, values, ppo.gamma, ppo.lam)
-    if ppo.critic_lam != ppo.lam:
-        _, returns = gae(batch.rewards, values, ppo.gamma, ppo.critic_lam)
+    advantages, _ = gae(batch.rewards, values, ppo.gamma, ppo.lam)
+    _, returns = gae(batch.rewards, values, ppo.gamma, ppo.critic_lam)
     return advantages, returns
 
 
@@ -98,16 +98,19 @@ def mean_return_advantages(batch: GlobalBatch, ppo: Ppo) -> "Tensor":
     return minus_mean_return(batch.rewards, ppo.gamma)
 
 
-def is_critic_used(batch: GlobalBatch, returns: "Tensor", ppo: Ppo) -> bool:
-    """Whether this batch's advantages come from the critic; gated: where it beats a constant."""
+def critic_passes_gate(batch: GlobalBatch, returns: "Tensor", ppo: Ppo) -> bool:
+    """Whether this batch's advantages come from the critic.
+
+    With baseline=gated: only if it predicts the batch's returns better than a constant.
+    """
     from stages.functional import critic_beats_constant
 
-    if ppo.baseline == "gated":
-        return critic_beats_constant(batch.counted_values(), returns, batch.value_mask)
-    return ppo.baseline == "critic"
+    if ppo.baseline != "gated":
+        return True
+    return critic_beats_constant(batch.counted_values(), returns, batch.value_mask)
 
 
-# -- without a critic ------------------------------------------------------------------------------
+# -- critic-free algorithms ------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,8 +123,8 @@ class Grouped(PolicyGradient):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        is_group = self.samples_per_query > 1
-        require(is_group, f"{self.section()}.samples_per_query", "be at least 2")
+        has_groups = self.samples_per_query > 1
+        require(has_groups, f"{self.section()}.samples_per_query", "be at least 2")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,7 +136,7 @@ class Rloo(Grouped):
 
 
 def leave_one_out_advantages(
-    batch: GlobalBatch, rloo: PolicyGradient
+    batch: GlobalBatch, settings: PolicyGradient
 ) -> "tuple[Tensor, Tensor | None]":
     """An episode's reward minus the mean of its query's other episodes, at each of its tokens.
 
@@ -147,14 +150,17 @@ def leave_one_out_advantages(
 
 @dataclass(frozen=True, kw_only=True)
 class Grpo(Grouped):
-    """GRPO as Dr.GRPO corrects it (Liu et al. 2025): no deviation, no division by length.
+    """GRPO as Dr.GRPO corrects it (Liu et al. 2025).
+
+    The advantage is not divided by the group's standard deviation, and the loss is a mean over
+    episodes of sums over tokens (`loss_mean`), so that a response's length divides nothing.
 
     differs: the KL penalty is part of the reward, as in PPO here; Dr.GRPO has none.
     """
 
 
 def group_mean_advantages(
-    batch: GlobalBatch, grpo: PolicyGradient
+    batch: GlobalBatch, settings: PolicyGradient
 ) -> "tuple[Tensor, Tensor | None]":
     """An episode's reward minus the mean of its query's episodes, at each of its tokens."""
     from stages.functional import minus_group_mean
@@ -173,9 +179,12 @@ class Reinforce(PolicyGradient):
 
 
 def return_advantages(
-    batch: GlobalBatch, reinforce: PolicyGradient
+    batch: GlobalBatch, settings: PolicyGradient
 ) -> "tuple[Tensor, Tensor | None]":
-    """Each token's return: the score minus kl_coef times the KL from this token on."""
+    """Each token's return: the score minus kl_coef times the KL from this token on.
+
+    There is no discount, and the KL is part of it with kl_in=reward, the default.
+    """
     from stages.functional import returns_to_go
 
     return returns_to_go(batch.rewards, gamma=1.0), None

@@ -1,7 +1,10 @@
 """The losses of an update: policy loss, value loss and what the settings add to them.
 
-A minibatch is learned in microbatches. Each gives its part of the minibatch's loss, weighted by the
-tokens it holds, so that the parts add up to a mean over the minibatch on all devices.
+A minibatch is processed in microbatches. Each contributes a sum, divided by a number that is
+counted over the whole minibatch on all devices, so that the parts add up to the minibatch's mean.
+`loss_mean` chooses between means of tokens, sequences, episodes and microbatches (`loss_weights` in
+`stages/functional.py`). The devices' gradients are summed: `optimizer_step` undoes the averaging of
+the engine.
 """
 
 import math
@@ -37,7 +40,7 @@ class Divisors:
 def count_divisors(
     accelerator: Accelerator, minibatch: Rollout, settings: PolicyGradient, microbatches: int
 ) -> Divisors:
-    """The divisors for a minibatch that this process learns in this number of microbatches."""
+    """The divisors for a minibatch that this process splits into `microbatches` parts."""
     policy_weights: float | Tensor
     value_weights: float | Tensor
     if settings.loss_mean == "microbatches":
@@ -60,12 +63,14 @@ def count_divisors(
 def split_minibatch(minibatch: Rollout, settings: PolicyGradient, size: int) -> list[Rollout]:
     """Microbatches of at most `size` episodes, without columns of padding only.
 
-    Neighbors in length, so that little of a pass is padding; the samples of a query together. If
-    each microbatch's mean counts alike, the order stays random, as in Huang et al. 2024.
+    Episodes of similar length share a microbatch, so that little of a pass is padding, and so do
+    the samples of a query (all of them, even if they are more than `size`). With
+    loss_mean=microbatches the order stays random, as in Huang et al. 2024.
     """
     query_lengths = (minibatch.queries != minibatch.pad_id).sum(dim=1).tolist()
     response_lengths = minibatch.response_mask.sum(dim=1).tolist()
-    value_lengths = minibatch.value_mask.sum(dim=1).tolist()  # may be one more than the response
+    # With the score after EOS, one more value counts than tokens.
+    value_lengths = minibatch.value_mask.sum(dim=1).tolist()
 
     def longest_text(rows: range) -> int:
         return query_lengths[rows[0]] + max(response_lengths[row] for row in rows)
@@ -97,13 +102,15 @@ def microbatch_losses(
     settings: PolicyGradient,
     kl_coef: float,
 ) -> Iterator[tuple[Tensor, dict[str, Tensor]]]:
-    """The policy's part of the minibatch's loss, then a critic's if it has returns to learn, each
-    with its statistics. `kl_coef` is this update's, reward units per nat.
+    """The policy's part of the minibatch's loss, then the critic's if there are returns, each with
+    its statistics.
+
+    `kl_coef` is the coefficient of this update, in reward units per nat.
 
     The two share no parameter. Call backward on the first loss before requesting the second: then
     only one network's activations are in memory.
     """
-    # During critic warm-up the policy is not run: without a gradient, the optimizer skips it.
+    # During critic warm-up the policy is not run: it gets no gradient, so the optimizer skips it.
     if settings.policy_learns(learner.update):
         new_logprobs, entropies = learner.trained(
             "policy",
@@ -141,7 +148,7 @@ def policy_loss(
         part.logprobs,
         part.advantages,
         mask,
-        settings.cliprange or math.inf,
+        settings.cliprange or math.inf,  # 0: no clipping
     )
     weights = functional.loss_weights(mask, settings.loss_mean)
     clipped_loss = functional.weighted_sum(losses, weights) / divisors.policy

@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerBase
 from stages import functional
 from stages.data.text_metrics import distinct, mean_copied, unshown_tokens
 from stages.rl.advantages import global_batch
-from stages.rl.algorithms import critic_advantages, is_critic_used, mean_return_advantages
+from stages.rl.algorithms import critic_advantages, critic_passes_gate, mean_return_advantages
 from stages.rl.episodes import Rollout
 from stages.rl.networks import PolicyLearner
 from stages.running.files import read_lines
@@ -108,7 +108,7 @@ def describe_critic(accelerator: Accelerator, rollout: Rollout, ppo: Ppo) -> dic
     explained = functional.explained_variance(batch.counted_values(), returns, batch.value_mask)
     return {
         "val/explained_variance": explained.item(),
-        "policy/critic_used": float(is_critic_used(batch, returns, ppo)),
+        "policy/critic_used": float(critic_passes_gate(batch, returns, ppo)),
         "val/advantage_variance_critic": variance(with_critic),
         "val/advantage_variance_mean": variance(with_mean),
     }

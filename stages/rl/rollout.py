@@ -6,6 +6,7 @@
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TypeVar
 
@@ -185,8 +186,16 @@ def measure(learner: PolicyLearner, sampled: Sampled, settings: PolicyGradient) 
 
 
 @torch.no_grad()
-def score(learner: PolicyLearner, measured: Measured, settings: PolicyGradient) -> Episodes:
-    """Step 3: the reward model's number for each whole response, and the EOS trick."""
+def score(
+    learner: PolicyLearner,
+    measured: Measured,
+    settings: PolicyGradient,
+    in_float32: bool = False,
+) -> Episodes:
+    """Step 3: the reward model's number for each whole response, and the EOS trick.
+
+    `in_float32`: whatever the mixed precision is, for comparisons with saved scores.
+    """
     reward_model = learner.networks.reward_model
     # A function of texts gets as many at once as the setting says; of shards as in `measure`.
     is_function = isinstance(reward_model, TextReward)
@@ -195,7 +204,7 @@ def score(learner: PolicyLearner, measured: Measured, settings: PolicyGradient) 
     def score_all(size: int) -> Tensor:
         scores = []
         for part in measured.passes(size, is_small_on_cpu):
-            with learner.accelerator.autocast():
+            with nullcontext() if in_float32 else learner.accelerator.autocast():
                 scores.append(score_responses(reward_model, part))
         return torch.cat(scores)
 

@@ -1,17 +1,14 @@
-"""What must hold before the first update; if it does not, the likely causes are named.
+"""Checks before the first update, which name the likely causes of what does not hold.
 
-RLHF fails silently: a reward on the wrong token or a policy that is not its own reference still
-trains. These checks cost one small batch and stop the run with a diagnosis before it costs a night.
+RLHF fails silently: a reward on the wrong token, or a policy that is not its own reference, still
+trains. These checks cost one small batch, and stop the run with a diagnosis before it costs a
+night. `checks.start` turns them into warnings, or off.
 """
 
-import copy
 import json
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +20,7 @@ from stages.models.forward import (
     score_responses,
     token_read_before,
 )
+from stages.models.reward_function import TextReward
 from stages.rl.episodes import Episodes, Measured, Rollout
 from stages.rl.networks import Origins, PolicyLearner
 from stages.running.files import write_json
@@ -63,21 +61,21 @@ BOUNDS = {
     "bf16 draws": Bounds(mean=0.01, high=0.1, quantile=0.99),
 }
 KNOWN_ANSWERS = "known_answers.json"
-GO_ON = "checks.start=warn continues all the same"
 CHECKED = 8
-"""Episodes that a model reads again, at most. Padding or dropout that is wrong is wrong in each."""
+"""Most episodes that a model reads again. Wrong padding or dropout is wrong in each of them."""
 KNOWN = 20
 """Texts whose scores are saved with a reward model."""
-
-
-def precision(settings: PolicyGradient, memory: Memory) -> str:
-    """The key of BOUNDS for a run: bf16 as soon as anything that is compared is in bf16."""
-    chosen = memory.mixed_precision, memory.frozen_dtype, settings.logprob_dtype
-    return "bf16" if "bf16" in chosen else "float32"
+GO_ON = "checks.start=warn continues all the same"
 
 
 class StartCheckError(UserError):
     """Something that must hold before the first update does not."""
+
+
+def precision(settings: PolicyGradient, memory: Memory) -> str:
+    """The key of BOUNDS for a run: bf16 as soon as anything that is compared is in bf16."""
+    dtypes = (memory.mixed_precision, memory.frozen_dtype, settings.logprob_dtype)
+    return "bf16" if "bf16" in dtypes else "float32"
 
 
 def check_start(
@@ -90,8 +88,9 @@ def check_start(
 ) -> None:
     """All checks before the first update, as `checks.start` says: stop, warn or off.
 
-    `score` is the stage's own. Raises StartCheckError, with `stop`, that says what does not hold,
-    by how much, and which stages and settings would explain it; with `warn` the same is printed.
+    `score` is step 3 as the stage takes it. Raises StartCheckError, with `stop`, that says what
+    does not hold, by how much, and which stages and settings would explain it; with `warn` the same
+    is printed.
     """
     if config.checks.start == "off":
         return
@@ -113,48 +112,58 @@ def run_start_checks(
     memory: Memory,
     score: Callable[..., Episodes],
 ) -> None:
-    """All checks, on the first episodes of the first rollout and before anything is learned.
-
-    `score` is the stage's own. Raises UserError that says what does not hold, by how much, and
-    which stages and settings would explain it.
-    """
-    networks, computed_in = learner.networks, precision(settings, memory)
-    bounds, of_draws = BOUNDS[computed_in], BOUNDS[f"{computed_in} draws"]
+    """All checks, on the first episodes of the first rollout. Raises StartCheckError."""
+    networks = learner.networks
+    budget = learner.budget
+    computed_in = precision(settings, memory)
+    bounds = BOUNDS[computed_in]
+    draw_bounds = BOUNDS[f"{computed_in} draws"]
+    # Scores that were saved in float32 are computed again in float32, by weights that may be bf16.
     frozen_in_bf16 = memory.frozen_dtype == "bf16"
-    # The known answers were saved in float32, so they are replayed in float32.
-    known_bounds = BOUNDS["bf16 scores" if frozen_in_bf16 else "float32"]
-    eos_id = networks.eos_id
-    first = torch.arange(min(memory.forward_batch_size, len(rollout.queries)))
-    some = rollout.rows(first.to(rollout.queries.device))
-    # Each in a row of its own, which is another way than that of the rollout.
-    few = next(replace(some, samples_per_query=1).passes(CHECKED))
-    known = origins.reward_model.parent / KNOWN_ANSWERS
+    saved_score_bounds = BOUNDS["bf16 scores" if frozen_in_bf16 else "float32"]
 
-    def in_memory(check: Callable[[int], None]) -> None:
-        size = PassSize(rows=CHECKED, is_collective=learner.accelerator.num_processes > 1)
-        learner.budget.fit(size, check)
+    # The first episodes, and fewer of them for what needs a pass: each in its own row, which is
+    # another way to compute them than the rollout's.
+    count = min(memory.forward_batch_size, len(rollout.queries))
+    episodes = rollout.rows(torch.arange(count, device=rollout.queries.device))
+    reread = next(replace(episodes, samples_per_query=1).passes(CHECKED))
+    size = PassSize(rows=CHECKED, is_collective=learner.accelerator.num_processes > 1)
 
-    def of_policy(check: Callable[..., None], within: Bounds) -> None:
-        more = settings.temperature, within
-        in_memory(lambda size: check(learner, [*few.passes(size)], *more))
+    known_answers = origins.reward_model.parent / KNOWN_ANSWERS
+    if known_answers.exists():  # a reward model from elsewhere has none
+        replay_known_answers(
+            learner, score, known_answers, origins.score_shift, settings, saved_score_bounds
+        )
 
-    if known.exists():  # a reward model from elsewhere has none
-        replay_known_answers(learner, score, known, origins.score_shift, settings, known_bounds)
     with learner.accelerator.autocast():
-        in_memory(partial(check_padding, networks.reward_model, few, bounds))
-        check_scores_at_eos(some, eos_id, learner.stage)
-        check_kl(some, bounds, learner.stage)
-        # If the settings have dropout, the ratio is 1 only without it.
+        budget.fit(size, lambda rows: check_padding(networks.reward_model, reread, bounds, rows))
+        check_scores_at_eos(episodes, networks.eos_id, learner.stage)
+        check_kl(episodes, bounds, learner.stage)
+
+        # The ratio is 1 in the mode in which the policy is trained, unless dropout is on.
         learner.trained.train(mode=not settings.dropout)
-        of_policy(check_ratio, bounds)
-        of_policy(check_draws, of_draws)
-        if (
-            isinstance(settings, Ppo)
-            and settings.uses_critic
-            and settings.critic_init == "reward_model"
-        ):
-            before_eos = token_read_before(networks.reward_model) is not None
-            check_critic(some, eos_id, known_bounds if frozen_in_bf16 else bounds, before_eos)
+        temperature = settings.temperature
+        budget.fit(
+            size,
+            lambda rows: check_ratio(learner, list(reread.passes(rows)), temperature, bounds),
+        )
+        budget.fit(
+            size,
+            lambda rows: check_draws(learner, list(reread.passes(rows)), temperature, draw_bounds),
+        )
+
+        if networks.critic is not None and starts_as_reward_model(settings):
+            check_critic(
+                episodes,
+                networks.eos_id,
+                saved_score_bounds if frozen_in_bf16 else bounds,
+                before_eos=token_read_before(networks.reward_model) is not None,
+            )
+
+
+def starts_as_reward_model(settings: PolicyGradient) -> bool:
+    """Whether the critic is a copy of the reward model at the start."""
+    return isinstance(settings, Ppo) and settings.critic_init == "reward_model"
 
 
 def check_ratio(
@@ -169,15 +178,17 @@ def check_ratio(
         torch.cat(differences),
         bounds,
         "the first ratio is not 1",
-        f"{learner.stage} (step 6 has dropout, padding, temperature or logprobs other than step 2)",
+        f"{learner.stage} (step 6 has another dropout, temperature or precision than step 2, or "
+        "step 1 pads queries on the right)",
     )
 
 
 def check_draws(
     learner: PolicyLearner, parts: Sequence[Rollout], temperature: float, bounds: Bounds
 ) -> None:
-    """Each token must stand where the cumulative distribution over all tokens passes its uniform
-    number, up to `bounds` of probability. So none is drawn more or less often than the policy says.
+    """Each token must be where the cumulative distribution passes its uniform number.
+
+    Then no token is drawn more or less often than the policy says. `bounds` are in probability.
     """
     distances = []
     for part in parts:
@@ -225,19 +236,24 @@ def check_kl(rollout: Rollout, bounds: Bounds, stage: str) -> None:
 
 
 def check_critic(rollout: Rollout, eos_id: int, bounds: Bounds, before_eos: bool = False) -> None:
-    """The critic at the EOS token, or at the one before, where the reward model is read there, must
-    say what the reward model says.
+    """A critic that starts as the reward model must say what the reward model says.
+
+    Compared at the EOS token, or one token earlier if the reward model is read there.
     """
-    after_eos = rollout.response_mask.sum(dim=1)
-    last = rollout.responses.gather(1, (after_eos - 1).unsqueeze(1)).squeeze(1)
-    ended = (last == eos_id) & (after_eos < rollout.responses.shape[1])
     if rollout.values is None:
         raise ValueError("these episodes have no critic's values")
-    # A value stands where the next token is predicted: that at EOS, one column after it.
-    read = after_eos.clamp(max=rollout.values.shape[1] - 1) - int(before_eos)
-    values = rollout.values.gather(1, read[:, None])
+    lengths = rollout.response_mask.sum(dim=1)
+    last_tokens = rollout.responses.gather(1, (lengths - 1).unsqueeze(1)).squeeze(1)
+    # Of a response that fills all T positions, no column has the value at EOS.
+    has_value_at_eos = (last_tokens == eos_id) & (lengths < rollout.responses.shape[1])
+
+    # Column t has the value that predicts token t, so the value at EOS is one column after it.
+    columns = lengths.clamp(max=rollout.values.shape[1] - 1)
+    if before_eos:
+        columns = columns - 1
+    values = rollout.values.gather(1, columns.unsqueeze(1)).squeeze(1)
     _require_small(
-        (values.squeeze(1) - rollout.scores)[ended],
+        (values - rollout.scores)[has_value_at_eos],
         bounds,
         "the critic differs from the reward model",
         "ppo (step 3 scores another text than the critic reads, or gives the penalty where EOS is)"
@@ -264,20 +280,20 @@ def check_padding(
         score_in_passes(reward_model, batch, size) - score_in_passes(reward_model, batch, 1),
         bounds,
         "padding changes a score",
-        "rm (the model reads what stands to the right of a token) or base (PAD and EOS are one"
-        " token)",
+        "rm (the model has dropout on, or reads tokens to the right of the scored one) or base "
+        "(PAD and EOS are one token)",
     )
 
 
 def check_scores_at_eos(rollout: Rollout, eos_id: int, stage: str) -> None:
     """If a response has an EOS, that is its last real token, at or before which it is scored."""
     last = rollout.response_mask.sum(dim=1, keepdim=True) - 1
-    read = rollout.responses.gather(1, last).squeeze(1)
-    contains = (rollout.responses == eos_id).any(dim=1)
-    if bool((contains & (read != eos_id)).any()):
-        fault = f"{stage} (step 1 does not cut responses after it, or step 4 masks other tokens)"
+    last_tokens = rollout.responses.gather(1, last).squeeze(1)
+    has_eos = (rollout.responses == eos_id).any(dim=1)
+    if bool((has_eos & (last_tokens != eos_id)).any()):
         raise StartCheckError(
-            f"update 1: a reward is not read at EOS. Likely causes: {fault}. {GO_ON}"
+            f"update 1: a reward is not read at EOS. Likely causes: {stage} (step 1 does not cut "
+            f"responses after it, or step 4 masks other tokens). {GO_ON}"
         )
 
 
@@ -285,8 +301,9 @@ def save_known_answers(
     path: Path, queries: Sequence[Tensor], responses: Sequence[Tensor], scores: Tensor
 ) -> None:
     """Keep some texts with the scores that the saved reward model gives them."""
-    rows = zip(queries, responses, scores.tolist(), strict=True)
-    answers = [{"query": q.tolist(), "response": r.tolist(), "score": s} for q, r, s in rows]
+    answers = []
+    for query, response, score in zip(queries, responses, scores.tolist(), strict=True):
+        answers.append({"query": query.tolist(), "response": response.tolist(), "score": score})
     write_json(path, answers)
 
 
@@ -294,61 +311,62 @@ def save_known_answers(
 def replay_known_answers(
     learner: PolicyLearner,
     score: Callable[..., Episodes],
-    known: Path,
+    known_answers: Path,
     shift: float,
     settings: PolicyGradient,
     bounds: Bounds,
 ) -> None:
-    """Step 3 must give the saved texts the scores that their reward model was saved with, plus
-    `shift`. Texts without EOS are left out. Where it reads no reward model, the reward is one's
-    own, and nothing is compared.
+    """Step 3 must give the saved texts the scores that their reward model was saved with.
+
+    `shift` is added to the saved scores. Texts without EOS are left out. With a reward function
+    nothing is compared: its scores are those of another function.
     """
-    networks, group = learner.networks, settings.samples_per_query
-    saved = json.loads(known.read_text(encoding="utf-8"))
+    networks = learner.networks
+    saved = json.loads(known_answers.read_text(encoding="utf-8"))
     answers = [answer for answer in saved if answer["response"][-1:] == [networks.eos_id]]
-    if not answers:
+    if not answers or isinstance(networks.reward_model, TextReward):
         return
+
+    # As many copies of each text as the stage has samples of a query.
     device = learner.accelerator.device
-    queries, responses = (
-        pad([torch.tensor(answer[column]) for answer in answers], networks.pad_id)
-        .to(device)
-        .repeat_interleave(group, dim=0)
-        for column, pad in (("query", pad_left), ("response", pad_right))
-    )
-    names = "sampled_logprobs", "logprobs", "ref_logprobs", "sampler_gaps"
-    unknown: Any = dict.fromkeys(names, torch.zeros(responses.shape, device=device))
+    copies = settings.samples_per_query
+    queries = pad_left([torch.tensor(answer["query"]) for answer in answers], networks.pad_id)
+    responses = pad_right([torch.tensor(answer["response"]) for answer in answers], networks.pad_id)
+    queries = queries.to(device).repeat_interleave(copies, dim=0)
+    responses = responses.to(device).repeat_interleave(copies, dim=0)
+    scores = torch.tensor([answer["score"] for answer in answers], device=device) + shift
+
+    not_measured = torch.zeros(responses.shape, device=device)
     texts = Measured(
         queries=queries,
         responses=responses,
         pad_id=networks.pad_id,
-        samples_per_query=group,
+        samples_per_query=copies,
+        sampled_logprobs=not_measured,
+        logprobs=not_measured,
+        ref_logprobs=not_measured,
+        sampler_gaps=not_measured,
         values=None,
-        **unknown,
     )
-    in_float32: Any = copy.copy(learner.accelerator)
-    in_float32.autocast = nullcontext  # the answers were saved in float32
-    passes: list[Any] = []
-    hook = networks.reward_model.register_forward_pre_hook(lambda *inputs: passes.append(inputs))
-    scores = score(replace(learner, accelerator=in_float32), texts, settings).scores
-    hook.remove()
-    expected = torch.tensor([answer["score"] + shift for answer in answers], device=device)
-    if passes:
-        _require_small(
-            scores - expected.repeat_interleave(group),
-            bounds,
-            "step 3 does not give the scores that the reward model was saved with",
-            f"{settings.section()} (step 3 scores another text, reads another token or gives the"
-            " penalty where EOS is), normalize (other weights) or a library (other numerics)",
-        )
+    found = score(learner, texts, settings, in_float32=True).scores
+    _require_small(
+        found - scores.repeat_interleave(copies),
+        bounds,
+        "step 3 does not give the scores that the reward model was saved with",
+        f"{settings.section()} (step 3 scores another text, reads another token, has dropout on or "
+        "gives the penalty where EOS is), normalize (other weights) or a library (other numerics)",
+    )
 
 
-def _require_small(difference: Tensor, bounds: Bounds, what: str, fault: str) -> None:
+def _require_small(difference: Tensor, bounds: Bounds, what: str, causes: str) -> None:
     distances = difference.abs().double()
     if not len(distances):
         return
-    mean, high = distances.mean().item(), distances.quantile(bounds.quantile).item()
-    if not (mean <= bounds.mean and high <= bounds.high):  # a NaN is not small either
+    mean = distances.mean().item()
+    high = distances.quantile(bounds.quantile).item()
+    is_small = mean <= bounds.mean and high <= bounds.high  # NaN is not
+    if not is_small:
         raise StartCheckError(
             f"update 1: {what} (by {mean:.3g} on average, at most {bounds.mean}; by {high:.3g} at "
-            f"quantile {bounds.quantile}, at most {bounds.high}). Likely causes: {fault}. {GO_ON}"
+            f"quantile {bounds.quantile}, at most {bounds.high}). Likely causes: {causes}. {GO_ON}"
         )

@@ -1,6 +1,7 @@
 """Step 6 of an update: passes over the rollout, minibatches, optimizer steps."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -11,28 +12,37 @@ from stages import functional
 from stages.rl import loss
 from stages.rl.episodes import Rollout
 from stages.rl.networks import PolicyLearner, clip_gradients
+from stages.rl.pretraining import PretrainingMix, pretraining_losses
 from stages.running.files import read_lines
 from stages.settings.checks import check_dealt
 from stages.settings.ppo import PolicyGradient
+from stages.training.memory import chunks
 from stages.training.optimizer import set_learning_rate
+from stages.training.processes import global_sum
 from stages.training.step import optimizer_step
 
 
 def check_episodes(section: str, settings: PolicyGradient, accelerator: Accelerator) -> None:
-    """Raise UserError if a process cannot deal its episodes, the samples of a query together, into
-    minibatches of equal size. `section` is how settings name it.
+    """Raise UserError if a process cannot deal its episodes into minibatches of equal size.
+
+    The samples of a query stay together. `section` is the name of the settings.
     """
-    minibatches, samples = settings.num_minibatches, settings.samples_per_query
-    check_dealt(section, settings.batch_size, accelerator.num_processes, minibatches, samples)
+    check_dealt(
+        section,
+        settings.batch_size,
+        processes=accelerator.num_processes,
+        num_minibatches=settings.num_minibatches,
+        samples=settings.samples_per_query,
+    )
 
 
 def linear_rate(update: int, updates: int) -> float:
-    """Share of the learning rate at an update counted from 0; the last one has 1 / updates."""
+    """Share of the learning rate at an update, counted from 0; the last one has 1 / updates."""
     return 1 - update / updates
 
 
 def set_rate(learner: PolicyLearner, settings: PolicyGradient) -> float:
-    """Set and return the learning rate of the learner's next update, which decays linearly."""
+    """Set and return the learning rate of the next update, which decays linearly."""
     rate = settings.learning_rate * linear_rate(learner.update, settings.num_updates)
     set_learning_rate(learner.optimizer, rate)
     return rate
@@ -67,22 +77,35 @@ def next_kl_coef(settings: PolicyGradient, kl_coef: float, kl: float, update: in
 
 
 def optimize(
-    learner: PolicyLearner, rollout: Rollout, settings: PolicyGradient, seed: int, kl_coef: float
+    learner: PolicyLearner,
+    rollout: Rollout,
+    settings: PolicyGradient,
+    seed: int,
+    kl_coef: float,
+    mix: PretrainingMix | None = None,
 ) -> dict[str, float]:
     """Step 6: num_ppo_epochs passes over the rollout; returns the statistics averaged over them.
 
     The same weights, rollout and `seed` give the same new weights; `seed` decides how episodes are
-    dealt into minibatches. `kl_coef` is this update's. An epoch whose mean approxkl is above
-    target_kl is the last one; a step measures it before it changes the weights, so with one
-    minibatch the epoch's own step is not part of it. In critic warm-up only the critic is trained.
-    Raises NonFiniteError before a step that is not finite.
+    dealt into minibatches. `kl_coef` is this update's, `mix` the pretraining term if there is one.
+    An epoch whose mean approxkl is above target_kl is the last one; a step measures it before it
+    changes the weights, so with one minibatch the epoch's own step is not part of it. In critic
+    warm-up only the critic is trained. Raises NonFiniteError before a step that is not finite.
     """
     learner.trained.train()
     generator = torch.Generator().manual_seed(seed)
     steps: list[dict[str, float]] = []
     for _ in range(settings.num_ppo_epochs):
-        for rows in deal(rollout, settings, generator):
-            steps.append(take_step(learner, rollout.rows(rows), settings, kl_coef))
+        for rows in minibatch_rows(rollout, settings.num_minibatches, generator):
+            statistics = take_step(
+                learner,
+                minibatch=rollout.rows(rows),
+                settings=settings,
+                kl_coef=kl_coef,
+                mix=mix if settings.policy_learns(learner.update) else None,
+                step=len(steps),
+            )
+            steps.append(statistics)
         epoch = mean_statistics(steps[-settings.num_minibatches :])
         if settings.target_kl and epoch.get("policy/approxkl_avg", 0.0) > settings.target_kl:
             break
@@ -90,37 +113,69 @@ def optimize(
     return mean_statistics(steps) | {"policy/epochs": epochs}
 
 
-def deal(
-    rollout: Rollout, settings: PolicyGradient, generator: torch.Generator
+def minibatch_rows(
+    rollout: Rollout, num_minibatches: int, generator: torch.Generator
 ) -> Iterator[Tensor]:
-    """The episodes of each minibatch, in random order; the samples of a query stay neighbours."""
-    group, device = rollout.samples_per_query, rollout.queries.device
-    order = torch.randperm(len(rollout.queries) // group, generator=generator)
-    for queries in order.to(device).chunk(settings.num_minibatches):
-        yield (queries.unsqueeze(1) * group + torch.arange(group, device=device)).flatten()
+    """The episodes of each minibatch, in random order; the samples of a query stay neighbors."""
+    samples = rollout.samples_per_query
+    device = rollout.queries.device
+    query_order = torch.randperm(len(rollout.queries) // samples, generator=generator).to(device)
+    for queries in query_order.chunk(num_minibatches):
+        first_rows = queries.unsqueeze(1) * samples
+        yield (first_rows + torch.arange(samples, device=device)).flatten()
+
+
+Microbatch = Callable[[], Iterator[tuple[Tensor, dict[str, Tensor]]]]
+"""Computes the losses of one microbatch, each with its statistics."""
 
 
 def take_step(
-    learner: PolicyLearner, minibatch: Rollout, settings: PolicyGradient, kl_coef: float
+    learner: PolicyLearner,
+    minibatch: Rollout,
+    settings: PolicyGradient,
+    kl_coef: float,
+    mix: PretrainingMix | None = None,
+    step: int = 0,
 ) -> dict[str, float]:
-    """One optimizer step on a minibatch, in microbatches weighted by their number of tokens."""
+    """One optimizer step on a minibatch, and on as many references if there is a pretraining mix.
+
+    `step` counts the optimizer steps of this update, from 0.
+    """
     accelerator = learner.accelerator
+    references: list[int] = []
+    reference_tokens = 0.0
+    if mix is not None:
+        references = mix.share(learner, step)
+        (reference_tokens,) = global_sum(accelerator, mix.count_tokens(references))
 
-    def parts(size: int) -> list[tuple[Rollout, loss.Divisors]]:
-        microbatches = loss.split_minibatch(minibatch, settings, size)
-        divisors = loss.count_divisors(accelerator, minibatch, settings, len(microbatches))
-        return [(microbatch, divisors) for microbatch in microbatches]
-
-    def losses(part: tuple[Rollout, loss.Divisors]) -> Iterator[tuple[Tensor, dict[str, Tensor]]]:
-        microbatch, divisors = part
-        return loss.microbatch_losses(learner, microbatch, divisors, settings, kl_coef)
+    def microbatches(size: int) -> list[Microbatch]:
+        """The microbatches of at most `size` sequences: references first, then episodes."""
+        computations: list[Microbatch] = []
+        if mix is not None:
+            for rows in chunks(references, size):
+                computations.append(
+                    partial(pretraining_losses, learner, mix, rows, reference_tokens)
+                )
+        parts = loss.split_minibatch(minibatch, settings, size)
+        divisors = loss.count_divisors(accelerator, minibatch, settings, len(parts))
+        for part in parts:
+            computations.append(
+                partial(loss.microbatch_losses, learner, part, divisors, settings, kl_coef)
+            )
+        return computations
 
     def clip() -> dict[str, float]:
         return clip_gradients(accelerator.unwrap_model(learner.trained), settings)
 
-    return optimizer_step(learner, parts, losses, smallest=minibatch.samples_per_query, clip=clip)
+    return optimizer_step(
+        learner,
+        split=microbatches,
+        losses=lambda microbatch: microbatch(),
+        smallest=minibatch.samples_per_query,
+        clip=clip,
+    )
 
 
-def mean_statistics(history: Sequence[dict[str, float]]) -> dict[str, float]:
+def mean_statistics(steps: Sequence[dict[str, float]]) -> dict[str, float]:
     """The mean of every statistic over some optimizer steps."""
-    return {key: sum(stats[key] for stats in history) / len(history) for key in history[0]}
+    return {key: sum(step[key] for step in steps) / len(steps) for key in steps[0]}

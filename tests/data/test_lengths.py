@@ -9,7 +9,7 @@ from stages.data.lengths import CNNDM_LIMITS, Limits, count_over_limit, length_r
 from stages.data.prompt import plain_encoder
 from stages.data.tokens import tokenize_comparisons, tokenize_posts
 from stages.settings.sections import format_post
-from tests.conftest import refusal_of
+from tests.lib.asserts import refusal_of
 from tests.lib.rows import ARTICLE, LIMITS, PAIR, POST, edited
 
 SHORT_POST = POST | {"summary": "y"}

@@ -18,7 +18,8 @@ from stages.models.policy import PolicyModel
 from stages.running.files import read_json, read_lines
 from stages.settings.command_line import make_config
 from stages.settings.config import UserError
-from tests.conftest import close, state_of
+from tests.lib.asserts import close
+from tests.lib.learners import state_of
 from tests.lib.rows import EMPTY_PAIR, EQUAL_PAIR, LIMITS, PAIR, POST, edited, write_folder
 
 CPU = torch.device("cpu")
@@ -55,14 +56,8 @@ def test_the_reward_model_learns_from_empty_and_equal_summaries(reward_model, od
 
 def test_the_reward_model_is_evaluated_on_empty_and_equal_summaries(reward_model, odd_pairs):
     state = odd_state(reward_model)
-    metrics = rm.evaluate(
-        state.run,
-        state.learner.accelerator,
-        state.learner.budget,
-        reward_model,
-        odd_pairs,
-        "odd",
-    )
+    budget = state.learner.budget
+    metrics = rm.evaluate(state.run, state.accelerator, budget, reward_model, odd_pairs, "odd")
     assert_all_finite(metrics, reward_model)
     assert metrics["pairs"] == 3
 

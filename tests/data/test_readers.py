@@ -12,7 +12,7 @@ from datasets.exceptions import DatasetGenerationError
 from stages.data.bad_rows import BadRows
 from stages.data.readers import SPLITS, read_hub, read_source, subsample
 from stages.settings.config import HUB, Data, UserError
-from tests.conftest import refusal_of
+from tests.lib.asserts import refusal_of
 from tests.lib.rows import (
     BAD_ROWS,
     PAIR,

@@ -39,11 +39,15 @@ SPARE = 3  # embeddings from [PAD] up, which are no tokens
 
 
 def random_model(
-    auto_class: Any, family: PreTrainedConfig, dtype: torch.dtype = torch.float64, **options: Any
+    auto_class: Any,
+    family: PreTrainedConfig,
+    dtype: torch.dtype = torch.float64,
+    vocabulary: int = 50,
+    **options: Any,
 ) -> Any:
-    """A model with random weights over 50 tokens; with one label if it has a head."""
+    """A model with random weights over a vocabulary; with one label if it has a head."""
     config = copy.deepcopy(family)
-    config.vocab_size = 50
+    config.vocab_size = vocabulary
     config.initializer_range = 0.3
     config.num_labels = 1
     register_head_class(config, "random")

@@ -30,7 +30,7 @@ from stages.models.policy import PolicyModel
 from stages.models.sampling import SamplingParams, sample
 from stages.models.tokenizers import load_tokenizer
 from stages.running.files import read_lines
-from tests.conftest import close
+from tests.lib.asserts import close
 from tests.lib.families import CONFIGS, SPARE, save_checkpoint
 
 STAGES = (base, sft, rm, normalize, ppo, dpo, summaries)

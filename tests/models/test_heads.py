@@ -18,7 +18,7 @@ from stages.models.heads import (
 from stages.models.loading import new_reward_model, save_model
 from stages.models.tokenizers import load_tokenizer
 from stages.rl.networks import freeze
-from tests.conftest import close
+from tests.lib.asserts import close
 from tests.lib.families import save_checkpoint
 
 TOKENS = torch.arange(1, 9)[None]

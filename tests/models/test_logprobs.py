@@ -15,7 +15,7 @@ from stages.models.loading import load_policy
 from stages.models.logprobs import chunked_logprobs
 from stages.models.policy import PLAIN_HEAD, PolicyModel, weights_cast_once
 from stages.settings.sections import CHUNK
-from tests.conftest import close
+from tests.lib.asserts import close
 from tests.lib.families import CONFIGS
 
 ROWS, COLUMNS, VOCABULARY, WIDTH = 2, 4, 11, 5
@@ -27,7 +27,7 @@ NO_PADDING = -1
 def small_chunks(request, monkeypatch):
     """Chunks of one position, of three, and of all, in blocks of two positions."""
     monkeypatch.setitem(CHUNK, "cpu", request.param * VOCABULARY)
-    monkeypatch.setattr(logprobs, "CACHED", 2 * VOCABULARY)
+    monkeypatch.setattr(logprobs, "LOGITS_PER_CPU_BLOCK", 2 * VOCABULARY)
 
 
 def random_inputs(dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor, Tensor]:

@@ -18,7 +18,8 @@ from stages.rl.networks import save_networks
 from stages.running.files import read_lines
 from stages.settings.command_line import make_config
 from stages.settings.config import Lora
-from tests.conftest import flat, refusal_of, two_updates_of_ppo
+from tests.lib.asserts import refusal_of
+from tests.lib.learners import flat, two_updates_of_ppo
 
 RANK = 3
 TOKENS = torch.arange(1, 25).view(2, 12)

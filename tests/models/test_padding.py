@@ -15,8 +15,9 @@ from stages.models.forward import (
 )
 from stages.models.loading import load_policy, new_reward_model
 from stages.models.policy import PolicyModel
-from tests.conftest import SHARED, close
 from tests.lib import paper_numbers as paper
+from tests.lib.asserts import close
+from tests.lib.places import SHARED
 
 
 def random_tokens(rows: int, length: int, seed: int = 0) -> Tensor:

@@ -7,7 +7,7 @@ import torch
 from transformers import AutoModelForTokenClassification, Qwen2Config
 
 from eval import summaries
-from stages import base, normalize, ppo, rloo, rm, sft
+from stages import base, normalize, ppo, rm, sft
 from stages.data.ragged import load_split, pad_left, pad_right
 from stages.driving.start import run_module
 from stages.models.foreign import load_released_reward_model
@@ -26,7 +26,7 @@ from stages.rm import read_scores_before
 from stages.running.files import read_json, read_lines
 from stages.settings.command_line import make_config
 from stages.settings.config import UserError
-from tests.conftest import close
+from tests.lib.asserts import close
 from tests.lib.families import CONFIGS, GROUPED, random_model
 
 CPU = torch.device("cpu")
@@ -159,8 +159,11 @@ def runs_folder(tmp_path_factory):
         for stage in (base, sft):
             run_module(stage, ["--preset", "tiny", "--name", "plain", "--set", *UPSTREAM])
         arguments = ["--preset", "tiny", "--name", "before", "--upstream", "plain", "--set"]
-        for stage in (rm, normalize, ppo, rloo, summaries):
-            run_module(stage, [*arguments, *READ_BEFORE_EOS])
+        arguments += READ_BEFORE_EOS
+        for stage in (rm, normalize, ppo):
+            run_module(stage, arguments)
+        run_module(ppo, arguments, "rloo")
+        run_module(summaries, arguments)
     return root / "runs"
 
 

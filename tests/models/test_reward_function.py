@@ -11,18 +11,18 @@ import torch
 
 from eval import controls, judge, summaries, win_rate
 from reports import run_page
-from stages import base, dpo, normalize, ppo, rloo, rm, sft
+from stages import base, dpo, normalize, ppo, rm, sft
 from stages.data.ragged import pad_right
 from stages.driving.start import run_module
 from stages.finished import read_manifest
-from stages.models.forward import score_responses
+from stages.models.forward import ResponseBatch, score_responses
 from stages.models.heads import shift_scores
 from stages.models.loading import load_reward_model, save_model
 from stages.models.reward_function import TextReward
 from stages.running.files import read_lines
 from stages.settings.checks import UserError
 from stages.settings.command_line import make_config, recorded_config
-from tests.conftest import refusal_of
+from tests.lib.asserts import refusal_of
 
 # Every token of a response can raise this reward, so no rare event decides whether it is learned.
 MODULE = """
@@ -94,7 +94,10 @@ def finished(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(root)
         write_module()
-        for stage in (base, sft, rm, normalize, ppo, rloo, *JUDGED):
+        for stage in (base, sft, rm, normalize, ppo):
+            run_module(stage, ARGUMENTS)
+        run_module(ppo, ARGUMENTS, "rloo")
+        for stage in JUDGED:
             run_module(stage, ARGUMENTS)
     return root / "runs" / "mine" / "seed44413"
 
@@ -167,8 +170,10 @@ def test_a_saved_function_loads_with_its_rows_and_its_bias(module, tokenizer, tm
     shift_scores(reward, -1.5)
     save_model(reward, tokenizer, tmp_path / "model")
     again = load_reward_model(tmp_path / "model")
-    queries, responses = encode(tokenizer, "What?"), encode(tokenizer, "tree")
-    assert score_responses(again, queries, responses, -1).tolist() == [2 - 1.5]
+    batch = ResponseBatch(
+        queries=encode(tokenizer, "What?"), responses=encode(tokenizer, "tree"), pad_id=-1
+    )
+    assert score_responses(again, batch).tolist() == [2 - 1.5]
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from stages.models.sampling import (
     sample,
     sampler_cache,
 )
-from tests.conftest import close
+from tests.lib.asserts import close
 from tests.lib.families import CONFIGS
 
 VOCABULARY, EOS, PAD = 20, 0, 20

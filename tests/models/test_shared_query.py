@@ -31,7 +31,7 @@ from stages.models.forward import (
 )
 from stages.models.heads import register_head_class
 from stages.models.policy import PolicyModel
-from tests.conftest import close
+from tests.lib.asserts import close
 from tests.lib.families import CONFIGS, GROUPED
 
 CPU = torch.device("cpu")

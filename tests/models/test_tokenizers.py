@@ -12,7 +12,7 @@ from stages.data.prompt import plain_encoder
 from stages.data.tokens import tokenize_posts
 from stages.models.tokenizers import load_tokenizer, same_tokens
 from stages.settings.sections import format_post
-from tests.conftest import refusal_of
+from tests.lib.asserts import refusal_of
 from tests.lib.families import copy_tokenizer, edit_json
 
 LIMITS = Limits(query=400, response=100, query_response=450)

@@ -13,7 +13,7 @@ from stages.models.loading import load_policy, load_reward_model, new_reward_mod
 from stages.models.weights import read_weights
 from stages.settings.command_line import make_config
 from stages.settings.config import UserError
-from tests.conftest import refusal_of
+from tests.lib.asserts import refusal_of
 from tests.lib.families import edit_json
 
 MATRIX = "gpt_neox.layers.1.mlp.dense_h_to_4h.weight"

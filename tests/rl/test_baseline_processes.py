@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from stages import base, normalize, ppo, rm, sft
 from stages.driving.start import run_module
 from stages.running.files import read_lines
-from tests.conftest import make_stages
+from tests.lib.make_stages import make_stages
 
 pytestmark = pytest.mark.walk
 

@@ -1,4 +1,4 @@
-"""A critic that is worse than a constant: where runs and pages say so, and what mends it."""
+"""Critics: how they start and warm up, and what runs and pages say of a bad one."""
 
 import shutil
 from dataclasses import replace
@@ -15,8 +15,9 @@ from stages.rl.networks import Origins, load_critic, zero_head
 from stages.running.files import read_lines
 from stages.settings.command_line import make_config
 from stages.settings.ppo import Ppo
-from tests.conftest import learner_of, make_stages, rolled_out
 from tests.lib.fabricated_runs import fabricate, write_rows
+from tests.lib.learners import learner_of, rolled_out
+from tests.lib.make_stages import make_stages
 
 NAMED = "--preset tiny --name small --set".split()
 SMALL = """
@@ -25,7 +26,7 @@ SMALL = """
     world.train_comparisons=64 world.validation_comparisons=32
     ppo.total_episodes=96 ppo.batch_size=32 ppo.samples_every=1 ppo.critic_updates=0
 """.split()
-MENDED = """
+WARM_UP_FROM_ZERO = """
     ppo.critic_init=zero ppo.critic_updates=1 ppo.target_kl=10 ppo.learning_rate=0.001
     ppo.eos_trick=off
 """.split()
@@ -52,17 +53,17 @@ def run_ppo(before, tmp_path, monkeypatch):
     return run
 
 
-def test_a_run_whose_critic_learns_alone_from_a_head_of_zeros(run_ppo):
-    folder = run_ppo(*MENDED)
+def test_a_run_with_critic_warm_up_from_a_head_of_zeros(run_ppo):
+    folder = run_ppo(*WARM_UP_FROM_ZERO)
     first, second, third = read_lines(folder / "metrics.jsonl")
-    samples = read_lines(folder / "samples.jsonl")
-    values = {
-        row["step"]: [v for r in samples if r["step"] == row["step"] for v in r["values"]]
-        for row in samples
-    }
-    assert set(values[1]) == {0.0}
-    assert len(set(values[2])) > 1
+    values: dict[int, set[float]] = {}
+    for row in read_lines(folder / "samples.jsonl"):
+        values.setdefault(row["step"], set()).update(row["values"])
+    assert values[1] == {0.0}
+    assert len(values[2]) > 1
     assert first["val/explained_variance"] == pytest.approx(0, abs=1e-6)
+
+    # The policy is trained from the second update on, so its KL rises in the third.
     of_policy = {"loss/policy_avg", "policy/grad_norm", "val/ratio"}
     assert not of_policy & first.keys()
     assert of_policy <= second.keys()
@@ -72,32 +73,51 @@ def test_a_run_whose_critic_learns_alone_from_a_head_of_zeros(run_ppo):
     assert second["lr"] == pytest.approx(1e-3 * 2 / 3)
 
 
-QUIET = {"policy/below_penalty": 0.2, "policy/eos_rate": 0.01, "val/explained_variance": 0.0}
-EIGHT = Ppo(total_episodes=8 * 32, batch_size=32)
+# -- what a run says -------------------------------------------------------------------------------
+
+HEALTHY = {"policy/below_penalty": 0.2, "policy/eos_rate": 0.01, "val/explained_variance": 0.0}
+EIGHT_UPDATES = Ppo(total_episodes=8 * 32, batch_size=32)
 
 
 @pytest.mark.parametrize(
-    ("metrics", "settings", "words"),
+    ("metrics", "settings", "expected"),
     [
-        ({"val/explained_variance": -5.123}, {}, "constant (-5.1): ppo.baseline=gated or"),
+        (
+            {"val/explained_variance": -5.123},
+            {},
+            "the critic is worse than a constant (explained variance -5.1): see "
+            "ppo.baseline=gated or ppo.critic_init=zero",
+        ),
         ({"val/explained_variance": -5.123}, {"baseline": "gated"}, ""),
-        ({"policy/below_penalty": 0.484}, {}, "48% end and score below -1, the score without"),
+        (
+            {"policy/below_penalty": 0.484},
+            {},
+            "48% of the responses end and score below -1, the score without an EOS: see "
+            "ppo.eos_trick=subtract",
+        ),
         ({"policy/below_penalty": 0.5}, {"eos_trick": "subtract"}, ""),
-        ({"policy/eos_rate": 0.0}, {}, "no response ends: more sft.epochs"),
+        (
+            {"policy/eos_rate": 0.0},
+            {},
+            "no response ends: try more sft.epochs, or a larger data.max_summary_tokens",
+        ),
         ({"policy/eos_rate": 0.0}, {"eos_trick": "off"}, ""),
         ({}, {}, ""),
     ],
 )
 def test_what_is_odd_at_the_first_update_is_one_line(
-    before_ppo, tmp_path, capsys, metrics, settings, words
+    before_ppo, tmp_path, capsys, metrics, settings, expected
 ):
     learner = learner_of(before_ppo, make_config("tiny"))
-    say_what_is_odd(learner, tmp_path, QUIET | metrics, replace(EIGHT, **settings))
-    line = capsys.readouterr().err.rstrip("\n")
-    assert words in line
-    assert bool(words) == bool(line)
-    assert len(line) <= 80
-    assert "\n" not in line
+    say_what_is_odd(learner, tmp_path, HEALTHY | metrics, replace(EIGHT_UPDATES, **settings))
+    assert capsys.readouterr().err.rstrip("\n") == expected
+
+
+def test_without_a_critic_nothing_is_said_of_one(before_ppo, tmp_path, capsys):
+    metrics = {key: HEALTHY[key] for key in ("policy/below_penalty", "policy/eos_rate")}
+    learner = learner_of(before_ppo, make_config("tiny"))
+    say_what_is_odd(learner, tmp_path, metrics, replace(EIGHT_UPDATES, baseline="mean"))
+    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize(
@@ -112,12 +132,17 @@ def test_what_is_odd_at_the_first_update_is_one_line(
 def test_a_run_says_after_a_quarter_that_its_score_has_not_risen(
     before_ppo, tmp_path, capsys, scores, is_said
 ):
-    history = tmp_path / "metrics.jsonl"
-    write_rows(history, [{"objective/scores": score} for score in scores[:-1]])
+    metrics_file = tmp_path / "metrics.jsonl"
+    write_rows(metrics_file, [{"objective/scores": score} for score in scores[:-1]])
     learner = learner_of(before_ppo, make_config("tiny"), update=len(scores) - 1)
-    say_what_is_odd(learner, history, QUIET | {"objective/scores": scores[-1]}, EIGHT)
+    metrics = HEALTHY | {"objective/scores": scores[-1]}
+    say_what_is_odd(learner, metrics_file, metrics, EIGHT_UPDATES)
     line = capsys.readouterr().err
-    assert ("after a quarter the score has not risen (1.00, 0.85)" in line) == is_said
+    expected = "after a quarter of the updates the score has not risen (1.00, 0.85): see "
+    assert line == (f"{expected}learning_rate, critic\n" if is_said else "")
+
+
+# -- heads of zeros --------------------------------------------------------------------------------
 
 
 def test_a_critic_that_starts_at_0_has_the_backbone_of_the_reward_model(before):
@@ -138,25 +163,29 @@ def test_a_head_of_zeros_gives_values_of_0_and_leaves_the_backbone(before_ppo, p
     backbone = [weight.clone() for weight in before_ppo.critic.base_model.parameters()]
     zero_head(before_ppo.critic)
     rollout, metrics = rolled_out(config, learner, [torch.tensor([5, 6, 7]), torch.tensor([8])])
+    assert rollout.values is not None
     assert not rollout.values.any()
     assert metrics["val/explained_variance"] == pytest.approx(0, abs=1e-6)
     assert all(map(torch.equal, backbone, before_ppo.critic.base_model.parameters()))
 
 
-def run_with(explained, name="tiny", seed=1, alone=()):
-    """A fabricated run whose critic explained so much in each update of its policy.
+# -- what pages say --------------------------------------------------------------------------------
 
-    `alone`: in the updates before, if they are not as many as the preset's.
+
+def run_with(explained, name="tiny", seed=1, in_warm_up=()):
+    """A fabricated run with the explained variances of its policy's updates.
+
+    `in_warm_up`: those of critic warm-up, if it has another length than the preset's.
     """
-    overrides = (f"ppo.critic_updates={len(alone)}",) if alone else ()
+    overrides = (f"ppo.critic_updates={len(in_warm_up)}",) if in_warm_up else ()
     config = make_config("tiny", name=name, seed=seed, overrides=overrides)
     fabricate(config)
-    folder = collect.load_run(config).folders["ppo"]
-    before = alone or [-9.0] * config.ppo.critic_updates
-    logged = zip(read_lines(folder / "metrics.jsonl"), [*before, *explained], strict=False)
-    used = {"policy/critic_used": 1.0}
-    rows = [row | used | {"val/explained_variance": value} for row, value in logged]
-    write_rows(folder / "metrics.jsonl", rows)
+    metrics_file = collect.load_run(config).folders["ppo"] / "metrics.jsonl"
+    before = in_warm_up or [-9.0] * config.ppo.critic_updates
+    rows = []
+    for row, variance in zip(read_lines(metrics_file), [*before, *explained], strict=False):
+        rows.append(row | {"policy/critic_used": 1.0, "val/explained_variance": variance})
+    write_rows(metrics_file, rows)
     return collect.load_run(config)
 
 
@@ -171,8 +200,8 @@ def test_the_note_says_in_how_many_updates_a_gate_used_the_critic():
     assert "in 6 of 8 updates of gated, which used it in 1." in sentences.critic_notes(rows)[0]
 
 
-def test_updates_in_which_the_critic_learned_alone_do_not_count(runs):
-    record = run_with([0.1, -0.2], name="alone", alone=(-5.0, -3.0))
+def test_updates_of_critic_warm_up_do_not_count(runs):
+    record = run_with([0.1, -0.2], name="alone", in_warm_up=(-5.0, -3.0))
     explained = collect.explained_by_critic(record)
     expected = {"updates": 2, "below": 1, "used": 2, "first": 0.1, "last": -0.2}
     assert explained is not None

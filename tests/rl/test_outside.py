@@ -1,4 +1,4 @@
-"""The example in the stages' document: PPO on the models and tensors of somebody else's project."""
+"""The example in the stages' document: PPO on another project's models and tensors."""
 
 import re
 import subprocess
@@ -28,7 +28,6 @@ queries = [torch.randint(1, 20, (3 + row % 4,)) for row in range(32)]
 def test_the_example_learns_without_a_run_folder_or_a_preset(tmp_path):
     code = re.search(r"```python\n(.*?)```", TEXT[2], re.DOTALL)
     assert code is not None
-    assert len(code[1].strip().splitlines()) <= 35
     done = subprocess.run(
         [sys.executable, "-c", MINE + code[1]],
         capture_output=True,

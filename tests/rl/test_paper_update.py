@@ -19,10 +19,11 @@ from transformers import GPTNeoXConfig, GPTNeoXForCausalLM, GPTNeoXForTokenClass
 
 from stages.data.ragged import make_ragged
 from stages.models.heads import reset_head, use_float32_head
+from stages.models.policy import PolicyModel
 from stages.rl.networks import Networks, PolicyAndCritic
 from stages.rl.update import optimize
 from stages.settings.command_line import make_config
-from tests.conftest import learner_of, rolled_out
+from tests.lib.learners import learner_of, rolled_out
 
 EOS, PAD, LENGTH, RATE, SEED = 0, 7, 6, 0.05, 44413
 QUERIES = [[1, 2, 3], [4, 5], [6, 1, 2, 4], [3], [2, 6], [5, 5, 1]]
@@ -183,7 +184,7 @@ def test_an_update_under_compat_paper_is_the_papers(networks, precision, toleran
     ended = (rollout.responses == EOS).any(dim=1)
     assert ended.any(), "this seed has to show an EOS"
     assert not ended.all(), "this seed has to show a response without one"
-    optimize(learner, rollout, config.ppo, 9, config.ppo.kl_coef)
+    optimize(learner, rollout, config.ppo, seed=9, kl_coef=config.ppo.kl_coef)
 
     queries = [row[row != PAD].tolist() for row in rollout.queries]
     # The cache would hold the weights of before the first step.

@@ -1,4 +1,4 @@
-"""`ppo.optimize` against an independent implementation that shares no code with functional.py.
+"""`optimize` against an independent implementation that shares no code with functional.py.
 
 Loops over tokens, the losses as written in the papers, AdamW by hand; in float64. Every setting
 that changes what an update learns is one of the variants.
@@ -20,7 +20,8 @@ from stages.rl.update import optimize
 from stages.settings.command_line import make_config
 from stages.settings.config import Optimizer, Ppo
 from stages.training.optimizer import make_optimizer
-from tests.conftest import learner_of
+from stages.training.step import NonFiniteError
+from tests.lib.learners import learner_of, rolled_out
 
 RATE = 2e-3
 PLAIN: dict[str, Any] = {
@@ -37,13 +38,20 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "mean over sequences": {"loss_mean": "sequences"},
     "mean of microbatch means": {"loss_mean": "microbatches"},
     "values not clipped": {"clip_values": False},
-    "k2 in the loss": {"kl_in": "loss", "kl_estimator": "k2", "kl_coef": 0.3},
-    "k3 in the loss": {"kl_in": "loss", "kl_estimator": "k3", "kl_coef": 0.3},
+    "k2 in the loss": {"kl_in": "loss", "kl_estimator": "k2"},
+    "k3 in the loss": {"kl_in": "loss", "kl_estimator": "k3"},
+    "k1, token's ratio": {"kl_in": "loss", "kl_estimator": "k1", "kl_correction": "token"},
+    "k3, token's ratio": {"kl_in": "loss", "kl_estimator": "k3", "kl_correction": "token"},
+    "k1, sequence's ratio": {"kl_in": "loss", "kl_estimator": "k1", "kl_correction": "sequence"},
+    "k3, sequence's ratio": {"kl_in": "loss", "kl_estimator": "k3", "kl_correction": "sequence"},
+    "entropy bonus": {"entropy_coef": 0.2},
     "critic's own rate": {"critic_learning_rate": 5e-4},
     "norm clipped": {"max_grad_norm": 0.05},
+    "critic's norm clipped": {"critic_max_grad_norm": 0.05},
     "two minibatches": {"num_minibatches": 2},
-    "critic alone first": {"critic_updates": 1, "max_grad_norm": 0.05},
+    "critic warm-up": {"critic_updates": 1, "max_grad_norm": 0.05},
 }
+KL_COEF = 0.3  # of the update, not the settings', because it may be adaptive
 LENGTHS = [(3, 4), (2, 6), (5, 1), (4, 3)]  # real tokens of query and response
 QUERY, RESPONSE = 5, 6
 
@@ -84,19 +92,35 @@ def make_rollout(seed: int, pad_id: int, kl_in_loss: bool) -> Rollout:
     )
 
 
-def policy_term(logits, token, rollout: Rollout, row: int, t: int, ppo: Ppo) -> torch.Tensor:
-    """One token's clipped policy loss, with the KL term if the settings ask for it."""
-    logprob = logits.log_softmax(-1)[token]
-    ratio = math.e ** (logprob - rollout.logprobs[row, t])
+def policy_term(logprobs, rollout: Rollout, row: int, t: int, ppo: Ppo) -> torch.Tensor:
+    """One token's clipped policy loss, with the KL term if the settings ask for it.
+
+    logprobs: of all tokens of the response.
+    """
+    ratio = math.e ** (logprobs[t] - rollout.logprobs[row, t])
     advantage = rollout.advantages[row, t]
     clipped = min(max(ratio.item(), 0.9), 1.1)
     inside = ratio if clipped == ratio.item() else torch.tensor(clipped)
     term = -torch.min(ratio * advantage, inside * advantage)
     if ppo.kl_in == "loss":
-        log_ratio = rollout.ref_logprobs[row, t] - logprob  # Schulman's log r
-        k2, k3 = log_ratio**2 / 2, math.e**log_ratio - 1 - log_ratio
-        term = term + 0.3 * (k2 if ppo.kl_estimator == "k2" else k3)
+        weight = torch.tensor(1.0)
+        if ppo.kl_correction == "token":
+            weight = ratio
+        if ppo.kl_correction == "sequence":
+            for s, logprob in enumerate(logprobs):
+                weight = weight * math.e ** (logprob - rollout.logprobs[row, s])
+        term = term + KL_COEF * weight * kl_term(logprobs[t], rollout.ref_logprobs[row, t], ppo)
     return term
+
+
+def kl_term(logprob, ref_logprob, ppo: Ppo) -> torch.Tensor:
+    """One token's estimate of KL(policy || ref_policy), in Schulman's notation."""
+    log_ratio = ref_logprob - logprob
+    if ppo.kl_estimator == "k1":
+        return -log_ratio
+    if ppo.kl_estimator == "k2":
+        return log_ratio**2 / 2
+    return math.e**log_ratio - 1 - log_ratio
 
 
 def value_term(value, rollout: Rollout, row: int, t: int, ppo: Ppo) -> torch.Tensor:
@@ -124,27 +148,30 @@ def mean_as_asked(terms: list[list[torch.Tensor]], loss_mean: str, size: int) ->
 
 def loss_by_hand(policy, critic, rollout: Rollout, rows, ppo: Ppo, size: int) -> torch.Tensor:
     """The clipped policy loss plus vf_coef times the value loss, over these sequences."""
-    policy_terms, value_terms = [], []
+    policy_terms = []
+    value_terms = []
     for row in rows:
         query, response = LENGTHS[row]
         tokens = torch.cat([rollout.queries[row, QUERY - query :], rollout.responses[row]])
         tokens = tokens[: query + response].unsqueeze(0)  # no padding at all
         logits = policy(input_ids=tokens).logits[0] / ppo.temperature
         values = critic(input_ids=tokens).logits[0, :, 0]
-        policy_terms.append(
-            [
-                policy_term(logits[query - 1 + t], tokens[0, query + t], rollout, row, t, ppo)
-                for t in range(response)
-            ]
-        )
+
+        distributions = [logits[query - 1 + t].log_softmax(-1) for t in range(response)]
+        logprobs = [x[tokens[0, query + t]] for t, x in enumerate(distributions)]
+        terms = []
+        for t in range(response):
+            entropy = -(distributions[t].exp() * distributions[t]).sum()
+            terms.append(policy_term(logprobs, rollout, row, t, ppo) - ppo.entropy_coef * entropy)
+        policy_terms.append(terms)
         value_terms.append(
             [
                 value_term(values[query - 1 + t], rollout, row, t, ppo)
                 for t in range(min(response + 1, RESPONSE))
             ]
         )
-    means = (mean_as_asked(terms, ppo.loss_mean, size) for terms in (policy_terms, value_terms))
-    policy_loss, value_loss = means
+    policy_loss = mean_as_asked(policy_terms, ppo.loss_mean, size)
+    value_loss = mean_as_asked(value_terms, ppo.loss_mean, size)
     return policy_loss + 0.3 * value_loss
 
 
@@ -179,7 +206,7 @@ def update_by_hand(networks, optimizers, rollout, ppo: Ppo, update: int, size: i
         for at in range(0, len(order), share):
             rows = order[at : at + share]
             loss = loss_by_hand(networks.policy.model, networks.critic, rollout, rows, ppo, size)
-            norms = ppo.max_grad_norm, 0.0
+            norms = ppo.max_grad_norm, ppo.critic_max_grad_norm
             waiting = 1 if update < ppo.critic_updates else 0  # the policy comes first
             for optimizer, norm in [*zip(optimizers, norms, strict=True)][waiting:]:
                 optimizer.step(loss, norm)
@@ -225,7 +252,7 @@ def test_two_updates_give_the_weights_of_an_independent_implementation(
         rollout = make_rollout(update, pad_id, ppo.kl_in == "loss")
         learner = trained_by(ours, optimizer, ppo, microbatch_size, pad_id)
         learner.update = update
-        optimize(learner, rollout, ppo, update, ppo.kl_coef)
+        optimize(learner, rollout, ppo, seed=update, kl_coef=KL_COEF)
         update_by_hand(hand, by_hand, rollout, ppo, update, microbatch_size)
     pairs = zip(ours.parameters(), hand.parameters(), strict=True)
     assert max((one - two).abs().max().item() for one, two in pairs) < 1e-6
@@ -243,7 +270,7 @@ def test_epochs_end_after_the_one_that_passed_the_target_kl(
     pad_id = tokenizer.pad_token_id
     rollout = make_rollout(1, pad_id, kl_in_loss=False)
     learner = trained_by(networks, optimizer, ppo, 4, pad_id)
-    stats = optimize(learner, rollout, ppo, 1, ppo.kl_coef)
+    stats = optimize(learner, rollout, ppo, seed=1, kl_coef=KL_COEF)
     assert stats["policy/epochs"] == epochs
     assert optimizer.state[next(networks.parameters())]["step"] == 2 * epochs
 
@@ -255,34 +282,42 @@ def test_the_statistics_of_a_step_are_means_over_its_tokens_and_its_values(
     ours = policy_and_critic(policy, reward_model).double()
     hand, rollout = copy.deepcopy(ours), make_rollout(2, pad_id, kl_in_loss=False)
     optimizer = make_optimizer(parameter_groups(ours, ppo), RATE, Optimizer())
-    stats = optimize(trained_by(ours, optimizer, ppo, 3, pad_id), rollout, ppo, 1, ppo.kl_coef)
+    learner = trained_by(ours, optimizer, ppo, 3, pad_id)
+    stats = optimize(learner, rollout, ppo, seed=1, kl_coef=KL_COEF)
     of_tokens, of_values = [], []
     for row, (query, response) in enumerate(LENGTHS):
         tokens = torch.cat([rollout.queries[row, QUERY - query :], rollout.responses[row]])
         tokens = tokens[: query + response]
         logits = hand.policy.model(input_ids=tokens[None]).logits[0] / ppo.temperature
-        for t, token in enumerate(tokens[query:]):
-            logprobs = logits[query - 1 + t].log_softmax(-1)
-            log_ratio = (logprobs[token] - rollout.logprobs[row, t]).item()
-            term = policy_term(logits[query - 1 + t], token, rollout, row, t, ppo).item()
+        distributions = [logits[query - 1 + t].log_softmax(-1) for t in range(response)]
+        logprobs = [x[tokens[query + t]] for t, x in enumerate(distributions)]
+        for t, distribution in enumerate(distributions):
+            log_ratio = (logprobs[t] - rollout.logprobs[row, t]).item()
+            term = policy_term(logprobs, rollout, row, t, ppo).item()
             unclipped = -math.exp(log_ratio) * rollout.advantages[row, t].item()
-            entropy = -(logprobs.exp() * logprobs).sum().item()
-            numbers = term, term > unclipped + 1e-9, log_ratio**2 / 2, entropy, math.exp(log_ratio)
-            of_tokens.append(numbers)
+            entropy = -(distribution.exp() * distribution).sum().item()
+            is_clipped = term > unclipped + 1e-9
+            of_tokens.append((term, is_clipped, log_ratio**2 / 2, entropy, math.exp(log_ratio)))
         values = hand.critic(input_ids=tokens[None]).logits[0, query - 1 :, 0]
         for t, value in enumerate(values[:RESPONSE]):
             term = value_term(value, rollout, row, t, ppo).item()
             plain = value_term(value, rollout, row, t, replace(ppo, clip_values=False)).item()
             of_values.append((term, term > plain + 1e-9))
-    keys = "loss/policy_avg policy/clipfrac_avg policy/approxkl_avg policy/entropy_avg val/ratio"
-    expected = dict(zip(keys.split(), np.mean(of_tokens, axis=0), strict=True))
-    of_critic = "loss/value_avg", "val/clipfrac_avg"
-    expected |= dict(zip(of_critic, np.mean(of_values, axis=0), strict=True))
+    keys_of_tokens = (
+        "loss/policy_avg",
+        "policy/clipfrac_avg",
+        "policy/approxkl_avg",
+        "policy/entropy_avg",
+        "val/ratio",
+    )
+    keys_of_values = ("loss/value_avg", "val/clipfrac_avg")
+    expected = dict(zip(keys_of_tokens, np.mean(of_tokens, axis=0), strict=True))
+    expected |= dict(zip(keys_of_values, np.mean(of_values, axis=0), strict=True))
     assert {key: stats[key] for key in expected} == pytest.approx(expected, rel=1e-5)
     assert not {0, 0.5, 1} & {stats["policy/clipfrac_avg"], stats["val/clipfrac_avg"]}
 
 
-def test_where_the_critic_learns_alone_the_policy_stays_to_the_bit(policy, reward_model, tokenizer):
+def test_in_critic_warm_up_the_policy_stays_to_the_bit(policy, reward_model, tokenizer):
     learned = []
     for critic_updates in (0, 1):
         changes = {"target_kl": 1e6, "critic_updates": critic_updates}
@@ -291,7 +326,7 @@ def test_where_the_critic_learns_alone_the_policy_stays_to_the_bit(policy, rewar
         optimizer = make_optimizer(parameter_groups(ours, ppo), RATE, Optimizer())
         learner = trained_by(ours, optimizer, ppo, 3, pad_id)
         rollout = make_rollout(1, pad_id, kl_in_loss=False)
-        stats = optimize(learner, rollout, ppo, 1, ppo.kl_coef)
+        stats = optimize(learner, rollout, ppo, seed=1, kl_coef=KL_COEF)
         learned.append((ours, optimizer.state, stats))
     (both, _, all_stats), (alone, state, stats) = learned
     start = policy.double().parameters()
@@ -303,3 +338,17 @@ def test_where_the_critic_learns_alone_the_policy_stays_to_the_bit(policy, rewar
     assert not all(map(torch.equal, alone.critic.parameters(), reward_model.double().parameters()))
     of_critic = {"loss/value_avg", "val/clipfrac_avg", "critic/grad_norm", "policy/epochs"}
     assert stats == {key: all_stats[key] for key in of_critic}
+
+
+def test_a_step_that_is_not_finite_is_refused_and_leaves_the_weights(before_ppo):
+    config = make_config("tiny", name="mine", overrides=("ppo.batch_size=2",))
+    learner = learner_of(before_ppo, config, update=6)
+    rollout, _ = rolled_out(config, learner, [torch.tensor([5, 6, 7]), torch.tensor([8])])
+    assert rollout.returns is not None
+    rollout.returns[1, 0] = float("inf")
+    learner.optimizer = torch.optim.SGD(learner.trained.parameters(), lr=1.0)
+    before = [weight.detach().clone() for weight in learner.trained.parameters()]
+    expected = r"ppo stopped before a step of update 7: loss/value_avg.* not finite"
+    with pytest.raises(NonFiniteError, match=expected):
+        optimize(learner, rollout, config.ppo, seed=1, kl_coef=config.ppo.kl_coef)
+    assert all(map(torch.equal, learner.trained.parameters(), before))

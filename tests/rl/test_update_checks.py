@@ -1,4 +1,4 @@
-"""Checks of every update: nothing healthy is refused, and each known error is, by its own words."""
+"""Checks of an update: nothing right is refused, and each planted error is, by its own words."""
 
 from dataclasses import replace
 from types import SimpleNamespace
@@ -10,51 +10,34 @@ from accelerate import Accelerator
 
 from stages import functional, ppo
 from stages.driving.start import run_module
-from stages.rl import advantages, grouped, metrics
-from stages.rl.episodes import Episodes
-from stages.rl.update_checks import check_update
-from stages.running.files import read_json
-from stages.settings.checks import UserError
-from stages.settings.ppo import Grpo, Ppo, Rloo
+from stages.rl import advantages
+from stages.rl.algorithms import ALGORITHMS, Grpo, Rloo
+from stages.rl.episodes import Rollout
+from stages.rl.update_checks import (
+    UpdateCheckError,
+    check_statistics,
+    check_update,
+    is_checked,
+)
+from stages.running.files import read_lines
+from stages.settings.ppo import PolicyGradient, Ppo
+from tests.lib.episodes import EOS, PAD, two_episodes
+from tests.lib.learners import rollout_from
 from tests.lib.planted import PLANTED
-from tests.lib.processes import launch
 from tests.lib.resuming import ARGUMENTS
 
-EOS, PAD = 0, 9
-RESPONSES = torch.tensor([[4, 5, EOS, PAD], [6, 7, 8, 6]])
-SIZES: dict[str, Any] = {"total_episodes": 64, "batch_size": 64, "num_ppo_epochs": 4}
+SIZES: dict[str, Any] = {"total_episodes": 640, "batch_size": 64, "num_ppo_epochs": 4}
+THREE_UPDATES = [*ARGUMENTS, "ppo.total_episodes=48"]
+THIRD = 2  # an update that is checked, counted from 0; the policy has learned in two before it
 
 
-def episodes(seed=1):
-    noise = torch.Generator().manual_seed(seed)
-    logprobs, ref_logprobs, values = (torch.randn(2, 4, generator=noise) for _ in range(3))
-    return Episodes(
-        queries=torch.ones(2, 2, dtype=torch.long),
-        responses=RESPONSES,
-        pad_id=PAD,
-        sampled_logprobs=logprobs,
-        logprobs=logprobs,
-        ref_logprobs=ref_logprobs,
-        values=values,
-        sampler_gaps=torch.zeros(2),
-        scores=torch.tensor([2.0, 3.0]),
-    )
-
-
-def credited(settings=None):
-    """The rollout of two episodes."""
-    settings = settings or Ppo(total_episodes=64, batch_size=64)
-    shaped = advantages.shape_rewards(episodes(), settings, PAD, settings.kl_coef)
-    return advantages.compute_advantages(Accelerator(cpu=True), shaped, ALGORITHMS["ppo"], settings)
-
-
-def learner(settings, update=3, steps=None):
-    """A learner whose optimizer has counted the steps of the updates before, or so many."""
-    each = settings.num_ppo_epochs * settings.num_minibatches
-    counted = update * each if steps is None else steps
-    state = {"weight": {"step": torch.tensor(float(counted))}} if counted else {}
+def make_learner(settings: PolicyGradient, update: int = THIRD, steps: int | None = None) -> Any:
+    """A learner whose optimizer has counted all steps of earlier updates, or only `steps`."""
+    if steps is None:
+        steps = update * settings.num_ppo_epochs * settings.num_minibatches
+    state = {"weight": {"step": torch.tensor(float(steps))}} if steps else {}
     return SimpleNamespace(
-        stage="ppo",
+        stage=settings.section(),
         update=update,
         accelerator=Accelerator(cpu=True),
         networks=SimpleNamespace(pad_id=PAD, eos_id=EOS),
@@ -62,9 +45,89 @@ def learner(settings, update=3, steps=None):
     )
 
 
-def check(rollout, settings=None, **kwargs):
-    settings = settings or Ppo(**SIZES)
-    check_update(learner(settings, **kwargs), rollout, settings)
+def check(
+    rollout: Rollout, settings: PolicyGradient, mode: str = "stop", **learner_changes: Any
+) -> None:
+    learner = make_learner(settings, **learner_changes)
+    check_update(learner, rollout, settings, settings.kl_coef, mode)
+
+
+# -- when ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        (Ppo(**SIZES), [0, 1, 2]),
+        (Ppo(**SIZES, critic_updates=2), [0, 1, 2, 3, 4]),
+        (Ppo(**SIZES, critic_updates=5), [0, 1, 2, 5, 6, 7]),
+        (Ppo(**SIZES, critic_updates=9), [0, 1, 2, 9]),
+        (Rloo(**SIZES), [0, 1, 2]),
+    ],
+    ids=str,
+)
+def test_three_updates_of_critic_warm_up_and_three_of_the_policy_are_checked(settings, expected):
+    updates = range(settings.num_updates)
+    assert [update for update in updates if is_checked(update, settings)] == expected
+
+
+def test_a_wrong_update_that_is_not_among_the_checked_ones_passes():
+    settings = Ppo(**SIZES)
+    right = rollout_from(two_episodes(), settings, PAD)
+    check(replace(right, advantages=2 * right.advantages), settings, update=3)
+
+
+# -- off, warn, stop -------------------------------------------------------------------------------
+
+
+def wrong_rollout(settings: Ppo) -> Rollout:
+    right = rollout_from(two_episodes(), settings, PAD)
+    return replace(right, advantages=1.5 * right.advantages)
+
+
+def test_off_computes_and_prints_nothing(capsys):
+    settings = Ppo(**SIZES)
+    check(wrong_rollout(settings), settings, mode="off")
+    assert capsys.readouterr().err == ""
+
+
+def test_warn_prints_one_line_that_names_update_difference_step_and_the_way_out(capsys):
+    settings = Ppo(**SIZES)
+    check(wrong_rollout(settings), settings, mode="warn")
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("warning: ppo, update 3: advantages are not those of this update's")
+    assert "Likely causes: step 5 (gamma, lam, baseline, whitening)" in line
+    assert "checks.updates=off" in line
+
+
+def test_stop_raises_the_same_line(capsys):
+    settings = Ppo(**SIZES)
+    with pytest.raises(UpdateCheckError, match="ppo, update 3: advantages are not those"):
+        check(wrong_rollout(settings), settings, mode="stop")
+    assert capsys.readouterr().err == ""
+
+
+def test_by_default_a_run_with_another_formula_warns_in_checked_updates_and_finishes(
+    attempt, monkeypatch, capsys
+):
+    folder = attempt("ppo")
+    PLANTED["whitened-targets"].plant(monkeypatch.setattr)
+    run_module(ppo, THREE_UPDATES)
+    printed = capsys.readouterr().err.splitlines()
+    warnings = [line for line in printed if line.startswith("warning: ")]
+    assert [line.split(": ")[1] for line in warnings] == [f"ppo, update {n}" for n in (1, 2, 3)]
+    assert all("the critic's targets are not the returns" in line for line in warnings)
+    assert len(read_lines(folder / "metrics.jsonl")) == 3
+
+
+def test_with_off_the_same_run_says_nothing(attempt, monkeypatch, capsys):
+    attempt("ppo")
+    PLANTED["whitened-targets"].plant(monkeypatch.setattr)
+    run_module(ppo, [*THREE_UPDATES, "checks.updates=off"])
+    assert "warning" not in capsys.readouterr().err
+
+
+# -- what is right ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -72,213 +135,224 @@ def check(rollout, settings=None, **kwargs):
     [
         {},
         {"gamma": 0.9, "lam": 0.5},
+        {"lam_value": 1.0},
         {"whiten_advantages": False, "lam": 0.0},
         {"whiten_over": "process"},
         {"whiten_rewards": True},
         {"score_at": "eos"},
-        {"baseline": "mean"},
         {"baseline": "gated", "gamma": 0.9},
         {"baseline": "gated", "whiten_rewards": True},
-        {"kl_estimator": "k2"},
         {"kl_estimator": "k2", "kl_in": "loss", "loss_mean": "microbatches"},
         {"kl_estimator": "k3", "kl_in": "loss", "loss_mean": "sequences"},
+        {"kl_estimator": "k1", "kl_in": "loss", "kl_correction": "token"},
+        {"kl_estimator": "k3", "kl_in": "loss", "kl_correction": "token"},
+        {"kl_estimator": "k1", "kl_in": "loss", "kl_correction": "sequence"},
+        {"entropy_coef": 0.1},
     ],
+    ids=str,
 )
 def test_what_is_right_is_not_refused(changed):
     settings = Ppo(**SIZES, **changed)
-    check(credited(settings=settings), settings)
+    check(rollout_from(two_episodes(), settings, PAD), settings)
+
+
+def test_a_mean_baseline_without_a_critic_is_not_refused():
+    settings = Ppo(**SIZES, baseline="mean")
+    check(rollout_from(two_episodes(values=None), settings, PAD), settings)
+
+
+def test_an_adapted_kl_coefficient_is_not_refused():
+    settings = Ppo(**SIZES, kl_target=6.0)
+    kl_coef = 2 * settings.kl_coef
+    shaped = advantages.assign_rewards(two_episodes(), settings, PAD, kl_coef)
+    rollout = advantages.compute_advantages(
+        Accelerator(cpu=True), shaped, ALGORITHMS["ppo"], settings
+    )
+    check_update(make_learner(settings), rollout, settings, kl_coef, "stop")
+    with pytest.raises(UpdateCheckError, match="its score minus kl_coef times its KL"):
+        check_update(make_learner(settings), rollout, settings, settings.kl_coef, "stop")
 
 
 @pytest.mark.parametrize("deviation", [1.01e-3, 1.3e-3, 1e-2])
 def test_whitening_of_small_advantages_is_not_refused(deviation):
     settings = Ppo(**SIZES)
-    plain = credited(settings=replace(settings, whiten_advantages=False))
+    plain = rollout_from(two_episodes(), replace(settings, whiten_advantages=False), PAD)
     factor = deviation / plain.advantages[plain.response_mask].std(correction=0)
     scaled = ("logprobs", "ref_logprobs", "values", "scores")
-    small = episodes().map(lambda name, x: factor * x if name in scaled else x)
-    shaped = advantages.shape_rewards(small, settings, PAD, settings.kl_coef)
-    rollout = advantages.compute_advantages(
-        Accelerator(cpu=True), shaped, ALGORITHMS["ppo"], settings
-    )
+    small = {name: factor * getattr(plain, name) for name in scaled}
+    rollout = rollout_from(two_episodes(**small), settings, PAD)
     check(rollout, settings)
-    with pytest.raises(UserError, match="advantages are not those"):
+    with pytest.raises(UpdateCheckError, match="advantages are not those"):
         check(replace(rollout, advantages=1.01 * rollout.advantages), settings)
 
 
 @pytest.mark.parametrize("eos_trick", ["replace", "off"])
-def test_a_large_score_and_a_long_response_round_alike(eos_trick):
+def test_a_large_score_and_a_long_response_are_not_refused_for_their_rounding(eos_trick):
     settings = Ppo(**SIZES, eos_trick=eos_trick)
-    noise = torch.Generator().manual_seed(3)
-    logprobs, ref_logprobs, values = (30 * torch.randn(64, 53, generator=noise) for _ in range(3))
-    responses = torch.randint(1, 8, (64, 53), generator=noise)
-    responses[::2, 20], responses[::2, 21:] = 0, PAD
-    long = replace(
-        episodes(),
+    generator = torch.Generator().manual_seed(3)
+    logprobs, ref_logprobs, values = (
+        30 * torch.randn(64, 53, generator=generator) for _ in range(3)
+    )
+    responses = torch.randint(1, 8, (64, 53), generator=generator)
+    responses[::2, 20] = EOS
+    responses[::2, 21:] = PAD
+    episodes = two_episodes(
         queries=torch.ones(64, 2, dtype=torch.long),
         responses=responses,
         logprobs=logprobs,
         ref_logprobs=ref_logprobs,
         values=values,
-        scores=1000 * torch.randn(64, generator=noise),
+        scores=1000 * torch.randn(64, generator=generator),
     )
-    shaped = advantages.shape_rewards(long, settings, PAD, settings.kl_coef)
-    check(
-        advantages.compute_advantages(Accelerator(cpu=True), shaped, ALGORITHMS["ppo"], settings),
-        settings,
-    )
+    check(rollout_from(episodes, settings, PAD), settings)
+
+
+@pytest.mark.parametrize("algorithm", [Rloo, Grpo])
+def test_advantages_within_a_query_are_not_refused(algorithm):
+    settings = algorithm(**SIZES, samples_per_query=2)
+    episodes = two_episodes(samples_per_query=2)
+    check(rollout_from(episodes, settings, PAD, settings.section()), settings)
+
+
+# -- what is wrong ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", PLANTED)
-def test_each_planted_error_ends_a_real_run_and_its_step_is_a_likely_cause(
+def test_each_planted_error_stops_a_run_and_its_step_is_a_likely_cause(
     attempt, monkeypatch, capsys, name
 ):
     attempt("ppo")
-    PLANTED[name].plant(monkeypatch.setattr)
+    planted = PLANTED[name]
+    planted.plant(monkeypatch.setattr)
     with pytest.raises(SystemExit):
-        run_module(ppo, ARGUMENTS)
+        run_module(ppo, [*ARGUMENTS, "checks.updates=stop", *planted.settings], planted.stage)
     line = capsys.readouterr().err.splitlines()[-1]
-    what, _, causes = line.partition("Likely causes: ")
-    assert "ppo" in what + causes
-    assert f"step {PLANTED[name].step} " in causes
+    _, _, causes = line.partition("Likely causes: ")
+    assert planted.stage in line
+    assert f"step {planted.step} " in causes
 
 
-def test_a_value_after_eos_is_refused_where_the_score_stands_at_eos():
+def test_a_value_after_eos_is_refused_where_the_score_is_added_at_eos():
     settings = Ppo(**SIZES, score_at="eos")
-    shaped = advantages.shape_rewards(episodes(), settings, PAD, settings.kl_coef)
-    further = replace(shaped, value_mask=functional.response_masks(shaped.responses, PAD)[1])
-    with pytest.raises(UserError, match="the critic's targets are not the returns"):
-        check(
-            advantages.compute_advantages(
-                Accelerator(cpu=True), further, ALGORITHMS["ppo"], settings
-            ),
-            settings,
-        )
+    shaped = advantages.assign_rewards(two_episodes(), settings, PAD, settings.kl_coef)
+    _, value_mask = functional.response_masks(shaped.responses, PAD)
+    further = replace(shaped, value_mask=value_mask)
+    rollout = advantages.compute_advantages(
+        Accelerator(cpu=True), further, ALGORITHMS["ppo"], settings
+    )
+    with pytest.raises(UpdateCheckError, match="the critic's targets are not the returns"):
+        check(rollout, settings)
 
 
-@pytest.mark.parametrize(("share", "used"), [(0.5, 1.0), (-0.5, 0.0)])
-def test_a_gate_takes_the_critic_where_it_explains_more_than_a_constant(share, used):
-    settings = Ppo(**SIZES, baseline="gated", lam=1.0)  # the returns do not depend on the values
-    targets = credited(settings=settings).returns
-    values = share * targets + 0.1 * episodes().values
-    shaped = advantages.shape_rewards(
-        replace(episodes(), values=values), settings, PAD, settings.kl_coef
-    )
-    by_critic, by_mean, gated = (
-        advantages.compute_advantages(
-            Accelerator(cpu=True), shaped, ALGORITHMS["ppo"], replace(settings, baseline=baseline)
-        )
-        for baseline in ("critic", "mean", "gated")
-    )
-    right, wrong = (by_critic, by_mean) if used else (by_mean, by_critic)
-    assert torch.equal(gated.advantages, right.advantages)
-    described = metrics.describe_baselines(Accelerator(cpu=True), gated, settings)
-    assert described["policy/critic_used"] == used
-    with pytest.raises(UserError, match="advantages are not those"):
-        check(wrong, settings)
+def test_rewards_whitened_to_mean_0_are_refused():
+    settings = Ppo(**SIZES, whiten_rewards=True)
+    rollout = rollout_from(two_episodes(), settings, PAD)
+    mean = functional.masked_mean(rollout.rewards, rollout.value_mask)
+    shifted = torch.where(rollout.value_mask, rollout.rewards - mean, 0.0)
+    with pytest.raises(UpdateCheckError, match="whitening the rewards has changed their mean"):
+        check(replace(rollout, rewards=shifted), settings)
 
 
 def test_a_reference_that_follows_is_refused_once_the_policy_has_learned():
-    rollout = credited()
-    same = replace(episodes(), ref_logprobs=episodes().logprobs)
-    shaped = advantages.shape_rewards(same, Ppo(**SIZES), PAD, Ppo(**SIZES).kl_coef)
-    same = advantages.compute_advantages(
-        Accelerator(cpu=True), shaped, ALGORITHMS["ppo"], Ppo(**SIZES)
-    )
-    check(rollout)
-    check(same, update=0)  # nothing has learned yet
-    waiting = Ppo(**SIZES | {"total_episodes": 640}, critic_updates=8)
-    check(same, waiting, update=7)
-    with pytest.raises(UserError, match=r"update 4: KL\(policy, ref_policy\) is 0 at every token"):
-        check(same)
+    settings = Ppo(**SIZES)
+    episodes = two_episodes()
+    follows = rollout_from(replace(episodes, ref_logprobs=episodes.logprobs), settings, PAD)
+    check(follows, settings, update=0)
+    with pytest.raises(
+        UpdateCheckError, match=r"ppo, update 3: KL\(policy, ref_policy\) is 0 at every token"
+    ):
+        check(follows, settings, update=2)
 
 
-def test_rivals_that_cannot_learn_because_no_response_ends_are_told_so():
-    chosen = Rloo(**SIZES, samples_per_query=2)
+def test_a_reference_is_the_policy_throughout_critic_warm_up():
+    settings = Ppo(**SIZES, critic_updates=5)
+    episodes = two_episodes()
+    same = rollout_from(replace(episodes, ref_logprobs=episodes.logprobs), settings, PAD)
+    check(same, settings, update=2)
+    check(same, settings, update=6)
+    with pytest.raises(UpdateCheckError, match="update 8: KL"):
+        check(same, settings, update=7)
+
+
+def test_an_algorithm_without_a_critic_is_told_that_no_response_ends():
+    settings = Rloo(**SIZES, samples_per_query=2)
+    episodes = two_episodes(samples_per_query=2)
     unended = replace(
-        episodes(),
+        episodes,
         responses=torch.full((2, 4), 5),
-        ref_logprobs=episodes().logprobs,
+        ref_logprobs=episodes.logprobs,
         scores=torch.full((2,), -1.0),
     )
-
-    def rollout(x):
-        shaped = advantages.shape_rewards(x, chosen, PAD, chosen.kl_coef)
-        return grouped.credit(shaped, chosen, functional.leave_one_out)
-
-    with pytest.raises(UserError, match=r"no response ends, so .* more sft\.epochs"):
-        check(rollout(unended), chosen)
+    with pytest.raises(UpdateCheckError, match=r"no response ends, so .* more sft\.epochs"):
+        check(rollout_from(unended, settings, PAD, "rloo"), settings)
     scored = replace(unended, scores=torch.tensor([-1.0, 1.0]))
-    with pytest.raises(UserError, match="ref_policy follows the policy"):
-        check(rollout(scored), chosen)
+    with pytest.raises(UpdateCheckError, match="ref_policy follows the policy"):
+        check(rollout_from(scored, settings, PAD, "rloo"), settings)
 
 
 def test_lost_moments_are_refused():
-    with pytest.raises(UserError, match="update 4: the optimizer has counted 4 steps, not 12"):
-        check(credited(), steps=4)
-    with pytest.raises(UserError, match=r"counted 0 steps, not 12\. Likely causes: step 6 or"):
-        check(credited(), steps=0)
-    early = Ppo(**SIZES, target_kl=0.1)  # an update may end after one pass
-    check(credited(), early, steps=3)
-    with pytest.raises(UserError, match="counted 2 steps, not 3"):
-        check(credited(), early, steps=2)
+    settings = Ppo(**SIZES)
+    rollout = rollout_from(two_episodes(), settings, PAD)
+    with pytest.raises(UpdateCheckError, match="the optimizer has counted 4 steps, not 8"):
+        check(rollout, settings, steps=4)
+    with pytest.raises(UpdateCheckError, match=r"counted 0 steps, not 8\. .* step 6, or"):
+        check(rollout, settings, steps=0)
+
+
+def test_with_target_kl_an_update_may_have_ended_after_one_pass():
+    settings = Ppo(**SIZES, target_kl=0.1)
+    rollout = rollout_from(two_episodes(), settings, PAD)
+    check(rollout, settings, steps=2)
+    with pytest.raises(UpdateCheckError, match="counted 1 steps, not 2"):
+        check(rollout, settings, steps=1)
 
 
 @pytest.mark.parametrize(
-    ("settings", "baseline"),
-    [(Rloo, functional.leave_one_out), (Grpo, functional.minus_group_mean)],
+    "wrong",
+    [
+        torch.tensor([[1.0], [0.5]]),  # of another query
+        torch.tensor([[1.0], [1.0]]),
+    ],
 )
-def test_without_a_critic_advantages_add_up_to_0_and_each_token_has_a_ratio_of_its_own(
-    settings, baseline, monkeypatch
-):
-    chosen = settings(**SIZES, samples_per_query=2)
-    rollout = grouped.credit(
-        advantages.shape_rewards(episodes(), chosen, PAD, chosen.kl_coef), chosen, baseline
-    )
-    check(rollout, chosen)
-    with pytest.raises(UserError, match="the advantages of a query's samples do not add up to 0"):
-        check(replace(rollout, advantages=rollout.advantages + 0.1), chosen)
+@pytest.mark.parametrize("algorithm", [Rloo, Grpo])
+def test_advantages_that_do_not_follow_the_rewards_of_a_query_are_refused(algorithm, wrong):
+    settings = algorithm(**SIZES, samples_per_query=2)
+    episodes = two_episodes(samples_per_query=2)
+    rollout = rollout_from(episodes, settings, PAD, settings.section())
+    with pytest.raises(UpdateCheckError, match="do not follow their rewards"):
+        check(replace(rollout, advantages=wrong.expand(2, 4)), settings)
+
+
+@pytest.mark.parametrize("algorithm", [Ppo, Rloo])
+def test_one_ratio_for_a_whole_response_is_refused(algorithm, monkeypatch):
+    settings = algorithm(**SIZES, samples_per_query=2)
+    episodes = two_episodes(samples_per_query=2)
+    rollout = rollout_from(episodes, settings, PAD, settings.section())
     PLANTED["one-ratio"].plant(monkeypatch.setattr)
-    with pytest.raises(UserError, match="the policy's gradient is not that of a ratio"):
-        check(rollout, chosen)
+    with pytest.raises(UpdateCheckError, match="the policy's gradient is not that of a ratio"):
+        check(rollout, settings)
 
 
-def gate(accelerator, factors):
-    """What the critic explains in this process, and whether the gate opens; values lie this
-    process's factor times as far from their mean as the returns do.
-    """
-    settings = Ppo(**SIZES, baseline="gated", lam=1.0)  # the returns do not depend on the values
-    shaped = advantages.shape_rewards(
-        episodes(seed=accelerator.process_index), settings, PAD, settings.kl_coef
-    )
-    returns = advantages.compute_advantages(
-        accelerator, shaped, ALGORITHMS["ppo"], settings
-    ).returns
-    assert returns is not None
-    values = returns.lerp(returns[shaped.value_mask].mean(), 1 - factors[accelerator.process_index])
-    rollout = advantages.compute_advantages(
-        accelerator, replace(shaped, values=values), ALGORITHMS["ppo"], settings
-    )
-    explained = functional.explained_variance(values, returns, shaped.value_mask)
-    return explained.item(), advantages.uses_critic(accelerator, rollout, settings)
+# -- after the optimizer steps ---------------------------------------------------------------------
 
 
-GATE = """
-import json
-from stages.driving.start import end_process
-from stages.training.accelerator import new_accelerator
-from tests.rl.test_update_checks import gate
-accelerator = new_accelerator("no")
-with open(f"{{accelerator.process_index}}.json", "w") as file:
-    json.dump(gate(accelerator, {}), file)
-end_process()
-"""
+def check_after(settings: PolicyGradient, approxkl: float, epochs: float = 4.0) -> None:
+    statistics = {"policy/approxkl_avg": approxkl, "policy/epochs": epochs}
+    check_statistics(make_learner(settings), statistics, settings, "stop")
 
 
-@pytest.mark.walk
-@pytest.mark.parametrize(("factors", "opens"), [((1.0, -0.2), True), ((1.0, -1.0), False)])
-def test_two_processes_whose_own_episodes_disagree_open_the_gate_alike(tmp_path, factors, opens):
-    launched = launch(tmp_path, "ddp", GATE.format(factors))
-    assert launched.returncode == 0, launched.stderr[-3000:]
-    (good, first), (bad, second) = (read_json(tmp_path / f"{rank}.json") for rank in (0, 1))
-    assert bad < 0 < good
-    assert first is second is opens
+def test_a_ratio_of_exactly_1_after_several_steps_is_refused():
+    check_after(Ppo(**SIZES), approxkl=1e-9)
+    with pytest.raises(UpdateCheckError, match=r"update 3: the ratio is exactly 1 .*step 6 \(old"):
+        check_after(Ppo(**SIZES), approxkl=0.0)
+    with pytest.raises(UpdateCheckError, match="the ratio is exactly 1"):
+        check_after(Ppo(**SIZES, num_minibatches=2), approxkl=0.0, epochs=1.0)
+
+
+def test_a_ratio_of_exactly_1_in_a_single_step_is_right():
+    check_after(Rloo(**SIZES), approxkl=0.0, epochs=1.0)
+
+
+def test_statistics_without_a_policy_are_those_of_critic_warm_up():
+    settings = Ppo(**SIZES, critic_updates=5)
+    check_statistics(make_learner(settings), {"policy/epochs": 4.0}, settings, "stop")

@@ -19,7 +19,8 @@ from stages.models.policy import PolicyModel
 from stages.rm import score_pairs, take_step
 from stages.settings.command_line import make_config
 from stages.sft import count_tokens, summed_loss
-from tests.conftest import close, state_of
+from tests.lib.asserts import close
+from tests.lib.learners import state_of
 
 CPU = torch.device("cpu")
 POST = {"subreddit": "tifu", "title": "my bike", "post": "My boss sold my bike."}

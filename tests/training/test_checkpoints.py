@@ -21,7 +21,7 @@ from stages.settings.config import UserError
 from stages.training.checkpoints import list_checkpoints
 from stages.training.optimizer import make_optimizer
 from stages.training.state import Order, State
-from tests.conftest import flat, state_of
+from tests.lib.learners import flat, state_of
 from tests.lib.resuming import Killed
 
 UPDATES = 6

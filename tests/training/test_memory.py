@@ -16,11 +16,18 @@ from stages.finished import read_manifest
 from stages.models import loading
 from stages.models.policy import PolicyModel
 from stages.settings.command_line import make_config
-from stages.settings.config import UserError
-from stages.training.memory import FORWARD, MICROBATCH, MemoryBudget, PassSize
+from stages.settings.config import Memory, UserError
+from stages.training.memory import (
+    FORWARD,
+    MICROBATCH,
+    MemoryBudget,
+    PassSize,
+    use_gradient_checkpointing,
+)
 from stages.training.optimizer import make_optimizer
 from stages.training.step import StepTimes, optimizer_step
-from tests.conftest import flat, make_stages, state_of
+from tests.lib.learners import flat, state_of
+from tests.lib.make_stages import make_stages
 from tests.lib.processes import launch
 from tests.lib.short_memory import ARGUMENTS, limit_training_pass
 from tests.lib.small_splits import PAIRS, POSTS
@@ -244,6 +251,21 @@ def test_a_step_that_is_slow_because_memory_is_short_is_reported_once(capsys):
         times.add(seconds, retries)
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("a step took 5.1 s (median 1.0) because GPU memory was short")
+
+
+@pytest.mark.filterwarnings("error")
+def test_gradient_checkpointing_has_the_same_gradients_and_no_old_name(policy_folder):
+    def gradients(checkpointing: bool) -> list[torch.Tensor]:
+        model = loading.load_policy(policy_folder).train()
+        use_gradient_checkpointing(model, Memory(gradient_checkpointing=checkpointing))
+        is_on = [getattr(module, "gradient_checkpointing", False) for module in model.modules()]
+        assert any(is_on) == checkpointing
+        tokens = torch.arange(12).view(2, 6)
+        model(input_ids=tokens, labels=tokens).loss.backward()
+        return [weight.grad for weight in model.parameters() if weight.grad is not None]
+
+    for one, other in zip(gradients(True), gradients(False), strict=True):
+        torch.testing.assert_close(one, other)
 
 
 # -- a stage ---------------------------------------------------------------------------------------

@@ -33,7 +33,7 @@ from stages.settings.config import Config, UserError
 from stages.training.memory import FORWARD, MICROBATCH
 from stages.training.optimizer import make_optimizer
 from stages.training.step import NonFiniteError, optimizer_step
-from tests.conftest import flat, learner_of, rolled_out, state_of
+from tests.lib.learners import flat, learner_of, rolled_out, state_of
 from tests.lib.short_memory import limit_every_pass
 from tests.lib.small_splits import PAIRS, POSTS, ROWS, random_texts
 
@@ -130,6 +130,7 @@ def two_updates_in_bf16(place: "Place", keeps_copies: bool, dtype: str) -> tuple
         for update in range(2):
             rollout, _ = rolled_out(config, learner, QUERIES, update)
             optimize(learner, rollout, config.ppo, update, config.ppo.kl_coef)
+            assert rollout.values is not None
             numbers += [rollout.logprobs, rollout.ref_logprobs, rollout.values, rollout.scores]
     for network in frozen.values():
         assert not any(weight.requires_grad for weight in network.parameters())

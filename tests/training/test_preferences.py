@@ -15,7 +15,7 @@ from stages.training.preferences import (
     summarize_gaps,
 )
 from stages.training.random_streams import batch_rows
-from tests.conftest import state_of
+from tests.lib.learners import state_of
 
 POST_A, POST_B = [11, 12, 13], [21, 22]
 # Texts of different lengths, so that a length names a text.

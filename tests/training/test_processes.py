@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, AutoModelForTokenClassification
 from stages import base, dpo, normalize, ppo, rm, sft
 from stages.running.files import read_lines
 from stages.running.launch import ENGINES
-from tests.conftest import make_stages
+from tests.lib.make_stages import make_stages
 from tests.lib.processes import launch
 
 pytestmark = pytest.mark.walk
