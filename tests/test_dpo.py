@@ -135,7 +135,7 @@ def reference_of(policy, pairs, config):
 def two_updates(policy_folder, pairs, microbatch_size):
     """The weights after two updates, and the statistics of each."""
     config = settings(microbatch_size)
-    policy = load_policy(policy_folder)
+    policy = PolicyModel(load_policy(policy_folder))
     reference = reference_of(policy, pairs, config)
     optimizer = make_optimizer(policy.parameters(), config.dpo.learning_rate, config.optimizer)
     state = state_of(config, policy, optimizer)
@@ -180,7 +180,7 @@ def test_two_updates_are_those_of_the_definition_for_any_microbatch(
 def train_with_reference(policy_folder, pairs, spoil):
     """Take the stage's updates with a reference that `spoil` has changed."""
     config = settings()
-    policy = load_policy(policy_folder)
+    policy = PolicyModel(load_policy(policy_folder))
     reference = spoil(reference_of(policy, pairs, config))
     optimizer = make_optimizer(policy.parameters(), 1e-3, config.optimizer)
     batch_size = config.dpo.batch_size

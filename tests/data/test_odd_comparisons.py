@@ -14,6 +14,7 @@ from stages.data.builtin import make_comparison, make_post
 from stages.data.tokens import tokenize_comparisons
 from stages.driving.start import run_module
 from stages.models.loading import max_positions, require_room
+from stages.models.policy import PolicyModel
 from stages.running.files import read_json, read_lines
 from stages.settings.command_line import make_config
 from stages.settings.config import UserError
@@ -76,11 +77,12 @@ def test_equal_summaries_get_equal_scores(reward_model, odd_pairs):
 
 
 def test_dpo_learns_from_empty_and_equal_summaries(policy, odd_pairs):
+    network = PolicyModel(policy)
     with torch.no_grad():
-        reference = torch.stack(dpo.pair_logprobs(policy, odd_pairs, ROWS, CPU), dim=1)
-    metrics = dpo.take_step(odd_state(policy), odd_pairs, reference, ROWS)
+        reference = torch.stack(dpo.pair_logprobs(network, odd_pairs, ROWS, CPU), dim=1)
+    metrics = dpo.take_step(odd_state(network), odd_pairs, reference, ROWS)
     assert metrics["loss/train"] == pytest.approx(math.log(2), abs=1e-5)
-    assert_all_finite(metrics, policy)
+    assert_all_finite(metrics, network)
 
 
 # -- calibration of a judge ------------------------------------------------------------------------

@@ -21,11 +21,13 @@ def limit_training_pass(
     """Have a network run out of memory in passes with gradients that are larger than this."""
 
     def check(module: Any, args: Any, inputs: dict[str, Any]) -> None:
-        ids = inputs["input_ids"]
+        ids = args[0] if args else inputs["input_ids"]
         if torch.is_grad_enabled() and (len(ids) > sequences or ids.numel() > tokens):
             raise torch.OutOfMemoryError(OUT_OF_MEMORY)
 
-    network.register_forward_pre_hook(check, with_kwargs=True)
+    # The backbone, because a `PolicyModel` does not call the causal LM around it.
+    (backbone,) = [module for module in network.modules() if isinstance(module, GPTNeoXModel)]
+    backbone.register_forward_pre_hook(check, with_kwargs=True)
 
 
 def limit_every_pass(patch: pytest.MonkeyPatch, rows: int, failures: int = 10**6) -> list[int]:

@@ -78,6 +78,28 @@ def test_gradients_are_finite_differences(small_chunks):
     assert torch.autograd.gradcheck(only_logprobs, (hidden, weight))
 
 
+@pytest.mark.parametrize("with_logprobs", [False, True])
+def test_the_entropys_gradient_is_that_of_the_formula_over_all_logits(with_logprobs, small_chunks):
+    hidden, weight, targets = random_inputs()
+    entropy_weights = torch.randn(ROWS, COLUMNS, dtype=torch.float64)
+    logprob_weights = torch.randn(ROWS, COLUMNS, dtype=torch.float64)
+
+    found, entropies = chunked_logprobs(hidden, weight, targets, 0.7, with_entropy=True)
+    loss = (entropy_weights * entropies).sum()
+    logits = hidden @ weight.T
+    expected_loss = (entropy_weights * entropy(logits / 0.7)).sum()
+    if with_logprobs:
+        loss = loss + (logprob_weights * found).sum()
+        expected_loss = (
+            expected_loss + (logprob_weights * token_logprobs(logits, targets, 0.7)).sum()
+        )
+
+    gradients = torch.autograd.grad(loss, (hidden, weight))
+    expected = torch.autograd.grad(expected_loss, (hidden, weight))
+    close(gradients[0], expected[0], 1e-12)
+    close(gradients[1], expected[1], 1e-12)
+
+
 def test_entropy_is_zero_unless_requested():
     hidden, weight, targets = random_inputs()
     _, entropies = chunked_logprobs(hidden, weight, targets)
@@ -153,6 +175,27 @@ def test_a_policy_has_the_logprobs_and_gradients_of_its_logits(family, with_entr
         close(entropies, entropy(logits / 0.7).detach().to(entropies.dtype), 1e-5)
     else:
         assert not entropies.any()
+    for weight, of_plain in zip(policy.parameters(), plain.parameters(), strict=True):
+        if of_plain.grad is not None:
+            assert weight.grad is not None
+            close(weight.grad, of_plain.grad, 1e-5)
+
+
+@pytest.mark.parametrize("family", CONFIGS)
+def test_a_policys_entropy_has_the_gradient_of_its_logits_if_requested(family, small_chunks):
+    """In chunks where the head is plain, through all logits in any other family."""
+    policy = policy_of(family)
+    plain = copy.deepcopy(policy)
+    batch = random_batch()
+    weights = torch.randn(batch.responses.shape, dtype=torch.float64)
+
+    _, entropies = response_logprobs(
+        policy, batch, temperature=0.7, with_entropy=True, entropy_requires_grad=True
+    )
+    (weights * entropies).sum().backward()
+    logits = response_logits_of_plain_model(plain, batch)
+    (weights * entropy(logits / 0.7)).sum().backward()
+
     for weight, of_plain in zip(policy.parameters(), plain.parameters(), strict=True):
         if of_plain.grad is not None:
             assert weight.grad is not None

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from stages.data.ragged import Ragged, make_ragged
+from stages.models.policy import PolicyModel
 from stages.models.sampling import Sampling, respond_often
 from stages.training.memory import MemoryBudget
 from tests.lib.processes import Process
@@ -24,7 +25,7 @@ def answer(
         seed=44413, purpose="test", length=6, temperature=hot, forward_batch_size=forward
     )
     budget = MemoryBudget(forward_batch_size=forward, microbatch_size=1)
-    share = respond_often(process, budget, policy, queries, tokenizer, sampling, None)
+    share = respond_often(process, budget, PolicyModel(policy), queries, tokenizer, sampling, None)
     return [response for (response,) in share]
 
 

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from stages.data.lengths import Limits
 from stages.data.ragged import TokenizedSplit
 from stages.data.tokens import tokenize_comparisons, tokenize_posts
+from stages.models.policy import PolicyModel
 from stages.rm import score_pairs, take_step
 from stages.settings.command_line import make_config
 from stages.sft import count_tokens, summed_loss
@@ -127,6 +128,6 @@ def test_the_sft_loss_counts_the_tokens_that_the_setting_names(policy, tokenizer
             expected = expected - logprobs[place - 1, ids[place]]
             tokens += 1
 
-    found = summed_loss(policy, split, [0, 1], loss_on_query, CPU)
+    found = summed_loss(PolicyModel(policy), split, [0, 1], loss_on_query, CPU)
     assert found.item() == pytest.approx(expected.item(), rel=1e-5)
     assert count_tokens(split, [0, 1], loss_on_query) == tokens

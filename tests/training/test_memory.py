@@ -222,7 +222,7 @@ def test_moments_are_allocated_before_the_step_so_that_it_is_never_half_done(pol
     """The third tensor's allocation fails once: weights and moments are those of AdamW."""
     states, weights = [], []
     for failures in (0, 1):
-        network = copy.deepcopy(policy)
+        network = PolicyModel(copy.deepcopy(policy))
         state = small_state(network)
         allocations = itertools.count(1)
 

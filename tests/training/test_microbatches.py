@@ -22,6 +22,7 @@ from eval import summaries
 from eval.judges.gold import GoldJudge
 from stages import dpo, normalize, rm, sft
 from stages.data.ragged import TokenizedSplit, make_ragged
+from stages.models.policy import PolicyModel
 from stages.models.sampling import Noise, Sampling, respond_often
 from stages.rl import start_checks
 from stages.rl.networks import Networks, PolicyLearner, freeze
@@ -53,7 +54,7 @@ def weights_after_two_updates(
 
 @STAGES
 def test_two_updates_give_equal_weights_for_any_microbatch(stage, split, policy, reward_model):
-    network = policy if stage is sft else reward_model
+    network = PolicyModel(policy) if stage is sft else reward_model
     whole = weights_after_two_updates(stage, split, network, microbatch_size=8)
     assert (whole - flat(network)).abs().max() > 1e-4
     for microbatch_size in (1, 2, 16):
@@ -63,7 +64,7 @@ def test_two_updates_give_equal_weights_for_any_microbatch(stage, split, policy,
 
 @STAGES
 def test_a_gradient_that_is_not_finite_stops_before_the_step(stage, split, policy, reward_model):
-    network = copy.deepcopy(policy if stage is sft else reward_model)
+    network = copy.deepcopy(PolicyModel(policy) if stage is sft else reward_model)
     weights = next(network.parameters())
     weights.register_hook(lambda gradient: gradient * torch.nan)  # the loss stays finite
     config = make_config("tiny")
@@ -115,7 +116,7 @@ def two_updates_in_bf16(place: "Place", keeps_copies: bool, dtype: str) -> tuple
     policy = copy.deepcopy(place.policy)
     critic = copy.deepcopy(place.reward_model)
     frozen = {
-        "ref_policy": freeze(copy.deepcopy(policy), dtype),
+        "ref_policy": PolicyModel(freeze(copy.deepcopy(policy.model), dtype)),
         "reward_model": freeze(copy.deepcopy(critic), dtype),
     }
     learner = learner_of(replace(place.networks, policy=policy, critic=critic, **frozen), config)
@@ -159,7 +160,7 @@ class Place:
     """What passes need; each holds eight sequences."""
 
     config: Config
-    policy: Any
+    policy: PolicyModel
     reward_model: Any
     tokenizer: Any
     networks: Networks
@@ -170,12 +171,12 @@ class Place:
 
 
 @pytest.fixture
-def small(policy, reward_model, tokenizer, before_ppo, policy_folder, tmp_path):
+def small(reward_model, tokenizer, before_ppo, policy_folder, tmp_path):
     sizes = ("memory.microbatch_size=8", "memory.forward_batch_size=8", "ppo.batch_size=16")
     config = make_config("tiny", name="x", overrides=sizes)
     return Place(
         config=config,
-        policy=policy,
+        policy=before_ppo.policy,
         reward_model=reward_model,
         tokenizer=tokenizer,
         networks=before_ppo,
@@ -350,7 +351,7 @@ def gold_judge(place: Place) -> Pass:
 def test_a_pass_that_ran_out_of_memory_gives_the_same_numbers(
     prepare, setting, small, monkeypatch, capsys
 ):
-    monkeypatch.setattr(summaries, "load_policy", lambda folder: small.policy)
+    monkeypatch.setattr(summaries, "load_policy", lambda folder: small.policy.model)
     run = prepare(small)
     expected = torch.as_tensor(run())
     capsys.readouterr()
