@@ -25,7 +25,7 @@ from stages import rm
 from stages import base, sft, normalize, ppo
 from stages.driving.start import run_module
 from stages.runs import Run
-modules = base, sft, reward, normalize, ppo
+modules = base, sft, rm, normalize, ppo
 for module in modules[:-1]:
     run_module(module, {arguments!r})
 curve = []

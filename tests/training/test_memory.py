@@ -62,11 +62,12 @@ def refuse_more_than(network: torch.nn.Module, sequences: int = 10**6, tokens: i
     """A forward pass that learns fails as it would on a device of that size."""
 
     def refuse(module: Any, args: Any, inputs: dict[str, Any]) -> None:
-        ids = inputs["input_ids"]
+        ids = args[0] if args else inputs["input_ids"]
         if torch.is_grad_enabled() and (len(ids) > sequences or ids.numel() > tokens):
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
 
-    network.register_forward_pre_hook(refuse, with_kwargs=True)
+    model: Any = network.model if isinstance(network, PolicyModel) else network
+    model.base_model.register_forward_pre_hook(refuse, with_kwargs=True)
 
 
 def state(network: Any, optimizer: Any = None, stage: str = "sft", **settings: Any) -> Any:
@@ -177,7 +178,7 @@ def test_moments_that_get_no_memory_are_made_before_the_step(policy, monkeypatch
     """The third of a step's tensors is refused, once: weights and moments are those of AdamW."""
     states, weights = [], []
     for refusals in (0, 1):
-        network = copy.deepcopy(policy)
+        network = PolicyModel(copy.deepcopy(policy))
         optimizer, made = adam(network), itertools.count(1)
 
         def zeros_like(*args: Any, **kwargs: Any) -> torch.Tensor:

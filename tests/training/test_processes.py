@@ -39,7 +39,7 @@ from stages.driving.start import end_process, run_module
 from stages import rm
 from stages import dpo, normalize, ppo, sft
 for arguments in {}:
-    for stage in (sft, reward, normalize, ppo, dpo):
+    for stage in (sft, rm, normalize, ppo, dpo):
         run_module(stage, arguments)
         PartialState().wait_for_everyone()  # as if each stage had a launch of its own
 end_process()
