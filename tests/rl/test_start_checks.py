@@ -1,7 +1,6 @@
 """Checks before the first update: each fault is caught, with its likely cause."""
 
 from dataclasses import fields, replace
-from types import SimpleNamespace
 
 import pytest
 import torch
