@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from reports.needs.inputs import model_config
-from reports.needs.memory import GIB, Setting, saved_activations, setting_of
+from reports.needs.memory import GIB, saved_activations
 from reports.needs.plan import (
     SHARDED,
     gpus_for,
@@ -34,14 +34,9 @@ from stages.settings.config import Base, UserError, settings_hash
 from stages.settings.presets import PRESETS
 from stages.training.memory import use_gradient_checkpointing
 from tests.lib.asserts import refusal_of
+from tests.lib.plan_settings import setting
 
 ROOT = Path(__file__).parents[1]
-
-
-def setting(preset: str = "pythia-1b", devices: int = 1, **memory) -> Setting:
-    config = make_config(preset)
-    config = replace(config, memory=replace(config.memory, **memory))
-    return setting_of(config, devices=devices)
 
 
 # The numbers on the models' cards on the hub.

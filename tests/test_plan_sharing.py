@@ -12,7 +12,7 @@ from reports.needs.memory import saved_activations, setting_of
 from reports.needs.plan import lines_of, parse, part_bytes
 from reports.needs.shapes import PUBLISHED
 from stages.settings.command_line import make_config
-from tests.test_plan import setting
+from tests.lib.plan_settings import setting
 
 ROOT = Path(__file__).parents[1]
 # On a CPU the matrix library keeps packed copies of what it multiplies: 10 to 20 MiB were measured
