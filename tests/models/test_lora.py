@@ -315,7 +315,7 @@ def test_ppos_reference_holds_no_second_copy_and_base_weights_stay(study):
     shared = {id(parameter) for parameter in networks.policy.parameters()}
     assert {id(parameter) for parameter in networks.ref_policy.parameters()} == shared
     sft_model = load_policy(study / "sft" / "model")
-    for name, layer in adapter_layers(networks.policy):
+    for name, layer in adapter_layers(networks.policy.model):
         assert torch.equal(layer.get_base_layer().weight, sft_model.get_submodule(name).weight)
 
 
