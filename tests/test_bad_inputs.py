@@ -335,7 +335,7 @@ OUTPUTS: list[tuple[str, bytes, str]] = [  # a file's name, its content, the lin
     ("x.jsonl", lines(GIVEN | {"summary": 3}), "is of type int: write it as text"),
     ("x.jsonl", lines(GIVEN, GIVEN | {"summary": "t"}), "x.jsonl:2: post 1 of system x stands at"),
     ("x.jsonl", lines(GIVEN, GIVEN | {"system": "b", "post": "q"}), "the post of id 1 differs"),
-    ("x.csv", b"id,post\n1\n", "has not 2 cells"),
+    ("x.csv", b"id,post\n1\n", "does not have 2 cells"),
     ("x.parquet", b"x", "not a Parquet file"),
     ("x.jsonl", lines(GIVEN | {"summary": "x " * 6000}), "x.jsonl:1: column summary has 12,000 ch"),
     ("x.xlsx", b"x", "a file of unknown kind"),

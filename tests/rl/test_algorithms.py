@@ -206,12 +206,9 @@ def test_a_query_computed_once_changes_nothing(family, size, before_ppo, monkeyp
     settings = Ppo(batch_size=12, total_episodes=12, samples_per_query=4, num_ppo_epochs=1)
 
     def update():
-        learner = learner_of(
-            copy.deepcopy(networks),
-            make_config("tiny"),
-            microbatch_size=size,
-            forward_batch_size=size,
-        )
+        sizes = (f"memory.microbatch_size={size}", f"memory.forward_batch_size={size}")
+        config = make_config("tiny", name="small-passes", overrides=sizes)
+        learner = learner_of(copy.deepcopy(networks), config)
         rollout = rollout_from(sample_episodes(learner, settings), settings, networks.pad_id)
         return rollout, gradient(networks, settings, rollout)
 

@@ -13,7 +13,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from stages.functional import kl_estimate
+from stages.functional import kl_estimate, kl_penalty
+from stages.rl.episodes import Rollout
+from stages.rl.loss import Divisors, policy_loss
+from stages.settings.ppo import Ppo
 from tests.lib.exact_kl import (
     all_sequences,
     cosine,
@@ -65,22 +68,77 @@ def case_of(length: int, kl_to_old: float) -> Case:
 
 
 def penalty_gradient(case: Case, kind: str, correction: str) -> Tensor:
-    """The expected gradient of sum_t weight_t * k_t on samples of the old policy."""
+    """The expected gradient of sum_t weight_t * k_t on samples of the old policy.
+
+    Taken through the project's own loss where the settings allow the combination, else through its
+    formula; a detached ratio, which it does not have, is written out here.
+    """
     logprobs = sequence_token_logprobs(case.old, case.length)  # [N, T]
     ref_logprobs = sequence_token_logprobs(case.ref, case.length)
+    mask = torch.ones_like(logprobs, dtype=torch.bool)
 
     def penalty(new_logprobs: Tensor) -> Tensor:
-        kl = kl_estimate(new_logprobs, ref_logprobs, kind)
-        log_ratio = new_logprobs - logprobs
-        if correction == "token":
-            kl = log_ratio.exp() * kl
-        elif correction == "token, detached":
-            kl = log_ratio.exp().detach() * kl
-        elif correction == "sequence":
-            kl = log_ratio.sum(dim=1, keepdim=True).exp() * kl
+        if correction == "token, detached":
+            ratio = (new_logprobs - logprobs).exp().detach()
+            return (ratio * kl_estimate(new_logprobs, ref_logprobs, kind)).sum(dim=1)
+        if (kind, correction) in IN_THE_LOSS:
+            rows = range(len(logprobs))
+            return torch.stack(
+                [
+                    loss_of_one(
+                        new_logprobs[row], logprobs[row], ref_logprobs[row], kind, correction
+                    )
+                    for row in rows
+                ]
+            )
+        kl = kl_penalty(new_logprobs, logprobs, ref_logprobs, mask, kind, correction)
         return kl.sum(dim=1)
 
     return expected_gradient(penalty, case.policy, case.old, case.length)
+
+
+IN_THE_LOSS = [
+    ("k2", "off"),
+    ("k3", "off"),
+    ("k1", "token"),
+    ("k3", "token"),
+    ("k1", "sequence"),
+    ("k3", "sequence"),
+]
+"""What the settings allow with kl_in=loss."""
+
+
+def loss_of_one(
+    new_logprobs: Tensor, logprobs: Tensor, ref_logprobs: Tensor, kind: str, correction: str
+) -> Tensor:
+    """`policy_loss` of one episode [T] with an advantage of 0 and a KL coefficient of 1."""
+    settings = Ppo(kl_in="loss", kl_estimator=kind, kl_correction=correction, loss_mean="episodes")
+    zeros = torch.zeros_like(logprobs).unsqueeze(0)
+    episode = Rollout(
+        queries=torch.zeros(1, 1, dtype=torch.long),
+        responses=zeros.long(),
+        pad_id=-1,
+        sampled_logprobs=zeros,
+        logprobs=logprobs.unsqueeze(0),
+        ref_logprobs=ref_logprobs.unsqueeze(0),
+        values=None,
+        sampler_gaps=zeros,
+        scores=zeros[:, 0],
+        response_mask=torch.ones_like(zeros, dtype=torch.bool),
+        value_mask=torch.ones_like(zeros, dtype=torch.bool),
+        rewards=zeros,
+        advantages=zeros,
+        returns=None,
+    )
+    value, _ = policy_loss(
+        new_logprobs.unsqueeze(0),
+        entropies=zeros,
+        part=episode,
+        divisors=Divisors(policy=1.0, value=1.0, tokens=1.0, positions=1.0),
+        settings=settings,
+        kl_coef=1.0,
+    )
+    return value
 
 
 def reward_gradient(case: Case, kind: str) -> Tensor:

@@ -1,8 +1,6 @@
 """Checks before the first update: each fault is caught, with its likely cause."""
 
 from dataclasses import fields, replace
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -250,6 +248,25 @@ def test_step_3_gives_known_answers_their_scores_and_another_text_or_model_is_ca
         replay()
 
 
+def unmeasured(sampled):
+    """A rollout of which only the samples are known."""
+    zeros = torch.zeros(sampled.responses.shape)
+    mask = sampled.responses != sampled.pad_id
+    return Rollout(
+        **vars(sampled),
+        logprobs=zeros,
+        ref_logprobs=zeros,
+        values=None,
+        sampler_gaps=zeros[:, 0],
+        scores=zeros[:, 0],
+        response_mask=mask,
+        value_mask=mask,
+        rewards=zeros,
+        advantages=zeros,
+        returns=None,
+    )
+
+
 @pytest.mark.parametrize("settings", [Ppo(), Rloo()], ids=lambda x: x.section())
 def test_tokens_that_are_not_drawn_from_the_whole_distribution_are_caught(
     before_ppo, settings, monkeypatch
@@ -261,10 +278,7 @@ def test_tokens_that_are_not_drawn_from_the_whole_distribution_are_caught(
     @torch.no_grad()
     def check(temperature=0.7):
         sampled = sample_responses(learner, queries, noise, settings)
-        rollout: Any = SimpleNamespace(
-            **vars(sampled), response_mask=sampled.responses != before_ppo.pad_id
-        )
-        start_checks.check_draws(learner, [rollout], temperature, BOUNDS)
+        start_checks.check_draws(learner, [unmeasured(sampled)], temperature, BOUNDS)
 
     check()
     with pytest.raises(UserError, match="not drawn from the policy's whole distribution"):
