@@ -69,7 +69,7 @@ def test_means_differences_and_intervals_are_those_computed_by_hand(runs):
     kls, rates = (1.0, 1.2, 1.7), (0.5, 0.55, 0.4)
     default_runs()
     for seed, kl, rate, count in zip(SEEDS, kls, rates, (10, 11, 9), strict=True):
-        found = {"objective/kl_k1": kl, "policy/eos_rate": 0.9 + seed / 100}
+        found = {"objective/kl": kl, "policy/eos_rate": 0.9 + seed / 100}
         config = turned("dropout", seed)
         fabricate(config, ppo=rate, scores=wins(count), texts=OWN_TEXTS, found=found)
     text = text_of("dropout")

@@ -225,7 +225,7 @@ def test_the_microbatch_is_a_setting_where_the_loss_is_a_mean_of_microbatches():
         ("rm.epochs=9", {"rm"}),
         ("ppo.kl_coef=0.01", {"ppo"}),
         ("dpo.beta=0.5", {"dpo"}),
-        ("optimizer.adam_eps=1e-6", {"sft", "rm", "ppo", "rloo", "grpo", "dpo"}),
+        ("optimizer.adam_eps=1e-6", {"sft", "rm", "ppo", "rloo", "grpo", "reinforce", "dpo"}),
         ("eval.posts=9", {"summaries"}),
         ("judge.kind=openai", {"judge", "controls", "calibration"}),
         ("judge.max_cost=9", set()),

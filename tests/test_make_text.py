@@ -101,7 +101,7 @@ REFUSED: list[tuple[str, str]] = [  # words after `make`, the line
     ("sft|eval|NAME=x|SET=judge.kind=openai", "without a server: SET=judge.kind=reward_model"),
     ("ppo|PRESET=smollm2|DATA=.", "is not there: run `make smollm`"),
     # What a goal does not read would do nothing.
-    ("ppo|eval|SEEDS=1", "SEEDS is for study ablations rivals: one run takes SEED"),
+    ("ppo|eval|SEEDS=1", "SEEDS is for study ablations algorithms: one run takes SEED"),
     ("sft|rm|ppo|GPU=8", "GPU is for plan: the number of cards is GPUS"),
     ("compare|UPSTREAM=tiny", "compare takes no UPSTREAM: runs have the settings"),
     ("study|SEED=1", "study takes no SEED: give SEEDS"),

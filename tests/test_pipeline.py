@@ -183,7 +183,7 @@ def test_training_is_started_by_the_launcher_and_only_judges_get_the_cap(runs):
     for stage, words in by_stage.items():
         assert (Path(words[0]).name == "accelerate") == STAGES[stage].computes, stage
         assert ("--max-cost" in words) == (stage in ("judge", "controls")), stage
-        assert STAGES[stage].module in words
+        assert f"{STAGES[stage].module}:{stage}" in words
 
 
 def test_headings_say_how_long_the_rest_takes_where_a_run_tells_and_the_end_what_it_took(runs):

@@ -43,7 +43,7 @@ def test_training_says_nothing_of_copied_titles_where_no_prompt_shows_one():
         rollout: Any = SimpleNamespace(queries=queries, responses=["cat"] * len(queries))
         logged.append(describe_texts(learner, rollout, tokenizer))
     assert [row.get(key) for row in logged] == [None, pytest.approx(1 / 2)]
-    others = "objective/kl objective/kl_k1 objective/scores policy/eos_rate policy/response_length"
+    others = "objective/kl objective/scores policy/eos_rate policy/response_length"
     history = [dict.fromkeys(others.split(), 1.0) | row for row in logged]
     settings: Any = SimpleNamespace(batch_size=1)
     assert key not in summarize(history[:1], settings)

@@ -1,6 +1,6 @@
 """How a stage is started in several processes: GPUS, NODES and ENGINE.
 
-    python -m stages.running.launch ddp 8 1 -m stages.driving.start stages.sft --preset tiny
+    python -m stages.running.launch ddp 8 1 -m stages.driving.start stages.sft:sft --preset tiny
 
 is `accelerate launch` with the configuration `engines/ddp.yaml`, 8 processes on 1 machine. On
 several machines `srun` starts it once on each of them, inside a Slurm job. Standard library only

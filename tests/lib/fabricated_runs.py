@@ -91,7 +91,7 @@ RESULTS: dict[str, Any] = {
     | {"references": 2000, "standard_error": 0.011, "padding_difference_over_0.01": 0.0},
     "ppo": {"objective/kl": 7.31, "objective/scores": 1.52, "updates": 60, "episodes": 7680}
     | {"queries_from": "sft_train"}
-    | {"objective/kl_k1": 7.31, "policy/eos_rate": 0.98},
+    | {"policy/eos_rate": 0.98},
     "summaries": {
         "policies": {
             "sft": WRITTEN | {"rougeL": 0.412, "tokens": 17.23, "score": -0.351},
