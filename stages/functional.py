@@ -249,11 +249,14 @@ def masked_whiten(x: Tensor, mask: Tensor, shift_mean: bool = True) -> Tensor:
     return torch.where(mask, whitened, torch.zeros_like(x))
 
 
-def gae(rewards: Tensor, values: Tensor, gamma: float, lam: float) -> tuple[Tensor, Tensor]:
+def gae(
+    rewards: Tensor, values: Tensor, gamma: float, lam: float | Tensor
+) -> tuple[Tensor, Tensor]:
     """Generalized advantage estimates, and the returns that the critic learns; not whitened.
 
     delta_t = r_t + gamma * V_{t+1} - V_t;  A_t = delta_t + gamma * lam * A_{t+1};  R_t = A_t + V_t,
-    with V = A = 0 after the last position; gamma, lam in [0, 1].
+    with V = A = 0 after the last position; gamma, lam in [0, 1]. `lam` is one number, or one per
+    episode, [B].
 
     Shapes: rewards, values [B, T] (0 where they do not count) -> advantages, returns [B, T].
     Source: the code of Huang et al. 2024 (gamma 1, lambda 0.95); Stiennon et al. 2020, 3.4.

@@ -407,6 +407,14 @@ def test_advantages_of_a_hand_made_episode():
     close(returns, [[2.125, 3.5, 4.0]])
 
 
+def test_each_episode_may_have_its_own_lambda():
+    rewards = torch.tensor([[1.0, 2.0, 4.0]]).expand(2, 3)
+    values = torch.tensor([[0.5, 1.0, 2.0]]).expand(2, 3)
+    advantages, _ = gae(rewards, values, gamma=0.5, lam=torch.tensor([0.5, 0.0]))
+    # The first as above, the second only the one-step errors.
+    close(advantages, [[1.625, 2.5, 2.0], [1.0, 2.0, 2.0]])
+
+
 def test_a_return_is_the_discounted_sum_of_the_rewards_from_a_token_on():
     # 1 + 2/2 + 4/4 = 3; 2 + 4/2 = 4; 4
     close(returns_to_go(torch.tensor([[1.0, 2.0, 4.0]]), 0.5), [[3.0, 4.0, 4.0]])

@@ -248,7 +248,10 @@ class State:
             print(f"{self.run.stage} resumes after update {self.update}", file=sys.stderr)
 
     def _read(self, checkpoint: Path, processes: int) -> None:
-        """Read weights and optimizer. Raises UserError for a checkpoint of another engine."""
+        """Read weights and optimizer.
+
+        Raises UserError for a checkpoint of another engine, or with weights of other names.
+        """
         is_of_shards = (checkpoint / SHARDS).is_dir()
         has_same_engine = is_of_shards == is_sharded(self.learner.trained)
         has_same_processes = processes == self.accelerator.num_processes
@@ -266,6 +269,14 @@ class State:
         hook = self.accelerator.register_load_state_pre_hook(self._unwrap_models)
         try:
             self.accelerator.load_state(str(checkpoint))
+        except RuntimeError as error:
+            # torch says so where names or shapes differ, which they may between versions.
+            if "loading state_dict" not in str(error):
+                raise
+            raise UserError(
+                f"{checkpoint} holds other weights than this stage trains, perhaps because another"
+                f" version of the code saved it. Remove {checkpoint.parent} to start the stage over"
+            ) from error
         finally:
             hook.remove()
 

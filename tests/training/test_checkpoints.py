@@ -146,6 +146,14 @@ def test_a_checkpoint_resumes_only_with_the_rows_that_came_next(tmp_path):
     make_state(tmp_path).load()
 
 
+def test_a_checkpoint_with_weights_of_other_names_is_refused_in_one_line(tmp_path):
+    resume = train_until_killed(tmp_path, update=4)
+    same_weights_in_a_wrapper = torch.nn.Sequential(torch.nn.Linear(4, 2))
+    with pytest.raises(UserError, match="holds other weights than this stage trains") as refusal:
+        make_state(tmp_path, same_weights_in_a_wrapper).load()
+    assert str(refusal.value).endswith(f"Remove {resume} to start the stage over")
+
+
 def test_tied_weights_are_saved_and_loaded_as_one(tmp_path):
     llama = LlamaConfig(
         vocab_size=40,
