@@ -12,15 +12,17 @@ One update has six steps:
 5. advantages   PPO: GAE with the critic; advantages whitened over the global batch
 6. optimize     clipped policy and value losses, num_ppo_epochs passes over the batch
 
-RLOO, Dr.GRPO and others differ from PPO in step 5 and in the defaults of their settings, and most
-of them have no critic. `stages/rl/algorithms.py` is the table of them, `stages/rl` has the steps,
-and `stages/functional.py` the formulas.
+RLOO, Dr.GRPO and REINFORCE++ differ from PPO in step 5 and in the defaults of their settings, and
+have no critic. `stages/rl/algorithms.py` is the table of algorithms, `stages/rl` has the steps, and
+`stages/functional.py` the formulas.
 
 An update does not depend on the microbatch size or on the number of processes: each episode has its
-own random numbers for sampling, and whitening and loss means are over the global (mini)batch. There
-are three exceptions. Each process splits its own episodes into minibatches, as in Huang et al. 2024
-(which has one minibatch), and `whiten_over=process` and `loss_mean=microbatches` reproduce what the
-paper's code does.
+own random numbers for sampling, and whitening and loss means are over the global (mini)batch. The
+exceptions:
+
+- Each process splits its own episodes into minibatches, as in Huang et al. 2024, which has one.
+- `whiten_over=process` and `loss_mean=microbatches` reproduce what the paper's code does.
+- Dropout, off by default, is drawn anew in each process and pass.
 """
 
 from itertools import accumulate
@@ -54,7 +56,7 @@ def train_policy(config: Config, algorithm: Algorithm) -> None:
     """Run the stage of one algorithm: load, take the six steps of each update, save."""
     stage = algorithm.name
     settings: PolicyGradient = getattr(config, stage)
-    # A pass runs either the policy or the critic, so half of the weights get no gradient from it.
+    # With a critic, a pass runs one of the two networks, and the other's weights get no gradient.
     accelerator = make_accelerator(config, find_unused_parameters=settings.uses_critic)
     with open_stage(config, stage, accelerator.is_main_process) as run:
         check_episodes(stage, settings, accelerator)
@@ -121,11 +123,11 @@ def train_policy(config: Config, algorithm: Algorithm) -> None:
 
 
 def kept_models(settings: PolicyGradient) -> dict[int, str]:
-    """The updates, counted from 0, after which the policy is kept, and its folder.
+    """Maps each update, counted from 0, after which the policy is kept, to the folder it goes to.
 
     `model-24` is the policy after 24 updates, the last of them 23. The updates divide the policy's
     cumulative learning rate into equal steps: the best stand-in for equal steps of KL that is known
-    in advance. Pages show each policy at its measured KL.
+    in advance. The report shows each policy at its measured KL.
     """
     if not isinstance(settings, Ppo) or not settings.checkpoints:
         return {}
@@ -137,15 +139,17 @@ def kept_models(settings: PolicyGradient) -> dict[int, str]:
     }
     total_rate = sum(rates.values())
 
-    end_of_step: dict[int, int] = {}  # step -> the update that completes it
+    first_update: dict[int, int] = {}  # number of completed steps -> the first update with it
     for update, rate_so_far in zip(rates, accumulate(rates.values()), strict=True):
-        end_of_step.setdefault(rate_so_far * steps // total_rate, update)
+        steps_done = rate_so_far * steps // total_rate
+        first_update.setdefault(steps_done, update)
 
     width = len(str(updates))  # so that the folders' names sort
+    # After the last step comes the stage's own model, which is saved anyway.
     return {
         update: f"model-{update + 1:0{width}}"
-        for step, update in end_of_step.items()
-        if 0 < step < steps
+        for steps_done, update in first_update.items()
+        if 0 < steps_done < steps
     }
 
 
@@ -156,6 +160,7 @@ def keep_policy(learner: PolicyLearner, tokenizer: PreTrainedTokenizerBase, fold
     """
     policy = learner.accelerator.unwrap_model(learner.trained).policy
     with gathered(policy), torch.no_grad():
+        # peft calls an adapted layer's own weight base_layer.weight, and its adapters lora_*.
         weights = {
             name.replace(".base_layer.", "."): weight.detach()
             for name, weight in policy.model.named_parameters()

@@ -79,10 +79,10 @@ def response_logprobs(
     with_entropy: bool = False,
     entropy_requires_grad: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """Log-probability of each response token, and the entropy of the distribution at its place.
+    """Log-probability of each response token, and the entropy of the distribution it is from.
 
     `policy` is called like a `PolicyModel`, whose `forward` explains the options.
-    Shapes: both [B, T], nats.
+    Shapes: both [B, T], nats; what stands at padding means nothing, so mask it.
     """
     rows = _response_rows(policy, batch)
     logprobs, entropies = target_logprobs(
@@ -140,6 +140,7 @@ def summary_scores(
         ]
         return torch.stack(scores).to(device)
     rows = _summary_rows(reward_model, queries, summaries, device)
+    # [B, K] where summaries share rows, else [K * B, 1]: transposed, both are in the order [K, B].
     return _scores(reward_model, rows).T.reshape(len(summaries), len(queries))
 
 
@@ -332,8 +333,8 @@ def _summary_rows(
 ) -> SharedRows:
     """A row per query if the model can share it, else a row per summary.
 
-    The rows of all first summaries come before those of all second ones. So what is read from the
-    rows, laid end to end, is in the same order either way.
+    With a row per summary, all first summaries come before all second ones. So reading the first
+    text of every row, then the second one and so on, gives the same order either way.
     """
     one_column = [summary for column in summaries for summary in column]
     longest = max(map(len, queries)) + max(map(len, one_column))
@@ -369,7 +370,8 @@ def _laid_out(tokens: Tensor, widths: list[int]) -> SharedRows:
         no_columns = torch.zeros_like(tokens[:, :1])
         return SharedRows(inputs=inputs, tokens=tokens, widths=widths, dropped=no_columns)
 
-    # Shift each row left past its padding, then trim to the longest row.
+    # Shift each row left past its padding, then trim to the longest row. The slots that are added
+    # on the right are what a shifted row reads beyond its end.
     query_width = widths[0]
     dropped = (~is_real[:, :query_width]).sum(dim=1, keepdim=True)
     longest = int(is_real.sum(dim=1).max())

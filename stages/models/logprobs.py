@@ -50,8 +50,8 @@ def chunked_logprobs(
 class ChunkedLogprobs(torch.autograd.Function):
     """`chunked_logprobs` of N positions: hidden [N, H], weight [V, H], targets [N] -> both [N].
 
-    The gradients are d log p[target] / dz = onehot(target) - p, and for the entropy H
-    dH / dz = -p * (log p + H).
+    The gradients are d log p[target] / dz = onehot(target) - p, and for the entropy E
+    dE / dz = -p * (log p + E).
     """
 
     @staticmethod
@@ -129,7 +129,8 @@ class ChunkedLogprobs(torch.autograd.Function):
                 if not is_kept:
                     log_softmax.div_(ctx.temperature)
                     log_softmax.sub_(logsumexps[positions].unsqueeze(-1))
-                # (logprob_grad * (onehot - p) - entropy_grad * p * (log p + H)) / temperature
+                # (onehot * logprob_grad - p * factor) / temperature, with
+                # factor = logprob_grad + entropy_grad * (log p + E).
                 logprob_grad = logprob_gradients[positions].unsqueeze(-1)
                 factor = logprob_grad
                 if entropy_gradients is not None:
@@ -138,6 +139,7 @@ class ChunkedLogprobs(torch.autograd.Function):
                     finite = log_softmax.clamp(min=torch.finfo(log_softmax.dtype).min)
                     log_p_plus_entropy = finite + entropies[positions].unsqueeze(-1)
                     factor = logprob_grad + entropy_grad * log_p_plus_entropy
+                # Starts as p. Unless the chunk is kept, it is written over log_softmax.
                 block_gradient = torch.exp(log_softmax, out=z_gradient[block.in_chunk])
                 block_gradient.mul_(-factor)
                 block_gradient.scatter_add_(-1, targets[positions].unsqueeze(-1), logprob_grad)
@@ -183,6 +185,9 @@ def _blocks(chunk: slice, weight: Tensor) -> Iterator[_Block]:
 
 
 def _logits(hidden: Tensor, weight: Tensor) -> Tensor:
-    """The product, in float32 or wider: a new tensor that may be changed in place."""
+    """The product, computed in the inputs' dtype, then converted to float32 or wider.
+
+    It is a new tensor that may be changed in place.
+    """
     logits = hidden @ weight.T
     return logits.to(torch.promote_types(logits.dtype, torch.float32))

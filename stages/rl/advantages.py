@@ -19,7 +19,7 @@ def eos_trick(scores: Tensor, responses: Tensor, eos_id: int, settings: PolicyGr
     """Scores [B] after the EOS trick, the end of step 3 (`score` in `stages/rl/rollout.py`).
 
     A missing EOS replaces the score by the penalty (detail 23), adds the penalty to it (TRL), or
-    changes nothing. The penalty is negative.
+    changes nothing. The penalty is negative, so adding it subtracts.
     """
     penalty = settings.missing_eos_penalty
     if settings.eos_trick == "replace":
@@ -40,9 +40,9 @@ def assign_rewards(
     # By default the score is at the position after EOS. That position has a value, the critic's at
     # EOS, but no token: the value mask reaches one position further than the response mask.
     response_mask, value_mask = functional.response_masks(episodes.responses, pad_id)
-    score_at = "after_eos"
+    score_at = "after_eos"  # only PPO has a setting for it
     if isinstance(settings, Ppo) and settings.score_at == "eos":
-        # Now the episode is over at EOS, so no value after it counts.
+        # The episode is then over at EOS, so the value one position further does not count.
         score_at = "eos"
         value_mask = response_mask
 
@@ -70,19 +70,20 @@ def compute_advantages(
     """
     rewards = shaped.rewards
     if settings.whiten_rewards:
-        # Without shifting the mean (detail 24): a shift would turn good responses into bad ones.
+        # Without shifting the mean (detail 24): a shift adds a constant to the reward of every
+        # token, and so would reward or punish length.
         rewards = whiten(accelerator, rewards, shaped.value_mask, settings, shift_mean=False)
 
     # Compute on the episodes of all devices, then keep this process's rows.
     batch = global_batch(accelerator, shaped, rewards)
     batch_advantages, batch_returns = algorithm.advantages(batch, settings)
-    episodes = len(rewards)
-    advantages = own_rows(accelerator, batch_advantages, episodes)
+    count = len(rewards)
+    advantages = own_rows(accelerator, batch_advantages, count)
     returns = None
     if batch_returns is not None:
-        returns = own_rows(accelerator, batch_returns, episodes)
+        returns = own_rows(accelerator, batch_returns, count)
 
-    # The position after EOS has no token, so it gets no advantage: whitening sets it to 0, too.
+    # The position after EOS has no token, so its advantage is 0 in either case.
     if settings.whiten_advantages:
         advantages = whiten(accelerator, advantages, shaped.response_mask, settings)
     else:

@@ -9,7 +9,7 @@ To add an algorithm, write its formula in `stages/functional.py`. Then add three
 file: a function that calls the formula, a settings class with the defaults, and an entry.
 
 Advantages are computed on the batch of all devices, so a formula may use statistics of the whole
-batch. Masking follows, and whitening if `whiten_advantages` is on.
+batch. Afterwards `compute_advantages` masks them, and whitens them if `whiten_advantages` is on.
 
 The settings and the command line read this table, so importing it must not load torch, which takes
 five seconds. That is why the functions import their formulas when they are called.
@@ -72,7 +72,10 @@ class Algorithm:
 
 
 def ppo_advantages(batch: GlobalBatch, ppo: Ppo) -> "tuple[Tensor, Tensor | None]":
-    """GAE with the critic, or the batch's mean return where `ppo.baseline` says so."""
+    """GAE with the critic, or returns minus the batch's mean return, as `ppo.baseline` says.
+
+    With baseline=gated each batch takes one of the two, and the critic learns in either case.
+    """
     if not ppo.uses_critic:
         return mean_return_advantages(batch, ppo), None
     advantages, returns = critic_advantages(batch, ppo)
@@ -101,7 +104,7 @@ def mean_return_advantages(batch: GlobalBatch, ppo: Ppo) -> "Tensor":
 def critic_passes_gate(batch: GlobalBatch, returns: "Tensor", ppo: Ppo) -> bool:
     """Whether this batch's advantages come from the critic.
 
-    With baseline=gated: only if it predicts the batch's returns better than a constant.
+    With baseline=gated, only if the critic predicts the batch's returns better than a constant.
     """
     from stages.functional import critic_beats_constant
 
@@ -153,7 +156,7 @@ class Grpo(Grouped):
     """GRPO as Dr.GRPO corrects it (Liu et al. 2025).
 
     The advantage is not divided by the group's standard deviation, and the loss is a mean over
-    episodes of sums over tokens (`loss_mean`), so that a response's length divides nothing.
+    episodes of sums over tokens (`loss_mean`), so nothing is divided by a response's length.
 
     differs: the KL penalty is part of the reward, as in PPO here; Dr.GRPO has none.
     """
@@ -181,9 +184,9 @@ class Reinforce(PolicyGradient):
 def return_advantages(
     batch: GlobalBatch, settings: PolicyGradient
 ) -> "tuple[Tensor, Tensor | None]":
-    """Each token's return: the score minus kl_coef times the KL from this token on.
+    """Each token's return: the sum of the rewards from this token on, without a discount.
 
-    There is no discount, and the KL is part of it with kl_in=reward, the default.
+    With kl_in=reward, the default, that is the score minus kl_coef times the KL from here on.
     """
     from stages.functional import returns_to_go
 

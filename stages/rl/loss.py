@@ -3,8 +3,8 @@
 A minibatch is processed in microbatches. Each contributes a sum, divided by a number that is
 counted over the whole minibatch on all devices, so that the parts add up to the minibatch's mean.
 `loss_mean` chooses between means of tokens, sequences, episodes and microbatches (`loss_weights` in
-`stages/functional.py`). The devices' gradients are summed: `optimizer_step` undoes the averaging of
-the engine.
+`stages/functional.py`). The devices' gradients are summed: DDP averages them, and
+`optimizer_step` undoes it.
 """
 
 import math
@@ -28,9 +28,9 @@ class Divisors:
     """What a minibatch's sums are divided by, over all devices."""
 
     policy: float
-    """Sum of the policy loss's weights."""
+    """For the policy loss: how many of what `loss_mean` names, such as tokens or episodes."""
     value: float
-    """Sum of the value loss's weights."""
+    """For the value loss: the same, where a token is a position at which a value counts."""
     tokens: float
     """Real tokens, for the means that are reported."""
     positions: float
@@ -41,19 +41,19 @@ def count_divisors(
     accelerator: Accelerator, minibatch: Rollout, settings: PolicyGradient, microbatches: int
 ) -> Divisors:
     """The divisors for a minibatch that this process splits into `microbatches` parts."""
-    policy_weights: float | Tensor
-    value_weights: float | Tensor
+    policy_total: float | Tensor
+    value_total: float | Tensor
     if settings.loss_mean == "microbatches":
-        policy_weights = value_weights = microbatches
+        policy_total = value_total = microbatches
     elif settings.loss_mean == "episodes":
-        policy_weights = value_weights = len(minibatch.queries)
+        policy_total = value_total = len(minibatch.queries)
     else:
-        policy_weights = functional.loss_weights(minibatch.response_mask, settings.loss_mean).sum()
-        value_weights = functional.loss_weights(minibatch.value_mask, settings.loss_mean).sum()
+        policy_total = functional.loss_weights(minibatch.response_mask, settings.loss_mean).sum()
+        value_total = functional.loss_weights(minibatch.value_mask, settings.loss_mean).sum()
     policy, value, tokens, positions = global_sum(
         accelerator,
-        policy_weights,
-        value_weights,
+        policy_total,
+        value_total,
         minibatch.response_mask.sum(),
         minibatch.value_mask.sum(),
     )
@@ -63,13 +63,13 @@ def count_divisors(
 def split_minibatch(minibatch: Rollout, settings: PolicyGradient, size: int) -> list[Rollout]:
     """Microbatches of at most `size` episodes, without columns of padding only.
 
-    Episodes of similar length share a microbatch, so that little of a pass is padding, and so do
-    the samples of a query (all of them, even if they are more than `size`). With
-    loss_mean=microbatches the order stays random, as in Huang et al. 2024.
+    The samples of a query stay in one microbatch, even if they are more than `size`. Queries of
+    similar length share a microbatch, so that little of a pass is padding; with
+    loss_mean=microbatches their order stays random, as in Huang et al. 2024.
     """
     query_lengths = (minibatch.queries != minibatch.pad_id).sum(dim=1).tolist()
     response_lengths = minibatch.response_mask.sum(dim=1).tolist()
-    # With the score after EOS, one more value counts than tokens.
+    # With the score after EOS, one more value counts than there are tokens.
     value_lengths = minibatch.value_mask.sum(dim=1).tolist()
 
     def longest_text(rows: range) -> int:
@@ -137,8 +137,9 @@ def policy_loss(
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """The clipped policy loss; with the KL penalty and the entropy bonus if settings ask for them.
 
-    policy loss + kl_coef * KL (with kl_in=loss) - entropy_coef * entropy, each a mean over the
-    minibatch (Schulman et al. 2017, equation 9, without the value loss).
+    policy loss + kl_coef * KL (with kl_in=loss) - entropy_coef * entropy, each this microbatch's
+    part of a mean over the minibatch (Schulman et al. 2017, equation 9, negated and without the
+    value loss; it has no KL term).
 
     Shapes: new_logprobs and entropies of this step's pass, both [B, T] nats.
     """
@@ -185,8 +186,9 @@ def policy_loss(
 def value_loss(
     new_values: Tensor, part: Rollout, divisors: Divisors, ppo: Ppo
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """vf_coef times the clipped value loss of this step's values, [B, T].
+    """vf_coef times the clipped value loss, and statistics, whose loss is without vf_coef.
 
+    Shapes: new_values [B, T], this step's.
     Raises ValueError if the rollout has no critic's values.
     """
     if part.values is None or part.returns is None:
