@@ -22,7 +22,7 @@ exceptions:
 
 - Each process splits its own episodes into minibatches, as in Huang et al. 2024, which has one.
 - `whiten_over=process` and `loss_mean=microbatches` reproduce what the paper's code does.
-- Dropout, off by default, is drawn anew in each process and pass.
+- Each process and pass draws its own dropout masks. Dropout is off by default.
 """
 
 from itertools import accumulate

@@ -47,7 +47,7 @@ INSTEAD = "take it by reward.function, which gets texts"
 
 
 def train_reward_model(config: Config) -> None:
-    """Run the stage. A reward function, or somebody else's reward model, is taken instead of ours.
+    """Run the stage. A reward function or an external reward model replaces training, if given.
 
     Raises UserError if that is missing or does not fit.
     """
@@ -159,7 +159,7 @@ def read_scores_before(model: PreTrainedModel, token_id: int) -> None:
 
 
 def take_existing(run: Run, accelerator: Accelerator, budget: MemoryBudget) -> dict[str, Any]:
-    """Save a reward function or somebody else's reward model as the stage's model; return results.
+    """Save a reward function or an external reward model as the stage's model; return results.
 
     A function is saved with the rows that it will get. Its accuracy on held-out pairs, if there are
     any, is measured like that of our reward model.

@@ -102,7 +102,7 @@ def load_released_reward_model(folder: Path) -> tuple[PreTrainedModel, float | N
     head_weight = _find_head(folder, weights, width=scalar_head(model).in_features)
     _load_renamed(folder, model, _renamed(weights, model, head_weight))
 
-    # theirs: score = (scalar - mean) / std
+    # The foreign model's score is (scalar - mean) / std.
     normalization = _normalization(folder, saved_config)
     shift_scores(model, -normalization.mean)
     with torch.no_grad():
@@ -190,16 +190,20 @@ def _number(folder: Path, saved_config: dict[str, Any], name: str, *, default: f
 
 def _model_config(folder: Path, saved_config: dict[str, Any]) -> PretrainedConfig:
     """The configuration of a folder, or of its backbone: one label, a bias, and no dropout."""
-    ours = {"num_labels": 1, "token_classification_bias": True}
+    head_options = {"num_labels": 1, "token_classification_bias": True}
     backbone = saved_config.get("base_config")  # in the paper's checkpoints
     try:
         if backbone:
             fields = {
                 name: value for name, value in backbone.items() if name not in SAVED_MODEL_FIELDS
             }
-            model_config = AutoConfig.for_model(backbone["model_type"], **{**fields, **ours})
+            model_config = AutoConfig.for_model(
+                backbone["model_type"], **{**fields, **head_options}
+            )
         else:
-            model_config = AutoConfig.from_pretrained(str(folder), trust_remote_code=False, **ours)
+            model_config = AutoConfig.from_pretrained(
+                str(folder), trust_remote_code=False, **head_options
+            )
     except Exception as error:  # whatever a library raises for a file that the user supplied
         raise UserError(
             f"{folder}: its configuration does not load ({first_line(error)}): download it again"

@@ -82,7 +82,7 @@ def response_logprobs(
     """Log-probability of each response token, and the entropy of the distribution it is from.
 
     `policy` is called like a `PolicyModel`, whose `forward` explains the options.
-    Shapes: both [B, T], nats; what stands at padding means nothing, so mask it.
+    Shapes: both [B, T], nats. Values at padding are meaningless, so mask them.
     """
     rows = _response_rows(policy, batch)
     logprobs, entropies = target_logprobs(

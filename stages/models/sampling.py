@@ -283,7 +283,7 @@ class Decoding:
             if is_out_of_memory(first_error):
                 raise first_error from None
             Decoding.records = False
-            say_error(f"sampling goes on without CUDA graphs: {first_line(error)}")
+            say_error(f"sampling continues without CUDA graphs: {first_line(error)}")
 
     def _step(self) -> Tensor:
         mask = self.mask[:, : self.columns].long()

@@ -45,8 +45,8 @@ MEETING_WAIT = timedelta(minutes=1)
 def started_engine() -> str:
     """Return the engine that `accelerate launch` was configured for: "ddp" or "fsdp2".
 
-    Raises UserError for any other engine. Nobody has seen them train these stages, and under some
-    of them each microbatch would silently take an optimizer step.
+    Raises UserError for any other engine. Other engines have not been tested with these stages, and
+    under some of them each microbatch would silently take an optimizer step.
     """
     engines = ("FSDP", "DEEPSPEED", "MEGATRON_LM")
     started = {name for name in engines if is_on(f"ACCELERATE_USE_{name}")}
