@@ -1,5 +1,5 @@
 # What is typed goes to one door as it stands: stages/__main__.py checks it and runs it, by the table
-# of goals in stages/goals.py, and `make help` lists both. Make itself only installs and tests.
+# of goals in stages/pipeline/goals.py, and `make help` lists both. Make itself only installs and tests.
 # Interpreter that makes the environment. VENV= (empty) uses it as it is, without installing.
 PYTHON ?= python3
 VENV ?= .venv

@@ -31,21 +31,21 @@ from eval.rates.formulas import needed_to_show, post_numbers
 from eval.rates.simple_judges import beside_judge, beside_simple_judges, measured
 from eval.rates.table import leaning, leanings, verdict_table
 from eval.win_rate import post_scores
+from stages.config.config import TOY, Config, UserError
+from stages.config.judge import MOST_UNJUDGED
+from stages.config.sections import PROMPT, format_post
+from stages.config.stages import OUTPUTS
 from stages.data.bad_rows import BadRows
 from stages.data.builtin import world_folder
 from stages.data.readers import read_source
 from stages.data.schemas import is_cnndm
 from stages.data.tables import LocatedRow
 from stages.data.text_metrics import first_ids
-from stages.driving.start import run_stage
-from stages.finished import read_manifest
-from stages.running.files import read_lines
-from stages.running.progress import folded
-from stages.runs import Run, open_stage, write_rows
-from stages.settings.config import TOY, Config, UserError
-from stages.settings.judge import MOST_UNJUDGED
-from stages.settings.sections import PROMPT, format_post
-from stages.settings.stages import OUTPUTS
+from stages.pipeline.start import run_stage
+from stages.runs.files import read_lines
+from stages.runs.manifest import read_manifest
+from stages.runs.progress import folded
+from stages.runs.run import Run, open_stage, write_rows
 
 # People agree with each other on so many of such pairs (Stiennon et al. 2020).
 HUMAN_CEILING = (0.72, 0.77)

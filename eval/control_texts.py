@@ -14,8 +14,8 @@ from itertools import count
 from typing import NamedTuple
 
 from eval.judges.protocol import Row
+from stages.config.sections import PROMPT, parse_post
 from stages.data.text_metrics import WORD, words_of
-from stages.settings.sections import PROMPT, parse_post
 
 SELF = "reference"
 

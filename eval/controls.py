@@ -27,10 +27,10 @@ from eval.judges.protocol import Row
 from eval.rates.formulas import clustered_share, needed_to_show
 from eval.rates.table import verdict_table
 from eval.win_rate import posts_by_text
-from stages.driving.start import run_stage
-from stages.runs import open_stage
-from stages.settings.config import Config
-from stages.settings.judge import MOST_UNJUDGED
+from stages.config.config import Config
+from stages.config.judge import MOST_UNJUDGED
+from stages.pipeline.start import run_stage
+from stages.runs.run import open_stage
 
 EVEN = 0.5
 # Posts with which a judge that prefers the reference on 80% of them passes in 4 of 5 cases.

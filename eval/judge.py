@@ -30,14 +30,14 @@ from eval.judges.protocol import (
     comparison_of,
     judge_all,
 )
-from stages.driving.start import run_stage
-from stages.running.files import cut_file, read_lines, whole_lines
-from stages.runs import Run, open_stage, write_rows
-from stages.settings import config as settings
-from stages.settings.command_line import config_from_arguments
-from stages.settings.config import Config, UserError
-from stages.settings.faults import Parser
-from stages.settings.judge_models import check_asking
+from stages.config import config as settings
+from stages.config.command_line import config_from_arguments
+from stages.config.config import Config, UserError
+from stages.config.faults import Parser
+from stages.config.judge_models import check_asking
+from stages.pipeline.start import run_stage
+from stages.runs.files import cut_file, read_lines, whole_lines
+from stages.runs.run import Run, open_stage, write_rows
 
 Task = tuple[str, Row, str]
 """The policy's name, the row with its summary, and the order in which the two are shown."""

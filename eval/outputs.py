@@ -18,15 +18,15 @@ import pandas as pd
 
 from eval.judges.protocol import Row
 from eval.rates.length_control import mean_words
+from stages.config.config import Config, Outputs, UserError
+from stages.config.judge import file_name
+from stages.config.sections import format_post
 from stages.data.bad_rows import BadRowError
 from stages.data.tables import parsed_rows
 from stages.data.text_metrics import text_measures
-from stages.driving.start import run_stage
-from stages.running.inputs import OUTPUT_FILES, output_files
-from stages.runs import open_stage, write_rows
-from stages.settings.config import Config, Outputs, UserError
-from stages.settings.judge import file_name
-from stages.settings.sections import format_post
+from stages.pipeline.start import run_stage
+from stages.runs.inputs import OUTPUT_FILES, output_files
+from stages.runs.run import open_stage, write_rows
 
 LONGEST_SUMMARY = 10_000  # characters; ROUGE-L takes time by the product of two lengths
 HALF = re.compile(r"[\ud800-\udfff]")

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from eval.rates.formulas import Floats, as_plain, clustered_share, mean_with_error, post_numbers
 from eval.rates.reward_pairs import pair_accuracy, pair_statistics
-from stages.running.files import read_lines
-from stages.runs import HELD_OUT_CNNDM, HELD_OUT_PAIRS
+from stages.runs.files import read_lines
+from stages.runs.run import HELD_OUT_CNNDM, HELD_OUT_PAIRS
 
 Scores = Mapping[str, float | None]
 """Post id to score in [0, 1], None where unjudged."""

@@ -17,21 +17,21 @@ from accelerate import Accelerator
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
+from stages.config.config import Config, UserError, settings_hash
+from stages.config.judge import BEST_OF
+from stages.config.stages import POLICY_STAGES, is_part, row_of
 from stages.data.ragged import TokenizedSplit, load_split, pad_left, pad_right, rows_of
 from stages.data.text_metrics import text_measures, unshown_tokens
-from stages.driving.start import run_stage
-from stages.finished import changed_code, current_inputs, damage, read_manifest, stage_folder
 from stages.models.forward import EMPTY, ResponseBatch, response_logprobs, summary_scores
 from stages.models.loading import load_policy, load_reward_model, require_room
 from stages.models.policy import PolicyModel
 from stages.models.sampling import Sampling, respond_often
 from stages.models.tokenizers import load_tokenizer
-from stages.running.files import read_lines, read_record
-from stages.running.machine import device_name, library_versions, processor
-from stages.runs import Run, open_stage, write_rows
-from stages.settings.config import Config, UserError, settings_hash
-from stages.settings.judge import BEST_OF
-from stages.settings.stages import POLICY_STAGES, is_part, row_of
+from stages.pipeline.start import run_stage
+from stages.runs.files import read_lines, read_record
+from stages.runs.machine import device_name, library_versions, processor
+from stages.runs.manifest import changed_code, current_inputs, damage, read_manifest, stage_folder
+from stages.runs.run import Run, open_stage, write_rows
 from stages.training.accelerator import make_accelerator
 from stages.training.memory import MemoryBudget, PassSize
 from stages.training.processes import gather_rows

@@ -15,23 +15,23 @@ import torch
 from torch import Tensor
 
 from eval.summaries import kept_by_ppo, longest, place_of
+from stages.config import config as settings
+from stages.config.command_line import recorded_config
+from stages.config.config import Config, UserError
+from stages.config.faults import Parser, in_one_line, show
+from stages.config.sections import parse_post
+from stages.config.stages import POLICY_STAGES
 from stages.data.prompt import first_tokens, fit_query, plain_encoder
 from stages.data.ragged import load_split
-from stages.driving.wanted import check_run
-from stages.finished import check_stage, read_manifest, stage_folder
 from stages.functional import truncate_after
 from stages.models.forward import summary_scores
 from stages.models.loading import load_policy, load_reward_model, require_room
 from stages.models.policy import PolicyModel
 from stages.models.sampling import SamplingParams, sample, sampling_noise
 from stages.models.tokenizers import load_tokenizer
-from stages.running.progress import folded
-from stages.settings import config as settings
-from stages.settings.command_line import recorded_config
-from stages.settings.config import Config, UserError
-from stages.settings.faults import Parser, in_one_line, show
-from stages.settings.sections import parse_post
-from stages.settings.stages import POLICY_STAGES
+from stages.pipeline.wanted import check_run
+from stages.runs.manifest import check_stage, read_manifest, stage_folder
+from stages.runs.progress import folded
 from stages.training.accelerator import make_accelerator
 
 

@@ -31,14 +31,14 @@ from eval.scores import (
     mean_gain,
     proxy_and_gold,
 )
+from stages.config.config import TRAINED, Config, UserError
+from stages.config.judge import MOST_UNJUDGED
 from stages.data.halves import in_half
 from stages.data.text_metrics import first_ids, identical
-from stages.driving.start import run_stage
-from stages.finished import read_manifest
-from stages.running.files import read_lines
-from stages.runs import open_stage, write_rows
-from stages.settings.config import TRAINED, Config, UserError
-from stages.settings.judge import MOST_UNJUDGED
+from stages.pipeline.start import run_stage
+from stages.runs.files import read_lines
+from stages.runs.manifest import read_manifest
+from stages.runs.run import open_stage, write_rows
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,8 +24,8 @@ from reports.parts.run_report import write_about_runs
 from reports.parts.sentences import against, distrust, lead, notes_of_runs, unjudged
 from reports.parts.verdicts import FEWEST, WITHIN, in_brief, sentence, verdicts_of
 from reports.parts.words import Row, bounds_in_points, number, percent, seeds_mean
-from stages.settings.presets import ABLATIONS, GROUPS, ablations_named
-from stages.settings.stages import SHARED_STAGES
+from stages.config.presets import ABLATIONS, GROUPS, ablations_named
+from stages.config.stages import SHARED_STAGES
 
 MEASURED: tuple[tuple[str, str, Callable[[float | None], Number]], ...] = (
     ("ppo/win_rate", "win rate", percent),

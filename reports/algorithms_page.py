@@ -26,9 +26,9 @@ from reports.parts.collect import Record, find_all, numbers_of, policies_of
 from reports.parts.run_report import write_about_runs
 from reports.parts.sentences import against, distrust, lead, notes_of_runs
 from reports.parts.words import named, number, percent, points, seeds_mean, seeds_of, whole
-from stages.settings.checks import UserError
-from stages.settings.judge import BEST_OF
-from stages.settings.stages import POLICY_GRADIENT_STAGES
+from stages.config.checks import UserError
+from stages.config.judge import BEST_OF
+from stages.config.stages import POLICY_GRADIENT_STAGES
 
 GRID = 21  # places at which two lines are compared
 BEST = "best-of-n"

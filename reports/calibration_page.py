@@ -15,12 +15,12 @@ from reports.parts.run_report import made_from
 from reports.parts.sentences import checks_of_judge
 from reports.parts.words import Row, estimate, in_points, percent, side
 from reports.sections.calibration import calibration, corrected_rates
-from stages.finished import MISSING, inputs_now, mend, refusal, stage_folder, why_not
-from stages.runs import open_stage
-from stages.settings.checks import UserError
-from stages.settings.command_line import config_from_arguments
-from stages.settings.config import Config
-from stages.settings.faults import in_one_line
+from stages.config.checks import UserError
+from stages.config.command_line import config_from_arguments
+from stages.config.config import Config
+from stages.config.faults import in_one_line
+from stages.runs.manifest import MISSING, inputs_now, mend, refusal, stage_folder, why_not
+from stages.runs.run import open_stage
 
 
 @in_one_line()

@@ -19,8 +19,8 @@ from reports.parts.collect import Record, judged_row
 from reports.parts.run_report import Report, text_table
 from reports.parts.words import Row, at_equal_length, judge, percent, posts_of, rate, share, whole
 from reports.sections import calibration, judging, made_with, samples
-from stages.driving.start import run_stage
-from stages.settings.judge import MOST_UNJUDGED
+from stages.config.judge import MOST_UNJUDGED
+from stages.pipeline.start import run_stage
 
 LEVEL = 0.05  # a corrected p-value below it counts as a difference
 

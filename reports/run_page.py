@@ -17,7 +17,7 @@ from reports.parts.collect import Record, judged_row, numbers_of
 from reports.parts.run_report import Report, text_table
 from reports.parts.words import Row, at_equal_length, judge, named, number, percent, rate, whole
 from reports.sections import calibration, curves, judging, made_with, reward, samples, scores
-from stages.driving.start import run_stage
+from stages.pipeline.start import run_stage
 
 
 def main(argv: list[str] | None = None) -> None:

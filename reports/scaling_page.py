@@ -18,7 +18,7 @@ from reports.parts.paired import rows_of
 from reports.parts.run_report import stem_about, write_about_runs
 from reports.scaling import answers, beside_paper, details
 from reports.scaling.measures import RULE, SizeVerdict, frame_of, size_verdicts
-from stages.driving.grid import LADDER
+from stages.pipeline.grid import LADDER
 
 
 def main(argv: list[str] | None = None) -> None:

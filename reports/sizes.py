@@ -13,10 +13,10 @@ import torch
 from reports.needs.memory import GIB, Setting
 from reports.needs.plan import most_bytes, sized
 from reports.needs.shapes import Shape, read_shape, shape_of
-from stages.finished import stage_folder
-from stages.settings.checks import UserError, is_on, launched_processes
-from stages.settings.config import Config
-from stages.settings.stages import row_of
+from stages.config.checks import UserError, is_on, launched_processes
+from stages.config.config import Config
+from stages.config.stages import row_of
+from stages.runs.manifest import stage_folder
 
 UNKNOWN = {"microbatch_size": 4, "forward_batch_size": 16}  # where memory has no plan
 OF_MACHINE, OF_CARD = 0.6, 0.9  # shares of their memory that a stage may take

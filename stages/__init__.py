@@ -18,15 +18,11 @@ rl          one update of a policy-gradient algorithm, step by step
 models      load, save and run models
 training    accelerator, optimizer steps, memory, checkpoints
 data        text in, tokens out
-settings    what can be set, and what is refused
+config      what can be set, and what is refused
+runs        a run's folder: config, metrics, manifest, checkpoints, lock, progress
 
 What runs them:
 
 __main__    checks what was typed, and runs it
-goals       every target and variable of `make`
 pipeline    which stages are done, stale or missing, and how to run them
-driving     starts stages and grids of runs
-running     files, machine, progress, signals, launched processes
-runs        a run's folder: config, metrics, manifest, checkpoints, lock
-finished    whether a finished stage is still what is asked for
 """

@@ -1,8 +1,8 @@
 """The one door: `python -m stages sft rm ppo NAME=x` does what `make sft rm ppo NAME=x` does.
 
 It knows what was asked for as it was typed, refuses what no goal reads, and runs the modules that
-`stages/goals.py` names. Make hands on its command line in MAKEFLAGS, where values stand as typed:
-neither make nor the shell expands them. Standard library only.
+`stages/pipeline/goals.py` names. Make hands on its command line in MAKEFLAGS, where values stand as
+typed: neither make nor the shell expands them. Standard library only.
 """
 
 import os
@@ -14,11 +14,19 @@ from collections.abc import Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 
-from stages.goals import AS_SETTINGS, DEFAULTS, GOALS, PIPELINE, VARIABLES, Goal, help_lines
-from stages.settings.checks import UserError, first_line, unknown
-from stages.settings.config import Config
-from stages.settings.faults import in_one_line, show
-from stages.settings.stages import STAGES
+from stages.config.checks import UserError, first_line, unknown
+from stages.config.config import Config
+from stages.config.faults import in_one_line, show
+from stages.config.stages import STAGES
+from stages.pipeline.goals import (
+    AS_SETTINGS,
+    DEFAULTS,
+    GOALS,
+    PIPELINE,
+    VARIABLES,
+    Goal,
+    help_lines,
+)
 
 LOOKING = ("help", "settings", "status", "plan")  # they need no packages
 LOOKING_ONLY = "Looking: nothing is made."  # the last word under `make -n`, see the Makefile

@@ -28,6 +28,18 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
+from stages.config import config as settings
+from stages.config.config import HUB, RANDOM, TOY, TRAIN_TOKENIZER, Config, Data, UserError
+from stages.config.presets import SMOLLM2
+from stages.config.sections import (
+    CNNDM,
+    COMPARISONS,
+    EMBEDDING_MULTIPLE,
+    EOS_TOKEN,
+    POSTS,
+    PPO_TRAIN,
+    format_post,
+)
 from stages.data.bad_rows import SKIPPED_FILE, BadRows
 from stages.data.builtin import world_folder
 from stages.data.formats import describe_whole_prompts
@@ -50,29 +62,17 @@ from stages.models.heads import register_head_class
 from stages.models.lora import check_target_modules
 from stages.models.tokenizers import load_tokenizer
 from stages.models.weights import check_no_adapter
-from stages.running.files import HASHES, cached_folder, read_lines, write_json
-from stages.running.hub import Fetched, fetch_model, fetch_tokenizer
-from stages.running.inputs import Source, model_source
-from stages.running.machine import code_of
-from stages.running.progress import folded
-from stages.runs import Run, open_stage
-from stages.settings import config as settings
-from stages.settings.config import HUB, RANDOM, TOY, TRAIN_TOKENIZER, Config, Data, UserError
-from stages.settings.presets import SMOLLM2
-from stages.settings.sections import (
-    CNNDM,
-    COMPARISONS,
-    EMBEDDING_MULTIPLE,
-    EOS_TOKEN,
-    POSTS,
-    PPO_TRAIN,
-    format_post,
-)
+from stages.runs.files import HASHES, cached_folder, read_lines, write_json
+from stages.runs.hub import Fetched, fetch_model, fetch_tokenizer
+from stages.runs.inputs import Source, model_source
+from stages.runs.machine import code_of
+from stages.runs.progress import folded
+from stages.runs.run import Run, open_stage
 from stages.training.random_streams import stream_seed
 
 # The files whose code decides the tokens, of those that the tokenizing module imports.
 TOKENIZING_MODULE = "stages.data.tokens"
-TOKENIZING_CODE = ("stages/data/", "stages/settings/sections")
+TOKENIZING_CODE = ("stages/data/", "stages/config/sections")
 
 
 def make_base(config: Config) -> None:

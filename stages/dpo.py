@@ -19,6 +19,9 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
 
+from stages.config.checks import UserError
+from stages.config.config import Config
+from stages.config.sections import CNNDM
 from stages.data.ragged import TokenizedSplit, load_split
 from stages.functional import dpo_loss, implicit_rewards
 from stages.models.forward import summary_logprobs
@@ -26,10 +29,7 @@ from stages.models.loading import load_policy, require_room
 from stages.models.lora import keep_model
 from stages.models.policy import PolicyModel
 from stages.models.tokenizers import load_tokenizer
-from stages.runs import HELD_OUT_CNNDM, HELD_OUT_PAIRS, open_stage, write_rows
-from stages.settings.checks import UserError
-from stages.settings.config import Config
-from stages.settings.sections import CNNDM
+from stages.runs.run import HELD_OUT_CNNDM, HELD_OUT_PAIRS, open_stage, write_rows
 from stages.training.accelerator import make_accelerator
 from stages.training.memory import MICROBATCH, MemoryBudget
 from stages.training.preferences import (

@@ -15,6 +15,9 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
 
+from stages.config.checks import UserError
+from stages.config.config import Config
+from stages.config.sections import CHECKED_ROWS
 from stages.data.ragged import TokenizedSplit, load_split, pad_left, pad_right, rows_of
 from stages.models.forward import ResponseBatch, score_responses
 from stages.models.heads import shift_scores
@@ -22,10 +25,7 @@ from stages.models.loading import load_reward_model, save_model
 from stages.models.reward_function import TextReward
 from stages.models.tokenizers import load_tokenizer
 from stages.rl.start_checks import KNOWN, KNOWN_ANSWERS, save_known_answers, score_in_passes
-from stages.runs import Run, open_stage
-from stages.settings.checks import UserError
-from stages.settings.config import Config
-from stages.settings.sections import CHECKED_ROWS
+from stages.runs.run import Run, open_stage
 from stages.training.accelerator import make_accelerator
 from stages.training.memory import MemoryBudget, PassSize
 from stages.training.row_by_row import measure_rows

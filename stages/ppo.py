@@ -31,6 +31,8 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedTokenizerBase
 
+from stages.config.config import Config
+from stages.config.ppo import PolicyGradient, Ppo
 from stages.models.loading import save_model
 from stages.models.lora import adapter_layers
 from stages.models.tokenizers import load_tokenizer
@@ -43,10 +45,8 @@ from stages.rl.rollout import load_queries, measure, sample_responses, score
 from stages.rl.start_checks import check_start
 from stages.rl.update import check_episodes, first_kl_coef, next_kl_coef, optimize, set_rate
 from stages.rl.update_checks import check_statistics, check_update
-from stages.running.files import read_lines, sync
-from stages.runs import open_stage
-from stages.settings.config import Config
-from stages.settings.ppo import PolicyGradient, Ppo
+from stages.runs.files import read_lines, sync
+from stages.runs.run import open_stage
 from stages.training.accelerator import make_accelerator
 from stages.training.sharding import gathered
 from stages.training.state import begin

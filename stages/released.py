@@ -8,13 +8,13 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from stages.config.checks import UserError
+from stages.config.config import Config
 from stages.models.foreign import fetch_reward_model
 from stages.models.loading import save_model
 from stages.models.tokenizers import load_tokenizer
-from stages.running.files import link_or_copy
-from stages.runs import Run, open_stage
-from stages.settings.checks import UserError
-from stages.settings.config import Config
+from stages.runs.files import link_or_copy
+from stages.runs.run import Run, open_stage
 
 # What to do with a reward model that reads another tokenizer's tokens, for the message.
 INSTEAD = "judge with it instead (judge.kind=reward_model judge.model=<its folder>)"

@@ -17,6 +17,8 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from stages.config.config import Config
+from stages.config.sections import BEFORE_EOS, CNNDM, COMPARISONS, POSTS, PPO_TRAIN
 from stages.data.ragged import TokenizedSplit, load_split
 from stages.functional import preference_loss
 from stages.models.foreign import fetch_reward_model
@@ -25,9 +27,7 @@ from stages.models.loading import new_reward_model, require_room, save_model
 from stages.models.lora import keep_model
 from stages.models.reward_function import TextReward
 from stages.models.tokenizers import load_tokenizer
-from stages.runs import HELD_OUT_CNNDM, HELD_OUT_PAIRS, Run, open_stage, write_rows
-from stages.settings.config import Config
-from stages.settings.sections import BEFORE_EOS, CNNDM, COMPARISONS, POSTS, PPO_TRAIN
+from stages.runs.run import HELD_OUT_CNNDM, HELD_OUT_PAIRS, Run, open_stage, write_rows
 from stages.training.accelerator import make_accelerator
 from stages.training.memory import FORWARD, MemoryBudget
 from stages.training.preferences import (

@@ -13,6 +13,7 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
+from stages.config.config import Config
 from stages.data.ragged import TokenizedSplit, load_split
 from stages.data.text_metrics import rouge
 from stages.functional import sequence_logprobs
@@ -22,9 +23,8 @@ from stages.models.lora import keep_model
 from stages.models.policy import PolicyModel
 from stages.models.sampling import Sampling, respond_often
 from stages.models.tokenizers import load_tokenizer
-from stages.running.files import read_lines
-from stages.runs import Run, open_stage
-from stages.settings.config import Config
+from stages.runs.files import read_lines
+from stages.runs.run import Run, open_stage
 from stages.training.accelerator import make_accelerator
 from stages.training.memory import MICROBATCH, MemoryBudget, PassSize, chunks
 from stages.training.processes import gather_rows, global_sum, local_share

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 
-from stages.settings import config as settings
+from stages.config import config as settings
 from tests.lib.browser import Browser, find_chromium
 from tests.lib.make_stages import make_stages
 from tests.lib.paper_numbers import NUMBERS

@@ -8,11 +8,11 @@ import pytest
 from reports import ablations_page
 from reports.parts import ablated, page
 from reports.parts.blocks import escape
-from stages.finished import stage_folder
-from stages.settings import config as settings
-from stages.settings.command_line import make_config
-from stages.settings.config import UserError
-from stages.settings.presets import ABLATIONS, GROUPS, ablations_named
+from stages.config import config as settings
+from stages.config.command_line import make_config
+from stages.config.config import UserError
+from stages.config.presets import ABLATIONS, GROUPS, ablations_named
+from stages.runs.manifest import stage_folder
 from tests.lib.asserts import refused_by
 from tests.lib.fabricated_runs import OFFLINE, fabricate
 

@@ -11,11 +11,11 @@ from reports import algorithms_page
 from reports.algorithms_page import answer, matched, pairs_table, policies_frame, title
 from reports.parts.cells import MISSING, Number
 from reports.parts.collect import find_runs
-from stages.driving.grid import KL_COEFS, algorithms, make_grid
-from stages.pipeline import main
+from stages.config.command_line import Request
+from stages.config.config import UserError
+from stages.pipeline.grid import KL_COEFS, algorithms, make_grid
+from stages.pipeline.main import main
 from stages.rl.algorithms import ALGORITHMS
-from stages.settings.command_line import Request
-from stages.settings.config import UserError
 from tests.test_pipeline import Recorder
 
 SMALL = """

@@ -11,13 +11,14 @@ import pytest
 from eval import outputs
 from eval.judges.openai.cache import ReplyCache
 from reports import run_page
-from stages import base, pipeline, ppo, sft
-from stages.driving.start import run_module
-from stages.finished import seal_of
-from stages.running.files import hash_files
-from stages.settings.checks import HIDDEN
-from stages.settings.command_line import make_config
-from stages.settings.faults import in_one_line
+from stages import base, ppo, sft
+from stages.config.checks import HIDDEN
+from stages.config.command_line import make_config
+from stages.config.faults import in_one_line
+from stages.pipeline import main as pipeline
+from stages.pipeline.start import run_module
+from stages.runs.files import hash_files
+from stages.runs.manifest import seal_of
 from tests.lib.chat_server import GOOD, ask, chat, serving
 from tests.lib.fabricated_runs import fabricate
 from tests.lib.rows import PAIR, POST, edited, write_folder

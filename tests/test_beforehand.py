@@ -3,9 +3,9 @@
 import pytest
 
 from stages import base
-from stages.driving.wanted import check_rows
-from stages.settings.command_line import make_config
-from stages.settings.config import UserError
+from stages.config.command_line import make_config
+from stages.config.config import UserError
+from stages.pipeline.wanted import check_rows
 from tests.test_pipeline import RESULTS, TINY, Recorder, make, named
 
 SMALL = """base.hidden_size=32 base.num_layers=1 world.train_posts=32 world.validation_posts=4

@@ -19,14 +19,14 @@ from reports.sharing import publish
 from reports.sharing.publish import GENERATED
 from reports.speed import bench_page, measure, speed
 from reports.speed.speed import peer_interpreter, run_peer, task_of
+from stages.config import config as settings
+from stages.config.command_line import config_of, make_config
+from stages.config.config import UserError
+from stages.config.sections import format_post
 from stages.data.prompt import plain_encoder
 from stages.models.tokenizers import load_tokenizer
-from stages.running.files import write_json
-from stages.running.progress import forget_signals
-from stages.settings import config as settings
-from stages.settings.command_line import config_of, make_config
-from stages.settings.config import UserError
-from stages.settings.sections import format_post
+from stages.runs.files import write_json
+from stages.runs.progress import forget_signals
 from tests.lib.asserts import refused_by
 
 ROOT = Path(__file__).parents[1]

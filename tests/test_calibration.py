@@ -10,10 +10,10 @@ from eval import calibration
 from eval.calibration import calibrate, correct, describe, main, sample_pairs, with_answers
 from eval.judges import protocol
 from eval.judges.protocol import About, Reply
-from stages.finished import read_manifest
-from stages.running.files import read_lines
-from stages.settings.command_line import make_config
-from stages.settings.config import Checks, Data, JudgeSettings, UserError
+from stages.config.command_line import make_config
+from stages.config.config import Checks, Data, JudgeSettings, UserError
+from stages.runs.files import read_lines
+from stages.runs.manifest import read_manifest
 
 SMALL_WORLD = ["--set", "world.train_posts=5", "world.train_comparisons=5"]
 SMALL_WORLD += ["world.validation_posts=300", "world.validation_comparisons=700"]

@@ -15,13 +15,13 @@ from eval.summarize import Finished, finished_policies
 from reports.sharing import cards
 from reports.sharing.cards import card
 from stages.__main__ import write_cards
-from stages.driving.start import run_stage
-from stages.finished import damage, read_manifest, stage_folder, why_not
-from stages.runs import open_stage
-from stages.settings import config as settings
-from stages.settings.command_line import make_config, recorded_config
-from stages.settings.sections import format_post
-from stages.settings.stages import CARD, STAGES, TRAINING_STAGES
+from stages.config import config as settings
+from stages.config.command_line import make_config, recorded_config
+from stages.config.sections import format_post
+from stages.config.stages import CARD, STAGES, TRAINING_STAGES
+from stages.pipeline.start import run_stage
+from stages.runs.manifest import damage, read_manifest, stage_folder, why_not
+from stages.runs.run import open_stage
 
 TINY = make_config("tiny")
 MADE = {"results": {"loss/validation": 1.25, "rougeL": 0.4321, "other": 7}, "inputs": {}}

@@ -11,8 +11,8 @@ from reports.parts import gained
 from reports.parts.page import PUBLIC, beside_the_runs
 from reports.parts.paired import BETTER, beside, read_entries, settings_apart, verdicts
 from reports.parts.words import direction, plain
-from stages.finished import stage_folder
-from stages.settings.command_line import make_config
+from stages.config.command_line import make_config
+from stages.runs.manifest import stage_folder
 from tests.lib.asserts import refused_by
 from tests.lib.fabricated_runs import NASTY, fabricate
 from tests.test_verdicts import pair_of

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from stages.settings.command_line import config_from_arguments, make_config
-from stages.settings.config import (
+from stages.config.command_line import config_from_arguments, make_config
+from stages.config.config import (
     SECTIONS,
     Config,
     JudgeSettings,
@@ -17,9 +17,9 @@ from stages.settings.config import (
     settings_hash,
     settings_of,
 )
-from stages.settings.judge import WORDING
-from stages.settings.presets import PRESETS
-from stages.settings.stages import STAGES
+from stages.config.judge import WORDING
+from stages.config.presets import PRESETS
+from stages.config.stages import STAGES
 from tests.lib.asserts import refusal_of
 
 

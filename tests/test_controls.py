@@ -18,12 +18,12 @@ from eval.controls import describe, judge_controls, outcome
 from eval.judge import judgement
 from eval.judges import protocol
 from eval.judges.protocol import VERDICTS, About, Reply, comparison_of, judge_pair
+from stages.config.command_line import make_config
+from stages.config.config import Checks
+from stages.config.sections import format_post
 from stages.data.builtin import UNWANTED_COST, facts_of, make_post, read_summary, score_summary
-from stages.finished import read_manifest, stage_folder
-from stages.running.files import read_lines
-from stages.settings.command_line import make_config
-from stages.settings.config import Checks
-from stages.settings.sections import format_post
+from stages.runs.files import read_lines
+from stages.runs.manifest import read_manifest, stage_folder
 from tests.lib.fabricated_runs import finish_summaries
 
 QUERY = "SUBREDDIT: r/x\n\nTITLE: A title\n\nPOST: First. Then\nmore.\n\nTL;DR:"

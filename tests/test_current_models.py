@@ -12,9 +12,9 @@ from eval.judges.openai.budget import price_of
 from eval.judges.openai.server_judge import OpenAIJudge
 from eval.judges.protocol import judge_all
 from reports.parts.sentences import judge_note
-from stages.settings.checks import UserError
-from stages.settings.command_line import make_config
-from stages.settings.config import JudgeSettings
+from stages.config.checks import UserError
+from stages.config.command_line import make_config
+from stages.config.config import JudgeSettings
 from tests.lib.chat_server import GOOD, ask, chat, llm_config, serving
 from tests.test_reply_cache import questions
 

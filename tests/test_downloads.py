@@ -21,8 +21,8 @@ import pytest
 from eval.judge import make_judge
 from eval.judges.downloads import DOWNLOADS, MODELS, joined, weights_note, write_model
 from eval.judges.protocol import Comparison, judge_all
+from stages.config.checks import UserError
 from stages.data.builtin import make_post
-from stages.settings.checks import UserError
 from tests.lib.chat_server import llm_config
 
 ROOT = Path(__file__).parents[1]

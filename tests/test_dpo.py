@@ -13,12 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stages import dpo
+from stages.config.command_line import make_config
 from stages.data.ragged import TokenizedSplit, make_ragged
 from stages.functional import dpo_loss, sequence_logprobs
 from stages.models.loading import load_policy
 from stages.models.policy import PolicyModel
-from stages.runs import open_stage
-from stages.settings.command_line import make_config
+from stages.runs.run import open_stage
 from stages.training.memory import MemoryBudget
 from stages.training.optimizer import make_optimizer
 from stages.training.preferences import summarize_gaps

@@ -4,9 +4,9 @@ from statistics import mean
 
 import pytest
 
-from stages.finished import read_manifest
-from stages.running.files import read_lines
-from stages.runs import HELD_OUT_PAIRS
+from stages.runs.files import read_lines
+from stages.runs.manifest import read_manifest
+from stages.runs.run import HELD_OUT_PAIRS
 
 
 def test_chosen_less_rejected_reward_is_the_mean_gap_of_the_held_out_pairs(whole):

@@ -18,9 +18,9 @@ from pathlib import Path
 import pytest
 
 from eval.judges.openai.cache import UNDER_WAY
-from stages.finished import read_manifest
-from stages.running.files import read_lines
-from stages.settings.command_line import make_config
+from stages.config.command_line import make_config
+from stages.runs.files import read_lines
+from stages.runs.manifest import read_manifest
 from tests.lib.chat_server import serving
 from tests.lib.fabricated_runs import finish_summaries
 from tests.lib.fault_server import FAULTS, SLOW_SECONDS, FaultServer

@@ -23,15 +23,15 @@ from eval.judges.openai.server_judge import choice_of
 from eval.judges.prompt import LINES, make_question
 from reports.parts import page
 from reports.parts.blocks import Details, Heading, Note, Sample, Table, Text, link
+from stages.config.checks import HIDDEN, UserError, visible
+from stages.config.command_line import config_from_arguments, section_from
+from stages.config.config import SECTIONS, settings_hash
+from stages.config.judge import Outputs
+from stages.config.sections import Data
+from stages.config.stages import STAGES
 from stages.data.bad_rows import BadRows
 from stages.data.readers import read_split
 from stages.data.row_counts import count_odd_comparisons
-from stages.settings.checks import HIDDEN, UserError, visible
-from stages.settings.command_line import config_from_arguments, section_from
-from stages.settings.config import SECTIONS, settings_hash
-from stages.settings.judge import Outputs
-from stages.settings.sections import Data
-from stages.settings.stages import STAGES
 from tests.lib.chat_server import GOOD, chat
 from tests.lib.rows import PAIR, POST
 from tests.test_injection import INJECTIONS

@@ -18,13 +18,13 @@ from eval.judges.protocol import Comparison, judge_all
 from eval.scores import proxy_and_gold
 from reports.sections.scores import _reading
 from stages import base, normalize, rm, sft
+from stages.config.command_line import make_config
+from stages.config.config import Checks, JudgeSettings, UserError
 from stages.data.halves import in_half
-from stages.driving.start import run_module
-from stages.finished import read_manifest, seal_of, stage_folder, why_not
 from stages.models.forward import summary_scores
-from stages.running.files import read_lines
-from stages.settings.command_line import make_config
-from stages.settings.config import Checks, JudgeSettings, UserError
+from stages.pipeline.start import run_module
+from stages.runs.files import read_lines
+from stages.runs.manifest import read_manifest, seal_of, stage_folder, why_not
 from stages.training.preferences import training_pairs
 from tests.lib.resuming import SETTINGS, Killed
 

@@ -15,9 +15,9 @@ from eval.win_rate import measure_win_rates
 from reports import run_page
 from reports.outputs_page import write_report
 from reports.parts import collect
-from stages.finished import read_manifest, stage_folder
-from stages.settings.command_line import make_config
-from stages.settings.config import UserError
+from stages.config.command_line import make_config
+from stages.config.config import UserError
+from stages.runs.manifest import read_manifest, stage_folder
 from tests.lib.fabricated_runs import fabricate
 from tests.test_outputs import config_of_file, rows_of_world, write_jsonl
 

@@ -14,16 +14,16 @@ from eval.judge import kept_judgements
 from reports import scaling_page
 from reports.parts import collect
 from reports.sharing.status import status
-from stages.finished import why_not
+from stages.config.command_line import make_config, recorded_config
+from stages.config.config import UserError
 from stages.rl.algorithms import ALGORITHMS
-from stages.running import hub
-from stages.running.files import KeptRows, read_json, write_json
-from stages.running.inputs import Source
-from stages.running.machine import start_of
-from stages.running.progress import say_if_killed
-from stages.runs import holder_of
-from stages.settings.command_line import make_config, recorded_config
-from stages.settings.config import UserError
+from stages.runs import hub
+from stages.runs.files import KeptRows, read_json, write_json
+from stages.runs.inputs import Source
+from stages.runs.machine import start_of
+from stages.runs.manifest import why_not
+from stages.runs.progress import say_if_killed
+from stages.runs.run import holder_of
 from tests.lib.asserts import refused_by
 from tests.lib.fabricated_runs import fabricate
 

@@ -17,13 +17,13 @@ PACKAGES = ("stages", "eval", "reports")
 
 # From bottom to top: packages, and modules that stand at another height than their folder.
 RANKS = (
-    "stages.settings",
-    "stages.running",
-    "stages.driving",
+    "stages.config",
+    "stages.runs",
     "stages.data",
     "stages.models stages.training",  # these two may import each other's modules
     "stages.rl",
     "stages",  # one file a stage
+    "stages.pipeline",
     "eval.rates",
     "eval.judges",
     "eval.judges.openai",
@@ -38,18 +38,14 @@ RANKS = (
 )
 # The files of `stages/` that are no stage, and the folder of their height.
 MARKED = {
-    "stages.functional": "stages.settings",
-    "stages.rl.algorithms": "stages.settings",
-    "stages.finished": "stages.running",
-    "stages.runs": "stages.running",
-    "stages.goals": "stages.settings",
-    "stages.__main__": "stages.driving",
-    "stages.pipeline": "stages.driving",
+    "stages.functional": "stages.config",
+    "stages.rl.algorithms": "stages.config",
+    "stages.__main__": "stages.pipeline",
 }
 # Here the modules of a rank are siblings that never import each other.
 SIBLINGS = ("stages", "reports.sections", "reports")
 WITHOUT_TORCH = """
-    stages.settings.* stages.run* stages.driving.* stages.pipeline stages.finished
+    stages.config.* stages.runs.* stages.pipeline.*
     stages.data.builtin stages.data.readers eval.judge eval.win_rate eval.rates.*
     eval.judges.openai.* reports.*_page reports.parts.* reports.sections.* reports.scaling.*
     reports.sharing.* reports.needs.plan

@@ -13,11 +13,11 @@ from safetensors.torch import load
 
 from reports.sections import made_with
 from stages import rm
-from stages.driving.start import run_module
-from stages.running import hub as hub_client
-from stages.running.hub import fetch_model
-from stages.running.inputs import model_source
-from stages.settings.checks import UserError
+from stages.config.checks import UserError
+from stages.pipeline.start import run_module
+from stages.runs import hub as hub_client
+from stages.runs.hub import fetch_model
+from stages.runs.inputs import model_source
 from tests.lib import hub_repositories as layouts
 from tests.lib.hub_client import (
     HELD_OUT,
@@ -67,7 +67,7 @@ def made(tmp_path_factory):
 
 def run_base(client, *options: str, **environment: str) -> SimpleNamespace:
     """`make data` as Make calls it."""
-    words = ["stages.pipeline", "data", *options, *NAMED, *SETTINGS]
+    words = ["stages.pipeline.main", "data", *options, *NAMED, *SETTINGS]
     return client(words, **environment)
 
 
@@ -81,7 +81,7 @@ def manifest(tmp_path: Path, seed: int = 44413) -> dict:
 READ = """
 import json
 from stages.data.readers import read_source
-from stages.settings.config import Data
+from stages.config.config import Data
 print(json.dumps(dict(read_source(Data(), "hub"))))
 """
 
@@ -272,8 +272,8 @@ def test_what_the_client_raises_is_one_line(monkeypatch, error, said):
 
 READ_PAIRS = """
 from stages.data.readers import read_split
-from stages.settings.checks import UserError
-from stages.settings.config import Data
+from stages.config.checks import UserError
+from stages.config.config import Data
 for name in {names!r}:
     try:
         read_split(Data(comparisons_dataset=name), "hub", "comparisons_train")

@@ -10,10 +10,10 @@ import pytest
 from eval.judge import judge_summaries, judgement, kept_judgements, main
 from eval.judges.offline import FactsJudge, RewardModelJudge
 from eval.judges.protocol import Choice, Comparison, Judge, Reply, comparison_of, judge_pair
+from stages.config.command_line import make_config
 from stages.data.builtin import OPTIONAL, facts_of
-from stages.finished import read_manifest, stage_folder
-from stages.running.files import read_lines
-from stages.settings.command_line import make_config
+from stages.runs.files import read_lines
+from stages.runs.manifest import read_manifest, stage_folder
 from tests.lib.chat_server import GOOD, chat, llm_config, serving
 from tests.lib.fabricated_runs import finish_summaries
 from tests.lib.told import NTH, told

@@ -14,15 +14,15 @@ from typing import Any
 import pytest
 import torch
 
-from stages.driving.maker import Maker
-from stages.driving.start import is_about_another_process, run_stage
-from stages.finished import make_command
-from stages.pipeline import make_goals, parse
-from stages.running import launch
-from stages.running.launch import accelerate_arguments, hand_on, launch_words
-from stages.settings.checks import is_out_of_memory, launched_processes
-from stages.settings.command_line import Request, make_config
-from stages.settings.config import UserError
+from stages.config.checks import is_out_of_memory, launched_processes
+from stages.config.command_line import Request, make_config
+from stages.config.config import UserError
+from stages.pipeline import launch
+from stages.pipeline.launch import accelerate_arguments, hand_on, launch_words
+from stages.pipeline.main import make_goals, parse
+from stages.pipeline.maker import Maker
+from stages.pipeline.start import is_about_another_process, run_stage
+from stages.runs.manifest import make_command
 from stages.training import accelerator
 from stages.training.accelerator import make_accelerator, started_engine
 
@@ -32,7 +32,7 @@ ROOT = Path(__file__).parents[1]
 def test_one_process_needs_no_launcher_and_several_get_accelerates():
     assert launch_words(1, 1, "ddp") == ()
     assert launch_words(8, 1, "fsdp2") == (
-        *(sys.executable, "-m", "stages.running.launch"),
+        *(sys.executable, "-m", "stages.pipeline.launch"),
         *("fsdp2", "8", "1"),
     )
 
@@ -76,7 +76,7 @@ def test_what_cannot_be_started_is_refused_in_one_line(given, said):
 
 USR1 = """
 import os, signal, subprocess, sys, time
-from stages.running.launch import stop_at_usr1
+from stages.pipeline.launch import stop_at_usr1
 stop_at_usr1()
 signal.signal(signal.SIGTERM, lambda *_: print("told to stop", flush=True))
 child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1)"])
@@ -208,7 +208,7 @@ OF_ACCELERATE = {
 GRADIENT = """
 import torch
 from stages.training.accelerator import make_accelerator, prepare
-from stages.settings.command_line import make_config
+from stages.config.command_line import make_config
 
 accelerator = make_accelerator(make_config("tiny"))
 weights = torch.nn.Linear(3, 1)
@@ -237,7 +237,7 @@ def test_our_launch_starts_what_was_asked_whatever_is_left_of_another(monkeypatc
 
 
 def test_an_interpreter_without_the_packages_is_named_before_anything_starts(runs, monkeypatch):
-    monkeypatch.setattr("stages.settings.faults.find_spec", lambda name: None)
+    monkeypatch.setattr("stages.config.faults.find_spec", lambda name: None)
     expected = f"{sys.executable} has no torch: `make install VENV=.venv` brings it"
     with pytest.raises(UserError, match=re.escape(expected)):
         make_goals(Request(preset="tiny"), parse(["sft"]))

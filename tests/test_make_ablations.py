@@ -4,12 +4,12 @@ import pytest
 
 from reports.parts import ablated
 from reports.sharing.status import status
-from stages.driving.grid import ablations, make_grid
-from stages.finished import stage_folder, why_not
-from stages.settings import config as settings
-from stages.settings.command_line import Request, make_config
-from stages.settings.config import UserError, override_of
-from stages.settings.presets import ABLATIONS, PRESETS
+from stages.config import config as settings
+from stages.config.command_line import Request, make_config
+from stages.config.config import UserError, override_of
+from stages.config.presets import ABLATIONS, PRESETS
+from stages.pipeline.grid import ablations, make_grid
+from stages.runs.manifest import stage_folder, why_not
 from tests.test_pipeline import EVALUATED, Recorder, finish, make
 
 # These turn the paper's way back on where a preset starts PPO otherwise.

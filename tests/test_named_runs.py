@@ -6,8 +6,8 @@ import shutil
 
 import pytest
 
-from stages.pipeline import parse
-from stages.settings.command_line import Request, config_of, make_config, request_of
+from stages.config.command_line import Request, config_of, make_config, request_of
+from stages.pipeline.main import parse
 from tests.lib.fabricated_runs import fabricate
 
 MADE = ("base.num_layers=1", "judge.kind=openai", "judge.model=other")

@@ -5,11 +5,11 @@ import torch
 from accelerate.utils import is_triton_available
 
 from reports.speed import measure, speed
+from stages.config.command_line import config_of
 from stages.models.sampling import Decoding, Noise
 from stages.rl import rollout
 from stages.rl.metrics import compilations
-from stages.running.files import read_json
-from stages.settings.command_line import config_of
+from stages.runs.files import read_json
 from stages.training.accelerator import make_accelerator
 from stages.training.compiling import COMPILER
 from tests.lib import pretend_card

@@ -14,10 +14,10 @@ import pytest
 import torch
 from safetensors import SafetensorError
 
-from stages.running.files import read_lines
-from stages.running.machine import check_threads
-from stages.settings.checks import UserError, say_error
-from stages.settings.faults import in_one_line, what_to_mend
+from stages.config.checks import UserError, say_error
+from stages.config.faults import in_one_line, what_to_mend
+from stages.runs.files import read_lines
+from stages.runs.machine import check_threads
 
 ROOT = Path(__file__).parents[1]
 OURS = [path for part in ("stages", "eval", "reports") for path in ROOT.glob(f"{part}/**/*.py")]
@@ -176,7 +176,7 @@ def test_a_variable_that_keeps_a_client_from_being_made_is_named(
 
 
 def test_a_command_whose_output_is_closed_prints_into_no_file(tmp_path):
-    code = "from stages.settings.faults import in_one_line\nwith in_one_line():\n    "
+    code = "from stages.config.faults import in_one_line\nwith in_one_line():\n    "
     code += "open('first', 'w').write('x'); print('lost')"
     words = f'"{sys.executable}" -c "{code}" >&-'
     subprocess.run(words, shell=True, cwd=tmp_path, env={"PYTHONPATH": str(ROOT)}, check=True)

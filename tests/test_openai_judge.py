@@ -14,8 +14,8 @@ import pytest
 from eval.judge import make_judge
 from eval.judges.openai.server_judge import OpenAIJudge
 from eval.judges.protocol import Comparison, Reply, judge_all
-from stages.settings.config import UserError
-from stages.settings.judge_models import is_model
+from stages.config.config import UserError
+from stages.config.judge_models import is_model
 from tests.lib.chat_server import GOOD, ask, chat, llm_config, serving
 
 pytestmark = pytest.mark.usefixtures("judge_environment")

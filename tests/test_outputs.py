@@ -17,10 +17,10 @@ from eval.outputs import take_outputs
 from eval.win_rate import measure_win_rates, names_of_pair
 from reports import calibration_page
 from reports.outputs_page import write_report
-from stages.driving.wanted import wanted_stages
-from stages.finished import read_manifest, stage_folder, why_not
-from stages.settings.command_line import make_config
-from stages.settings.config import Outputs, UserError
+from stages.config.command_line import make_config
+from stages.config.config import Outputs, UserError
+from stages.pipeline.wanted import wanted_stages
+from stages.runs.manifest import read_manifest, stage_folder, why_not
 from tests.lib.told import told
 
 POST = {"subreddit": "x", "title": "My lamp", "post": "It is gone. I miss it."}

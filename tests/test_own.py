@@ -8,9 +8,9 @@ from transformers import AutoTokenizer
 
 from reports.needs.own import _of_size, with_choices
 from stages import base
-from stages.driving.start import run_module
-from stages.settings.checks import UserError
-from stages.settings.command_line import NEXT, Request, config_of
+from stages.config.checks import UserError
+from stages.config.command_line import NEXT, Request, config_of
+from stages.pipeline.start import run_module
 
 WORDS = ["my boss", "sold", "my bike", "he", "did", "tifu"]
 

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from stages.finished import differing_settings, read_manifest, stage_folder, why_not
-from stages.running import files
-from stages.running.inputs import own_inputs
-from stages.runs import open_stage
-from stages.settings.command_line import make_config
-from stages.settings.config import HUB, UserError
+from stages.config.command_line import make_config
+from stages.config.config import HUB, UserError
+from stages.runs import files
+from stages.runs.inputs import own_inputs
+from stages.runs.manifest import differing_settings, read_manifest, stage_folder, why_not
+from stages.runs.run import open_stage
 from tests.lib.rows import write_folder
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from reports import run_page
 from reports.parts import collect, page
 from reports.sections import curves
-from stages.settings.command_line import make_config
+from stages.config.command_line import make_config
 from tests.lib.fabricated_runs import fabricate, write_rows
 
 OF_A_CRITIC = {

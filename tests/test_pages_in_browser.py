@@ -12,9 +12,9 @@ import pytest
 
 from reports import ablations_page, compare_page, run_page, scaling_page
 from reports.parts.page import beside_the_runs
-from stages.finished import stage_folder
-from stages.settings import config as settings
-from stages.settings.command_line import make_config
+from stages.config import config as settings
+from stages.config.command_line import make_config
+from stages.runs.manifest import stage_folder
 from tests.lib.fabricated_runs import fabricate
 
 AXE = find_spec("axe_core_python")

@@ -14,18 +14,18 @@ import pytest
 from reports.parts.watch import end_lines, time_left
 from reports.sharing.status import status
 from stages import __main__ as door
-from stages import pipeline
-from stages.driving.maker import Cell, Maker
-from stages.driving.wanted import lacking, wanted_stages
-from stages.finished import stage_folder, why_not
-from stages.goals import GOALS, VARIABLES, help_lines
-from stages.running.files import write_json
-from stages.runs import open_stage
-from stages.settings import config as settings
-from stages.settings.command_line import Request, config_of, make_config, request_of
-from stages.settings.config import Config, UserError
-from stages.settings.presets import PRESETS
-from stages.settings.stages import STAGES
+from stages.config import config as settings
+from stages.config.command_line import Request, config_of, make_config, request_of
+from stages.config.config import Config, UserError
+from stages.config.presets import PRESETS
+from stages.config.stages import STAGES
+from stages.pipeline import main as pipeline
+from stages.pipeline.goals import GOALS, VARIABLES, help_lines
+from stages.pipeline.maker import Cell, Maker
+from stages.pipeline.wanted import lacking, wanted_stages
+from stages.runs.files import write_json
+from stages.runs.manifest import stage_folder, why_not
+from stages.runs.run import open_stage
 
 ROOT = Path(__file__).parents[1]
 TINY = make_config("tiny")

@@ -29,9 +29,9 @@ from reports.needs.shapes import (
     shape_of,
 )
 from reports.sizes import with_sizes
-from stages.settings.command_line import make_config
-from stages.settings.config import Base, UserError, settings_hash
-from stages.settings.presets import PRESETS
+from stages.config.command_line import make_config
+from stages.config.config import Base, UserError, settings_hash
+from stages.config.presets import PRESETS
 from stages.training.memory import use_gradient_checkpointing
 from tests.lib.asserts import refusal_of
 from tests.lib.plan_settings import setting

@@ -11,7 +11,7 @@ from reports.needs.inputs import draw_weights
 from reports.needs.memory import saved_activations, setting_of
 from reports.needs.plan import lines_of, parse, part_bytes
 from reports.needs.shapes import PUBLISHED
-from stages.settings.command_line import make_config
+from stages.config.command_line import make_config
 from tests.lib.plan_settings import setting
 
 ROOT = Path(__file__).parents[1]
@@ -85,8 +85,8 @@ from stages.training.supervised import begin_supervised
 from stages.models.loading import load_policy
 from stages.models.policy import PolicyModel
 from stages.data.ragged import TokenizedSplit, make_ragged
-from stages.runs import Run
-from stages.settings.command_line import make_config
+from stages.runs.run import Run
+from stages.config.command_line import make_config
 config = make_config("pythia-70m", name="measured", overrides=tuple(sys.argv[2:]))
 torch.set_num_threads(1)
 accelerator = Accelerator(cpu=True)

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 from reports.needs import rehearse
 from reports.parts import page
-from stages.running.files import read_json
+from stages.runs.files import read_json
 from tests.lib import pretend_card
 
 pytestmark = [
@@ -54,7 +54,7 @@ def on_card(tmp_path_factory):
 def make(folder: Path, goals: str, environment: dict[str, str], *settings: str) -> Path:
     """Make the goals in `folder`; returns the run's folder. What was said is in `log`."""
     asked = ["--preset", "tiny", "--name", "card", "--set", *SETTINGS, *settings]
-    command = [sys.executable, "-m", "stages.pipeline", *goals.split(), *asked]
+    command = [sys.executable, "-m", "stages.pipeline.main", *goals.split(), *asked]
     found = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
     (folder / "log").write_text(found.stderr)
     assert found.returncode == 0, (found.stdout + found.stderr)[-3000:]

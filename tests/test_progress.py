@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from stages.running import progress as progress_module
-from stages.running.progress import SHOWN, progress, say_result, with_numbers
-from stages.runs import open_stage
-from stages.settings.command_line import make_config
+from stages.config.command_line import make_config
+from stages.runs import progress as progress_module
+from stages.runs.progress import SHOWN, progress, say_result, with_numbers
+from stages.runs.run import open_stage
 
 ROOT = Path(__file__).parents[1]
 PPO = {
@@ -110,8 +110,8 @@ def test_a_stage_ends_with_its_result(capsys, often, stage, results, line):
 
 
 def test_what_is_shown_of_a_stage_is_what_it_logs_and_ends_with(whole):
-    from stages.finished import read_manifest
-    from stages.running.files import read_lines
+    from stages.runs.files import read_lines
+    from stages.runs.manifest import read_manifest
 
     watched = {
         "sft": ["loss/train", "loss/validation"],

@@ -11,9 +11,9 @@ from reports import calibration_page, compare_page, run_page, scaling_page
 from reports.parts.page import beside_the_runs
 from reports.sharing import publish
 from reports.sharing.publish import GENERATED, INDEX, index
-from stages.finished import read_manifest, stage_folder
-from stages.running.files import file_hash
-from stages.settings.command_line import make_config
+from stages.config.command_line import make_config
+from stages.runs.files import file_hash
+from stages.runs.manifest import read_manifest, stage_folder
 from tests.lib import fabricated_runs
 from tests.lib.asserts import refused_by
 from tests.lib.fabricated_runs import calibrated, fabricate, two_judges, write_manifest

@@ -12,7 +12,7 @@ from reports.parts.run_report import code_line
 from reports.scaling import beside_paper
 from reports.scaling.answers import answers_table
 from reports.scaling.measures import BEATS, UNKNOWN, frame_of, size_verdicts
-from stages.settings.command_line import make_config
+from stages.config.command_line import make_config
 from tests.lib.fabricated_runs import ONLINE, pythia_study
 
 

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from stages.goals import GOALS as GOAL_TABLE
-from stages.goals import VARIABLES as VARIABLE_TABLE
-from stages.settings.command_line import make_config
-from stages.settings.config import SECTIONS, UserError, override_of
-from stages.settings.ppo import PAPER_QUIRKS
-from stages.settings.presets import ABLATIONS, GROUPS, PRESETS
-from stages.settings.stages import STAGES
+from stages.config.command_line import make_config
+from stages.config.config import SECTIONS, UserError, override_of
+from stages.config.ppo import PAPER_QUIRKS
+from stages.config.presets import ABLATIONS, GROUPS, PRESETS
+from stages.config.stages import STAGES
+from stages.pipeline.goals import GOALS as GOAL_TABLE
+from stages.pipeline.goals import VARIABLES as VARIABLE_TABLE
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = (

@@ -8,11 +8,11 @@ import pytest
 from reports.needs import rehearse
 from reports.needs.inputs import draw_weights, write_rows, write_tokenizer
 from reports.needs.shapes import read_shape, shape_of
-from stages import pipeline
+from stages.config import config as settings
+from stages.config.command_line import make_config
 from stages.data.prompt import plain_encoder
 from stages.models.tokenizers import load_tokenizer
-from stages.settings import config as settings
-from stages.settings.command_line import make_config
+from stages.pipeline import main as pipeline
 
 SMALL = "memory.microbatch_size=2 memory.forward_batch_size=2 memory.cpu_threads=1"
 SHORT = "data.max_summary_tokens=4 ppo.num_ppo_epochs=1"

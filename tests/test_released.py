@@ -30,16 +30,16 @@ from transformers import (
 
 from eval.judge import judge_summaries
 from stages import normalize, ppo, rm
-from stages.driving.start import run_module
-from stages.driving.wanted import wanted_stages
-from stages.finished import stage_folder
+from stages.config.command_line import make_config
+from stages.config.config import UserError
 from stages.models.foreign import load_released_reward_model
 from stages.models.forward import ResponseBatch, score_responses
 from stages.models.loading import load_reward_model
 from stages.models.weights import read_weights
-from stages.running.files import read_lines
-from stages.settings.command_line import make_config
-from stages.settings.config import UserError
+from stages.pipeline.start import run_module
+from stages.pipeline.wanted import wanted_stages
+from stages.runs.files import read_lines
+from stages.runs.manifest import stage_folder
 from tests.lib.asserts import refusal_of
 from tests.lib.families import GROUPED, WIDTH, edit_json
 from tests.lib.resuming import ARGUMENTS, SETTINGS

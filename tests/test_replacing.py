@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 
 from reports.sharing.status import status
-from stages import runs as runs_module
-from stages.driving.maker import Cell
-from stages.finished import changed_code, lock_of, partial_of, stage_folder, why_not
-from stages.running import machine as code
-from stages.running.machine import code_of
-from stages.runs import open_stage
-from stages.settings.command_line import Request, make_config
-from stages.settings.config import UserError
+from stages.config.command_line import Request, make_config
+from stages.config.config import UserError
+from stages.pipeline.maker import Cell
+from stages.runs import machine as code
+from stages.runs import run as runs_module
+from stages.runs.machine import code_of
+from stages.runs.manifest import changed_code, lock_of, partial_of, stage_folder, why_not
+from stages.runs.run import open_stage
 from tests.lib.asserts import refusal_of
 from tests.test_pipeline import EVALUATED, Recorder, make, named
 
@@ -49,7 +49,7 @@ def interrupt(stage: str) -> None:
 
 def test_the_code_of_a_stage_is_its_import_closure_and_nothing_above_it():
     files = set(code_of("stages.ppo"))
-    assert {"stages/ppo.py", GAE, "stages/runs.py", "stages/rl/advantages.py"} <= files
+    assert {"stages/ppo.py", GAE, "stages/runs/run.py", "stages/rl/advantages.py"} <= files
     assert not any(name.startswith(("eval/", "reports/")) for name in files)
     assert "stages/dpo.py" not in files
     assert all((ROOT / name).is_file() for name in files)

@@ -18,9 +18,9 @@ from eval.judge import judge_summaries, make_judge
 from eval.judges.openai.cache import ReplyCache
 from eval.judges.openai.server_judge import OpenAIJudge
 from eval.judges.protocol import Comparison, judge_all
-from stages.finished import stage_folder
-from stages.runs import open_stage
-from stages.settings.config import Checks, UserError
+from stages.config.config import Checks, UserError
+from stages.runs.manifest import stage_folder
+from stages.runs.run import open_stage
 from tests.lib.chat_server import GOOD, ask, chat, llm_config, serving
 
 pytestmark = pytest.mark.usefixtures("judge_environment")

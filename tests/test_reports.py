@@ -10,10 +10,10 @@ from reports import calibration_page, run_page, scaling_page
 from reports.parts import collect, page, sentences, words
 from reports.parts.collect import find_all
 from reports.sections import calibration
-from stages.finished import read_manifest, stage_folder
-from stages.settings import config as settings
-from stages.settings.command_line import make_config
-from stages.settings.config import Base, Data, JudgeSettings
+from stages.config import config as settings
+from stages.config.command_line import make_config
+from stages.config.config import Base, Data, JudgeSettings
+from stages.runs.manifest import read_manifest, stage_folder
 from tests.lib.asserts import refused_by
 from tests.lib.fabricated_runs import OFFLINE, ONLINE, STAGES, calibrated, fabricate, write_manifest
 

@@ -10,8 +10,8 @@ from eval.win_rate import of_reward_model
 from reports import run_page
 from reports.parts import collect, plots, sentences
 from reports.sections import calibration, curves, judging, made_with, scores
-from stages.finished import stage_folder
-from stages.settings.command_line import make_config
+from stages.config.command_line import make_config
+from stages.runs.manifest import stage_folder
 from tests.lib.fabricated_runs import ONLINE, calibrated, fabricate, write_rows
 
 

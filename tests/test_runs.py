@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from stages import runs as runs_module
-from stages.finished import make_command, read_manifest, stage_folder, why_not
-from stages.running.files import file_hash, hash_files, read_lines, write_json
-from stages.running.machine import code_version
-from stages.runs import Run, open_stage
-from stages.settings.command_line import config_from_arguments, make_config
-from stages.settings.config import Config, UserError
+from stages.config.command_line import config_from_arguments, make_config
+from stages.config.config import Config, UserError
+from stages.runs import run as runs_module
+from stages.runs.files import file_hash, hash_files, read_lines, write_json
+from stages.runs.machine import code_version
+from stages.runs.manifest import make_command, read_manifest, stage_folder, why_not
+from stages.runs.run import Run, open_stage
 from tests.lib.asserts import refusal_of
 
 TINY = make_config("tiny")
@@ -166,8 +166,8 @@ def test_one_stage_is_not_made_twice_at_once(runs):
 
 def test_the_lock_of_a_dead_process_is_taken_over(runs):
     code = (
-        "import os, signal, sys; from stages.settings.command_line import make_config;"
-        "from stages.runs import open_stage; from stages.settings import config;"
+        "import os, signal, sys; from stages.config.command_line import make_config;"
+        "from stages.runs.run import open_stage; from stages.config import config;"
         "from pathlib import Path;"
         "config.RUNS = Path(sys.argv[1]); opened = open_stage(make_config('tiny'), 'sft');"
         "opened.__enter__(); os.kill(os.getpid(), signal.SIGKILL)"
@@ -323,8 +323,8 @@ def test_a_changed_file_makes_the_code_dirty_and_a_generated_report_does_not(pla
 
 def test_a_manifest_names_the_code_that_began_the_stage(runs, monkeypatch):
     """An edit or a commit while a stage ran made it the new code's."""
-    monkeypatch.setattr("stages.runs.code_version", lambda: "begun")
+    monkeypatch.setattr("stages.runs.run.code_version", lambda: "begun")
     with open_stage(TINY, "sft") as run:
-        monkeypatch.setattr("stages.runs.code_version", lambda: "edited")
+        monkeypatch.setattr("stages.runs.run.code_version", lambda: "edited")
         run.finish({})
     assert (read_manifest(run.folder) or {})["code_version"] == "begun"

@@ -10,8 +10,8 @@ from reports.parts.collect import find_all
 from reports.parts.run_report import stem_about, where
 from reports.scaling import answers, details
 from reports.scaling.measures import UNKNOWN, Pooled, frame_of, size_verdicts
-from stages.finished import stage_folder
-from stages.settings.command_line import make_config
+from stages.config.command_line import make_config
+from stages.runs.manifest import stage_folder
 from tests.lib.asserts import refused_by
 from tests.lib.fabricated_runs import fabricate, two_judges
 

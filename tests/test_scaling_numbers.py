@@ -13,7 +13,7 @@ from reports.parts.collect import find_runs, numbers_of
 from reports.scaling.answers import win_rates
 from reports.scaling.beside_paper import HIGHER, LOWER, REPRODUCED, UNKNOWN, verdict_of, welch
 from reports.scaling.measures import called_out, fit, over_optimised, pool
-from stages.settings.command_line import make_config
+from stages.config.command_line import make_config
 from tests.lib.fabricated_runs import fabricate, interval
 
 # -- pooled intervals ------------------------------------------------------------------------------

@@ -19,9 +19,9 @@ import pytest
 from eval import controls, judge, outputs, win_rate
 from reports import outputs_page
 from stages import sft
-from stages.driving.start import run_module
-from stages.settings.checks import UserError
-from stages.settings.command_line import make_config
+from stages.config.checks import UserError
+from stages.config.command_line import make_config
+from stages.pipeline.start import run_module
 from tests.lib.chat_server import GOOD, chat, serving
 
 KEY = "sk-proj-4f8/a9b2+c7d1_E"

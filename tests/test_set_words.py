@@ -5,17 +5,17 @@ import shlex
 
 import pytest
 
-from stages.finished import make_command
-from stages.pipeline import settings_lines
-from stages.settings.command_line import (
+from stages.config.command_line import (
     Request,
     add_arguments,
     config_from_arguments,
     make_config,
     request_of,
 )
-from stages.settings.config import override_of
-from stages.settings.faults import Parser
+from stages.config.config import override_of
+from stages.config.faults import Parser
+from stages.pipeline.main import settings_lines
+from stages.runs.manifest import make_command
 from tests.test_pipeline import typed
 
 PROMPT = "r/{subreddit}\n\n# {title}\n{post}\n\nTL;DR:"

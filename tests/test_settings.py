@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
+from stages.config.command_line import make_config
+from stages.config.config import SECTIONS, Config
 from stages.rl.algorithms import ALGORITHMS
-from stages.settings.command_line import make_config
-from stages.settings.config import SECTIONS, Config
 from tests.test_house import MODULES
 
-DEFINED_IN = tuple(f"stages.settings.{name}" for name in ("sections", "ppo", "judge"))
+DEFINED_IN = tuple(f"stages.config.{name}" for name in ("sections", "ppo", "judge"))
 CODE = {name: path.read_text(encoding="utf-8") for name, path in MODULES.items()}
 READ = "\n".join(code for name, code in CODE.items() if name not in DEFINED_IN)
 

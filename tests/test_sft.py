@@ -3,11 +3,11 @@
 from accelerate.state import AcceleratorState
 
 from stages import base, sft
-from stages.finished import read_manifest, stage_folder
+from stages.config.command_line import make_config
 from stages.models.loading import load_policy
 from stages.models.lora import keep_model
-from stages.running.files import read_lines
-from stages.settings.command_line import make_config
+from stages.runs.files import read_lines
+from stages.runs.manifest import read_manifest, stage_folder
 
 
 def test_sft_ends_with_the_loss_of_its_last_update_in_the_precision_of_the_others(

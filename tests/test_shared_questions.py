@@ -13,8 +13,8 @@ import pytest
 
 from eval.judge import make_judge
 from eval.judges.protocol import Comparison, judge_all
-from stages.finished import read_manifest
-from stages.settings.command_line import make_config
+from stages.config.command_line import make_config
+from stages.runs.manifest import read_manifest
 from tests.lib.chat_server import GOOD, ask, chat, llm_config, serving
 from tests.lib.fabricated_runs import finish_summaries
 
@@ -60,7 +60,7 @@ def write_posts(count: int) -> None:
 def judging(folder: Path, url: str) -> subprocess.Popen[str]:
     """The stage as `make eval` starts it."""
     words = ["judge.kind=openai", "judge.model=judge", f"judge.base_url={url}"]
-    start = [sys.executable, "-m", "stages.driving.start", "eval.judge"]
+    start = [sys.executable, "-m", "stages.pipeline.start", "eval.judge"]
     return subprocess.Popen(
         [*start, "--preset", "tiny", "--set", *words, "judge.concurrency=4"],
         cwd=folder,

@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 from stages import base, ppo
-from stages.driving.start import run_module, run_stage
-from stages.finished import stage_folder
-from stages.running import progress as stopping
-from stages.settings.command_line import make_config
+from stages.config.command_line import make_config
+from stages.pipeline.start import run_module, run_stage
+from stages.runs import progress as stopping
+from stages.runs.manifest import stage_folder
 from stages.training.checkpoints import list_checkpoints
 from tests.lib.resuming import ARGUMENTS, OFTEN, Killed, compare, kill_at, rows_of, same
 
@@ -27,8 +27,8 @@ ROOT = Path(__file__).parents[1]
 SCRIPT = """
 import sys, time
 from stages import {module}
-from stages.driving.start import end_process, run_module
-from stages.runs import Run
+from stages.pipeline.start import end_process, run_module
+from stages.runs.run import Run
 log = Run.log
 def slow(run, step, **metrics):
     log(run, step, **metrics)
@@ -41,8 +41,8 @@ end_process()
 
 UNDER_WAY = """
 import time
-from stages.driving.start import ended_by_signal
-from stages.running.progress import Stopped, finishing_first, stop_asked
+from stages.pipeline.start import ended_by_signal
+from stages.runs.progress import Stopped, finishing_first, stop_asked
 with ended_by_signal("the command"):
     with finishing_first():
         print("under way", flush=True)
@@ -55,7 +55,7 @@ with ended_by_signal("the command"):
 
 TOLD_AGAIN = """
 import os, signal
-from stages.driving import start
+from stages.pipeline import start
 say = start.say_how_to_go_on
 def passed_on(number, command):
     os.kill(os.getpid(), number)
@@ -223,11 +223,11 @@ def test_two_processes_stop_at_one_update_and_one_process_goes_on_from_it(whole,
 MEASURING = """
 import os, signal, time
 from pathlib import Path
-from stages.driving.start import ended_by_signal
+from stages.pipeline.start import ended_by_signal
 from stages.training.accelerator import make_accelerator
 from stages.training.memory import MemoryBudget, PassSize
 from stages.training.row_by_row import measure_share
-from stages.settings.command_line import make_config
+from stages.config.command_line import make_config
 accelerator = make_accelerator(make_config("tiny"))
 def measure(part):
     if accelerator.process_index == 1:
@@ -333,7 +333,7 @@ def test_an_error_that_nobody_can_mend_keeps_its_traceback():
 def test_a_stage_that_is_stopped_while_its_libraries_load_says_one_line(tmp_path):
     loads = "import time\nprint('loading', flush=True)\nfor _ in range(600):\n    time.sleep(0.1)\n"
     (tmp_path / "slow.py").write_text(loads)
-    command = [sys.executable, "-m", "stages.driving.start", "slow", "--preset", "tiny"]
+    command = [sys.executable, "-m", "stages.pipeline.start", "slow", "--preset", "tiny"]
     environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{tmp_path}"}
     listens = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # a job behind & ignores it
     process = subprocess.Popen(

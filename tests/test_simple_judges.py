@@ -16,7 +16,7 @@ from eval.rates.simple_judges import (
     measured,
     simple_answers,
 )
-from stages.running.files import read_lines
+from stages.runs.files import read_lines
 
 
 def pair(label, answer, words=(2, 1), overlap=(1, 2)):

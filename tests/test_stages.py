@@ -16,15 +16,15 @@ from eval import controls, judge, summaries, win_rate
 from eval.scores import with_statistics
 from reports import run_page
 from stages import base, dpo, normalize, ppo, rm, sft
+from stages.config.command_line import make_config
+from stages.config.stages import SHARED_STAGES
 from stages.data.ragged import load_split
-from stages.driving.start import run_module
-from stages.finished import read_manifest
 from stages.models.loading import load_policy, load_reward_model
+from stages.pipeline.start import run_module
 from stages.rl import networks
 from stages.rl.networks import PolicyLearner
-from stages.running.files import read_lines
-from stages.settings.command_line import make_config
-from stages.settings.stages import SHARED_STAGES
+from stages.runs.files import read_lines
+from stages.runs.manifest import read_manifest
 from tests.lib.learners import ppo_learner
 
 MINI = """

@@ -6,10 +6,10 @@ import pytest
 
 from reports import run_page
 from reports.sharing.status import status
-from stages.driving.wanted import kept
-from stages.running.progress import COLUMNS
-from stages.settings.checks import UserError
-from stages.settings.command_line import make_config
+from stages.config.checks import UserError
+from stages.config.command_line import make_config
+from stages.pipeline.wanted import kept
+from stages.runs.progress import COLUMNS
 from tests.lib.fabricated_runs import fabricate, two_judges
 
 

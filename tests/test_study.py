@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from stages.driving import grid
-from stages.driving.grid import Grid, make_grid, study
-from stages.settings.command_line import Request, make_config
-from stages.settings.config import UserError
+from stages.config.command_line import Request, make_config
+from stages.config.config import UserError
+from stages.pipeline import grid
+from stages.pipeline.grid import Grid, make_grid, study
 from tests.test_pipeline import EVALUATED, Recorder, make, typed
 
 
@@ -103,7 +103,7 @@ SMALL = (
 def test_ctrl_c_ends_a_study_with_one_line_that_goes_on(tmp_path):
     words = f"study --presets tiny-xs --seeds 1 2 --name x --job sft --set {SMALL}".split()
     process = subprocess.Popen(
-        [sys.executable, "-m", "stages.pipeline", *words],
+        [sys.executable, "-m", "stages.pipeline.main", *words],
         cwd=tmp_path,
         env=environment(),
         stdout=subprocess.PIPE,

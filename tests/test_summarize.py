@@ -4,13 +4,13 @@ import pytest
 
 from eval import summarize
 from eval.summarize import Finished, finished_policies
+from stages.config import config as settings
+from stages.config.command_line import make_config
+from stages.config.sections import format_post
 from stages.data.builtin import make_post
-from stages.driving.start import run_module
+from stages.pipeline.start import run_module
 from stages.released import take_released
-from stages.running.files import read_lines
-from stages.settings import config as settings
-from stages.settings.command_line import make_config
-from stages.settings.sections import format_post
+from stages.runs.files import read_lines
 from tests.lib.asserts import refused_by
 from tests.lib.resuming import SETTINGS
 from tests.test_pipeline import finish

@@ -10,10 +10,10 @@ from accelerate import Accelerator
 from transformers import AutoModelForCausalLM
 
 from eval.summaries import best_of, best_of_bound, kl_from_sft, sample_best, score_all
+from stages.config.command_line import make_config
+from stages.config.config import UserError
 from stages.data.ragged import TokenizedSplit, make_ragged
 from stages.models.loading import load_policy, save_model
-from stages.settings.command_line import make_config
-from stages.settings.config import UserError
 from stages.training.memory import MemoryBudget
 
 BUDGET = MemoryBudget(forward_batch_size=32, microbatch_size=8)

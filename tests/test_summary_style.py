@@ -10,10 +10,10 @@ from accelerate import Accelerator
 from eval.summaries import describe, make_rows
 from reports.parts.sentences import unshown
 from reports.sections.scores import asks
+from stages.config.sections import format_post
 from stages.data.text_metrics import copied_title_words, distinct
 from stages.models.tokenizers import load_tokenizer
 from stages.rl.metrics import describe_special, describe_texts, summarize
-from stages.settings.sections import format_post
 
 POST = {
     "subreddit": "x",

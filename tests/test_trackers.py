@@ -17,14 +17,14 @@ from types import ModuleType, SimpleNamespace
 import pytest
 
 from reports.sharing import cards
-from stages import runs as runs_module
-from stages.driving import start
-from stages.driving.start import SETTINGS, tracked
-from stages.running.files import read_lines
-from stages.runs import open_stage
-from stages.settings.checks import UserError
-from stages.settings.command_line import make_config
-from stages.settings.config import public_settings, public_value
+from stages.config.checks import UserError
+from stages.config.command_line import make_config
+from stages.config.config import public_settings, public_value
+from stages.pipeline import start
+from stages.pipeline.start import SETTINGS, tracked
+from stages.runs import run as runs_module
+from stages.runs.files import read_lines
+from stages.runs.run import open_stage
 
 ROOT = Path(__file__).parents[1]
 TINY = make_config("tiny")
@@ -35,10 +35,10 @@ SECRET = "http://pa55word.judge.example.org/v1"
 OFFLINE = {"WANDB_MODE": "offline", "WANDB_PROJECT": "tldr"}
 LIVE = """
 import sys
-from stages.driving.start import tracked
-from stages.runs import open_stage, tracking
-from stages.settings.checks import UserError, fail
-from stages.settings.command_line import make_config
+from stages.pipeline.start import tracked
+from stages.runs.run import open_stage, tracking
+from stages.config.checks import UserError, fail
+from stages.config.command_line import make_config
 first, last, *overrides = sys.argv[1:]
 config = make_config("tiny", name="shown", overrides=tuple(overrides))
 try:

@@ -5,9 +5,9 @@ import json
 
 import pytest
 
-from stages.settings.command_line import make_config, recorded_config
-from stages.settings.config import Config, UserError
-from stages.settings.stages import SHARED_SECTIONS, STAGES
+from stages.config.command_line import make_config, recorded_config
+from stages.config.config import Config, UserError
+from stages.config.stages import SHARED_SECTIONS, STAGES
 from tests.lib.asserts import refusal_of
 from tests.test_config import override
 

@@ -12,9 +12,9 @@ from reports.parts import ablated, verdicts
 from reports.parts.ablated import AblatedRun, SeedsOfRun
 from reports.parts.paired import Entry, Paired
 from reports.parts.verdicts import LITTLE, MATTERS, NONE, NOT, UNKNOWN
-from stages.finished import partial_of, stage_folder
-from stages.settings.command_line import make_config
-from stages.settings.config import UserError
+from stages.config.command_line import make_config
+from stages.config.config import UserError
+from stages.runs.manifest import partial_of, stage_folder
 from tests.lib.fabricated_runs import fabricate, write_rows
 from tests.test_ablations import FIRST, OWN_TEXTS, cells, text_of, turned, wins
 

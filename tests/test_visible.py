@@ -7,11 +7,11 @@ import sys
 import pytest
 
 from reports import run_page
-from stages.finished import stage_folder
-from stages.running.files import write_json
-from stages.settings.checks import HIDDEN, UserError, visible
-from stages.settings.command_line import make_config
-from stages.settings.faults import in_one_line
+from stages.config.checks import HIDDEN, UserError, visible
+from stages.config.command_line import make_config
+from stages.config.faults import in_one_line
+from stages.runs.files import write_json
+from stages.runs.manifest import stage_folder
 from tests.lib import fabricated_runs
 from tests.lib.fabricated_runs import fabricate
 

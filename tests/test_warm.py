@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from stages.driving import maker
+from stages.pipeline import maker
 from tests.lib.resuming import ARGUMENTS
 
 ROOT = Path(__file__).parents[1]
@@ -46,8 +46,8 @@ def run(arguments):
 """
 CALLER = """
 import sys
-from stages.driving.maker import START, Maker
-from stages.settings.faults import in_one_line
+from stages.pipeline.maker import START, Maker
+from stages.config.faults import in_one_line
 with in_one_line(), Maker() as maker:
     codes = [maker.call([*START, "stage_here", *stage.split()]) for stage in sys.argv[1:]]
     print("codes", codes, maker.stopped, flush=True)
@@ -148,7 +148,7 @@ def test_forked_stages_put_out_what_those_of_their_own_interpreters_do(tmp_path)
     for before in ("", "import torch; "):  # where torch is there already, nothing is forked
         folder = tmp_path / f"{before != ''}"
         folder.mkdir()
-        code = f"import sys; {before}from stages import pipeline; pipeline.main(sys.argv[1:])"
+        code = f"import sys; {before}from stages.pipeline.main import main; main(sys.argv[1:])"
         command = [sys.executable, "-c", code, "sft", *ARGUMENTS]
         subprocess.run(command, cwd=folder, env={**os.environ, "PYTHONPATH": str(ROOT)}, check=True)
         weights[before] = {

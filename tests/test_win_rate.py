@@ -13,11 +13,11 @@ from eval.rates.formulas import wilson
 from eval.scores import agreement
 from eval.win_rate import describe, main, paired_difference, post_scores, rates_of, win_rate
 from reports import outputs_page
-from stages.finished import read_manifest, stage_folder
-from stages.running.files import read_lines
-from stages.runs import open_stage
-from stages.settings.command_line import make_config
-from stages.settings.config import UserError
+from stages.config.command_line import make_config
+from stages.config.config import UserError
+from stages.runs.files import read_lines
+from stages.runs.manifest import read_manifest, stage_folder
+from stages.runs.run import open_stage
 from tests.lib.told import told
 
 

@@ -14,9 +14,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
-from stages.settings.checks import UserError
-from stages.settings.faults import Parser, in_one_line
-from stages.settings.presets import SMOLLM2
+from stages.config.checks import UserError
+from stages.config.faults import Parser, in_one_line
+from stages.config.presets import SMOLLM2
 
 MODELS, GGUF = Path(SMOLLM2).parent, "model.gguf"
 

@@ -19,18 +19,18 @@ from eval.judges.downloads import weights_note
 from eval.judges.offline import higher
 from eval.judges.protocol import TOO_LONG, About, Comparison, Judge, Reply, Row, scored_rows
 from eval.rates.reward_pairs import pair_accuracy
+from stages.config.command_line import recorded_config
+from stages.config.config import Config, hash_of
+from stages.config.sections import format_post, parse_post
+from stages.config.stages import TRAINED
 from stages.data.halves import in_half
 from stages.data.prompt import first_tokens, fit_query, plain_encoder
-from stages.finished import check_gold, check_stage, gold_folder, read_manifest, stage_folder
 from stages.models.foreign import load_released_reward_model
 from stages.models.forward import summary_scores
 from stages.models.tokenizers import load_tokenizer
-from stages.running.files import read_lines
-from stages.runs import HELD_OUT_PAIRS
-from stages.settings.command_line import recorded_config
-from stages.settings.config import Config, hash_of
-from stages.settings.sections import format_post, parse_post
-from stages.settings.stages import TRAINED
+from stages.runs.files import read_lines
+from stages.runs.manifest import check_gold, check_stage, gold_folder, read_manifest, stage_folder
+from stages.runs.run import HELD_OUT_PAIRS
 from stages.training.accelerator import make_accelerator
 from stages.training.memory import MemoryBudget, PassSize
 from stages.training.row_by_row import measure_rows

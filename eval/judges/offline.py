@@ -3,9 +3,9 @@
 from collections.abc import Iterable, Mapping, Sequence
 
 from eval.judges.protocol import About, Choice, Comparison, Judge, Reply, Row, scored_rows
+from stages.config.checks import UserError
+from stages.config.judge import JudgeSettings
 from stages.data.builtin import EVENT, OPTIONAL, Facts, facts_of, read_summary, score_summary
-from stages.settings.checks import UserError
-from stages.settings.judge import JudgeSettings
 
 
 class FactsJudge(Judge):

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stages.settings.checks import UserError
+from stages.config.checks import UserError
 
 Floats = NDArray[np.float64]
 Posts = NDArray[np.int64] | None

@@ -13,10 +13,10 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedTokenizerFast
 
 from reports.needs.shapes import NEOX, Shape
+from stages.config.config import Data
+from stages.config.sections import COMPARISONS, EOS_TOKEN, format_post
 from stages.models.loading import quiet_loading, with_dropout
-from stages.running.files import write_lines
-from stages.settings.config import Data
-from stages.settings.sections import COMPARISONS, EOS_TOKEN, format_post
+from stages.runs.files import write_lines
 
 INITIALIZER, POSITIONS = 0.02, 8192
 WORDS = ("the", "of")

@@ -15,16 +15,16 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from reports.needs.plan import gpus_for
 from stages.base import make_tokenizer, read_rows
+from stages.config import config as settings
+from stages.config.checks import UserError, require
+from stages.config.command_line import NEXT, Request, make_config, recorded_config
+from stages.config.config import Config
 from stages.data.lengths import Limits
 from stages.data.prompt import first_tokens
 from stages.data.tokens import tokenize_comparisons, tokenize_posts
 from stages.rl.algorithms import ALGORITHMS
-from stages.running.hub import fetch_tokenizer
-from stages.running.inputs import model_source
-from stages.settings import config as settings
-from stages.settings.checks import UserError, require
-from stages.settings.command_line import NEXT, Request, make_config, recorded_config
-from stages.settings.config import Config
+from stages.runs.hub import fetch_tokenizer
+from stages.runs.inputs import model_source
 
 PRESET = "own"
 SAMPLE = 2000  # rows of a split whose tokens are counted

@@ -27,11 +27,11 @@ from reports.needs.memory import (
     training,
 )
 from reports.needs.shapes import parameters, rows_of
+from stages.config.checks import UserError, unknown
+from stages.config.command_line import add_arguments, config_of, request_of
+from stages.config.faults import Parser, in_one_line, show
+from stages.pipeline.launch import check_numbers
 from stages.rl.algorithms import ALGORITHMS
-from stages.running.launch import check_numbers
-from stages.settings.checks import UserError, unknown
-from stages.settings.command_line import add_arguments, config_of, request_of
-from stages.settings.faults import Parser, in_one_line, show
 
 COLUMNS = ("weights", "gradients", "optimizer", "copies", "activations", "logits", "cache", "other")
 HEADS = ("weight", "grad", "optim", "copy", "activ", "logit", "cache", "other", "total")

@@ -25,19 +25,19 @@ from reports.needs.inputs import draw_weights, write_rows, write_tokenizer
 from reports.needs.memory import GIB, Setting, setting_of
 from reports.needs.plan import most_bytes, sized
 from reports.needs.shapes import rows_of, shape_of
-from stages import pipeline
-from stages.finished import read_manifest, stage_folder
-from stages.running.files import read_lines, write_json
-from stages.running.launch import add_launch_arguments
-from stages.running.progress import CALLER_SAYS_STOP
-from stages.settings import command_line
-from stages.settings import config as settings
-from stages.settings.checks import UserError
-from stages.settings.command_line import Request, add_arguments, config_of, request_of
-from stages.settings.config import Config
-from stages.settings.faults import Parser, in_one_line, show
-from stages.settings.sections import COMPARISONS, POSTS
-from stages.settings.stages import TRAINED
+from stages.config import command_line
+from stages.config import config as settings
+from stages.config.checks import UserError
+from stages.config.command_line import Request, add_arguments, config_of, request_of
+from stages.config.config import Config
+from stages.config.faults import Parser, in_one_line, show
+from stages.config.sections import COMPARISONS, POSTS
+from stages.config.stages import TRAINED
+from stages.pipeline import main as pipeline
+from stages.pipeline.launch import add_launch_arguments
+from stages.runs.files import read_lines, write_json
+from stages.runs.manifest import read_manifest, stage_folder
+from stages.runs.progress import CALLER_SAYS_STOP
 
 GOALS = ("ppo", "summaries")  # with all that they are made from
 REHEARSED = ("sft", "rm", "normalize", "ppo", "summaries")

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stages.settings.config import HUB, RANDOM, TOY, TRAIN_TOKENIZER, Base, Config, UserError
-from stages.settings.sections import ALL_PAIRS, EMBEDDING_MULTIPLE
+from stages.config.config import HUB, RANDOM, TOY, TRAIN_TOKENIZER, Base, Config, UserError
+from stages.config.sections import ALL_PAIRS, EMBEDDING_MULTIPLE
 
 # Families by `model_type`, and those whose blocks are built as Llama's. Logits of all are read in
 # chunks, and samples of a query share a row (stages/models/logprobs.py).

@@ -16,12 +16,12 @@ from reports.parts import words
 from reports.parts.collect import MEMORY_KNOBS, Record, find_runs, numbers_of
 from reports.parts.paired import Entry, Paired, beside, settings_apart
 from reports.parts.words import Row
-from stages.finished import partial_of
-from stages.settings import config as settings
-from stages.settings.checks import UserError
-from stages.settings.config import SECTIONS, override_of
-from stages.settings.presets import ABLATIONS, settings_of_ablation
-from stages.settings.stages import first_changed, shared_before
+from stages.config import config as settings
+from stages.config.checks import UserError
+from stages.config.config import SECTIONS, override_of
+from stages.config.presets import ABLATIONS, settings_of_ablation
+from stages.config.stages import first_changed, shared_before
+from stages.runs.manifest import partial_of
 
 POLICY = "ppo"  # what the switches turn
 

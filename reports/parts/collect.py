@@ -15,17 +15,17 @@ from eval.calibration import calibration_of
 from eval.scores import with_statistics
 from eval.win_rate import names_of_pair, pair_name
 from reports.parts.words import Row, shown
-from stages.driving.wanted import check_run
-from stages.finished import read_manifest, refusal, stage_folder, why_not_shown
-from stages.running.files import read_lines, read_record
-from stages.settings import config as settings
-from stages.settings.checks import unknown
-from stages.settings.command_line import recorded_config
-from stages.settings.config import RANDOM, TOY, Config, UserError, public_value
-from stages.settings.judge import MOST_UNJUDGED
-from stages.settings.sections import COMPARISONS
-from stages.settings.stages import POLICY_GRADIENT_STAGES, POLICY_STAGES, is_part, row_of
-from stages.settings.stages import STAGES as TABLE
+from stages.config import config as settings
+from stages.config.checks import unknown
+from stages.config.command_line import recorded_config
+from stages.config.config import RANDOM, TOY, Config, UserError, public_value
+from stages.config.judge import MOST_UNJUDGED
+from stages.config.sections import COMPARISONS
+from stages.config.stages import POLICY_GRADIENT_STAGES, POLICY_STAGES, is_part, row_of
+from stages.config.stages import STAGES as TABLE
+from stages.pipeline.wanted import check_run
+from stages.runs.files import read_lines, read_record
+from stages.runs.manifest import read_manifest, refusal, stage_folder, why_not_shown
 
 SIDE = "calibration"  # beside the run; shown if it is there
 STAGES = tuple(name for name in TABLE if name in (*TABLE["report"].inputs, *POLICY_STAGES))

@@ -20,10 +20,10 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from reports.parts.blocks import Block, Figure, Heading, Table, Text, as_record, escape, slug
-from stages.running.files import file_hash, read_record, write_json, write_text
-from stages.settings import config as settings
-from stages.settings.checks import UserError
-from stages.settings.faults import Parser, in_one_line
+from stages.config import config as settings
+from stages.config.checks import UserError
+from stages.config.faults import Parser, in_one_line
+from stages.runs.files import file_hash, read_record, write_json, write_text
 
 TEMPLATES = Path(__file__).with_name("templates")
 STYLE = Path(__file__).with_name("style.css")

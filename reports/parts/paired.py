@@ -18,8 +18,8 @@ from eval.scores import Scores
 from eval.win_rate import PairedInterval, paired_difference, win_rate
 from reports.parts.collect import Record, find_runs, judged_row, policies_of
 from reports.parts.words import Row, named, shown
-from stages.settings.checks import UserError
-from stages.settings.judge import MOST_UNJUDGED
+from stages.config.checks import UserError
+from stages.config.judge import MOST_UNJUDGED
 
 DEFAULT_POLICY = "ppo"
 WON, EVEN, LOST, UNJUDGED = "won", "even", "lost", "unjudged"

@@ -14,14 +14,14 @@ from reports.parts import page
 from reports.parts.blocks import Block, Heading, Quoted, Text
 from reports.parts.collect import Record, load_run
 from reports.parts.words import Row, device_of, shown
-from stages.finished import inputs_now, read_manifest
-from stages.running.files import file_hash, write_json, write_text
-from stages.running.machine import code_version
-from stages.runs import open_stage
-from stages.settings import config as settings
-from stages.settings.checks import UserError
-from stages.settings.config import Config, JudgeSettings, hash_of
-from stages.settings.stages import STAGES
+from stages.config import config as settings
+from stages.config.checks import UserError
+from stages.config.config import Config, JudgeSettings, hash_of
+from stages.config.stages import STAGES
+from stages.runs.files import file_hash, write_json, write_text
+from stages.runs.machine import code_version
+from stages.runs.manifest import inputs_now, read_manifest
+from stages.runs.run import open_stage
 
 JUDGING = ("judge", "calibration")  # stages that have a folder for each judge
 SPELLED_OUT = 40  # characters of the names after which a page is called as they are

@@ -24,9 +24,9 @@ from reports.parts.words import (
     side,
     whole,
 )
-from stages.settings.judge import MOST_UNJUDGED
-from stages.settings.judge_models import family_of_model
-from stages.settings.ppo import MANY_BELOW
+from stages.config.judge import MOST_UNJUDGED
+from stages.config.judge_models import family_of_model
+from stages.config.ppo import MANY_BELOW
 
 FEW_END = 0.9  # of a policy's summaries
 MANY_SPECIAL = 0.05  # of a policy's summaries

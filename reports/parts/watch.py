@@ -12,16 +12,16 @@ from dataclasses import asdict
 from functools import cache
 from typing import Any
 
-from stages.driving.maker import Cell
-from stages.driving.wanted import wanted_stages
-from stages.finished import partial_of, read_manifest, stage_folder
-from stages.running.files import read_record
-from stages.running.machine import cpu_model
-from stages.settings import config as settings
-from stages.settings.config import SECTIONS, Config, UserError
-from stages.settings.faults import show
-from stages.settings.sections import POSTS
-from stages.settings.stages import POLICY_STAGES
+from stages.config import config as settings
+from stages.config.config import SECTIONS, Config, UserError
+from stages.config.faults import show
+from stages.config.sections import POSTS
+from stages.config.stages import POLICY_STAGES
+from stages.pipeline.maker import Cell
+from stages.pipeline.wanted import wanted_stages
+from stages.runs.files import read_record
+from stages.runs.machine import cpu_model
+from stages.runs.manifest import partial_of, read_manifest, stage_folder
 
 
 def hooks(write_cards: Callable[[Config, str], None]) -> dict[str, Any]:

@@ -9,9 +9,9 @@ from typing import Any
 
 from eval.rates.formulas import Interval, mean_of_seeds
 from reports.parts.cells import MISSING, Number, PValue
+from stages.config.config import public_value
+from stages.config.stages import POLICY_STAGES
 from stages.rl.algorithms import ALGORITHMS
-from stages.settings.config import public_value
-from stages.settings.stages import POLICY_STAGES
 
 Row = dict[str, Any]
 """One JSON object: the numbers of a run, the results of a stage, or a line of a file."""

@@ -11,8 +11,8 @@ from eval.rates.formulas import TAILS
 from reports.parts import paper
 from reports.parts.collect import Record
 from reports.scaling.measures import Interval, given, sizes
-from stages.settings.config import Config
-from stages.settings.presets import PRESETS
+from stages.config.config import Config
+from stages.config.presets import PRESETS
 
 SAME = 0.10  # of the paper's number
 REPRODUCED, HIGHER, LOWER, UNKNOWN = "reproduced", "higher", "lower", "inconclusive"

@@ -14,8 +14,8 @@ from eval.rates.formulas import TAILS, Z
 from reports.parts.collect import Record, numbers_of, policies_of
 from reports.parts.sentences import NO_GUESS
 from reports.parts.words import Row, direction, side
-from stages.settings.checks import UserError
-from stages.settings.stages import POLICY_STAGES
+from stages.config.checks import UserError
+from stages.config.stages import POLICY_STAGES
 
 Interval = tuple[float, float, float]
 """An estimate with its lower and upper bound."""

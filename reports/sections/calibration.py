@@ -9,7 +9,7 @@ from reports.parts.cells import MISSING
 from reports.parts.collect import Record, policies_of
 from reports.parts.paired import posts_frame
 from reports.parts.words import Row, estimate, in_points, named, percent, plain, whole
-from stages.settings.judge import MOST_UNJUDGED
+from stages.config.judge import MOST_UNJUDGED
 
 CEILING = "{:.0f} to {:.0f}%".format(*(100 * share for share in HUMAN_CEILING))
 

@@ -20,13 +20,13 @@ from typing import Any
 from reports.parts import page
 from reports.parts.blocks import Block, Heading, Table, Text
 from reports.parts.sentences import lead
-from stages.running.files import read_json
-from stages.running.machine import ROOT, code_version, library_versions
-from stages.settings import config as settings
-from stages.settings.command_line import add_overrides
-from stages.settings.config import UserError
-from stages.settings.faults import Parser, in_one_line
-from stages.settings.presets import PRESETS
+from stages.config import config as settings
+from stages.config.command_line import add_overrides
+from stages.config.config import UserError
+from stages.config.faults import Parser, in_one_line
+from stages.config.presets import PRESETS
+from stages.runs.files import read_json
+from stages.runs.machine import ROOT, code_version, library_versions
 
 MEASURE, TESTS = "reports.speed.measure", "tests/test_on_card.py"
 CARD = "import torch; print(torch.cuda.get_device_name() if torch.cuda.is_available() else '')"

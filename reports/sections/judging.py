@@ -21,7 +21,7 @@ from reports.parts.words import (
     share,
     whole,
 )
-from stages.settings.judge import MOST_UNJUDGED
+from stages.config.judge import MOST_UNJUDGED
 
 AT_LENGTH = "length_controlled"
 RATES = {

@@ -5,10 +5,10 @@ from reports.parts.collect import GIVEN, RELEASED, Record
 from reports.parts.run_report import code_line, made_from, where
 from reports.parts.sentences import distrust, lead
 from reports.parts.words import Row, rate, shown, whole
-from stages.running.files import file_hash
-from stages.running.machine import changed_files, other_code
-from stages.settings.config import POLICY_NUMERICS, TOY, Config
-from stages.settings.presets import PRESETS
+from stages.config.config import POLICY_NUMERICS, TOY, Config
+from stages.config.presets import PRESETS
+from stages.runs.files import file_hash
+from stages.runs.machine import changed_files, other_code
 
 NUMERIC_SETTINGS = tuple(f"memory.{name}" for name in POLICY_NUMERICS)
 OF_TRAINING = (

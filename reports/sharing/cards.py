@@ -11,11 +11,11 @@ from typing import Any
 from huggingface_hub import ModelCard, ModelCardData
 
 from eval.scores import held_out_accuracy
-from stages.finished import read_manifest, stage_folder
-from stages.running.files import write_text
-from stages.settings.config import HUB, RANDOM, Config, is_path, public_value, settings_of
-from stages.settings.sections import BEFORE_EOS, format_post
-from stages.settings.stages import CARD, POLICY_STAGES, STAGES
+from stages.config.config import HUB, RANDOM, Config, is_path, public_value, settings_of
+from stages.config.sections import BEFORE_EOS, format_post
+from stages.config.stages import CARD, POLICY_STAGES, STAGES
+from stages.runs.files import write_text
+from stages.runs.manifest import read_manifest, stage_folder
 
 RECORD = "reward.json"  # stands where a function is the reward
 TEMPLATE = Path(__file__).with_name("card.md")

@@ -13,11 +13,11 @@ from typing import Any
 
 from reports.parts.blocks import escape, link
 from reports.parts.page import PUBLIC, beside_the_runs, files_of, record_of
-from stages.running.files import file_hash, write_text
-from stages.settings import config as settings
-from stages.settings.checks import unknown
-from stages.settings.config import UserError
-from stages.settings.faults import Parser, in_one_line, show
+from stages.config import config as settings
+from stages.config.checks import unknown
+from stages.config.config import UserError
+from stages.config.faults import Parser, in_one_line, show
+from stages.runs.files import file_hash, write_text
 
 GENERATED = Path("reports/generated")
 INDEX = "index.md"

@@ -8,17 +8,17 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from stages.driving.wanted import check_run, kept
-from stages.finished import changed_code, lock_of, partial_of, read_manifest, why_not
-from stages.running.files import read_record
-from stages.running.machine import first_of
-from stages.running.progress import COLUMNS
-from stages.runs import holder_of
-from stages.settings import config as settings
-from stages.settings.checks import UserError
-from stages.settings.command_line import recorded_config
-from stages.settings.faults import Parser, in_one_line, show, what_to_mend
-from stages.settings.stages import STAGES
+from stages.config import config as settings
+from stages.config.checks import UserError
+from stages.config.command_line import recorded_config
+from stages.config.faults import Parser, in_one_line, show, what_to_mend
+from stages.config.stages import STAGES
+from stages.pipeline.wanted import check_run, kept
+from stages.runs.files import read_record
+from stages.runs.machine import first_of
+from stages.runs.manifest import changed_code, lock_of, partial_of, read_manifest, why_not
+from stages.runs.progress import COLUMNS
+from stages.runs.run import holder_of
 
 SHOWN = {name: stage.head for name, stage in STAGES.items() if stage.head}
 COLUMN_WIDTH = 5  # of a stage's mark

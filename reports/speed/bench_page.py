@@ -24,13 +24,13 @@ from reports.parts.sentences import lead
 from reports.parts.words import OURS, PEER, TRL, number, percent, whole
 from reports.speed import speed
 from reports.speed.speed import Record
-from stages.driving.start import signals_handled
-from stages.running.files import read_record
-from stages.running.progress import Stopped
-from stages.settings import config as settings
-from stages.settings.command_line import add_overrides
-from stages.settings.config import UserError
-from stages.settings.faults import Parser, in_one_line
+from stages.config import config as settings
+from stages.config.command_line import add_overrides
+from stages.config.config import UserError
+from stages.config.faults import Parser, in_one_line
+from stages.pipeline.start import signals_handled
+from stages.runs.files import read_record
+from stages.runs.progress import Stopped
 
 STEM = "bench"
 HALF = "memory.mixed_precision=bf16"

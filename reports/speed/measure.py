@@ -27,6 +27,10 @@ from reports.needs.plan import sized
 from reports.needs.shapes import Shape, block_weights, parameters, shape_of
 from reports.speed.meter import Meter, hold, matrix_rate
 from reports.speed.speed import EOS_ID, QUERIES, peak_of
+from stages.config.command_line import add_arguments, config_of, request_of
+from stages.config.config import Config
+from stages.config.faults import Parser, in_one_line
+from stages.config.ppo import PolicyGradient
 from stages.data.ragged import pad_left
 from stages.models.forward import ResponseBatch, response_logprobs, score_responses
 from stages.models.loading import load_policy, load_reward_model, new_reward_model
@@ -40,12 +44,8 @@ from stages.rl.metrics import describe
 from stages.rl.networks import Origins, PolicyLearner, load_networks, make_learner
 from stages.rl.rollout import measure, sample_responses, score
 from stages.rl.update import optimize, set_rate
-from stages.running.files import read_json, write_json
-from stages.running.machine import device_name
-from stages.settings.command_line import add_arguments, config_of, request_of
-from stages.settings.config import Config
-from stages.settings.faults import Parser, in_one_line
-from stages.settings.ppo import PolicyGradient
+from stages.runs.files import read_json, write_json
+from stages.runs.machine import device_name
 from stages.training.accelerator import make_accelerator
 from stages.training.random_streams import stream
 

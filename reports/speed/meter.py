@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.nn.functional import scaled_dot_product_attention
 
-from stages.running.machine import keep_freed_memory
+from stages.runs.machine import keep_freed_memory
 
 T = TypeVar("T")
 STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")

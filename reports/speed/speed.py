@@ -19,12 +19,12 @@ from typing import Any
 
 from reports.needs.shapes import shape_of
 from reports.parts.words import OURS, PEER, TRL
-from stages.running.files import read_json, write_json
-from stages.running.machine import code_of, code_version, cpu_model, library_versions
-from stages.settings import config as settings
-from stages.settings.command_line import Request, config_of
-from stages.settings.config import Config, UserError
-from stages.settings.presets import PRESETS
+from stages.config import config as settings
+from stages.config.command_line import Request, config_of
+from stages.config.config import Config, UserError
+from stages.config.presets import PRESETS
+from stages.runs.files import read_json, write_json
+from stages.runs.machine import code_of, code_version, cpu_model, library_versions
 
 PACKAGES = ("trl==1.9.2", "requests")  # the second: for TRL's RLOOTrainer, which a test drives
 CONSTRAINTS = Path("constraints.txt")

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from stages.running.files import write_lines
-from stages.settings.checks import UserError
+from stages.config.checks import UserError
+from stages.runs.files import write_lines
 
 SKIPPED_FILE = "skipped.jsonl"
 

@@ -26,10 +26,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from stages.running.files import cached_folder, file_hash, write_lines
-from stages.running.progress import progress
-from stages.settings import config as settings
-from stages.settings.config import Config, World
+from stages.config import config as settings
+from stages.config.config import Config, World
+from stages.runs.files import cached_folder, file_hash, write_lines
+from stages.runs.progress import progress
 
 PREFIX = "toy"  # the ids of built-in posts begin with it
 

@@ -14,10 +14,10 @@ import hashlib
 from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
+from stages.config.sections import COMPARISONS, POSTS, PPO_TRAIN
 from stages.data.bad_rows import BadRowError
 from stages.data.schemas import chosen_text, info_of
 from stages.data.tables import LocatedRow, Row
-from stages.settings.sections import COMPARISONS, POSTS, PPO_TRAIN
 
 # Two fields of a converted post.
 WHOLE = "whole"  # True: the post is the whole prompt (see `format_post`)

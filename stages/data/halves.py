@@ -2,7 +2,7 @@
 
 import hashlib
 
-from stages.settings.sections import ALL_PAIRS
+from stages.config.sections import ALL_PAIRS
 
 
 def in_half(post_id: str, pairs: str) -> bool:

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 import torch
 
+from stages.config.sections import PROMPT
 from stages.data.bad_rows import BadRowError
 from stages.data.ragged import TokenizedSplit
-from stages.settings.sections import PROMPT
 
 FAR_OVER = 2  # another tokenizer may need a third more tokens for a text, but not twice as many
 # Column of responses -> the field of the row that it comes from, for messages.

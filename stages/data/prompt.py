@@ -10,11 +10,11 @@ from dataclasses import dataclass
 
 from transformers import PreTrainedTokenizerBase
 
+from stages.config.checks import UserError
+from stages.config.sections import FIELDS
 from stages.data.formats import WHOLE
 from stages.data.schemas import info_of, is_cnndm
 from stages.data.tables import Row
-from stages.settings.checks import UserError
-from stages.settings.sections import FIELDS
 
 ARTICLE_TEMPLATE = "Article:\n{article}\n\nTL;DR:\n"
 LONG_WORD = 32  # characters; few tokens are longer

@@ -15,8 +15,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from stages.running.files import read_lines, write_lines
-from stages.settings.checks import UserError
+from stages.config.checks import UserError
+from stages.runs.files import read_lines, write_lines
 
 
 @dataclass(frozen=True)

@@ -9,14 +9,14 @@ import random
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from stages.config.checks import UserError, first_line
+from stages.config.sections import COMPARISONS, HUB, POSTS, PPO_TRAIN, USED_ROWS, Data
 from stages.data.bad_rows import BadRowError, BadRows
 from stages.data.formats import derive_missing_splits, to_openai_schema, training_split_of
 from stages.data.schemas import check_comparison, check_post
 from stages.data.tables import READERS, LocatedRow, RawRow, parse_row, raw_rows
-from stages.running.hub import ABOUT_THE_DISK, Fetched, fetch
-from stages.running.inputs import Source, dataset_source
-from stages.settings.checks import UserError, first_line
-from stages.settings.sections import COMPARISONS, HUB, POSTS, PPO_TRAIN, USED_ROWS, Data
+from stages.runs.hub import ABOUT_THE_DISK, Fetched, fetch
+from stages.runs.inputs import Source, dataset_source
 
 SPLITS = (*POSTS, *COMPARISONS)
 # What is fetched of a data set: its description, and its rows.

@@ -3,10 +3,10 @@
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
+from stages.config.sections import COMPARISONS, HUB, POSTS, PPO_TRAIN, Data
 from stages.data.schemas import TIE, chosen_text, confidence_of, post_text
 from stages.data.tables import LocatedRow, Row
 from stages.data.text_metrics import normalize_whitespace
-from stages.settings.sections import COMPARISONS, HUB, POSTS, PPO_TRAIN, Data
 
 # Data set, without its configuration and revision -> split -> rows. No stage reads the test split
 # of the posts (6,553 rows).

@@ -5,10 +5,10 @@ of `openai/summarize_from_feedback` (info, summaries, choice, worker, batch, spl
 Source: Huang et al. 2024, details 1 and 10, and the pages of the data sets.
 """
 
+from stages.config.sections import FIELDS
 from stages.data.bad_rows import BadRowError
 from stages.data.tables import Row
 from stages.data.text_metrics import normalize_whitespace
-from stages.settings.sections import FIELDS
 
 CNNDM_BATCHES = ("batch0_cnndm", "cnndm0", "cnndm2")
 COMPARISON_FIELDS = ("info", "summaries", "choice", "batch", "split")

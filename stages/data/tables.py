@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from stages.config.checks import UserError
 from stages.data.bad_rows import BadRowError
-from stages.settings.checks import UserError
 
 Row = dict[str, Any]
 LocatedRow = tuple[str, Row]

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from stages.settings.sections import parse_post
+from stages.config.sections import parse_post
 
 ROUGE_TYPES = ("rouge1", "rouge2", "rougeL")
 TITLE = re.compile(r"^TITLE:(.*)$", re.MULTILINE)

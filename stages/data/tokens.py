@@ -8,6 +8,8 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
+from stages.config.checks import UserError
+from stages.config.sections import PPO_TRAIN
 from stages.data.bad_rows import BadRowError, BadRows
 from stages.data.formats import OTHER_FIELDS
 from stages.data.lengths import Limits, check_lengths
@@ -16,9 +18,7 @@ from stages.data.ragged import TokenizedSplit, make_ragged
 from stages.data.schemas import chosen_text, label_strength, post_text, rejected_text
 from stages.data.tables import LocatedRow, Row
 from stages.data.text_metrics import first_ids
-from stages.running.progress import progress
-from stages.settings.checks import UserError
-from stages.settings.sections import PPO_TRAIN
+from stages.runs.progress import progress
 
 ENCODE_BATCH = 1000  # queries that are encoded at once
 

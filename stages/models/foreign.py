@@ -18,6 +18,8 @@ from transformers import (
     PreTrainedModel,
 )
 
+from stages.config.checks import UserError, first_line
+from stages.config.config import Config
 from stages.models.heads import (
     head_name,
     register_head_class,
@@ -33,11 +35,9 @@ from stages.models.weights import (
     check_weight_values,
     read_weights,
 )
-from stages.running.files import read_record
-from stages.running.hub import fetch_model
-from stages.running.inputs import model_source
-from stages.settings.checks import UserError, first_line
-from stages.settings.config import Config
+from stages.runs.files import read_record
+from stages.runs.hub import fetch_model
+from stages.runs.inputs import model_source
 
 # The prefix of backbone weights in the paper's checkpoints.
 BACKBONE = "lm_backbone."

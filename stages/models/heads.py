@@ -17,8 +17,8 @@ from transformers import (
 )
 from transformers.modeling_layers import GenericForTokenClassification
 
+from stages.config.checks import UserError
 from stages.models.reward_function import TextReward
-from stages.settings.checks import UserError
 
 
 class Float32Head(nn.Linear):

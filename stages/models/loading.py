@@ -25,6 +25,7 @@ from transformers import (
 )
 from transformers.utils import logging as transformers_logging
 
+from stages.config.checks import UserError, check_room, first_line, is_out_of_memory
 from stages.models.heads import head_name, register_head_class, reset_head, use_float32_head
 from stages.models.reward_function import RECORD, TextReward, load_text_reward
 from stages.models.tokenizers import load_tokenizer
@@ -34,7 +35,6 @@ from stages.models.weights import (
     check_weight_values,
     read_weights,
 )
-from stages.settings.checks import UserError, check_room, first_line, is_out_of_memory
 
 LM_HEAD_WEIGHTS = {"lm_head.weight", "lm_head.bias", "embed_out.weight"}
 # What a checkpoint's config.json may ask a model to output, and what models output here.

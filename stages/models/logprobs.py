@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stages.settings.sections import CHUNK
+from stages.config.sections import CHUNK
 
 # On a CPU, the number of logits in a block, which is read several times in a row: 2 MB of float32
 # stay in the processor's cache.

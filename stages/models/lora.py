@@ -17,12 +17,12 @@ from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.pytorch_utils import Conv1D
 
+from stages.config.checks import UserError
+from stages.config.config import Config
+from stages.config.lora import ALL_LINEAR, Lora
 from stages.models.heads import head_name, scalar_head
 from stages.models.loading import load_policy, load_reward_model, save_model
 from stages.models.policy import PolicyModel
-from stages.settings.checks import UserError
-from stages.settings.config import Config
-from stages.settings.lora import ALL_LINEAR, Lora
 from stages.training.random_streams import stream_seed
 from stages.training.sharding import gathered, is_sharded
 

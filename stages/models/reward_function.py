@@ -19,8 +19,8 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
-from stages.running.files import read_json, read_lines, write_json, write_lines
-from stages.settings.checks import UserError, first_line
+from stages.config.checks import UserError, first_line
+from stages.runs.files import read_json, read_lines, write_json, write_lines
 
 RECORD = "reward.json"
 ROWS = "rows.jsonl"

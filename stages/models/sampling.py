@@ -15,11 +15,11 @@ from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedTokenizerBase
 from transformers.cache_utils import DynamicCache, DynamicLayer
 
+from stages.config.checks import first_line, is_out_of_memory, say_error
 from stages.data.ragged import Ragged, pad_left
 from stages.functional import paper_token_logprobs, token_logprobs, truncate_after
 from stages.models.forward import model_inputs, shares_query
 from stages.models.policy import PolicyModel
-from stages.settings.checks import first_line, is_out_of_memory, say_error
 from stages.training.memory import MemoryBudget, PassSize, chunks
 from stages.training.random_streams import stream
 from stages.training.row_by_row import measure_share

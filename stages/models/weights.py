@@ -15,8 +15,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from stages.running.files import read_record
-from stages.settings.checks import UserError, first_line, is_out_of_memory
+from stages.config.checks import UserError, first_line, is_out_of_memory
+from stages.runs.files import read_record
 
 SAFETENSORS = "model.safetensors"
 PYTORCH_BIN = "pytorch_model.bin"

@@ -10,9 +10,9 @@ from accelerate import Accelerator
 from torch import Tensor
 
 from stages import functional
+from stages.config.ppo import PolicyGradient, Ppo
 from stages.rl.algorithms import Algorithm, GlobalBatch
 from stages.rl.episodes import Episodes, Rollout, Shaped
-from stages.settings.ppo import PolicyGradient, Ppo
 
 
 def eos_trick(scores: Tensor, responses: Tensor, eos_id: int, settings: PolicyGradient) -> Tensor:

@@ -19,8 +19,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from stages.settings.checks import require
-from stages.settings.ppo import PolicyGradient, Ppo
+from stages.config.checks import require
+from stages.config.ppo import PolicyGradient, Ppo
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -16,8 +16,8 @@ from accelerate import Accelerator
 from torch import Tensor
 
 from stages import functional
+from stages.config.ppo import PolicyGradient, Ppo
 from stages.rl.episodes import Rollout
-from stages.settings.ppo import PolicyGradient, Ppo
 from stages.training.memory import chunks
 from stages.training.processes import global_sum
 from stages.training.step import Learner

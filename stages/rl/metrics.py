@@ -12,13 +12,13 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from stages import functional
+from stages.config.ppo import MANY_BELOW, PolicyGradient, Ppo
 from stages.data.text_metrics import distinct, mean_copied, unshown_tokens
 from stages.rl.advantages import global_batch
 from stages.rl.algorithms import critic_advantages, critic_passes_gate, mean_return_advantages
 from stages.rl.episodes import Rollout
 from stages.rl.networks import PolicyLearner
-from stages.running.files import read_lines
-from stages.settings.ppo import MANY_BELOW, PolicyGradient, Ppo
+from stages.runs.files import read_lines
 from stages.training.compiling import COMPILER
 from stages.training.processes import gather_rows, global_sum
 

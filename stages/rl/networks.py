@@ -16,16 +16,16 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from stages.config.ppo import PolicyGradient, Ppo
+from stages.config.sections import Memory, Optimizer
 from stages.models.forward import ResponseBatch, response_logprobs, response_values
 from stages.models.heads import head_name, scalar_head, shift_scores, use_float32_head
 from stages.models.loading import load_policy, load_reward_model, new_reward_model
 from stages.models.lora import adapt, adapter_layers, adapter_off, keep_model
 from stages.models.policy import PolicyModel
 from stages.models.reward_function import RECORD
-from stages.running.files import read_record
-from stages.runs import Run
-from stages.settings.ppo import PolicyGradient, Ppo
-from stages.settings.sections import Memory, Optimizer
+from stages.runs.files import read_record
+from stages.runs.run import Run
 from stages.training.accelerator import place, prepare
 from stages.training.memory import MemoryBudget, use_gradient_checkpointing
 from stages.training.optimizer import make_optimizer

@@ -12,12 +12,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from stages.config.config import Config
+from stages.config.ppo import PolicyGradient, Ppo
 from stages.data.ragged import TokenizedSplit, load_split, pad_left, pad_right
 from stages.functional import sequence_logprobs
 from stages.models.forward import EMPTY, ResponseBatch
 from stages.rl.networks import PolicyLearner
-from stages.settings.config import Config
-from stages.settings.ppo import PolicyGradient, Ppo
 from stages.training.processes import local_share
 from stages.training.random_streams import batch_rows
 

@@ -15,6 +15,8 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 
 from stages import functional
+from stages.config.ppo import PolicyGradient
+from stages.config.sections import PPO_TRAIN
 from stages.data.ragged import Ragged, load_split, pad_left
 from stages.models.forward import response_logprobs, response_values, score_responses
 from stages.models.reward_function import TextReward
@@ -22,8 +24,6 @@ from stages.models.sampling import Noise, SamplingParams, sample
 from stages.rl.advantages import eos_trick
 from stages.rl.episodes import Episodes, Measured, Sampled, concatenate, trim_left
 from stages.rl.networks import PolicyLearner
-from stages.settings.ppo import PolicyGradient
-from stages.settings.sections import PPO_TRAIN
 from stages.training.memory import PassSize
 from stages.training.processes import local_share
 from stages.training.sharding import gathered, is_sharded

@@ -13,6 +13,10 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from stages.config.checks import UserError, say_error
+from stages.config.config import Config
+from stages.config.ppo import PolicyGradient, Ppo
+from stages.config.sections import Memory
 from stages.data.ragged import pad_left, pad_right
 from stages.models.forward import (
     ResponseBatch,
@@ -23,11 +27,7 @@ from stages.models.forward import (
 from stages.models.reward_function import TextReward
 from stages.rl.episodes import Episodes, Measured, Rollout
 from stages.rl.networks import Origins, PolicyLearner
-from stages.running.files import write_json
-from stages.settings.checks import UserError, say_error
-from stages.settings.config import Config
-from stages.settings.ppo import PolicyGradient, Ppo
-from stages.settings.sections import Memory
+from stages.runs.files import write_json
 from stages.training.memory import PassSize
 
 

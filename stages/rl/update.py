@@ -9,13 +9,13 @@ from accelerate import Accelerator
 from torch import Tensor
 
 from stages import functional
+from stages.config.checks import check_dealt
+from stages.config.ppo import PolicyGradient
 from stages.rl import loss
 from stages.rl.episodes import Rollout
 from stages.rl.networks import PolicyLearner, clip_gradients
 from stages.rl.pretraining import PretrainingMix, pretraining_losses
-from stages.running.files import read_lines
-from stages.settings.checks import check_dealt
-from stages.settings.ppo import PolicyGradient
+from stages.runs.files import read_lines
 from stages.training.memory import chunks
 from stages.training.optimizer import set_learning_rate
 from stages.training.processes import global_sum

@@ -17,13 +17,13 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor
 
+from stages.config.checks import UserError, say_error
+from stages.config.ppo import PolicyGradient, Ppo
 from stages.rl import loss
 from stages.rl.algorithms import Grouped
 from stages.rl.episodes import Rollout
 from stages.rl.metrics import NOTHING_ENDS
 from stages.rl.networks import PolicyLearner
-from stages.settings.checks import UserError, say_error
-from stages.settings.ppo import PolicyGradient, Ppo
 
 CHECKED_UPDATES = 3
 """Updates that are checked in critic warm-up, and again when the policy is trained."""

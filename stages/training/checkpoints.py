@@ -11,7 +11,7 @@ import shutil
 import sys
 from pathlib import Path
 
-from stages.running.files import hash_files, sync, write_json
+from stages.runs.files import hash_files, sync, write_json
 
 HASHES = "checkpoint.json"
 KEPT = 2

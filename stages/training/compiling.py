@@ -14,7 +14,7 @@ from accelerate.utils import is_triton_available
 from torch import nn
 from transformers.cache_utils import Cache
 
-from stages.settings.checks import first_line, is_out_of_memory, say_error
+from stages.config.checks import first_line, is_out_of_memory, say_error
 from stages.training.sharding import decoder_layers
 
 

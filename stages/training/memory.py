@@ -20,9 +20,9 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
+from stages.config.checks import LESS_MEMORY, UserError, card_memory, is_out_of_memory, say_error
+from stages.config.sections import Memory
 from stages.models.policy import weights_cast_once
-from stages.settings.checks import LESS_MEMORY, UserError, card_memory, is_out_of_memory, say_error
-from stages.settings.sections import Memory
 from stages.training.sharding import is_sharded
 
 T = TypeVar("T")

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn.utils import get_total_norm
 
-from stages.settings.sections import Optimizer
+from stages.config.sections import Optimizer
 from stages.training.sharding import full_tensor
 
 

@@ -18,10 +18,10 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor
 
+from stages.config.checks import UserError
 from stages.data.halves import in_half
 from stages.data.ragged import TokenizedSplit, load_split, rows_of
 from stages.functional import preference_loss
-from stages.settings.checks import UserError
 from stages.training.memory import MemoryBudget, PassSize, chunks
 from stages.training.processes import local_share
 from stages.training.row_by_row import measure_rows

@@ -20,12 +20,12 @@ from accelerate.utils import broadcast_object_list
 from safetensors import SafetensorError
 from torch import nn
 
+from stages.config.checks import UserError
+from stages.config.ppo import PolicyGradient
 from stages.models.sampling import Noise
-from stages.running.files import cut_file, write_json
-from stages.running.progress import Stopped, finishing_first, stop_asked
-from stages.runs import Run
-from stages.settings.checks import UserError
-from stages.settings.ppo import PolicyGradient
+from stages.runs.files import cut_file, write_json
+from stages.runs.progress import Stopped, finishing_first, stop_asked
+from stages.runs.run import Run
 from stages.training import checkpoints
 from stages.training.processes import global_max
 from stages.training.random_streams import batch_rows, stream_seed

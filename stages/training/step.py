@@ -12,7 +12,7 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor
 
-from stages.settings.checks import UserError, card_memory, say_error
+from stages.config.checks import UserError, card_memory, say_error
 from stages.training.memory import MICROBATCH, MemoryBudget, PassSize
 from stages.training.optimizer import gradient_norm, make_moments
 from stages.training.processes import global_sum

@@ -5,11 +5,11 @@ from collections.abc import Sequence
 from accelerate import Accelerator
 from transformers import PreTrainedModel
 
+from stages.config.checks import check_dealt, check_filled
+from stages.config.sections import Supervised
 from stages.models.lora import adapt
 from stages.models.policy import PolicyModel
-from stages.runs import Run
-from stages.settings.checks import check_dealt, check_filled
-from stages.settings.sections import Supervised
+from stages.runs.run import Run
 from stages.training.accelerator import prepare
 from stages.training.memory import MemoryBudget, use_gradient_checkpointing
 from stages.training.optimizer import cosine_rate, make_optimizer, set_learning_rate

@@ -6,12 +6,12 @@ from tokenizers.processors import TemplateProcessing
 from transformers import AutoTokenizer
 
 from stages.base import split_limits
+from stages.config.checks import UserError
+from stages.config.config import Data
 from stages.data.formats import to_openai_schema
 from stages.data.prompt import first_tokens, plain_encoder
 from stages.data.tokens import tokenize_comparisons, tokenize_posts
 from stages.models.tokenizers import load_tokenizer
-from stages.settings.checks import UserError
-from stages.settings.config import Data
 from tests.lib.rows import PAIR, POST, edited
 
 LONG_TEXT = "My boss. " * 40

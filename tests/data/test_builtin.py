@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from stages.config.config import World
 from stages.data import builtin
 from stages.data.builtin import (
     CLAUSES,
@@ -34,8 +35,7 @@ from stages.data.builtin import (
     write_world,
 )
 from stages.data.readers import SPLITS
-from stages.running.files import file_hash
-from stages.settings.config import World
+from stages.runs.files import file_hash
 
 POSTS = [make_post(f"toy1-train-{n}") for n in range(400)]
 PAIRS = [make_comparison(POSTS[n % 400], str(n), "train") for n in range(3000)]
@@ -226,7 +226,7 @@ def test_the_built_in_posts_keep_their_bytes(tmp_path):
 WRITE_WORLD = """
 from pathlib import Path
 from stages.data.builtin import write_world
-from stages.settings.config import World
+from stages.config.config import World
 world = World(
     seed={seed}, train_posts=5, validation_posts=4, train_comparisons=7, validation_comparisons=6
 )

@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from stages.config.checks import UserError
+from stages.config.sections import COMPARISONS, POSTS, Data
 from stages.data.bad_rows import BadRowError, BadRows
 from stages.data.formats import ASSISTANT, describe_whole_prompts, to_openai_schema
 from stages.data.lengths import Limits
@@ -13,8 +15,6 @@ from stages.data.readers import read_source
 from stages.data.schemas import chosen_text, info_of, rejected_text
 from stages.data.tables import LocatedRow
 from stages.data.tokens import tokenize_posts
-from stages.settings.checks import UserError
-from stages.settings.sections import COMPARISONS, POSTS, Data
 from tests.lib.rows import POST, write_rows
 
 QUESTION = {"role": "user", "content": "Why?"}

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
+from stages.config.sections import format_post
 from stages.data.lengths import CNNDM_LIMITS, Limits, count_over_limit, length_report
 from stages.data.prompt import plain_encoder
 from stages.data.tokens import tokenize_comparisons, tokenize_posts
-from stages.settings.sections import format_post
 from tests.lib.asserts import refusal_of
 from tests.lib.rows import ARTICLE, LIMITS, PAIR, POST, edited
 

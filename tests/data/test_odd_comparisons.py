@@ -10,14 +10,14 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from eval.calibration import calibrate
 from stages import base, dpo, rm
+from stages.config.command_line import make_config
+from stages.config.config import UserError
 from stages.data.builtin import make_comparison, make_post
 from stages.data.tokens import tokenize_comparisons
-from stages.driving.start import run_module
 from stages.models.loading import max_positions, require_room
 from stages.models.policy import PolicyModel
-from stages.running.files import read_json, read_lines
-from stages.settings.command_line import make_config
-from stages.settings.config import UserError
+from stages.pipeline.start import run_module
+from stages.runs.files import read_json, read_lines
 from tests.lib.asserts import close
 from tests.lib.learners import state_of
 from tests.lib.rows import EMPTY_PAIR, EQUAL_PAIR, LIMITS, PAIR, POST, edited, write_folder

@@ -9,12 +9,12 @@ from eval.control_texts import control_rows
 from eval.judges.prompt import LINES, make_question
 from reports.sharing.cards import POST, card
 from stages.base import make_base
+from stages.config.command_line import make_config
+from stages.config.config import Data
+from stages.config.sections import PROMPT, format_post, parse_post
 from stages.data.ragged import load_split
-from stages.finished import stage_folder
-from stages.running.files import read_lines
-from stages.settings.command_line import make_config
-from stages.settings.config import Data
-from stages.settings.sections import PROMPT, format_post, parse_post
+from stages.runs.files import read_lines
+from stages.runs.manifest import stage_folder
 
 CUSTOM = "Forum {subreddit}:\n{post}\n\nTITLE: {title}\n\nIn one sentence:"
 # Its texts contain what could be taken for a part of the prompt.

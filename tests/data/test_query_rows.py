@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 
 from stages import base, normalize, ppo, rm, sft
+from stages.config.config import World
 from stages.data.builtin import make_post, write_world
-from stages.driving.start import run_module
-from stages.running.files import read_json, read_lines
-from stages.settings.config import World
+from stages.pipeline.start import run_module
+from stages.runs.files import read_json, read_lines
 from tests.lib.rows import without, write_rows
 
 SETTINGS = [

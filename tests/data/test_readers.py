@@ -9,9 +9,9 @@ import datasets
 import pytest
 from datasets.exceptions import DatasetGenerationError
 
+from stages.config.config import HUB, Data, UserError
 from stages.data.bad_rows import BadRows
 from stages.data.readers import SPLITS, read_hub, read_source, subsample
-from stages.settings.config import HUB, Data, UserError
 from tests.lib.asserts import refusal_of
 from tests.lib.rows import (
     BAD_ROWS,

@@ -6,8 +6,8 @@ import pytest
 
 from stages import base
 from stages.data.ragged import load_split
-from stages.driving.start import run_module
-from stages.running.files import read_json
+from stages.pipeline.start import run_module
+from stages.runs.files import read_json
 
 ROWS = {  # as ../shared/README.md counts them
     "sft_train": 2557,

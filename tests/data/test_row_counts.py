@@ -4,13 +4,13 @@ from pathlib import Path
 from typing import Any
 
 from stages.base import remarks
+from stages.config.config import Data
 from stages.data.row_counts import (
     compare_with_published,
     count_odd_comparisons,
     count_repeated_rows,
     describe_differences,
 )
-from stages.settings.config import Data
 from tests.lib.rows import EMPTY_PAIR, EQUAL_PAIR, PAIR, POST, edited, without
 
 # -- odd comparisons -------------------------------------------------------------------------------

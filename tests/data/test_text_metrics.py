@@ -1,7 +1,7 @@
 """Measures of generated text, by hand."""
 
+from stages.config.sections import PROMPT
 from stages.data.text_metrics import identical
-from stages.settings.sections import PROMPT
 
 
 def row(post_id: str, query: str, summary: str) -> dict[str, str]:

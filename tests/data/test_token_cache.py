@@ -6,10 +6,10 @@ from stages import base
 from stages.data.bad_rows import BadRows
 from stages.data.lengths import Limits
 from stages.data.ragged import load_split
-from stages.driving.start import run_module
 from stages.models.tokenizers import load_tokenizer
-from stages.running.files import read_record
-from stages.running.machine import code_of
+from stages.pipeline.start import run_module
+from stages.runs.files import read_record
+from stages.runs.machine import code_of
 
 LIMITS = Limits(query=400, response=100, query_response=450)
 POST = {
@@ -75,10 +75,10 @@ def test_a_damaged_cache_is_named_and_built_again(runs, capsys):
     ("edited_file", "caches"),
     [
         (None, 1),
-        ("stages/settings/stages.py", 1),
+        ("stages/config/stages.py", 1),
         ("stages/data/tokens.py", 2),
         ("stages/data/prompt.py", 2),
-        ("stages/settings/sections.py", 2),
+        ("stages/config/sections.py", 2),
     ],
 )
 def test_only_edited_tokenizing_code_misses_the_cache(

@@ -2,11 +2,11 @@
 
 import pytest
 
+from stages.config.config import UserError
+from stages.config.sections import format_post
 from stages.data.bad_rows import BadRows
 from stages.data.lengths import CNNDM_LIMITS
 from stages.data.tokens import tokenize_comparisons, tokenize_posts
-from stages.settings.config import UserError
-from stages.settings.sections import format_post
 from tests.lib.rows import ARTICLE, EMPTY_PAIR, LIMITS, PAIR, POST, edited, without
 
 # -- posts -----------------------------------------------------------------------------------------

@@ -5,10 +5,10 @@ import random
 
 import pytest
 
+from stages.config.sections import PROMPT
 from stages.data.prompt import fit_query, plain_encoder
 from stages.models.tokenizers import load_tokenizer
-from stages.running.files import read_lines
-from stages.settings.sections import PROMPT
+from stages.runs.files import read_lines
 from tests.lib.paper_numbers import query_tokens
 from tests.lib.rows import POST
 

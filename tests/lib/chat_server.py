@@ -11,8 +11,8 @@ from typing import Any
 
 from eval.judge import make_judge
 from eval.judges.protocol import Comparison, Reply
-from stages.settings import config as settings
-from stages.settings.command_line import make_config
+from stages.config import config as settings
+from stages.config.command_line import make_config
 
 GOOD = "Comparison: the first one is accurate.\nPreferred: A"
 

@@ -3,9 +3,9 @@
 from dataclasses import replace
 from typing import Any
 
+from stages.config.ppo import Ppo
 from stages.functional import explained_variance
 from stages.rl.metrics import describe_critic
-from stages.settings.ppo import Ppo
 from tests.lib.episodes import PAD, two_episodes
 from tests.lib.learners import rollout_from
 

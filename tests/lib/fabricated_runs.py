@@ -7,12 +7,12 @@ from typing import Any
 
 from reports.parts import paper
 from reports.sections.curves import GRADIENT_GROUPS
-from stages.finished import current_inputs, stage_folder
-from stages.runs import open_stage
-from stages.settings import config as settings
-from stages.settings.command_line import make_config
-from stages.settings.config import JudgeSettings
-from stages.settings.stages import STAGES as TABLE
+from stages.config import config as settings
+from stages.config.command_line import make_config
+from stages.config.config import JudgeSettings
+from stages.config.stages import STAGES as TABLE
+from stages.runs.manifest import current_inputs, stage_folder
+from stages.runs.run import open_stage
 
 STAGES = ("base", "sft", "rm", "normalize", "ppo", "summaries", "judge", "controls", "win_rate")
 NASTY = "SUBREDDIT: r/x\n\nTITLE: <script>alert(1)</script>\n\nPOST: a | b\n# no heading\n\nTL;DR:"

@@ -77,9 +77,9 @@ def commit_of(hub: Hub, name: str, branch: str = "main") -> str:
 
 FETCH = """
 import sys
-from stages.settings.checks import UserError
-from stages.running.hub import fetch_model
-from stages.running.inputs import model_source
+from stages.config.checks import UserError
+from stages.runs.hub import fetch_model
+from stages.runs.inputs import model_source
 try:
     print(fetch_model(model_source("base.checkpoint", {source!r})).folder)
 except UserError as error:

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 
+from stages.config.ppo import PolicyGradient
 from stages.data.ragged import load_split
 from stages.models.sampling import Noise
 from stages.models.tokenizers import load_tokenizer
@@ -23,8 +24,7 @@ from stages.rl.networks import (
 )
 from stages.rl.rollout import measure, sample_responses, score
 from stages.rl.update import optimize
-from stages.runs import Run
-from stages.settings.ppo import PolicyGradient
+from stages.runs.run import Run
 from stages.training.memory import MemoryBudget
 from stages.training.state import Order, State
 from stages.training.step import Learner

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from stages.driving.start import run_module
+from stages.pipeline.start import run_module
 
 
 def make_stages(root: Path, stages: Iterable[Any], arguments: list[str]) -> None:

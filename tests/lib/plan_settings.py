@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 from reports.needs.memory import Setting, setting_of
-from stages.settings.command_line import make_config
+from stages.config.command_line import make_config
 
 
 def setting(preset: str = "pythia-1b", devices: int = 1, **memory: Any) -> Setting:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from stages import functional, ppo
+from stages.config.ppo import PolicyGradient
 from stages.data.ragged import pad_right
 from stages.models import forward, sampling
 from stages.models.forward import ResponseBatch
@@ -23,7 +24,6 @@ from stages.rl import advantages, loss, networks, rollout, update
 from stages.rl.algorithms import Algorithm
 from stages.rl.episodes import Measured, Rollout, Sampled, Shaped
 from stages.rl.networks import PolicyLearner
-from stages.settings.ppo import PolicyGradient
 
 
 def wrap(module: Any, name: str, wrong: Callable[..., Any], put: Any = setattr) -> None:

@@ -37,7 +37,7 @@ def launch(
     """Run code in several processes on the CPU (gloo), as `GPUS=2` starts two on GPUs."""
     script = folder / "script.py"
     script.write_text(code)
-    command: list[Any] = [sys.executable, "-m", "stages.running.launch"]
+    command: list[Any] = [sys.executable, "-m", "stages.pipeline.launch"]
     command += [engine, str(processes), "1", str(script)]  # one machine
     environment = {
         **os.environ,

@@ -7,9 +7,9 @@ from typing import Any
 from safetensors.torch import load_file
 
 from stages import rm
-from stages.finished import read_manifest
-from stages.running.files import read_lines
-from stages.runs import Run
+from stages.runs.files import read_lines
+from stages.runs.manifest import read_manifest
+from stages.runs.run import Run
 
 NAMED = "--preset tiny --name resumed --set".split()
 SETTINGS = """

@@ -5,10 +5,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+from stages.config.config import Data
 from stages.data.lengths import Limits
 from stages.data.readers import SPLITS, read_source
 from stages.data.tables import LocatedRow, Row
-from stages.settings.config import Data
 
 LIMITS = Limits(query=400, response=100, query_response=450)
 

@@ -21,15 +21,15 @@ from transformers import (
 from eval import summaries
 from stages import base, dpo, normalize, ppo, rm, sft
 from stages.data.ragged import load_split, pad_left, pad_right
-from stages.driving.start import run_module
-from stages.finished import read_manifest
 from stages.models.forward import ResponseBatch, score_responses
 from stages.models.heads import head_name, scalar_head
 from stages.models.loading import load_reward_model
 from stages.models.policy import PolicyModel
 from stages.models.sampling import SamplingParams, sample
 from stages.models.tokenizers import load_tokenizer
-from stages.running.files import read_lines
+from stages.pipeline.start import run_module
+from stages.runs.files import read_lines
+from stages.runs.manifest import read_manifest
 from tests.lib.asserts import close
 from tests.lib.families import CONFIGS, SPARE, save_checkpoint
 

@@ -8,13 +8,13 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
+from stages.config.sections import CHUNK
 from stages.functional import entropy, token_logprobs
 from stages.models import logprobs
 from stages.models.forward import ResponseBatch, response_logits, response_logprobs
 from stages.models.loading import load_policy
 from stages.models.logprobs import chunked_logprobs
 from stages.models.policy import PLAIN_HEAD, PolicyModel, weights_cast_once
-from stages.settings.sections import CHUNK
 from tests.lib.asserts import close
 from tests.lib.families import CONFIGS
 

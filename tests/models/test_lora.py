@@ -9,15 +9,15 @@ from safetensors.torch import load_file
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from stages import base, dpo, normalize, ppo, rm, sft
-from stages.driving.start import run_module
+from stages.config.command_line import make_config
+from stages.config.config import Lora
 from stages.models.forward import head_scalars, model_inputs, response_logprobs
 from stages.models.loading import load_policy, load_reward_model, save_model
 from stages.models.lora import adapt, adapter_layers, adapter_off, merge
 from stages.models.policy import PolicyModel
+from stages.pipeline.start import run_module
 from stages.rl.networks import save_networks
-from stages.running.files import read_lines
-from stages.settings.command_line import make_config
-from stages.settings.config import Lora
+from stages.runs.files import read_lines
 from tests.lib.asserts import refusal_of
 from tests.lib.learners import flat, two_updates_of_ppo
 

@@ -8,8 +8,9 @@ from transformers import AutoModelForTokenClassification, Qwen2Config
 
 from eval import summaries
 from stages import base, normalize, ppo, rm, sft
+from stages.config.command_line import make_config
+from stages.config.config import UserError
 from stages.data.ragged import load_split, pad_left, pad_right
-from stages.driving.start import run_module
 from stages.models.foreign import load_released_reward_model
 from stages.models.forward import (
     ResponseBatch,
@@ -21,11 +22,10 @@ from stages.models.forward import (
 )
 from stages.models.loading import load_reward_model, save_model
 from stages.models.tokenizers import load_tokenizer
+from stages.pipeline.start import run_module
 from stages.rl import start_checks
 from stages.rm import read_scores_before
-from stages.running.files import read_json, read_lines
-from stages.settings.command_line import make_config
-from stages.settings.config import UserError
+from stages.runs.files import read_json, read_lines
 from tests.lib.asserts import close
 from tests.lib.families import CONFIGS, GROUPED, random_model
 

@@ -12,16 +12,16 @@ import torch
 from eval import controls, judge, summaries, win_rate
 from reports import run_page
 from stages import base, dpo, normalize, ppo, rm, sft
+from stages.config.checks import UserError
+from stages.config.command_line import make_config, recorded_config
 from stages.data.ragged import pad_right
-from stages.driving.start import run_module
-from stages.finished import read_manifest
 from stages.models.forward import ResponseBatch, score_responses
 from stages.models.heads import shift_scores
 from stages.models.loading import load_reward_model, save_model
 from stages.models.reward_function import TextReward
-from stages.running.files import read_lines
-from stages.settings.checks import UserError
-from stages.settings.command_line import make_config, recorded_config
+from stages.pipeline.start import run_module
+from stages.runs.files import read_lines
+from stages.runs.manifest import read_manifest
 from tests.lib.asserts import refusal_of
 
 # Every token of a response can raise this reward, so no rare event decides whether it is learned.

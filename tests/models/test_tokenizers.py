@@ -7,11 +7,11 @@ import pytest
 from tokenizers import pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+from stages.config.sections import format_post
 from stages.data.lengths import Limits
 from stages.data.prompt import plain_encoder
 from stages.data.tokens import tokenize_posts
 from stages.models.tokenizers import load_tokenizer, same_tokens
-from stages.settings.sections import format_post
 from tests.lib.asserts import refusal_of
 from tests.lib.families import copy_tokenizer, edit_json
 

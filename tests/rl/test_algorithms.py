@@ -14,18 +14,18 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm
 from eval import controls, judge, summaries, win_rate
 from reports import run_page
 from stages import base, normalize, ppo, rm, sft
-from stages.driving.start import run_module
+from stages.config.command_line import make_config
+from stages.config.ppo import Ppo
 from stages.functional import token_logprobs
 from stages.models import forward
 from stages.models.loading import with_dropout
 from stages.models.policy import PolicyModel
 from stages.models.sampling import Noise, sample
+from stages.pipeline.start import run_module
 from stages.rl.algorithms import ALGORITHMS, Grpo, Rloo
 from stages.rl.rollout import measure, sample_responses, score, share_of_batch
 from stages.rl.update import optimize
-from stages.running.files import read_json, read_lines
-from stages.settings.command_line import make_config
-from stages.settings.ppo import Ppo
+from stages.runs.files import read_json, read_lines
 from tests.lib.asserts import close
 from tests.lib.episodes import PAD, two_episodes
 from tests.lib.families import CONFIGS, random_model

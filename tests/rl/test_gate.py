@@ -7,7 +7,7 @@ import torch
 from accelerate import Accelerator
 
 from stages.rl.update_checks import UpdateCheckError, check_gae
-from stages.running.files import read_json
+from stages.runs.files import read_json
 from tests.lib.critic_gate import GATED, open_gate
 from tests.lib.episodes import PAD, two_episodes
 from tests.lib.learners import rollout_from
@@ -16,7 +16,7 @@ from tests.lib.processes import launch
 SCRIPT = """
 import json
 from accelerate import Accelerator
-from stages.driving.start import end_process
+from stages.pipeline.start import end_process
 from tests.lib.critic_gate import open_gate
 accelerator = Accelerator()
 factor = {factors}[accelerator.process_index]

@@ -13,10 +13,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from stages.config.ppo import Ppo
 from stages.functional import kl_estimate, kl_penalty
 from stages.rl.episodes import Rollout
 from stages.rl.loss import Divisors, policy_loss
-from stages.settings.ppo import Ppo
 from tests.lib.exact_kl import (
     all_sequences,
     cosine,

@@ -6,14 +6,14 @@ import sys
 
 import pytest
 
-from stages.running.files import read_json, read_lines
+from stages.runs.files import read_json, read_lines
 from tests.lib.places import ROOT
 
 # What somebody writes to add an algorithm: settings, a formula, and an entry.
 ALGORITHM = '''
 from dataclasses import dataclass
 from stages.rl.algorithms import ALGORITHMS, Algorithm
-from stages.settings.ppo import PolicyGradient
+from stages.config.ppo import PolicyGradient
 
 @dataclass(frozen=True, kw_only=True)
 class Best(PolicyGradient):
@@ -30,7 +30,7 @@ ALGORITHMS["best"] = Algorithm(
 )
 '''
 HELP = f"""{ALGORITHM}
-from stages.goals import help_lines
+from stages.pipeline.goals import help_lines
 print(*help_lines(), sep="\\n")
 """
 RUN = f"""{ALGORITHM}

@@ -17,12 +17,12 @@ from accelerate.state import AcceleratorState
 from torch import Tensor
 from transformers import GPTNeoXConfig, GPTNeoXForCausalLM, GPTNeoXForTokenClassification
 
+from stages.config.command_line import make_config
 from stages.data.ragged import make_ragged
 from stages.models.heads import reset_head, use_float32_head
 from stages.models.policy import PolicyModel
 from stages.rl.networks import Networks, PolicyAndCritic
 from stages.rl.update import optimize
-from stages.settings.command_line import make_config
 from tests.lib.learners import learner_of, rolled_out
 
 EOS, PAD, LENGTH, RATE, SEED = 0, 7, 6, 0.05, 44413

@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 import torch
 
+from stages.config.command_line import make_config
+from stages.config.config import Optimizer, Ppo
 from stages.models.policy import PolicyModel
 from stages.rl.episodes import Rollout
 from stages.rl.networks import Networks, PolicyAndCritic, parameter_groups
 from stages.rl.update import optimize
-from stages.settings.command_line import make_config
-from stages.settings.config import Optimizer, Ppo
 from stages.training.optimizer import make_optimizer
 from stages.training.step import NonFiniteError
 from tests.lib.learners import learner_of, rolled_out

@@ -10,6 +10,9 @@ import pytest
 import torch
 from accelerate import Accelerator
 
+from stages.config.command_line import make_config
+from stages.config.config import Optimizer, Ppo, UserError
+from stages.config.ppo import PAPER_QUIRKS
 from stages.data.ragged import make_ragged
 from stages.functional import (
     token_logprobs,
@@ -26,9 +29,6 @@ from stages.rl.episodes import Episodes
 from stages.rl.metrics import describe, describe_advantages, samples
 from stages.rl.networks import parameter_groups
 from stages.rl.update import check_episodes, first_kl_coef, next_kl_coef, set_rate
-from stages.settings.command_line import make_config
-from stages.settings.config import Optimizer, Ppo, UserError
-from stages.settings.ppo import PAPER_QUIRKS
 from stages.training.optimizer import make_optimizer
 from tests.lib.asserts import close, refusal_of
 from tests.lib.fabricated_runs import write_rows

@@ -6,10 +6,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from stages.config.command_line import make_config
 from stages.rl.networks import PolicyAndCritic
 from stages.rl.pretraining import PretrainingMix, load_pretraining_mix, pretraining_losses
 from stages.rl.update import optimize
-from stages.settings.command_line import make_config
 from tests.lib.learners import learner_of, rolled_out
 from tests.lib.small_splits import POSTS
 

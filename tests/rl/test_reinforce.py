@@ -5,8 +5,8 @@ import json
 import pytest
 import torch
 
-from stages.driving.start import run_module
 from stages.functional import masked_whiten
+from stages.pipeline.start import run_module
 from stages.rl.algorithms import ALGORITHMS, GlobalBatch, Reinforce
 
 REWARD = '''

@@ -6,6 +6,8 @@ import pytest
 import torch
 
 from stages import functional
+from stages.config.command_line import make_config
+from stages.config.config import Ppo, UserError
 from stages.data.ragged import make_ragged, pad_left, pad_right
 from stages.models.forward import ResponseBatch, score_responses
 from stages.models.loading import load_policy, new_reward_model
@@ -18,8 +20,6 @@ from stages.rl.networks import Origins
 from stages.rl.rollout import measure, sample_responses, score
 from stages.rl.start_checks import StartCheckError
 from stages.rm import read_scores_before
-from stages.settings.command_line import make_config
-from stages.settings.config import Ppo, UserError
 from tests.lib.learners import learner_of, rolled_out, rollout_from
 from tests.lib.planted import PLANTED
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from stages import ppo
-from stages.driving.start import run_module
-from stages.running.files import read_lines
+from stages.pipeline.start import run_module
+from stages.runs.files import read_lines
 from tests.lib.resuming import ARGUMENTS
 
 # One update in which the policy learns, with two minibatches an epoch.

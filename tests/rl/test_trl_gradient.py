@@ -14,6 +14,7 @@ from reports.parts.words import PEER
 from reports.speed import measure as bench_measure
 from reports.speed import speed
 from reports.speed.speed import task_of
+from stages.config.command_line import config_of, make_config
 from stages.data.ragged import pad_left, pad_right
 from stages.models.policy import PolicyModel
 from stages.rl.algorithms import Rloo
@@ -21,7 +22,6 @@ from stages.rl.episodes import Episodes, Sampled
 from stages.rl.networks import Networks
 from stages.rl.rollout import measure
 from stages.rl.update import optimize
-from stages.settings.command_line import config_of, make_config
 from tests.lib.learners import learner_of, rollout_from
 
 ROOT = Path(__file__).parents[2]

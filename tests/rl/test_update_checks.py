@@ -9,7 +9,8 @@ import torch
 from accelerate import Accelerator
 
 from stages import functional, ppo
-from stages.driving.start import run_module
+from stages.config.ppo import PolicyGradient, Ppo
+from stages.pipeline.start import run_module
 from stages.rl import advantages
 from stages.rl.algorithms import ALGORITHMS, Grpo, Rloo
 from stages.rl.episodes import Rollout
@@ -19,8 +20,7 @@ from stages.rl.update_checks import (
     check_update,
     is_checked,
 )
-from stages.running.files import read_lines
-from stages.settings.ppo import PolicyGradient, Ppo
+from stages.runs.files import read_lines
 from tests.lib.episodes import EOS, PAD, two_episodes
 from tests.lib.learners import rollout_from
 from tests.lib.planted import PLANTED

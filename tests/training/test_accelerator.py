@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import torch
 
-from stages.running.machine import cpu_model
-from stages.settings.command_line import make_config
+from stages.config.command_line import make_config
+from stages.runs.machine import cpu_model
 from stages.training.accelerator import make_accelerator
 from tests.lib.hub_client import ROOT
 
@@ -43,7 +43,7 @@ def test_a_process_computes_on_as_many_threads_as_the_settings_say(before_start,
 def test_a_processor_is_recorded_with_the_instructions_that_torch_may_use():
     code = """
 import json
-from stages.running.machine import processor
+from stages.runs.machine import processor
 before = processor()
 import torch
 print(json.dumps([before, processor()]))
@@ -62,8 +62,8 @@ def test_a_stage_keeps_freed_blocks_and_the_largest_go_back():
 import ctypes
 import torch
 from stages.training.accelerator import make_accelerator
-from stages.settings.command_line import make_config
-from stages.running.machine import keep_freed_memory
+from stages.config.command_line import make_config
+from stages.runs.machine import keep_freed_memory
 
 def held():
     return int(open("/proc/self/statm").read().split()[1]) * 4096 / 2**20

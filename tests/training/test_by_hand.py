@@ -12,12 +12,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from stages.config.command_line import make_config
 from stages.data.lengths import Limits
 from stages.data.ragged import TokenizedSplit
 from stages.data.tokens import tokenize_comparisons, tokenize_posts
 from stages.models.policy import PolicyModel
 from stages.rm import score_pairs, take_step
-from stages.settings.command_line import make_config
 from stages.sft import count_tokens, summed_loss
 from tests.lib.asserts import close
 from tests.lib.learners import state_of

@@ -14,10 +14,10 @@ import torch
 from accelerate import Accelerator
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from stages.running.files import read_lines
-from stages.runs import Run
-from stages.settings.command_line import make_config
-from stages.settings.config import UserError
+from stages.config.command_line import make_config
+from stages.config.config import UserError
+from stages.runs.files import read_lines
+from stages.runs.run import Run
 from stages.training.checkpoints import list_checkpoints
 from stages.training.optimizer import make_optimizer
 from stages.training.state import Order, State

@@ -22,8 +22,8 @@ SETTINGS = f"""
 SCRIPT = """
 import json, os, sys
 from stages import base, normalize, ppo, rm, sft
-from stages.driving.start import run_module
-from stages.runs import Run
+from stages.pipeline.start import run_module
+from stages.runs.run import Run
 modules = base, sft, rm, normalize, ppo
 for module in modules[:-1]:
     run_module(module, {arguments!r})

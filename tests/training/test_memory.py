@@ -11,12 +11,12 @@ import torch
 from safetensors.torch import load_file
 
 from stages import base, rm, sft
-from stages.driving.start import run_module
-from stages.finished import read_manifest
+from stages.config.command_line import make_config
+from stages.config.config import Memory, UserError
 from stages.models import loading
 from stages.models.policy import PolicyModel
-from stages.settings.command_line import make_config
-from stages.settings.config import Memory, UserError
+from stages.pipeline.start import run_module
+from stages.runs.manifest import read_manifest
 from stages.training.memory import (
     FORWARD,
     MICROBATCH,
@@ -318,7 +318,7 @@ def test_a_stage_that_ran_out_of_memory_records_it_in_its_manifest(
 TWO_PROCESSES = """
 import os
 from stages import sft
-from stages.driving.start import end_process, run_module
+from stages.pipeline.start import end_process, run_module
 from tests.lib.short_memory import ARGUMENTS, limit_training_pass
 load = sft.load_policy
 def load_policy(*args):

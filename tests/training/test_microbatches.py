@@ -21,6 +21,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from eval import summaries
 from eval.judges.gold import GoldJudge
 from stages import dpo, normalize, rm, sft
+from stages.config.command_line import make_config
+from stages.config.config import Config, UserError
 from stages.data.ragged import TokenizedSplit, make_ragged
 from stages.models.policy import PolicyModel
 from stages.models.sampling import Noise, Sampling, respond_often
@@ -28,8 +30,6 @@ from stages.rl import start_checks
 from stages.rl.networks import Networks, PolicyLearner, freeze
 from stages.rl.rollout import measure, sample_responses, score
 from stages.rl.update import optimize
-from stages.settings.command_line import make_config
-from stages.settings.config import Config, UserError
 from stages.training.memory import FORWARD, MICROBATCH
 from stages.training.optimizer import make_optimizer
 from stages.training.step import NonFiniteError, optimizer_step

@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
+from stages.config.config import Optimizer
 from stages.rl.update import linear_rate
-from stages.settings.config import Optimizer
 from stages.training.optimizer import cosine_rate, make_optimizer, set_learning_rate
 
 

@@ -9,8 +9,8 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoModelForTokenClassification
 
 from stages import base, dpo, normalize, ppo, rm, sft
-from stages.running.files import read_lines
-from stages.running.launch import ENGINES
+from stages.pipeline.launch import ENGINES
+from stages.runs.files import read_lines
 from tests.lib.make_stages import make_stages
 from tests.lib.processes import launch
 
@@ -40,7 +40,7 @@ each_engine = pytest.mark.parametrize("engine", ENGINES)
 TRAIN = """
 from accelerate import PartialState
 from stages import dpo, normalize, ppo, rm, sft
-from stages.driving.start import end_process, run_module
+from stages.pipeline.start import end_process, run_module
 for arguments in {}:
     for stage in (sft, rm, normalize, ppo, dpo):
         run_module(stage, arguments)
@@ -49,14 +49,14 @@ end_process()
 """
 TRAIN_PPO = """
 from stages import ppo
-from stages.driving.start import end_process, run_module
+from stages.pipeline.start import end_process, run_module
 run_module(ppo, [*{!r}, "memory.save_minutes=0"])
 end_process()
 """
 # The second process dies when the first update has been saved and the second one is over.
 DIE_IN_SECOND_UPDATE = """
 import os
-from stages.runs import Run
+from stages.runs.run import Run
 log = Run.log
 def log_or_die(run, step, **metrics):
     if step == 2 and not run.main:

@@ -12,12 +12,12 @@ import pytest
 
 from eval import judge, summaries
 from eval.judges import protocol
-from stages import runs as runs_module
-from stages.driving.start import run_module
-from stages.finished import ATTEMPT, current_inputs, read_manifest, why_not
-from stages.running.files import KeptRows, read_lines
-from stages.runs import WHILE_WORKING, Run, open_stage
-from stages.settings.command_line import make_config
+from stages.config.command_line import make_config
+from stages.pipeline.start import run_module
+from stages.runs import run as runs_module
+from stages.runs.files import KeptRows, read_lines
+from stages.runs.manifest import ATTEMPT, current_inputs, read_manifest, why_not
+from stages.runs.run import WHILE_WORKING, Run, open_stage
 from tests.lib.resuming import (
     ARGUMENTS,
     OFTEN,

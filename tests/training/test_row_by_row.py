@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from stages.running.files import KeptRows, whole_lines
+from stages.runs.files import KeptRows, whole_lines
 from stages.training import processes
 from stages.training.memory import MemoryBudget, PassSize
 from stages.training.processes import gather_rows, global_max, global_sum, local_share

@@ -6,9 +6,9 @@ from threading import Condition
 from typing import NamedTuple
 
 from eval.judges.protocol import Row
-from stages.settings.checks import UserError
-from stages.settings.judge import JudgeSettings
-from stages.settings.judge_models import Known, known_model, without_price
+from stages.config.checks import UserError
+from stages.config.judge import JudgeSettings
+from stages.config.judge_models import Known, known_model, without_price
 
 CHARACTERS_PER_TOKEN = 4  # OpenAI's own rule of thumb for English text
 TEMPLATE_TOKENS = 16  # what a chat template adds to a message

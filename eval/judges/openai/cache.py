@@ -17,7 +17,7 @@ from typing import Any
 
 from eval.judges.openai.replies import PassingError, read_reply
 from eval.judges.protocol import Row
-from stages.settings.checks import UserError
+from stages.config.checks import UserError
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS replies (

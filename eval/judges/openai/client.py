@@ -31,9 +31,9 @@ from eval.judges.openai.replies import (
 )
 from eval.judges.prompt import LINES, OBJECT, RESPONSE_FORMAT, Question, make_question
 from eval.judges.protocol import Comparison, Row
-from stages.settings.checks import UserError
-from stages.settings.judge import JudgeSettings, check_address
-from stages.settings.judge_models import key_of_environment
+from stages.config.checks import UserError
+from stages.config.judge import JudgeSettings, check_address
+from stages.config.judge_models import key_of_environment
 
 
 class ChatRequest(NamedTuple):

@@ -16,9 +16,9 @@ from typing import Any
 
 from eval.judges.prompt import own_words
 from eval.judges.protocol import CONTENT_FILTER, FILTERED, TOO_LONG, Row
-from stages.settings.checks import UserError
-from stages.settings.judge import JudgeSettings
-from stages.settings.judge_models import is_model
+from stages.config.checks import UserError
+from stages.config.judge import JudgeSettings
+from stages.config.judge_models import is_model
 
 # Where servers put what a model thought: vLLM and transformers, Ollama and OpenRouter.
 THOUGHTS = ("reasoning_content", "reasoning", "thinking")

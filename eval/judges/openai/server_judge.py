@@ -13,9 +13,9 @@ from eval.judges.openai.client import Chat, ChatRequest
 from eval.judges.openai.replies import PostError, is_accepted, reasoned
 from eval.judges.prompt import Question, parse_choice
 from eval.judges.protocol import CONTENT_FILTER, About, Choice, Comparison, Judge, Reply, Row
-from stages.running.progress import told
-from stages.settings.checks import UserError
-from stages.settings.judge import JudgeSettings
+from stages.config.checks import UserError
+from stages.config.judge import JudgeSettings
+from stages.runs.progress import told
 
 USUAL_REPLY_TOKENS = 60  # one sentence and a verdict
 ASSUMED_REASONING_TOKENS = 500  # how long a judge reasons about two summaries: an assumption

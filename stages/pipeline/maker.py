@@ -21,11 +21,16 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from stages.driving.start import load, run_module
-from stages.driving.wanted import ANEW, check_rows, check_settings, lacking, reason, wanted_stages
-from stages.finished import lock_of, partial_of, read_manifest, stage_folder, why_not
-from stages.running import launch
-from stages.running.progress import (
+from stages.config.checks import say_error
+from stages.config.command_line import Request
+from stages.config.config import Config
+from stages.config.faults import in_one_line, what_to_mend
+from stages.config.stages import row_of
+from stages.pipeline import launch
+from stages.pipeline.start import load, run_module
+from stages.pipeline.wanted import ANEW, check_rows, check_settings, lacking, reason, wanted_stages
+from stages.runs.manifest import lock_of, partial_of, read_manifest, stage_folder, why_not
+from stages.runs.progress import (
     CALLER_SAYS_STOP,
     GOES_ON_WITH,
     answer_at_once,
@@ -34,14 +39,9 @@ from stages.running.progress import (
     leave_closed_terminal,
     say_if_killed,
 )
-from stages.runs import held, move_aside, put_in_place
-from stages.settings.checks import say_error
-from stages.settings.command_line import Request
-from stages.settings.config import Config
-from stages.settings.faults import in_one_line, what_to_mend
-from stages.settings.stages import row_of
+from stages.runs.run import held, move_aside, put_in_place
 
-START = (sys.executable, "-m", "stages.driving.start")
+START = (sys.executable, "-m", "stages.pipeline.start")
 PR_SET_PDEATHSIG = 1  # of Linux, where alone stages are forked
 DRIVERS = ("nvidia*", "nvmap", "dxg", "kfd", "accel*")
 
@@ -68,7 +68,7 @@ class Maker:
     processes: int = 1  # of such a stage
     goes_on_with: str = ""  # the command that a stage that stops prints; empty: its own
     max_cost: str = ""  # the most that a judge may cost, USD
-    replace: str = ""  # `1` or stages (`stages.driving.wanted`)
+    replace: str = ""  # `1` or stages (`stages.pipeline.wanted`)
     dry_run: bool = False  # print only what would be made
     ended: Callable[[Config, str], None] = lambda *_: None  # called for each finished stage
     end: Callable[[Cell], None] = lambda _: None  # called when a command has made its one run

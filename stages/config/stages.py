@@ -7,8 +7,8 @@ from collections.abc import Set
 from dataclasses import dataclass, replace
 from typing import Any
 
+from stages.config.ppo import Ppo
 from stages.rl.algorithms import ALGORITHMS
-from stages.settings.ppo import Ppo
 
 CARD = "README.md"  # of a model, in its folder; no output of the stage
 

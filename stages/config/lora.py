@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from stages.settings.checks import Section, require
-from stages.settings.stages import LORA_STAGES
+from stages.config.checks import Section, require
+from stages.config.stages import LORA_STAGES
 
 ALL_LINEAR = "all-linear"
 

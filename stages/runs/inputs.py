@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from stages.running.files import known_hash
-from stages.settings import config as settings
-from stages.settings.config import Config, hash_of
-from stages.settings.sections import COMPARISONS, POSTS, PPO_TRAIN
-from stages.settings.stages import OUTPUTS, STAGES
+from stages.config import config as settings
+from stages.config.config import Config, hash_of
+from stages.config.sections import COMPARISONS, POSTS, PPO_TRAIN
+from stages.config.stages import OUTPUTS, STAGES
+from stages.runs.files import known_hash
 
 DATA = "data"  # as an input of the stages that read it
 MAIN = "main"

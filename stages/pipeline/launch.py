@@ -1,6 +1,6 @@
 """How a stage is started in several processes: GPUS, NODES and ENGINE.
 
-    python -m stages.running.launch ddp 8 1 -m stages.driving.start stages.sft:sft --preset tiny
+    python -m stages.pipeline.launch ddp 8 1 -m stages.pipeline.start stages.sft:sft --preset tiny
 
 is `accelerate launch` with the configuration `engines/ddp.yaml`, 8 processes on 1 machine. On
 several machines `srun` starts it once on each of them, inside a Slurm job. Standard library only
@@ -17,8 +17,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from stages.settings.checks import UserError, forget_variables, unknown
-from stages.settings.faults import in_one_line
+from stages.config.checks import UserError, forget_variables, unknown
+from stages.config.faults import in_one_line
 
 ENGINES = ("ddp", "fsdp2")
 PORT = 29500
@@ -27,7 +27,7 @@ PATIENCE = {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "1800"}
 
 
 def launch_words(gpus: int, nodes: int, engine: str) -> tuple[str, ...]:
-    """The words before `-m stages.driving.start ...` that start a stage; none: this interpreter.
+    """The words before `-m stages.pipeline.start ...` that start a stage; none: this interpreter.
 
     `gpus` processes on each of `nodes` machines. Raises UserError as `check_numbers` does, and for
     several machines outside a Slurm job that has them.
@@ -35,7 +35,7 @@ def launch_words(gpus: int, nodes: int, engine: str) -> tuple[str, ...]:
     check_numbers(gpus, nodes, engine)
     if gpus == nodes == 1:
         return ()
-    each = (sys.executable, "-m", "stages.running.launch", engine, str(gpus), str(nodes))
+    each = (sys.executable, "-m", "stages.pipeline.launch", engine, str(gpus), str(nodes))
     return each if nodes == 1 else (*_srun(nodes), *each)
 
 

@@ -22,7 +22,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from stages.settings.checks import UserError, is_on
+from stages.config.checks import UserError, is_on
 
 LIBRARIES = ("torch", "transformers", "accelerate", "datasets", "tokenizers", "numpy", "peft")
 # Variables that choose how torch and what lies below it compute: most change the rounding of sums.

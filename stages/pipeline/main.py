@@ -1,9 +1,9 @@
 """Makes what is asked for, or shows its settings. Standard library only.
 
-    python -m stages.pipeline sft rm ppo eval --preset tiny      what `make sft rm ppo eval` calls
-    python -m stages.pipeline ablations --preset tiny --seeds 1 2         or algorithms
-    python -m stages.pipeline study --presets tiny-s tiny --seeds 1 2
-    python -m stages.pipeline settings --preset tiny
+    python -m stages.pipeline.main sft rm ppo eval --preset tiny     as `make sft rm ppo eval` calls
+    python -m stages.pipeline.main ablations --preset tiny --seeds 1 2          or algorithms
+    python -m stages.pipeline.main study --presets tiny-s tiny --seeds 1 2
+    python -m stages.pipeline.main settings --preset tiny
 
 Looking (`--dry-run`) writes nothing. If a finished stage has other settings than those asked for,
 it is refused with the difference; `--replace` moves it aside.
@@ -14,14 +14,13 @@ from collections.abc import Callable
 from dataclasses import fields
 from typing import Any
 
-from stages.driving import grid
-from stages.driving.maker import Cell, Maker
-from stages.driving.wanted import GOALS
-from stages.running import launch
-from stages.settings.command_line import Request, add_arguments, config_of, request_of
-from stages.settings.config import LINE_BREAK, SECTIONS, Config, UserError
-from stages.settings.faults import Parser, in_one_line, is_above_0, require_packages, show
-from stages.settings.presets import ABLATIONS, ablations_named
+from stages.config.command_line import Request, add_arguments, config_of, request_of
+from stages.config.config import LINE_BREAK, SECTIONS, Config, UserError
+from stages.config.faults import Parser, in_one_line, is_above_0, require_packages, show
+from stages.config.presets import ABLATIONS, ablations_named
+from stages.pipeline import grid, launch
+from stages.pipeline.maker import Cell, Maker
+from stages.pipeline.wanted import GOALS
 
 
 def settings_lines(config: Config) -> list[str]:

@@ -8,7 +8,7 @@ change a few defaults in `stages/rl/algorithms.py`. Standard library only.
 from dataclasses import dataclass
 from typing import ClassVar
 
-from stages.settings.checks import Section, require
+from stages.config.checks import Section, require
 
 CHOICES = {
     "compat": ("", "paper"),

@@ -11,13 +11,13 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from stages.settings import config as settings
-from stages.settings.checks import RESTORE, require, require_type, unknown
-from stages.settings.config import SECTIONS, Config, UserError, changes_of, with_changes
-from stages.settings.faults import Parser
-from stages.settings.judge import at_server
-from stages.settings.presets import PRESETS
-from stages.settings.stages import (
+from stages.config import config as settings
+from stages.config.checks import RESTORE, require, require_type, unknown
+from stages.config.config import SECTIONS, Config, UserError, changes_of, with_changes
+from stages.config.faults import Parser
+from stages.config.judge import at_server
+from stages.config.presets import PRESETS
+from stages.config.stages import (
     GIVEN_BY,
     OUTPUTS,
     RELEASED,

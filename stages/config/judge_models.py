@@ -4,9 +4,9 @@ import os
 import re
 from typing import NamedTuple
 
-from stages.settings.checks import UserError
-from stages.settings.config import TOY, Config
-from stages.settings.stages import OUTPUTS, RELEASED
+from stages.config.checks import UserError
+from stages.config.config import TOY, Config
+from stages.config.stages import OUTPUTS, RELEASED
 
 
 class Known(NamedTuple):
@@ -91,7 +91,7 @@ def without_price(model: str) -> UserError:
     """The error for a cap on a cost that cannot be counted."""
     return UserError(
         f"judge.max_cost needs the price of {model}, which the table in"
-        " stages/settings/judge_models.py lacks: set judge.input_price and judge.output_price"
+        " stages/config/judge_models.py lacks: set judge.input_price and judge.output_price"
     )
 
 

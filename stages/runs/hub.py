@@ -17,10 +17,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from stages.running.files import read_record, write_json
-from stages.running.inputs import BESIDE_WEIGHTS, OLD_WEIGHTS, WEIGHTS, Source
-from stages.settings import config as settings
-from stages.settings.checks import UserError
+from stages.config import config as settings
+from stages.config.checks import UserError
+from stages.runs.files import read_record, write_json
+from stages.runs.inputs import BESIDE_WEIGHTS, OLD_WEIGHTS, WEIGHTS, Source
 
 RECORDS = "hub.json"  # below runs/
 COMMIT = re.compile(r"[0-9a-f]{40}")

@@ -24,21 +24,12 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, TypeVar
 
-from stages.finished import (
-    ATTEMPT,
-    check_stage,
-    check_unchanged,
-    current_inputs,
-    identity,
-    lock_of,
-    outer_inputs,
-    partial_of,
-    read_manifest,
-    seal_of,
-    stage_folder,
-)
-from stages.running.files import hash_files, read_record, sync, write_json, write_lines
-from stages.running.machine import (
+from stages.config import config as settings
+from stages.config.checks import UserError, first_line
+from stages.config.config import Config, hash_of, settings_hash, settings_of
+from stages.config.stages import CARD, STAGES, row_of
+from stages.runs.files import hash_files, read_record, sync, write_json, write_lines
+from stages.runs.machine import (
     changed_files,
     code_record,
     code_version,
@@ -51,11 +42,20 @@ from stages.running.machine import (
     processor,
     start_of,
 )
-from stages.running.progress import progress, say_result
-from stages.settings import config as settings
-from stages.settings.checks import UserError, first_line
-from stages.settings.config import Config, hash_of, settings_hash, settings_of
-from stages.settings.stages import CARD, STAGES, row_of
+from stages.runs.manifest import (
+    ATTEMPT,
+    check_stage,
+    check_unchanged,
+    current_inputs,
+    identity,
+    lock_of,
+    outer_inputs,
+    partial_of,
+    read_manifest,
+    seal_of,
+    stage_folder,
+)
+from stages.runs.progress import progress, say_result
 
 T = TypeVar("T")
 HELD_OUT_PAIRS, HELD_OUT_CNNDM = "held_out_pairs.jsonl", "held_out_cnndm.jsonl"

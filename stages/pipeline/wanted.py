@@ -10,7 +10,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from stages.finished import (
+from stages.config import config as settings
+from stages.config.checks import UserError, check_dealt, check_filled, unknown
+from stages.config.config import Config, settings_hash
+from stages.config.judge_models import check_asking
+from stages.config.sections import COMPARISONS, POSTS
+from stages.config.stages import GIVEN_BY, NO_PART, STAGES, TRAINED, row_of, with_inputs
+from stages.runs.files import read_record
+from stages.runs.manifest import (
     ATTEMPT,
     MISSING,
     changed_code,
@@ -23,14 +30,7 @@ from stages.finished import (
     stage_folder,
     why_not,
 )
-from stages.running.files import read_record
-from stages.runs import RESUME
-from stages.settings import config as settings
-from stages.settings.checks import UserError, check_dealt, check_filled, unknown
-from stages.settings.config import Config, settings_hash
-from stages.settings.judge_models import check_asking
-from stages.settings.sections import COMPARISONS, POSTS
-from stages.settings.stages import GIVEN_BY, NO_PART, STAGES, TRAINED, row_of, with_inputs
+from stages.runs.run import RESUME
 
 GOALS = tuple(dict.fromkeys(row.goal for row in STAGES.values()))
 ALL, ANEW = "1", "anew, as REPLACE asks"

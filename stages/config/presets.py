@@ -4,9 +4,9 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from stages.settings.checks import unknown
-from stages.settings.config import Config, changes_of, with_changes
-from stages.settings.stages import LORA_STAGES, POLICY_GRADIENT_STAGES
+from stages.config.checks import unknown
+from stages.config.config import Config, changes_of, with_changes
+from stages.config.stages import LORA_STAGES, POLICY_GRADIENT_STAGES
 
 PYTHIA = "14m 70m 160m 410m 1b 1.4b 2.8b 6.9b"
 # What `make smollm` writes.

@@ -16,12 +16,11 @@ from dataclasses import dataclass, field, fields, make_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stages.rl.algorithms import ALGORITHMS
-from stages.settings.checks import UserError, require, unknown
-from stages.settings.judge import Checks, Eval, JudgeSettings, Outputs, Released
-from stages.settings.lora import Lora
-from stages.settings.ppo import Ppo
-from stages.settings.sections import (
+from stages.config.checks import UserError, require, unknown
+from stages.config.judge import Checks, Eval, JudgeSettings, Outputs, Released
+from stages.config.lora import Lora
+from stages.config.ppo import Ppo
+from stages.config.sections import (
     COMPARISONS,
     HUB,
     POSTS,
@@ -39,7 +38,8 @@ from stages.settings.sections import (
     Sft,
     World,
 )
-from stages.settings.stages import OUTPUTS, RELEASED, STAGES, TRAINED, row_of, shared_before
+from stages.config.stages import OUTPUTS, RELEASED, STAGES, TRAINED, row_of, shared_before
+from stages.rl.algorithms import ALGORITHMS
 
 # Folders below runs/ that hold no run.
 RESERVED = tuple("bench bench-check cache judge_cache models peers reports".split())

@@ -12,7 +12,7 @@ from pathlib import Path
 from string import Formatter
 from typing import ClassVar
 
-from stages.settings.checks import Section, require
+from stages.config.checks import Section, require
 
 TRAIN_TOKENIZER = "train"
 RANDOM = "random"

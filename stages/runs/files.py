@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from stages.settings.checks import RESTORE, UserError, visible
+from stages.config.checks import RESTORE, UserError, visible
 
 HASHES = "hashes.json"  # of the other files of a cached folder
 

@@ -10,13 +10,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from stages.driving.maker import Cell, Maker
-from stages.driving.wanted import no_part, wanted_stages
+from stages.config.command_line import Request, config_of
+from stages.config.config import Config, UserError
+from stages.config.presets import settings_of_ablation
+from stages.config.stages import SHARED_SECTIONS, TRAINED
+from stages.pipeline.maker import Cell, Maker
+from stages.pipeline.wanted import no_part, wanted_stages
 from stages.rl.algorithms import ALGORITHMS
-from stages.settings.command_line import Request, config_of
-from stages.settings.config import Config, UserError
-from stages.settings.presets import settings_of_ablation
-from stages.settings.stages import SHARED_SECTIONS, TRAINED
 
 SEEDS = (44413, 55513, 66613)
 LADDER = ("tiny-xs", "tiny-s", "tiny", "tiny-l", "tiny-xl")

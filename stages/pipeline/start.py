@@ -1,6 +1,6 @@
 """The command line that all stages share: arguments, errors of one line, signals, trackers.
 
-    python -m stages.driving.start stages.sft:sft --preset tiny
+    python -m stages.pipeline.start stages.sft:sft --preset tiny
 
 Exit codes: 2 for what the user can mend, 128 + its number after a signal (130 after a Ctrl-C).
 """
@@ -17,11 +17,24 @@ from functools import partial
 from types import ModuleType
 from typing import Any, NoReturn, TypeVar
 
-from stages.finished import make_command, partial_of, stage_folder
+from stages.config.checks import (
+    UserError,
+    card_memory,
+    first_line,
+    is_out_of_memory,
+    launched_processes,
+    say_error,
+)
+from stages.config.command_line import config_from_arguments
+from stages.config.config import Config, public_settings
+from stages.config.faults import VisibleStream, in_one_line, what_to_mend
+from stages.config.judge import file_name
+from stages.config.stages import STAGES
 from stages.rl.algorithms import ALGORITHMS
-from stages.running.files import read_json, write_json
-from stages.running.machine import code_version
-from stages.running.progress import (
+from stages.runs.files import read_json, write_json
+from stages.runs.machine import code_version
+from stages.runs.manifest import make_command, partial_of, stage_folder
+from stages.runs.progress import (
     CALLER_SAYS_STOP,
     GOES_ON_WITH,
     Stopped,
@@ -30,20 +43,7 @@ from stages.running.progress import (
     handled_signals,
     leave_closed_terminal,
 )
-from stages.runs import TRACKED, Show, tracking
-from stages.settings.checks import (
-    UserError,
-    card_memory,
-    first_line,
-    is_out_of_memory,
-    launched_processes,
-    say_error,
-)
-from stages.settings.command_line import config_from_arguments
-from stages.settings.config import Config, public_settings
-from stages.settings.faults import VisibleStream, in_one_line, what_to_mend
-from stages.settings.judge import file_name
-from stages.settings.stages import STAGES
+from stages.runs.run import TRACKED, Show, tracking
 
 # Whether wandb is online is its own WANDB_MODE.
 WANDB, BOARD = "wandb", "tensorboard"

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
-from stages.settings.checks import print_nowhere, say_error
+from stages.config.checks import print_nowhere, say_error
 
 T = TypeVar("T")
 Note = Callable[[int, float], None]

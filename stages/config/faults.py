@@ -16,7 +16,7 @@ from contextlib import contextmanager, redirect_stdout
 from importlib.util import find_spec
 from typing import Any, NoReturn, TextIO
 
-from stages.settings.checks import (
+from stages.config.checks import (
     LESS_MEMORY,
     RESTORE,
     UserError,

@@ -7,8 +7,8 @@ and `make help` prints them.
 import textwrap
 from typing import NamedTuple
 
+from stages.config.presets import PRESETS
 from stages.rl.algorithms import ALGORITHMS
-from stages.settings.presets import PRESETS
 
 
 class Goal(NamedTuple):
@@ -42,7 +42,7 @@ READ = {
     "of_post": "NAME PRESET SEED POST ID",
 }
 """What several goals read."""
-PIPELINE = "stages.pipeline"
+PIPELINE = "stages.pipeline.main"
 # Group, then: goal | module, if it is not the pipeline | what it reads | one line for people.
 TABLE = """
 train

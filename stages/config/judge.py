@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-from stages.settings.checks import Section, UserError, address_fault, require
+from stages.config.checks import Section, UserError, address_fault, require
 
 LONGEST_NAME = 100  # of a system or a run, in characters: file systems take 255 bytes
 KINDS = ("openai", "facts", "reward_model")

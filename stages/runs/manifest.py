@@ -8,11 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from stages.running.files import file_hash, hash_files, known_hash, read_record
-from stages.running.inputs import DATA, FOLDERS, own_inputs
-from stages.running.machine import changed_files
-from stages.settings import config as settings
-from stages.settings.config import (
+from stages.config import config as settings
+from stages.config.config import (
     HUB,
     TOY,
     TRAIN_TOKENIZER,
@@ -23,7 +20,10 @@ from stages.settings.config import (
     settings_hash,
     settings_of,
 )
-from stages.settings.stages import STAGES, is_part, row_of
+from stages.config.stages import STAGES, is_part, row_of
+from stages.runs.files import file_hash, hash_files, known_hash, read_record
+from stages.runs.inputs import DATA, FOLDERS, own_inputs
+from stages.runs.machine import changed_files
 
 MOST_SHOWN = 4  # differences that one line names
 PARTS_OF_MANIFEST = ("settings", "inputs", "outputs", "sizes", "results", "code")
