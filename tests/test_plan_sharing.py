@@ -103,7 +103,7 @@ state = begin_supervised(
     run,
     accelerator,
     MemoryBudget.from_settings(config.memory),
-    network=load_policy(sys.argv[1]),
+    network=PolicyModel(load_policy(sys.argv[1])),
     settings=config.sft,
     rows=128,
 )

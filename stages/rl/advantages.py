@@ -1,8 +1,8 @@
 """Steps 4 and 5 of an update: rewards per token from scores and KL, then advantages.
 
 The formulas are in `stages/functional.py`; `stages/rl/algorithms.py` says which of them an
-algorithm uses. Settings control the EOS trick, whitening, and where the score is added (Huang et
-al. 2024, details 23 to 25).
+algorithm uses. Settings control whitening, and where the score is added (Huang et al. 2024, details
+24 and 25).
 """
 
 import torch
@@ -13,20 +13,6 @@ from stages import functional
 from stages.config.ppo import PolicyGradient, Ppo
 from stages.rl.algorithms import Algorithm, GlobalBatch
 from stages.rl.episodes import Episodes, Rollout, Shaped
-
-
-def eos_trick(scores: Tensor, responses: Tensor, eos_id: int, settings: PolicyGradient) -> Tensor:
-    """Scores [B] after the EOS trick, the end of step 3 (`score` in `stages/rl/rollout.py`).
-
-    A missing EOS replaces the score by the penalty (detail 23), adds the penalty to it (TRL), or
-    changes nothing. The penalty is negative, so adding it subtracts.
-    """
-    penalty = settings.missing_eos_penalty
-    if settings.eos_trick == "replace":
-        return functional.penalize_missing_eos(scores, responses, eos_id, penalty)
-    if settings.eos_trick == "subtract":
-        return functional.subtract_missing_eos(scores, responses, eos_id, penalty)
-    return scores
 
 
 def assign_rewards(

@@ -131,6 +131,8 @@ class PolicyLearner(Learner):
     """A learner whose `trained` is a `PolicyAndCritic` of these networks."""
 
     networks: Networks
+    has_warned: bool = False
+    """Whether a check of an update has printed a warning: then no later update is checked."""
 
 
 def make_learner(

@@ -21,7 +21,6 @@ from stages.data.ragged import Ragged, load_split, pad_left
 from stages.models.forward import response_logprobs, response_values, score_responses
 from stages.models.reward_function import TextReward
 from stages.models.sampling import Noise, SamplingParams, sample
-from stages.rl.advantages import eos_trick
 from stages.rl.episodes import Episodes, Measured, Sampled, concatenate, trim_left
 from stages.rl.networks import PolicyLearner
 from stages.training.memory import PassSize
@@ -215,3 +214,17 @@ def score(
         settings,
     )
     return Episodes(**vars(measured), scores=scores)
+
+
+def eos_trick(scores: Tensor, responses: Tensor, eos_id: int, settings: PolicyGradient) -> Tensor:
+    """Return scores [B] after the EOS trick.
+
+    A missing EOS replaces the score by the penalty (detail 23), adds the penalty to it (TRL), or
+    changes nothing. The penalty is negative, so adding it subtracts.
+    """
+    penalty = settings.missing_eos_penalty
+    if settings.eos_trick == "replace":
+        return functional.penalize_missing_eos(scores, responses, eos_id, penalty)
+    if settings.eos_trick == "subtract":
+        return functional.subtract_missing_eos(scores, responses, eos_id, penalty)
+    return scores

@@ -6,11 +6,13 @@ night. `checks.start` turns them into warnings, or off.
 """
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
+from accelerate.utils import gather_object
 from torch import Tensor, nn
 
 from stages.config.checks import UserError, say_error
@@ -94,13 +96,15 @@ def check_start(
     """
     if config.checks.start == "off":
         return
-    try:
+    failures = gather_object(
         run_start_checks(learner, rollout, origins, settings, config.memory, score)
-    except StartCheckError as error:
-        if config.checks.start == "stop":
-            raise
-        if learner.accelerator.is_main_process:
-            say_error(f"warning: {error}")
+    )
+    if not failures:
+        return
+    if config.checks.start == "stop":
+        raise StartCheckError(failures[0])
+    if learner.accelerator.is_main_process:
+        say_error(f"warning: {failures[0]}")
 
 
 @torch.no_grad()
@@ -111,8 +115,12 @@ def run_start_checks(
     settings: PolicyGradient,
     memory: Memory,
     score: Callable[..., Episodes],
-) -> None:
-    """All checks, on the first episodes of the first rollout. Raises StartCheckError."""
+) -> list[str]:
+    """All checks, on the first episodes of the first rollout; what failed in this process.
+
+    A failed check does not end the others, because the passes of sharded networks wait for all
+    processes.
+    """
     networks = learner.networks
     budget = learner.budget
     computed_in = precision(settings, memory)
@@ -129,36 +137,59 @@ def run_start_checks(
     reread = next(replace(episodes, samples_per_query=1).passes(CHECKED))
     size = PassSize(rows=CHECKED, is_collective=learner.accelerator.num_processes > 1)
 
+    failures: list[str] = []
+
     known_answers = origins.reward_model.parent / KNOWN_ANSWERS
     if known_answers.exists():  # a reward model from elsewhere has none
-        replay_known_answers(
-            learner, score, known_answers, origins.score_shift, settings, saved_score_bounds
-        )
+        with collected(failures):
+            replay_known_answers(
+                learner, score, known_answers, origins.score_shift, settings, saved_score_bounds
+            )
 
     with learner.accelerator.autocast():
-        budget.fit(size, lambda rows: check_padding(networks.reward_model, reread, bounds, rows))
-        check_scores_at_eos(episodes, networks.eos_id, learner.stage)
-        check_kl(episodes, bounds, learner.stage)
+        with collected(failures):
+            budget.fit(
+                size, lambda rows: check_padding(networks.reward_model, reread, bounds, rows)
+            )
+        with collected(failures):
+            check_scores_at_eos(episodes, networks.eos_id, learner.stage)
+        with collected(failures):
+            check_kl(episodes, bounds, learner.stage)
 
         # The ratio is 1 in the mode in which the policy is trained, unless dropout is on.
         learner.trained.train(mode=not settings.dropout)
         temperature = settings.temperature
-        budget.fit(
-            size,
-            lambda rows: check_ratio(learner, list(reread.passes(rows)), temperature, bounds),
-        )
-        budget.fit(
-            size,
-            lambda rows: check_draws(learner, list(reread.passes(rows)), temperature, draw_bounds),
-        )
+        with collected(failures):
+            budget.fit(
+                size,
+                lambda rows: check_ratio(learner, list(reread.passes(rows)), temperature, bounds),
+            )
+        with collected(failures):
+            budget.fit(
+                size,
+                lambda rows: check_draws(
+                    learner, list(reread.passes(rows)), temperature, draw_bounds
+                ),
+            )
 
         if networks.critic is not None and starts_as_reward_model(settings):
-            check_critic(
-                episodes,
-                networks.eos_id,
-                saved_score_bounds if frozen_in_bf16 else bounds,
-                before_eos=token_read_before(networks.reward_model) is not None,
-            )
+            with collected(failures):
+                check_critic(
+                    episodes,
+                    networks.eos_id,
+                    saved_score_bounds if frozen_in_bf16 else bounds,
+                    before_eos=token_read_before(networks.reward_model) is not None,
+                )
+    return failures
+
+
+@contextmanager
+def collected(failures: list[str]) -> Iterator[None]:
+    """Add the text of a StartCheckError to the failures, and continue after the block."""
+    try:
+        yield
+    except StartCheckError as error:
+        failures.append(str(error))
 
 
 def starts_as_reward_model(settings: PolicyGradient) -> bool:

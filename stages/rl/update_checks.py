@@ -6,15 +6,18 @@ computed again in float64, by closed formulas instead of recursions, and with ma
 tokens: in the first three updates of the critic's warm-up, and in the first three that train the
 policy. They cost sums over [B, T].
 
-`checks.updates` says what a difference does: `warn` prints a line (the default), `stop` ends the
+`checks.updates` says what a difference does: `warn` prints one line (the default), `stop` ends the
 stage, `off` computes nothing. The checks know the original formulas. If you change one on purpose,
 a warning is what you should see.
 """
 
 import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from accelerate import Accelerator
+from accelerate.utils import gather_object
 from torch import Tensor
 
 from stages.config.checks import UserError, say_error
@@ -57,14 +60,11 @@ def check_update(
     """All checks of one update, before its first optimizer step.
 
     `mode` is checks.updates. Raises UpdateCheckError, with `stop`, that says which update, what
-    does not hold, by how much, and the likely causes; with `warn` the same is printed.
+    does not hold, by how much, and the likely causes. With `warn` the same is printed, and later
+    updates are not checked: a changed formula differs in each of them.
     """
-    if mode == "off" or not is_checked(learner.update, settings):
-        return
-    try:
-        compare_update(learner, rollout, settings, kl_coef)
-    except UpdateCheckError as error:
-        report(learner, error, mode)
+    if is_checked(learner.update, settings) and not skips_checks(learner, mode):
+        report(learner, compare_update(learner, rollout, settings, kl_coef), mode)
 
 
 def check_statistics(
@@ -76,43 +76,77 @@ def check_statistics(
     cannot be exactly 0. It is if the old log-probabilities are computed again at each step, and
     then nothing is ever clipped.
     """
-    if mode == "off" or not is_checked(learner.update, settings):
+    if skips_checks(learner, mode) or not is_checked(learner.update, settings):
         return
     steps = statistics["policy/epochs"] * settings.num_minibatches
     if steps > 1 and statistics.get("policy/approxkl_avg") == 0:
         what = "the ratio is exactly 1 in every step, although the policy was changed between them"
-        error = UpdateCheckError(
+        failure = (
             f"{learner.stage}, update {learner.update + 1}: {what}. Likely causes: step 6 (old "
             f"log-probabilities computed again, or a learning rate of 0). {ON_PURPOSE}"
         )
-        report(learner, error, mode)
+        report(learner, [failure], mode)
 
 
-def report(learner: PolicyLearner, error: UpdateCheckError, mode: str) -> None:
-    """Print a failed check, or raise it with `stop`."""
+def skips_checks(learner: PolicyLearner, mode: str) -> bool:
+    """Whether no update is checked any more: by request, or because a check has already warned."""
+    return mode == "off" or learner.has_warned
+
+
+def report(learner: PolicyLearner, failures: Sequence[str], mode: str) -> None:
+    """Print the first failed check of all processes, or raise it with `stop`."""
+    all_failures = gather_object([*failures])
+    if not all_failures:
+        return
     if mode == "stop":
-        raise error
+        raise UpdateCheckError(all_failures[0])
+    learner.has_warned = True
     if learner.accelerator.is_main_process:
-        say_error(f"warning: {error}")
+        say_error(f"warning: {all_failures[0]}")
 
 
 @torch.no_grad()
 def compare_update(
     learner: PolicyLearner, rollout: Rollout, settings: PolicyGradient, kl_coef: float
-) -> None:
-    """Compare an update's numbers with their definitions. Raises UpdateCheckError."""
+) -> list[str]:
+    """Compare an update's numbers with their definitions; return what failed in this process.
+
+    A failed check does not end the others, because some of them wait for all processes.
+    """
     update = f"{learner.stage}, update {learner.update + 1}"
+    accelerator = learner.accelerator
     real = rollout.responses != learner.networks.pad_id  # [B, T]
-    check_rewards(update, learner.accelerator, rollout, real, settings, kl_coef)
-    check_moments(update, learner, settings)
+    failures: list[str] = []
+
+    with collected(failures):
+        check_rewards(update, accelerator, rollout, real, settings, kl_coef)
+    with collected(failures):
+        check_moments(update, learner, settings)
     if learner.update >= 2 and settings.policy_learns(learner.update - 2):
-        check_reference(update, rollout, real, learner.networks.eos_id)
+        with collected(failures):
+            check_reference(update, rollout, real, learner.networks.eos_id)
     if isinstance(settings, Ppo):
-        check_gae(update, learner.accelerator, rollout, real, settings)
+        if settings.uses_critic:
+            with collected(failures):
+                check_returns(update, rollout, real, settings)
+        with collected(failures):
+            check_advantages(update, accelerator, rollout, real, settings)
     elif isinstance(settings, Grouped) and not settings.whiten_advantages:
-        check_groups(update, rollout)
+        with collected(failures):
+            check_groups(update, rollout)
     if settings.policy_learns(learner.update):
-        check_gradient(update, learner, rollout, settings, kl_coef)
+        with collected(failures):
+            check_gradient(update, learner, rollout, settings, kl_coef)
+    return failures
+
+
+@contextmanager
+def collected(failures: list[str]) -> Iterator[None]:
+    """Add the text of an UpdateCheckError to the failures, and continue after the block."""
+    try:
+        yield
+    except UpdateCheckError as error:
+        failures.append(str(error))
 
 
 def check_rewards(
@@ -148,40 +182,43 @@ def check_rewards(
         )
 
 
-def check_gae(
+def check_returns(update: str, rollout: Rollout, real: Tensor, ppo: Ppo) -> None:
+    """The critic's targets are the returns of this update's rewards and values.
+
+    They are those of advantages that are not whitened (Huang et al. 2024, detail 25).
+    """
+    if rollout.values is None or rollout.returns is None:
+        raise ValueError("these episodes have no critic's values")
+    values, deltas = _values_and_deltas(rollout, real, ppo)
+    counted = _value_positions(real, ppo)
+    _require_equal(
+        rollout.returns.double()[counted],
+        (_discounted_sums(deltas, ppo.gamma * ppo.critic_lam) + values)[counted],
+        f"{update}: the critic's targets are not the returns of this update's rewards and values",
+        "step 4 (what counts: score_at) or step 5 (gamma, lam, whitening)",
+    )
+
+
+def check_advantages(
     update: str, accelerator: Accelerator, rollout: Rollout, real: Tensor, ppo: Ppo
 ) -> None:
-    """Advantages and returns are those of this update's rewards and values.
+    """Advantages are those of this update's rewards and values, whitened over what counts.
 
     GAE as the sum over later steps, sum (gamma * lam)^l * delta (Schulman et al. 2016, equation
-    16), whitened over the tokens that count; the returns are those of advantages that are not
-    whitened (Huang et al. 2024, detail 25).
+    16), or returns minus the batch's mean return.
     """
-    rewards = rollout.rewards.double()
-    returns_to_go = _discounted_sums(rewards, ppo.gamma)
+    returns_to_go = _discounted_sums(rollout.rewards.double(), ppo.gamma)
     mean_return = accelerator.gather(returns_to_go[:, 0]).mean()
     advantages = returns_to_go - mean_return
 
     if ppo.uses_critic:
-        if rollout.values is None or rollout.returns is None:
+        if rollout.returns is None:
             raise ValueError("these episodes have no critic's values")
-        # A value counts at every real token, and at the one after the last if the score is there.
-        after_first = torch.cat([torch.ones_like(real[:, :1]), real[:, :-1]], dim=1)
-        counted = real if ppo.score_at == "eos" else after_first
-        values = rollout.values.double().masked_fill(~counted, 0)
-        next_values = torch.cat([values[:, 1:], torch.zeros_like(values[:, :1])], dim=1)
-        deltas = rewards + ppo.gamma * next_values - values
-        _require_equal(
-            rollout.returns.double()[counted],
-            (_discounted_sums(deltas, ppo.gamma * ppo.critic_lam) + values)[counted],
-            f"{update}: the critic's targets are not the returns of this update's rewards and "
-            "values",
-            "step 4 (what counts: score_at) or step 5 (gamma, lam, whitening)",
-        )
+        values, deltas = _values_and_deltas(rollout, real, ppo)
         explained = _explained_variance(
             accelerator.gather(values),
             accelerator.gather(rollout.returns.double()),
-            accelerator.gather(counted),
+            accelerator.gather(_value_positions(real, ppo)),
         )
         if ppo.baseline == "gated" and abs(explained) < TOLERANCE:
             return  # rounding decides which baseline it is
@@ -204,6 +241,24 @@ def check_gae(
         "the tokens that count",
         "step 5 (gamma, lam, baseline, whitening)",
     )
+
+
+def _value_positions(real: Tensor, ppo: Ppo) -> Tensor:
+    """Where a value counts, [B, T] bool: at every real token, and at the one after the last if the
+    score is there.
+    """
+    if ppo.score_at == "eos":
+        return real
+    return torch.cat([torch.ones_like(real[:, :1]), real[:, :-1]], dim=1)
+
+
+def _values_and_deltas(rollout: Rollout, real: Tensor, ppo: Ppo) -> tuple[Tensor, Tensor]:
+    """The values that count and the TD errors r + gamma * V' - V, both [B, T]."""
+    if rollout.values is None:
+        raise ValueError("these episodes have no critic's values")
+    values = rollout.values.double().masked_fill(~_value_positions(real, ppo), 0)
+    next_values = torch.cat([values[:, 1:], torch.zeros_like(values[:, :1])], dim=1)
+    return values, rollout.rewards.double() + ppo.gamma * next_values - values
 
 
 def _explained_variance(values: Tensor, returns: Tensor, counted: Tensor) -> float:

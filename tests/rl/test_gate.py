@@ -6,7 +6,7 @@ import pytest
 import torch
 from accelerate import Accelerator
 
-from stages.rl.update_checks import UpdateCheckError, check_gae
+from stages.rl.update_checks import UpdateCheckError, check_advantages
 from stages.runs.files import read_json
 from tests.lib.critic_gate import GATED, open_gate
 from tests.lib.episodes import PAD, two_episodes
@@ -51,7 +51,7 @@ def test_the_advantages_are_those_of_the_baseline_that_is_used(factor, chosen, o
     wrong = replace(rollout_from(episodes, GATED, PAD), advantages=advantages[other])
     real = wrong.response_mask
     with pytest.raises(UpdateCheckError, match="advantages are not those"):
-        check_gae("update 1", Accelerator(cpu=True), wrong, real, GATED)
+        check_advantages("update 1", Accelerator(cpu=True), wrong, real, GATED)
 
 
 @pytest.mark.walk

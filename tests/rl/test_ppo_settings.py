@@ -193,7 +193,7 @@ def test_whitening_is_over_all_processes_or_over_each_apart(over, index):
 def test_a_missing_eos_costs_what_the_setting_says(trick, expected):
     settings = Ppo(eos_trick=trick, missing_eos_penalty=-1.5)
     scores = torch.tensor([2.0, 4.0, 0.1])
-    close(advantages.eos_trick(scores, RESPONSES, EOS, settings), expected)
+    close(rollout_module.eos_trick(scores, RESPONSES, EOS, settings), expected)
 
 
 @pytest.mark.parametrize("kind", ["k2", "k3"])
