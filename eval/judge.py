@@ -8,7 +8,7 @@ Writes `judgements.jsonl`, a row per question, and a gold reward model's `gold_s
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from itertools import chain
 from math import inf
 from pathlib import Path
@@ -188,7 +188,7 @@ def config_with_cap(argv: list[str] | None, description: str) -> Config:
         return config
     if not 0 < cap.max_cost < inf:
         raise UserError(f"--max-cost must be above 0, not {cap.max_cost:g}: leave it out for none")
-    return replace(config, judge=replace(config.judge, max_cost=cap.max_cost))
+    return config.changed(judge=config.judge.changed(max_cost=cap.max_cost))
 
 
 def main(argv: list[str] | None = None) -> None:

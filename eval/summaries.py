@@ -8,7 +8,6 @@ Source: the evaluation of Huang et al. 2024.
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -84,7 +83,7 @@ def kept_rows(run: Run) -> dict[str, list[dict[str, Any]]]:
         return rows
     if not config.upstream:
         return {}
-    upstream = replace(config, name=config.upstream, upstream="", own_from="")
+    upstream = config.changed(name=config.upstream, upstream="", own_from="")
     recorded = read_record(stage_folder(upstream, run.stage) / "config.json")
     if recorded is None or recorded["ppo"]["temperature"] != config.ppo.temperature:
         return {}

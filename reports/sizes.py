@@ -5,7 +5,6 @@ The warm interpreter calls this when a stage begins, because the plan stands abo
 
 import os
 import sys
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -40,11 +39,11 @@ def with_sizes(config: Config, stage: str) -> Config:
             why = f"{why}: TOO LARGE, add lora.rank=16"
     except UserError:
         rows: Any = {name: vars(config.memory)[name] or least for name, least in UNKNOWN.items()}
-        memory, why = replace(config.memory, **rows), "its family has no plan"
+        memory, why = config.memory.changed(**rows), "its family has no plan"
     if os.environ.get("RANK", "0") == "0":
         chosen = " ".join(f"memory.{name}={vars(memory)[name]}" for name in UNKNOWN)
         print(f"{stage}: {chosen} ({why})", file=sys.stderr, flush=True)
-    return replace(config, memory=memory)
+    return config.changed(memory=memory)
 
 
 def usable_bytes(processes: int) -> float:

@@ -2,7 +2,6 @@
 
 import json
 import random
-from dataclasses import replace
 
 import pytest
 
@@ -82,7 +81,7 @@ class Chance(protocol.Judge):
 
 def small_config(**changes):
     config = make_config("tiny", name="small", overrides=tuple(SMALL_WORLD[1:]))
-    return replace(config, **changes)
+    return config.changed(**changes)
 
 
 @pytest.mark.parametrize(("first", "flagged"), [(0.5, False), (0.75, True)])

@@ -5,7 +5,6 @@ import re
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -63,10 +62,10 @@ def test_every_model_that_a_stage_saves_has_a_card(runs):
 
 
 def test_the_card_of_a_reward_model_reads_it_where_it_was_trained():
-    always = replace(TINY, base=replace(TINY.base, bos="always"))
+    always = TINY.changed(base=TINY.base.changed(bos="always"))
     said = "tokenizer(tokenizer.bos_token + text, add_special_tokens=False,"
     assert said in card(always, "rm", "model", MADE)
-    before = card(replace(TINY, rm=replace(TINY.rm, read_at="before_eos")), "rm", "model", MADE)
+    before = card(TINY.changed(rm=TINY.rm.changed(read_at="before_eos")), "rm", "model", MADE)
     assert 'on monday."\n' in before
     assert "  # read at the last token before EOS\n" in before
 
@@ -152,14 +151,14 @@ def test_the_head_names_base_and_data_as_far_as_they_are_known():
     assert "reward-model" in own["tags"]
     assert not {"base_model", "datasets", "pipeline_tag"} & own.keys()
     config = make_config("pythia-1b")
-    other = replace(config, base=replace(config.base, checkpoint="someone/else@abc"))
+    other = config.changed(base=config.base.changed(checkpoint="someone/else@abc"))
     assert head_of(other)["base_model"] == "someone/else"
 
 
 def test_a_card_holds_settings_data_and_results_and_no_folder(runs):
     config = make_config("pythia-1b")
-    data = replace(config.data, source="/home/anna/posts")
-    config = replace(config, data=data, base=replace(config.base, checkpoint="/home/anna/base"))
+    data = config.data.changed(source="/home/anna/posts")
+    config = config.changed(data=data, base=config.base.changed(checkpoint="/home/anna/base"))
     text = card(config, "sft", "model", MADE | {"inputs": {"base": "abcdef0123456789"}})
     assert "datasets" not in ModelCard(text).data.to_dict()
     for said in (

@@ -1,7 +1,5 @@
 """Controls: what is made of a post, when a judge passes, and a judge who fails is flagged."""
 
-from dataclasses import replace
-
 import pytest
 
 from eval import controls
@@ -195,7 +193,7 @@ def summarised(config, posts=40):
 
 
 def judged_by(monkeypatch, rule):
-    config = replace(make_config("tiny"), checks=Checks(control_posts=100))
+    config = make_config("tiny").changed(checks=Checks(control_posts=100))
     summarised(config, posts=100)
     monkeypatch.setattr(controls, "make_judge", lambda config, policies: Rule(rule))
     return judge_controls(config)

@@ -2,7 +2,6 @@
 
 import json
 import sqlite3
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -35,7 +34,7 @@ def thinker(number: int, body: dict[str, Any]) -> tuple[int, Any]:
 
 
 def luna_config(url: str, **changes: Any) -> Any:
-    return replace(make_config("tiny"), judge=JudgeSettings(**{"base_url": url, **changes}))
+    return make_config("tiny").changed(judge=JudgeSettings(**{"base_url": url, **changes}))
 
 
 def test_a_judge_that_reasons_has_room_for_it_and_is_billed(capsys):

@@ -2,7 +2,6 @@
 
 import copy
 import math
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -33,9 +32,9 @@ NATS = st.floats(-300, 0)
 
 def settings(microbatch_size=64, **changes):
     config = make_config("tiny")
-    memory = replace(config.memory, microbatch_size=microbatch_size, forward_batch_size=6)
+    memory = config.memory.changed(microbatch_size=microbatch_size, forward_batch_size=6)
     changes = {"batch_size": 8, "learning_rate": 1e-3, **changes}
-    return replace(config, memory=memory, dpo=replace(config.dpo, **changes))
+    return config.changed(memory=memory, dpo=config.dpo.changed(**changes))
 
 
 @pytest.fixture

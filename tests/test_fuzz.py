@@ -4,7 +4,6 @@ EXAMPLES=100000 in the environment tries more of each.
 """
 
 import csv
-import dataclasses
 import io
 import json
 import os
@@ -25,7 +24,7 @@ from reports.parts import page
 from reports.parts.blocks import Details, Heading, Note, Sample, Table, Text, link
 from stages.config.checks import HIDDEN, UserError, visible
 from stages.config.command_line import config_from_arguments, section_from
-from stages.config.config import SECTIONS, settings_hash
+from stages.config.config import SECTIONS, TYPES, settings_hash
 from stages.config.judge import Outputs
 from stages.config.sections import Data
 from stages.config.stages import STAGES
@@ -179,9 +178,7 @@ VALUES: dict[type, Any] = {
     str: st.sampled_from(["", "linear", "none", "auto", "off", "on", "bf16", "no", "all", "x"]),
 }
 ODD = "-0 1e400 nan -inf 1_000 ١٢ 0x10 .5 True null A,B , ++ / .. ~ http://u:p@h/v1".split()
-SETTINGS = [
-    (f"{name}.{x.name}", x.type) for name in SECTIONS for x in dataclasses.fields(SECTIONS[name])
-]
+SETTINGS = list(TYPES.items())
 
 
 @st.composite
@@ -200,7 +197,7 @@ def test_overrides_are_refused_in_one_line_or_make_a_config_that_is_whole(words)
     except UserError as error:
         is_one_line(error, "")
         return
-    saved = json.loads(json.dumps(dataclasses.asdict(config), allow_nan=False))
+    saved = json.loads(json.dumps(config.model_dump(), allow_nan=False))
     for name in SECTIONS:
         assert section_from(name, saved[name]) == getattr(config, name)
     assert all(len(settings_hash(config, stage)) == 16 for stage in STAGES)

@@ -4,7 +4,6 @@ import json
 import os
 import shutil
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -49,7 +48,7 @@ def judged(whole, tmp_path_factory):
 def config(judged, place):
     shutil.copytree(judged / "runs", place / "runs", copy_function=os.link)
     made = make_config("tiny", name="resumed", overrides=tuple(SETTINGS))
-    return replace(made, judge=JudgeSettings(kind="reward_model", model="gold/seed7"))
+    return made.changed(judge=JudgeSettings(kind="reward_model", model="gold/seed7"))
 
 
 def by_hand(folder: Path, query: str, summary: str) -> float:
@@ -115,7 +114,7 @@ def test_another_gold_model_makes_the_judgement_stale_and_a_damaged_one_is_refus
 
 
 def test_controls_and_calibration_work_with_a_gold_model(config):
-    config = replace(config, checks=Checks(control_posts=4, calibration_pairs=12))
+    config = config.changed(checks=Checks(control_posts=4, calibration_pairs=12))
     found = controls.judge_controls(config)
     assert found["controls"]["title"]["judgements"] == 8
     assert found["controls"]["reference"]["passed"]
@@ -176,8 +175,8 @@ def test_over_optimisation_is_said_only_where_the_proxy_rose_and_the_gold_fell(l
 
 
 def test_an_interrupted_scoring_goes_on_where_it_was(config, monkeypatch):
-    whole_config = replace(
-        config, judge=replace(config.judge, model="runs/gold/seed7/normalize/model")
+    whole_config = config.changed(
+        judge=config.judge.changed(model="runs/gold/seed7/normalize/model")
     )
     judge_summaries(whole_config)
     calls: list[int] = []

@@ -5,7 +5,6 @@ import re
 import signal
 import subprocess
 import sys
-from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -117,7 +116,7 @@ def test_a_stage_that_fails_says_how_it_was_started(monkeypatch, capfd):
 
 def test_a_judge_that_has_a_cap_goes_on_with_it_and_training_has_none():
     config = make_config("tiny")
-    config = replace(config, judge=replace(config.judge, max_cost=12.5))
+    config = config.changed(judge=config.judge.changed(max_cost=12.5))
     assert make_command(config, "judge") == "make eval PRESET=tiny SEED=44413 MAX_COST=12.5"
     assert make_command(config, "ppo") == "make ppo PRESET=tiny SEED=44413"
 

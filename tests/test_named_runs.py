@@ -1,6 +1,5 @@
 """NAME alone asks for a run that is there as it was made: its preset, data and settings."""
 
-import dataclasses
 import json
 import shutil
 
@@ -50,7 +49,7 @@ def test_a_setting_that_a_replaced_stage_no_longer_has_is_not_asked_for_again(ru
     fabricate(before)
     seed = runs / "foo/seed44413"
     shutil.copytree(seed / "sft", seed / "dpo")  # older than PPO, and reads no section of it
-    record = json.dumps(dataclasses.asdict(after))
+    record = json.dumps(after.model_dump())
     for stage in ("ppo", "summaries"):
         (seed / stage / "config.json").write_text(record)
     assert config_of(requested("--name", "foo")) == after

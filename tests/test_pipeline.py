@@ -5,7 +5,6 @@ import os
 import re
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -145,7 +144,7 @@ def test_dpo_joins_the_summaries_once_it_is_made(runs):
 
 def test_two_judges_of_one_run_stand_side_by_side(runs):
     make()
-    other = replace(TINY, judge=replace(TINY.judge, kind="reward_model"))
+    other = TINY.changed(judge=TINY.judge.changed(kind="reward_model"))
     found = ["judge", "controls", "win_rate", "report"]
     assert [one for one in EVALUATED if why_not(other, one)] == found
     for stage in found:

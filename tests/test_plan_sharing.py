@@ -47,7 +47,7 @@ def test_the_samples_of_a_query_are_counted_in_one_row_by_hand():
     Two queries of 512 tokens with four samples of 53.
     """
     alone = setting("pythia-1b", microbatch_size=8)
-    config = replace(alone.config, ppo=replace(alone.config.ppo, samples_per_query=4))
+    config = alone.config.changed(ppo=alone.config.ppo.changed(samples_per_query=4))
     four = replace(alone, config=config)
     shared = part_bytes(four)["ppo learn"].activations
     assert shared == saved_activations(four, 2, 512 + 4 * 53)
@@ -70,7 +70,7 @@ def test_normalize_holds_the_reward_model_alone_and_its_rows():
     alone = setting(forward_batch_size=64)
     held = part_bytes(alone)["normalize"]
     assert (held.weights, held.optimizer) == (4 * 908_761_089, 0)
-    config = replace(alone.config, normalize=replace(alone.config.normalize, posts=32))
+    config = alone.config.changed(normalize=alone.config.normalize.changed(posts=32))
     assert part_bytes(replace(alone, config=config))["normalize"].activations < held.activations
 
 

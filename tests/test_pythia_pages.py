@@ -92,7 +92,7 @@ def test_with_another_judge_win_rates_are_not_comparable_and_the_rest_is(runs):
 
 
 def test_other_settings_than_the_papers_are_named_and_not_compared(runs):
-    ppo = replace(make_config("pythia-1b").ppo, kl_coef=0.2)
+    ppo = make_config("pythia-1b").ppo.changed(kl_coef=0.2)
     records, _ = find_all(pythia_study(ppo=ppo))
     rows = beside_paper.rows(records, frame_of(records))
     assert {one.verdict for one in rows} == {beside_paper.NOT_COMPARABLE}

@@ -6,7 +6,6 @@ variables, stages, switches and the paper's details. `test_publish.py` checks th
 
 import re
 import shlex
-from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -41,7 +40,7 @@ TESTS = {
     for path in (ROOT / "tests").rglob("test_*.py")
     for name in re.findall(r"^def (test_\w+)", path.read_text(encoding="utf-8"), re.MULTILINE)
 }
-SETTINGS = {f"{name}.{field.name}" for name, kind in SECTIONS.items() for field in fields(kind)}
+SETTINGS = {f"{name}.{field}" for name, kind in SECTIONS.items() for field in kind.model_fields}
 
 GOALS = {*GOAL_TABLE, *STAGES, *(stage.goal for stage in STAGES.values())}
 VARIABLES = {*VARIABLE_TABLE}
@@ -177,7 +176,7 @@ def test_all_25_details_of_the_paper_are_in_the_table_with_a_place_and_a_test_or
         assert "`test_" in row or re.search(r"`\w+\.\w+` *$", row), number
 
 
-@pytest.mark.parametrize("name", [field.name for field in fields(SECTIONS["ppo"])])
+@pytest.mark.parametrize("name", SECTIONS["ppo"].model_fields)
 def test_every_setting_of_ppo_is_explained(name):
     assert f"`ppo.{name}`" in PAPER or f"`ppo.{name}=" in PAPER
 

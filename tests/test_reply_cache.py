@@ -6,7 +6,6 @@ import sqlite3
 import subprocess
 import sys
 import time
-from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
@@ -197,8 +196,8 @@ def test_a_resumed_calibration_counts_what_its_kept_judgements_have_cost():
     """10 pairs at 0.20 USD a reply for 1 USD: four replies, and no more after a restart."""
     with serving(lambda number, body: chat(GOOD)) as server:
         config = llm_config(server, max_cost=1.0, concurrency=1, **PRICES)
-        world = replace(config.world, train_posts=5, train_comparisons=5)
-        config = replace(config, world=world, checks=Checks(calibration_pairs=10))
+        world = config.world.changed(train_posts=5, train_comparisons=5)
+        config = config.changed(world=world, checks=Checks(calibration_pairs=10))
         for _ in range(2):
             with pytest.raises(UserError, match=r"judge.max_cost=1"):
                 calibrate(config)

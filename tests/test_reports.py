@@ -2,7 +2,6 @@
 
 import html
 import re
-from dataclasses import replace
 
 import pytest
 
@@ -199,7 +198,7 @@ def test_a_judge_that_fails_a_control_is_flagged_on_every_page(places):
 def test_a_calibration_is_shown_and_its_flags_warn_for_the_judge_it_was_made_with(places):
     config = make_config("tiny")
     fabricate(config)
-    calibrated(replace(config, judge=JudgeSettings(kind="openai", model="another")), flags=["no"])
+    calibrated(config.changed(judge=JudgeSettings(kind="openai", model="another")), flags=["no"])
     record = collect.load_run(config)
     assert record.calibration is None
     assert collect.judged_row(record)["judge_flags"] == []
@@ -242,7 +241,7 @@ def test_two_renders_are_byte_for_byte_the_same(tmp_path, monkeypatch):
 
 
 def test_a_model_without_pretraining_on_real_posts_is_called_poor(places):
-    config = replace(make_config("tiny"), data=Data(source="../posts"))
+    config = make_config("tiny").changed(data=Data(source="../posts"))
     fabricate(config)
     row = collect.numbers_of(collect.load_run(config))
     assert any("NEVER PRETRAINED" in note and "poor" in note for note in sentences.caveats(row))
@@ -250,8 +249,7 @@ def test_a_model_without_pretraining_on_real_posts_is_called_poor(places):
 
 
 def test_folders_and_servers_of_the_user_stay_off_the_page(places):
-    config = replace(
-        make_config("tiny"),
+    config = make_config("tiny").changed(
         base=Base(checkpoint="/srv/anna/model"),
         data=Data(source="/srv/anna/posts"),
         judge=JudgeSettings(base_url="http://machine.internal:8000"),

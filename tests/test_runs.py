@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -134,11 +133,11 @@ def test_what_is_half_done_is_kept_for_the_next_try_and_gone_when_it_has_finishe
 
 def test_what_is_half_done_with_other_settings_or_inputs_moves_aside(runs):
     interrupt(TINY, "sft", KeyboardInterrupt())
-    with open_stage(replace(TINY, sft=replace(TINY.sft, epochs=7)), "sft") as run:
+    with open_stage(TINY.changed(sft=TINY.sft.changed(epochs=7)), "sft") as run:
         assert not run.resume.exists()
         run.resume.mkdir()
     finish(TINY, "base")
-    with open_stage(replace(TINY, sft=replace(TINY.sft, epochs=7)), "sft") as run:
+    with open_stage(TINY.changed(sft=TINY.sft.changed(epochs=7)), "sft") as run:
         assert not run.resume.exists()
     aside = run.folder.parent / "aside"
     assert sorted(path.name for path in aside.iterdir()) == ["sft.partial-1", "sft.partial-2"]
@@ -159,7 +158,7 @@ def test_one_stage_is_not_made_twice_at_once(runs):
         named = f"already under way: process {os.getpid()} on "
         with pytest.raises(UserError, match=named), open_stage(TINY, "sft"):
             pass
-        with open_stage(replace(TINY, seed=1), "sft"), open_stage(TINY, "rm"):
+        with open_stage(TINY.changed(seed=1), "sft"), open_stage(TINY, "rm"):
             pass
     finish(TINY, "sft")
 
@@ -213,13 +212,13 @@ def test_a_changed_or_removed_output_is_found(runs):
 
 def test_other_settings_are_found_and_memory_knobs_are_not_settings(runs):
     finish(TINY, "sft")
-    other = replace(TINY, sft=replace(TINY.sft, epochs=7))
+    other = TINY.changed(sft=TINY.sft.changed(epochs=7))
     assert "other settings (sft.epochs: made with 2, asked 7)" in refusal(other, "sft")
     assert "another NAME, or run `make sft" in refusal(other, "sft")
-    one_thread = replace(TINY, memory=replace(TINY.memory, cpu_threads=1))
+    one_thread = TINY.changed(memory=TINY.memory.changed(cpu_threads=1))
     assert "memory.cpu_threads: made with 2, asked 1" in refusal(one_thread, "sft")
-    assert "missing" in refusal(replace(TINY, seed=1), "sft")
-    frugal = replace(TINY, memory=replace(TINY.memory, microbatch_size=1))
+    assert "missing" in refusal(TINY.changed(seed=1), "sft")
+    frugal = TINY.changed(memory=TINY.memory.changed(microbatch_size=1))
     Run(frugal, "ppo").require("sft")
 
 

@@ -20,9 +20,9 @@ def four_runs(**changes):
     """Two sizes with two seeds each; `changes` go to the larger one's config."""
     for preset, size, rates in (("tiny-s", 10**5, (0.3, 0.4)), ("tiny", 10**6, (0.6, 0.64))):
         for seed, ppo in zip((1, 2), rates, strict=True):
-            config = replace(
-                make_config(preset, seed=seed), **(changes if preset == "tiny" else {})
-            )
+            config = make_config(preset, seed=seed)
+            if preset == "tiny":
+                config = config.changed(**changes)
             fabricate(config, ppo=ppo, sft=0.25, accuracy=ppo + 0.2, size=size)
     return find_all(["tiny", "tiny-s"])
 
@@ -92,8 +92,8 @@ def test_a_seed_without_an_optional_stage_is_compared_in_what_both_have(runs):
 
 
 def test_sizes_that_differ_in_a_setting_are_flagged(runs):
-    ppo = replace(make_config("tiny").ppo, kl_coef=0.1)
-    memory = replace(make_config("tiny").memory, cpu_threads=1, microbatch_size=3)
+    ppo = make_config("tiny").ppo.changed(kl_coef=0.1)
+    memory = make_config("tiny").memory.changed(cpu_threads=1, microbatch_size=3)
     records, _ = four_runs(ppo=ppo, memory=memory)
     notes = details.alike(records, frame_of(records))
     for differs in ("ppo.kl_coef differs (0.05 / 0.1)", "memory.cpu_threads differs (1 / 2)"):

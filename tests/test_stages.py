@@ -3,7 +3,6 @@
 import json
 import math
 import shutil
-from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -166,7 +165,7 @@ def test_samples_tell_query_response_score_kl_and_what_they_come_from_by_token(s
 
 def learner_from(study: Path, **changes: Any) -> PolicyLearner:
     settings = make_config("tiny", name="mini", overrides=tuple(MINI))
-    return ppo_learner(study, replace(settings, ppo=replace(settings.ppo, **changes)))
+    return ppo_learner(study, settings.changed(ppo=settings.ppo.changed(**changes)))
 
 
 def test_without_reward_normalization_both_scorers_have_the_reward_models_own_bias(

@@ -10,7 +10,6 @@ import re
 import socket
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
@@ -161,8 +160,8 @@ def test_what_fails_there_is_one_line_and_the_stage_goes_on(runs, monkeypatch, c
 def test_servers_addresses_and_folders_are_hidden_and_other_settings_are_not():
     overrides = ("judge.kind=openai", f"judge.base_url={SECRET}", "ppo.kl_coef=0.1")
     config = make_config("tiny", name="mine", overrides=overrides)
-    config = replace(config, data=replace(config.data, source="/home/anna/posts"))
-    config = replace(config, judge=replace(config.judge, model="https://key@host/model"))
+    config = config.changed(data=config.data.changed(source="/home/anna/posts"))
+    config = config.changed(judge=config.judge.changed(model="https://key@host/model"))
     shown = public_settings(config)
     assert shown["judge"]["base_url"] == shown["judge"]["model"] == "set (not shown)"
     assert shown["overrides"] == [

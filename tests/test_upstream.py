@@ -1,6 +1,5 @@
 """What a run takes from its upstream: the stages before the first one with other settings."""
 
-import dataclasses
 import json
 
 import pytest
@@ -17,7 +16,7 @@ def recorded(runs, config: Config) -> None:
     for stage in ("base", "sft", "rm", "normalize"):
         folder = runs / config.name / f"seed{config.seed}" / stage
         folder.mkdir(parents=True)
-        (folder / "config.json").write_text(json.dumps(dataclasses.asdict(config)))
+        (folder / "config.json").write_text(json.dumps(config.model_dump()))
 
 
 def test_upstream_needs_a_name_and_the_same_posts_and_checkpoint(runs):

@@ -8,7 +8,6 @@ Source: Gao et al. 2022 (2210.10760), where a gold reward model stands in for pe
 
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from itertools import chain, groupby
 from math import isnan, nan
 from pathlib import Path
@@ -101,8 +100,8 @@ class GoldJudge(Judge):
         self.note = f"{training_of(config, maker)}; {accuracy_of(maker)}{weights}"
         self.prompt, self.learned = config.data.prompt, (maker or config).data
         # A judgement must not depend on the precision in which a policy was trained.
-        memory = replace(config.memory, mixed_precision="no")
-        self.accelerator = make_accelerator(replace(config, memory=memory))
+        memory = config.memory.changed(mixed_precision="no")
+        self.accelerator = make_accelerator(config.changed(memory=memory))
         self.budget = MemoryBudget.from_settings(memory)
         model, _ = load_released_reward_model(folder)
         self.model = model.to(self.accelerator.device).eval()

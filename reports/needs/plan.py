@@ -92,8 +92,8 @@ def sized(setting: Setting, usable: float, stage: str = "") -> Setting:
 
 def with_rows(setting: Setting, **sizes: Any) -> Setting:
     """The setting with other sequences of a pass."""
-    memory = replace(setting.config.memory, **sizes)
-    return replace(setting, config=replace(setting.config, memory=memory))
+    memory = setting.config.memory.changed(**sizes)
+    return replace(setting, config=setting.config.changed(memory=memory))
 
 
 def most_bytes(setting: Setting, stage: str = "") -> float:

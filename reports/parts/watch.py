@@ -8,7 +8,6 @@ import json
 import shlex
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import asdict
 from functools import cache
 from typing import Any
 
@@ -40,7 +39,7 @@ def seconds_before(config: Config) -> dict[str, float]:
     """Stage -> the seconds that it took last, with these settings on this processor, in a run of
     any name and seed.
     """
-    now, latest = json.loads(json.dumps(asdict(config))), dict[str, tuple[str, float]]()
+    now, latest = json.loads(json.dumps(config.model_dump())), dict[str, tuple[str, float]]()
     # A stage, a judge's stage, or one that was replaced, which lies in aside/.
     places = (f"*/seed*/{depth}/manifest.json" for depth in ("*", "*/*"))
     for path in (path for place in places for path in settings.RUNS.glob(place)):

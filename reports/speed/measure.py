@@ -90,7 +90,7 @@ def measure_update(config: Config, settings: PolicyGradient, folder: Path) -> di
     lengths = [len(row) for row in rows]
     learner = load_learner(config, settings, folder, accelerator)
     # The smallest update, with which torch loads what it needs and the moments come to be.
-    once = replace(settings, num_ppo_epochs=1, num_minibatches=1)
+    once = settings.changed(num_ppo_epochs=1, num_minibatches=1)
     noise = Noise(seed=config.seed, purpose="bench", length=WARM_TOKENS)
     few = max(1, config.memory.microbatch_size // settings.samples_per_query)
     take_update(learner, rows[:few], once, noise)
@@ -178,7 +178,7 @@ def take_update(
 
 def profile_update(config: Config, settings: PolicyGradient, folder: Path) -> dict[str, Any]:
     """The kernels (on a CPU: operators) of an update with one epoch that take the most time."""
-    once = replace(settings, num_ppo_epochs=1)
+    once = settings.changed(num_ppo_epochs=1)
     learner = load_learner(config, once, folder, make_accelerator(config))
     noise = Noise(seed=config.seed, purpose="bench", length=config.data.max_summary_tokens)
     queries = read_json(folder / QUERIES)

@@ -11,7 +11,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import datetime, timezone
 from functools import cache
 from pathlib import Path
@@ -245,8 +245,8 @@ def task_of(folder: Path, config: Config) -> Record:
     """The update that ours makes too, as plain numbers and names."""
     vocabulary = shape_of(config.base).vocabulary
     return {
-        **asdict(config.memory),
-        **asdict(config.ppo),
+        **config.memory.model_dump(),
+        **config.ppo.model_dump(),
         "weights": str(folder / "model"),
         "queries": read_json(folder / QUERIES)[: config.ppo.batch_size],
         "eos_id": EOS_ID,

@@ -1,4 +1,4 @@
-"""What may be set, and what is refused. Standard library only.
+"""What may be set, and what is refused.
 
 checks        the error that a user can mend, and the checks that raise it
 faults        what ends a command in one line

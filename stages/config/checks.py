@@ -1,4 +1,4 @@
-"""The error that a user can mend, and the checks that raise it. Standard library only."""
+"""The error that a user can mend, and the checks that raise it."""
 
 import difflib
 import os
@@ -7,8 +7,7 @@ import sys
 import textwrap
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, fields
-from typing import Any, ClassVar, NoReturn, TextIO
+from typing import NoReturn, TextIO
 from urllib.parse import urlsplit
 
 RESTORE = "restore it, or make anew (REPLACE=) what has written it"
@@ -137,44 +136,6 @@ def require(condition: bool, key: str, what: str) -> None:
     """Raise UserError `<key> must <what>` unless the condition holds."""
     if not condition:
         raise UserError(f"{key} must {what}")
-
-
-def require_type(value: Any, key: str, kind: type) -> None:
-    """Raise UserError unless a value is of a type; a whole number is a float, too."""
-    right = type(value) is kind or (kind is float and type(value) is int)
-    require(right, key, f"be of type {kind.__name__}, not {repr(value)[:60]}")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Section:
-    """A section of the settings, which refuses what a field may not be.
-
-    A number whose default is above 0 stays above 0; one whose default is 0 may not be below it.
-    """
-
-    may_be_0: ClassVar[tuple[str, ...]] = ()
-    """Numbers that may be 0 although their default is above it."""
-    ranges: ClassVar[dict[str, tuple[float, float]]] = {}
-    choices: ClassVar[dict[str, tuple[str, ...]]] = {}
-
-    @classmethod
-    def section(cls) -> str:
-        """How settings name it."""
-        return cls.__name__.removesuffix("Settings").lower()
-
-    def __post_init__(self) -> None:
-        for field in fields(self):
-            default: Any = field.default
-            value, key = getattr(self, field.name), f"{self.section()}.{field.name}"
-            if known := self.choices.get(field.name):
-                require(value in known, key, f"be one of {', '.join(known)}, not {value!r}")
-            elif field.name in self.ranges:
-                low, high = self.ranges[field.name]
-                require(low <= value <= high, key, f"lie in [{low}, {high}], not {value}")
-            elif type(default) in (int, float) and default >= 0:
-                is_0_fine = not default or field.name in self.may_be_0
-                least = "at least 0" if is_0_fine else "above 0"
-                require(value > 0 or (is_0_fine and value == 0), key, f"be {least}, not {value}")
 
 
 def check_filled(section: str, batch_size: int, rows: int) -> None:

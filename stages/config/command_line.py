@@ -1,4 +1,4 @@
-"""What a command line may change: a preset with overrides becomes a config. Standard library only.
+"""What a command line may change: a preset with overrides becomes a config.
 
 make ppo PRESET=tiny SEED=44413 SET=ppo.kl_coef=0.1 NAME=tiny-kl0.1
 """
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from stages.config import config as settings
-from stages.config.checks import RESTORE, require, require_type, unknown
+from stages.config.checks import RESTORE, require, unknown
 from stages.config.config import SECTIONS, Config, UserError, changes_of, with_changes
 from stages.config.faults import Parser
 from stages.config.judge import at_server
@@ -102,8 +102,7 @@ def config_of(request: Request, upstream: Config | None = None, whole: bool = Tr
         config = _shared(config, request, changes, upstream)
     if whole:
         _check_given(config)
-    return replace(
-        config,
+    return config.changed(
         seed=request.seed,
         name=name,
         upstream=request.upstream,
@@ -132,8 +131,8 @@ def _without_training(
         raise UserError(f"judge.kind=reward_model needs a reward model: {add}, {other}")
     if config.kind == OUTPUTS:
         return config
-    base = replace(config.base, checkpoint=config.released.policy, tokenizer=request.tokenizer)
-    return replace(config, base=base)
+    base = config.base.changed(checkpoint=config.released.policy, tokenizer=request.tokenizer)
+    return config.changed(base=base)
 
 
 def _check_names(request: Request, name: str, texts: Sequence[str]) -> None:
@@ -166,8 +165,8 @@ def _shared(
         of_another = f"no stage can be taken from a run with another {first}"
         mend = "leave it out, or UPSTREAM="
         raise UserError(f"{key}: {request.upstream} has {value}, and {of_another}: {mend}")
-    own = {name: replace(section, **changes.get(name, {})) for name, section in sections.items()}
-    return replace(config, own_from=first, **own)
+    own = {name: section.changed(**changes.get(name, {})) for name, section in sections.items()}
+    return config.changed(own_from=first, **own)
 
 
 def recorded_sections(request: Request) -> dict[str, Any]:
@@ -209,8 +208,6 @@ def recorded_config(folder: Path) -> Config | None:
     try:
         saved = json.loads(path.read_text(encoding="utf-8"))
         plain = {key: saved[key] for key in ("preset", "name", "seed", "upstream", "own_from")}
-        for key, value in plain.items():
-            require_type(value, key, int if key == "seed" else str)
         if plain["preset"] not in PRESETS:
             raise unknown("preset", plain["preset"], PRESETS)
         require(all(type(text) is str for text in saved["overrides"]), "overrides", "be texts")
@@ -225,13 +222,7 @@ def recorded_config(folder: Path) -> Config | None:
 
 def section_from(name: str, saved: dict[str, Any]) -> Any:
     """A section as a run recorded it. Raises UserError for a value that it cannot have."""
-    kind: Any = SECTIONS[name]
-    values = {}
-    for field, value in saved.items():
-        key = f"{name}.{field}"
-        require_type(value, key, settings.TYPES[key])
-        values[field] = value
-    return kind(**values)
+    return SECTIONS[name](**saved)
 
 
 def _check_given(config: Config) -> None:

@@ -1,25 +1,23 @@
-"""Every setting of a run in one frozen tree, and what each stage's result depends on.
-
-Standard library only, so that `make` can read the settings before anything is installed.
-"""
+"""Every setting of a run in one frozen tree, and what each stage's result depends on."""
 
 # mypy: implicit-reexport
 # Other packages import settings from here.
 
-import dataclasses
 import hashlib
 import json
-import math
 import os
 from collections.abc import Iterable
-from dataclasses import dataclass, field, fields, make_dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
 
-from stages.config.checks import UserError, require, unknown
+from pydantic import Field, create_model, model_validator
+from typing_extensions import Self
+
+from stages.config.checks import UserError, unknown
 from stages.config.judge import Checks, Eval, JudgeSettings, Outputs, Released
 from stages.config.lora import Lora
 from stages.config.ppo import Ppo
+from stages.config.section import Section, Settings
 from stages.config.sections import (
     COMPARISONS,
     HUB,
@@ -42,70 +40,103 @@ from stages.config.stages import OUTPUTS, RELEASED, STAGES, TRAINED, row_of, sha
 from stages.rl.algorithms import ALGORITHMS
 
 # Folders below runs/ that hold no run.
-RESERVED = tuple("bench bench-check cache judge_cache models peers reports".split())
+RESERVED = ("bench", "bench-check", "cache", "judge_cache", "models", "peers", "reports")
 MUST_BE_A_RUN_NAME = f"be the name of a folder, and none of {', '.join(RESERVED)}"
 
 RUNS = Path("runs")
 # Settings that may name a folder of this machine, and what they hold where they name none.
-PLACES = tuple(
-    "base.checkpoint base.tokenizer data.source released.policy released.reward_model"
-    " outputs.file".split()
+PLACES = (
+    "base.checkpoint",
+    "base.tokenizer",
+    "data.source",
+    "released.policy",
+    "released.reward_model",
+    "outputs.file",
 )
 NO_FOLDERS = ("", TOY, HUB, RANDOM, TRAIN_TOKENIZER)
 
 
-@dataclass(frozen=True, kw_only=True)
-class FixedConfig:
+class FixedConfig(Settings):
     """All settings of one run."""
 
     preset: str
-    """The preset that the settings started from."""
+    """The preset that the settings started from: its name or its file."""
     name: str
     """The run's folder; the preset's name unless something was overridden."""
-    seed: int = 44413
+    seed: int = Field(default=44413, ge=0)
     """Seed of all randomness but the built-in world's."""
     upstream: str = ""
-    """Run whose base, sft, rm and normalize stages this one starts from; empty: its own."""
+    """Run whose base, sft, rm and normalize stages this one starts from. Empty: its own."""
     own_from: str = ""
     """The first of these stages that an override changes: the run makes it and those after it
     itself. Empty: none."""
     overrides: tuple[str, ...] = ()
     """What --set changed, so that a `make` command can repeat it."""
-    base: Base = field(default_factory=Base)
-    world: World = field(default_factory=World)
-    data: Data = field(default_factory=Data)
-    optimizer: Optimizer = field(default_factory=Optimizer)
-    sft: Sft = field(default_factory=Sft)
-    reward: Reward = field(default_factory=Reward)
-    rm: Rm = field(default_factory=Rm)
-    normalize: Normalize = field(default_factory=Normalize)
-    ppo: Ppo = field(default_factory=Ppo)
-    dpo: Dpo = field(default_factory=Dpo)
-    lora: Lora = field(default_factory=Lora)
-    released: Released = field(default_factory=Released)
-    outputs: Outputs = field(default_factory=Outputs)
-    eval: Eval = field(default_factory=Eval)
-    judge: JudgeSettings = field(default_factory=JudgeSettings)
-    checks: Checks = field(default_factory=Checks)
-    memory: Memory = field(default_factory=Memory)
+    base: Base = Base()
+    """Model and tokenizer to start from."""
+    world: World = World()
+    """The built-in world."""
+    data: Data = Data()
+    """Posts, comparisons and their length limits."""
+    optimizer: Optimizer = Optimizer()
+    """AdamW."""
+    sft: Sft = Sft()
+    """Supervised fine-tuning."""
+    reward: Reward = Reward()
+    """A reward function."""
+    rm: Rm = Rm()
+    """The reward model."""
+    normalize: Normalize = Normalize()
+    """Reward normalization."""
+    ppo: Ppo = Ppo()
+    """PPO."""
+    dpo: Dpo = Dpo()
+    """DPO."""
+    lora: Lora = Lora()
+    """Adapters."""
+    released: Released = Released()
+    """Models of others."""
+    outputs: Outputs = Outputs()
+    """Existing summaries."""
+    eval: Eval = Eval()
+    """Summaries of held-out posts."""
+    judge: JudgeSettings = JudgeSettings()
+    """Who compares a summary with the reference."""
+    checks: Checks = Checks()
+    """Checks of the run and of its judge."""
+    memory: Memory = Memory()
+    """How the run fits its machine."""
 
-    def __post_init__(self) -> None:
-        require(self.seed >= 0, "seed", "be at least 0")
-        require(is_run_name(self.name), "name", MUST_BE_A_RUN_NAME)
-        several = bool(self.outputs.file and any(vars(self.released).values()))
-        require(not several, "outputs.file", "stand without released.* (POLICY, REWARD_MODEL)")
-        several = bool(self.reward.function and self.released.reward_model)
-        require(not several, "reward.function", "stand without released.reward_model")
-        for name in ("data", "world") if self.data.source == TOY else ("data",):
-            most = getattr(self, name).validation_posts
-            fits = self.kind == OUTPUTS or not most or self.eval.posts <= most
-            there = f"be at most {most}, the posts of {name}.validation_posts"
-            require(fits, "eval.posts", f"{there}, not {self.eval.posts}")
-        starts = not self.reward.function or self.ppo.critic_init != "reward_model"
-        mend = "be sft or zero with reward.function, which is no model to start from"
-        require(starts, "ppo.critic_init", mend)
-        alone = self.kind == TRAINED or not self.eval.best_of
-        require(alone, "eval.best_of", "be empty where no SFT is trained")
+    @model_validator(mode="after")
+    def _check_sections(self) -> Self:
+        if not is_run_name(self.name):
+            raise ValueError(f"name must {MUST_BE_A_RUN_NAME}")
+        if self.outputs.file and (self.released.policy or self.released.reward_model):
+            raise ValueError("outputs.file must stand without released.* (POLICY, REWARD_MODEL)")
+        if self.reward.function and self.released.reward_model:
+            raise ValueError("reward.function must stand without released.reward_model")
+        if self.reward.function and self.ppo.critic_init == "reward_model":
+            raise ValueError(
+                "ppo.critic_init must be sft or zero with reward.function, which is no model to"
+                " start from"
+            )
+        if self.eval.best_of and self.kind != TRAINED:
+            raise ValueError("eval.best_of must be empty where no SFT is trained")
+        return self
+
+    @model_validator(mode="after")
+    def _check_posts(self) -> Self:
+        limits = {"data": self.data.validation_posts}
+        if self.data.source == TOY:
+            limits["world"] = self.world.validation_posts
+
+        for section, posts in limits.items():
+            if posts and self.eval.posts > posts and self.kind != OUTPUTS:
+                raise ValueError(
+                    f"eval.posts must be at most {posts}, the posts of {section}.validation_posts,"
+                    f" not {self.eval.posts}"
+                )
+        return self
 
     def is_upstreams(self, stage: str) -> bool:
         """Whether the upstream supplies a stage."""
@@ -129,17 +160,16 @@ class FixedConfig:
 if TYPE_CHECKING:
     Config = FixedConfig
 else:
-    Config = make_dataclass(
+    Config = create_model(
         "Config",
-        [
-            (name, algorithm.settings, field(default_factory=algorithm.settings))
+        __base__=FixedConfig,
+        __doc__=FixedConfig.__doc__,
+        __module__=__name__,
+        **{
+            name: (algorithm.settings, Field(algorithm.settings(), description=algorithm.summary))
             for name, algorithm in ALGORITHMS.items()
             if name != "ppo"
-        ],
-        bases=(FixedConfig,),
-        namespace={"__doc__": FixedConfig.__doc__, "__module__": __name__},
-        frozen=True,
-        kw_only=True,
+        },
     )
 
 
@@ -149,20 +179,38 @@ def is_run_name(name: str) -> bool:
     return is_text and "/" not in name and name not in ("", ".", "..", *RESERVED)
 
 
+def _sections() -> dict[str, type[Section]]:
+    kinds = {name: field.annotation for name, field in Config.model_fields.items()}
+    return {
+        name: kind
+        for name, kind in kinds.items()
+        if isinstance(kind, type) and issubclass(kind, Section)
+    }
+
+
+def _plain_type(annotation: Any) -> type:
+    """The type of a field's values: `str` for a choice of texts."""
+    return type(get_args(annotation)[0]) if get_origin(annotation) is Literal else annotation
+
+
 LINE_BREAK = "\\n"  # of a prompt, as two characters: no command line holds a line break
-SECTIONS = {part.name: part.type for part in fields(Config) if dataclasses.is_dataclass(part.type)}
-TYPES: dict[str, Any] = {
-    f"{part}.{knob.name}": knob.type for part in SECTIONS for knob in fields(SECTIONS[part])
+SECTIONS = _sections()
+TYPES = {
+    f"{section}.{name}": _plain_type(field.annotation)
+    for section, kind in SECTIONS.items()
+    for name, field in kind.model_fields.items()
 }
 DEFAULTS: dict[str, Any] = {
-    f"{part}.{knob.name}": knob.default for part in SECTIONS for knob in fields(SECTIONS[part])
+    f"{section}.{name}": field.default
+    for section, kind in SECTIONS.items()
+    for name, field in kind.model_fields.items()
 }
 # The memory fields that a result depends on: precision and threads change the rounding of every
 # sum, and PPO amplifies it. The others only cut batches.
 NUMERICS = ("mixed_precision", "cpu_threads")
-POLICY_NUMERICS = (*NUMERICS, "frozen_dtype")  # of PPO and its rivals
+POLICY_NUMERICS = (*NUMERICS, "frozen_dtype")  # of PPO and the other algorithms
 SIZES = ("memory.microbatch_size", "memory.forward_batch_size")
-CUT_BATCHES = tuple(knob.name for knob in fields(Memory) if knob.name not in POLICY_NUMERICS)
+CUT_BATCHES = tuple(name for name in Memory.model_fields if name not in POLICY_NUMERICS)
 SERVERS = ("judge.base_url",)  # settings that no page shows
 FILES = ("data.source", "outputs.file")  # no ids of the hub
 NOT_SHOWN = "set (not shown)"
@@ -183,11 +231,8 @@ def changes_of(texts: Iterable[str]) -> dict[str, dict[str, Any]]:
 
 def with_changes(config: Config, changes: dict[str, dict[str, Any]]) -> Config:
     """The config with changes, a section's at once, because its numbers are checked together."""
-    sections = {
-        name: dataclasses.replace(getattr(config, name), **values)
-        for name, values in changes.items()
-    }
-    return dataclasses.replace(config, **sections)
+    sections = {name: getattr(config, name).changed(**values) for name, values in changes.items()}
+    return config.changed(**sections)
 
 
 def override_of(override: str) -> tuple[str, str, Any]:
@@ -195,26 +240,41 @@ def override_of(override: str) -> tuple[str, str, Any]:
     key, equals, text = override.partition("=")
     if not equals:
         raise UserError(f"--set takes section.key=value, not {override!r}")
-    section, _, name = key.partition(".")
     if key not in TYPES:
         raise unknown("setting", key, TYPES, "`make settings` lists all of them")
-    kind = TYPES[key]
-    text = "0" if key in SIZES and text == "auto" else text
+    section, _, name = key.partition(".")
+    return section, name, value_from_text(key, text)
+
+
+def value_from_text(key: str, text: str) -> Any:
+    """The value of a setting, such as `ppo.kl_coef`, from a text. Raises UserError if it is none.
+
+    `auto` stands for a batch size that the memory plan chooses.
+    """
+    if key in SIZES and text == "auto":
+        return 0
     if key == "data.prompt":
-        text = text.replace(LINE_BREAK, "\n")
+        return text.replace(LINE_BREAK, "\n")
+
+    kind = TYPES[key]
     try:
-        value = {"true": True, "false": False}[text.lower()] if kind is bool else kind(text)
+        if kind is bool:
+            return {"true": True, "false": False}[text.lower()]
+        return kind(text)
     except (KeyError, ValueError):
         raise UserError(f"{key} takes a value of type {kind.__name__}, not {text!r}") from None
-    if isinstance(value, float) and not math.isfinite(value):
-        raise UserError(f"{key} takes a finite number, not {text}")
-    return section, name, value
+
+
+def text_from_value(value: Any) -> str:
+    """A value as `value_from_text` reads it."""
+    text = str(value).lower() if isinstance(value, bool) else str(value)
+    return text.replace("\n", LINE_BREAK)
 
 
 def settings_of(config: Config, stage: str) -> dict[str, Any]:
     """What the result of one stage depends on, beside its inputs: sections and the seed."""
     row = row_of(stage, config.kind)
-    sections = {name: dataclasses.asdict(getattr(config, name)) for name in row.sections}
+    sections = {name: getattr(config, name).model_dump() for name in row.sections}
     if "judge" in sections:
         sections["judge"] = config.judge.identity
     if "checks" in sections:  # those of training change no result
@@ -292,7 +352,7 @@ def is_path(value: str) -> bool:
 
 def public_settings(config: Config) -> dict[str, Any]:
     """All settings of a config as others may see them, nested by section."""
-    public = dataclasses.asdict(config)
+    public = config.model_dump()
     for name in SECTIONS:
         public[name] = {key: public_value(f"{name}.{key}", x) for key, x in public[name].items()}
     pairs = (text.partition("=") for text in config.overrides)

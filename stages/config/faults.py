@@ -1,4 +1,4 @@
-"""How a command ends in one line, for what its user can mend. Standard library only.
+"""How a command ends in one line, for what its user can mend.
 
 Every command's `main` is under `in_one_line`, or hands its work to `run_stage`. `what_to_mend`
 alone tells what can be mended from a defect, which keeps its traceback.

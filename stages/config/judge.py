@@ -1,6 +1,6 @@
-"""Evaluation, its judge, and what is judged without training: summaries, released policies.
+"""The settings of evaluation, of the judge, and of what is judged without training.
 
-Standard library only; prices are in `judge_models.py`.
+Prices of the models that judge are in `judge_models.py`.
 """
 
 import hashlib
@@ -9,188 +9,215 @@ import os
 import re
 import unicodedata
 from collections.abc import Iterable
-from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, Literal
 
-from stages.config.checks import Section, UserError, address_fault, require
+from pydantic import Field, model_validator
+from typing_extensions import Self
+
+from stages.config.checks import UserError, address_fault
+from stages.config.section import MOST, Section
 
 LONGEST_NAME = 100  # of a system or a run, in characters: file systems take 255 bytes
-KINDS = ("openai", "facts", "reward_model")
-# What the summaries are compared on: as a whole, or on one axis of Stiennon et al. 2020 alone.
-AXES = ("overall", "accuracy", "coverage", "coherence")
+OVERALL = "overall"  # the axis of a judge that compares summaries as a whole
 MOST_UNJUDGED = 0.02  # share of a policy's posts above which its win rate is no headline
 # Names the question's wording in `eval/judges/prompt.py`; a test checks that the two agree.
 WORDING = "axes-1"
 OPENAI_MODEL = "gpt-6-luna"
-# `none` asks a model not to reason; `default` says nothing, so that the server decides.
-EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max", "default")
 # The settings that verdicts of a server depend on.
 OF_VERDICTS = (
-    *("model", "base_url", "temperature", "max_tokens", "asks", "structured"),
-    *("reasoning_effort", "reasoning_tokens", "accept_model", "axis"),
+    "model",
+    "base_url",
+    "temperature",
+    "max_tokens",
+    "asks",
+    "structured",
+    "reasoning_effort",
+    "reasoning_tokens",
+    "accept_model",
+    "axis",
 )
 
 
 def check_address(url: str, model: str) -> None:
-    """Raise UserError, which repeats neither, for what is no address, or for one that tells a key:
-    both reach configs, manifests, the cache and pages.
+    """Raise UserError for a text that is no address, or that contains a key.
+
+    The message repeats neither text: a key in a setting would reach configs, manifests, the cache
+    and pages.
     """
-    whose, mend = "judge.base_url (or OPENAI_BASE_URL)", "give the key as OPENAI_API_KEY"
+    name = "judge.base_url (or OPENAI_BASE_URL)"
+    key_belongs = "give the key as OPENAI_API_KEY"
     if "@" in url:
-        raise UserError(f"{whose} holds a user or a password: leave it out, and {mend}")
+        raise UserError(f"{name} contains a user or a password: leave it out, and {key_belongs}")
     if url and address_fault(url):
-        raise UserError(f"{whose} is no address: give one such as http://127.0.0.1:8000/v1")
-    if "?" in url or "#" in url or any(map(looks_like_a_key, url.split("/"))):
-        raise UserError(f"{whose} holds a query or a key: leave it out, and {mend}")
+        raise UserError(f"{name} is no address: give one such as http://127.0.0.1:8000/v1")
+    if "?" in url or "#" in url or any(looks_like_a_key(part) for part in url.split("/")):
+        raise UserError(f"{name} contains a query or a key: leave it out, and {key_belongs}")
     if looks_like_a_key(model):
-        raise UserError(f"judge.model looks like a key: give a model's name, and {mend}")
+        raise UserError(f"judge.model looks like a key: give a model's name, and {key_belongs}")
 
 
 def looks_like_a_key(word: str) -> bool:
     """Whether a word is OPENAI_API_KEY, begins as keys do, or is as long and mixed as they are."""
-    own, long = os.environ.get("OPENAI_API_KEY", "").strip(), re.fullmatch(r"\w{32,}", word)
-    mixed = long and all(re.search(kind, word) for kind in ("[a-z]", "[A-Z]", "[0-9]"))
-    begins = re.match(r"(sk-|rk-|gsk_|xai-|hf_|pplx-|AIza)[\w-]{16,}$", word)
-    return bool(mixed or begins or (word == own and len(own) >= 16))
+    key = os.environ.get("OPENAI_API_KEY", "").strip()
+    if len(key) >= 16 and word == key:
+        return True
+    if re.match(r"(sk-|rk-|gsk_|xai-|hf_|pplx-|AIza)[\w-]{16,}$", word):
+        return True
+    is_long = re.fullmatch(r"\w{32,}", word) is not None
+    return is_long and all(re.search(kind, word) for kind in ("[a-z]", "[A-Z]", "[0-9]"))
 
 
 BEST_OF = "best-of-"  # begins the name of such a policy
 
 
-@dataclass(frozen=True, kw_only=True)
 class Eval(Section):
-    """Summaries of held-out posts as Huang et al. 2024 make them."""
+    """Summaries of held-out posts, sampled as in Huang et al. 2024."""
 
-    posts: int = 0
-    """Held-out posts that are summarised and judged; 0: all of the validation split."""
-    temperature: float = 0.01
-    """Of sampling the summaries."""
-    dpo_summary_tokens: int = 128
-    """Longest summary by DPO, tokens (Huang et al. 2024); others get data.max_summary_tokens."""
+    posts: int = Field(default=0, ge=0, le=MOST)
+    """Number of held-out posts that are summarized and judged. 0: all of the validation split."""
+    temperature: float = Field(default=0.01, ge=1e-6, le=100)
+    """Temperature at which summaries are sampled."""
+    dpo_summary_tokens: int = Field(default=128, gt=0, le=MOST)
+    """Longest summary by DPO, tokens (Huang et al. 2024). Others get data.max_summary_tokens."""
     best_of: str = ""
-    """Best-of-n beside the policies, with commas: of n samples of SFT at ppo.temperature the one
-    that the reward model likes best (Stiennon et al. 2020, appendix G.3). Empty: none."""
+    """Numbers of samples for best-of-n, separated by commas: of n SFT samples at ppo.temperature,
+    the one with the highest reward is judged too (Stiennon et al. 2020, appendix G.3). Empty:
+    none."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        each = self.best_of.split(",") if self.best_of else []
-        known = all(n.isdecimal() and 1 <= int(n) <= 1000 for n in each)
-        require(known, "eval.best_of", "be numbers from 1 to 1000 with commas, such as 1,4,16")
+    @model_validator(mode="after")
+    def _check_best_of(self) -> Self:
+        texts = self.best_of.split(",") if self.best_of else []
+        if not all(text.isdecimal() and 1 <= int(text) <= 1000 for text in texts):
+            raise ValueError(
+                "eval.best_of must be numbers from 1 to 1000, separated by commas, such as 1,4,16"
+            )
+        return self
 
     @property
     def numbers(self) -> tuple[int, ...]:
         """The numbers of `best_of`, each once, the smallest first."""
-        return tuple(sorted({int(n) for n in self.best_of.split(",") if n}))
+        return tuple(sorted({int(text) for text in self.best_of.split(",") if text}))
 
 
-@dataclass(frozen=True, kw_only=True)
 class Checks(Section):
-    """Checks of a run's set-up and updates, and of its judge."""
+    """Checks of a run's set-up, of its first updates, and of its judge."""
 
-    choices: ClassVar = {"start": ("stop", "warn", "off"), "updates": ("warn", "stop", "off")}
-
-    start: str = "stop"
+    start: Literal["stop", "warn", "off"] = "stop"
     """What a failed check before the first update does (ratio 1, KL 0, padding, known answers):
-    `stop`, `warn`, or `off` to skip the checks."""
-    updates: str = "warn"
-    """What a failed check of the first updates does, which computes rewards, advantages and
-    gradients a second way: `warn`, `stop`, or `off`."""
-    control_posts: int = 50
-    """Posts whose reference is judged against texts that must lose to it."""
-    calibration_pairs: int = 0
-    """Labelled comparisons that `make judge-calibration` asks about, drawn by the seed; 0: all."""
+    `stop` the run or `warn`. `off` skips the checks."""
+    updates: Literal["warn", "stop", "off"] = "warn"
+    """What a failed check of the first updates does: `warn` or `stop` the run. They compute
+    rewards, advantages and gradients a second way. `off` skips the checks."""
+    control_posts: int = Field(default=50, gt=0, le=MOST)
+    """Number of posts whose reference is judged against negative controls."""
+    calibration_pairs: int = Field(default=0, ge=0, le=MOST)
+    """Number of labelled comparisons that `make judge-calibration` asks about, drawn by the seed.
+    0: all."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class JudgeSettings(Section):
     """Who compares a summary with the reference."""
 
-    choices: ClassVar = {
-        "kind": KINDS,
-        "structured": ("auto", "on", "off"),
-        "reasoning_effort": EFFORTS,
-        "axis": AXES,
-    }
-    ranges: ClassVar = {"temperature": (0, 2)}
-    may_be_0 = ("max_retries", "reasoning_tokens")
-
-    kind: str = "openai"
-    """`openai`: any OpenAI-compatible server; `facts`: offline, built-in world only;
-    `reward_model`: the run's own, an optimistic proxy, or the gold one that `judge.model` names."""
+    kind: Literal["openai", "facts", "reward_model"] = "openai"
+    """`openai`: any OpenAI-compatible server. `facts`: offline, for the built-in world only.
+    `reward_model`: the run's own, an optimistic proxy, or the gold one that judge.model names."""
     model: str = OPENAI_MODEL
-    """Model id asked of the server; for `reward_model` a run (`name` or `name/seed1`) or a folder
-    with a reward model (the default: the run's own)."""
+    """Model id that the server is asked for. For `reward_model`, a run (`name` or `name/seed1`) or
+    a folder with a reward model; the default is the run's own."""
     base_url: str = ""
-    """Server; empty: what OPENAI_BASE_URL names, or the client's. The key is OPENAI_API_KEY."""
-    temperature: float = 0.0
-    """Of the judge's replies. If the model refuses it, it is left out, and the manifest says so."""
-    reasoning_effort: str = "none"
-    """How long the judge may reason: `none`, `minimal` to `max`, or the server's `default`."""
-    max_tokens: int = 256
-    """Longest reply, tokens, without its reasoning."""
-    reasoning_tokens: int = 4096
-    """Room for reasoning beside `max_tokens`, where the judge is asked to reason or is seen to."""
+    """Server. Empty: OPENAI_BASE_URL, or the client's default. Set the key only in
+    OPENAI_API_KEY."""
+    temperature: float = Field(default=0.0, ge=0, le=2)
+    """Temperature of the judge's replies. If the model refuses it, it is left out, and the manifest
+    says so."""
+    reasoning_effort: Literal[
+        "none", "minimal", "low", "medium", "high", "xhigh", "max", "default"
+    ] = "none"
+    """How much the judge may reason. `none` asks it not to; `default` leaves it to the server."""
+    max_tokens: int = Field(default=256, gt=0, le=10_000_000)
+    """Longest reply without its reasoning, tokens."""
+    reasoning_tokens: int = Field(default=4096, ge=0, le=10_000_000)
+    """Tokens for reasoning in addition to max_tokens, if the judge is asked to reason or does so
+    anyway."""
     accept_model: str = ""
-    """Other names under which the server may answer, with commas, `*` and `?`. Empty: `model`
-    alone, also with a date or revision."""
-    asks: int = 4
-    """Replies asked for until one is usable, each with twice the budget of the one before."""
-    structured: str = "auto"
+    """Other names under which the server may answer, separated by commas, with `*` and `?`. Empty:
+    only judge.model, also with a date or a revision."""
+    asks: int = Field(default=4, gt=0, le=16)
+    """Replies requested until one is usable, each with twice the token budget of the one before."""
+    structured: Literal["auto", "on", "off"] = "auto"
     """Whether replies follow a JSON schema: `on`, `off`, or `auto` (unless the server refuses)."""
-    axis: str = AXES[0]
-    """What is compared: `overall`, or `accuracy`, `coverage` or `coherence` alone."""
+    axis: Literal["overall", "accuracy", "coverage", "coherence"] = "overall"
+    """What the judge compares: the summaries `overall`, or only one axis of Stiennon et al. 2020:
+    `accuracy`, `coverage` or `coherence`."""
 
     # The settings below say how the judge is asked. No verdict depends on them.
-    concurrency: int = 8
-    """Requests under way at once."""
-    requests_per_minute: float = 0
-    """Most requests per minute; 0: no limit."""
-    request_seconds: float = 120.0
-    """Longest wait for a whole reply, seconds, from the request to its last byte."""
-    max_retries: int = 8
-    """Further tries after a rate limit, a server error or a broken reply; then the judge stops."""
-    input_price: float = -1
-    """USD per million tokens read; -1: as in `judge_models.py`."""
-    output_price: float = -1
-    """USD per million tokens written; -1: as in `judge_models.py`."""
-    max_cost: float = 0
-    """The most that replies may cost, with those of interrupted tries, USD; 0: no limit."""
+    concurrency: int = Field(default=8, gt=0, le=1000)
+    """Requests in flight at once."""
+    requests_per_minute: float = Field(default=0, ge=0, le=1_000_000)
+    """Upper limit of requests per minute. 0: no limit."""
+    request_seconds: float = Field(default=120.0, ge=0.001, le=86_400)
+    """Longest wait for a complete reply, seconds, from the request to its last byte."""
+    max_retries: int = Field(default=8, ge=0, le=1000)
+    """Retries after a rate limit, a server error or a broken reply. Then the judge stops."""
+    input_price: float = Field(default=-1, ge=-1, le=1_000_000)
+    """USD per million tokens read. -1: the price in `judge_models.py`."""
+    output_price: float = Field(default=-1, ge=-1, le=1_000_000)
+    """USD per million tokens written. -1: the price in `judge_models.py`."""
+    max_cost: float = Field(default=0, ge=0, le=1_000_000_000)
+    """Most that replies may cost, including those of interrupted tries, USD. 0: no limit."""
 
-    def __post_init__(self) -> None:
-        check_address(self.base_url, self.model)
-        super().__post_init__()
-        is_asked = self.kind == "openai" or self.axis == AXES[0]
-        require(is_asked, "judge.axis", f"be overall: judge.kind={self.kind} is asked no question")
+    @model_validator(mode="before")
+    @classmethod
+    def _check_secrets(cls, values: Any) -> Any:
+        """Before the other checks, whose messages repeat a value."""
+        check_address(str(values.get("base_url", "")), str(values.get("model", "")))
+        return values
+
+    @model_validator(mode="after")
+    def _check_judge(self) -> Self:
+        if self.kind != "openai" and self.axis != OVERALL:
+            raise ValueError(
+                f"judge.axis must be {OVERALL}: judge.kind={self.kind} is asked no question"
+            )
+        if 0 < self.requests_per_minute < 0.01:
+            raise ValueError("judge.requests_per_minute must be at least 0.01, or 0 for no limit")
         for name in ("input_price", "output_price"):
             price = getattr(self, name)
-            require(price >= 0 or price == -1, f"judge.{name}", f"be at least 0 or -1, not {price}")
+            if price < 0 and price != -1:
+                raise ValueError(f"judge.{name} must be at least 0 or -1, not {price}")
+        return self
 
     @property
     def identity(self) -> dict[str, Any]:
         """What verdicts depend on: kind, wording and some settings; no price, pace or cap."""
         if self.kind != "openai":
             return {"kind": self.kind} | ({"model": self.gold} if self.gold else {})
-        read = {name: getattr(self, name) for name in OF_VERDICTS}
-        return {"kind": self.kind, **read, "wording": WORDING}
+        settings = {name: getattr(self, name) for name in OF_VERDICTS}
+        return {"kind": self.kind, **settings, "wording": WORDING}
 
     def check_read(self, names: Iterable[str]) -> None:
         """Raise UserError for a setting that only verdicts of another kind depend on."""
-        own = {"openai": OF_VERDICTS, "reward_model": ("model",)}.get(self.kind, ())
-        for name in sorted(set(OF_VERDICTS).difference(own).intersection(names)):
-            reads_not = f"judge.kind={self.kind} judges and does not read it"
-            raise UserError(f"judge.{name}: {reads_not}: choose another kind, or leave it out")
+        read_by = {"openai": OF_VERDICTS, "reward_model": ("model",)}
+        unread = set(OF_VERDICTS).difference(read_by.get(self.kind, ()))
+        useless = sorted(unread.intersection(names))
+        if useless:
+            raise UserError(
+                f"judge.{useless[0]}: judge.kind={self.kind} judges and does not read it: choose"
+                " another kind, or leave it out"
+            )
 
     @property
     def label(self) -> str:
         """The model, and the axis that it is asked about if it is only one."""
-        return self.model if self.axis == AXES[0] else f"{self.model}, {self.axis} alone"
+        return self.model if self.axis == OVERALL else f"{self.model}, {self.axis} alone"
 
     @property
     def gold(self) -> str:
         """The run or folder whose reward model judges in place of the run's own; else empty."""
-        named = "" if self.model == OPENAI_MODEL else self.model
-        return named.rstrip("/") if self.kind == "reward_model" else ""
+        if self.kind != "reward_model" or self.model == OPENAI_MODEL:
+            return ""
+        return self.model.rstrip("/")
 
     @property
     def folder(self) -> str:
@@ -207,39 +234,44 @@ class JudgeSettings(Section):
 
 
 def at_server(judge: JudgeSettings) -> JudgeSettings:
-    """The settings with the server that OPENAI_BASE_URL names, where they ask one and name none:
-    so two servers have two folders. Raises UserError as `check_address` does.
+    """The settings with the server of OPENAI_BASE_URL, if they need a server and name none.
+
+    So two servers have two folders. Raises UserError for a text that is no address.
     """
     address = os.environ.get("OPENAI_BASE_URL", "")
-    is_named = judge.kind != "openai" or judge.base_url or not address
-    return judge if is_named else replace(judge, base_url=address)
+    if judge.kind == "openai" and address and not judge.base_url:
+        return judge.changed(base_url=address)
+    return judge
 
 
-@dataclass(frozen=True, kw_only=True)
 class Outputs(Section):
-    """Summaries in files that no run wrote, and what their columns are called."""
+    """Existing summaries in files, and the names of their columns."""
 
     file: str = ""
-    """JSONL, CSV or Parquet; a folder of such files, or of a run. Empty: the run writes its own."""
+    """JSONL, CSV or Parquet file; a folder of such files, or of a run. Empty: the run writes its
+    own summaries."""
     summary: str = "summary"
-    """Column of the summaries. With several, separated by commas, each is a system."""
+    """Column of the summaries. Of several, separated by commas, each is a system."""
     system: str = "system"
-    """Column that names the system; where it is missing, each file is one."""
+    """Column of the system's name. If it is missing, each file is a system."""
     id: str = "id"
-    """Column that names the post; where it is missing, the text of the post does."""
+    """Column of the post's id. If it is missing, the text of the post identifies it."""
     post: str = "post"
-    """Column of the post, beside `title` and `subreddit`; without it `query` is shown as it is."""
+    """Column of the post, next to `title` and `subreddit`. If it is missing, `query` is shown as it
+    is."""
     reference: str = "reference"
     """Column of the reference."""
     label: str = ""
-    """Column that says whether people prefer the summary to the reference; empty: none."""
+    """Column that says whether people prefer the summary to the reference. Empty: none."""
 
-    def __post_init__(self) -> None:
-        for name in (field.name for field in fields(self)):
-            is_named = bool(getattr(self, name).strip(", "))
-            require(is_named or name in ("file", "label"), f"outputs.{name}", "name a column")
-        one_summary = len(self.summary_columns) == 1
-        require(one_summary or not self.label, "outputs.label", "go with one column of summaries")
+    @model_validator(mode="after")
+    def _check_columns(self) -> Self:
+        for name in ("summary", "system", "id", "post", "reference"):
+            if not getattr(self, name).strip(", "):
+                raise ValueError(f"outputs.{name} must name a column")
+        if self.label and len(self.summary_columns) != 1:
+            raise ValueError("outputs.label must go with one column of summaries")
+        return self
 
     @property
     def summary_columns(self) -> tuple[str, ...]:
@@ -255,27 +287,28 @@ class Outputs(Section):
 
 
 def file_name(name: str) -> str:
-    """A name that every file system takes, with hyphens for other characters. Where letters are
-    lost, six digits of a hash follow, so that two names stay two.
+    """A name that every file system takes, with hyphens for other characters.
+
+    If letters are lost, six digits of a hash follow, so that two names stay different.
     """
     name = unicodedata.normalize("NFC", name)
     safe = re.sub("[^A-Za-z0-9._+-]+", "-", name).strip("-.")
-    lost = any(letter.isalnum() and not letter.isascii() for letter in name)
-    if safe and not lost and len(safe) <= LONGEST_NAME:
+    loses_letters = any(letter.isalnum() and not letter.isascii() for letter in name)
+    if safe and not loses_letters and len(safe) <= LONGEST_NAME:
         return safe
     digits = hashlib.sha256(name.encode(errors="surrogatepass")).hexdigest()[:6]
     return f"{safe[: LONGEST_NAME - 7].rstrip('-.')}-{digits}".lstrip("-")
 
 
-@dataclass(frozen=True, kw_only=True)
 class Released(Section):
-    """What others trained: a policy that is judged as it is, a reward model in place of ours."""
+    """Models of others: a policy that is judged as it is, a reward model in place of ours."""
 
     policy: str = ""
-    """Folder or hub id[@revision] of a causal LM; empty: the run trains its own policies."""
+    """Folder or hub id[@revision] of a causal LM that is judged without training. Empty: the run
+    trains its own policies."""
     reward_model: str = ""
     """Folder or hub id[@revision] of a reward model with one label and the policy's tokenizer. It
-    scores a released policy's summaries; without one, `make rm` takes it and trains none."""
+    scores the summaries of a released policy. Without one, `make rm` uses it and trains none."""
 
     @property
     def run_name(self) -> str:

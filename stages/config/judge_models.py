@@ -1,4 +1,4 @@
-"""What the models that judge cost, who made them, and the key. Standard library only."""
+"""What the models that judge cost, who made them, and the key."""
 
 import os
 import re

@@ -1,39 +1,39 @@
-"""The settings of adapters. Standard library only."""
+"""The settings of adapters."""
 
-from dataclasses import dataclass
+from pydantic import Field, model_validator
+from typing_extensions import Self
 
-from stages.config.checks import Section, require
+from stages.config.section import Section
 from stages.config.stages import LORA_STAGES
 
 ALL_LINEAR = "all-linear"
 
 
-@dataclass(frozen=True, kw_only=True)
 class Lora(Section):
-    """Adapters (LoRA): they learn instead of linear layers, and are merged into them when saved.
+    """Adapters (LoRA): they are trained instead of linear layers, and merged into them when saved.
 
     Off by default, as in Huang et al. 2024.
     """
 
-    rank: int = 0
-    """Width of an adapter; 0: no adapters, all weights learn."""
-    alpha: int = 32
+    rank: int = Field(default=0, ge=0, le=1_000_000)
+    """Width of an adapter. 0: no adapters; all weights are trained."""
+    alpha: int = Field(default=32, gt=0, le=1_000_000)
     """An adapter's product is scaled by alpha / rank."""
     target_modules: str = ALL_LINEAR
-    """The layers that get adapters: `all-linear`, or names of linear layers separated by commas. A
-    name may be the end of a longer one: `dense` stands for `layers.0.attention.dense` too."""
+    """Layers that get adapters: `all-linear`, or names of linear layers separated by commas. A name
+    may be the end of a longer one: `dense` matches `layers.0.attention.dense` too."""
     stages: str = ",".join(LORA_STAGES)
-    """The stages that learn adapters, separated by commas."""
+    """Stages that train adapters, separated by commas."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(
-            all(self.target_names),
-            "lora.target_modules",
-            f"be {ALL_LINEAR}, or names of layers separated by commas",
-        )
-        known = set(self.stages.split(",")) <= set(LORA_STAGES)
-        require(known, "lora.stages", f"be some of {','.join(LORA_STAGES)}")
+    @model_validator(mode="after")
+    def _check_names(self) -> Self:
+        if not all(self.target_names):
+            raise ValueError(
+                f"lora.target_modules must be {ALL_LINEAR}, or names of layers separated by commas"
+            )
+        if not set(self.stages.split(",")) <= set(LORA_STAGES):
+            raise ValueError(f"lora.stages must be some of {','.join(LORA_STAGES)}")
+        return self
 
     @property
     def target_names(self) -> tuple[str, ...]:
@@ -42,5 +42,5 @@ class Lora(Section):
 
     @property
     def adapted_stages(self) -> tuple[str, ...]:
-        """The stages that learn adapters; none if the rank is 0."""
+        """The stages that train adapters; none if the rank is 0."""
         return tuple(self.stages.split(",")) if self.rank else ()

@@ -1,4 +1,4 @@
-"""The presets: each says only how it differs from the paper's settings. Standard library only."""
+"""The presets: each says only how it differs from the paper's settings."""
 
 from collections.abc import Callable, Sequence
 from functools import partial

@@ -1,18 +1,20 @@
-"""The settings of data, SFT, RM, DPO and memory; defaults are the paper's.
+"""The settings of data, SFT, reward model, DPO and memory. Defaults are the paper's.
 
-The others are in `ppo.py` and `judge.py`. A field's docstring stands under it, with its unit.
-Standard library only.
+The other settings are in `ppo.py` and `judge.py`. The docstring under a field describes it, with
+its unit; `make settings` prints it.
 """
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from string import Formatter
-from typing import ClassVar
+from typing import Literal
 
-from stages.config.checks import Section, require
+from pydantic import Field, field_validator, model_validator
+from typing_extensions import Self
+
+from stages.config.section import MOST, Section
 
 TRAIN_TOKENIZER = "train"
 RANDOM = "random"
@@ -48,18 +50,23 @@ SAMPLE = {"subreddit": "tifu", "title": "My title: two words", "post": "One line
 
 
 def check_prompt(template: str) -> None:
-    """Raise UserError unless a template holds each field once and can be read back."""
+    """Raise ValueError unless a template holds each field once and its prompts can be read back."""
     try:
         parts = list(Formatter().parse(template))
     except ValueError:
         parts = []
     names = sorted(name for _, name, _, _ in parts if name is not None)
-    plain = not any(form or conversion for _, _, form, conversion in parts)
-    places = "hold {subreddit}, {title} and {post}, each once, and nothing else in braces"
-    require(names == sorted(FIELDS) and plain, "data.prompt", places)
-    require(template == template.strip(), "data.prompt", "not begin or end with white space")
-    again = parse_post(format_post(SAMPLE, template), template)
-    require(again == SAMPLE, "data.prompt", "have words or line breaks between its places")
+    is_plain = not any(form or conversion for _, _, form, conversion in parts)
+
+    if names != sorted(FIELDS) or not is_plain:
+        raise ValueError(
+            "data.prompt must hold {subreddit}, {title} and {post}, each once, and nothing else in"
+            " braces"
+        )
+    if template != template.strip():
+        raise ValueError("data.prompt must not begin or end with white space")
+    if parse_post(format_post(SAMPLE, template), template) != SAMPLE:
+        raise ValueError("data.prompt must have words or line breaks between its places")
 
 
 def format_post(row: Mapping[str, str], template: str = PROMPT) -> str:
@@ -86,189 +93,176 @@ def _pattern(template: str) -> re.Pattern[str]:
     return re.compile(pattern, re.DOTALL)
 
 
-@dataclass(frozen=True, kw_only=True)
 class Base(Section):
-    """Where a preset starts from."""
-
-    choices: ClassVar = {"bos": ("auto", "always", "never")}
+    """The model and the tokenizer that a run starts from."""
 
     checkpoint: str = RANDOM
-    """Folder or hub id[@revision] of a causal LM; `random`: a new GPT-NeoX of the shape below."""
+    """Folder or hub id[@revision] of a causal LM. `random`: a new GPT-NeoX of the shape below."""
     tokenizer: str = ""
-    """Folder or hub id[@revision]; empty: the checkpoint's own; `train`: a BPE of the posts."""
-    bos: str = "auto"
-    """What begins each query: BOS `always` or `never`, or `auto`, as the tokenizer does."""
-    vocab_size: int = 1024
-    """Upper bound for the vocabulary of a trained tokenizer, tokens."""
-    hidden_size: int = 128
+    """Folder or hub id[@revision]. Empty: the checkpoint's own. `train`: a BPE trained on the
+    posts."""
+    bos: Literal["auto", "always", "never"] = "auto"
+    """Whether a query begins with BOS: `always`, `never`, or `auto`, as the tokenizer does it."""
+    vocab_size: int = Field(default=1024, gt=0, le=10_000_000)
+    """Largest vocabulary of a trained tokenizer, tokens."""
+    hidden_size: int = Field(default=128, gt=0, le=1_000_000)
     """Width of a random model."""
-    num_layers: int = 4
+    num_layers: int = Field(default=4, gt=0, le=10_000)
     """Layers of a random model."""
-    num_heads: int = 4
+    num_heads: int = Field(default=4, gt=0, le=100_000)
     """Attention heads of a random model."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        even = self.hidden_size % (2 * self.num_heads) == 0  # rotary positions turn pairs
-        require(even, "base.hidden_size", "be an even multiple of num_heads")
-        reads = self.checkpoint == RANDOM or self.tokenizer != TRAIN_TOKENIZER
-        own = f"be empty (its own) or name one with base.checkpoint={self.checkpoint}, not `train`"
-        require(reads, "base.tokenizer", own)
+    @model_validator(mode="after")
+    def _check_model(self) -> Self:
+        if self.hidden_size % (2 * self.num_heads):  # rotary positions rotate pairs
+            raise ValueError("base.hidden_size must be an even multiple of base.num_heads")
+        if self.tokenizer == TRAIN_TOKENIZER and self.checkpoint != RANDOM:
+            raise ValueError(
+                "base.tokenizer must be empty (its own) or name one with"
+                f" base.checkpoint={self.checkpoint}, not `train`"
+            )
+        return self
 
 
-@dataclass(frozen=True, kw_only=True)
 class World(Section):
     """Seed and size of the built-in world."""
 
-    may_be_0 = ("seed",)
-
-    seed: int = 1
-    """Another seed is another world."""
-    train_posts: int = 8000
+    seed: int = Field(default=1, ge=0)
+    """Seed of the world: another seed gives other posts."""
+    train_posts: int = Field(default=8000, gt=0, le=MOST)
     """Posts with a reference, for SFT and PPO."""
-    validation_posts: int = 600
+    validation_posts: int = Field(default=600, gt=0, le=MOST)
     """Held-out posts with a reference."""
-    train_comparisons: int = 12_000
+    train_comparisons: int = Field(default=12_000, gt=0, le=MOST)
     """Pairs of summaries, for the reward model and DPO."""
-    validation_comparisons: int = 2000
+    validation_comparisons: int = Field(default=2000, gt=0, le=MOST)
     """Held-out pairs of summaries."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class Data(Section):
     """Posts, comparisons and their length limits (Huang et al. 2024, details 1 to 5)."""
-
-    choices: ClassVar = {"on_bad_row": ("stop", "skip")}
 
     source: str = HUB
     """`hub`, `toy`, or a folder with sft_* and comparisons_* files (JSONL or Parquet)."""
     sft_dataset: str = "vwxyzjn/summarize_from_feedback_tldr_3_filtered"
-    """Hub id[:configuration][@revision] in the schema of tldr_3_filtered, for source `hub`."""
+    """Hub id[:configuration][@revision] of posts in the schema of tldr_3_filtered, for source
+    `hub`."""
     # The repository holds a loading script, which `datasets` 4 refuses; the branch holds its rows.
     comparisons_dataset: str = "openai/summarize_from_feedback:comparisons@refs/convert/parquet"
-    """Hub id[:configuration][@revision] in the schema of comparisons, for source `hub`."""
+    """Hub id[:configuration][@revision] of pairs in the schema of comparisons, for source `hub`."""
     prompt: str = PROMPT
-    """What a policy reads of a post: a text with {subreddit}, {title} and {post}, each once."""
-    on_bad_row: str = "stop"
-    """What a row that cannot be used does: `stop`, or `skip`: it is listed and left out."""
-    max_post_characters: int = 0
-    """Posts with a longer text are left out, and pairs stay; 0: all are used."""
-    train_posts: int = 0
-    """Training posts that are used, drawn alike for every seed; 0: all."""
-    validation_posts: int = 0
-    """Held-out posts that are used, drawn alike for every seed; 0: all."""
-    ppo_posts: int = 0
-    """Posts without a summary that are used, drawn alike for every seed; 0: all."""
-    train_comparisons: int = 0
-    """Training pairs that are used, drawn alike for every seed; 0: all."""
-    validation_comparisons: int = 0
-    """Held-out pairs that are used, drawn alike for every seed; 0: all."""
-    max_query_tokens: int = 512
-    """Longest query, tokens; a longer post is cut."""
-    max_summary_tokens: int = 53
-    """Longest reference with its leading space and EOS, tokens; PPO samples as many. Up to twice
-    as many are kept and counted."""
-    max_query_summary_tokens: int = 562
-    """Longest query and reference together, tokens; more are kept and counted."""
-    max_comparison_tokens: int = 169
-    """Longest compared summary with EOS, tokens; up to twice as many are kept and counted."""
-    max_query_comparison_tokens: int = 638
-    """Longest query and compared summary together, tokens; more are kept and counted."""
+    """Template of a query: a text with {subreddit}, {title} and {post}, each once. Write a line
+    break as \\n."""
+    on_bad_row: Literal["stop", "skip"] = "stop"
+    """What happens at a row that cannot be used: `stop`, or `skip`, which lists it and leaves it
+    out."""
+    max_post_characters: int = Field(default=0, ge=0, le=MOST)
+    """Longest post that is used, characters. Pairs of longer posts are kept. 0: no limit."""
+    train_posts: int = Field(default=0, ge=0, le=MOST)
+    """Number of training posts that are used, the same ones for every seed. 0: all."""
+    validation_posts: int = Field(default=0, ge=0, le=MOST)
+    """Number of held-out posts that are used, the same ones for every seed. 0: all."""
+    ppo_posts: int = Field(default=0, ge=0, le=MOST)
+    """Number of posts without a summary that are used, the same ones for every seed. 0: all."""
+    train_comparisons: int = Field(default=0, ge=0, le=MOST)
+    """Number of training pairs that are used, the same ones for every seed. 0: all."""
+    validation_comparisons: int = Field(default=0, ge=0, le=MOST)
+    """Number of held-out pairs that are used, the same ones for every seed. 0: all."""
+    max_query_tokens: int = Field(default=512, gt=0, le=MOST)
+    """Longest query, tokens. Longer posts are cut."""
+    max_summary_tokens: int = Field(default=53, gt=0, le=MOST)
+    """Longest reference with its leading space and EOS, tokens, and the number of tokens that PPO
+    samples. References of up to twice this length are kept and counted."""
+    max_query_summary_tokens: int = Field(default=562, gt=0, le=MOST)
+    """Longest query and reference together, tokens. Longer ones are kept and counted."""
+    max_comparison_tokens: int = Field(default=169, gt=0, le=MOST)
+    """Longest compared summary with EOS, tokens. Summaries of up to twice this length are kept and
+    counted."""
+    max_query_comparison_tokens: int = Field(default=638, gt=0, le=MOST)
+    """Longest query and compared summary together, tokens. Longer ones are kept and counted."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_prompt(self.prompt)
+    @field_validator("prompt")
+    @classmethod
+    def _check_prompt(cls, template: str) -> str:
+        check_prompt(template)
+        return template
 
     @property
     def rows(self) -> dict[str, int]:
-        """The most rows that are used of each split; 0: all."""
+        """The number of rows that are used of each split. 0: all."""
         return {split: getattr(self, name) for split, name in USED_ROWS.items()}
 
 
-@dataclass(frozen=True, kw_only=True)
 class Optimizer(Section):
     """AdamW, the same in all stages (Huang et al. 2024)."""
 
-    ranges: ClassVar = dict.fromkeys(
-        ("adam_beta1", "adam_beta2", "weight_decay", "warmup_fraction"), (0, 1)
-    )
-
-    adam_eps: float = 1e-5
+    adam_eps: float = Field(default=1e-5, gt=0, le=1)
     """Added to the denominator of a step."""
-    adam_beta1: float = 0.9
+    adam_beta1: float = Field(default=0.9, ge=0, lt=1)
     """Decay of the mean gradient, per step."""
-    adam_beta2: float = 0.999
+    adam_beta2: float = Field(default=0.999, ge=0, lt=1)
     """Decay of the mean squared gradient, per step."""
-    weight_decay: float = 0.01
-    """Share of a weight that a step takes off, times the learning rate."""
-    warmup_fraction: float = 0.0
+    weight_decay: float = Field(default=0.01, ge=0, le=1)
+    """Share of a weight that each step subtracts, times the learning rate."""
+    warmup_fraction: float = Field(default=0.0, ge=0, le=1)
     """Share of the updates in which the learning rate rises linearly from 0 (sft, rm, dpo)."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name in ("adam_beta1", "adam_beta2"):
-            require(getattr(self, name) < 1, f"optimizer.{name}", "be below 1: at 1 nothing decays")
 
-
-@dataclass(frozen=True, kw_only=True)
 class Supervised(Section):
     """What SFT, reward model and DPO have in common."""
 
-    learning_rate: float = 3e-6
+    learning_rate: float = Field(default=3e-6, gt=0, le=MOST)
     """Peak of the cosine schedule."""
-    batch_size: int = 64
+    batch_size: int = Field(default=64, gt=0, le=MOST)
     """Sequences (sft) or pairs (rm, dpo) per update, over all devices."""
-    epochs: int = 1
+    epochs: int = Field(default=1, gt=0, le=MOST)
     """Passes over the training posts or pairs."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class Sft(Supervised):
     """Supervised fine-tuning on the reference summaries (Huang et al. 2024, detail 9)."""
 
-    ranges: ClassVar = {"dropout": (0, 0.9)}
     batch_size: int = 128
     loss_on_query: bool = True
-    """Whether the query is learned too (Huang et al. 2024; not in Stiennon et al. 2020)."""
-    dropout: float = 0.0
-    """Probability while learning; Huang et al. 2024, detail 7: off."""
-    evaluations: int = 4
-    """How often, about, the validation loss is measured between the start and the end."""
+    """Whether the loss includes the tokens of the query (Huang et al. 2024; not in Stiennon et al.
+    2020)."""
+    dropout: float = Field(default=0.0, ge=0, le=0.9)
+    """Dropout during training. Huang et al. 2024, detail 7: off."""
+    evaluations: int = Field(default=4, gt=0, le=MOST)
+    """About how many times the validation loss is measured between the start and the end."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class Rm(Supervised):
     """Reward model from pairwise comparisons (Huang et al. 2024, details 10 to 18)."""
 
-    ranges: ClassVar = {"dropout": (0, 0.9)}
-    choices: ClassVar = {"pairs": (ALL_PAIRS, "even", "odd"), "read_at": (EOS, BEFORE_EOS)}
-    dropout: float = 0.0
-    """Probability while learning; Huang et al. 2024, detail 7: off."""
-    pairs: str = ALL_PAIRS
-    """The pairs that are learned, by DPO too: `all`, or those of posts whose id has an `even` or
-    an `odd` hash. The halves share no post, so one can train a gold reward model."""
+    dropout: float = Field(default=0.0, ge=0, le=0.9)
+    """Dropout during training. Huang et al. 2024, detail 7: off."""
+    pairs: Literal["all", "even", "odd"] = "all"
+    """Pairs that the reward model and DPO learn from: `all`, or only those of posts whose id has an
+    `even` or an `odd` hash. The halves share no post, so one half can train a gold reward model."""
     by_post: bool = False
-    """Whether a post's pairs are learned together, by DPO too, so that each of its texts is
+    """Whether all pairs of a post are in one batch, for DPO too, so that each of its texts is
     computed once (Ouyang et al. 2022, section 3.5). The paper shuffles pairs."""
-    read_at: str = EOS
-    """Where its scalar is read, in training and in scoring (the saved model records it): `eos`, or
-    `before_eos`, the text's last token. Without an EOS it is the last token in both."""
-    center: float = 0.0
-    """Weight of (chosen + rejected)^2 in the loss. Comparisons of one post leave its scores free up
-    to a constant, which this brings to 0; the paper has no such term (0)."""
+    read_at: Literal["eos", "before_eos"] = "eos"
+    """Token at which the score is read, in training and in scoring: `eos`, or `before_eos`, the
+    last token of the text. The saved model records it. Without an EOS both are the last token."""
+    center: float = Field(default=0.0, ge=0, le=MOST)
+    """Weight of (chosen + rejected)^2 in the loss. Comparisons determine a post's scores up to a
+    constant; this term pulls that constant to 0. The paper has no such term (0)."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class Reward(Section):
-    """What policies are rewarded for, where it is no reward model."""
+    """A reward function in place of a reward model."""
 
     function: str = ""
-    """`module:function`, which gives a number for each response, in place of a reward model: it
-    gets lists of queries, responses and rows. The module lies in the working folder."""
+    """`module:function` that returns a number for each response, in place of a reward model. It
+    receives lists of queries, responses and rows. The module is in the working folder."""
 
-    def __post_init__(self) -> None:
-        plain = not self.function or all(self.function.partition(":"))
-        require(plain, "reward.function", "be module:function, or empty")
+    @model_validator(mode="after")
+    def _check_function(self) -> Self:
+        if self.function and not all(self.function.partition(":")):
+            raise ValueError("reward.function must be module:function, or empty")
+        return self
 
     @property
     def module(self) -> Path | None:
@@ -277,52 +271,51 @@ class Reward(Section):
         return Path(*name.split(".")).with_suffix(".py") if name else None
 
 
-@dataclass(frozen=True, kw_only=True)
 class Normalize(Section):
     """Reward normalization (Huang et al. 2024, detail 15)."""
 
-    posts: int = 0
-    """References, evenly spaced over the SFT train split, whose mean score becomes 0; 0: all."""
+    posts: int = Field(default=0, ge=0, le=MOST)
+    """Number of references, evenly spaced over the SFT train split, whose mean score becomes 0.
+    0: all."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(self.posts != 1, "normalize.posts", "be 2 or more, or 0 for all")
+    @model_validator(mode="after")
+    def _check_posts(self) -> Self:
+        if self.posts == 1:
+            raise ValueError("normalize.posts must be 2 or more, or 0 for all")
+        return self
 
 
-@dataclass(frozen=True, kw_only=True)
 class Dpo(Supervised):
     """Direct preference optimization (Rafailov et al. 2023, as Huang et al. 2024 run it)."""
 
-    beta: float = 0.05
+    beta: float = Field(default=0.05, gt=0, le=MOST)
     """Reward units per nat. A smaller beta lets the policy move further from the SFT model."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class Memory(Section):
     """How a run fits its machine.
 
-    How batches are cut changes no number beyond rounding (unless ppo.loss_mean is `microbatches`).
-    mixed_precision and cpu_threads change the rounding of every sum: a result depends on them.
+    How batches are split changes no number beyond rounding (unless ppo.loss_mean is
+    `microbatches`). mixed_precision and cpu_threads change the rounding of every sum, so a result
+    depends on them.
     """
 
-    may_be_0 = ("save_minutes", "microbatch_size", "forward_batch_size")
-    choices: ClassVar = {"mixed_precision": ("no", "bf16"), "frozen_dtype": ("float32", "bf16")}
-    microbatch_size: int = 8
-    """Sequences per forward and backward pass on one device (a pair counts as two); `auto` (0):
-    as many as the plan says fit into what is free when a stage begins."""
-    forward_batch_size: int = 32
-    """Sequences per pass without gradients (sampling, scoring, evaluation), as above; or `auto`.
-    At most: on a CPU, PPO measures and scores fewer at once, so that less is padding."""
-    mixed_precision: str = "bf16"
-    """`bf16`: matrix products in bf16; weights, heads, softmax, losses and statistics in float32;
-    `no`: all in float32."""
-    frozen_dtype: str = "float32"
-    """What PPO's ref_policy and reward model are held in: `bf16` halves their memory."""
+    microbatch_size: int = Field(default=8, ge=0, le=MOST)
+    """Sequences per forward and backward pass on one device (a pair counts as two). `auto` (0): as
+    many as the memory plan says fit into what is free when a stage begins."""
+    forward_batch_size: int = Field(default=32, ge=0, le=MOST)
+    """Sequences per pass without gradients (sampling, scoring, evaluation), or `auto`. An upper
+    limit: on a CPU, PPO measures and scores fewer at once to save padding."""
+    mixed_precision: Literal["no", "bf16"] = "bf16"
+    """`bf16`: matrix products in bf16; weights, heads, softmax, losses and statistics in float32.
+    `no`: everything in float32."""
+    frozen_dtype: Literal["float32", "bf16"] = "float32"
+    """Precision of PPO's ref_policy and reward model. `bf16` halves their memory."""
     gradient_checkpointing: bool = False
-    """Whether activations are computed again in the backward pass: less memory, more time."""
-    cpu_threads: int = 0
-    """Threads of one process on a CPU; 0: torch's choice. Their number changes rounding, and PPO
-    amplifies it: treat it like another seed. A run repeats to the digit only with its own."""
-    save_minutes: float = 5.0
-    """Minutes between two checkpoints, or more if they would cost over 5 % of the time; 0: after
+    """Whether activations are recomputed in the backward pass: less memory, more time."""
+    cpu_threads: int = Field(default=0, ge=0, le=1024)
+    """Threads of one process on a CPU. 0: torch's choice. The number changes rounding, and PPO
+    amplifies it, so treat it like another seed. Only the same number repeats a run exactly."""
+    save_minutes: float = Field(default=5.0, ge=0, le=1_000_000)
+    """Minutes between two checkpoints, or more if saving would take over 5% of the time. 0: after
     every update."""

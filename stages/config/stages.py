@@ -1,4 +1,4 @@
-"""The table of stages: everything that is known of a stage before it runs. Standard library only.
+"""The table of stages: everything that is known of a stage before it runs.
 
 A new stage is one more row here. The order of the rows is the order in which stages run.
 """

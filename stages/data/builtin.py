@@ -21,7 +21,7 @@ import math
 import random
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -427,6 +427,6 @@ def _write_part(
 def world_folder(config: Config) -> Path:
     """The built-in posts as files in the real schemas, written once for each set of settings."""
     # The source is part of the name, because another version of it may write other posts.
-    key = json.dumps(asdict(config.world), sort_keys=True) + file_hash(Path(__file__))
+    key = json.dumps(config.world.model_dump(), sort_keys=True) + file_hash(Path(__file__))
     folder = settings.RUNS / "cache" / f"toy-{hashlib.sha256(key.encode()).hexdigest()[:16]}"
     return cached_folder(folder, partial(write_world, world=config.world, show=progress))

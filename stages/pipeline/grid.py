@@ -120,7 +120,7 @@ def ablations(request: Request, seeds: Sequence[int], names: Sequence[str]) -> G
 
 def _settings_alone(config: Config) -> Config:
     """A config without what names it."""
-    return replace(config, name="run", upstream="", own_from="", overrides=())
+    return config.changed(name="run", upstream="", own_from="", overrides=())
 
 
 def algorithms(request: Request, seeds: Sequence[int], kl_coefs: Sequence[str]) -> Grid:

@@ -1,4 +1,4 @@
-"""Makes what is asked for, or shows its settings. Standard library only.
+"""Makes what is asked for, or shows its settings.
 
     python -m stages.pipeline.main sft rm ppo eval --preset tiny     as `make sft rm ppo eval` calls
     python -m stages.pipeline.main ablations --preset tiny --seeds 1 2          or algorithms
@@ -11,11 +11,10 @@ it is refused with the difference; `--replace` moves it aside.
 
 import argparse
 from collections.abc import Callable
-from dataclasses import fields
 from typing import Any
 
 from stages.config.command_line import Request, add_arguments, config_of, request_of
-from stages.config.config import LINE_BREAK, SECTIONS, Config, UserError
+from stages.config.config import SECTIONS, Config, UserError, text_from_value
 from stages.config.faults import Parser, in_one_line, is_above_0, require_packages, show
 from stages.config.presets import ABLATIONS, ablations_named
 from stages.pipeline import grid, launch
@@ -26,11 +25,9 @@ from stages.pipeline.wanted import GOALS
 def settings_lines(config: Config) -> list[str]:
     """Every setting with its value, as `--set` takes it."""
     lines = []
-    for section, kind in SECTIONS.items():
-        for setting in fields(kind):
-            value = getattr(getattr(config, section), setting.name)
-            shown = str(value).lower() if isinstance(value, bool) else str(value)
-            lines.append(f"{section}.{setting.name}={shown}".replace("\n", LINE_BREAK).rstrip())
+    for section in SECTIONS:
+        for name, value in getattr(config, section):
+            lines.append(f"{section}.{name}={text_from_value(value)}".rstrip())
     return lines
 
 

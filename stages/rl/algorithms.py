@@ -6,7 +6,8 @@ stage, the part in `make algorithms` and the name on pages all come from this ta
 only asks whether the settings are `Ppo`, which adds a critic to what all algorithms have.
 
 To add an algorithm, write its formula in `stages/functional.py`. Then add three things to this
-file: a function that calls the formula, a settings class with the defaults, and an entry.
+file: a function that calls the formula, a settings class with the defaults, and an entry. A default
+is changed by its line alone, such as `samples_per_query: int = 4`: range and description stay.
 
 Advantages are computed on the batch of all devices, so a formula may use statistics of the whole
 batch. Afterwards `compute_advantages` masks them, and whitens them if `whiten_advantages` is on.
@@ -19,8 +20,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from stages.config.checks import require
-from stages.config.ppo import PolicyGradient, Ppo
+from pydantic import model_validator
+from typing_extensions import Self
+
+from stages.config.ppo import LossMean, PolicyGradient, Ppo
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -116,21 +119,20 @@ def critic_passes_gate(batch: GlobalBatch, returns: "Tensor", ppo: Ppo) -> bool:
 # -- critic-free algorithms ------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, kw_only=True)
 class Grouped(PolicyGradient):
     """Several responses to each query are each other's baseline."""
 
-    loss_mean: str = "episodes"
+    loss_mean: LossMean = "episodes"
     samples_per_query: int = 4
     whiten_advantages: bool = False
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        has_groups = self.samples_per_query > 1
-        require(has_groups, f"{self.section()}.samples_per_query", "be at least 2")
+    @model_validator(mode="after")
+    def _check_groups(self) -> Self:
+        if self.samples_per_query < 2:
+            raise ValueError(f"{self.section()}.samples_per_query must be at least 2")
+        return self
 
 
-@dataclass(frozen=True, kw_only=True)
 class Rloo(Grouped):
     """REINFORCE with a leave-one-out baseline (Ahmadian et al. 2024): one pass, no clipping."""
 
@@ -151,7 +153,6 @@ def leave_one_out_advantages(
     return advantages.unsqueeze(1).expand_as(batch.rewards), None
 
 
-@dataclass(frozen=True, kw_only=True)
 class Grpo(Grouped):
     """GRPO as Dr.GRPO corrects it (Liu et al. 2025).
 
@@ -172,7 +173,6 @@ def group_mean_advantages(
     return advantages.unsqueeze(1).expand_as(batch.rewards), None
 
 
-@dataclass(frozen=True, kw_only=True)
 class Reinforce(PolicyGradient):
     """REINFORCE++ (Hu et al. 2025, arXiv 2501.03262): PPO's loss, without a critic or groups.
 

@@ -9,7 +9,6 @@ A stage opens its inputs by `require`, which checks hashes; it never guesses a n
 that depend on the judge have one folder per judge: `judge/facts`, `report/facts`.
 """
 
-import dataclasses
 import fcntl
 import json
 import os
@@ -233,7 +232,7 @@ def _prepare(run: Run) -> None:
             move_aside(run.partial)
         shutil.rmtree(run.partial, ignore_errors=True)
         run.partial.mkdir()
-        write_json(run.partial / "config.json", dataclasses.asdict(run.config))
+        write_json(run.partial / "config.json", run.config.model_dump())
         code, seconds = None, 0.0
     run.started -= seconds
     run.version = code_version()

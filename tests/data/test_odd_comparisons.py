@@ -2,7 +2,6 @@
 
 import math
 import types
-from dataclasses import replace
 
 import pytest
 import torch
@@ -99,7 +98,7 @@ def test_a_judge_is_calibrated_on_empty_and_equal_summaries(tmp_path, runs):
     )
     overrides = ("data.on_bad_row=skip", "judge.kind=facts")
     config = make_config("tiny", overrides=overrides, name="odd")
-    config = replace(config, data=replace(config.data, source=str(folder)))
+    config = config.changed(data=config.data.changed(source=str(folder)))
 
     results = calibrate(config)
 

@@ -1,7 +1,6 @@
 """The prompt is a setting: posts can be read back from it, from the tokens to the judge."""
 
 import json
-from dataclasses import replace
 
 import pytest
 
@@ -39,17 +38,15 @@ def test_another_text_is_no_prompt():
 
 def test_a_custom_prompt_reaches_the_tokens_and_the_judge(runs):
     tiny = make_config("tiny", name="other")
-    config = replace(
-        tiny,
-        world=replace(
-            tiny.world,
+    config = tiny.changed(
+        world=tiny.world.changed(
             train_posts=40,
             validation_posts=10,
             train_comparisons=8,
             validation_comparisons=8,
         ),
-        base=replace(tiny.base, hidden_size=16, num_layers=1),
-        data=replace(tiny.data, prompt=CUSTOM, max_query_tokens=60),
+        base=tiny.base.changed(hidden_size=16, num_layers=1),
+        data=tiny.data.changed(prompt=CUSTOM, max_query_tokens=60),
     )
     make_base(config)
 

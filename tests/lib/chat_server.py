@@ -4,7 +4,6 @@ import json
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import SimpleNamespace
 from typing import Any
@@ -75,7 +74,7 @@ def llm_config(server: Any, **changes):
     judge = settings.JudgeSettings(
         model="judge", base_url=server.url, max_tokens=100, concurrency=2
     )
-    return replace(make_config("tiny"), judge=replace(judge, **{"asks": 2, **changes}))
+    return make_config("tiny").changed(judge=judge.changed(**{"asks": 2, **changes}))
 
 
 def ask(server: SimpleNamespace, **changes) -> Reply:

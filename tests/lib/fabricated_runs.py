@@ -1,6 +1,5 @@
 """Fabricated finished runs for the tests of the reports: no stage has to run."""
 
-import dataclasses
 import json
 import random
 from typing import Any
@@ -240,7 +239,7 @@ def fabricate(
         if judged_before or config.is_upstreams(stage):
             continue
         folder.mkdir(parents=True)
-        (folder / "config.json").write_text(json.dumps(dataclasses.asdict(config)))
+        (folder / "config.json").write_text(json.dumps(config.model_dump()))
         make_files(folder, stage, scores, texts, results["summaries"]["policies"])
         write_manifest(config, stage, results[stage])
     return results
@@ -257,7 +256,7 @@ def finish_summaries(config, **policies):
 def two_judges():
     """One run and the configs of the two judges who judged it: PPO wins 63% and 55%."""
     facts = make_config("tiny")
-    other = dataclasses.replace(facts, judge=JudgeSettings(kind="openai", model="another"))
+    other = facts.changed(judge=JudgeSettings(kind="openai", model="another"))
     fabricate(facts)
     fabricate(other, judge=ONLINE, ppo=0.55)
     return facts, other
@@ -289,7 +288,7 @@ def pythia_study(judge=PAPER_JUDGE, **changes):
                 for policy, value in (("sft", 0.4), ("ppo", score))
             }
             fabricate(
-                dataclasses.replace(make_config(f"pythia-{size}", seed=seed), **changes),
+                make_config(f"pythia-{size}", seed=seed).changed(**changes),
                 judge=judge,
                 sft=numbers["sft_win_rate"]["seeds"][size][number],
                 ppo=rate,
@@ -329,7 +328,7 @@ def calibrated(config, flags):
     """A calibration beside a run: a judge who is right on 9 of 10 labels of each kind."""
     folder = stage_folder(config, "calibration")
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(dataclasses.asdict(config)))
+    (folder / "config.json").write_text(json.dumps(config.model_dump()))
     keys = ("agreement", "agreement_decided", "sensitivity", "specificity")
     results = {key: interval(0.75) | {"pairs": 200} for key in keys}
     results |= {"pairs": 200, "of_pairs": 900, "ties": 3, "flags": flags}

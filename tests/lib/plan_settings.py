@@ -1,6 +1,5 @@
 """What `make plan` counts for: a preset on some devices, with other memory settings."""
 
-from dataclasses import replace
 from typing import Any
 
 from reports.needs.memory import Setting, setting_of
@@ -10,5 +9,5 @@ from stages.config.command_line import make_config
 def setting(preset: str = "pythia-1b", devices: int = 1, **memory: Any) -> Setting:
     """The setting of a preset on this many devices; `memory` replaces entries of its section."""
     config = make_config(preset)
-    config = replace(config, memory=replace(config.memory, **memory))
+    config = config.changed(memory=config.memory.changed(**memory))
     return setting_of(config, devices=devices)

@@ -111,7 +111,7 @@ def at_another_temperature(
     settings: PolicyGradient,
 ) -> Measured:
     """Old log-probabilities at temperature 1, new ones at the temperature of sampling."""
-    hot = right(learner, sampled, replace(settings, temperature=1.0))
+    hot = right(learner, sampled, settings.changed(temperature=1.0))
     return replace(right(learner, sampled, settings), logprobs=hot.logprobs)
 
 

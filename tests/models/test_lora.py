@@ -1,6 +1,5 @@
 """LoRA: nothing changes at the start, the base never does, off is SFT, merged says the same."""
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -26,7 +25,7 @@ TOKENS = torch.arange(1, 25).view(2, 12)
 
 
 def config_with(**lora: Any) -> Any:
-    return replace(make_config("tiny"), lora=Lora(**{"rank": RANK, "alpha": 6, **lora}))
+    return make_config("tiny").changed(lora=Lora(**{"rank": RANK, "alpha": 6, **lora}))
 
 
 def stir(model, seed=5):
@@ -150,7 +149,7 @@ def test_an_adapter_is_a_function_of_seed_stage_and_part(policy_folder):
     def first(seed=1, part="policy", noise=0):
         model = load_policy(policy_folder)
         torch.manual_seed(noise)
-        adapt(model, replace(config_with(), seed=seed), "ppo", part)
+        adapt(model, config_with().changed(seed=seed), "ppo", part)
         assert torch.rand(1) == torch.rand(1, generator=torch.Generator().manual_seed(noise))
         (_, layer), *_ = adapter_layers(model)
         return layer.lora_A["default"].weight
@@ -293,8 +292,8 @@ def test_ppo_starts_at_sft_and_moves(study):
 
 def mini_config(microbatch_size, forward=32):
     made = make_config("tiny", name="mini", overrides=tuple(MINI))
-    memory = replace(made.memory, microbatch_size=microbatch_size, forward_batch_size=forward)
-    return replace(made, memory=memory, ppo=replace(made.ppo, batch_size=16, num_ppo_epochs=2))
+    memory = made.memory.changed(microbatch_size=microbatch_size, forward_batch_size=forward)
+    return made.changed(memory=memory, ppo=made.ppo.changed(batch_size=16, num_ppo_epochs=2))
 
 
 def test_ppos_reference_is_the_sft_model_while_the_policy_moves(study):

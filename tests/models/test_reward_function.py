@@ -2,7 +2,6 @@
 
 import json
 import re
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -206,7 +205,7 @@ def test_a_critic_cannot_start_as_a_function():
 
 def test_a_run_from_before_there_was_such_a_section_is_read_as_one_without_a_function(tmp_path):
     config = make_config("tiny")
-    saved = asdict(config)
+    saved = config.model_dump()
     del saved["reward"]
     (tmp_path / "config.json").write_text(json.dumps(saved))
     assert recorded_config(tmp_path) == config

@@ -1,7 +1,6 @@
 """Critics: how they start and warm up, and what runs and pages say of a bad one."""
 
 import shutil
-from dataclasses import replace
 
 import pytest
 import torch
@@ -109,14 +108,14 @@ def test_what_is_odd_at_the_first_update_is_one_line(
     before_ppo, tmp_path, capsys, metrics, settings, expected
 ):
     learner = learner_of(before_ppo, make_config("tiny"))
-    say_what_is_odd(learner, tmp_path, HEALTHY | metrics, replace(EIGHT_UPDATES, **settings))
+    say_what_is_odd(learner, tmp_path, HEALTHY | metrics, EIGHT_UPDATES.changed(**settings))
     assert capsys.readouterr().err.rstrip("\n") == expected
 
 
 def test_without_a_critic_nothing_is_said_of_one(before_ppo, tmp_path, capsys):
     metrics = {key: HEALTHY[key] for key in ("policy/below_penalty", "policy/eos_rate")}
     learner = learner_of(before_ppo, make_config("tiny"))
-    say_what_is_odd(learner, tmp_path, metrics, replace(EIGHT_UPDATES, baseline="mean"))
+    say_what_is_odd(learner, tmp_path, metrics, EIGHT_UPDATES.changed(baseline="mean"))
     assert capsys.readouterr().err == ""
 
 

@@ -44,7 +44,7 @@ def test_the_advantages_are_those_of_the_baseline_that_is_used(factor, chosen, o
     episodes = two_episodes(values=factor * returns + 0.1 * noise)
     advantages = {}
     for baseline in ("gated", "critic", "mean"):
-        rollout = rollout_from(episodes, replace(GATED, baseline=baseline), PAD)
+        rollout = rollout_from(episodes, GATED.changed(baseline=baseline), PAD)
         advantages[baseline] = rollout.advantages
     assert torch.equal(advantages["gated"], advantages[chosen])
 

@@ -8,6 +8,7 @@ token ratio; Tang and Munos 2025 (arXiv 2506.09477), for sequences; Shah et al. 
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import torch
@@ -109,7 +110,7 @@ IN_THE_LOSS = [
 
 
 def loss_of_one(
-    new_logprobs: Tensor, logprobs: Tensor, ref_logprobs: Tensor, kind: str, correction: str
+    new_logprobs: Tensor, logprobs: Tensor, ref_logprobs: Tensor, kind: Any, correction: Any
 ) -> Tensor:
     """`policy_loss` of one episode [T] with an advantage of 0 and a KL coefficient of 1."""
     settings = Ppo(kl_in="loss", kl_estimator=kind, kl_correction=correction, loss_mean="episodes")

@@ -11,11 +11,9 @@ from tests.lib.places import ROOT
 
 # What somebody writes to add an algorithm: settings, a formula, and an entry.
 ALGORITHM = '''
-from dataclasses import dataclass
 from stages.rl.algorithms import ALGORITHMS, Algorithm
 from stages.config.ppo import PolicyGradient
 
-@dataclass(frozen=True, kw_only=True)
 class Best(PolicyGradient):
     """The best response to each query is reinforced, the others are not (RAFT)."""
     samples_per_query: int = 4

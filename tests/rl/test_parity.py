@@ -6,7 +6,6 @@ that changes what an update learns is one of the variants.
 
 import copy
 import math
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -228,7 +227,7 @@ def trained_by(trained, optimizer, ppo: Ppo, microbatch_size: int, pad_id: int):
         pad_id=pad_id,
     )
     config = make_config("tiny")
-    config = replace(config, memory=replace(config.memory, microbatch_size=microbatch_size))
+    config = config.changed(memory=config.memory.changed(microbatch_size=microbatch_size))
     return learner_of(networks, config, optimizer, trained=trained)
 
 
@@ -301,7 +300,7 @@ def test_the_statistics_of_a_step_are_means_over_its_tokens_and_its_values(
         values = hand.critic(input_ids=tokens[None]).logits[0, query - 1 :, 0]
         for t, value in enumerate(values[:RESPONSE]):
             term = value_term(value, rollout, row, t, ppo).item()
-            plain = value_term(value, rollout, row, t, replace(ppo, clip_values=False)).item()
+            plain = value_term(value, rollout, row, t, ppo.changed(clip_values=False)).item()
             of_values.append((term, term > plain + 1e-9))
     keys_of_tokens = (
         "loss/policy_avg",

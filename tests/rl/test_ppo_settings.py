@@ -361,7 +361,7 @@ def test_compat_paper_sets_the_quirks_and_nothing_else():
     changed = {name for name in vars(plain) if vars(plain)[name] != vars(paper)[name]}
     assert changed == {"compat", *PAPER_QUIRKS}
     assert {name: getattr(paper, name) for name in PAPER_QUIRKS} == PAPER_QUIRKS
-    assert replace(paper, lam=0.9).loss_mean == "microbatches"
+    assert paper.changed(lam=0.9).loss_mean == "microbatches"
     assert (paper.critic_init, paper.critic_updates) == ("reward_model", 0)
 
 
@@ -440,7 +440,7 @@ def test_the_coefficient_adapts_to_the_kl_once_the_policy_learns():
     assert next_kl_coef(ADAPTIVE, 0.1, kl=0.0, update=1) == 0.1  # critic warm-up
     expected = 0.1 * (1 + 0.1 * 64 / 1000)  # the KL is 10% above its target
     assert next_kl_coef(ADAPTIVE, 0.1, kl=6.6, update=2) == pytest.approx(expected)
-    fixed = replace(ADAPTIVE, kl_target=0.0)
+    fixed = ADAPTIVE.changed(kl_target=0.0)
     assert next_kl_coef(fixed, 0.1, kl=6.6, update=2) == 0.1
 
 

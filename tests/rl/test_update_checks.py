@@ -177,7 +177,7 @@ def test_an_adapted_kl_coefficient_is_not_refused():
 @pytest.mark.parametrize("deviation", [1.01e-3, 1.3e-3, 1e-2])
 def test_whitening_of_small_advantages_is_not_refused(deviation):
     settings = Ppo(**SIZES)
-    plain = rollout_from(two_episodes(), replace(settings, whiten_advantages=False), PAD)
+    plain = rollout_from(two_episodes(), settings.changed(whiten_advantages=False), PAD)
     factor = deviation / plain.advantages[plain.response_mask].std(correction=0)
     scaled = ("logprobs", "ref_logprobs", "values", "scores")
     small = {name: factor * getattr(plain, name) for name in scaled}

@@ -6,7 +6,6 @@ import os
 import random
 import subprocess
 import sys
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -33,8 +32,8 @@ def test_a_process_computes_on_as_many_threads_as_the_settings_say(before_start,
     before = torch.get_num_threads()
     torch.set_num_threads(before_start)
     try:
-        memory = replace(make_config("tiny").memory, cpu_threads=setting)
-        make_accelerator(replace(make_config("tiny"), memory=memory))
+        memory = make_config("tiny").memory.changed(cpu_threads=setting)
+        make_accelerator(make_config("tiny").changed(memory=memory))
         assert torch.get_num_threads() == expected
     finally:
         torch.set_num_threads(before)

@@ -44,7 +44,7 @@ def weights_after_two_updates(
     stage: Any, split: TokenizedSplit, network: Any, microbatch_size: int
 ) -> torch.Tensor:
     config = make_config("tiny")
-    config = replace(config, memory=replace(config.memory, microbatch_size=microbatch_size))
+    config = config.changed(memory=config.memory.changed(microbatch_size=microbatch_size))
     network = copy.deepcopy(network)
     optimizer = make_optimizer(network.parameters(), 1e-3, config.optimizer)
     for rows in (list(range(8)), list(range(8, 16))):
@@ -112,7 +112,7 @@ class CountCasts(TorchDispatchMode):
 
 def two_updates_in_bf16(place: "Place", keeps_copies: bool, dtype: str) -> tuple[int, torch.Tensor]:
     """Return how often a tensor is cast, and all numbers, in two updates of PPO."""
-    config = replace(place.config, ppo=replace(place.config.ppo, critic_updates=0))
+    config = place.config.changed(ppo=place.config.ppo.changed(critic_updates=0))
     policy = copy.deepcopy(place.policy)
     critic = copy.deepcopy(place.reward_model)
     frozen = {
