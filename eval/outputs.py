@@ -2,19 +2,19 @@
 
     python -m eval.outputs --preset outputs --set outputs.file=outputs.jsonl
 
-reads JSONL, CSV or Parquet, a folder of such files, or the summaries of a run, and puts each
-system's summaries where those of a policy are looked for. So all that follows is as in every run.
+reads JSON, JSON Lines, CSV or Parquet, a folder of such files, or the summaries of a run, and
+writes each system's summaries where those of a policy are expected. Judging and reporting are then
+the same as for a trained run.
 
-All kinds of file become one frame, a row a summary, whose index says where it stands. An empty
-summary is judged; an empty reference or post is refused, and so are a null and a number.
+An empty summary is judged. An empty reference or post is refused, and so are null and a number.
 """
 
 import hashlib
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-
-import pandas as pd
+from typing import Any
 
 from eval.judges.protocol import Row
 from eval.rates.length_control import mean_words
@@ -22,221 +22,342 @@ from stages.config.config import Config, Outputs, UserError
 from stages.config.judge import file_name
 from stages.config.sections import format_post
 from stages.data.bad_rows import BadRowError
-from stages.data.tables import parsed_rows
+from stages.data.conversations import PRINTED_MESSAGES
+from stages.data.tables import LocatedRow, parsed_rows
 from stages.data.text_metrics import text_measures
 from stages.pipeline.start import run_stage
-from stages.runs.inputs import OUTPUT_FILES, output_files
+from stages.runs.inputs import ROW_FILES, output_files, unread_outputs
 from stages.runs.run import open_stage, write_rows
 
 LONGEST_SUMMARY = 10_000  # characters; ROUGE-L takes time by the product of two lengths
-HALF = re.compile(r"[\ud800-\udfff]")
+HALF_CHARACTER = re.compile(r"[\ud800-\udfff]")
 QUERY = "query"  # the column of a prompt that is shown as it is
-TAKEN = "reference"  # on every page: no system may be called so
-LABELS: dict[str, bool | None] = {  # numbers also as pandas writes a column with empty cells
-    **dict.fromkeys(("1", "1.0", "true", "summary", "policy"), True),
-    **dict.fromkeys(("0", "0.0", "false", "reference"), False),
-    **dict.fromkeys(("", "none", "nan", "<na>", "0.5", "tie"), None),
+REFERENCE = "reference"  # on every page, so no system may have this name
+# What a label means, in lower case. pandas writes a column with empty cells as 1.0, 0.0 and nan.
+LABELS: dict[str, bool | None] = {
+    "1": True,
+    "1.0": True,
+    "true": True,
+    "summary": True,
+    "policy": True,
+    "0": False,
+    "0.0": False,
+    "false": False,
+    "reference": False,
+    "": None,
+    "none": None,
+    "nan": None,
+    "<na>": None,
+    "0.5": None,
+    "tie": None,
 }
+
+
+@dataclass(frozen=True, kw_only=True)
+class GivenSummary:
+    """A system's summary of one post, as its file holds it."""
+
+    where: str
+    """`file:line`."""
+    system: str
+    """The system's name as it is written."""
+    id: str
+    """The post's id, or a hash of its text."""
+    query: str
+    """The post as the judge sees it."""
+    summary: str
+    reference: str
+    label: bool | None
+    """Whether people prefer the summary to the reference; None if they did not say."""
+
+    @property
+    def name(self) -> str:
+        """The system's name as its file will be called."""
+        return file_name(self.system)
 
 
 def take_outputs(config: Config) -> None:
     """Run the stage. Raises UserError, with file and line, for what cannot be judged."""
     with open_stage(config, "summaries") as run:
-        table = read_table(config.outputs)
-        systems = read_systems(table, config.outputs, config.eval.posts)
-        references = {row["id"]: row["reference"] for rows in systems.values() for row in rows}
+        unread = unread_outputs(config.outputs.file)
+        if unread:
+            print(f"not read in {config.outputs.file}: {', '.join(unread)}", flush=True)
+        summaries = read_table(config.outputs)
+        systems = read_systems(summaries, config.outputs, config.eval.posts)
         for name, rows in systems.items():
             write_rows(run, f"{name}.jsonl", rows)
-        names = dict(zip(table["name"], table["system"], strict=True))
-        other = {name: as_typed for name, as_typed in names.items() if name != as_typed}
-        run.finish(
-            {
-                "posts": len(references),
-                "policies": {name: describe(rows) for name, rows in systems.items()},
-                "reference_tokens": None,
-                "reference_words": mean_words(references.values()),
-                **({"given_names": other} if other else {}),
-            }
-        )
+
+        references = {row["id"]: row["reference"] for rows in systems.values() for row in rows}
+        results: dict[str, Any] = {
+            "posts": len(references),
+            "policies": {name: describe(rows) for name, rows in systems.items()},
+            "reference_tokens": None,
+            "reference_words": mean_words(references.values()),
+        }
+        renamed = {x.name: x.system for x in summaries if x.name != x.system}
+        if renamed:
+            results["given_names"] = renamed
+        run.finish(results)
     empty = sum(not row["summary"] for rows in systems.values() for row in rows)
     if empty:
         print(f"empty summaries, judged as they are: {empty:,}")
 
 
-def read_table(settings: Outputs) -> pd.DataFrame:
-    """A row for every summary of the files, each once: `system` as it is called and its `name` as
-    its file will be, post `id`, `query`, `summary`, `reference` and `label` (whether people prefer
-    the summary, or None).
-
-    Raises UserError for what cannot be judged.
-    """
-    cells = read_cells(settings)
-    queries, columns = _queries(cells, settings), settings.summary_columns
-    hashes = queries.map(lambda query: hashlib.sha256(query.encode()).hexdigest()[:12])
-    files = cells.index.map(lambda where: Path(where.rpartition(":")[0]).stem)
-    table = pd.DataFrame(
-        {
-            "query": queries,
-            "reference": _texts(cells, settings.reference, True),
-            "id": _named(cells, settings.id, hashes),
-            "system": _named(cells, settings.system, files.to_series(cells.index)),
-            "label": _labels(cells, settings),
-        },
-        dtype=object,
-    )
-    tables = []
-    for column in columns:
-        system = table["system"] if len(columns) == 1 else column
-        summaries = _texts(cells, column, True, can_be_empty=True)
-        tables.append(table.assign(summary=summaries, system=system))
-    whole = pd.concat(tables)
-    return with_names(whole[~whole.duplicated()])
+# -- files -----------------------------------------------------------------------------------------
 
 
-def read_cells(settings: Outputs) -> pd.DataFrame:
-    """The files' rows as they are, by `file:line`, with every column that is needed."""
+def read_table(settings: Outputs) -> list[GivenSummary]:
+    """Every summary of the files, each once. Raises UserError for what cannot be judged."""
+    rows = read_rows(settings)
+    column_names = {column for _, row in rows for column in row}
+    labels_by_row = [_read_label(where, row, settings.label) for where, row in rows]
+    queries = [_read_query(where, row, column_names, settings) for where, row in rows]
+
+    summaries: dict[GivenSummary, GivenSummary] = {}
+    for column in settings.summary_columns:
+        for (where, row), query, label in zip(rows, queries, labels_by_row, strict=True):
+            # With several columns of summaries, each is a system.
+            system = column
+            if len(settings.summary_columns) == 1:
+                system = _read_name(row, settings.system) or Path(where.rpartition(":")[0]).stem
+            text = _read_text(where, row, column, can_be_empty=True)
+            reference = _read_text(where, row, settings.reference)
+            _check_length(where, column, text)
+            _check_length(where, settings.reference, reference)
+            summary = GivenSummary(
+                where=where,
+                system=system,
+                id=_read_name(row, settings.id) or _hash(query),
+                query=query,
+                summary=text.strip(),
+                reference=reference.strip(),
+                label=label,
+            )
+            # A row that occurs again, in another file too, is the same summary.
+            summaries.setdefault(replace(summary, where=""), summary)
+    check_names(list(summaries.values()))
+    return list(summaries.values())
+
+
+def read_rows(settings: Outputs) -> list[LocatedRow]:
+    """The files' rows as they are, after a check that every needed column exists."""
     paths = output_files(settings.file)
     if not paths:
-        what = f"no file of summaries ({', '.join(OUTPUT_FILES)})"
-        raise UserError(f"{settings.file}: {what} there: correct INPUT=")
-    rows = {where: row for path in paths for where, row in parsed_rows(path)}
+        raise UserError(
+            f"{settings.file}: no file of summaries ({', '.join(ROW_FILES)}) there: correct INPUT="
+        )
+    rows = [row for path in paths for row in parsed_rows(path)]
     if not rows:
         raise UserError(f"{settings.file} holds no summaries: give at least one row")
-    cells = pd.DataFrame(list(rows.values()), index=list(rows), dtype=object)
+    first_place = rows[0][0]
+    columns = list(dict.fromkeys(column for _, row in rows for column in row))
+
+    # A setting for each column that is needed.
     needed = dict.fromkeys(settings.summary_columns, "outputs.summary")
-    needed |= {} if QUERY in cells else {settings.post: "outputs.post"}
-    needed |= {settings.reference: "outputs.reference"}
-    needed |= {settings.label: "outputs.label"} if settings.label else {}
-    lacking = {column: setting for column, setting in needed.items() if column not in cells}
-    if lacking:
-        mends = " ".join(dict.fromkeys(f"{setting}=..." for setting in lacking.values()))
-        problem = f"no column {', '.join(lacking)}: name it, SET='{mends}'"
-        raise BadRowError(cells.index[0], f"{problem} (it has {', '.join(map(str, cells))})")
-    for column in cells:
-        halves = cells[column].map(lambda cell: HALF.search(str(cell)) is not None)
-        _refuse(halves, f"column {column} holds half a character: save the file as UTF-8")
-    return cells
+    if QUERY not in columns:
+        needed[settings.post] = "outputs.post"
+    needed[settings.reference] = "outputs.reference"
+    if settings.label:
+        needed[settings.label] = "outputs.label"
+    missing = [column for column in needed if column not in columns]
+    if missing:
+        fixes = dict.fromkeys(f"{needed[column]}=..." for column in missing)
+        raise BadRowError(
+            first_place,
+            f"no column {', '.join(missing)}: name it, SET='{' '.join(fixes)}' "
+            f"(it has {', '.join(columns)})",
+        )
+    if QUERY in columns and settings.post in columns and settings.post != QUERY:
+        raise BadRowError(
+            first_place,
+            f"columns {settings.post} and {QUERY} may both be the post: drop one, or name the one "
+            f"that is meant, SET='outputs.post={QUERY}'",
+        )
+    for where, row in rows:
+        for column, cell in row.items():
+            if HALF_CHARACTER.search(str(cell)):
+                raise BadRowError(
+                    where, f"column {column} holds half a character: save the file as UTF-8"
+                )
+    return rows
 
 
-def _refuse(bad: pd.Series, reason: str | pd.Series) -> None:
-    """Raise BadRowError at the first row that is bad, with its reason."""
-    for row in bad.to_numpy().nonzero()[0][:1]:
-        text = reason if isinstance(reason, str) else reason.iloc[row]
-        raise BadRowError(str(bad.index[row]), text)
+# -- cells -----------------------------------------------------------------------------------------
 
 
-def _texts(
-    cells: pd.DataFrame, column: str, is_summary: bool = False, can_be_empty: bool = False
-) -> pd.Series:
-    """The texts of a column; summaries and references without outer spaces.
-
-    Raises BadRowError, with the way out, where a cell is null, no text, empty, or too long.
-    """
-    values, start = cells[column], f"column {column} "
-    mend = 'write "" where the system wrote nothing' if can_be_empty else "fill it"
-    _refuse(values.isna(), f"{start}is null: {mend}, or drop the row")
-    kinds = values.map(lambda value: type(value).__name__)
-    other = "write it as text, or name another column (outputs.summary, .post, .reference)"
-    _refuse(kinds != "str", f"{start}is of type " + kinds + f": {other}")
-    if is_summary:
-        sizes = values.str.len()
-        most = f" characters, more than {LONGEST_SUMMARY:,}: shorten it, or name another column"
-        _refuse(sizes > LONGEST_SUMMARY, f"{start}has " + sizes.map("{:,}".format) + most)
-    stripped = values.str.strip()
-    if not can_be_empty:
-        _refuse(stripped == "", f"{start}is empty: {mend}, or drop the row")
-    return stripped if is_summary else values
-
-
-def _named(cells: pd.DataFrame, column: str, otherwise: pd.Series) -> pd.Series:
-    """A column as names; where a cell is missing or empty, another name."""
-    if column not in cells:
-        return otherwise
-    is_empty = cells[column].isna() | (cells[column] == "")
-    return cells[column].map(str).mask(is_empty, otherwise)
+def _read_text(where: str, row: Row, column: str, can_be_empty: bool = False) -> str:
+    """A cell's text. Raises BadRowError, with the fix, for null, another type and an empty text."""
+    value = row.get(column)
+    fix = 'write "" where the system wrote nothing' if can_be_empty else "fill it"
+    if value is None:
+        is_cell = where.rpartition(":")[0].lower().endswith(".csv")
+        what = "null (a cell such as NaN or None)" if is_cell else "null"
+        raise BadRowError(where, f"column {column} is {what}: {fix}, or drop the row")
+    if not isinstance(value, str):
+        raise BadRowError(
+            where,
+            f"column {column} is of type {type(value).__name__}: write it as text, or name another "
+            "column (outputs.summary, .post, .reference)",
+        )
+    if PRINTED_MESSAGES.match(value):
+        raise BadRowError(
+            where, f"column {column} is a printed list of messages: write the text of its messages"
+        )
+    if not value.strip() and not can_be_empty:
+        raise BadRowError(where, f"column {column} is empty: {fix}, or drop the row")
+    return value
 
 
-def _queries(cells: pd.DataFrame, outputs: Outputs) -> pd.Series:
-    """The posts as the judge is shown them."""
-    if outputs.post not in cells:
-        return _texts(cells, QUERY)
-    posts, keys = _texts(cells, outputs.post), ("subreddit", "title")
-    if not {*keys} <= {*cells.columns}:
-        return posts
-    known = cells.fillna({"title": "", "subreddit": ""})
-    fields = pd.DataFrame({key: _texts(known, key, can_be_empty=True) for key in keys})
-    return fields.assign(post=posts).apply(lambda row: format_post(dict(row)), axis=1)
+def _check_length(where: str, column: str, text: str) -> None:
+    if len(text) > LONGEST_SUMMARY:
+        raise BadRowError(
+            where,
+            f"column {column} has {len(text):,} characters, more than {LONGEST_SUMMARY:,}: "
+            "shorten it, or name another column",
+        )
 
 
-def _labels(cells: pd.DataFrame, outputs: Outputs) -> pd.Series | None:
-    """What a column of labels means."""
-    if not outputs.label:
+def _read_name(row: Row, column: str) -> str:
+    """A cell as a name; empty if it is missing."""
+    value = row.get(column)
+    return "" if value is None else str(value)
+
+
+def _read_query(where: str, row: Row, column_names: set[str], settings: Outputs) -> str:
+    """The post as the judge sees it: filled into the prompt if title and subreddit are columns."""
+    if settings.post not in column_names:
+        return _read_text(where, row, QUERY)
+    post = _read_text(where, row, settings.post)
+    if not {"subreddit", "title"} <= column_names:
+        return post
+    fields = {"post": post}
+    for column in ("subreddit", "title"):
+        if row.get(column) is None:
+            fields[column] = ""
+        else:
+            fields[column] = _read_text(where, row, column, can_be_empty=True)
+    return format_post(fields)
+
+
+def _read_label(where: str, row: Row, column: str) -> bool | None:
+    if not column:
         return None
-    words = cells[outputs.label].map(lambda label: str(label).strip().lower())
-    mend = "write 1 where the summary is preferred, 0 where the reference is, else nothing"
-    _refuse(~words.isin([*LABELS]), f"column {outputs.label} is " + words.map(repr) + f": {mend}")
-    return words.map(LABELS.__getitem__).astype(object)
+    word = str(row.get(column)).strip().lower()
+    if word not in LABELS:
+        raise BadRowError(
+            where,
+            f"column {column} is {word!r}: write 1 where the summary is preferred, 0 where the "
+            "reference is, else nothing",
+        )
+    return LABELS[word]
 
 
-def with_names(table: pd.DataFrame) -> pd.DataFrame:
-    """The table with the `name` of every system's file.
+def _hash(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
 
-    Raises UserError where two systems would share one, or one is called `reference`, a post has two
-    summaries of a system, or systems were given different posts.
+
+# -- systems ---------------------------------------------------------------------------------------
+
+
+def check_names(summaries: Sequence[GivenSummary]) -> None:
+    """Raise BadRowError if systems or posts cannot be told apart.
+
+    Two systems must not share a name, none may be called `reference`, a system has one summary of a
+    post, and all systems were given the same post and reference under an id.
     """
-    table = table.assign(name=table["system"].map(file_name), where=table.index)
+    first_of_name: dict[str, GivenSummary] = {}
+    first_of_id: dict[str, GivenSummary] = {}
+    first_of_both: dict[tuple[str, str], GivenSummary] = {}
+    for summary in summaries:
+        if summary.system == REFERENCE:
+            raise BadRowError(
+                summary.where,
+                f"a system is called {REFERENCE}, as what it is compared with: rename it",
+            )
+        same_name = first_of_name.setdefault(summary.name, summary)
+        if same_name.system != summary.system:
+            raise BadRowError(
+                summary.where,
+                f"system {summary.system!r} reads like {same_name.system!r}: rename it",
+            )
+        same_post = first_of_id.setdefault(summary.id, summary)
+        for what, differs in (
+            ("post", same_post.query != summary.query),
+            ("reference", same_post.reference != summary.reference),
+        ):
+            if differs:
+                raise BadRowError(
+                    summary.where,
+                    f"the {what} of id {summary.id} differs from that at {same_post.where}: "
+                    "all systems need the same",
+                )
+        first = first_of_both.setdefault((summary.name, summary.id), summary)
+        if first is not summary:
+            raise BadRowError(
+                summary.where,
+                f"post {summary.id} of system {summary.system} stands at {first.where} too: "
+                "drop one",
+            )
 
-    def first(keys: list[str], column: str) -> pd.Series:
-        return table.groupby(keys, sort=False)[column].transform("first")
 
-    system, post, other = table["system"], table["id"], first(["name"], "system")
-    taken = f"a system is called {TAKEN}, as what it is compared with: rename it"
-    _refuse(system == TAKEN, taken)
-    like = "system " + system.map(repr) + " reads like " + other.map(repr) + ": rename it"
-    _refuse(system != other, like)
-    place = first(["name", "id"], "where")
-    twice = "post " + post + " of system " + system + " stands at " + place + " too: drop one"
-    _refuse(table.duplicated(["name", "id"]), twice)
-    place = first(["id"], "where")
-    for column, what in (("query", "post"), ("reference", "reference")):
-        mend = ": all systems need the same"
-        differs = table[column] != first(["id"], column)
-        _refuse(differs, f"the {what} of id " + post + " differs from that at " + place + mend)
-    return table
+def read_systems(
+    summaries: Sequence[GivenSummary], outputs: Outputs, count: int
+) -> dict[str, list[Row]]:
+    """The rows of each system about the first `count` posts, in the order of the files; 0: all.
 
-
-def read_systems(table: pd.DataFrame, outputs: Outputs, count: int) -> dict[str, list[Row]]:
-    """The rows of each system about the first `count` posts, in the order of the files; all of them
-    if it is 0. Systems are compared on the posts that all of them have.
-
-    Raises UserError where there is no such post, and where no label is left.
+    Systems are compared on the posts that all of them have. Raises UserError if there is no such
+    post, and if no label is left.
     """
-    posts = list(dict.fromkeys(table["id"]))
+    posts = list(dict.fromkeys(summary.id for summary in summaries))
     if count > len(posts):
         raise UserError(f"eval.posts is {count} but there are {len(posts)} posts")
-    kept = posts[: count or len(posts)]
-    unknown = dict.fromkeys(("tokens", "reference_tokens", "has_eos", "score", "reference_score"))
-    systems: dict[str, list[Row]] = {str(name): [] for name in table["name"]}
-    for row in table[table["id"].isin(kept)].to_dict("records"):
-        known = {key: row[key] for key in ("id", "query", "reference", "summary")}
-        label = {} if row["label"] is None else {"label": row["label"]}
-        systems[row["name"]].append(known | unknown | label)
-    if not set.intersection(*({row["id"] for row in rows} for rows in systems.values())):
+    kept_posts = set(posts[: count or len(posts)])
+
+    systems: dict[str, list[Row]] = {summary.name: [] for summary in summaries}
+    for summary in summaries:
+        if summary.id not in kept_posts:
+            continue
+        row: Row = {
+            "id": summary.id,
+            "query": summary.query,
+            "reference": summary.reference,
+            "summary": summary.summary,
+            # Only the model that wrote the summary could say these.
+            "tokens": None,
+            "reference_tokens": None,
+            "has_eos": None,
+            "score": None,
+            "reference_score": None,
+        }
+        if summary.label is not None:
+            row["label"] = summary.label
+        systems[summary.name].append(row)
+
+    posts_of_systems = [{row["id"] for row in rows} for rows in systems.values()]
+    if not set.intersection(*posts_of_systems):
         raise UserError(
             f"{outputs.file}: no post has a summary of every system: give all systems the same"
             " posts (SET=outputs.id=... names the column), or raise eval.posts"
         )
     if outputs.label and not any("label" in row for rows in systems.values() for row in rows):
-        problem = f"{outputs.file}: column {outputs.label} has no label"
-        raise UserError(f"{problem}: fill it, raise eval.posts, or leave out outputs.label")
+        raise UserError(
+            f"{outputs.file}: column {outputs.label} has no label: fill it, raise eval.posts, or "
+            "leave out outputs.label"
+        )
     return systems
 
 
 def describe(rows: Sequence[Row]) -> dict[str, float | None]:
     """Means over a system's posts; None for what only the model that wrote them could say."""
-    unknown = dict.fromkeys(("tokens", "score", "reference_score", "eos_rate"))
-    words = {"words": mean_words(row["summary"] for row in rows), "posts": len(rows)}
-    return {**unknown, **words, **text_measures(rows)}
+    return {
+        "tokens": None,
+        "score": None,
+        "reference_score": None,
+        "eos_rate": None,
+        "words": mean_words(row["summary"] for row in rows),
+        "posts": len(rows),
+        **text_measures(rows),
+    }
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -266,7 +266,8 @@ def score_all(
         queries = [posts.columns["queries"][row] for row in rows]
         each = [[torch.tensor(written[row]) for row in rows] for written in texts.values()]
         with accelerator.autocast():
-            scores = summary_scores(reward_model, queries, each, accelerator.device)
+            facts = [posts.rows[row] for row in rows]
+            scores = summary_scores(reward_model, queries, each, accelerator.device, facts)
         of_posts: list[list[float]] = scores.T.tolist()
         return of_posts
 

@@ -9,7 +9,7 @@ A post is a filled prompt or plain text, whose first line is the title where the
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -41,6 +41,8 @@ class Post(NamedTuple):
     query: str
     tokens: Tensor
     reference: Tensor | None = None
+    facts: Mapping[str, Any] | None = None
+    """What the data say of a held-out post, for a reward function."""
 
 
 def finished_policies(preset: str, name: str, seed: int) -> dict[str, Config]:
@@ -88,7 +90,12 @@ class Finished:
             whose = f"ID={post_id} is no held-out post of {self.config.name}"
             raise UserError(f"{whose}: ids are such as {ids[0]}")
         at = ids.index(post_id)
-        return Post(rows[at]["query"], columns["queries"][at], columns["summaries"][at])
+        return Post(
+            query=rows[at]["query"],
+            tokens=columns["queries"][at],
+            reference=columns["summaries"][at],
+            facts=rows[at],
+        )
 
     def post_of_text(self, text: str) -> Post:
         """A typed post, filled into the run's prompt and cut as in training. Where the run's rows
@@ -141,8 +148,10 @@ class Finished:
         check_stage(self.config, stage)
         reward_model = load_reward_model(folder).to(device).eval()
         each = [[torch.tensor(tokens)] for tokens in summaries]
+        facts = [] if post.facts is None else [post.facts]
         with self.accelerator.autocast():
-            return summary_scores(reward_model, [post.tokens], each, device)[:, 0].tolist()
+            scores = summary_scores(reward_model, [post.tokens], each, device, facts)
+        return scores[:, 0].tolist()
 
     def text(self, tokens: Sequence[int]) -> str:
         """A summary as text."""

@@ -47,7 +47,13 @@ from stages.data.halves import in_half
 from stages.data.lengths import CNNDM_LIMITS, FAR_OVER, Limits, count_over_limit, length_report
 from stages.data.prompt import first_tokens
 from stages.data.ragged import load_split, save_split
-from stages.data.readers import fetch_rows, hub_sources, read_source, subsample
+from stages.data.readers import (
+    describe_unread,
+    fetch_rows,
+    hub_sources,
+    read_source,
+    subsample,
+)
 from stages.data.row_counts import (
     compare_with_published,
     count_odd_comparisons,
@@ -159,7 +165,7 @@ def read_rows(config: Config) -> SourceRows:
         source = str(world_folder(config))
     bad_rows = BadRows(config.data.on_bad_row)
     all_splits = read_source(config.data, source, bad_rows, config.needed_splits)
-    for line in describe_whole_prompts(all_splits):
+    for line in [*describe_unread(source), *describe_whole_prompts(all_splits)]:
         print(line, flush=True)
     published = compare_with_published(config.data, all_splits)
     splits = subsample(config.data, all_splits)
@@ -237,6 +243,7 @@ def describe(run: Run, source_rows: SourceRows, limits: dict[str, Limits]) -> di
         "halves": halves,
         "learned": count_repeated_rows(kept),
         "published": source_rows.published,
+        "changed": dict(source_rows.bad_rows.changes),
     }
 
 
@@ -260,6 +267,9 @@ def remarks(results: dict[str, Any], skipped_file: Path) -> list[str]:
                 f"held-out {kind}: {repeated[kind]:,} of {repeated[f'of_{kind}']:,} are in the "
                 "training data too, by their text: evaluation uses rows that were trained on"
             )
+
+    for change, count in results["changed"].items():
+        lines.append(f"{count:,} {change}")
 
     skipped = sum(split["skipped"] for split in counts)
     if skipped:

@@ -153,6 +153,7 @@ def score_rows(
     """
     queries = [split.columns["queries"][row] for row in rows]
     summaries = [split.columns["summaries"][row] for row in rows]
+    facts = [split.rows[row] for row in rows]
     if right_padded and not isinstance(reward_model, TextReward):
         # The whole text as the response to an empty query.
         whole_texts = [
@@ -164,6 +165,7 @@ def score_rows(
         queries=pad_left(queries, NO_TOKEN).to(accelerator.device),
         responses=pad_right(summaries, NO_TOKEN).to(accelerator.device),
         pad_id=NO_TOKEN,
+        facts=facts,
     )
     with accelerator.autocast():
         return score_responses(reward_model, texts)
@@ -200,6 +202,7 @@ def keep_known_answers(
         queries=pad_left(queries, NO_TOKEN).to(accelerator.device),
         responses=pad_right(summaries, NO_TOKEN).to(accelerator.device),
         pad_id=NO_TOKEN,
+        facts=[references.rows[row] for row in rows],
     )
     score = partial(score_in_passes, reward_model, texts)
     scores = budget.fit(PassSize(rows=KNOWN), score)

@@ -35,6 +35,7 @@ from stages.config.config import Config
 from stages.config.ppo import PolicyGradient, Ppo
 from stages.models.loading import save_model
 from stages.models.lora import adapter_layers
+from stages.models.reward_function import TextReward
 from stages.models.tokenizers import load_tokenizer
 from stages.rl.advantages import assign_rewards, compute_advantages
 from stages.rl.algorithms import Algorithm
@@ -62,7 +63,8 @@ def train_policy(config: Config, algorithm: Algorithm) -> None:
         check_episodes(stage, settings, accelerator)
 
         data = run.require("base") / "data"
-        split, queries = load_queries(data)
+        split, posts = load_queries(data)
+        queries = posts.columns["queries"]
         mix = load_pretraining_mix(config, settings, data)
         tokenizer = load_tokenizer(run.require("sft") / "model")
 
@@ -78,12 +80,19 @@ def train_policy(config: Config, algorithm: Algorithm) -> None:
         kl_coef = first_kl_coef(settings, metrics_file, state.update)
         folders_to_keep = kept_models(settings)
 
+        # Only a reward function reads what the data say of a query besides its text.
+        facts = posts.rows if isinstance(networks.reward_model, TextReward) else []
+
         for update in state.remaining(stage):
             learning_rate = set_rate(learner, settings)
-            query_batch = [queries[row] for row in state.order.batch(update)]
+            batch = state.order.batch(update)
+            query_batch = [queries[row] for row in batch]
+            facts_of_batch = [facts[row] for row in batch] if facts else []
 
             # 1. to 3. Sample episodes, compute their log-probabilities and values, score them.
-            sampled = sample_responses(learner, query_batch, state.noise, settings)
+            sampled = sample_responses(
+                learner, query_batch, state.noise, settings, facts=facts_of_batch
+            )
             measured = measure(learner, sampled, settings)
             episodes = score(learner, measured, settings)
 

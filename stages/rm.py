@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from stages.config.config import Config
-from stages.config.sections import BEFORE_EOS, CNNDM, COMPARISONS, POSTS, PPO_TRAIN
+from stages.config.sections import BEFORE_EOS, CNNDM, COMPARISONS
 from stages.data.ragged import TokenizedSplit, load_split
 from stages.functional import preference_loss
 from stages.models.foreign import fetch_reward_model
@@ -121,6 +121,14 @@ def score_pairs(
     reward_model: nn.Module, split: TokenizedSplit, rows: Sequence[int], device: torch.device
 ) -> tuple[Tensor, Tensor]:
     """Return the scores of the chosen and of the rejected summaries of some rows, each [rows]."""
+    if isinstance(reward_model, TextReward):
+        # Rows with one prompt may differ in the user's columns, so no texts are shared.
+        queries, chosen, rejected = (
+            [split.columns[name][row] for row in rows] for name in ("queries", "chosen", "rejected")
+        )
+        facts = [split.rows[row] for row in rows]
+        scores = summary_scores(reward_model, queries, [chosen, rejected], device, facts)
+        return scores[0], scores[1]
     return measure_pairs(split, rows, partial(summary_scores, reward_model, device=device))
 
 
@@ -161,8 +169,8 @@ def read_scores_before(model: PreTrainedModel, token_id: int) -> None:
 def take_existing(run: Run, accelerator: Accelerator, budget: MemoryBudget) -> dict[str, Any]:
     """Save a reward function or an external reward model as the stage's model; return results.
 
-    A function is saved with the rows that it will get. Its accuracy on held-out pairs, if there are
-    any, is measured like that of our reward model.
+    A function's accuracy on held-out pairs, if there are any, is measured like that of our reward
+    model.
     """
     config = run.config
     data = run.require("base") / "data"
@@ -170,11 +178,7 @@ def take_existing(run: Run, accelerator: Accelerator, budget: MemoryBudget) -> d
     tokenizer = load_tokenizer(sft_model)
     reward_model: Any
     if config.reward.function:
-        rows: list[dict[str, Any]] = []
-        for split in (*POSTS, PPO_TRAIN):
-            if (data / f"{split}.jsonl").exists():
-                rows.extend(load_split(data, split).rows)
-        reward_model = TextReward(config.reward.function, tokenizer, rows)
+        reward_model = TextReward(config.reward.function, tokenizer)
     else:
         reward_model, _ = fetch_reward_model(config, sft_model, INSTEAD)
         require_room(

@@ -336,8 +336,24 @@ OUTPUTS: list[tuple[str, bytes, str]] = [  # a file's name, its content, the lin
     ("x.jsonl", lines(GIVEN | {"summary": 3}), "is of type int: write it as text"),
     ("x.jsonl", lines(GIVEN, GIVEN | {"summary": "t"}), "x.jsonl:2: post 1 of system x stands at"),
     ("x.jsonl", lines(GIVEN, GIVEN | {"system": "b", "post": "q"}), "the post of id 1 differs"),
-    ("x.csv", b"id,post\n1\n", "does not have 2 cells"),
+    ("x.csv", b"id,post\n1\n", "has 1 cells, but the header has 2"),
     ("x.parquet", b"x", "not a Parquet file"),
+    (
+        "x.csv",
+        b"id,post,summary,reference\n1,p,NaN,r\n",
+        "x.csv:2: column summary is null (a cell such as NaN or None)",
+    ),
+    ("x.json", b'[{"id": 1, "id": 2}]', "x.json:1: key 'id' is there twice"),
+    (
+        "x.jsonl",
+        lines(GIVEN | {"query": "q"}),
+        "x.jsonl:1: columns post and query may both be the post: drop one, or name",
+    ),
+    (
+        "x.csv",
+        b"id,post,summary,reference\n1,\"[{'role': 'user', 'content': 'p'}]\",s,r\n",
+        "x.csv:2: column post is a printed list of messages",
+    ),
     ("x.jsonl", lines(GIVEN | {"summary": "x " * 6000}), "x.jsonl:1: column summary has 12,000 ch"),
     ("x.xlsx", b"x", "a file of unknown kind"),
 ]

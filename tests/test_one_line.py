@@ -43,6 +43,10 @@ ERRORS: list[tuple[Exception, str]] = [
     (torch.OutOfMemoryError("CUDA out of memory"), "out of memory: free some"),
     (ModuleNotFoundError("No module named 'gguf'", name="gguf"), "No module named 'gguf': `make i"),
     (UnicodeEncodeError("utf-8", "\ud83d", 0, 1, "surrogates"), "a text holds half a character"),
+    (
+        UnicodeEncodeError("ascii", "caf\xe9", 3, 4, "ordinal not in range(128)"),
+        "the encoding ascii has no character '\\xe9': set PYTHONIOENCODING=utf-8",
+    ),
 ]
 
 
@@ -54,6 +58,14 @@ def test_what_a_user_can_mend_is_one_line(capsys, error, line):
     (line_shown,) = capsys.readouterr().err.splitlines()
     assert line_shown.startswith("error: ")
     assert line in line_shown
+
+
+def test_a_terminal_of_another_encoding_shows_escapes(monkeypatch):
+    terminal = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(terminal, encoding="ascii"))
+    with in_one_line():
+        print("caf\xe9")
+    assert terminal.getvalue() == b"caf\\xe9\n"
 
 
 @pytest.mark.parametrize(

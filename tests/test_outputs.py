@@ -107,6 +107,21 @@ def test_a_folder_is_a_system_a_file_and_a_post_without_id_is_named_by_its_text(
     assert len(set(ids[0])) == 2
 
 
+def test_all_files_of_rows_in_a_folder_are_read_and_the_others_are_named(runs, tmp_path, capsys):
+    folder = tmp_path / "outputs"
+    folder.mkdir()
+    rows = rows_of_world(4)
+    write_json(folder / "a.json", rows[0::2])
+    write_jsonl(folder / "b.JSONL", rows[1::2])
+    (folder / "notes.txt").write_text("not read")
+
+    take_outputs(config_of_file(folder))
+
+    results = (read_manifest(next(runs.glob("*/*/summaries"))) or {})["results"]
+    assert set(results["policies"]) == {"lead-3", "all-of-it"}
+    assert f"not read in {folder}: notes.txt" in capsys.readouterr().out
+
+
 GOOD = {"id": 1, "post": "p", "summary": "s", "reference": "r"}
 
 

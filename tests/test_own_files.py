@@ -95,11 +95,16 @@ def test_other_tables_in_the_folder_of_posts_are_not_read_and_make_nothing_stale
     only_read = own_inputs(config, "base")
     finished(config)
     (folders / "data/notes.jsonl").write_text("{}\n")
-    (folders / "data/sft_train.parquet").write_text("beside the JSON lines, which are read")
     assert own_inputs(config, "base") == only_read
     assert why_not(config, "base") is None
     (folders / "data/sft_train.jsonl").write_text("{}\n")
     assert str(why_not(config, "base")) == "was made from other data"
+
+
+def test_two_files_of_one_split_are_refused(folders):
+    (folders / "data/sft_train.JSON").write_text("[]")
+    with pytest.raises(UserError, match=r"data: sft_train\.JSON and sft_train\.jsonl are both"):
+        own_inputs(own_config(data="data"), "base")
 
 
 def test_a_folder_that_is_written_in_another_way_is_the_same(folders):

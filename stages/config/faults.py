@@ -14,6 +14,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, redirect_stdout
 from importlib.util import find_spec
+from io import TextIOWrapper
 from typing import Any, NoReturn, TextIO
 
 from stages.config.checks import (
@@ -86,12 +87,30 @@ def what_to_mend(error: BaseException) -> str | None:
     if NO_SPACE in str(error) and getattr(error, "errno", None) is None:
         return f"{NO_SPACE}: {MENDS[errno.ENOSPC]}"
     if isinstance(error, UnicodeEncodeError):
-        return f"a text holds half a character ({text}): replace it, or save the file as UTF-8"
+        return _about_encoding(error)
     if kind in DAMAGED or any(part in text for part in DAMAGED_TEXTS):
         return f"a file is damaged ({kind}: {text}): {RESTORE}"
     if isinstance(error, ImportError) and (error.name or "").split(".")[0] not in OURS:
         return f"{text}: `make install` installs what this project needs"
     return _about_a_file(error, text) if isinstance(error, OSError) else None
+
+
+def _about_encoding(error: UnicodeEncodeError) -> str:
+    """Half a character is a fault of the text; any other one is a limit of the encoding."""
+    character = error.object[error.start]
+    if "\ud800" <= character <= "\udfff":
+        return f"a text holds half a character ({error}): replace it, or save the file as UTF-8"
+    return (
+        f"the encoding {error.encoding} has no character {character!a}: "
+        "set PYTHONIOENCODING=utf-8 or LANG=C.UTF-8"
+    )
+
+
+def print_any_character() -> None:
+    """Let a terminal of another encoding than UTF-8 show escapes, so that printing never fails."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
 
 
 def _about_a_file(error: OSError, text: str) -> str:
@@ -107,6 +126,7 @@ def _about_a_file(error: OSError, text: str) -> str:
 def in_one_line() -> Iterator[None]:
     """End the process with one line for what the user can mend; a decorator for each `main`."""
     open_closed_streams()
+    print_any_character()
     try:
         with redirect_stdout(VisibleStream(sys.stdout)):
             yield

@@ -7,6 +7,7 @@ summaries, a few tokens over a limit) are not bad: those rows are kept, and `row
 them. Standard library only.
 """
 
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,6 +27,10 @@ class BadRowError(UserError):
         self.reason = reason
 
 
+class LeftOutError(BadRowError):
+    """A row that its own label excludes from training. It is always left out and listed."""
+
+
 class BadRows:
     """The bad rows of one pass over the data."""
 
@@ -34,6 +39,8 @@ class BadRows:
         self.should_skip = on_bad_row == "skip"
         self.skipped: list[dict[str, str]] = []
         """The split, the place (`file:line`) and the reason of each skipped row."""
+        self.changes: Counter[str] = Counter()
+        """What is done with good rows, with their number: left out by a label, cut, ..."""
 
     @contextmanager
     def catch(self, split: str) -> Iterator[None]:
@@ -45,7 +52,9 @@ class BadRows:
         try:
             yield
         except BadRowError as bad:
-            if not self.should_skip:
+            if isinstance(bad, LeftOutError):
+                self.changes[f"rows are left out: {bad.reason}"] += 1
+            elif not self.should_skip:
                 raise UserError(f"{bad} (or skip such rows: data.on_bad_row=skip)") from None
             self.skipped.append({"split": split, "where": bad.where, "reason": bad.reason})
 

@@ -6,23 +6,30 @@ kinds are converted by `formats.py`; then every row must have one of the two sch
 """
 
 import random
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from stages.config.checks import UserError, first_line
 from stages.config.sections import COMPARISONS, HUB, POSTS, PPO_TRAIN, USED_ROWS, Data
 from stages.data.bad_rows import BadRowError, BadRows
-from stages.data.formats import derive_missing_splits, to_openai_schema, training_split_of
+from stages.data.formats import (
+    check_ids,
+    derive_missing_splits,
+    to_openai_schema,
+    training_split_of,
+)
 from stages.data.schemas import check_comparison, check_post
-from stages.data.tables import READERS, LocatedRow, RawRow, parse_row, raw_rows
+from stages.data.tables import LocatedRow, RawRow, parse_row, raw_rows
 from stages.runs.hub import ABOUT_THE_DISK, Fetched, fetch
-from stages.runs.inputs import Source, dataset_source
+from stages.runs.inputs import Source, dataset_source, split_file, unread_files
 
 SPLITS = (*POSTS, *COMPARISONS)
 # What is fetched of a data set: its description, and its rows.
 DATASET_CARDS = ("README.md", ".huggingface.yaml", "dataset_infos.json")
 DATASET_ROWS = ("*.parquet", "*.jsonl", "*.json", "*.csv")
 LONGEST_SHOWN_ID = 60  # characters of an id in a message
+MOST_NAMES = 5  # names of files in a message
 
 
 def read_source(
@@ -59,9 +66,24 @@ def _missing_split(source: str, split: str) -> UserError:
     add = "add it"
     if split == COMPARISONS[0]:
         add += ", or give reward.function, which needs no pairs"
+    others = ""
+    if unread_files(source):
+        others = f" (other files there: {', '.join(unread_files(source)[:MOST_NAMES])})"
     return UserError(
-        f"{source}: {split}.jsonl is missing (or .parquet, .csv): {add}, or correct DATA="
+        f"{source}: {split}.jsonl is missing (or .json, .parquet, .csv): {add}, or correct "
+        f"DATA={others}"
     )
+
+
+def describe_unread(source: str) -> list[str]:
+    """A line that names the files of a folder that are not read, if there are any."""
+    names = unread_files(source)
+    if not names:
+        return []
+    shown = ", ".join(names[:MOST_NAMES])
+    if len(names) > MOST_NAMES:
+        shown += f" and {len(names) - MOST_NAMES} others"
+    return [f"not read in {source}: {shown} (splits are called {', '.join((*SPLITS, PPO_TRAIN))})"]
 
 
 def available_splits(data: Data, source: str) -> list[str]:
@@ -74,7 +96,7 @@ def available_splits(data: Data, source: str) -> list[str]:
     if is_hub and data.sft_dataset and data.comparisons_dataset:
         return list(SPLITS)
     if not is_hub and not Path(source).is_file():
-        return [split for split in (*SPLITS, PPO_TRAIN) if _split_file(source, split) is not None]
+        return [split for split in (*SPLITS, PPO_TRAIN) if split_file(source, split) is not None]
     for where, raw in _raw_rows(data, source, COMPARISONS[0]):
         try:
             row = parse_row(where, raw)
@@ -93,7 +115,8 @@ def read_split(
     ids: set[str] = set()
     for where, raw in _raw_rows(data, source, split):
         with bad_rows.catch(split):
-            row = to_openai_schema(where, parse_row(where, raw), split)
+            changes: Counter[str] = Counter()
+            row = to_openai_schema(where, parse_row(where, raw), split, changes)
             if split in COMPARISONS:
                 check_comparison(where, row)
             else:
@@ -109,28 +132,18 @@ def read_split(
                     )
                 ids.add(row["id"])
             rows.append((where, row))
+            bad_rows.changes.update(changes)
+    check_ids(rows)
     return rows
 
 
 def _raw_rows(data: Data, source: str, split: str) -> Iterator[tuple[str, RawRow]]:
     if source == HUB:
         return read_hub(data, split)
-    file = _split_file(source, split)
+    file = split_file(source, split)
     if file is None:
         raise _missing_split(source, split)
     return raw_rows(file)
-
-
-def _split_file(source: str, split: str) -> Path | None:
-    """The file of a split, or None. A source that is one file holds any split."""
-    path = Path(source)
-    if path.is_file():
-        return path
-    for ending in READERS:
-        file = path / f"{split}{ending}"
-        if file.is_file():
-            return file
-    return None
 
 
 # -- the hub ---------------------------------------------------------------------------------------

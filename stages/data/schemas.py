@@ -12,6 +12,8 @@ from stages.data.text_metrics import normalize_whitespace
 
 CNNDM_BATCHES = ("batch0_cnndm", "cnndm0", "cnndm2")
 COMPARISON_FIELDS = ("info", "summaries", "choice", "batch", "split")
+COLUMNS = "columns"
+"""Field of a row, in the data and next to its tokens: the user's own columns, by their names."""
 TIE = 5  # the middle of OpenAI's confidence, which runs from 1 to 9
 
 

@@ -2,10 +2,17 @@
 
 import csv
 import json
+import math
+import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
+from uuid import UUID
+
+import numpy as np
 
 from stages.config.checks import UserError
 from stages.data.bad_rows import BadRowError
@@ -13,12 +20,15 @@ from stages.data.bad_rows import BadRowError
 Row = dict[str, Any]
 LocatedRow = tuple[str, Row]
 """A row after its place: `file:line`, or `data set[split]:number`."""
-RawRow = bytes | Row
-"""A row as its file holds it: a line of JSON that is not parsed yet, or the columns' values."""
+RawRow = bytes | Row | BadRowError
+"""A line of JSON that is not parsed yet, a row's values by column, or what is wrong with a row."""
 
 # In characters. The standard library's limit of 131,072 is too low for some posts.
 LONGEST_CSV_CELL = 2**24
 LONGEST_REASON = 80  # characters that are kept of a library's message
+# How spreadsheets and pandas write a missing value into a CSV cell.
+MISSING_CELLS = frozenset({"NaN", "nan", "NaT", "<NA>", "None", "null", "NULL", "#N/A"})
+JSON_SPACE = re.compile(r"[ \t\n\r]*")
 
 
 def raw_rows(path: Path) -> Iterator[tuple[str, RawRow]]:
@@ -28,19 +38,22 @@ def raw_rows(path: Path) -> Iterator[tuple[str, RawRow]]:
     not rows, but they count as lines.
     Raises UserError for a file of an unknown kind and for one that cannot be read.
     """
-    if path.suffix not in READERS:
+    read = READERS.get(path.suffix.lower())
+    if read is None:
         raise UserError(f"{path}: a file of unknown kind: give one of {', '.join(READERS)}")
-    read = READERS[path.suffix]
     yield from read(path)
 
 
 def parse_row(where: str, raw: RawRow) -> Row:
-    """The row in a line of JSON; other rows are returned as they are.
+    """The row, with a missing value as None.
 
-    Raises BadRowError for a line that is not a JSON object, and for a key that occurs twice.
+    Raises BadRowError for what is not a JSON object, for a key that occurs twice, for a value that
+    JSON does not hold and cannot be written as text, and for a row with the wrong number of cells.
     """
+    if isinstance(raw, BadRowError):
+        raise raw
     if not isinstance(raw, bytes):
-        return raw
+        return {str(column): plain_value(where, column, value) for column, value in raw.items()}
 
     def require_unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         """Without this, `json` would silently keep the last of two values."""
@@ -51,7 +64,9 @@ def parse_row(where: str, raw: RawRow) -> Row:
         return values
 
     try:
-        row = json.loads(raw, object_pairs_hook=require_unique_keys)
+        row = json.loads(
+            raw, object_pairs_hook=require_unique_keys, parse_constant=_missing_or_text
+        )
     except ValueError as error:
         raise BadRowError(where, f"not JSON ({error})") from None
     except RecursionError:
@@ -59,6 +74,46 @@ def parse_row(where: str, raw: RawRow) -> Row:
     if not isinstance(row, dict):
         raise BadRowError(where, "not a JSON object")
     return row
+
+
+def _missing_or_text(constant: str) -> str | None:
+    """A constant that Python's `json` reads although JSON has no such value: NaN or an infinity."""
+    return None if constant == "NaN" else constant
+
+
+def plain_value(where: str, column: Any, value: Any) -> Any:
+    """A value of Parquet or of `datasets` as JSON holds it: dates and decimals become text.
+
+    NaN becomes None. Raises BadRowError for bytes that are not UTF-8 and for other objects.
+    """
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, np.ndarray):
+        value = value.tolist()
+    if value is None or isinstance(value, (str, bool, int)):
+        return value
+    if isinstance(value, float):
+        if math.isfinite(value):
+            return value
+        return None if math.isnan(value) else str(value)
+    if isinstance(value, (list, tuple, set)):
+        return [plain_value(where, column, element) for element in value]
+    if isinstance(value, Mapping):
+        return {str(key): plain_value(where, column, inner) for key, inner in value.items()}
+    if isinstance(value, (datetime, date, time)):
+        # pandas' missing time, NaT, is an instance of datetime, too.
+        return None if str(value) == "NaT" else value.isoformat()
+    if isinstance(value, (timedelta, Decimal, UUID)):
+        return str(value)
+    if isinstance(value, bytes):
+        try:
+            return value.decode()
+        except UnicodeDecodeError:
+            raise BadRowError(where, f"column {column} holds bytes that are not UTF-8") from None
+    raise BadRowError(
+        where,
+        f"column {column} is of type {type(value).__name__}: write it as text or drop the column",
+    )
 
 
 def parsed_rows(path: Path) -> Iterator[LocatedRow]:
@@ -77,16 +132,47 @@ def _read_jsonl(path: Path) -> Iterator[tuple[str, RawRow]]:
 
 def _read_json(path: Path) -> Iterator[tuple[str, RawRow]]:
     """Yield the elements of an array by their number. The file may also hold JSON Lines."""
+    content = path.read_bytes()
     try:
-        rows = json.loads(path.read_bytes())
-    except (ValueError, RecursionError):
-        rows = None
-    if not isinstance(rows, list):
+        elements = _array_elements(content.decode(json.detect_encoding(content)))
+    except UnicodeDecodeError:
+        elements = None
+    if elements is None:
         yield from _read_jsonl(path)
         return
-    for number, row in enumerate(rows, start=1):
+    for number, element in enumerate(elements, start=1):
         # As bytes again: an element that is not an object is then a bad row like any other.
-        yield f"{path}:{number}", json.dumps(row).encode()
+        yield f"{path}:{number}", element.encode(errors="surrogatepass")
+
+
+def _array_elements(text: str) -> list[str] | None:
+    """The text of each element of a JSON array; None if the text is anything else."""
+    decoder = json.JSONDecoder()
+
+    def after_space(position: int) -> int:
+        space = JSON_SPACE.match(text, position)
+        return space.end() if space else position
+
+    position = after_space(0)
+    if not text.startswith("[", position):
+        return None
+    position = after_space(position + 1)
+    elements: list[str] = []
+    if text.startswith("]", position):
+        return elements if after_space(position + 1) == len(text) else None
+    while True:
+        try:
+            _, end = decoder.raw_decode(text, position)
+        except (ValueError, RecursionError):
+            return None
+        elements.append(text[position:end])
+        position = after_space(end)
+        separator = text[position : position + 1]
+        position = after_space(position + 1)
+        if separator == "]":
+            return elements if position == len(text) else None
+        if separator != ",":
+            return None
 
 
 def _read_parquet(path: Path) -> Iterator[tuple[str, RawRow]]:
@@ -94,7 +180,7 @@ def _read_parquet(path: Path) -> Iterator[tuple[str, RawRow]]:
 
     try:
         _check_column_names(path, pyarrow.parquet.read_schema(path).names)
-        rows = pyarrow.parquet.read_table(path).to_pylist()
+        table = pyarrow.parquet.read_table(path)
     except (pyarrow.ArrowException, ValueError, OSError) as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise  # a fault of the disk, not of the file
@@ -102,8 +188,20 @@ def _read_parquet(path: Path) -> Iterator[tuple[str, RawRow]]:
         raise UserError(
             f"{path}: not a Parquet file, or a damaged one ({reason}): write it again"
         ) from None
-    for number, row in enumerate(rows, start=1):
-        yield f"{path}:{number}", row
+
+    columns = {}
+    for name, column in zip(table.column_names, table.columns, strict=True):
+        try:
+            columns[name] = column.to_pylist()
+        except (pyarrow.ArrowException, ValueError, OverflowError) as error:
+            reason = " ".join(str(error).split())[:LONGEST_REASON]
+            raise UserError(
+                f"{path}: column {name} ({column.type}) cannot be read ({reason}): "
+                "write it as text or drop the column"
+            ) from None
+    for number in range(table.num_rows):
+        values = {name: values_of_column[number] for name, values_of_column in columns.items()}
+        yield f"{path}:{number + 1}", values
 
 
 def _read_csv(path: Path) -> Iterator[tuple[str, RawRow]]:
@@ -111,20 +209,20 @@ def _read_csv(path: Path) -> Iterator[tuple[str, RawRow]]:
     csv.field_size_limit(LONGEST_CSV_CELL)
     # Spreadsheets begin a file with a byte order mark, which `utf-8-sig` drops.
     with path.open(newline="", encoding="utf-8-sig") as lines:
-        rows = csv.DictReader(lines, strict=True)
+        rows = csv.reader(lines, strict=True)
         try:
-            header = rows.fieldnames or ()
+            header = next(rows, [])
             _check_column_names(path, header)
-            for row in rows:
+            for cells in rows:
+                if not cells:
+                    continue
                 where = f"{path}:{rows.line_num}"
-                # DictReader puts surplus cells under the key None, and None into missing ones.
-                has_surplus_cells = None in row
-                has_missing_cells = None in row.values()
-                if has_surplus_cells or has_missing_cells:
-                    raise BadRowError(
-                        where, f"the row does not have {len(header)} cells, as the header has"
-                    )
-                yield where, row
+                if len(cells) == len(header):
+                    values = [None if cell in MISSING_CELLS else cell for cell in cells]
+                    yield where, dict(zip(header, values, strict=True))
+                else:
+                    reason = f"the row has {len(cells)} cells, but the header has {len(header)}"
+                    yield where, BadRowError(where, f"{reason}: quote cells that hold a comma")
         except UnicodeDecodeError:
             raise UserError(f"{path}: not UTF-8: save it as UTF-8") from None
         except csv.Error as error:

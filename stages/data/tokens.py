@@ -11,11 +11,10 @@ from transformers import PreTrainedTokenizerBase
 from stages.config.checks import UserError
 from stages.config.sections import PPO_TRAIN
 from stages.data.bad_rows import BadRowError, BadRows
-from stages.data.formats import OTHER_FIELDS
 from stages.data.lengths import Limits, check_lengths
 from stages.data.prompt import Encode, Prompt, fit_query, plain_encoder, prompt_for
 from stages.data.ragged import TokenizedSplit, make_ragged
-from stages.data.schemas import chosen_text, label_strength, post_text, rejected_text
+from stages.data.schemas import COLUMNS, chosen_text, label_strength, post_text, rejected_text
 from stages.data.tables import LocatedRow, Row
 from stages.data.text_metrics import first_ids
 from stages.runs.progress import progress
@@ -33,8 +32,8 @@ def tokenize_posts(
     """The queries and summaries of a split, each summary with a leading space and EOS.
 
     The split `ppo_train` gets only queries, because its rows need no summary. `rows` keep the id,
-    title, query and reference as text, and the user's other fields. `bad_rows` collects the rows
-    that are skipped.
+    title, query and reference as text, and under `columns` the user's own columns. `bad_rows`
+    collects the rows that are skipped.
     Raises UserError for a post that cannot be cut to fit, for a summary far over its limit and for
     more tokens than the model has positions, unless such rows are skipped.
     """
@@ -53,7 +52,8 @@ def tokenize_posts(
     for number, query in zip(kept, texts, strict=True):
         _, row = located_rows[number]
         facts: dict[str, Any] = {"id": row["id"], "title": row["title"], "query": query}
-        facts |= row.get(OTHER_FIELDS, {})
+        if row.get(COLUMNS):
+            facts[COLUMNS] = row[COLUMNS]
         if row.get("summary"):
             facts["reference"] = row["summary"].strip()
         rows.append(facts)
@@ -95,6 +95,8 @@ def _comparison_facts(row: Row, first_id: str) -> dict[str, Any]:
     facts: dict[str, Any] = {"id": row["info"]["id"]}
     if first_id != row["info"]["id"]:
         facts["post"] = first_id
+    if row["info"].get(COLUMNS):
+        facts[COLUMNS] = row["info"][COLUMNS]
     policies = sorted(summary["policy"] for summary in row["summaries"])
     return facts | {
         "split": row["split"],
@@ -159,9 +161,7 @@ def _fit_prompt(
     text = prompt.text
     if len(tokens) > limits.query:
         if not prompt.shortened_field:
-            # A whole prompt ends with what is asked for, so it loses its beginning.
-            room = limits.query - len(limits.first)
-            return [*limits.first, *tokens[-room:]]
+            return _keep_end(where, tokens, limits)
         try:
             text, tokens = fit_query(
                 lambda filled: encode([filled])[0],
@@ -182,6 +182,17 @@ def _fit_prompt(
     if text.endswith("\n"):
         return encode([text.strip()])[0]
     return tokens
+
+
+def _keep_end(where: str, tokens: list[int], limits: Limits) -> list[int]:
+    """The tokens of a whole prompt without its beginning: it ends with what is asked for."""
+    room = limits.query - len(limits.first)
+    if room < 1:
+        raise BadRowError(
+            where,
+            f"data.max_query_tokens is {limits.query}, which leaves no room after BOS: raise it",
+        )
+    return [*limits.first, *tokens[-room:]]
 
 
 def _rows_that_fit(

@@ -32,7 +32,7 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from stages.data.ragged import pad_left, pad_right
 from stages.functional import sequence_logprobs
 from stages.models.policy import PolicyModel
-from stages.models.reward_function import TextReward
+from stages.models.reward_function import Facts, TextReward
 
 EMPTY = -1
 """Marks a padded slot. No tokenizer has this id."""
@@ -55,6 +55,8 @@ class ResponseBatch:
     pad_id: int
     samples_per_query: int = 1
     """Neighbors that answer the same query. They share a row where the model allows it."""
+    facts: Sequence[Facts] = ()
+    """What the data say of each query's row, for a reward function; empty for a model."""
 
     @property
     def tokens(self) -> Tensor:
@@ -113,7 +115,7 @@ def response_values(critic: nn.Module, batch: ResponseBatch) -> Tensor:
 def score_responses(reward_model: nn.Module, batch: ResponseBatch) -> Tensor:
     """The score of each response, [B], reward units."""
     if isinstance(reward_model, TextReward):
-        return reward_model.scores(batch.queries, batch.responses, batch.pad_id)
+        return reward_model.scores(batch.queries, batch.responses, batch.facts, batch.pad_id)
     rows = _response_rows(reward_model, batch)
     return _scores(reward_model, rows).flatten()
 
@@ -126,16 +128,18 @@ def summary_scores(
     queries: Sequence[Tensor],
     summaries: Sequence[Sequence[Tensor]],
     device: torch.device,
+    facts: Sequence[Facts] = (),
 ) -> Tensor:
     """The score of each summary: [K, B], reward units.
 
-    Shapes: B queries; K lists of B summaries.
+    Shapes: B queries; K lists of B summaries. `facts` are those of each query's row, for a reward
+    function.
     Source: Huang et al. 2024, details 10 and 12.
     """
     if isinstance(reward_model, TextReward):
         padded_queries = pad_left(list(queries), EMPTY)
         scores = [
-            reward_model.scores(padded_queries, pad_right(list(column), EMPTY), EMPTY)
+            reward_model.scores(padded_queries, pad_right(list(column), EMPTY), facts, EMPTY)
             for column in summaries
         ]
         return torch.stack(scores).to(device)

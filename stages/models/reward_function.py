@@ -1,18 +1,18 @@
 """A Python function in place of a reward model (`reward.function=module:function`).
 
 The module is a file in the working folder. `function(queries, responses, rows)` gets a list of
-query texts, a list of response texts without EOS, and what the user's rows hold in addition (`id`,
-`reference`, other fields). It returns a number for each response.
-
-A row is looked up by the text of its query. If several rows have the same query, the function gets
-the last of them for each.
+query texts, a list of response texts without EOS, and for each of them a dict: the columns of the
+user's row, with `id`, `query` and `reference` where the row has no column of that name. It returns
+a number for each response.
 """
 
 import importlib
 import math
 import sys
-from collections.abc import Callable, Sequence
+import traceback
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import TracebackType
 from typing import Any, cast
 
 import torch
@@ -20,11 +20,15 @@ from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
 from stages.config.checks import UserError, first_line
-from stages.runs.files import read_json, read_lines, write_json, write_lines
+from stages.data.schemas import COLUMNS
+from stages.runs.files import read_json, write_json
 
 RECORD = "reward.json"
-ROWS = "rows.jsonl"
 TEXT_SHOWN = 60  # characters of a response in an error message
+FACTS_SHOWN = ("id", "title", "query", "reference")
+"""The facts that a function gets besides the user's columns."""
+Facts = Mapping[str, Any]
+"""What a tokenized split keeps of a row besides tokens."""
 RewardFunction = Callable[[list[str], list[str], list[dict[str, Any]]], Sequence[float]]
 
 
@@ -32,28 +36,32 @@ class TextReward(nn.Module):
     """A function of texts in the place of a reward model."""
 
     def __init__(
-        self,
-        function: str,
-        tokenizer: PreTrainedTokenizerBase,
-        rows: Sequence[dict[str, Any]],
-        bias: float = 0.0,
+        self, function: str, tokenizer: PreTrainedTokenizerBase, bias: float = 0.0
     ) -> None:
-        """`rows` are those that the function may get; each holds its query's text as `query`."""
         super().__init__()
         self.name = function
         self.function = load_function(function)
         self.tokenizer = tokenizer
         self.bias = bias  # added to every number, reward units
-        self.rows = {row["query"]: row for row in rows}
 
-    def scores(self, queries: Tensor, responses: Tensor, pad_id: int) -> Tensor:
+    def scores(
+        self, queries: Tensor, responses: Tensor, facts: Sequence[Facts], pad_id: int
+    ) -> Tensor:
         """Score each response.
 
+        `facts` has those of each query's row, or is empty if the texts are not from the data.
         Shapes: queries [B, Q] left-padded, responses [B, T] right-padded -> [B], reward units.
         """
         query_texts = self._decode(queries, dropped_ids={pad_id, self.tokenizer.bos_token_id})
         response_texts = self._decode(responses, dropped_ids={pad_id, self.tokenizer.eos_token_id})
-        numbers = self._call(query_texts, [text.strip() for text in response_texts])
+        rows: list[dict[str, Any]] = [{} for _ in query_texts]
+        if facts:
+            rows = [function_row(facts_of_row) for facts_of_row in facts]
+            query_texts = [
+                facts_of_row.get("query", decoded)
+                for facts_of_row, decoded in zip(facts, query_texts, strict=True)
+            ]
+        numbers = self._call(query_texts, [text.strip() for text in response_texts], rows)
         return torch.tensor(numbers, device=responses.device, dtype=torch.float32) + self.bias
 
     def _decode(self, token_ids: Tensor, dropped_ids: set[int | None]) -> list[str]:
@@ -63,46 +71,98 @@ class TextReward(nn.Module):
         texts: list[str] = self.tokenizer.batch_decode(kept_ids)
         return texts
 
-    def _call(self, queries: list[str], responses: list[str]) -> list[float]:
-        """The function's numbers. Raises UserError, which names a text, for anything else."""
-        rows = [self.rows.get(query, {}) for query in queries]
+    def _call(
+        self, queries: list[str], responses: list[str], rows: list[dict[str, Any]]
+    ) -> list[float]:
+        """The function's numbers. Raises UserError, with file and line, for anything else."""
         try:
-            numbers = [float(number) for number in self.function(queries, responses, rows)]
-            _check_numbers(numbers, expected=len(queries))
-        except Exception as error:  # whatever the user's function raises
-            if len(queries) > 1:
-                # Call it with one text at a time, to name the one that fails.
-                for query, response in zip(queries, responses, strict=True):
-                    self._call([query], [response])
-            raise UserError(
-                f"reward.function={self.name}: {type(error).__name__}: {first_line(error)}, "
-                f"for {responses[0][:TEXT_SHOWN]!r}"
-            ) from None
-        return numbers
+            # Copies, so that a function that changes its arguments changes nothing here.
+            return _as_numbers(self.function([*queries], [*responses], [*rows]), len(responses))
+        except (Exception, SystemExit) as error:  # whatever the user's function raises
+            problem = self._describe(error)
+
+        # Call it with one text at a time, to name one that fails if others do not.
+        failing = []
+        for query, response, row in zip(queries, responses, rows, strict=True):
+            try:
+                _as_numbers(self.function([query], [response], [row]), 1)
+            except (Exception, SystemExit) as error:
+                if self._describe(error) == problem:
+                    failing.append(response)
+        if 0 < len(failing) < len(responses):
+            problem += f", for {failing[0][:TEXT_SHOWN]!r}"
+        raise UserError(f"reward.function={self.name}: {problem}") from None
+
+    def _describe(self, error: BaseException) -> str:
+        """What went wrong, after the line of the user's code if the error was raised there."""
+        if isinstance(error, _WrongNumbersError):
+            return str(error)
+        return describe_error(error, self.name.partition(":")[0])
 
     def save(self, folder: Path) -> None:
         """Write what `load_text_reward` reads; the tokenizer is saved separately."""
         write_json(folder / RECORD, {"function": self.name, "bias": self.bias})
-        write_lines(folder / ROWS, self.rows.values())
 
 
-def _check_numbers(numbers: list[float], *, expected: int) -> None:
+class _WrongNumbersError(Exception):
+    """A function has returned something else than a finite number for each response."""
+
+
+def _as_numbers(returned: Any, expected: int) -> list[float]:
+    if isinstance(returned, (str, bytes, Mapping)) or not hasattr(returned, "__iter__"):
+        raise _WrongNumbersError(
+            f"returned {type(returned).__name__} instead of a list of {expected} numbers"
+        )
+    numbers = []
+    for number in returned:
+        try:
+            numbers.append(float(number))
+        except (TypeError, ValueError):
+            raise _WrongNumbersError(
+                f"returned {str(number)[:TEXT_SHOWN]!r}, which is no number"
+            ) from None
     if len(numbers) != expected:
-        raise ValueError(f"returned {len(numbers)} numbers for {expected} texts")
+        raise _WrongNumbersError(f"returned {len(numbers)} numbers for {expected} texts")
     for number in numbers:
         if not math.isfinite(number):
-            raise ValueError(f"returned {number}")
+            raise _WrongNumbersError(f"returned {number}")
+    return numbers
+
+
+def function_row(facts: Facts) -> dict[str, Any]:
+    """What a function gets of a row: our facts, and the user's columns, which take precedence."""
+    shown = {name: facts[name] for name in FACTS_SHOWN if name in facts}
+    return shown | facts.get(COLUMNS, {})
+
+
+def describe_error(error: BaseException, module: str) -> str:
+    """An error's name and text, after `file:line` of the module's code that led to it."""
+    if isinstance(error, SystemExit):
+        text = f"sys.exit({error.code!r}) was called: return numbers or raise an exception"
+    else:
+        text = f"{type(error).__name__}: {first_line(error)}"
+    where = ""
+    if isinstance(error, SyntaxError) and error.filename:
+        where = f"{Path(error.filename).name}:{error.lineno}: "
+    elif place := _last_line_in(module, error.__traceback__):
+        where = f"{place}: "
+    return where + text
+
+
+def _last_line_in(module: str, trace: TracebackType | None) -> str:
+    """`file:line` of the last call in the user's module, or an empty text."""
+    relative = Path(*module.split(".")).with_suffix(".py")
+    imported = sys.modules.get(module)
+    file = Path(getattr(imported, "__file__", None) or relative).resolve()
+    frames = traceback.extract_tb(trace)
+    lines = [frame.lineno for frame in frames if Path(frame.filename).resolve() == file]
+    return f"{relative}:{lines[-1]}" if lines else ""
 
 
 def load_text_reward(folder: Path, tokenizer: PreTrainedTokenizerBase) -> TextReward:
     """The `TextReward` that was saved in a folder."""
     record = read_json(folder / RECORD)
-    return TextReward(
-        function=record["function"],
-        tokenizer=tokenizer,
-        rows=read_lines(folder / ROWS),
-        bias=record["bias"],
-    )
+    return TextReward(function=record["function"], tokenizer=tokenizer, bias=record["bias"])
 
 
 def load_function(name: str) -> RewardFunction:
@@ -111,11 +171,16 @@ def load_function(name: str) -> RewardFunction:
     sys.path.insert(0, str(Path.cwd()))
     try:
         module = importlib.import_module(module_name)
-        return cast(RewardFunction, getattr(module, function_name))
-    except Exception as error:  # whatever the user's module raises
+        function = getattr(module, function_name)
+    except (Exception, SystemExit) as error:  # whatever the user's module raises
         raise UserError(
-            f"reward.function={name} does not load ({type(error).__name__}: {first_line(error)}): "
+            f"reward.function={name} does not load ({describe_error(error, module_name)}): "
             "correct the name or the module"
         ) from None
     finally:
         sys.path.pop(0)
+    if not callable(function):
+        raise UserError(
+            f"reward.function={name} is of type {type(function).__name__}: name a function"
+        )
+    return cast(RewardFunction, function)

@@ -35,6 +35,8 @@ class Sampled(ResponseBatch):
     def rows(self: E, index: Tensor) -> E:
         """The episodes at these positions."""
         changes: dict[str, Any] = {name: x[index] for name, x in self.tensors().items()}
+        if self.facts:
+            changes["facts"] = [self.facts[position] for position in index.tolist()]
         return replace(self, **changes)
 
     def trimmed(self: E, query_length: int, response_length: int) -> E:
@@ -109,7 +111,8 @@ def trim_left(queries: Tensor, pad_id: int) -> Tensor:
 
 def concatenate(parts: Sequence[E], queries: Tensor) -> E:
     """The parts as one, with these queries, which are padded to one length."""
-    changes: dict[str, Any] = {"queries": queries}
+    facts = [facts_of_row for part in parts for facts_of_row in part.facts]
+    changes: dict[str, Any] = {"queries": queries, "facts": facts}
     for field in fields(parts[0]):
         values = [getattr(part, field.name) for part in parts]
         if field.name != "queries" and isinstance(values[0], Tensor):

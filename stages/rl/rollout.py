@@ -7,6 +7,7 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -17,9 +18,9 @@ from torch import Tensor, nn
 from stages import functional
 from stages.config.ppo import PolicyGradient
 from stages.config.sections import PPO_TRAIN
-from stages.data.ragged import Ragged, load_split, pad_left
+from stages.data.ragged import TokenizedSplit, load_split, pad_left
 from stages.models.forward import response_logprobs, response_values, score_responses
-from stages.models.reward_function import TextReward
+from stages.models.reward_function import Facts, TextReward
 from stages.models.sampling import Noise, SamplingParams, sample
 from stages.rl.episodes import Episodes, Measured, Sampled, concatenate, trim_left
 from stages.rl.networks import PolicyLearner
@@ -30,25 +31,29 @@ from stages.training.sharding import gathered, is_sharded
 T = TypeVar("T")
 
 
-def load_queries(data: Path) -> tuple[str, Ragged]:
-    """The split that queries are drawn from, and its queries: `ppo_train` where there is one.
+def load_queries(data: Path) -> tuple[str, TokenizedSplit]:
+    """The split that queries are drawn from, after its name: `ppo_train` where there is one.
 
     Stiennon et al. 2020 had other posts for PPO; Huang et al. 2024 reuse those of SFT (detail 21).
     """
     name = "sft_train"
     if (data / f"{PPO_TRAIN}.jsonl").exists():
         name = PPO_TRAIN
-    return name, load_split(data, name).columns["queries"]
+    return name, load_split(data, name)
 
 
 @torch.no_grad()
 def sample_responses(
-    learner: PolicyLearner, queries: Sequence[Tensor], noise: Noise, settings: PolicyGradient
+    learner: PolicyLearner,
+    queries: Sequence[Tensor],
+    noise: Noise,
+    settings: PolicyGradient,
+    facts: Sequence[Facts] = (),
 ) -> Sampled:
     """Step 1: this process's share of responses to a global batch of queries, shortest query first.
 
     The responses to one query are neighbors. Neighbors in length share a forward pass, so that
-    little of it is padding.
+    little of it is padding. `facts` are those of each query's row, for a reward function.
     """
     learner.trained.eval()
     networks = learner.networks
@@ -65,6 +70,7 @@ def sample_responses(
     places = share_of_batch(accelerator, queries, samples_per_query)
     uniforms = noise.uniforms(len(queries) * samples_per_query)[places].to(accelerator.device)
     own_queries = [queries[place // samples_per_query] for place in places]
+    own_facts = [facts[place // samples_per_query] for place in places] if facts else []
     padded_queries = pad_left(own_queries, networks.pad_id).to(accelerator.device)
 
     def sample_pass(queries_of_pass: Tensor, uniforms_of_pass: Tensor) -> Sampled:
@@ -92,7 +98,7 @@ def sample_responses(
             sample_pass(queries_of_pass, uniforms_of_pass)
             for queries_of_pass, uniforms_of_pass in passes
         ]
-        return concatenate(parts, padded_queries)
+        return replace(concatenate(parts, padded_queries), facts=own_facts)
 
     return in_passes(learner, settings, sample_all)
 

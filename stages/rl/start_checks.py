@@ -295,10 +295,14 @@ def check_critic(rollout: Rollout, eos_id: int, bounds: Bounds, before_eos: bool
 def score_in_passes(reward_model: nn.Module, batch: ResponseBatch, size: int) -> Tensor:
     """`score_responses` in passes of at most `size` texts, each in a row of its own."""
     scores = []
-    for queries, responses in zip(
-        torch.split(batch.queries, size), torch.split(batch.responses, size), strict=True
-    ):
-        part = ResponseBatch(queries=queries, responses=responses, pad_id=batch.pad_id)
+    for start in range(0, len(batch.queries), size):
+        rows = slice(start, start + size)
+        part = ResponseBatch(
+            queries=batch.queries[rows],
+            responses=batch.responses[rows],
+            pad_id=batch.pad_id,
+            facts=batch.facts[rows],
+        )
         scores.append(score_responses(reward_model, part))
     return torch.cat(scores)
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from stages.config import config as settings
+from stages.config.checks import UserError
 from stages.config.config import Config, hash_of
 from stages.config.sections import COMPARISONS, POSTS, PPO_TRAIN
 from stages.config.stages import OUTPUTS, STAGES
@@ -18,8 +19,8 @@ MAIN = "main"
 WEIGHTS = ("*.safetensors",)
 OLD_WEIGHTS = ("*.bin",)  # loaded only where there are no others
 BESIDE_WEIGHTS = ("*.json", "*.txt", "*.model", "*.jinja")
-OUTPUT_FILES = (".jsonl", ".csv", ".parquet")
-DATA_FILES = (".jsonl", ".json", ".csv", ".parquet")
+# The endings of files of rows, in any case.
+ROW_FILES = (".jsonl", ".json", ".csv", ".parquet")
 OF_A_MODEL = (*BESIDE_WEIGHTS, *WEIGHTS, *OLD_WEIGHTS)
 # Settings that may name a folder of this machine -> which of its files are read.
 FOLDERS = {
@@ -91,23 +92,71 @@ def data_inputs(config: Config, stage: str) -> dict[str, str]:
         return {DATA: _hash_of(output_files(config.outputs.file))}
     if not STAGES[stage].reads_data or config.data.source in settings.NO_FOLDERS:
         return {}
-    folder = Path(config.data.source)
-    if folder.is_file():
-        return {DATA: _hash_of([folder])}
+    source = config.data.source
+    if Path(source).is_file():
+        return {DATA: _hash_of([Path(source)])}
     paths = []
     for split in (*POSTS, *COMPARISONS, PPO_TRAIN):
-        files = (folder / f"{split}{ending}" for ending in DATA_FILES)
-        paths += [path for path in files if path.is_file()][:1]
+        path = split_file(source, split)
+        if path is not None:
+            paths.append(path)
     return {DATA: _hash_of(paths)}
 
 
+def split_file(source: str, split: str) -> Path | None:
+    """The file of a split, or None. A source that is one file holds any split.
+
+    Raises UserError if a folder has two files of the split, because one would be passed over.
+    """
+    if Path(source).is_file():
+        return Path(source)
+    files = [path for path in row_files(Path(source)) if path.stem == split]
+    if len(files) > 1:
+        names = " and ".join(path.name for path in files)
+        raise UserError(f"{source}: {names} are both the split {split}: keep one of them")
+    return files[0] if files else None
+
+
+def row_files(folder: Path) -> list[Path]:
+    """The files of rows in a folder, by name; none if there is no such folder."""
+    if not folder.is_dir():
+        return []
+    paths = (path for path in folder.iterdir() if path.is_file())
+    return sorted(path for path in paths if path.suffix.lower() in ROW_FILES)
+
+
+def unread_files(source: str) -> list[str]:
+    """The names of files in a folder of splits that are no split, hidden ones left out."""
+    if not Path(source).is_dir():
+        return []
+    splits = (*POSTS, *COMPARISONS, PPO_TRAIN)
+    split_files = [path for path in row_files(Path(source)) if path.stem in splits]
+    others = (path for path in Path(source).iterdir() if path not in split_files)
+    return sorted(path.name for path in others if not path.name.startswith("."))
+
+
 def output_files(source: str) -> list[Path]:
-    """The files of summaries that `outputs.file` names: itself, or those of a folder or a run."""
+    """The files of summaries that `outputs.file` names: itself, or those of a folder or a run.
+
+    Of a run they are the JSON Lines that its stage `summaries` wrote.
+    """
     path = Path(source)
     if not path.is_dir():
         return [path] if path.is_file() else []
-    folder = path / "summaries" if (path / "summaries").is_dir() else path
-    return sorted(file for file in folder.iterdir() if file.suffix in OUTPUT_FILES)
+    if (path / "summaries").is_dir():
+        path = path / "summaries"
+    if (path / "manifest.json").is_file():
+        return [file for file in row_files(path) if file.suffix == ".jsonl"]
+    return row_files(path)
+
+
+def unread_outputs(source: str) -> list[str]:
+    """The names of files in a folder of summaries that are not read, hidden ones left out."""
+    if not Path(source).is_dir() or (Path(source) / "summaries").is_dir():
+        return []
+    read = output_files(source)
+    others = (path for path in Path(source).iterdir() if path not in read)
+    return sorted(path.name for path in others if not path.name.startswith("."))
 
 
 def folder_inputs(config: Config, stage: str) -> dict[str, str]:

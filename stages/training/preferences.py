@@ -21,6 +21,7 @@ from torch import Tensor
 from stages.config.checks import UserError
 from stages.data.halves import in_half
 from stages.data.ragged import TokenizedSplit, load_split, rows_of
+from stages.data.schemas import COLUMNS
 from stages.functional import preference_loss
 from stages.training.memory import MemoryBudget, PassSize, chunks
 from stages.training.processes import local_share
@@ -238,12 +239,13 @@ def gap_rows(gaps: Sequence[float], split: TokenizedSplit) -> list[dict[str, Any
     """Return a row for each pair, from which intervals, groups and length effects are computed."""
     chosen_lengths = split.columns["chosen"].lengths().tolist()
     rejected_lengths = split.columns["rejected"].lengths().tolist()
-    return [
-        {"gap": gap, "chosen_tokens": chosen, "rejected_tokens": rejected, **about}
-        for gap, chosen, rejected, about in zip(
-            gaps, chosen_lengths, rejected_lengths, split.rows, strict=True
-        )
-    ]
+    rows = []
+    for gap, chosen, rejected, facts in zip(
+        gaps, chosen_lengths, rejected_lengths, split.rows, strict=True
+    ):
+        groups = {name: value for name, value in facts.items() if name != COLUMNS}
+        rows.append({"gap": gap, "chosen_tokens": chosen, "rejected_tokens": rejected, **groups})
+    return rows
 
 
 def summarize_gaps(gaps: Sequence[float]) -> dict[str, float]:

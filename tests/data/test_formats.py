@@ -7,20 +7,20 @@ from typing import Any
 import pytest
 
 from stages.config.checks import UserError
-from stages.config.sections import COMPARISONS, POSTS, Data
+from stages.config.sections import COMPARISONS, POSTS, Data, format_post
 from stages.data.bad_rows import BadRowError, BadRows
-from stages.data.formats import ASSISTANT, describe_whole_prompts, to_openai_schema
+from stages.data.formats import describe_whole_prompts, to_openai_schema
 from stages.data.lengths import Limits
 from stages.data.readers import read_source
 from stages.data.schemas import chosen_text, info_of, rejected_text
 from stages.data.tables import LocatedRow
 from stages.data.tokens import tokenize_posts
-from tests.lib.rows import POST, write_rows
+from tests.lib.rows import LIMITS, POST, write_rows
 
 QUESTION = {"role": "user", "content": "Why?"}
 GOOD = {"role": "assistant", "content": "Because."}
 POOR = {"role": "assistant", "content": "No."}
-CHAT = f"User: Why?\n\n{ASSISTANT}"
+CHAT = "User: Why?\n\nAssistant:"
 
 
 def read(source: Path) -> dict[str, list[LocatedRow]]:
@@ -91,20 +91,55 @@ def test_ppo_train_needs_only_a_prompt(row, prompt):
 @pytest.mark.parametrize(
     ("row", "split", "reason"),
     [
-        ({"text": "x"}, "comparisons_train", "(its fields: text): give prompt, chosen, rejected"),
-        ({"prompt": "x"}, "sft_train", "give prompt, completion (rows with only a prompt belong"),
-        ({"completion": "x"}, "ppo_train", "(its fields: completion): give prompt"),
-        ({"prompt": " ", "completion": "x"}, "sft_train", "field prompt is empty or not a text"),
+        (
+            {"prompt": "x", "chosen": "y"},
+            "comparisons_train",
+            "no field rejected (its fields: prompt, chosen): give prompt, chosen and rejected",
+        ),
+        (
+            {"chosen": "x", "rejected": "y"},
+            "comparisons_train",
+            "no field prompt (its fields: chosen, rejected)",
+        ),
+        (
+            {"prompt": "x"},
+            "sft_train",
+            "no field completion (its fields: prompt): give prompt and completion (rows with only",
+        ),
+        ({"completion": "x"}, "ppo_train", "no field prompt (its fields: completion): give prompt"),
+        ({"post": None, "summary": "x"}, "sft_train", "field post is null or empty"),
+        ({"prompt": " ", "completion": "x"}, "sft_train", "field prompt is empty"),
+        ({"prompt": 3, "completion": "x"}, "sft_train", "field prompt is not a text"),
         (
             {"prompt": "x", "chosen": "x", "rejected": 1},
             "comparisons_train",
             "field rejected is not a text",
         ),
         ({"messages": [{"role": "user"}]}, "sft_train", "a message without a text in content"),
-        ({"messages": []}, "sft_train", "a message without a text in content"),
+        ({"messages": []}, "sft_train", "field messages is an empty list"),
+        (
+            {"prompt": "x", "post": "y", "completion": "z"},
+            "sft_train",
+            "prompt and post both give a prompt: drop or rename one",
+        ),
+        (
+            {"messages": [QUESTION, GOOD], "prompt": "Another?"},
+            "sft_train",
+            "prompt and messages both give a prompt",
+        ),
+        (
+            {"chosen": [QUESTION, GOOD], "rejected": [QUESTION, GOOD, QUESTION, POOR]},
+            "comparisons_train",
+            "chosen and rejected begin with different turns",
+        ),
+        (
+            {"prompt": "Who?", "chosen": [QUESTION, GOOD], "rejected": "No."},
+            "comparisons_train",
+            "field chosen has turns before the answer that are not those of prompt",
+        ),
     ],
 )
-def test_a_row_of_unknown_kind_is_refused_with_its_fields(row, split, reason):
+def test_a_row_that_lacks_or_doubles_a_field_is_refused_with_its_place(row, split, reason):
     with pytest.raises(BadRowError) as error:
         to_openai_schema("pairs.jsonl:7", row, split)
     assert str(error.value).startswith("pairs.jsonl:7: ")
@@ -129,6 +164,163 @@ def test_a_whole_prompt_is_not_filled_into_a_template_and_keeps_its_end(tokenize
     assert len(query) == 8
     assert tokenizer.decode(query).endswith("Why?")
     assert "TL;DR" not in tokenizer.decode(query)
+
+
+# -- what counts as the answer ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["assistant", "model", "gpt", "Bot", "AI"])
+@pytest.mark.parametrize(("role", "content"), [("role", "content"), ("from", "value")])
+def test_the_assistant_is_known_by_many_names(name, role, content):
+    messages = [{role: "human", content: "Why?"}, {role: name, content: "Because."}]
+    converted = to_openai_schema("x:1", {"messages": messages}, "sft_train")
+    assert converted["post"] == CHAT
+    assert converted["summary"] == "Because."
+
+
+def test_a_conversation_that_ends_with_the_user_is_cut_and_counted(tmp_path):
+    thanks = {"role": "user", "content": "Thanks!"}
+    rows = [{"messages": [QUESTION | {"content": f"Why {n}?"}, GOOD, thanks]} for n in range(40)]
+    write_rows(tmp_path / "chats.jsonl", rows)
+    bad_rows = BadRows("stop")
+
+    splits = read_source(
+        Data(source="x"), str(tmp_path / "chats.jsonl"), bad_rows, needed_splits=POSTS
+    )
+
+    assert {row["summary"] for _, row in splits["sft_train"]} == {"Because."}
+    assert bad_rows.changes == {"conversations are cut after the assistant's last turn": 40}
+
+
+@pytest.mark.parametrize(
+    ("messages", "reason"),
+    [
+        ([QUESTION], "field messages ends with the user and has no turn of the assistant"),
+        ([GOOD], "field messages has no turn before the answer"),
+        (
+            [QUESTION, {"role": "moss", "content": "So."}],
+            "field messages has a turn by 'moss': call the one who answers 'assistant'",
+        ),
+        ([QUESTION, {"content": "So."}], "field messages has a message without a role"),
+    ],
+)
+def test_a_conversation_without_an_answer_is_refused(messages, reason):
+    with pytest.raises(BadRowError, match=reason):
+        to_openai_schema("x:1", {"messages": messages}, "sft_train")
+
+
+def test_an_answer_by_the_user_is_refused():
+    row = {"prompt": [QUESTION], "chosen": [QUESTION], "rejected": [POOR]}
+    with pytest.raises(BadRowError, match="field chosen ends with the user"):
+        to_openai_schema("x:1", row, "comparisons_train")
+
+
+@pytest.mark.parametrize("prompt", ["Why?", [QUESTION]])
+def test_answers_may_repeat_the_prompt(prompt):
+    row = {"prompt": prompt, "chosen": [QUESTION, GOOD], "rejected": [QUESTION, POOR]}
+    converted = to_openai_schema("x:1", row, "comparisons_train")
+    assert chosen_text(converted) == "Because."
+
+
+def test_messages_for_ppo_may_end_with_the_user():
+    converted = to_openai_schema("x:1", {"messages": [QUESTION]}, "ppo_train")
+    assert converted["post"] == CHAT
+    assert "summary" not in converted
+
+
+@pytest.mark.parametrize("label", [False, "False", 0, 0.0, "0"])
+def test_a_bad_completion_is_left_out_and_counted_even_if_no_row_is_skipped(tmp_path, label):
+    rows: list[Any] = [{"prompt": f"Why {n}?", "completion": "So.", "label": 1} for n in range(40)]
+    rows.append({"prompt": "Why 40?", "completion": "No.", "label": label})
+    write_rows(tmp_path / "kto.jsonl", rows)
+    bad_rows = BadRows("stop")
+
+    path = str(tmp_path / "kto.jsonl")
+    splits = read_source(Data(source=path), path, bad_rows, needed_splits=POSTS)
+
+    posts = [row for split in POSTS for _, row in splits[split]]
+    assert {row["summary"] for row in posts} == {"So."}
+    assert [row["where"] for row in bad_rows.skipped] == [f"{path}:41"]
+    [(change, count)] = bad_rows.changes.items()
+    assert change == "rows are left out: their label says that the completion is a bad one"
+    assert count == 1
+
+
+# -- printed structures ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("write", [json.dumps, str])
+def test_messages_that_a_csv_cell_holds_as_text_are_read_back(write):
+    row = {"prompt": write([QUESTION]), "chosen": write([GOOD]), "rejected": write([POOR])}
+    converted = to_openai_schema("x:1", row, "comparisons_train")
+    assert converted["info"]["post"] == CHAT
+    assert chosen_text(converted) == "Because."
+
+
+def test_messages_printed_by_numpy_are_refused_with_their_place():
+    printed = "[{'role': 'user', 'content': 'Why?'}\n {'role': 'assistant', 'content': 'So.'}]"
+    with pytest.raises(BadRowError, match="x:1: field prompt is a printed list of messages that"):
+        to_openai_schema("x:1", {"prompt": printed, "completion": "x"}, "sft_train")
+
+
+def test_a_text_that_only_begins_with_brackets_stays_a_text():
+    converted = to_openai_schema(
+        "x:1", {"prompt": "[1, 2] is a list.", "completion": "x"}, POSTS[0]
+    )
+    assert converted["post"] == "[1, 2] is a list."
+
+
+# -- the user's own columns and ids ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["query", "reference", "whole", "columns", "title", "info"])
+def test_columns_of_any_name_stay_the_users_own(tokenizer, name):
+    own_row = {"prompt": "Why?", "completion": "So.", name: "mine"}
+    row = to_openai_schema("x:1", own_row, "sft_train")
+    limits = Limits(query=20, response=20, query_response=40)
+
+    split = tokenize_posts([("x:1", row)], tokenizer, limits, "sft_train")
+
+    [facts] = split.rows
+    assert facts["query"] == "Why?"
+    assert facts["reference"] == "So."
+    assert facts["columns"] == own_row
+
+
+def test_columns_next_to_a_published_schema_are_kept_and_change_nothing(tokenizer):
+    own_row = POST | {"whole": True, "wish": "short"}
+    row = to_openai_schema("x:1", own_row, "sft_train")
+    split = tokenize_posts([("x:1", row)], tokenizer, LIMITS, "sft_train")
+    assert split.rows[0]["query"] == format_post(POST)
+    assert split.rows[0]["columns"] == {"whole": True, "wish": "short"}
+
+
+def test_posts_derived_from_pairs_keep_the_columns_of_their_row(tmp_path):
+    rows = [row | {"wish": n} for n, row in enumerate(numbered_pairs(count=40, prompts=40))]
+    write_rows(tmp_path / "pairs.jsonl", rows)
+    for _, row in read(tmp_path / "pairs.jsonl")["sft_train"]:
+        assert row["columns"]["wish"] == int(row["post"].removeprefix("Question ")[:-1])
+
+
+def test_an_id_that_names_two_prompts_is_refused_with_both_places(tmp_path):
+    rows = [row | {"id": n % 20} for n, row in enumerate(numbered_pairs(count=40, prompts=40))]
+    path = tmp_path / "pairs.jsonl"
+    write_rows(path, rows)
+    with pytest.raises(UserError, match=rf"{path}:21: id '0' names another prompt at {path}:1"):
+        read_source(Data(source=str(path), on_bad_row="skip"), str(path), BadRows("skip"))
+
+
+@pytest.mark.parametrize("missing", ["NaN", "null", '""'])
+def test_a_missing_id_is_replaced_by_the_prompts_and_counted(tmp_path, missing):
+    rows = [json.dumps(row)[:-1] + f', "id": {missing}}}' for row in numbered_pairs(40, prompts=40)]
+    write_rows(tmp_path / "pairs.jsonl", rows)
+    bad_rows = BadRows("stop")
+
+    path = str(tmp_path / "pairs.jsonl")
+    splits = read_source(Data(source=path), path, bad_rows)
+
+    assert len({info_of(row)["id"] for _, row in splits["comparisons_train"]}) > 30
+    assert bad_rows.changes == {"rows have no id in their column id: their prompt names them": 40}
 
 
 # -- one file as all data --------------------------------------------------------------------------
@@ -194,7 +386,7 @@ def test_a_file_of_posts_is_enough_if_no_pairs_are_needed(tmp_path):
 def test_a_file_of_only_bad_rows_is_refused_with_the_first_reason(tmp_path):
     path = tmp_path / "bad.jsonl"
     write_rows(path, [{"question": "Why?"}])
-    with pytest.raises(UserError, match=r"comparisons_train is empty \(a row of unknown kind"):
+    with pytest.raises(UserError, match=r"comparisons_train is empty \(no field chosen"):
         read_source(Data(source=str(path), on_bad_row="skip"), str(path), BadRows("skip"))
 
 
@@ -217,7 +409,7 @@ def test_an_array_of_json_is_read_row_by_row(tmp_path):
 def test_a_bad_element_of_an_array_is_named(tmp_path):
     path = tmp_path / "pairs.json"
     path.write_text(json.dumps([*numbered_pairs(count=60, prompts=60), {"prompt": "Why?"}]))
-    with pytest.raises(UserError, match=r"pairs\.json:61: a row of unknown kind"):
+    with pytest.raises(UserError, match=r"pairs\.json:61: no field chosen"):
         read(path)
 
 

@@ -131,6 +131,7 @@ def results_of(**changed: Any) -> dict[str, Any]:
     return {
         "rows": {"sft_validation": {"rows": 600, "skipped": 0, "over_limit": 0, "most_over": 0}},
         "published": {},
+        "changed": {},
         "learned": {"posts": 0, "of_posts": 600, "pairs": 0, "of_pairs": 9},
         **changed,
     }

@@ -26,8 +26,24 @@ from tests.lib.asserts import refusal_of
 # Every token of a response can raise this reward, so no rare event decides whether it is learned.
 MODULE = """
 def letters(queries, responses, rows):
-    assert all(row["query"] == query and row["topic"] for row, query in zip(rows, queries))
+    for query, row in zip(queries, rows):
+        # The prompt of row n is "What of n?", and its topic is "rain n".
+        assert row["topic"] == "rain " + row["prompt"].removeprefix("What of ").removesuffix("?")
+        assert query == row["prompt"]
+        assert row["query"] == "a column of mine"
     return [response.count("e") for response in responses]
+
+def count_e(queries, responses, rows):
+    return [response.count("e") for response in responses]
+
+def exits(queries, responses, rows):
+    raise SystemExit(0)
+
+def none(queries, responses, rows):
+    pass
+
+def words(queries, responses, rows):
+    return ["good" for response in responses]
 
 def fails(queries, responses, rows):
     return [1 / (len(response) - len("short")) for response in responses]
@@ -74,7 +90,14 @@ def write_module():
     rows = []
     for number in range(160):
         completion = " ".join(words[number % 5 :])
-        rows.append({"prompt": f"What of {number}?", "completion": completion, "topic": "rain"})
+        rows.append(
+            {
+                "prompt": f"What of {number}?",
+                "completion": completion,
+                "topic": f"rain {number}",
+                "query": "a column of mine",
+            }
+        )
     Path("rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
 
 
@@ -152,20 +175,30 @@ def encode(tokenizer, *texts):
     return pad_right([torch.tensor(tokenizer(text).input_ids) for text in texts], -1)
 
 
-def test_the_function_gets_texts_without_eos_and_the_rows_of_their_queries(module, tokenizer):
-    rows = [{"query": "What?", "topic": "rain"}, {"query": "Who?", "topic": "bike"}]
-    reward = TextReward("mine:remember", tokenizer, rows)
-    queries = encode(tokenizer, "Who?", "What?")
+def test_the_function_gets_texts_without_eos_and_the_columns_of_each_row(module, tokenizer):
+    reward = TextReward("mine:remember", tokenizer)
+    facts = [
+        {"id": "a", "query": "Who?", "columns": {"topic": "rain", "id": 7}},
+        {"id": "b", "query": "Who?", "columns": {"topic": "bike"}},
+    ]
+    queries = encode(tokenizer, "Who?", "Who?")
     responses = encode(tokenizer, " My boss<|endoftext|>", " I")
-    scores = reward.scores(queries, responses, pad_id=-1)
+
+    scores = reward.scores(queries, responses, facts, pad_id=-1)
+
     assert scores.tolist() == [1.0, 2.0]
     function: Any = reward.function
-    assert function.calls == [(["Who?", "What?"], ["My boss", "I"], [rows[1], rows[0]])]
+    [(query_texts, response_texts, rows)] = function.calls
+    assert query_texts == ["Who?", "Who?"]
+    assert response_texts == ["My boss", "I"]
+    assert rows == [
+        {"id": 7, "query": "Who?", "topic": "rain"},
+        {"id": "b", "query": "Who?", "topic": "bike"},
+    ]
 
 
-def test_a_saved_function_loads_with_its_rows_and_its_bias(module, tokenizer, tmp_path):
-    rows = [{"query": "What?", "topic": "rain"}]
-    reward = TextReward("mine:letters", tokenizer, rows)
+def test_a_saved_function_loads_with_its_bias(module, tokenizer, tmp_path):
+    reward = TextReward("mine:count_e", tokenizer)
     shift_scores(reward, -1.5)
     save_model(reward, tokenizer, tmp_path / "model")
     again = load_reward_model(tmp_path / "model")
@@ -175,26 +208,39 @@ def test_a_saved_function_loads_with_its_rows_and_its_bias(module, tokenizer, tm
     assert score_responses(again, batch).tolist() == [2 - 1.5]
 
 
-@pytest.mark.parametrize(
-    ("function", "reason"),
-    [
-        ("fails", "ZeroDivisionError: division by zero, for 'short'"),
-        ("fewer", "ValueError: returned 1 numbers for 2 texts, for 'short'"),
-        ("infinite", "ValueError: returned inf, for 'long'"),
-    ],
-)
-def test_a_function_that_fails_is_one_line_that_names_it_and_the_text(
+FAILURES = [
+    ("fails", "mine.py:{line}: ZeroDivisionError: division by zero, for 'short'"),
+    ("exits", "mine.py:{line}: sys.exit(0) was called: return numbers or raise an exception"),
+    ("fewer", "returned 1 numbers for 2 texts"),
+    ("none", "returned NoneType instead of a list of 2 numbers"),
+    ("words", "returned 'good', which is no number"),
+    ("infinite", "returned inf, for 'long'"),
+]
+
+
+@pytest.mark.parametrize(("function", "reason"), FAILURES)
+def test_a_function_that_fails_is_one_line_with_the_place_in_its_code(
     module, tokenizer, function, reason
 ):
-    reward = TextReward(f"mine:{function}", tokenizer, [])
+    reward = TextReward(f"mine:{function}", tokenizer)
     queries, responses = encode(tokenizer, "?", "?"), encode(tokenizer, "short", "long")
-    line = refusal_of(reward.scores, queries, responses, pad_id=-1)
-    assert line == f"reward.function=mine:{function}: {reason}"
+    line = MODULE.splitlines().index(f"def {function}(queries, responses, rows):") + 2
+
+    problem = refusal_of(reward.scores, queries, responses, [], pad_id=-1)
+
+    assert problem == f"reward.function=mine:{function}: {reason.format(line=line)}"
+
+
+@pytest.mark.parametrize("text", ["import sys; sys.exit(0)", "1 / 0", "def f(:"])
+def test_a_module_that_fails_when_it_is_imported_is_one_line(place, tokenizer, text):
+    Path("broken_reward.py").write_text(f"# A comment.\n{text}\n")
+    problem = refusal_of(TextReward, "broken_reward:f", tokenizer)
+    assert problem.startswith("reward.function=broken_reward:f does not load (broken_reward.py:2: ")
 
 
 @pytest.mark.parametrize("name", ["nowhere:f", "mine:nothing"])
 def test_a_function_that_does_not_exist_is_one_line(module, tokenizer, name):
-    line = refusal_of(TextReward, name, tokenizer, [])
+    line = refusal_of(TextReward, name, tokenizer)
     assert line.startswith(f"reward.function={name} does not load (")
 
 
