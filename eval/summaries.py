@@ -29,7 +29,13 @@ from stages.models.tokenizers import load_tokenizer
 from stages.pipeline.start import run_stage
 from stages.runs.files import read_lines, read_record
 from stages.runs.machine import device_name, library_versions, processor
-from stages.runs.manifest import changed_code, current_inputs, damage, read_manifest, stage_folder
+from stages.runs.manifest import (
+    current_inputs,
+    damage,
+    has_same_code,
+    read_manifest,
+    stage_folder,
+)
 from stages.runs.run import Run, open_stage, write_rows
 from stages.training.accelerator import make_accelerator
 from stages.training.memory import MemoryBudget, PassSize
@@ -105,7 +111,7 @@ def rows_still_right(
     if manifest is None or manifest["settings_hash"] != settings_hash(config, stage):
         return {}
     here = {"device": device_name(), "processor": processor(), "versions": library_versions()}
-    if not here.items() <= manifest.items() or changed_code(maker, stage):
+    if not here.items() <= manifest.items() or not has_same_code(maker, stage):
         return {}
     same = {name for name, content in now.items() if manifest["inputs"].get(name) == content}
     if not same.issuperset(needed) or damage(maker, stage):

@@ -132,8 +132,8 @@ def test_a_switch_of_the_reward_model_shares_what_comes_before_it_and_goes_on(ru
         assert all(why_not(one, stage) is None for stage in EVALUATED)
         assert not stage_folder(one, "rm").samefile(runs / f"mine/seed{seed}/rm")
         assert stage_folder(one, "sft").samefile(runs / f"mine/seed{seed}/sft")
-    (line, *_) = status("mine-read-before-eos")[1:]
-    assert line.split()[2:7] == ["up", "up", "ok", "ok", "ok"]
+    lines = status("mine-read-before-eos")
+    assert lines[:2] == ["mine-read-before-eos, seed 1", "  from upstream         base, sft"]
     # Another SFT of the default's is another one of the ablation's.
     finish(make_config("tiny", name="mine", seed=1, overrides=mine.overrides), "sft", "other")
     third = Recorder()

@@ -86,7 +86,7 @@ def test_a_defect_keeps_its_traceback(defect):
 def test_a_line_that_is_no_row_is_named_with_its_file(tmp_path):
     path = tmp_path / "x.jsonl"
     path.write_text('{"a": 1}\n[2]\n')
-    with pytest.raises(UserError, match=r"x\.jsonl:2 is no row of JSON"):
+    with pytest.raises(UserError, match=r"x\.jsonl:2 is not a JSON object"):
         read_lines(path)
 
 

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from reports.parts.watch import end_lines, time_left
-from reports.sharing.status import status
 from stages import __main__ as door
 from stages.config import config as settings
 from stages.config.command_line import Request, config_of, make_config, request_of
@@ -21,7 +20,7 @@ from stages.config.stages import STAGES
 from stages.pipeline import main as pipeline
 from stages.pipeline.goals import GOALS, VARIABLES, help_lines
 from stages.pipeline.maker import Cell, Maker
-from stages.pipeline.wanted import lacking, wanted_stages
+from stages.pipeline.wanted import wanted_stages
 from stages.runs.files import write_json
 from stages.runs.manifest import stage_folder, why_not
 from stages.runs.run import open_stage
@@ -44,12 +43,6 @@ def finish(config: Config, stage: str, text: str = "made") -> Path:
         (run.partial / "headline.txt").write_text(f"{stage} of {config.name}\n")
         run.finish(RESULTS.get(stage, {}))
     return run.folder
-
-
-def stop_at_update_12(config: Config, stage: str) -> None:
-    with open_stage(config, stage) as run:
-        (run.resume / "checkpoint-0000012").mkdir(parents=True)
-        raise KeyboardInterrupt
 
 
 class Recorder(Maker):
@@ -172,7 +165,7 @@ def test_other_data_in_the_users_folder_are_found(runs, tmp_path):
     os.utime(data / "sft_train.jsonl", (1, 1))
     assert why_not(config, "base") is None
     (data / "sft_train.jsonl").write_text("2\n")
-    assert str(why_not(config, "base")) == "was made from other data"
+    assert str(why_not(config, "base")) == "ran with other data"
 
 
 def test_training_is_started_by_the_launcher_and_only_judges_get_the_cap(runs):
@@ -249,68 +242,24 @@ def test_looking_writes_nothing_whatever_is_asked(tmp_path, monkeypatch):
     mine = ("NAME=mine", "SET=sft.epochs=3")
     refused = typed(tmp_path, "-n", "ppo", "eval", "NAME=mine", "SET=sft.epochs=3 ppo.lam=0.5")
     assert refused.returncode == 2
-    assert "ppo.lam: made with 0.95, asked 0.5" in refused.stderr
+    assert "ppo.lam: ran with 0.95, now 0.5" in refused.stderr
     alone = typed(tmp_path, "sft", "rm", "ppo", "eval", "NAME=mine")  # as it was made
     assert "nothing to do, 10 stages are done" in alone.stdout, alone.stderr
     planned = typed(tmp_path, "-n", "dpo", "eval", *mine).stdout.splitlines()
-    later = "puts out something else than before)"
+    later = "comes out differently than before)"
     assert planned.pop(0) == "Looking: nothing is made."
     assert [line.removeprefix("mine seed 44413: ") for line in planned] == [
-        "would make dpo (not made yet)",
+        "would make dpo (not run yet)",
         f"would make summaries (if dpo {later}",
         f"would make judge (if summaries {later}",
         f"would make controls (if summaries {later}",
         f"would make win_rate (if judge {later}",
         f"would make report (if win_rate {later}",
     ]
-    assert "mine 44413" in typed(tmp_path, "status").stdout
+    assert "mine, seed 44413" in typed(tmp_path, "status").stdout
     again = typed(tmp_path, "sft", "rm", "ppo", "eval", *mine)
     assert "nothing to do, 10 stages are done" in again.stdout, again.stderr
     assert everything(tmp_path) == before
-
-
-def test_status_shows_done_stale_running_half_done_failed_and_missing(runs):
-    assert status() == ["no runs yet: make sft rm ppo eval"]
-    make()
-    finish(named("ppo.lam=0.5", upstream="tiny"), "ppo")
-    finish(TINY, "base", "other")
-    other = make_config("tiny", seed=7)
-    finish(other, "base")
-    with pytest.raises(RuntimeError), open_stage(other, "sft"):
-        raise RuntimeError("no space left")
-    for name, stage in (("mine1", "base"), ("mine2", "base")):
-        finish(make_config("tiny", name=name), stage)
-    half = make_config("tiny", name="mine1")
-    with pytest.raises(KeyboardInterrupt):
-        stop_at_update_12(half, "sft")
-    assert lacking(half, ["sft"]) == {"sft": "goes on, its last checkpoint is of update 12"}
-    differs = make_config("tiny", name="mine1", overrides=("sft.epochs=3",))
-    assert lacking(differs, ["sft"]) == {"sft": "not made yet"}
-    with open_stage(make_config("tiny", name="mine2"), "sft") as run:
-        progress = {"label": "sft", "done": 3, "total": 9, "seconds_left": 40}
-        write_json(run.partial / "progress.json", progress)
-        before = everything(runs)
-        lines = status()
-        assert everything(runs) == before
-    assert all(len(line) <= 80 for line in lines)
-    assert lines[0].split()[3:7] == ["base", "sft", "rm", "norm"]
-    rows = {}
-    for line in lines[1:]:
-        if line and line[0] not in " o":
-            name, seed, *marks = line.split()
-            rows[f"{name} {seed}"] = marks
-    assert rows["tiny 44413"][:4] == ["ok", "old", "old", "old"]
-    assert rows["tiny 7"][:3] == ["ok", "fail", "-"]
-    assert rows["mine 44413"][:5] == ["up", "up", "up", "up", "old"]
-    assert rows["mine1 44413"][:3] == ["ok", "half", "-"]
-    assert rows["mine2 44413"][:3] == ["ok", "run", "-"]
-    text = "\n".join(lines)
-    assert "sft: was made from an earlier base" in text
-    assert "sft: failed: no space left" in text
-    assert "sft: half done, its last checkpoint is of update 12" in text
-    assert "sft: running, sft 3 of 9, 40 s left" in text
-    with pytest.raises(UserError, match="unknown run 'tinny': did you mean tiny"):
-        status("tinny")
 
 
 def test_help_names_every_goal_variable_and_preset_in_80_columns():

@@ -131,7 +131,7 @@ def test_a_stage_from_an_earlier_one_is_refused(places, capsys):
     write_manifest(make_config("tiny"), "ppo", {"updates": 61})
     with pytest.raises(SystemExit):
         run_page.main(["--preset", "tiny"])
-    assert "stage summaries was made from an earlier ppo" in capsys.readouterr().err
+    assert "stage summaries ran with an earlier ppo" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

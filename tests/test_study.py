@@ -89,7 +89,7 @@ def test_a_cell_with_other_settings_is_refused_by_name_and_the_others_are_made(r
     maker = Recorder()
     assert make_grid(maker, cells) == 2
     err = capsys.readouterr().err
-    assert "error: tiny-xs-own seed 1: stage ppo was made with other settings" in err
+    assert "error: tiny-xs-own seed 1: stage ppo has finished with other settings" in err
     assert {name for name, stage in maker.made if stage in EVALUATED} == {"tiny-own"}
 
 

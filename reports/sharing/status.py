@@ -1,119 +1,176 @@
-"""What there is: `make status`. It only reads: it writes, locks and makes nothing.
+"""What each run has done: `make status`. It reads only, and loads no torch."""
 
-Standard library only.
-"""
-
+import sys
 import textwrap
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
 from stages.config import config as settings
 from stages.config.checks import UserError
 from stages.config.command_line import recorded_config
+from stages.config.config import Config
 from stages.config.faults import Parser, in_one_line, show, what_to_mend
-from stages.config.stages import STAGES
+from stages.config.stages import STAGES, is_part
 from stages.pipeline.wanted import check_run, kept
 from stages.runs.files import read_record
 from stages.runs.machine import first_of
-from stages.runs.manifest import changed_code, lock_of, partial_of, read_manifest, why_not
+from stages.runs.manifest import changed_code, partial_of, read_manifest, unknown_settings, why_not
 from stages.runs.progress import COLUMNS
-from stages.runs.run import holder_of
+from stages.runs.run import FAILED, PROGRESS, is_under_way
 
-SHOWN = {name: stage.head for name, stage in STAGES.items() if stage.head}
-COLUMN_WIDTH = 5  # of a stage's mark
-MARKS = (
-    "ok done, ok* done with other code, old stale, run running, half interrupted,",
-    "fail failed, up made by its upstream, - not made",
-)
+DONE = "done"
+OTHER_CODE = "done with other code"
+STALE = "stale"
+RUNNING = "running"
+HALF = "half finished"
+FAILURE = "failed"
+UPSTREAM = "from upstream"
+MISSING = "missing"
+# State -> its color in a terminal, in the order in which a run's states are listed.
+COLORS = {
+    UPSTREAM: "green",
+    DONE: "green",
+    OTHER_CODE: "yellow",
+    RUNNING: "cyan",
+    HALF: "cyan",
+    STALE: "yellow",
+    FAILURE: "red",
+    MISSING: "dim",
+}
+STATE_WIDTH = max(len(state) for state in COLORS)
+NO_RUNS = "no runs yet: make sft rm ppo eval"
 
 
-def look(folder: Path, stage: str) -> tuple[str, str]:
-    """A stage's mark in the table, and why it is not done; empty where that needs no words."""
-    partial, finished = partial_of(folder), read_manifest(folder) is not None
-    config = recorded_config(folder if folder.is_dir() else partial)
-    if config is None:
-        return "-", ""
-    if holder_of(lock_of(folder)) is not None:
-        noted = read_record(partial / "progress.json")
-        if noted is None:
-            return "run", "running, just begun"
-        left = f"{noted['total']}, {noted['seconds_left']} s left"
-        return "run", f"running, {noted['label']} {noted['done']} of {left}"
-    if not finished and partial.is_dir():
-        failure = read_record(partial / "failed.json")
+@dataclass(frozen=True, kw_only=True)
+class StageStatus:
+    """What is known about one stage of a run."""
+
+    label: str
+    """The stage, with its judge if there are several."""
+    state: str
+    detail: str = ""
+    """Why it is in this state, or how far it is."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunStatus:
+    """What is known about one seed of a run."""
+
+    name: str
+    stages: tuple[StageStatus, ...]
+
+    @property
+    def rows(self) -> list[tuple[str, str]]:
+        """States with their stages. Stages of a state share a row, unless there are details."""
+        rows = []
+        for state in COLORS:
+            of_state = [stage for stage in self.stages if stage.state == state]
+            labels = [stage.label for stage in of_state if not stage.detail]
+            if labels:
+                rows.append((state, ", ".join(labels)))
+            for stage in of_state:
+                if stage.detail:
+                    rows.append((state, f"{stage.label}: {stage.detail}"))
+        return rows
+
+
+def stage_status(folder: Path, stage: str, label: str) -> StageStatus:
+    """The state of a stage's folder. A record that cannot be read counts as a failure."""
+    try:
+        state, detail = _state_of(folder, stage)
+    except (UserError, OSError) as error:
+        state, detail = FAILURE, what_to_mend(error) or ""
+    return StageStatus(label=label, state=state, detail=detail)
+
+
+def _state_of(folder: Path, stage: str) -> tuple[str, str]:
+    partial = partial_of(folder)
+    is_finished = read_manifest(folder) is not None
+    if is_under_way(folder):
+        return RUNNING, _progress(partial)
+
+    if partial.is_dir() and not is_finished:
+        failure = read_record(partial / FAILED)
         if failure is not None:
-            return "fail", f"failed: {failure['error']}"
-        return "half", f"half done, {kept(partial) or 'without a checkpoint'}"
+            return FAILURE, failure["error"]
+        return HALF, kept(partial) or "it has no checkpoint and starts over"
+    if not is_finished:
+        return MISSING, ""
+
+    config = recorded_config(folder)
+    if config is None:
+        return FAILURE, f"{folder / 'config.json'} holds no settings of this project"
     problem = why_not(config, stage)
-    if problem:
-        return ("old", str(problem)) if finished else ("-", "")
+    if problem is not None:
+        return STALE, str(problem)
     files = changed_code(config, stage)
-    return ("ok*", f"was made with other code ({first_of(files)})") if files else ("ok", "")
+    if files:
+        return OTHER_CODE, first_of(files)
+    unknown = unknown_settings(config, stage)
+    if unknown:
+        return DONE, f"this version does not know {first_of(unknown)}, which it recorded"
+    return DONE, ""
 
 
-def upstreams_of(seed: Path) -> set[str]:
-    """The stages that a seed takes from its upstream, by what one of its own recorded."""
-    with suppress(UserError):  # of a record that a person has changed
-        for path in sorted(seed.glob("*/config.json")):
-            if config := recorded_config(path.parent):
-                return {stage for stage in SHOWN if config.is_upstreams(stage)}
-    return set()
+def _progress(partial: Path) -> str:
+    """How far a stage is that is under way."""
+    progress = read_record(partial / PROGRESS)
+    if progress is None:
+        return "it has just begun"
+    seconds = progress["seconds_left"]
+    left = f"{seconds} s" if seconds < 120 else f"{seconds / 60:.0f} min"
+    return f"{progress['label']}, {progress['done']} of {progress['total']}, {left} left"
 
 
-def shown_stages(seeds: Sequence[Path]) -> list[str]:
-    """The stages that get a column; an optional one only if some run has it."""
-    return [
-        stage
-        for stage in SHOWN
-        if not STAGES[stage].optional
-        or any((seed / name).exists() for seed in seeds for name in (stage, f"{stage}.partial"))
-    ]
-
-
-def seed_lines(seed: Path, stages: Sequence[str]) -> list[str]:
-    """A seed's row of the table, and the reasons of what is not done.
-
-    Where there are several judges, the row shows one that is not done, if any.
-    """
-    marks, reasons, upstreams = [], [], upstreams_of(seed)
-    for stage in stages:
-        if stage in upstreams:
-            marks.append("up")
+def run_status(seed: Path) -> RunStatus:
+    """The state of every stage of a seed's folder `runs/<name>/seed<k>`."""
+    config = _any_config(seed)
+    statuses = []
+    for stage, row in STAGES.items():
+        if config is not None and config.is_upstreams(stage):
+            statuses.append(StageStatus(label=stage, state=UPSTREAM))
             continue
-        paths = (seed / stage).glob("[!.]*") if STAGES[stage].per_judge else ()
-        judges = sorted({path.name.removesuffix(".partial") for path in paths})
-        folders = [seed / stage / judge for judge in judges] or [seed / stage]
-        views = []
+
+        if row.per_judge:
+            paths = (seed / stage).glob("[!.]*")
+            judges = sorted({path.name.removesuffix(".partial") for path in paths})
+            folders = [seed / stage / judge for judge in judges]
+        else:
+            folders = [seed / stage]
+        if not any(path.is_dir() for folder in folders for path in (folder, partial_of(folder))):
+            is_needed = config is None or is_part(stage, config.kind)
+            if is_needed and not row.optional:
+                statuses.append(StageStatus(label=stage, state=MISSING))
+            continue
+
         for folder in folders:
-            try:
-                views.append(look(folder, stage))
-            except (UserError, OSError) as error:  # of a record that a person has changed
-                views.append(("fail", what_to_mend(error) or ""))
-            judge = f", judge {folder.name}" if len(folders) > 1 else ""
-            reasons += [f"{stage}{judge}: {views[-1][1]}"] if views[-1][1] else []
-        marks.append(next((mark for mark, _ in views if mark != "ok"), "ok"))
-    number = seed.name.removeprefix("seed")
-    name = seed.parent.name[: label_width(stages) - 1 - len(number)]
-    lines = [_line(f"{name} {number}", marks)]
-    for reason in reasons:
-        lines += textwrap.wrap(reason, COLUMNS, initial_indent="  ", subsequent_indent="      ")
-    return lines
+            label = f"{stage} ({folder.name})" if len(folders) > 1 else stage
+            statuses.append(stage_status(folder, stage, label))
+    name = f"{seed.parent.name}, {seed.name.replace('seed', 'seed ')}"
+    return RunStatus(name=name, stages=tuple(statuses))
 
 
-def label_width(stages: Sequence[str]) -> int:
-    """Characters for a run's name and seed in front of the columns of some stages."""
-    return COLUMNS - COLUMN_WIDTH * len(stages)
+def _any_config(seed: Path) -> Config | None:
+    """The settings that one of a seed's stages recorded; they say which stages it has."""
+    for path in sorted(seed.rglob("config.json")):
+        if "aside" in path.relative_to(seed).parts:
+            continue
+        try:
+            config = recorded_config(path.parent)
+        except UserError:  # The stage itself is listed with this error.
+            continue
+        if config is not None:
+            return config
+    return None
 
 
-def _line(label: str, marks: Sequence[str]) -> str:
-    width = label_width(marks)
-    cells = "".join(f"{mark:{COLUMN_WIDTH}}" for mark in marks)
-    return f"{label[:width]:{width}} {cells}".rstrip()
-
-
-def status(name: str = "") -> list[str]:
-    """The table of runs, seeds and stages, at most 80 columns wide.
+def statuses(name: str = "") -> list[RunStatus]:
+    """The state of all runs and seeds, or of those of one run.
 
     Raises UserError if `name` is given and there is no such run.
     """
@@ -121,19 +178,53 @@ def status(name: str = "") -> list[str]:
         check_run(name)
     folders = settings.RUNS.glob(f"{name or '*'}/seed*")
     seeds = sorted(folders, key=lambda seed: (seed.parent.name, len(seed.name), seed.name))
-    if not seeds:
-        return ["no runs yet: make sft rm ppo eval"]
-    stages = shown_stages(seeds)
-    lines = [line for seed in seeds for line in seed_lines(seed, stages)]
-    return [_line("run and seed", [SHOWN[stage] for stage in stages]), *lines, "", *MARKS]
+    return [run_status(seed) for seed in seeds]
+
+
+def status(name: str = "") -> list[str]:
+    """The state of all runs, or of one, as lines of at most 80 columns. Raises as `statuses`."""
+    return plain_lines(statuses(name)) or [NO_RUNS]
+
+
+def plain_lines(runs: Iterable[RunStatus]) -> list[str]:
+    """A heading for each seed of a run, and a line for each of its states."""
+    lines: list[str] = []
+    for run in runs:
+        lines.append(run.name)
+        for state, text in run.rows:
+            lines += textwrap.wrap(
+                f"{state:{STATE_WIDTH}}  {text}",
+                COLUMNS,
+                initial_indent="  ",
+                subsequent_indent=" " * (STATE_WIDTH + 6),
+            )
+    return lines
+
+
+def table(runs: Sequence[RunStatus]) -> Table:
+    """The same as a table for a terminal."""
+    grid = Table(box=None, header_style="bold", padding=(0, 2, 0, 0))
+    for column in ("run", "state", "stages"):
+        grid.add_column(column, overflow="fold")
+    for run in runs:
+        name = run.name
+        for state, text in run.rows:
+            # Text, because square brackets in a string would be markup.
+            grid.add_row(Text(name), Text(state, style=COLORS[state]), Text(text))
+            name = ""
+    return grid
 
 
 @in_one_line()
 def main(argv: list[str] | None = None) -> None:
-    """Print the table."""
-    parser = Parser(description="what there is of each run")
+    """Print the state of all runs, or of one."""
+    parser = Parser(description="what each run has done")
     parser.add_argument("--name", default="", help="the run's folder; else all runs")
-    show(status(parser.parse_args(argv).name))
+    runs = statuses(parser.parse_args(argv).name)
+    if runs and sys.stdout.isatty():
+        Console().print(table(runs))
+    else:
+        show(plain_lines(runs) or [NO_RUNS])
 
 
 if __name__ == "__main__":

@@ -28,7 +28,15 @@ from stages.config.faults import in_one_line, what_to_mend
 from stages.config.stages import row_of
 from stages.pipeline import launch
 from stages.pipeline.start import load, run_module
-from stages.pipeline.wanted import ANEW, check_rows, check_settings, lacking, reason, wanted_stages
+from stages.pipeline.wanted import (
+    ANEW,
+    check_rows,
+    check_settings,
+    lacking,
+    reason,
+    wanted_stages,
+    warnings,
+)
 from stages.runs.manifest import lock_of, partial_of, read_manifest, stage_folder, why_not
 from stages.runs.progress import (
     CALLER_SAYS_STOP,
@@ -127,6 +135,8 @@ class Maker:
             settle(config, own)
         steps = lacking(config, cell.goals, self.replace)
         check_settings(config, [*steps], self.processes, capped=self.max_cost != "")
+        for line in warnings(config, [stage for stage in wanted if stage not in steps]):
+            print(f"{cell.label}: {line}", file=sys.stderr, flush=True)
         if self.dry_run:
             lines = [f"would make {stage} ({why})" for stage, why in steps.items()]
             print("\n".join(f"{cell.label}: {line}" for line in lines or ["nothing to do"]))

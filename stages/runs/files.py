@@ -1,4 +1,4 @@
-"""Files that are whole or absent, and the hashes that name them. Standard library only."""
+"""Files that are never half-written, and their hashes."""
 
 import hashlib
 import json
@@ -14,7 +14,8 @@ from typing import Any
 
 from stages.config.checks import RESTORE, UserError, visible
 
-HASHES = "hashes.json"  # of the other files of a cached folder
+HASHES = "hashes.json"
+"""The hashes of the other files in a cached folder."""
 
 
 def file_hash(path: Path) -> str:
@@ -27,44 +28,49 @@ def file_hash(path: Path) -> str:
 
 
 def known_hash(path: Path) -> str:
-    """`file_hash` of a file of others, read again only where its size or time is another."""
+    """`file_hash` of a user's file, which is read again only if its size or time has changed."""
     status = path.stat()
-    return _hash_at(path.absolute(), status.st_size, status.st_mtime_ns)
+    return _cached_hash(path.absolute(), status.st_size, status.st_mtime_ns)
 
 
 @cache
-def _hash_at(path: Path, size: int, changed: int) -> str:
+def _cached_hash(path: Path, size: int, modified_ns: int) -> str:
     return file_hash(path)
 
 
 def hash_files(
     folder: Path, leave_out: Sequence[str] = (), hash_of_file: Callable[[Path], str] = file_hash
 ) -> dict[str, str]:
-    """Relative path -> hash of every file below a folder, without the subfolders left out."""
-    paths = sorted(path for path in folder.rglob("*") if path.is_file())
-    names = {path: path.relative_to(folder) for path in paths}
-    kept = [path for path in paths if names[path].parts[0] not in leave_out]
-    return {str(names[path]): hash_of_file(path) for path in kept}
+    """Relative path -> hash, for every file below a folder.
+
+    `leave_out`: names, directly in the folder, of files and subfolders that are not hashed.
+    """
+    hashes = {}
+    for path in sorted(folder.rglob("*")):
+        name = path.relative_to(folder)
+        if path.is_file() and name.parts[0] not in leave_out:
+            hashes[str(name)] = hash_of_file(path)
+    return hashes
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write JSON so that the file is whole or absent, whenever the machine stops."""
+    """Write a JSON file that is never half-written, whenever the machine stops."""
     write_whole(path, json.dumps(value, indent=1, ensure_ascii=False) + "\n")
 
 
 def write_lines(path: Path, rows: Iterable[dict[str, Any]]) -> None:
-    """Write one JSON a line."""
+    """Write a JSONL file, one row a line."""
     with path.open("w", encoding="utf-8") as lines:
         lines.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a text that people look at, as `visible` makes it; else as `write_whole`."""
+    """Write a text for people, as `visible` makes it, and as safely as `write_whole`."""
     write_whole(path, visible(text))
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a text file so that it is whole or unchanged, whenever the machine stops."""
+    """Write a text file so that it is either complete or unchanged, whenever the machine stops."""
     partial = path.with_name(path.name + ".partial")
     with partial.open("w", encoding="utf-8") as handle:
         handle.write(text)
@@ -75,7 +81,7 @@ def write_whole(path: Path, text: str) -> None:
 
 
 def sync(path: Path) -> None:
-    """Have a file's bytes, or the names in a folder, on the disk before this returns."""
+    """Flush a file's bytes, or the names in a folder, to the disk before this returns."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -84,79 +90,87 @@ def sync(path: Path) -> None:
 
 
 def link_or_copy(source: Path, target: Path) -> None:
-    """The same file under another name, without a second copy where the disk allows it."""
+    """Give a file a second name, without a copy if the disk allows that."""
     try:
         os.link(source, target)
-    except OSError:  # another file system
+    except OSError:  # Another file system.
         shutil.copy(source, target)
 
 
 def cached_folder(folder: Path, make: Callable[[Path], None]) -> Path:
-    """A folder that `make` filled once. Where it is not what its hashes say, it is made anew."""
+    """A folder that `make` filled once. It is rebuilt if its files have changed."""
     if folder.exists():
         if read_json(folder / HASHES) == hash_files(folder, [HASHES]):
             return folder
-        print(f"note: {folder} is damaged or of an older version: it is made anew", file=sys.stderr)
+        print(f"note: {folder} is damaged or of an older version: rebuilding it", file=sys.stderr)
         shutil.rmtree(folder)
-    own = folder.with_name(f"{folder.name}.partial{os.getpid()}")
-    shutil.rmtree(own, ignore_errors=True)
-    own.mkdir(parents=True)
+
+    partial = folder.with_name(f"{folder.name}.partial{os.getpid()}")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
     try:
-        make(own)
-        write_json(own / HASHES, hash_files(own))
+        make(partial)
+        write_json(partial / HASHES, hash_files(partial))
     except BaseException:
-        shutil.rmtree(own)
-        with suppress(OSError):  # others lie beside it
-            own.parent.rmdir()
+        shutil.rmtree(partial)
+        with suppress(OSError):  # The cache holds other folders.
+            partial.parent.rmdir()
         raise
+
     try:
-        own.rename(folder)
-    except OSError:  # another run was faster with the same content
-        shutil.rmtree(own)
+        partial.rename(folder)
+    except OSError:  # Another process was faster, with the same content.
+        shutil.rmtree(partial)
     return folder
 
 
 def read_json(path: Path) -> Any:
-    """The value in a JSON file, or None without one. Raises UserError where it is no JSON."""
+    """The value in a JSON file; None without one. Raises UserError for a file that is no JSON."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
-    except ValueError:  # also where the bytes are no UTF-8
-        raise UserError(f"{path} is no JSON: {RESTORE}") from None
+    except ValueError:  # Also for bytes that are no UTF-8.
+        raise UserError(f"{path} is not JSON: {RESTORE}") from None
 
 
 def read_record(path: Path) -> Any:
-    """The object in a JSON file, or None without one. Raises UserError where it is none."""
+    """The object in a JSON file; None without one. Raises UserError for a file that holds none."""
     value = read_json(path)
     if value is not None and not isinstance(value, dict):
-        raise UserError(f"{path} is no JSON object: {RESTORE}")
+        raise UserError(f"{path} is not a JSON object: {RESTORE}")
     return value
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
     """The rows of a JSONL file that a stage wrote. Raises UserError for a line that is no row."""
     rows: list[dict[str, Any]] = []
-    with path.open(encoding="utf-8") as lines:  # str.splitlines would also split at U+2028
+    # Not str.splitlines, which would also split at U+2028.
+    with path.open(encoding="utf-8") as lines:
         try:
             for line in lines:
                 rows.append(dict(json.loads(line)))
         except (ValueError, TypeError):
-            raise UserError(f"{path}:{len(rows) + 1} is no row of JSON: {RESTORE}") from None
+            raise UserError(f"{path}:{len(rows) + 1} is not a JSON object: {RESTORE}") from None
     return rows
 
 
 def whole_lines(path: Path) -> tuple[list[Any], int]:
-    """The rows of a JSONL file before the first damaged line, and how many bytes they take.
+    """The rows of a JSONL file before the first damaged line, and their size in bytes.
 
-    A missing file has none.
+    A line without its newline counts as damaged: a kill came before it was complete. A missing file
+    has no rows.
     """
     rows: list[Any] = []
     size = 0
-    # A ValueError also where the bytes are no UTF-8.
-    with suppress(FileNotFoundError, ValueError), path.open("rb") as lines:
+    if not path.exists():
+        return rows, size
+    with path.open("rb") as lines:
         for line in lines:
-            row = json.loads(line)
+            try:
+                row = json.loads(line)
+            except ValueError:  # Also for bytes that are no UTF-8.
+                break
             if not line.endswith(b"\n"):
                 break
             rows.append(row)
@@ -165,7 +179,7 @@ def whole_lines(path: Path) -> tuple[list[Any], int]:
 
 
 def cut_file(path: Path, size: int) -> None:
-    """Keep the first `size` bytes of a file, if there is one."""
+    """Cut a file, if there is one, to its first `size` bytes."""
     if path.exists() and path.stat().st_size != size:
         os.truncate(path, size)
 
@@ -174,7 +188,7 @@ class KeptRows:
     """Measurements of rows, in one JSONL file per process; floats keep every digit."""
 
     def __init__(self, folder: Path, label: str, process: int) -> None:
-        """`label` names the measurement; each measurement of a stage has its own."""
+        """`label` names the measurement, and is different for each measurement of a stage."""
         stem = re.sub(r"\W+", "-", label)
         folder.mkdir(parents=True, exist_ok=True)
         self.path = folder / f"{stem}.{process}.jsonl"
@@ -185,11 +199,13 @@ class KeptRows:
                 try:
                     self.known |= dict(zip(kept["rows"], kept["measured"], strict=True))
                 except (TypeError, LookupError, ValueError):
-                    mend = "remove it: what it holds is then measured again"
-                    raise UserError(f"{path} holds a line that no stage wrote: {mend}") from None
+                    raise UserError(
+                        f"{path} holds a line that no stage wrote: remove the file, and its rows "
+                        "are measured again"
+                    ) from None
 
     def add(self, rows: Sequence[int], measured: Sequence[Any]) -> None:
-        """Append one finished part."""
+        """Append the measurements of some rows."""
         with self.path.open("a", encoding="utf-8") as lines:
             lines.write(json.dumps({"rows": list(rows), "measured": list(measured)}) + "\n")
         self.known |= dict(zip(rows, measured, strict=True))

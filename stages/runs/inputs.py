@@ -1,6 +1,6 @@
-"""What a stage reads from outside: the user's own files, and what names models and data sets.
+"""What a stage reads besides other stages: the user's files, models and data sets.
 
-Content decides here too. A manifest records one hash for each setting that names such files.
+Content decides here too: a manifest records a hash for each setting that names files of the user.
 """
 
 from collections.abc import Sequence
@@ -11,30 +11,35 @@ from stages.config import config as settings
 from stages.config.checks import UserError
 from stages.config.config import Config, hash_of
 from stages.config.sections import COMPARISONS, POSTS, PPO_TRAIN
-from stages.config.stages import OUTPUTS, STAGES
+from stages.config.stages import OUTPUTS, STAGES, row_of
 from stages.runs.files import known_hash
+from stages.runs.machine import PACKAGES, imported_names
 
-DATA = "data"  # as an input of the stages that read it
+DATA = "data"
+REWARD_FUNCTION = "reward.function"
 MAIN = "main"
 WEIGHTS = ("*.safetensors",)
-OLD_WEIGHTS = ("*.bin",)  # loaded only where there are no others
+# Loaded only if there are no others.
+OLD_WEIGHTS = ("*.bin",)
 BESIDE_WEIGHTS = ("*.json", "*.txt", "*.model", "*.jinja")
+MODEL_FILES = (*BESIDE_WEIGHTS, *WEIGHTS, *OLD_WEIGHTS)
 # The endings of files of rows, in any case.
 ROW_FILES = (".jsonl", ".json", ".csv", ".parquet")
-OF_A_MODEL = (*BESIDE_WEIGHTS, *WEIGHTS, *OLD_WEIGHTS)
 # Settings that may name a folder of this machine -> which of its files are read.
 FOLDERS = {
-    "base.checkpoint": OF_A_MODEL,
+    "base.checkpoint": MODEL_FILES,
     "base.tokenizer": BESIDE_WEIGHTS,
-    "released.reward_model": OF_A_MODEL,
+    "released.reward_model": MODEL_FILES,
     "data.sft_dataset": ("**/*",),
     "data.comparisons_dataset": ("**/*",),
 }
+# The stages that call the reward function, besides those that train a policy with it.
+CALL_REWARD_FUNCTION = ("rm", "normalize", "summaries")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """A folder, or a repository of the hub at a revision, as one setting names it."""
+    """A folder, or a repository of the hub at a revision, as a setting names it."""
 
     setting: str
     kind: str
@@ -42,12 +47,12 @@ class Source:
     name: str
     """Folder or hub id."""
     configuration: str = ""
-    """Of a data set; empty: it has one only."""
+    """Of a data set; empty if it has only one."""
     revision: str = MAIN
 
     @property
     def is_folder(self) -> bool:
-        """Whether it lies on this machine."""
+        """Whether it is a folder of this machine."""
         return Path(self.name).is_dir()
 
     @property
@@ -63,14 +68,14 @@ class Source:
 
 def model_source(setting: str, text: str) -> Source:
     """The source that `folder` or `id[@revision]` names."""
-    name, _, revision = text.partition("@")
     if Path(text).is_dir():
-        name, revision = text, ""
+        return Source(setting=setting, kind="model", name=text)
+    name, _, revision = text.partition("@")
     return Source(setting=setting, kind="model", name=name, revision=revision or MAIN)
 
 
 def dataset_source(setting: str, text: str) -> Source:
-    """The source that `id[:configuration][@revision]` names; a folder may stand for the id."""
+    """The source that `folder` or `id[:configuration][@revision]` names."""
     source = replace(model_source(setting, text), kind="dataset")
     if source.is_folder:
         return source
@@ -79,15 +84,44 @@ def dataset_source(setting: str, text: str) -> Source:
 
 
 def own_inputs(config: Config, stage: str) -> dict[str, str]:
-    """A hash of the user's own files that a stage reads, by what names them."""
-    own = data_inputs(config, stage) | folder_inputs(config, stage)
-    if stage == "rm" and config.reward.module:
-        own["reward.function"] = _hash_of([config.reward.module])
-    return own
+    """A hash of the user's files that a stage reads, by the setting that names them."""
+    inputs = data_inputs(config, stage) | folder_inputs(config, stage)
+    if config.reward.module is not None and calls_reward_function(config, stage):
+        inputs[REWARD_FUNCTION] = _hash_of(module_files(config.reward.module), Path())
+    return inputs
+
+
+def calls_reward_function(config: Config, stage: str) -> bool:
+    """Whether a stage calls the user's reward function, if there is one."""
+    return stage in CALL_REWARD_FUNCTION or row_of(stage, config.kind).policy_gradient
+
+
+def module_files(module: Path) -> list[Path]:
+    """A Python file of the working folder, and the files of that folder that it imports."""
+    files: list[Path] = []
+    remaining = [module]
+    while remaining:
+        path = remaining.pop()
+        if path in files or not path.is_file():
+            continue
+        files.append(path)
+        try:
+            names = imported_names(path.read_bytes())
+        except (SyntaxError, ValueError):  # The stage that imports it will say so.
+            continue
+        for name in names:
+            parts = name.split(".")
+            if parts[0] not in PACKAGES:
+                remaining.append(Path(*parts).with_suffix(".py"))
+                remaining.append(Path(*parts, "__init__.py"))
+    return files
 
 
 def data_inputs(config: Config, stage: str) -> dict[str, str]:
-    """A hash, as `data`, of the files that a stage reads from the user's own folder."""
+    """A hash, under the name `data`, of the user's files of posts or summaries that a stage reads.
+
+    Empty if it reads none.
+    """
     if config.kind == OUTPUTS and stage == "summaries":
         return {DATA: _hash_of(output_files(config.outputs.file))}
     if not STAGES[stage].reads_data or config.data.source in settings.NO_FOLDERS:
@@ -141,8 +175,10 @@ def output_files(source: str) -> list[Path]:
     Of a run they are the JSON Lines that its stage `summaries` wrote.
     """
     path = Path(source)
+    if path.is_file():
+        return [path]
     if not path.is_dir():
-        return [path] if path.is_file() else []
+        return []
     if (path / "summaries").is_dir():
         path = path / "summaries"
     if (path / "manifest.json").is_file():
@@ -161,16 +197,22 @@ def unread_outputs(source: str) -> list[str]:
 
 def folder_inputs(config: Config, stage: str) -> dict[str, str]:
     """A hash of each folder from which a stage loads a model, a tokenizer or a data set."""
-    loaded = {"base": ["base.checkpoint", "base.tokenizer"]}.get(stage, [])
-    loaded += ["released.reward_model"] if stage in ("rm", "released") else []
+    names: list[str] = []
+    if stage == "base":
+        names += ["base.checkpoint", "base.tokenizer"]
+    if stage in ("rm", "released"):
+        names.append("released.reward_model")
     if STAGES[stage].reads_data and config.data.source == settings.HUB:
-        loaded += ["data.sft_dataset", "data.comparisons_dataset"]
+        names += ["data.sft_dataset", "data.comparisons_dataset"]
+
     hashes = {}
-    for name in loaded:
+    for name in names:
         section, _, key = name.partition(".")
         text = getattr(getattr(config, section), key)
+        if text in settings.NO_FOLDERS:
+            continue
         source = dataset_source(name, text) if section == "data" else model_source(name, text)
-        if text not in settings.NO_FOLDERS and source.is_folder:
+        if source.is_folder:
             folder = Path(source.name)
             paths = {path for pattern in FOLDERS[name] for path in folder.glob(pattern)}
             hashes[name] = _hash_of([path for path in paths if path.is_file()], folder)
@@ -178,6 +220,12 @@ def folder_inputs(config: Config, stage: str) -> dict[str, str]:
 
 
 def _hash_of(paths: Sequence[Path], folder: Path | None = None) -> str:
-    """One hash of files and their names, which begin below `folder`; else the last part alone."""
-    named = {str(path.relative_to(folder)) if folder else path.name: path for path in paths}
-    return hash_of({name: known_hash(path) for name, path in named.items()})
+    """One hash of some files' contents and names.
+
+    A file's name is its path below `folder`, or only its last part if no folder is given.
+    """
+    hashes = {}
+    for path in paths:
+        name = path.name if folder is None else str(path.relative_to(folder))
+        hashes[name] = known_hash(path)
+    return hash_of(hashes)

@@ -68,7 +68,7 @@ def test_a_damaged_cache_is_named_and_built_again(runs, capsys):
 
         assert data_files(runs, f"after-{cache.name}") == whole
         said = capsys.readouterr().err
-        assert f"{cache} is damaged or of an older version: it is made anew" in said
+        assert f"{cache} is damaged or of an older version: rebuilding it" in said
 
 
 @pytest.mark.parametrize(

@@ -196,7 +196,7 @@ def test_only_the_summaries_of_a_policy_that_joins_are_sampled(whole, attempt, m
     if change == "damage":
         (folder / "ppo.jsonl").write_text("")
     elif change == "code":
-        monkeypatch.setattr(summaries, "changed_code", lambda *_: ["eval/summaries.py"])
+        monkeypatch.setattr(summaries, "has_same_code", lambda *_: False)
     elif change == "processor":
         monkeypatch.setattr(summaries, "processor", lambda: {"model": "another"})
     elif change == "sft":

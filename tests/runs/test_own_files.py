@@ -1,4 +1,4 @@
-"""The user's own files: a change makes stale what was made from them, and nothing else does."""
+"""The user's files: a change makes stale what was read from them, and nothing else does."""
 
 import os
 from pathlib import Path
@@ -7,10 +7,13 @@ import pytest
 
 from stages.config.command_line import make_config
 from stages.config.config import HUB, UserError
+from stages.pipeline.wanted import lacking
 from stages.runs import files
+from stages.runs.files import read_json, write_json
 from stages.runs.inputs import own_inputs
-from stages.runs.manifest import differing_settings, read_manifest, stage_folder, why_not
+from stages.runs.manifest import read_manifest, stage_folder, why_not
 from stages.runs.run import open_stage
+from tests.lib.fake_stages import interrupt, run_stages
 from tests.lib.rows import write_folder
 
 
@@ -71,10 +74,10 @@ def test_a_folder_that_a_setting_names_counts_by_what_it_holds(
     config = own_config(*overrides)
     finished(config, stage)
     (folders / changed).write_text("other")
-    assert str(why_not(config, stage)) == f"was made from another {setting}"
+    assert str(why_not(config, stage)) == f"ran with another version of {setting}"
 
 
-def test_what_nobody_loads_of_a_folder_counts_for_nothing(folders):
+def test_files_that_no_stage_loads_from_a_folder_count_for_nothing(folders):
     config = own_config("base.checkpoint=model", "base.tokenizer=tokenizer")
     finished(config)
     (folders / "model/README.md").write_text("a card that somebody edits")
@@ -84,7 +87,7 @@ def test_what_nobody_loads_of_a_folder_counts_for_nothing(folders):
     assert why_not(config, "base") is None
 
 
-def test_words_that_are_no_folder_name_none(folders):
+def test_the_words_random_train_and_toy_name_no_folder(folders):
     for word in ("random", "train", "toy"):
         (folders / word).mkdir()
     assert own_inputs(own_config(), "base") == {}
@@ -98,7 +101,7 @@ def test_other_tables_in_the_folder_of_posts_are_not_read_and_make_nothing_stale
     assert own_inputs(config, "base") == only_read
     assert why_not(config, "base") is None
     (folders / "data/sft_train.jsonl").write_text("{}\n")
-    assert str(why_not(config, "base")) == "was made from other data"
+    assert str(why_not(config, "base")) == "ran with other data"
 
 
 def test_two_files_of_one_split_are_refused(folders):
@@ -107,23 +110,22 @@ def test_two_files_of_one_split_are_refused(folders):
         own_inputs(own_config(data="data"), "base")
 
 
-def test_a_folder_that_is_written_in_another_way_is_the_same(folders):
+def test_a_folder_may_be_written_in_several_ways(folders):
     finished(own_config(data="data", tokenizer="tokenizer"))
     for data in ("data/", "./data", str(folders / "data"), "tokenizer/../data"):
         config = own_config(data=data, tokenizer=str(folders / "tokenizer/"))
         assert why_not(config, "base") is None, data
     write_folder(folders / "toy")
     other = own_config(data=str(folders / "toy"), tokenizer="tokenizer")
-    assert "data.source: made with data, asked" in str(why_not(other, "base"))
+    assert "data.source: ran with data, now" in str(why_not(other, "base"))
     finished(make_config("tiny", name="built-in", overrides=("base.vocab_size=600",)))
     own = make_config(
         "tiny", name="built-in", data=str(folders / "toy"), overrides=("base.vocab_size=600",)
     )
-    manifest = read_manifest(stage_folder(own, "base")) or {}
-    assert "data.source: made with toy" in "; ".join(differing_settings(own, "base", manifest))
+    assert "data.source: ran with toy" in str(why_not(own, "base"))
 
 
-def test_a_run_from_an_upstream_may_write_its_folder_in_another_way(folders):
+def test_a_run_from_an_upstream_may_write_its_folder_differently(folders):
     finished(own_config(data="data"))
     more = {"name": "from", "upstream": "mine", "overrides": ("ppo.kl_coef=0.1",)}
     assert make_config("tiny", data="data/", **more).own_from == ""
@@ -132,7 +134,7 @@ def test_a_run_from_an_upstream_may_write_its_folder_in_another_way(folders):
         make_config("tiny", data="other", **more)
 
 
-def test_files_that_change_while_a_stage_reads_them_end_it(folders):
+def test_files_that_change_while_a_stage_reads_them_stop_it(folders):
     config = own_config(*MODEL, data="data")
 
     def disturbed():
@@ -141,7 +143,7 @@ def test_files_that_change_while_a_stage_reads_them_end_it(folders):
             (folders / "model/model.safetensors").write_text("other")
             run.finish({})
 
-    text = "stage base: data, base.checkpoint changed while it was under way: run it again"
+    text = "stage base: base.checkpoint, data changed while it was under way: run it again"
     with pytest.raises(UserError, match=text):
         disturbed()
     assert read_manifest(stage_folder(config, "base")) is None
@@ -165,3 +167,65 @@ def test_a_file_is_hashed_once_by_a_process_until_it_changes(place, monkeypatch)
     os.utime(path, ns=(1, 1))
     assert files.known_hash(path) == hashed(path) != first
     assert len(read) == 2
+
+
+# -- the reward function ---------------------------------------------------------------------------
+
+GOALS = ("sft", "rm", "ppo", "rloo", "dpo", "eval")
+
+
+@pytest.fixture
+def rewarded(runs, place):
+    """The config of a finished run whose reward is a function that imports a second file."""
+    (place / "my_reward.py").write_text("from my_words import WORDS\n\ndef score(): return WORDS\n")
+    (place / "my_words.py").write_text("WORDS = 1\n")
+    config = own_config("reward.function=my_reward:score", "ppo.critic_init=sft")
+    run_stages(config, *GOALS)
+    assert run_stages(config, *GOALS) == []
+    return config
+
+
+@pytest.mark.parametrize("name", ["my_reward.py", "my_words.py"])
+def test_an_edited_reward_function_makes_everything_stale_that_calls_it(rewarded, place, name):
+    (place / name).write_text((place / name).read_text() + "# edited\n")
+    stale = [*lacking(rewarded, GOALS)]
+    assert stale[:5] == ["rm", "normalize", "ppo", "rloo", "summaries"]
+    for stage in stale[:5]:
+        assert str(why_not(rewarded, stage)) == "ran with another version of reward.function"
+
+
+def test_an_edited_reward_function_leaves_base_sft_and_dpo(rewarded, place):
+    (place / "my_reward.py").write_text("def score(): return 2\n")
+    assert not {"base", "sft", "dpo"} & {*run_stages(rewarded, *GOALS, text="other")}
+    assert run_stages(rewarded, *GOALS) == []
+
+
+def test_a_file_that_the_reward_function_does_not_import_counts_for_nothing(rewarded, place):
+    (place / "notes.py").write_text("x = 1\n")
+    assert run_stages(rewarded, *GOALS) == []
+
+
+def test_a_checkpoint_of_another_reward_function_is_refused(rewarded, place):
+    stage_folder(rewarded, "ppo").rename(place / "gone")
+    interrupt(rewarded, "ppo", update=3)
+    (place / "my_words.py").write_text("WORDS = 2\n")
+    with pytest.raises(UserError, match=r"reward\.function: began with another version of reward"):
+        lacking(rewarded, ["ppo"])
+
+
+def test_an_edit_while_a_stage_runs_counts_for_the_next_run(rewarded, place):
+    """The stage imported the function when it began."""
+    with open_stage(rewarded, "ppo") as run:
+        (place / "my_reward.py").write_text("def score(): return 2\n")
+        run.finish({})
+    assert str(why_not(rewarded, "ppo")) == "ran without base"
+
+
+def test_manifests_of_an_earlier_version_which_recorded_it_for_rm_only_stay_done(rewarded):
+    for stage in ("normalize", "ppo"):
+        path = stage_folder(rewarded, stage) / "manifest.json"
+        manifest = read_json(path)
+        del manifest["inputs"]["reward.function"]
+        manifest["code"] = {"module": "", "files": {}}
+        write_json(path, manifest)
+        assert why_not(rewarded, stage) is None

@@ -218,7 +218,7 @@ def test_a_repository_or_revision_that_is_not_there_is_one_line(client):
     assert unknown.startswith(
         f"error: base.checkpoint: model {layouts.PYTHIA} has no revision step7"
     )
-    assert unknown.endswith("correct what stands after @")
+    assert unknown.endswith("correct the part after @")
     gone = "0" * 40
     assert f"has no revision {gone}" in fetched(client, f"{layouts.PYTHIA}@{gone}")
     assert "nor a hub id: correct it" in fetched(client, "/no/such/folder")

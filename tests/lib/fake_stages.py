@@ -1,0 +1,59 @@
+"""Stages that write one file instead of training: for tests of run folders and of what is stale."""
+
+from contextlib import suppress
+from pathlib import Path
+
+from stages.config.config import Config
+from stages.config.stages import row_of
+from stages.pipeline.wanted import ANEW, lacking, wanted_stages
+from stages.runs.manifest import partial_of, stage_folder, why_not
+from stages.runs.run import move_aside, open_stage
+
+
+def finish(config: Config, stage: str, text: str = "made") -> Path:
+    """Finish a stage, with the inputs that it has in the table and an output file; its folder."""
+    row = row_of(stage, config.kind)
+    with open_stage(config, stage) as run:
+        for name in (*row.inputs, *row.joined_by):
+            if name in row.inputs or stage_folder(config, name).exists():
+                run.require(name)
+        (run.partial / "out.txt").write_text(text)
+        run.finish({"updates": 3})
+    return run.folder
+
+
+def finish_alone(config: Config, stage: str, text: str = "made") -> Path:
+    """Finish a stage, with an output file and without its inputs; its folder."""
+    with open_stage(config, stage) as run:
+        (run.partial / "out.txt").write_text(text)
+        run.finish({"updates": 3})
+    return run.folder
+
+
+def interrupt(config: Config, stage: str, update: int | None = None) -> Path:
+    """Interrupt a stage, with a checkpoint after some updates if `update` is given.
+
+    Returns its partial folder.
+    """
+    with suppress(KeyboardInterrupt), open_stage(config, stage) as run:
+        run.resume.mkdir(exist_ok=True)
+        if update is not None:
+            (run.resume / f"checkpoint-{update:07d}").mkdir(exist_ok=True)
+        raise KeyboardInterrupt
+    return partial_of(stage_folder(config, stage))
+
+
+def run_stages(config: Config, *goals: str, replace: str = "", text: str = "made") -> list[str]:
+    """Run what is missing or stale of some targets, as the pipeline does; the stages that ran."""
+    for stage, reason in lacking(config, goals, replace).items():
+        folder = stage_folder(config, stage)
+        for path in (folder, partial_of(folder)):
+            if reason == ANEW and path.exists():
+                move_aside(path)
+
+    ran = []
+    for stage in wanted_stages(config, goals):
+        if not config.is_upstreams(stage) and why_not(config, stage) is not None:
+            finish(config, stage, text)
+            ran.append(stage)
+    return ran

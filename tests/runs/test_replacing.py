@@ -1,0 +1,118 @@
+"""REPLACE=1 reruns the stages of the targets; REPLACE=ppo reruns PPO and what follows from it."""
+
+import json
+
+import pytest
+
+from stages.config.command_line import make_config
+from stages.config.config import UserError
+from stages.config.stages import STAGES
+from stages.pipeline.maker import move_all_aside
+from stages.pipeline.wanted import lacking
+from stages.runs.manifest import lock_of, partial_of, stage_folder
+from stages.runs.run import held
+from tests.lib.asserts import refusal_of
+from tests.lib.fake_stages import finish, interrupt, run_stages
+
+TINY = make_config("tiny")
+GOALS = ("sft", "rm", "ppo", "eval")
+REQUIRED = [name for name, row in STAGES.items() if not row.optional]
+FROM_PPO = REQUIRED[REQUIRED.index("ppo") :]
+
+
+def named(*overrides, name="mine", **changes):
+    return make_config("tiny", name=name, overrides=overrides, **changes)
+
+
+def test_replace_1_reruns_all_stages_of_the_targets(runs):
+    run_stages(TINY, *GOALS)
+    assert run_stages(TINY, *GOALS, replace="1") == [name for name in REQUIRED if name != "base"]
+    aside = {path.name for path in (runs / "tiny/seed44413/aside").iterdir()}
+    assert {"sft-1", "ppo-1", "judge-facts-1"} <= aside
+
+
+def test_replace_1_leaves_the_stages_below_the_targets(runs):
+    run_stages(TINY, *GOALS)
+    assert run_stages(TINY, "ppo", replace="1") == ["ppo"]
+
+
+def test_replace_1_refuses_other_settings_of_a_stage_below_the_targets(runs):
+    run_stages(named("sft.epochs=3"), *GOALS)
+    with pytest.raises(UserError, match="stage sft has finished with other settings"):
+        run_stages(named("sft.epochs=4"), "ppo", replace="1")
+
+
+def test_replace_reruns_the_named_stages_and_what_follows_from_any(runs):
+    run_stages(TINY, *GOALS, "rloo")
+    expected = ["ppo", "rloo", *FROM_PPO[1:]]
+    assert run_stages(TINY, *GOALS, "rloo", replace="rloo ppo") == expected
+
+
+@pytest.mark.parametrize(
+    ("goals", "replace", "line"),
+    [
+        (GOALS, "ppo poo", "unknown stage 'poo': did you mean ppo or dpo?"),
+        (("sft",), "ppo", "REPLACE=ppo: no target of this command runs it: add ppo"),
+    ],
+)
+def test_replace_of_a_stage_that_the_command_does_not_run_is_refused(runs, goals, replace, line):
+    assert refusal_of(lacking, TINY, goals, replace) == line
+
+
+def test_other_settings_are_replaced_and_nothing_is_lost(runs):
+    run_stages(named("ppo.lam=0.9"), *GOALS)
+    assert run_stages(named("ppo.lam=0.5"), "ppo", replace="1") == ["ppo"]
+    recorded = runs / "mine/seed44413/aside/ppo-1/config.json"
+    assert json.loads(recorded.read_text())["ppo"]["lam"] == 0.9
+
+
+def test_replace_of_a_later_stage_does_not_replace_other_settings_of_an_earlier_one(runs):
+    run_stages(named("ppo.lam=0.5"), *GOALS)
+    with pytest.raises(UserError, match="stage sft has finished with other settings"):
+        run_stages(named("ppo.lam=0.5", "sft.epochs=3"), *GOALS, replace="ppo")
+
+
+def test_replace_leaves_the_stages_of_an_upstream_alone(runs):
+    run_stages(TINY, *GOALS)
+    ablation = named("ppo.lam=0.5", upstream="tiny")
+    run_stages(ablation, *GOALS)
+    assert run_stages(ablation, *GOALS, replace="1") == FROM_PPO
+    assert not (runs / "tiny/seed44413/aside").exists()
+
+
+def test_replace_of_a_stage_of_the_upstream_is_refused(runs):
+    run_stages(TINY, *GOALS)
+    ablation = named("ppo.lam=0.5", upstream="tiny")
+    line = refusal_of(lacking, ablation, GOALS, "sft")
+    assert line == "REPLACE=sft: no target of this command runs it: leave out UPSTREAM="
+
+
+def test_replace_of_an_ablations_own_reward_model_leaves_its_upstreams_stages(runs):
+    run_stages(TINY, *GOALS)
+    ablation = named("rm.epochs=3", upstream="tiny")
+    run_stages(ablation, *GOALS)
+    assert run_stages(ablation, *GOALS, replace="rm")[:3] == ["rm", "normalize", "ppo"]
+
+
+def test_an_interrupted_replace_resumes_without_it(runs):
+    run_stages(TINY, *GOALS)
+    move_all_aside(TINY, [*lacking(TINY, GOALS, replace="sft")])
+    finish(TINY, "sft")
+    finish(TINY, "rm")
+    finish(TINY, "normalize")
+    interrupt(TINY, "ppo", update=3)
+    assert lacking(TINY, GOALS)["ppo"] == "resumes after update 3"
+    assert run_stages(TINY, *GOALS) == FROM_PPO
+    assert not partial_of(stage_folder(TINY, "ppo")).exists()
+
+
+def test_a_replace_moves_nothing_while_another_process_runs_one_of_its_stages(runs):
+    run_stages(TINY, *GOALS)
+    summaries = stage_folder(TINY, "summaries")
+    with (
+        held(lock_of(summaries), "summaries"),
+        pytest.raises(UserError, match="stage summaries is already under way"),
+    ):
+        move_all_aside(TINY, FROM_PPO)
+    assert not (runs / "tiny/seed44413/aside").exists()
+    assert run_stages(TINY, *GOALS) == []

@@ -1,0 +1,189 @@
+"""What `make status` says about the runs folder: it reads only."""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from reports import run_page
+from reports.sharing import status as status_module
+from reports.sharing.status import status
+from stages.config.checks import UserError
+from stages.config.command_line import make_config
+from stages.pipeline.wanted import kept
+from stages.runs.files import read_json, write_json
+from stages.runs.progress import COLUMNS
+from stages.runs.run import open_stage
+from tests.lib.fabricated_runs import fabricate, two_judges
+from tests.lib.fake_stages import finish, finish_alone, interrupt, run_stages
+
+ROOT = Path(__file__).parents[2]
+TINY = make_config("tiny")
+GOALS = ("sft", "rm", "ppo", "eval")
+ALL_DONE = [
+    "tiny, seed 44413",
+    "  done                  base, sft, rm, normalize, ppo, summaries, judge,",
+    "                          controls, win_rate, report",
+]
+
+
+def everything(folder: Path) -> dict[Path, tuple[bytes, int]]:
+    """All files below a folder with their bytes and times."""
+    paths = [path for path in folder.rglob("*") if path.is_file()]
+    return {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in paths}
+
+
+def test_without_runs_it_says_how_to_start_one(runs):
+    assert status() == ["no runs yet: make sft rm ppo eval"]
+
+
+def test_a_finished_run(runs):
+    run_stages(TINY, *GOALS)
+    assert status() == ALL_DONE
+
+
+def test_missing_stages(runs):
+    run_stages(TINY, "sft")
+    assert status() == [
+        "tiny, seed 44413",
+        "  done                  base, sft",
+        "  missing               rm, normalize, ppo, summaries, judge, controls,",
+        "                          win_rate, report",
+    ]
+
+
+def test_stale_stages_say_why(runs):
+    run_stages(TINY, *GOALS)
+    finish(TINY, "base", text="other")
+    lines = status()
+    assert "  stale                 sft: ran with an earlier base" in lines
+    assert "  stale                 rm: ran with an earlier base" in lines
+
+
+def test_a_stage_whose_input_was_deleted_is_stale_and_names_the_input(runs):
+    run_stages(TINY, *GOALS)
+    shutil.rmtree(runs / "tiny/seed44413/sft")
+    assert "  stale                 rm: ran with sft, which is missing now" in status()
+
+
+def test_a_stage_under_way_says_how_far_it_is(runs):
+    run_stages(TINY, "data")
+    with open_stage(TINY, "sft") as run:
+        assert "  running               sft: it has just begun" in status()
+        progress = {"label": "sft", "done": 3, "total": 9, "seconds_left": 400}
+        write_json(run.partial / "progress.json", progress)
+        before = everything(runs)
+        assert "  running               sft: sft, 3 of 9, 7 min left" in status()
+        assert everything(runs) == before
+
+
+def test_a_half_finished_stage_says_from_where_it_resumes(runs):
+    run_stages(TINY, "rm")
+    interrupt(TINY, "ppo", update=12)
+    assert "  half finished         ppo: resumes after update 12" in status()
+
+
+def test_a_failed_stage_says_why(runs):
+    run_stages(TINY, "data")
+    with pytest.raises(RuntimeError), open_stage(TINY, "sft"):
+        raise RuntimeError("no space left")
+    assert "  failed                sft: no space left" in status()
+
+
+def test_the_stages_of_an_upstream(runs):
+    run_stages(TINY, "rm")
+    ablation = make_config("tiny", name="mine", upstream="tiny", overrides=("ppo.lam=0.5",))
+    finish(ablation, "ppo")
+    assert status("mine")[:3] == [
+        "mine, seed 44413",
+        "  from upstream         base, sft, rm, normalize",
+        "  done                  ppo",
+    ]
+
+
+def test_an_optional_stage_is_listed_once_it_exists(runs):
+    run_stages(TINY, "dpo")
+    assert status()[1] == "  done                  base, sft, dpo"
+
+
+def test_each_of_several_judges_is_listed(runs):
+    for config in two_judges():
+        run_page.write_report(config)
+    (runs / "tiny/seed44413/judge/facts/manifest.json").write_text("{}")
+    lines = status()
+    assert max(map(len, lines)) <= COLUMNS
+    text = " ".join(" ".join(lines).split())
+    assert "failed judge (facts): " in text
+    assert "controls (facts)" in text
+
+
+def test_settings_that_this_version_does_not_know_are_named(runs):
+    folder = finish_alone(TINY, "base")
+    manifest = read_json(folder / "manifest.json")
+    manifest["settings"]["adapters"] = {"kind": "none"}
+    write_json(folder / "manifest.json", manifest)
+    text = " ".join(" ".join(status()).split())
+    assert "done base: this version does not know adapters.kind, which it recorded" in text
+
+
+def test_an_unreadable_record_hides_no_other_run(runs):
+    for seed in (1, 2):
+        fabricate(make_config("tiny", seed=seed))
+    (runs / "tiny/seed1/ppo/manifest.json").write_text("{")
+    lines = status()
+    assert any(line.startswith("  failed                ppo: ") for line in lines)
+    assert "tiny, seed 2" in lines
+
+
+def test_seeds_are_in_the_order_of_their_numbers(runs):
+    for seed in (10, 9):
+        finish_alone(make_config("tiny", seed=seed), "base")
+    headings = [line for line in status() if not line.startswith(" ")]
+    assert headings == ["tiny, seed 9", "tiny, seed 10"]
+
+
+def test_an_unknown_run_is_refused_with_the_nearest_name(runs):
+    fabricate(make_config("tiny", seed=1))
+    with pytest.raises(UserError, match="unknown run 'zzzzqq': run `make status` to see"):
+        status("zzzzqq")
+    with pytest.raises(UserError, match="unknown run 'tinny': did you mean tiny"):
+        status("tinny")
+
+
+def test_a_terminal_gets_a_table(runs, monkeypatch, capsys):
+    run_stages(TINY, "sft")
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setenv("TERM", "dumb")
+    status_module.main([])
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split() == ["run", "state", "stages"]
+    assert lines[1].split() == ["tiny,", "seed", "44413", "done", "base,", "sft"]
+    assert max(map(len, lines)) <= 80
+
+
+def test_it_loads_no_torch(tmp_path):
+    code = (
+        "import sys; from reports.sharing.status import main; main([]); "
+        "sys.exit('torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env={"PYTHONPATH": str(ROOT)})
+    assert done.returncode == 0
+
+
+def test_what_an_interrupted_stage_keeps_is_a_checkpoint_or_its_measurements(tmp_path):
+    resume = tmp_path / "resume"
+    assert kept(tmp_path) == ""
+    resume.mkdir()
+    (resume / "checkpoint-0000003.tmp").mkdir()  # The disk was full.
+    assert kept(tmp_path) == ""
+    (resume / "score-references.0.jsonl").write_text("{}\n")
+    assert kept(tmp_path) == "resumes after the part that has finished"
+    (resume / "score-references.0.jsonl").unlink()
+    (tmp_path / "judgements.jsonl").write_text("{}\n")
+    assert kept(tmp_path) == "resumes after the part that has finished"
+    (resume / "checkpoint-0000002").mkdir()
+    assert kept(tmp_path) == "resumes after update 2"
