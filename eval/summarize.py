@@ -19,6 +19,7 @@ from stages.config import config as settings
 from stages.config.command_line import recorded_config
 from stages.config.config import Config, UserError
 from stages.config.faults import Parser, in_one_line, show
+from stages.config.presets import run_name
 from stages.config.sections import parse_post
 from stages.config.stages import POLICY_STAGES
 from stages.data.prompt import first_tokens, fit_query, plain_encoder
@@ -186,7 +187,7 @@ def main(argv: list[str] | None = None) -> None:
     args = parser.parse_args(argv)
     if bool(args.id) == bool(args.post.strip()):
         raise UserError("give one post: POST='...', or ID= of a held-out post")
-    run = Finished(finished_policies(args.preset, args.name or args.preset, args.seed))
+    run = Finished(finished_policies(args.preset, args.name or run_name(args.preset), args.seed))
     show(run.lines(run.post_of_id(args.id) if args.id else run.post_of_text(args.post)))
 
 

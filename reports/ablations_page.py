@@ -117,7 +117,7 @@ def picture(others: Sequence[AblatedRun]) -> list[Block]:
 def switches_table(others: list[AblatedRun]) -> Table:
     """What each switch is and which setting it turns."""
     switches = {ablation.name: ABLATIONS[ablation.name] for ablation in others}
-    rows = [[name, switch.settings, switch.what] for name, switch in switches.items()]
+    rows = [[name, " ".join(switch.settings), switch.what] for name, switch in switches.items()]
     return Table(("switch", "setting", "what it does; details as the paper numbers them"), rows)
 
 

@@ -30,7 +30,7 @@ def wins(count):
 
 def turned(name, seed, *more, upstream="tiny"):
     """The config that make gives an ablation."""
-    asked = (*ABLATIONS[name].settings.split(), *more)
+    asked = (*ABLATIONS[name].settings, *more)
     return make_config("tiny", seed=seed, name=f"tiny-{name}", upstream=upstream, overrides=asked)
 
 
@@ -134,7 +134,7 @@ def test_every_switch_is_explained_on_the_page(runs, capsys):
     text = (page.beside_the_runs() / "ablations-tiny.md").read_text()
     for name, one in ABLATIONS.items():
         setting, what = cells(text, "Each switch", name)
-        assert setting == one.settings
+        assert setting == " ".join(one.settings)
         assert escape(one.what) == what
     *printed, path = capsys.readouterr().out.splitlines()
     said = " ".join(printed)

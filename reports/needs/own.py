@@ -16,7 +16,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from reports.needs.plan import gpus_for
 from stages.base import make_tokenizer, read_rows
 from stages.config import config as settings
-from stages.config.checks import UserError, require
+from stages.config.checks import UserError
 from stages.config.command_line import NEXT, Request, make_config, recorded_config
 from stages.config.config import Config
 from stages.data.lengths import Limits
@@ -54,7 +54,8 @@ def with_choices(values: Mapping[str, str]) -> dict[str, str]:
         raise UserError("PRESET=own needs a model: add SET=base.checkpoint=folder_or_hub_id")
     name = values.get("NAME") or f"{PRESET}-{Path(checkpoint.partition('@')[0]).name}"
     seed = values.get("SEED") or str(Request.seed)
-    require(seed.isdecimal(), f"SEED={seed}", "be a whole number")
+    if not seed.isdecimal():
+        raise UserError(f"SEED={seed} must be a whole number")
     sources = {key: values.get(key.upper(), "") for key in ("data", "tokenizer")}
     model = [f"released.reward_model={x}" for x in (values.get("REWARD_MODEL"),) if x]
     config = make_config(PRESET, name=name, seed=int(seed), **sources, overrides=(*typed, *model))

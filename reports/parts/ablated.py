@@ -210,7 +210,7 @@ def taken_stages(name: str) -> tuple[str, ...]:
 def switched(name: str) -> dict[str, Any]:
     """The settings that an ablation names or thereby changes, `section.field` -> value."""
     overrides: dict[str, dict[str, Any]] = {}
-    for override in ABLATIONS[name].settings.split():
+    for override in ABLATIONS[name].settings:
         section, key, value = override_of(override)
         overrides.setdefault(section, {})[key] = value
     changed: dict[str, Any] = {}

@@ -318,7 +318,7 @@ def _read(config: Config, folders: dict[str, Path]) -> Record:
     calibration = calibration_of(side)
     return Record(
         name=config.name,
-        preset=config.preset,
+        preset=Path(config.preset).name,  # of a file, without its folders
         seed=config.seed,
         folders=folders,
         manifests={stage: read_manifest(folder) or {} for stage, folder in folders.items()},

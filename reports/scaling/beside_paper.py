@@ -11,7 +11,7 @@ from eval.rates.formulas import TAILS
 from reports.parts import paper
 from reports.parts.collect import Record
 from reports.scaling.measures import Interval, given, sizes
-from stages.config.config import Config
+from stages.config.config import TYPES, Config
 from stages.config.presets import PRESETS
 
 SAME = 0.10  # of the paper's number
@@ -146,7 +146,7 @@ def departures(record: Record) -> list[str]:
         f"{section}.{key}"
         for section in SECTIONS
         for key, value in record.settings.get(section, {}).items()
-        if value != getattr(getattr(config, section), key)
+        if f"{section}.{key}" in TYPES and value != getattr(getattr(config, section), key)
     ]
 
 

@@ -5,7 +5,7 @@ from reports.parts.collect import GIVEN, RELEASED, Record
 from reports.parts.run_report import code_line, made_from, where
 from reports.parts.sentences import distrust, lead
 from reports.parts.words import Row, rate, shown, whole
-from stages.config.config import POLICY_NUMERICS, TOY, Config
+from stages.config.config import DEFAULTS, POLICY_NUMERICS, TOY
 from stages.config.presets import PRESETS
 from stages.runs.files import file_hash
 from stages.runs.machine import changed_files, other_code
@@ -74,13 +74,19 @@ def splits(results: Row) -> Table:
 
 
 def settings_tables(settings: dict[str, Row], preset: str) -> list[Block]:
-    """First what differs from the preset or from the defaults, then the others."""
+    """First what differs from the preset or from the defaults, then the others.
+
+    A preset that is a file is not compared: the file may have changed, or be gone.
+    """
     alike, changed, own = [], [], []
-    configs = PRESETS[preset](), Config(preset="defaults", name="defaults")
+    built_in = PRESETS[preset]() if preset in PRESETS else None
     for section, values in settings.items():
         for key, value in values.items():
             name = f"{section}.{key}"
-            usual, default = (getattr(getattr(config, section), key) for config in configs)
+            if name not in DEFAULTS:  # of another version, or of another branch
+                continue
+            default = DEFAULTS[name]
+            usual = value if built_in is None else getattr(getattr(built_in, section), key)
             set_by_hand = value != usual and name not in ASKED_APART
             own += [f"{name}={shown(name, value)}"] if set_by_hand else []
             matters = section != "world" or settings["data"]["source"] == TOY
@@ -93,10 +99,15 @@ def settings_tables(settings: dict[str, Row], preset: str) -> list[Block]:
     caption = "What differs from the preset or from the defaults."
     if GIVEN not in settings:  # of given summaries nothing was trained
         caption += OF_TRAINING
-    set_beside = f"Set beside the preset {preset}: {', '.join(own)}."
+    if built_in is None:
+        said = f"The run started from the preset {preset}, which is a file of the user or is gone."
+    elif own:
+        said = f"Set beside the preset {preset}: {', '.join(own)}."
+    else:
+        said = f"All settings are those of the preset {preset}."
     return [
         Heading("Settings"),
-        Text(set_beside if own else f"All settings are those of the preset {preset}."),
+        Text(said),
         Table(header, changed, caption),
         Details("All other settings", [Table(header[:2], alike, name="all-other-settings")]),
     ]

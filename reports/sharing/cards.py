@@ -94,7 +94,7 @@ def datasets(config: Config) -> list[str]:
 
 def _settings(config: Config, stage: str) -> dict[str, Any]:
     """The settings that a stage depends on, as others may see them."""
-    shown: dict[str, Any] = {"seed": config.seed, "preset": config.preset}
+    shown: dict[str, Any] = {"seed": config.seed, "preset": Path(config.preset).name}
     for section, values in settings_of(config, stage).items():
         if isinstance(values, dict):
             named = {f"{section}.{key}": value for key, value in values.items()}

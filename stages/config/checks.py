@@ -132,12 +132,6 @@ def address_fault(address: str) -> bool:
     return not is_whole or not all("!" <= letter <= "~" for letter in address)
 
 
-def require(condition: bool, key: str, what: str) -> None:
-    """Raise UserError `<key> must <what>` unless the condition holds."""
-    if not condition:
-        raise UserError(f"{key} must {what}")
-
-
 def check_filled(section: str, batch_size: int, rows: int) -> None:
     """Raise UserError if a stage's batch holds more rows than there are."""
     if batch_size > rows:

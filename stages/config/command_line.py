@@ -4,19 +4,32 @@ make ppo PRESET=tiny SEED=44413 SET=ppo.kl_coef=0.1 NAME=tiny-kl0.1
 """
 
 import argparse
-import json
 import re
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 from stages.config import config as settings
-from stages.config.checks import RESTORE, require, unknown
-from stages.config.config import SECTIONS, Config, UserError, changes_of, with_changes
+from stages.config.checks import RESTORE, UserError
+from stages.config.config import (
+    DEFAULTS,
+    NO_FOLDERS,
+    PLACES,
+    SECTIONS,
+    SERVERS,
+    TYPES,
+    Config,
+    changes_of,
+    text_from_value,
+    with_changes,
+)
 from stages.config.faults import Parser
 from stages.config.judge import at_server
-from stages.config.presets import PRESETS
+from stages.config.presets import PRESETS, preset_config
+from stages.config.recorded import recorded_config as recorded_config
+from stages.config.recorded import section_from as section_from
 from stages.config.stages import (
     GIVEN_BY,
     OUTPUTS,
@@ -34,6 +47,10 @@ SAME_RUN = ("judge", "checks", "memory")
 # What ends a setting's value, which may hold spaces itself, in a word of several.
 NEXT = re.compile(r"\s+(?=[A-Za-z_]\w*\.\w+=)")
 TRAINING_SECTIONS = {"base", "sft", "rm", "ppo", "dpo", "lora"}
+MOST_SHOWN = 3  # changed settings that one line names
+
+Changes = dict[str, dict[str, Any]]
+"""Section -> field -> value."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,23 +58,32 @@ class Request:
     """What a command line asks for; `config_of` makes a config of it."""
 
     preset: str = "tiny"
+    """The name of a preset, or a file."""
     seed: int = 44413
     name: str = ""
-    """The run's folder below runs/; empty: the preset's name."""
+    """The run's folder below runs/. Empty: the preset's name, or the file's without its ending."""
     data: str = ""
     tokenizer: str = ""
     upstream: str = ""
-    """Run that supplies the stages before PPO whose settings no override changes; empty: none."""
+    """Run that supplies the stages before PPO whose settings no override changes. Empty: none."""
+    recorded: tuple[str, ...] = ()
+    """Settings of a run whose preset is a file, or is gone: they are used in place of the preset.
+    Empty: the preset counts."""
     overrides: tuple[str, ...] = ()
 
     @property
     def arguments(self) -> list[str]:
         """The same, as words of a stage's command line."""
-        options = {name: value for name, value in vars(self).items() if value != ""}
-        overrides = options.pop("overrides")
-        # Joined, so that a value may begin with a dash.
-        words = [f"--{name}={value}" for name, value in options.items()]
-        return [*words, "--set", *overrides] if overrides else words
+        words = []
+        for option in ("preset", "seed", "name", "data", "tokenizer", "upstream"):
+            value = getattr(self, option)
+            if value != "":
+                words.append(f"--{option}={value}")  # in one word: a value may begin with a dash
+        if self.recorded:
+            words += ["--recorded", *self.recorded]
+        if self.overrides:
+            words += ["--set", *self.overrides]
+        return words
 
 
 def make_config(preset: str, **changes: Any) -> Config:
@@ -75,29 +101,36 @@ def config_of(request: Request, upstream: Config | None = None, whole: bool = Tr
     without a name of its own, and one that has no effect.
     """
     for word in request.arguments:  # surrogates stand for bytes that are no text
-        require(word.isprintable(), ascii(word)[:80], "hold no control characters, and be UTF-8")
-    if request.preset not in PRESETS:
-        raise unknown("preset", request.preset, PRESETS)
-    config = PRESETS[request.preset]()
-    texts = list(request.overrides)
-    for key, value, of_preset in (
-        ("data.source", request.data, config.data.source),
-        ("base.tokenizer", request.tokenizer, config.base.tokenizer),
-    ):
-        if value and of_preset:
-            texts.append(f"{key}={value}")
-        elif value:
+        if not word.isprintable():
+            raise UserError(f"{ascii(word)[:80]} must hold no control characters, and be UTF-8")
+    config = _start_of(request)
+
+    # DATA and TOKENIZER count as overrides where the preset has data or a tokenizer itself.
+    overrides = list(request.overrides)
+    for key, value in (("data.source", request.data), ("base.tokenizer", request.tokenizer)):
+        if not value:
+            continue
+        if value_of(config, key):
+            overrides.append(f"{key}={value}")
+        else:
             config = with_changes(config, changes_of([f"{key}={value}"]))
-    changes = changes_of(texts)
+
+    changes = changes_of(overrides)
     if changes.get("released", {}).get("policy"):  # a preset's best-of-n is of the SFT it trains
         changes.setdefault("eval", {}).setdefault("best_of", "")
     config = _without_training(with_changes(config, changes), request, changes)
-    for field in changes.get("ppo", {}).keys() & config.ppo.quirks:
-        raise UserError(f"ppo.{field} has no effect: ppo.compat={config.ppo.compat} sets it")
+
+    useless = sorted(changes.get("ppo", {}).keys() & config.ppo.quirks)
+    if useless:
+        compat = config.ppo.compat
+        raise UserError(f"ppo.{useless[0]} has no effect: ppo.compat={compat} sets it")
     config.judge.check_read(changes.get("judge", {}))
-    names = {RELEASED: config.released.run_name, OUTPUTS: config.outputs.run_name}
-    name = request.name or names.get(config.kind, config.name)
-    _check_names(request, name, texts)
+
+    name = request.name
+    if not name:
+        names = {RELEASED: config.released.run_name, OUTPUTS: config.outputs.run_name}
+        name = names.get(config.kind, config.name)
+    _check_names(request, name, overrides)
     if request.upstream:
         config = _shared(config, request, changes, upstream)
     if whole:
@@ -111,10 +144,23 @@ def config_of(request: Request, upstream: Config | None = None, whole: bool = Tr
     )
 
 
-def _without_training(
-    config: Config, request: Request, changes: dict[str, dict[str, Any]]
-) -> Config:
+def value_of(config: Config, key: str) -> Any:
+    """The value of a setting, such as `ppo.kl_coef`."""
+    section, _, field = key.partition(".")
+    return getattr(getattr(config, section), field)
+
+
+def _start_of(request: Request) -> Config:
+    """What the overrides change: the preset, or what a run recorded."""
+    if not request.recorded:
+        return preset_config(request.preset)
+    start = Config(preset=request.preset, name=request.name)
+    return with_changes(start, changes_of(request.recorded))
+
+
+def _without_training(config: Config, request: Request, changes: Changes) -> Config:
     """The config with a released policy, if there is one, in the place of the base checkpoint.
+
     Raises UserError for what makes no sense without training.
     """
     if config.kind == TRAINED:
@@ -122,56 +168,68 @@ def _without_training(
     variable = GIVEN_BY[config.kind]
     if request.upstream:
         raise UserError(f"{variable} is judged without training: leave out UPSTREAM=")
-    for section in TRAINING_SECTIONS & changes.keys():
-        raise UserError(f"{section}.* has no effect: {variable} is judged without training")
+    useless = sorted(TRAINING_SECTIONS & changes.keys())
+    if useless:
+        raise UserError(f"{useless[0]}.* has no effect: {variable} is judged without training")
+
     has_model = config.judge.gold or config.released.reward_model
     if config.judge.kind == "reward_model" and not has_model:
-        add = "add REWARD_MODEL=" if config.kind == RELEASED else "name it by judge.model"
-        other = "or choose another judge, such as SET=judge.kind=openai"
-        raise UserError(f"judge.kind=reward_model needs a reward model: {add}, {other}")
+        way_out = "add REWARD_MODEL=" if config.kind == RELEASED else "name it by judge.model"
+        raise UserError(
+            f"judge.kind=reward_model needs a reward model: {way_out}, or choose another judge,"
+            " such as SET=judge.kind=openai"
+        )
     if config.kind == OUTPUTS:
         return config
     base = config.base.changed(checkpoint=config.released.policy, tokenizer=request.tokenizer)
     return config.changed(base=base)
 
 
-def _check_names(request: Request, name: str, texts: Sequence[str]) -> None:
-    named = not request.upstream or settings.is_run_name(request.upstream)
-    require(named, "upstream", settings.MUST_BE_A_RUN_NAME)
-    own = [text for text in texts if text.split(".")[0] not in SAME_RUN]
-    own += [f"upstream {request.upstream}"] if request.upstream else []
-    if own and name in PRESETS:
-        raise UserError(f"{own[0]} needs a run name of its own: add --name (make: NAME=...)")
+def _check_names(request: Request, name: str, overrides: Sequence[str]) -> None:
+    if request.upstream and not settings.is_run_name(request.upstream):
+        raise UserError(f"upstream must {settings.MUST_BE_A_RUN_NAME}")
+
+    # The folder of a preset holds the preset as it is.
+    changed = [text for text in overrides if text.split(".")[0] not in SAME_RUN]
+    if request.upstream:
+        changed.append(f"upstream {request.upstream}")
+    if changed and name in PRESETS:
+        raise UserError(f"{changed[0]} needs a run name of its own: add --name (make: NAME=...)")
     if name in PRESETS and name != request.preset:
         raise UserError(f"--name {name} is the folder of that preset: choose another")
 
 
-def _shared(
-    config: Config, request: Request, changes: dict[str, dict[str, Any]], upstream: Config | None
-) -> Config:
+# -- upstream --------------------------------------------------------------------------------------
+
+
+def _shared(config: Config, request: Request, changes: Changes, upstream: Config | None) -> Config:
     """The config with the shared sections as the upstream has them, and then as overrides say."""
     recorded = {} if upstream else recorded_sections(request)
-    preset = upstream or PRESETS[request.preset]()
-    sections = {name: recorded.get(name, getattr(preset, name)) for name in SHARED_SECTIONS}
-    other = {
+    start = upstream or _start_of(request)
+    sections = {name: recorded.get(name, getattr(start, name)) for name in SHARED_SECTIONS}
+
+    # Settings of shared stages that this run changes, and their values in the upstream.
+    differing = {
         f"{name}.{field}": getattr(section, field)
         for name, section in sections.items()
         for field, value in changes.get(name, {}).items()
         if not settings.is_same(f"{name}.{field}", getattr(section, field), value)
     }
-    first = first_changed({key.split(".")[0] for key in other})
+    first = first_changed({key.split(".")[0] for key in differing})
     if first == SHARED_STAGES[0]:
-        key, value = next(iter(other.items()))
-        of_another = f"no stage can be taken from a run with another {first}"
-        mend = "leave it out, or UPSTREAM="
-        raise UserError(f"{key}: {request.upstream} has {value}, and {of_another}: {mend}")
-    own = {name: section.changed(**changes.get(name, {})) for name, section in sections.items()}
-    return config.changed(own_from=first, **own)
+        key, value = next(iter(differing.items()))
+        raise UserError(
+            f"{key}: {request.upstream} has {value}, and no stage can be taken from a run with"
+            f" another {first}: leave it out, or UPSTREAM="
+        )
+    shared = {name: section.changed(**changes.get(name, {})) for name, section in sections.items()}
+    return config.changed(own_from=first, **shared)
 
 
 def recorded_sections(request: Request) -> dict[str, Any]:
-    """The shared sections as the stages of `request.upstream` that are made recorded them. Raises
-    UserError if there is no such run, or if it has an upstream too.
+    """The shared sections as the finished stages of `request.upstream` recorded them.
+
+    Raises UserError if there is no such run, or if it has an upstream too.
     """
     folder = settings.RUNS / request.upstream / f"seed{request.seed}"
     if not folder.is_dir():
@@ -181,140 +239,116 @@ def recorded_sections(request: Request) -> dict[str, Any]:
         )
     sections: dict[str, Any] = {}
     for stage in SHARED_STAGES:
-        config, path = recorded_config(folder / stage), folder / stage / "config.json"
+        config = recorded_config(folder / stage)
         if config is None:
+            path = folder / stage / "config.json"
             if path.exists():
-                raise UserError(f"{path} is no config of ours: {RESTORE}")
+                raise UserError(f"{path} is no config of a run: {RESTORE}")
             continue
-        if PRESETS[preset := config.preset]().base != PRESETS[request.preset]().base:
-            of_another = f"upstream {request.upstream} is of preset {preset}, whose base model is"
-            raise UserError(f"{of_another} not that of {request.preset}: add PRESET={preset}")
+        if _base_of_preset(config) != _start_of(request).base:
+            raise UserError(
+                f"upstream {request.upstream} is of preset {config.preset}, whose base model is not"
+                f" that of {request.preset}: add PRESET={config.preset}"
+            )
         shared = set(STAGES[stage].sections) & set(SHARED_SECTIONS)
         sections |= {name: getattr(config, name) for name in shared}
+
     if "base" not in sections:
-        configs = map(recorded_config, folder.iterdir())
-        for first in (config.upstream for config in configs if config and config.upstream):
-            raise UserError(f"{request.upstream} starts from {first}: give UPSTREAM={first}")
+        for path in folder.iterdir():
+            config = recorded_config(path)
+            if config and config.upstream:
+                raise UserError(
+                    f"{request.upstream} starts from {config.upstream}: give"
+                    f" UPSTREAM={config.upstream}"
+                )
     return sections
 
 
-def recorded_config(folder: Path) -> Config | None:
-    """The config that a stage's folder recorded; None if it holds none, or none that we wrote.
-    Raises UserError, with the file, for a value that no setting has.
-    """
-    path = folder / "config.json"
-    if not path.exists():
-        return None
+def _base_of_preset(config: Config) -> Any:
+    """The base model of a run's preset; what the run recorded if its preset cannot be read."""
     try:
-        saved = json.loads(path.read_text(encoding="utf-8"))
-        plain = {key: saved[key] for key in ("preset", "name", "seed", "upstream", "own_from")}
-        if plain["preset"] not in PRESETS:
-            raise unknown("preset", plain["preset"], PRESETS)
-        require(all(type(text) is str for text in saved["overrides"]), "overrides", "be texts")
-        # A section that an older run lacks has its defaults.
-        sections = {name: section_from(name, saved.get(name, {})) for name in SECTIONS}
-        return Config(**plain, overrides=tuple(saved["overrides"]), **sections)
-    except UserError as error:
-        raise UserError(f"{path}: {error}: {RESTORE}") from None
-    except (ValueError, LookupError, TypeError, AttributeError):
-        return None
-
-
-def section_from(name: str, saved: dict[str, Any]) -> Any:
-    """A section as a run recorded it. Raises UserError for a value that it cannot have."""
-    return SECTIONS[name](**saved)
+        return preset_config(config.preset).base
+    except UserError:
+        return config.base
 
 
 def _check_given(config: Config) -> None:
+    """Raise UserError for data, a tokenizer or a reward function that is not there."""
     if config.kind == OUTPUTS:
         return
+    source = config.data.source
     if config.preset == "outputs":
         raise UserError("preset outputs needs a file of summaries: add INPUT=outputs.jsonl")
-    if not config.data.source:
+    if not source:
         raise UserError(f"preset {config.preset} needs a folder of posts: add --data (make: DATA=)")
     if config.base.checkpoint == settings.RANDOM and not config.base.tokenizer:
-        add = "add --tokenizer (make: TOKENIZER=)"
-        raise UserError(f"preset {config.preset} needs a tokenizer folder: {add}")
-    source = config.data.source
+        raise UserError(
+            f"preset {config.preset} needs a tokenizer folder: add --tokenizer (make: TOKENIZER=)"
+        )
     if source not in (settings.TOY, settings.HUB) and not Path(source).exists():
         raise UserError(f"data.source: no file or folder {source}, nor hub id: correct DATA=")
     module = config.reward.module
-    if module and not module.exists():  # known here, and hours before it is called
+    if module and not module.exists():  # refused here, hours before it is called
         raise UserError(f"reward.function: no file {module} in this folder: correct the name")
 
 
+# -- options ---------------------------------------------------------------------------------------
+
+
 class SplitOverrides(argparse.Action):
-    """Takes words that hold several overrides apart."""
+    """Splits words that hold several overrides."""
 
     def __call__(self, parser: Any, namespace: Any, values: Any, option_string: Any = None) -> None:
         """Called by argparse with the words of one option."""
-        texts = [NEXT.split(text.strip()) for text in values]
-        for names in ([part.split("=")[0] for part in parts] for parts in texts):
-            if len({*names}) < len(names):
-                raise UserError(f"{max(names, key=names.count)} is set twice: leave one out")
-        setattr(namespace, self.dest, [part for parts in texts for part in parts])
+        overrides: list[str] = []
+        for word in values:
+            parts = NEXT.split(word.strip())
+            keys = [part.split("=")[0] for part in parts]
+            twice = [key for key in keys if keys.count(key) > 1]
+            if twice:
+                raise UserError(f"{twice[0]} is set twice: leave one out")
+            overrides += parts
+        setattr(namespace, self.dest, overrides)
 
 
 def add_overrides(parser: argparse.ArgumentParser) -> None:
     """The option `--set` of a command line, as `overrides`."""
-    more: dict[str, Any] = {"nargs": "*", "default": [], "action": SplitOverrides}
-    parser.add_argument("--set", metavar="KEY=VALUE", dest="overrides", **more)
+    parser.add_argument(
+        "--set",
+        metavar="KEY=VALUE",
+        dest="overrides",
+        nargs="*",
+        default=[],
+        action=SplitOverrides,
+    )
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options that every stage takes."""
-    parser.add_argument("--preset", default="", help="tiny, or that of the run called --name")
+    parser.add_argument("--preset", default="", help="a preset or a file; else tiny, or --name's")
     parser.add_argument("--seed", type=int, default=44413)
     parser.add_argument("--name", default="", help="the run's folder below runs/")
     parser.add_argument("--data", default="", help="folder with posts and comparisons")
     parser.add_argument("--tokenizer", default="", help="tokenizer folder or hub id")
     parser.add_argument("--upstream", default="", help="run to take equal stages from")
+    parser.add_argument("--recorded", nargs="*", default=[], help=argparse.SUPPRESS)
     add_overrides(parser)
 
 
 def request_of(args: argparse.Namespace) -> Request:
-    """What parsed options ask for; a run that is named alone is asked for as it was made."""
-    known = {option.name: getattr(args, option.name) for option in fields(Request)}
-    known |= {"preset": args.preset or Request.preset, "overrides": tuple(args.overrides)}
-    request = Request(**known)
-    others = [text for text in request.overrides if text.split(".")[0] not in SAME_RUN]
-    # `make judge` gives this preset where nobody has chosen one; it needs a file.
-    chosen = args.preset not in ("", OUTPUTS)
-    alone = not (chosen or others or request.data or request.tokenizer or request.upstream)
-    return as_recorded(request) if request.name and alone else request
+    """What parsed options ask for. Given only a name, the run's recorded settings are used."""
+    values = {option.name: getattr(args, option.name) for option in fields(Request)}
+    values["preset"] = args.preset or Request.preset
+    values["recorded"] = tuple(args.recorded)
+    values["overrides"] = tuple(args.overrides)
+    request = Request(**values)
 
-
-def as_recorded(request: Request) -> Request:
-    """The request with the preset, data and settings of the run that it names, if that is there, or
-    of another seed of it. A section that the request sets itself counts as it says.
-    """
-    root = settings.RUNS / request.name
-    configs: dict[str, Config] = {}
-    for seed in (root / f"seed{request.seed}", *sorted(root.glob("seed*"))):
-        read = {name: recorded_config(seed / name) for name in STAGES if not STAGES[name].per_judge}
-        configs = configs or {name: config for name, config in read.items() if config is not None}
-    if not configs:
-        return request
-    *_, last = configs.values()
-    own = {text.split(".")[0] for text in request.overrides}
-    # The last stage that reads a section knows it; what others record may be older.
-    knows = {part: name for name in configs for part in row_of(name, last.kind).sections}
-    texts = {
-        text.split("=")[0]: text
-        for name, config in configs.items()
-        for text in config.overrides
-        if knows.get(text.split(".")[0], name) == name
-    }
-    kept = (text for key, text in texts.items() if key.split(".")[0] not in own)
-    preset, data, tokenizer = PRESETS[last.preset](), last.data.source, last.base.tokenizer
-    return replace(
-        request,
-        preset=last.preset,
-        upstream=last.upstream,
-        data="" if data in (*settings.NO_FOLDERS, preset.data.source) else data,
-        tokenizer="" if tokenizer in (*settings.NO_FOLDERS, preset.base.tokenizer) else tokenizer,
-        overrides=(*kept, *request.overrides),
-    )
+    # `make judge` gives the preset `outputs` where nobody has chosen one; it needs a file.
+    has_preset = args.preset not in ("", OUTPUTS)
+    changes_run = any(text.split(".")[0] not in SAME_RUN for text in request.overrides)
+    has_sources = bool(request.data or request.tokenizer or request.upstream)
+    is_named_only = bool(request.name) and not (has_preset or changes_run or has_sources)
+    return as_recorded(request) if is_named_only else request
 
 
 def config_from_arguments(argv: list[str] | None, description: str) -> Config:
@@ -322,3 +356,117 @@ def config_from_arguments(argv: list[str] | None, description: str) -> Config:
     parser = Parser(description=description)
     add_arguments(parser)
     return config_of(request_of(parser.parse_args(argv)))
+
+
+# -- a run that is named, with the settings that it recorded ---------------------------------------
+
+
+def as_recorded(request: Request) -> Request:
+    """The request with the preset, data and settings of the run that it names, if there is one, or
+    of another seed of it. A section that the request sets itself counts as it says.
+
+    A preset that is a file, or is gone, is replaced by the values that the run recorded. One line
+    on stderr says if the file has changed or cannot be read.
+    """
+    configs = _configs_of_run(request)
+    if not configs:
+        return request
+    *_, last = configs.values()
+
+    # The last stage that reads a section has its settings; what others recorded may be older.
+    readers: dict[str, str] = {}
+    for stage in configs:
+        for section in row_of(stage, last.kind).sections:
+            readers[section] = stage
+    overrides: dict[str, str] = {}
+    for stage, config in configs.items():
+        for text in config.overrides:
+            key = text.partition("=")[0]
+            if key in TYPES and readers.get(key.split(".")[0], stage) == stage:
+                overrides[key] = text
+
+    set_here = {text.split(".")[0] for text in request.overrides}
+    kept = {key: text for key, text in overrides.items() if key.split(".")[0] not in set_here}
+    request = replace(
+        request,
+        preset=last.preset,
+        upstream=last.upstream,
+        data=_folder(last.data.source),
+        tokenizer=_folder(last.base.tokenizer),
+        overrides=(*kept.values(), *request.overrides),
+    )
+    if last.preset in PRESETS:
+        # What the preset has itself need not be given.
+        preset = PRESETS[last.preset]()
+        return replace(
+            request,
+            data="" if last.data.source == preset.data.source else request.data,
+            tokenizer="" if last.base.tokenizer == preset.base.tokenizer else request.tokenizer,
+        )
+
+    sections = {
+        name: getattr(configs[readers[name]] if name in readers else last, name)
+        for name in SECTIONS
+    }
+    recorded = last.changed(**sections)
+    _say_if_preset_changed(recorded, overrides)
+    gone = overrides.keys() - kept.keys()  # overrides of sections that the request sets itself
+    return replace(request, recorded=_as_overrides(recorded, leave_out={*gone, *SERVERS}))
+
+
+def _configs_of_run(request: Request) -> dict[str, Config]:
+    """Stage -> what it recorded, of the request's seed, or else of the first seed with records."""
+    root = settings.RUNS / request.name
+    for folder in (root / f"seed{request.seed}", *sorted(root.glob("seed*"))):
+        configs = {}
+        for stage in STAGES:
+            config = None if STAGES[stage].per_judge else recorded_config(folder / stage)
+            if config is not None:
+                configs[stage] = config
+        if configs:
+            return configs
+    return {}
+
+
+def _folder(value: str) -> str:
+    """The value of a setting if it names a folder or a hub id; else empty."""
+    return "" if value in NO_FOLDERS else value
+
+
+def _as_overrides(config: Config, leave_out: set[str]) -> tuple[str, ...]:
+    """The settings that differ from the defaults. DATA and TOKENIZER give what they name."""
+    texts = []
+    for key, default in DEFAULTS.items():
+        value = value_of(config, key)
+        is_given = key in ("data.source", "base.tokenizer") and bool(_folder(value))
+        if value != default and not is_given and key not in leave_out:
+            texts.append(f"{key}={text_from_value(value)}")
+    return tuple(texts)
+
+
+def _say_if_preset_changed(recorded: Config, overrides: dict[str, str]) -> None:
+    """Print one line if a run's preset cannot be read, or says other settings than the run has."""
+    run = f"run {recorded.name} keeps the settings that it recorded"
+    try:
+        now = with_changes(preset_config(recorded.preset), changes_of(overrides.values()))
+    except UserError as error:
+        print(f"warning: {error}: {run}", file=sys.stderr, flush=True)
+        return
+
+    # Folders are given beside the preset, and an upstream supplies the shared sections.
+    from_upstream = SHARED_SECTIONS if recorded.upstream else ()
+    changed = [
+        f"{key}: {value_of(recorded, key)}, now {value_of(now, key)}"
+        for key in TYPES
+        if value_of(recorded, key) != value_of(now, key)
+        and key not in (*PLACES, *SERVERS)
+        and key.split(".")[0] not in from_upstream
+    ]
+    if changed:
+        more = f"; and {len(changed) - MOST_SHOWN} more" if len(changed) > MOST_SHOWN else ""
+        print(
+            f"warning: {recorded.preset} has changed ({'; '.join(changed[:MOST_SHOWN])}{more}):"
+            f" {run}. PRESET={recorded.preset} with another NAME uses the file",
+            file=sys.stderr,
+            flush=True,
+        )

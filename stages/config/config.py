@@ -309,13 +309,17 @@ def is_same(name: str, recorded: Any, requested: Any) -> bool:
     """Whether the recorded value of a setting, such as `data.source`, is the requested one.
 
     None stands for a value that is absent. A setting that is absent from a record is newer than the
-    record and had no effect then, which is what its default means. A folder may be written in
-    several ways.
+    record and had no effect then, which is what its default means. A recorded setting that this
+    version does not have is ignored. A folder may be written in several ways.
     """
     if recorded == requested:
         return True
     if recorded is None:
         return name in DEFAULTS and requested == DEFAULTS[name]
+    if requested is None:
+        # The judge's identity has parts that are no settings, such as its wording.
+        section, dot, _ = name.partition(".")
+        return bool(dot) and section != "judge" and name not in DEFAULTS
     if name not in PLACES or recorded in NO_FOLDERS or requested in NO_FOLDERS:
         return False
     return os.path.abspath(recorded) == os.path.abspath(requested)
@@ -353,6 +357,7 @@ def is_path(value: str) -> bool:
 def public_settings(config: Config) -> dict[str, Any]:
     """All settings of a config as others may see them, nested by section."""
     public = config.model_dump()
+    public["preset"] = Path(config.preset).name  # of a file, without its folders
     for name in SECTIONS:
         public[name] = {key: public_value(f"{name}.{key}", x) for key, x in public[name].items()}
     pairs = (text.partition("=") for text in config.overrides)

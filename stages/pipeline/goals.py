@@ -82,7 +82,7 @@ simulations | tests.lib.simulations | | how often 95% intervals hold the true ra
 """
 # Variable | option of the module: `*` takes words | what else to do | one line.
 OF_VARIABLES = """
-PRESET | preset | name the runs | which kind of run; see below
+PRESET | preset | name the runs | which kind of run, see below; or your YAML file
 SEED | seed | | of one run (44413)
 SEEDS | seeds* | one run takes SEED | for study, ablations, algorithms: '1 2'
 NAME | name | | the run's folder below runs/; SET needs one of its own

@@ -158,7 +158,7 @@ def study(
     for seed in dict.fromkeys(seeds):
         for preset in dict.fromkeys(presets):
             name = f"{preset}-{request.name}" if request.name else ""
-            part = replace(request, preset=preset, name=name)
+            part = replace(request, preset=preset, name=name, recorded=())
             cells += start_cells(part, [seed], *(goals or STUDY_GOALS))
             wanted_stages(cells[-1].config, cells[-1].goals)
     names = dict.fromkeys(cell.config.name for cell in cells)

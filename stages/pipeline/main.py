@@ -14,22 +14,13 @@ from collections.abc import Callable
 from typing import Any
 
 from stages.config.command_line import Request, add_arguments, config_of, request_of
-from stages.config.config import SECTIONS, Config, UserError, text_from_value
+from stages.config.config import UserError
 from stages.config.faults import Parser, in_one_line, is_above_0, require_packages, show
+from stages.config.listing import settings_lines
 from stages.config.presets import ABLATIONS, ablations_named
 from stages.pipeline import grid, launch
 from stages.pipeline.maker import Cell, Maker
 from stages.pipeline.wanted import GOALS
-
-
-def settings_lines(config: Config) -> list[str]:
-    """Every setting with its value, as `--set` takes it."""
-    lines = []
-    for section in SECTIONS:
-        for name, value in getattr(config, section):
-            lines.append(f"{section}.{name}={text_from_value(value)}".rstrip())
-    return lines
-
 
 GRIDS: dict[str, Callable[[Request, argparse.Namespace], grid.Grid]] = {
     "study": lambda request, args: grid.study(request, args.presets, args.seeds, args.job),

@@ -93,14 +93,6 @@ def test_a_stage_that_was_killed_is_named_and_one_that_failed_has_said_so(capsys
     assert capsys.readouterr().err == ""
 
 
-def test_a_run_of_a_preset_that_is_gone_is_one_line(runs):
-    fabricate(make_config("tiny", name="old"))
-    path = runs / "old/seed44413/sft/config.json"
-    write_json(path, json.loads(path.read_text()) | {"preset": "tiny-huge"})
-    with pytest.raises(UserError, match=r"sft/config.json: unknown preset 'tiny-huge'"):
-        recorded_config(path.parent)
-
-
 # Settings that PPO got after runs had been recorded.
 NEWER = (
     "kl_correction",

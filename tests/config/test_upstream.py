@@ -8,7 +8,7 @@ from stages.config.command_line import make_config, recorded_config
 from stages.config.config import Config, UserError
 from stages.config.stages import SHARED_SECTIONS, STAGES
 from tests.lib.asserts import refusal_of
-from tests.test_config import override
+from tests.lib.configs import override
 
 
 def recorded(runs, config: Config) -> None:

@@ -1,0 +1,180 @@
+"""Overrides: what SET may change, how its words are read, and what is refused."""
+
+import re
+import shlex
+
+import pytest
+
+from stages.config.command_line import (
+    Request,
+    add_arguments,
+    config_from_arguments,
+    make_config,
+    request_of,
+)
+from stages.config.config import override_of
+from stages.config.faults import Parser
+from stages.config.listing import settings_lines
+from stages.runs.manifest import make_command
+from tests.lib.asserts import refusal_of
+from tests.lib.configs import override
+
+PROMPT = "r/{subreddit}\n\n# {title}\n{post}\n\nTL;DR:"
+WRITTEN = r"r/{subreddit}\n\n# {title}\n{post}\n\nTL;DR:"
+
+
+# -- values ----------------------------------------------------------------------------------------
+
+
+def test_an_override_is_parsed_by_the_type_of_its_field():
+    config = override("ppo.kl_coef=1e-1", "ppo.batch_size=32", "ppo.whiten_rewards=True")
+    assert (config.ppo.kl_coef, config.ppo.batch_size, config.ppo.whiten_rewards) == (0.1, 32, True)
+    assert (config.name, config.preset) == ("mine", "tiny")
+    assert override("judge.kind=openai", "judge.model=a=b").judge.model == "a=b"
+    assert config.sft == make_config("tiny").sft
+
+
+@pytest.mark.parametrize("name", ["microbatch_size", "forward_batch_size"])
+def test_auto_is_a_batch_size_of_0(name):
+    assert override_of(f"memory.{name}=auto") == ("memory", name, 0)
+
+
+def test_auto_is_no_other_number():
+    assert refusal_of(override, "ppo.batch_size=auto") == (
+        "ppo.batch_size takes a value of type int, not 'auto'"
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("ppo.kl_coeff=1", "unknown setting 'ppo.kl_coeff': did you mean ppo.kl_coef"),
+        ("xyzzy=1", "unknown setting 'xyzzy': `make settings` lists all of them"),
+        ("ppo.kl_coef", "section.key=value"),
+        ("ppo.batch_size=1.5", "ppo.batch_size takes a value of type int"),
+        ("ppo.whiten_rewards=1", "ppo.whiten_rewards takes a value of type bool"),
+        ("ppo.batch_size=0", "ppo.batch_size must be above 0"),
+        ("ppo.kl_coef=-0.1", "ppo.kl_coef must be at least 0"),
+        ("ppo.kl_coef=nan", "ppo.kl_coef must be a finite number"),
+        ("ppo.missing_eos_penalty=1", "ppo.missing_eos_penalty must be at most 0"),
+        ("ppo.gamma=1.01", "ppo.gamma must be at most 1"),
+        ("ppo.critic_updates=56", "ppo.critic_updates must be fewer than the 56 updates"),
+        ("ppo.checkpoints=40", "ppo.checkpoints must be fewer than the 40 updates of the policy"),
+        ("ppo.num_minibatches=7", "times ppo.num_minibatches, 7"),
+        ("ppo.total_episodes=3", "ppo.total_episodes must fill one batch"),
+        ("base.num_heads=5", "base.hidden_size must be an even multiple"),
+        ("base.checkpoint=me/model", "base.tokenizer must be empty (its own) or name one"),
+        ("memory.mixed_precision=fp16", "memory.mixed_precision must be 'no' or 'bf16'"),
+        ("judge.request_seconds=1e300", "judge.request_seconds must be at most 86400"),
+        ("judge.requests_per_minute=1e-300", "judge.requests_per_minute must be at least 0.01"),
+    ],
+)
+def test_a_bad_override_is_refused_with_one_line_that_names_it(text, line):
+    assert line in refusal_of(override, text)
+
+
+# -- words -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "overrides"),
+    [
+        (["ppo.kl_coef=0.1 sft.epochs=2"], ["ppo.kl_coef=0.1", "sft.epochs=2"]),
+        (["ppo.kl_coef=0.1", "sft.epochs=2"], ["ppo.kl_coef=0.1", "sft.epochs=2"]),
+        ([" ppo.kl_coef=0.1\t  sft.epochs=2 "], ["ppo.kl_coef=0.1", "sft.epochs=2"]),
+        (["base.tokenizer=my  tok sft.epochs=2"], ["base.tokenizer=my  tok", "sft.epochs=2"]),
+        (["judge.model=a=b c.d sft.epochs=2"], ["judge.model=a=b c.d", "sft.epochs=2"]),
+        (["ppo.kl_coef=0.1 pppo.x=2"], ["ppo.kl_coef=0.1", "pppo.x=2"]),
+    ],
+)
+def test_a_value_ends_where_the_next_setting_begins(words, overrides):
+    parser = Parser()
+    add_arguments(parser)
+    assert request_of(parser.parse_args(["--set", *words])).overrides == tuple(overrides)
+
+
+def test_a_setting_that_is_set_twice_is_refused():
+    line = refusal_of(config_from_arguments, ["--set", "ppo.lam=0.5 ppo.lam=0.6"], "")
+    assert line == "ppo.lam is set twice: leave one out"
+
+
+def test_the_command_line_gives_the_same_config_as_the_call():
+    argv = ["--preset", "tiny-s", "--seed", "3", "--name", "x"]
+    argv += ["--set", "ppo.lam=0.5", "ppo.gamma=0.9"]
+    expected = make_config("tiny-s", seed=3, name="x", overrides=("ppo.lam=0.5", "ppo.gamma=0.9"))
+    assert config_from_arguments(argv, "") == expected
+    assert config_from_arguments([], "") == make_config("tiny")
+
+
+def test_the_words_of_a_request_give_the_request_back():
+    request = Request(
+        preset="tiny-s",
+        seed=3,
+        name="x",
+        recorded=("sft.epochs=3", "judge.model=a b"),
+        overrides=("ppo.lam=0.5",),
+    )
+    parser = Parser()
+    add_arguments(parser)
+    assert request_of(parser.parse_args(request.arguments)) == request
+
+
+# -- a prompt has line breaks ----------------------------------------------------------------------
+
+
+def test_a_prompt_has_line_breaks_where_it_says_so():
+    assert override_of(f"data.prompt={WRITTEN}") == ("data", "prompt", PROMPT)
+
+
+def test_every_command_repeats_the_line_breaks_of_a_prompt(runs):
+    text = f"data.prompt={WRITTEN}"
+    config = override(text, "sft.epochs=2")
+    assert config.data.prompt == PROMPT
+    (quoted,) = re.findall(r"SET=('[^']*')", make_command(config, "sft"))
+    words = ["--name", "mine", "--set", *shlex.split(quoted)]
+    assert config_from_arguments(words, "") == config
+    assert Request(overrides=config.overrides).arguments[-2:] == [text, "sft.epochs=2"]
+
+
+# -- names -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["", "tiny", "pythia-1b"])
+def test_an_override_needs_a_name_of_its_own(name):
+    line = refusal_of(make_config, "tiny", name=name, overrides=("ppo.lam=0.5",))
+    assert "--name" in line
+
+
+@pytest.mark.parametrize("name", ["a/b", "..", ".", "cache", "judge_cache", "models", "reports"])
+def test_a_name_is_one_folder_that_nothing_else_uses(name):
+    must = "must be the name of a folder, and none of bench"
+    assert refusal_of(make_config, "tiny", name=name).startswith(f"name {must}")
+    line = refusal_of(make_config, "tiny", name="mine", upstream=name)
+    assert line.startswith(f"upstream {must}")
+
+
+def test_the_judge_and_memory_may_change_within_a_run():
+    config = make_config("tiny", overrides=("judge.max_cost=2", "memory.microbatch_size=3"))
+    assert (config.name, config.judge.max_cost, config.memory.microbatch_size) == ("tiny", 2, 3)
+    overrides = ("judge.max_cost=2", "eval.posts=3")
+    assert "--name" in refusal_of(make_config, "tiny", overrides=overrides)
+
+
+# -- the list of all settings ----------------------------------------------------------------------
+
+
+def test_every_setting_that_is_shown_can_be_given_back(runs):
+    config = make_config("tiny")
+    shown = [line for line in settings_lines(config) if line and not line.lstrip().startswith("#")]
+    assert len(shown) > 150
+    for line in shown:
+        section, name, value = override_of(line)
+        assert value == getattr(getattr(config, section), name), line
+
+
+def test_every_setting_is_shown_with_its_description():
+    lines = settings_lines(override("ppo.kl_coef=0.1", f"data.prompt={WRITTEN}"))
+    place = lines.index("ppo.kl_coef=0.1")
+    assert lines[place + 1] == "  # Weight of the KL penalty, reward units per nat."
+    assert f"data.prompt={WRITTEN}" in lines
+    assert max(len(line) for line in lines if "# " in line) <= 80

@@ -1,0 +1,251 @@
+"""A preset of your own is a YAML file: what it may say, and how its mistakes are answered."""
+
+import re
+import shutil
+
+import pytest
+
+from stages.base import make_base
+from stages.config.command_line import config_from_arguments, make_config
+from stages.config.config import public_settings
+from stages.config.presets import preset_config
+from stages.rl.algorithms import ALGORITHMS
+from stages.runs.manifest import why_not
+from tests.lib.asserts import refusal_of
+from tests.lib.fabricated_runs import fabricate
+from tests.lib.places import ROOT
+
+SMALL = """
+description: Smaller than tiny.
+extends: tiny-xs
+policy_gradient:
+  batch_size: 32
+  learning_rate: 1e-3
+ppo:
+  learning_rate: 5e-4
+rm:
+  center: 0.01
+memory:
+  mixed_precision: no
+  microbatch_size: auto
+"""
+
+
+@pytest.fixture
+def write(place):
+    """Writes a preset file in the test's current folder."""
+
+    def write_preset(text: str, name: str = "small.yaml") -> str:
+        (place / name).write_text(text, encoding="utf-8")
+        return name
+
+    return write_preset
+
+
+# -- what a file says ------------------------------------------------------------------------------
+
+
+def test_a_file_changes_the_preset_that_it_extends(write):
+    config = make_config(write(SMALL))
+    assert (config.preset, config.name) == ("small.yaml", "small")
+    assert config.base == make_config("tiny-xs").base
+    assert config.rm.center == 0.01
+    assert (config.memory.mixed_precision, config.memory.microbatch_size) == ("no", 0)
+
+
+def test_what_is_the_same_for_all_algorithms_comes_before_their_own_sections(write):
+    config = make_config(write(SMALL))
+    algorithms = {name: getattr(config, name) for name in ALGORITHMS}
+    assert {settings.batch_size for settings in algorithms.values()} == {32}
+    rates = {name: settings.learning_rate for name, settings in algorithms.items()}
+    assert rates == {"ppo": 5e-4, "rloo": 1e-3, "grpo": 1e-3, "reinforce": 1e-3}
+
+
+def test_a_file_without_extends_changes_the_papers_settings(write):
+    config = make_config(write("base:\n  checkpoint: me/model\nsft:\n  epochs: 3\n"))
+    assert config.sft == make_config("pythia-1b").sft.changed(epochs=3)
+
+
+def test_set_overrides_the_file(write):
+    name = write(SMALL)
+    config = config_from_arguments(["--preset", name, "--set", "rm.center=0.5", "ppo.lam=1"], "")
+    assert (config.rm.center, config.ppo.lam) == (0.5, 1.0)
+    assert config.ppo.learning_rate == 5e-4
+    assert config.overrides == ("rm.center=0.5", "ppo.lam=1")
+    assert config_from_arguments(["--preset", name, "--name", "mine"], "").name == "mine"
+
+
+def test_a_file_may_extend_a_file_next_to_it(write, place):
+    (place / "mine").mkdir()
+    write(SMALL, "mine/small.yaml")
+    write("extends: small.yaml\nrm:\n  center: 0.02\n", "mine/smaller.yaml")
+    config = make_config("mine/smaller.yaml")
+    assert (config.name, config.rm.center, config.ppo.learning_rate) == ("smaller", 0.02, 5e-4)
+
+
+def test_a_child_sets_what_is_the_same_for_all_algorithms_after_its_parent(write):
+    write(SMALL)
+    config = make_config(
+        write("extends: small.yaml\npolicy_gradient:\n  learning_rate: 2e-3\n", "child.yaml")
+    )
+    assert {getattr(config, name).learning_rate for name in ALGORITHMS} == {2e-3}
+
+
+def test_the_example_of_the_document_is_a_preset(write):
+    document = (ROOT / "stages/README.md").read_text(encoding="utf-8")
+    (example,) = re.findall(r"```yaml\n(.*?)```", document, re.DOTALL)
+    config = make_config(write(example, "my_preset.yaml"))
+    assert config.name == "my_preset"
+    assert (config.ppo.kl_coef, config.ppo.total_episodes) == (0.1, 51_200)
+    assert config.base.checkpoint == "EleutherAI/pythia-1b-deduped"
+
+
+def test_folders_of_the_file_stay_off_pages(write, place):
+    (place / "anna").mkdir()
+    config = make_config(write(SMALL, "anna/small.yaml"))
+    assert public_settings(config)["preset"] == "small.yaml"
+
+
+def test_a_stage_is_made_with_it(write, runs):
+    sizes = "train_posts validation_posts train_comparisons validation_comparisons".split()
+    world = "".join(f"  {name}: 8\n" for name in sizes)
+    config = make_config(write(f"{SMALL}world:\n{world}normalize:\n  posts: 4\n"))
+    make_base(config)
+    assert (runs / "small/seed44413/base/manifest.json").exists()
+    assert why_not(config, "base") is None
+
+
+# -- mistakes --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("ppo:\n  kl_coeff: 1", "small.yaml: unknown setting 'ppo.kl_coeff': did you mean ppo.kl_"),
+        ("pppo:\n  lam: 1", "small.yaml: unknown section 'pppo': did you mean ppo"),
+        (
+            "policy_gradient:\n  lam: 1",
+            "small.yaml: unknown setting 'policy_gradient.lam': did you mean ",
+        ),
+        (
+            "ppo:\n  kl_coef: high",
+            "small.yaml: ppo.kl_coef takes a value of type float, not",
+        ),
+        ("ppo:\n  kl_coef: -1", "small.yaml: ppo.kl_coef must be at least 0, not -1.0"),
+        ("ppo:\n  kl_coef: [1, 2]", "small.yaml: ppo.kl_coef takes one value"),
+        (
+            "ppo:\n  whiten_rewards: yes",
+            "small.yaml: ppo.whiten_rewards takes a value",
+        ),
+        ("ppo: 1", "small.yaml: ppo must hold settings"),
+        ("- ppo", "small.yaml must hold sections with settings"),
+        ("extends: tinny", "small.yaml: extends: unknown preset 'tinny': did you mean tiny"),
+        ("extends: [tiny]", "small.yaml: extends must be a text"),
+        ("extends: gone.yaml", "gone.yaml: No such file or directory"),
+        ("extends: small.yaml", "small.yaml extends itself"),
+        ("sft:\n  epochs: 1\n  epochs: 2", "small.yaml, line 3: epochs is set twice"),
+        ("sft:\n  epochs: 1\nrm: {", "small.yaml, line 3: "),
+        ("sft:\n\tepochs: 1", "small.yaml, line 2: found character"),
+        ("sft:\n  epochs: \x07", "small.yaml: "),
+        ("? [a, b]\n: 1", "small.yaml, line 1: a key must be a word"),
+    ],
+)
+def test_a_mistake_is_one_line_with_the_file_and_the_key(write, text, line):
+    assert refusal_of(make_config, write(text)).startswith(line)
+
+
+def test_files_that_extend_each_other_are_refused(write):
+    write("extends: b.yaml", "a.yaml")
+    write("extends: a.yaml", "b.yaml")
+    assert refusal_of(make_config, "a.yaml").startswith("a.yaml extends itself")
+
+
+def test_a_file_that_is_not_there_is_named(place):
+    line = refusal_of(make_config, "mine.yaml")
+    assert line.startswith("mine.yaml: No such file or directory: ")
+
+
+def test_a_file_that_is_no_text_is_named(place):
+    (place / "mine.yaml").write_bytes(b"sft:\n  epochs: \xff")
+    assert refusal_of(make_config, "mine.yaml").startswith("mine.yaml: ")
+
+
+def test_a_file_called_like_a_preset_needs_a_run_name(write):
+    name = write(SMALL, "tiny.yaml")
+    assert "--name tiny is the folder of that preset" in refusal_of(make_config, name)
+    assert make_config(name, name="mine").rm.center == 0.01
+
+
+# -- resuming a run that was made with a file ------------------------------------------------------
+
+
+def named(name: str, *words: str):
+    return config_from_arguments(["--name", name, *words], "")
+
+
+@pytest.fixture
+def small(write, runs):
+    """A finished run of a preset file, with an override."""
+    overrides = ("judge.kind=openai", "judge.model=x", "ppo.lam=1")
+    config = make_config(write(SMALL), name="mine", overrides=overrides)
+    fabricate(config)
+    return config
+
+
+def test_a_run_that_is_named_keeps_its_settings(small, capsys):
+    assert named("mine") == small
+    assert capsys.readouterr().err == ""
+
+
+def test_a_run_keeps_its_settings_if_the_file_is_gone(small, place, capsys):
+    (place / "small.yaml").unlink()
+    assert named("mine") == small
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("warning: small.yaml: No such file or directory: ")
+    assert line.endswith("run mine keeps the settings that it recorded")
+
+
+def test_a_run_keeps_its_settings_if_the_file_has_changed(small, write, capsys):
+    write(SMALL.replace("center: 0.01", "center: 0.5"))
+    assert named("mine") == small
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("warning: small.yaml has changed (rm.center: 0.01, now 0.5): run mine")
+
+
+def test_the_file_counts_if_it_is_named(small, write):
+    write(SMALL.replace("center: 0.01", "center: 0.5"))
+    assert named("mine", "--preset", "small.yaml", "--set", "ppo.lam=1").rm.center == 0.5
+
+
+def test_another_judge_of_such_a_run_is_asked_with_the_runs_settings(small, place):
+    (place / "small.yaml").unlink()
+    config = named("mine", "--set", "judge.kind=reward_model")
+    assert (config.judge.kind, config.judge.model) == ("reward_model", "gpt-6-luna")
+    assert config.changed(judge=small.judge, overrides=small.overrides) == small
+
+
+def test_data_and_tokenizer_of_such_a_run_are_kept(write, runs, place, tokenizer_folder):
+    shutil.copytree(tokenizer_folder, place / "tokens")
+    name = write("extends: posts\nsft:\n  epochs: 7\n")
+    config = make_config(name, name="mine", data=str(place), tokenizer="tokens")
+    fabricate(config)
+    (place / name).unlink()
+    assert named("mine") == config
+
+
+def test_a_run_with_an_upstream_keeps_its_settings(write, runs, place):
+    upstream = make_config(write(SMALL), name="theirs")
+    fabricate(upstream)
+    config = make_config("small.yaml", name="mine", upstream="theirs", overrides=("ppo.lam=1",))
+    assert config.sft == upstream.sft
+    fabricate(config)
+    (place / "small.yaml").unlink()
+    assert named("mine") == config
+
+
+def test_the_folder_of_the_preset_does_not_matter_for_its_values(write, place):
+    write(SMALL)
+    (place / "other").mkdir()
+    (place / "small.yaml").rename(place / "other/small.yaml")
+    config = preset_config("other/small.yaml")
+    assert (config.rm.center, config.name) == (0.01, "small")
