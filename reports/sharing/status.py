@@ -29,6 +29,7 @@ STALE = "stale"
 RUNNING = "running"
 HALF = "half finished"
 FAILURE = "failed"
+UNREADABLE = "unreadable"
 UPSTREAM = "from upstream"
 MISSING = "missing"
 # State -> its color in a terminal, in the order in which a run's states are listed.
@@ -40,6 +41,7 @@ COLORS = {
     HALF: "cyan",
     STALE: "yellow",
     FAILURE: "red",
+    UNREADABLE: "red",
     MISSING: "dim",
 }
 STATE_WIDTH = max(len(state) for state in COLORS)
@@ -80,11 +82,11 @@ class RunStatus:
 
 
 def stage_status(folder: Path, stage: str, label: str) -> StageStatus:
-    """The state of a stage's folder. A record that cannot be read counts as a failure."""
+    """The state of a stage's folder."""
     try:
         state, detail = _state_of(folder, stage)
     except (UserError, OSError) as error:
-        state, detail = FAILURE, what_to_mend(error) or ""
+        state, detail = UNREADABLE, what_to_mend(error) or ""
     return StageStatus(label=label, state=state, detail=detail)
 
 
@@ -104,7 +106,7 @@ def _state_of(folder: Path, stage: str) -> tuple[str, str]:
 
     config = recorded_config(folder)
     if config is None:
-        return FAILURE, f"{folder / 'config.json'} holds no settings of this project"
+        return UNREADABLE, f"{folder / 'config.json'} holds no settings of this project"
     problem = why_not(config, stage)
     if problem is not None:
         return STALE, str(problem)

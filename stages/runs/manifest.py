@@ -7,6 +7,7 @@ Code decides nothing: a stage that ran with other code is named in a warning (`c
 import json
 import shlex
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -258,12 +259,15 @@ def check_resumable(config: Config, stage: str) -> None:
     differences = attempt_differences(config, stage)
     if not differences:
         return
-    recorded = recorded_config(partial)
-    command = f" with `{make_command(recorded, stage)}`" if recorded is not None else ""
+    resume = "restore them to resume it"
+    with suppress(UserError):  # Its preset may be one of another branch.
+        recorded = recorded_config(partial)
+        if recorded is not None:
+            resume = f"resume it with `{make_command(recorded, stage)}`"
     raise UserError(
-        f"stage {stage} has a checkpoint of update {update} but other settings or inputs "
-        f"({shortened(differences)}): resume it{command} as it began, choose another NAME, "
-        f"or start over with REPLACE={stage}"
+        f"stage {stage} has a checkpoint after update {update}, from other settings or inputs "
+        f"({shortened(differences)}): {resume}, choose another NAME, or start over with "
+        f"REPLACE={stage}"
     )
 
 

@@ -42,10 +42,10 @@ def test_the_same_command_resumes_from_the_checkpoint(half):
 
 def test_other_settings_are_refused_with_the_difference_and_three_ways_out(half):
     line = (
-        "stage ppo has a checkpoint of update 12 but other settings or inputs "
+        "stage ppo has a checkpoint after update 12, from other settings or inputs "
         "(ppo.kl_coef: began with 0.05, now 0.1): resume it with `make ppo PRESET=tiny "
-        "SEED=44413 NAME=mine SET='ppo.kl_coef=0.05 ppo.lam=0.9'` as it began, choose another "
-        "NAME, or start over with REPLACE=ppo"
+        "SEED=44413 NAME=mine SET='ppo.kl_coef=0.05 ppo.lam=0.9'`, choose another NAME, "
+        "or start over with REPLACE=ppo"
     )
     assert refusal_of(lacking, TYPO, ["ppo"]) == line  # Before any stage runs.
     assert refusal_of(start, TYPO) == line

@@ -115,7 +115,7 @@ def test_each_of_several_judges_is_listed(runs):
     lines = status()
     assert max(map(len, lines)) <= COLUMNS
     text = " ".join(" ".join(lines).split())
-    assert "failed judge (facts): " in text
+    assert "unreadable judge (facts): " in text
     assert "controls (facts)" in text
 
 
@@ -133,7 +133,7 @@ def test_an_unreadable_record_hides_no_other_run(runs):
         fabricate(make_config("tiny", seed=seed))
     (runs / "tiny/seed1/ppo/manifest.json").write_text("{")
     lines = status()
-    assert any(line.startswith("  failed                ppo: ") for line in lines)
+    assert any(line.startswith("  unreadable            ppo: ") for line in lines)
     assert "tiny, seed 2" in lines
 
 
