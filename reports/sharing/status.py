@@ -94,12 +94,13 @@ def _state_of(folder: Path, stage: str) -> tuple[str, str]:
     partial = partial_of(folder)
     is_finished = read_manifest(folder) is not None
     if is_under_way(folder):
-        return RUNNING, _progress(partial)
+        return RUNNING, _progress(partial, stage)
 
     if partial.is_dir() and not is_finished:
         failure = read_record(partial / FAILED)
         if failure is not None:
-            return FAILURE, failure["error"]
+            resumes = f" ({kept(partial)})" if kept(partial) else ""
+            return FAILURE, f"{failure['error']}{resumes}"
         return HALF, kept(partial) or "it has no checkpoint and starts over"
     if not is_finished:
         return MISSING, ""
@@ -119,14 +120,15 @@ def _state_of(folder: Path, stage: str) -> tuple[str, str]:
     return DONE, ""
 
 
-def _progress(partial: Path) -> str:
-    """How far a stage is that is under way."""
+def _progress(partial: Path, stage: str) -> str:
+    """How far a stage is that is under way, in its main loop or in another one."""
     progress = read_record(partial / PROGRESS)
     if progress is None:
         return "it has just begun"
     seconds = progress["seconds_left"]
     left = f"{seconds} s" if seconds < 120 else f"{seconds / 60:.0f} min"
-    return f"{progress['label']}, {progress['done']} of {progress['total']}, {left} left"
+    count = f"{progress['done']} of {progress['total']}, {left} left"
+    return count if progress["label"] == stage else f"{progress['label']}, {count}"
 
 
 def run_status(seed: Path) -> RunStatus:

@@ -56,7 +56,7 @@ def test_other_settings_are_refused_with_the_difference_and_three_ways_out(half)
 def test_another_input_is_refused_too(half):
     finish(BEGUN, "sft", text="other")
     run_stages(BEGUN, "rm")
-    assert "(sft: began with an earlier sft): resume it with" in refusal_of(start, BEGUN)
+    assert "(it began with an earlier sft): resume it with" in refusal_of(start, BEGUN)
     assert (half / "resume/checkpoint-0000012").is_dir()
 
 
@@ -82,6 +82,14 @@ def test_without_a_checkpoint_it_starts_over_and_says_so(runs, capsys):
         "ppo.kl_coef: began with 0.05, now 0.1\n"
     )
     assert aside.is_dir()
+
+
+def test_an_optional_input_that_joins_is_named(runs, capsys):
+    run_stages(BEGUN, "ppo")
+    interrupt(BEGUN, "summaries")
+    run_stages(BEGUN, "dpo")
+    finish(BEGUN, "summaries")
+    assert capsys.readouterr().err.endswith("summaries.partial-1: it began without dpo\n")
 
 
 def test_memory_settings_may_change(half):
