@@ -28,6 +28,7 @@ from stages.models.sampling import Sampling, respond_often
 from stages.models.tokenizers import load_tokenizer
 from stages.pipeline.start import run_stage
 from stages.runs.files import read_lines, read_record
+from stages.runs.inputs import REWARD_FUNCTION
 from stages.runs.machine import device_name, library_versions, processor
 from stages.runs.manifest import (
     current_inputs,
@@ -114,7 +115,9 @@ def rows_still_right(
     if not here.items() <= manifest.items() or not has_same_code(maker, stage):
         return {}
     same = {name for name, content in now.items() if manifest["inputs"].get(name) == content}
-    if not same.issuperset(needed) or damage(maker, stage):
+    # The reward model of a function has the same content whatever the function says.
+    required = {*needed, REWARD_FUNCTION} if REWARD_FUNCTION in now else {*needed}
+    if not same.issuperset(required) or damage(maker, stage):
         return {}
     policies = manifest["results"]["policies"]
     names = [x for x in policies if x.split("-")[0] in same or x.startswith(BEST_OF)]

@@ -29,6 +29,7 @@ STALE = "stale"
 RUNNING = "running"
 HALF = "half finished"
 FAILURE = "failed"
+UNREADABLE = "unreadable"
 UPSTREAM = "from upstream"
 MISSING = "missing"
 # State -> its color in a terminal, in the order in which a run's states are listed.
@@ -40,6 +41,7 @@ COLORS = {
     HALF: "cyan",
     STALE: "yellow",
     FAILURE: "red",
+    UNREADABLE: "red",
     MISSING: "dim",
 }
 STATE_WIDTH = max(len(state) for state in COLORS)
@@ -80,11 +82,11 @@ class RunStatus:
 
 
 def stage_status(folder: Path, stage: str, label: str) -> StageStatus:
-    """The state of a stage's folder. A record that cannot be read counts as a failure."""
+    """The state of a stage's folder."""
     try:
         state, detail = _state_of(folder, stage)
     except (UserError, OSError) as error:
-        state, detail = FAILURE, what_to_mend(error) or ""
+        state, detail = UNREADABLE, what_to_mend(error) or ""
     return StageStatus(label=label, state=state, detail=detail)
 
 
@@ -92,19 +94,20 @@ def _state_of(folder: Path, stage: str) -> tuple[str, str]:
     partial = partial_of(folder)
     is_finished = read_manifest(folder) is not None
     if is_under_way(folder):
-        return RUNNING, _progress(partial)
+        return RUNNING, _progress(partial, stage)
 
     if partial.is_dir() and not is_finished:
         failure = read_record(partial / FAILED)
         if failure is not None:
-            return FAILURE, failure["error"]
+            resumes = f" ({kept(partial)})" if kept(partial) else ""
+            return FAILURE, f"{failure['error']}{resumes}"
         return HALF, kept(partial) or "it has no checkpoint and starts over"
     if not is_finished:
         return MISSING, ""
 
     config = recorded_config(folder)
     if config is None:
-        return FAILURE, f"{folder / 'config.json'} holds no settings of this project"
+        return UNREADABLE, f"{folder / 'config.json'} holds no settings of this project"
     problem = why_not(config, stage)
     if problem is not None:
         return STALE, str(problem)
@@ -117,14 +120,15 @@ def _state_of(folder: Path, stage: str) -> tuple[str, str]:
     return DONE, ""
 
 
-def _progress(partial: Path) -> str:
-    """How far a stage is that is under way."""
+def _progress(partial: Path, stage: str) -> str:
+    """How far a stage is that is under way, in its main loop or in another one."""
     progress = read_record(partial / PROGRESS)
     if progress is None:
         return "it has just begun"
     seconds = progress["seconds_left"]
     left = f"{seconds} s" if seconds < 120 else f"{seconds / 60:.0f} min"
-    return f"{progress['label']}, {progress['done']} of {progress['total']}, {left} left"
+    count = f"{progress['done']} of {progress['total']}, {left} left"
+    return count if progress["label"] == stage else f"{progress['label']}, {count}"
 
 
 def run_status(seed: Path) -> RunStatus:

@@ -7,6 +7,7 @@ Code decides nothing: a stage that ran with other code is named in a warning (`c
 import json
 import shlex
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -137,15 +138,9 @@ def why_not(config: Config, stage: str) -> Problem | None:
             text = f"has finished with other settings ({shortened(differences)})"
             return Problem(text, needs_replace=True)
 
-    recorded = manifest["inputs"]
-    current = comparable_inputs(config, stage, manifest["inputs"], manifest["code"])
-    for name, content in current.items():
-        if name not in recorded and content is not None:
-            return Problem(f"ran without {name}")
-        if name in recorded and content is None:
-            return Problem(f"ran with {name}, which is missing now")
-        if recorded.get(name) != content:
-            return Problem(f"ran with {other_input(name)}")
+    differences = differing_inputs(config, stage, manifest)
+    if differences:
+        return Problem(f"ran {differences[0]}")
 
     for name, size in manifest["sizes"].items():
         path = folder / name
@@ -226,10 +221,7 @@ def attempt_differences(config: Config, stage: str) -> list[str]:
     if recorded_settings is None:  # An earlier version recorded only the whole config.
         recorded_settings = _settings_from_record(config, stage, partial)
     differences = differing_settings(config, stage, recorded_settings, past="began with")
-
-    current = comparable_inputs(config, stage, attempt["inputs"], attempt["code"])
-    for name in differing_keys(attempt["inputs"], current):
-        differences.append(f"{name}: began with {other_input(name)}")
+    differences += [f"it began {text}" for text in differing_inputs(config, stage, attempt)]
     return differences
 
 
@@ -258,12 +250,15 @@ def check_resumable(config: Config, stage: str) -> None:
     differences = attempt_differences(config, stage)
     if not differences:
         return
-    recorded = recorded_config(partial)
-    command = f" with `{make_command(recorded, stage)}`" if recorded is not None else ""
+    resume = "restore them to resume it"
+    with suppress(UserError):  # Its preset may be one of another branch.
+        recorded = recorded_config(partial)
+        if recorded is not None:
+            resume = f"resume it with `{make_command(recorded, stage)}`"
     raise UserError(
-        f"stage {stage} has a checkpoint of update {update} but other settings or inputs "
-        f"({shortened(differences)}): resume it{command} as it began, choose another NAME, "
-        f"or start over with REPLACE={stage}"
+        f"stage {stage} has a checkpoint after update {update}, from other settings or inputs "
+        f"({shortened(differences)}): {resume}, choose another NAME, or start over with "
+        f"REPLACE={stage}"
     )
 
 
@@ -364,31 +359,40 @@ def current_inputs(config: Config, stage: str) -> dict[str, str | None]:
     return inputs | outer_inputs(config, stage)
 
 
-def comparable_inputs(
-    config: Config, stage: str, recorded: Mapping[str, Any], code: Mapping[str, Any]
-) -> dict[str, str | None]:
-    """`current_inputs`, without those that the version that wrote a record did not record.
-
-    An earlier version recorded the reward function for `rm` only. `code` is the record's code.
-    """
-    inputs = current_inputs(config, stage)
-    if not is_comparable(code) and REWARD_FUNCTION not in recorded:
-        inputs.pop(REWARD_FUNCTION, None)
-    return inputs
-
-
 def inputs_now(config: Config, stage: str) -> dict[str, str]:
     """`current_inputs` of a stage of which none is missing, as was checked before."""
     return {name: str(content) for name, content in current_inputs(config, stage).items()}
 
 
-def other_input(name: str) -> str:
-    """An input whose content is another now, as a phrase: `an earlier sft`."""
-    if name == DATA:
-        return "other data"
-    if name == REWARD_FUNCTION or name in FOLDERS:
-        return f"another version of {name}"
-    return f"an earlier {name}"
+def differing_inputs(config: Config, stage: str, record: Mapping[str, Any]) -> list[str]:
+    """The inputs of a stage that are other ones now, as phrases such as `with an earlier sft`.
+
+    `record` is a manifest, or what an attempt recorded. An input that the stage no longer has is no
+    difference.
+    """
+    recorded = record["inputs"]
+    current = current_inputs(config, stage)
+    # An earlier version recorded the reward function for `rm` only.
+    if REWARD_FUNCTION not in recorded and not is_comparable(record["code"]):
+        current.pop(REWARD_FUNCTION, None)
+
+    differences = []
+    for name, content in current.items():
+        if recorded.get(name) == content:
+            continue
+        if recorded.get(name) is None:
+            differences.append(f"without {name}")
+        elif content is None:
+            differences.append(f"with {name}, which is missing now")
+        elif name == DATA:
+            differences.append("with other data")
+        elif name == REWARD_FUNCTION or name in FOLDERS:
+            differences.append(f"with another version of {name}")
+        else:
+            differences.append(f"with an earlier {name}")
+    if REWARD_FUNCTION in recorded and not config.reward.function:
+        differences.append(f"with {REWARD_FUNCTION}, which is not set now")
+    return differences
 
 
 def identity(config: Config, stage: str, reader: str) -> str | None:

@@ -11,8 +11,9 @@ import torch
 from eval import controls, judge, summaries, win_rate
 from reports import run_page
 from stages import base, dpo, normalize, ppo, rm, sft
+from stages.config import config as settings
 from stages.config.checks import UserError
-from stages.config.command_line import make_config, recorded_config
+from stages.config.command_line import config_from_arguments, make_config, recorded_config
 from stages.data.ragged import pad_right
 from stages.models.forward import ResponseBatch, score_responses
 from stages.models.heads import shift_scores
@@ -20,7 +21,7 @@ from stages.models.loading import load_reward_model, save_model
 from stages.models.reward_function import TextReward
 from stages.pipeline.start import run_module
 from stages.runs.files import read_lines
-from stages.runs.manifest import read_manifest
+from stages.runs.manifest import read_manifest, why_not
 from tests.lib.asserts import refusal_of
 
 # Every token of a response can raise this reward, so no rare event decides whether it is learned.
@@ -161,6 +162,19 @@ def test_ppo_learns_the_function(finished):
 
 def test_the_page_names_the_function(finished):
     assert "mine:letters" in next(finished.glob("report/*/*.md")).read_text()
+
+
+def test_an_edited_function_makes_stale_what_was_trained_and_scored_with_it(finished, monkeypatch):
+    root = finished.parents[2]
+    monkeypatch.chdir(root)
+    monkeypatch.setattr(settings, "RUNS", root / "runs")
+    config = config_from_arguments(ARGUMENTS, "")
+    stages = ("base", "sft", "rm", "normalize", "ppo", "rloo", "summaries")
+    assert [stage for stage in stages if why_not(config, stage)] == []
+
+    (root / "mine.py").write_text(f"{MODULE}# edited")
+    assert [stage for stage in stages if why_not(config, stage)] == [*stages[2:]]
+    (root / "mine.py").write_text(MODULE)
 
 
 def test_dpo_needs_pairs_also_with_a_function(finished, monkeypatch, capsys):

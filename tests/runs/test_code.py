@@ -9,9 +9,9 @@ from stages.config.command_line import make_config
 from stages.config.stages import STAGES
 from stages.pipeline.wanted import code_warnings
 from stages.runs import machine
-from stages.runs.files import read_json, write_json
+from stages.runs.files import read_json
 from stages.runs.machine import code_of
-from stages.runs.manifest import changed_code, has_same_code, stage_folder
+from stages.runs.manifest import changed_code, stage_folder
 from stages.runs.run import open_stage
 from tests.lib.fake_stages import finish, interrupt, run_stages
 
@@ -70,16 +70,6 @@ def test_a_hash_depends_on_every_byte_of_the_files(tmp_path, monkeypatch, new_te
         hashes.append(code_of("stages.a"))
     assert [*hashes[0]] == ["stages/a.py", "stages/b.py", "stages/c.py"]
     assert (hashes[0] == hashes[1]) == is_same
-
-
-def test_a_manifest_of_an_earlier_version_is_silent_about_code(runs):
-    folder = finish(TINY, "base")
-    manifest = read_json(folder / "manifest.json")
-    hashes_of_syntax_trees = {"module": "stages.base", "files": {"stages/base.py": "0123456789ab"}}
-    write_json(folder / "manifest.json", manifest | {"code": hashes_of_syntax_trees})
-    assert changed_code(TINY, "base") == []
-    assert not has_same_code(TINY, "base")  # It is unknown.
-    assert "  done                  base" in status()
 
 
 # -- edited code -----------------------------------------------------------------------------------

@@ -42,10 +42,10 @@ def test_the_same_command_resumes_from_the_checkpoint(half):
 
 def test_other_settings_are_refused_with_the_difference_and_three_ways_out(half):
     line = (
-        "stage ppo has a checkpoint of update 12 but other settings or inputs "
+        "stage ppo has a checkpoint after update 12, from other settings or inputs "
         "(ppo.kl_coef: began with 0.05, now 0.1): resume it with `make ppo PRESET=tiny "
-        "SEED=44413 NAME=mine SET='ppo.kl_coef=0.05 ppo.lam=0.9'` as it began, choose another "
-        "NAME, or start over with REPLACE=ppo"
+        "SEED=44413 NAME=mine SET='ppo.kl_coef=0.05 ppo.lam=0.9'`, choose another NAME, "
+        "or start over with REPLACE=ppo"
     )
     assert refusal_of(lacking, TYPO, ["ppo"]) == line  # Before any stage runs.
     assert refusal_of(start, TYPO) == line
@@ -56,7 +56,7 @@ def test_other_settings_are_refused_with_the_difference_and_three_ways_out(half)
 def test_another_input_is_refused_too(half):
     finish(BEGUN, "sft", text="other")
     run_stages(BEGUN, "rm")
-    assert "(sft: began with an earlier sft): resume it with" in refusal_of(start, BEGUN)
+    assert "(it began with an earlier sft): resume it with" in refusal_of(start, BEGUN)
     assert (half / "resume/checkpoint-0000012").is_dir()
 
 
@@ -82,6 +82,14 @@ def test_without_a_checkpoint_it_starts_over_and_says_so(runs, capsys):
         "ppo.kl_coef: began with 0.05, now 0.1\n"
     )
     assert aside.is_dir()
+
+
+def test_an_optional_input_that_joins_is_named(runs, capsys):
+    run_stages(BEGUN, "ppo")
+    interrupt(BEGUN, "summaries")
+    run_stages(BEGUN, "dpo")
+    finish(BEGUN, "summaries")
+    assert capsys.readouterr().err.endswith("summaries.partial-1: it began without dpo\n")
 
 
 def test_memory_settings_may_change(half):

@@ -9,7 +9,7 @@ from stages.config.config import Config
 from stages.config.judge import JudgeSettings
 from stages.pipeline.wanted import lacking, settings_warnings
 from stages.runs.files import read_json, write_json
-from stages.runs.manifest import make_command, read_manifest, unknown_settings, why_not
+from stages.runs.manifest import make_command, unknown_settings, why_not
 from stages.runs.run import Run
 from tests.lib.asserts import refusal_of
 from tests.lib.fake_stages import finish, finish_alone, run_stages
@@ -215,10 +215,3 @@ def test_the_command_for_a_stage_of_a_changed_upstream_leaves_its_settings_to_it
     assert make_command(ablation, "sft") == "make sft SEED=44413 NAME=other"
     arguments = ["--name", "other", "--seed", "44413"]
     assert config_from_arguments(arguments, "") == upstream
-
-
-def test_the_manifest_of_an_earlier_version_with_a_seal_is_read(runs):
-    folder = finish_alone(TINY, "sft")
-    manifest = read_json(folder / "manifest.json")
-    write_json(folder / "manifest.json", manifest | {"seal": "0e1f", "results": {"rouge": 1.0}})
-    assert (read_manifest(folder) or {})["results"] == {"rouge": 1.0}

@@ -200,6 +200,11 @@ def test_an_edited_reward_function_leaves_base_sft_and_dpo(rewarded, place):
     assert run_stages(rewarded, *GOALS) == []
 
 
+def test_a_policy_that_was_trained_with_a_function_is_stale_without_it(rewarded):
+    config = own_config("ppo.critic_init=sft")
+    assert str(why_not(config, "ppo")) == "ran with reward.function, which is not set now"
+
+
 def test_a_file_that_the_reward_function_does_not_import_counts_for_nothing(rewarded, place):
     (place / "notes.py").write_text("x = 1\n")
     assert run_stages(rewarded, *GOALS) == []
@@ -209,7 +214,7 @@ def test_a_checkpoint_of_another_reward_function_is_refused(rewarded, place):
     stage_folder(rewarded, "ppo").rename(place / "gone")
     interrupt(rewarded, "ppo", update=3)
     (place / "my_words.py").write_text("WORDS = 2\n")
-    with pytest.raises(UserError, match=r"reward\.function: began with another version of reward"):
+    with pytest.raises(UserError, match=r"it began with another version of reward\.function"):
         lacking(rewarded, ["ppo"])
 
 

@@ -75,8 +75,11 @@ def test_a_stage_under_way_says_how_far_it_is(runs):
         progress = {"label": "sft", "done": 3, "total": 9, "seconds_left": 400}
         write_json(run.partial / "progress.json", progress)
         before = everything(runs)
-        assert "  running               sft: sft, 3 of 9, 7 min left" in status()
+        assert "  running               sft: 3 of 9, 7 min left" in status()
         assert everything(runs) == before
+
+        write_json(run.partial / "progress.json", progress | {"label": "held-out loss"})
+        assert "  running               sft: held-out loss, 3 of 9, 7 min left" in status()
 
 
 def test_a_half_finished_stage_says_from_where_it_resumes(runs):
@@ -90,6 +93,10 @@ def test_a_failed_stage_says_why(runs):
     with pytest.raises(RuntimeError), open_stage(TINY, "sft"):
         raise RuntimeError("no space left")
     assert "  failed                sft: no space left" in status()
+
+    checkpoint = runs / "tiny/seed44413/sft.partial/resume/checkpoint-0000012"
+    checkpoint.mkdir(parents=True)
+    assert "  failed                sft: no space left (resumes after update 12)" in status()
 
 
 def test_the_stages_of_an_upstream(runs):
@@ -115,7 +122,7 @@ def test_each_of_several_judges_is_listed(runs):
     lines = status()
     assert max(map(len, lines)) <= COLUMNS
     text = " ".join(" ".join(lines).split())
-    assert "failed judge (facts): " in text
+    assert "unreadable judge (facts): " in text
     assert "controls (facts)" in text
 
 
@@ -133,7 +140,7 @@ def test_an_unreadable_record_hides_no_other_run(runs):
         fabricate(make_config("tiny", seed=seed))
     (runs / "tiny/seed1/ppo/manifest.json").write_text("{")
     lines = status()
-    assert any(line.startswith("  failed                ppo: ") for line in lines)
+    assert any(line.startswith("  unreadable            ppo: ") for line in lines)
     assert "tiny, seed 2" in lines
 
 

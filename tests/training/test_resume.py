@@ -185,7 +185,7 @@ def test_the_time_of_earlier_attempts_counts_as_the_stages(runs):
     assert manifest["seconds"] == pytest.approx(1500, abs=60)
 
 
-@pytest.mark.parametrize("change", ["none", "damage", "code", "processor", "sft"])
+@pytest.mark.parametrize("change", ["none", "damage", "code", "processor", "sft", "reward"])
 def test_only_the_summaries_of_a_policy_that_joins_are_sampled(whole, attempt, monkeypatch, change):
     """Without a rival first; then with DPO, beside a run that made all at once."""
     folder = attempt("dpo").with_name("summaries")
@@ -202,6 +202,9 @@ def test_only_the_summaries_of_a_policy_that_joins_are_sampled(whole, attempt, m
     elif change == "sft":
         other = {"sft": "other weights"}
         monkeypatch.setattr(summaries, "current_inputs", lambda *of: current_inputs(*of) | other)
+    elif change == "reward":
+        edited = {"reward.function": "edited"}
+        monkeypatch.setattr(summaries, "current_inputs", lambda *of: current_inputs(*of) | edited)
     names: list[str] = []
 
     def sample(run, accelerator, budget, name, *others):
