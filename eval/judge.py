@@ -16,7 +16,6 @@ from typing import Any
 
 from eval.control_texts import SELF, control_rows
 from eval.judges.offline import FactsJudge, RewardModelJudge, knows_own_texts_only
-from eval.judges.openai.server_judge import OpenAIJudge
 from eval.judges.protocol import (
     CONTENT_FILTER,
     FILTERED,
@@ -82,7 +81,11 @@ def make_judge(config: Config, policies: dict[str, list[Row]]) -> Judge:
     if config.judge.kind == "reward_model":
         return RewardModelJudge(row for rows in policies.values() for row in rows)
     check_asking(config)
-    return OpenAIJudge(config.judge, settings.RUNS / "judge_cache" / "replies.sqlite")
+
+    from eval.judges.openai.cache import cache_file
+    from eval.judges.openai.server_judge import OpenAIJudge  # needs openai
+
+    return OpenAIJudge(config.judge, cache_file(settings.RUNS))
 
 
 def summarize(about: About, judgements: list[Row]) -> dict[str, Any]:

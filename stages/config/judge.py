@@ -14,21 +14,25 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from stages.config.checks import Section, UserError, address_fault, require
+from stages.config.judge_prompt import OVERALL, read_prompt
 
 LONGEST_NAME = 100  # of a system or a run, in characters: file systems take 255 bytes
 KINDS = ("openai", "facts", "reward_model")
-# What the summaries are compared on: as a whole, or on one axis of Stiennon et al. 2020 alone.
-AXES = ("overall", "accuracy", "coverage", "coherence")
 MOST_UNJUDGED = 0.02  # share of a policy's posts above which its win rate is no headline
-# Names the question's wording in `eval/judges/prompt.py`; a test checks that the two agree.
-WORDING = "axes-1"
 OPENAI_MODEL = "gpt-6-luna"
 # `none` asks a model not to reason; `default` says nothing, so that the server decides.
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max", "default")
-# The settings that verdicts of a server depend on.
+# The settings that verdicts of a server depend on, in addition to the text of the prompt.
 OF_VERDICTS = (
-    *("model", "base_url", "temperature", "max_tokens", "asks", "structured"),
-    *("reasoning_effort", "reasoning_tokens", "accept_model", "axis"),
+    "model",
+    "base_url",
+    "temperature",
+    "max_tokens",
+    "structured",
+    "reasoning_effort",
+    "reasoning_tokens",
+    "accept_model",
+    "axis",
 )
 
 
@@ -110,7 +114,6 @@ class JudgeSettings(Section):
         "kind": KINDS,
         "structured": ("auto", "on", "off"),
         "reasoning_effort": EFFORTS,
-        "axis": AXES,
     }
     ranges: ClassVar = {"temperature": (0, 2)}
     may_be_0 = ("max_retries", "reasoning_tokens")
@@ -130,16 +133,18 @@ class JudgeSettings(Section):
     max_tokens: int = 256
     """Longest reply, tokens, without its reasoning."""
     reasoning_tokens: int = 4096
-    """Room for reasoning beside `max_tokens`, where the judge is asked to reason or is seen to."""
+    """Room for reasoning in addition to `max_tokens`: where the judge is asked to reason, and in
+    the second attempt after a reply that gave no verdict."""
     accept_model: str = ""
     """Other names under which the server may answer, with commas, `*` and `?`. Empty: `model`
     alone, also with a date or revision."""
-    asks: int = 4
-    """Replies asked for until one is usable, each with twice the budget of the one before."""
     structured: str = "auto"
     """Whether replies follow a JSON schema: `on`, `off`, or `auto` (unless the server refuses)."""
-    axis: str = AXES[0]
-    """What is compared: `overall`, or `accuracy`, `coverage` or `coherence` alone."""
+    prompt: str = ""
+    """File with the question, in place of `eval/judges/prompts/overall.md`."""
+    axis: str = OVERALL
+    """What is compared: `overall`, or `accuracy`, `coverage` or `coherence` alone, or any `NAME`
+    whose criteria are in `axes/NAME.md` next to the file of `judge.prompt`."""
 
     # The settings below say how the judge is asked. No verdict depends on them.
     concurrency: int = 8
@@ -160,7 +165,7 @@ class JudgeSettings(Section):
     def __post_init__(self) -> None:
         check_address(self.base_url, self.model)
         super().__post_init__()
-        is_asked = self.kind == "openai" or self.axis == AXES[0]
+        is_asked = self.kind == "openai" or self.axis == OVERALL
         require(is_asked, "judge.axis", f"be overall: judge.kind={self.kind} is asked no question")
         for name in ("input_price", "output_price"):
             price = getattr(self, name)
@@ -168,23 +173,35 @@ class JudgeSettings(Section):
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What verdicts depend on: kind, wording and some settings; no price, pace or cap."""
+        """What verdicts depend on: kind, wording and some settings; no price, pace or cap.
+
+        Raises UserError where the prompt cannot be read.
+        """
         if self.kind != "openai":
             return {"kind": self.kind} | ({"model": self.gold} if self.gold else {})
         read = {name: getattr(self, name) for name in OF_VERDICTS}
-        return {"kind": self.kind, **read, "wording": WORDING}
+        return {"kind": self.kind, **read, "wording": self.wording}
+
+    @property
+    def wording(self) -> str:
+        """A hash of all that an LLM is asked, apart from the texts."""
+        parts = read_prompt(self.prompt, self.axis).parts
+        return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
 
     def check_read(self, names: Iterable[str]) -> None:
         """Raise UserError for a setting that only verdicts of another kind depend on."""
-        own = {"openai": OF_VERDICTS, "reward_model": ("model",)}.get(self.kind, ())
-        for name in sorted(set(OF_VERDICTS).difference(own).intersection(names)):
+        of_an_llm = (*OF_VERDICTS, "prompt")
+        own = {"openai": of_an_llm, "reward_model": ("model",)}.get(self.kind, ())
+        for name in sorted(set(of_an_llm).difference(own).intersection(names)):
             reads_not = f"judge.kind={self.kind} judges and does not read it"
             raise UserError(f"judge.{name}: {reads_not}: choose another kind, or leave it out")
 
     @property
     def label(self) -> str:
-        """The model, and the axis that it is asked about if it is only one."""
-        return self.model if self.axis == AXES[0] else f"{self.model}, {self.axis} alone"
+        """The model, its prompt if that is not ours, and the axis if it is only one."""
+        prompt = f", prompt {Path(self.prompt).stem}" if self.prompt else ""
+        axis = f", {self.axis} alone" if self.axis != OVERALL else ""
+        return f"{self.model}{prompt}{axis}"
 
     @property
     def gold(self) -> str:

@@ -75,7 +75,7 @@ def llm_config(server: Any, **changes):
     judge = settings.JudgeSettings(
         model="judge", base_url=server.url, max_tokens=100, concurrency=2
     )
-    return replace(make_config("tiny"), judge=replace(judge, **{"asks": 2, **changes}))
+    return replace(make_config("tiny"), judge=replace(judge, **changes))
 
 
 def ask(server: SimpleNamespace, **changes) -> Reply:
