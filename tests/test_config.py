@@ -13,11 +13,9 @@ from stages.config.config import (
     Config,
     JudgeSettings,
     UserError,
-    hash_of,
     settings_hash,
     settings_of,
 )
-from stages.config.judge import WORDING
 from stages.config.presets import PRESETS
 from stages.config.stages import STAGES
 from tests.lib.asserts import refusal_of
@@ -192,18 +190,9 @@ def test_a_judges_folder_names_its_model_and_all_that_its_verdicts_depend_on():
     assert re.fullmatch(r"gpt-4o-mini-[0-9a-f]{6}", plain)
     same = {"concurrency": 3, "max_cost": 2.0, "input_price": 1.0}
     assert all(folder(model="org/gpt-4o mini", **{k: v}) == plain for k, v in same.items())
-    other = {"temperature": 1.0, "max_tokens": 9, "asks": 1, "base_url": "http://x"}
+    other = {"temperature": 1.0, "max_tokens": 9, "structured": "on", "base_url": "http://x"}
     found = {folder(**{"model": "org/gpt-4o mini", key: value}) for key, value in other.items()}
     assert len(found | {plain}) == 5
-
-
-def test_the_wording_of_the_question_is_what_its_name_stands_for():
-    """Another wording is another judge: it needs another name here and in WORDING."""
-    from eval.judges import prompt
-
-    texts = (prompt.PROMPT, prompt.LINES, prompt.OBJECT)
-    whole = hash_of([*texts, prompt.RESPONSE_FORMAT])
-    assert (WORDING, whole) == ("axes-1", "389d09423c77a6da")
 
 
 def test_the_microbatch_is_a_setting_where_the_loss_is_a_mean_of_microbatches():

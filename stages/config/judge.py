@@ -133,8 +133,8 @@ class JudgeSettings(Section):
     max_tokens: int = 256
     """Longest reply, tokens, without its reasoning."""
     reasoning_tokens: int = 4096
-    """Room for reasoning in addition to `max_tokens`: where the judge is asked to reason, and in
-    the second attempt after a reply that gave no verdict."""
+    """Room for reasoning in addition to `max_tokens`, if the judge is asked to reason or is seen to
+    do so."""
     accept_model: str = ""
     """Other names under which the server may answer, with commas, `*` and `?`. Empty: `model`
     alone, also with a date or revision."""

@@ -3,6 +3,7 @@
 import socket
 import struct
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -69,9 +70,11 @@ def test_a_connection_that_breaks_once_is_tried_again(breaks):
 
 @pytest.mark.parametrize("breaks", BREAKS)
 def test_a_connection_that_always_breaks_stops_the_judge_with_one_line(breaks):
-    with raw_serving(lambda number, connection: breaks(connection)) as server:
-        with pytest.raises(UserError, match=r"^judge judge: .*run the same command again") as stop:
-            ask(server, max_retries=2)
+    with (
+        raw_serving(lambda number, connection: breaks(connection)) as server,
+        pytest.raises(UserError, match=r"^judge judge: .*run the same command again") as stop,
+    ):
+        ask(server, max_retries=2)
 
     assert server.requests == 3
     assert "\n" not in str(stop.value)
@@ -109,9 +112,11 @@ def stalled_body(connection: socket.socket) -> None:
 )
 def test_a_whole_reply_has_request_seconds_however_it_is_spread(slowly):
     begin = time.monotonic()
-    with raw_serving(lambda number, connection: slowly(connection)) as server:
-        with pytest.raises(UserError, match=r"no reply within 0.5 s: raise judge\.request_seconds"):
-            ask(server, request_seconds=0.5, max_retries=1)
+    with (
+        raw_serving(lambda number, connection: slowly(connection)) as server,
+        pytest.raises(UserError, match=r"no reply within 0.5 s: raise judge\.request_seconds"),
+    ):
+        ask(server, request_seconds=0.5, max_retries=1)
 
     assert server.requests == 2
     assert time.monotonic() - begin < 5
@@ -126,9 +131,11 @@ def test_a_reply_that_never_ends_is_left_at_its_largest_size():
             connection.sendall(b"10000\r\n" + b" " * 65536 + b"\r\n")
             sent.append(65536)
 
-    with raw_serving(endless) as server:
-        with pytest.raises(UserError, match="a reply has more than 4,000,000 bytes"):
-            ask(server, max_retries=0)
+    with (
+        raw_serving(endless) as server,
+        pytest.raises(UserError, match="a reply has more than 4,000,000 bytes"),
+    ):
+        ask(server, max_retries=0)
 
     assert sum(sent) < 40_000_000  # what the sockets' buffers take beyond the 4 MB
 
@@ -137,7 +144,7 @@ def test_a_server_that_is_not_there_stops_the_judge_with_one_line():
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
     with pytest.raises(UserError, match=r"[Cc]onnect.*run the same command again"):
-        ask(type("Nobody", (), {"url": f"http://127.0.0.1:{port}/v1"}), max_retries=1)
+        ask(SimpleNamespace(url=f"http://127.0.0.1:{port}/v1"), max_retries=1)
 
 
 # -- proxies ---------------------------------------------------------------------------------------
@@ -147,16 +154,20 @@ def test_a_server_that_is_not_there_stops_the_judge_with_one_line():
 def test_a_socks_proxy_without_its_package_is_named_by_its_variable(monkeypatch, variable):
     monkeypatch.setitem(__import__("sys").modules, "socksio", None)
     monkeypatch.setenv(variable, "socks5://127.0.0.1:1080")
-    with raw_serving(lambda number, connection: connection.sendall(response())) as server:
-        with pytest.raises(UserError, match=f"^{variable} names a SOCKS proxy.*socksio"):
-            ask(server)
+    with (
+        raw_serving(lambda number, connection: connection.sendall(response())) as server,
+        pytest.raises(UserError, match=f"^{variable} names a SOCKS proxy.*socksio"),
+    ):
+        ask(server)
 
 
 def test_an_address_that_is_no_proxy_is_named_by_its_variable_without_its_password(monkeypatch):
     monkeypatch.setenv("HTTP_PROXY", "ftp://me:pa55word@127.0.0.1:1080")
-    with raw_serving(lambda number, connection: connection.sendall(response())) as server:
-        with pytest.raises(UserError, match="^HTTP_PROXY is not the address of a proxy") as stop:
-            ask(server)
+    with (
+        raw_serving(lambda number, connection: connection.sendall(response())) as server,
+        pytest.raises(UserError, match=r"^HTTP_PROXY is not the address of a proxy") as stop,
+    ):
+        ask(server)
 
     assert "pa55word" not in str(stop.value)
 
@@ -164,4 +175,4 @@ def test_an_address_that_is_no_proxy_is_named_by_its_variable_without_its_passwo
 def test_a_proxy_that_is_not_there_is_named(monkeypatch):
     monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
     with pytest.raises(UserError, match=r"through the proxy in HTTP_PROXY"):
-        ask(type("Server", (), {"url": "http://judge.example/v1"}), max_retries=0)
+        ask(SimpleNamespace(url="http://judge.example/v1"), max_retries=0)

@@ -1,20 +1,14 @@
-"""The judge behind a server: what it asks, what it refuses, and what it waits for."""
+"""The judge behind a server: what it asks, when it asks again, and what it leaves unjudged."""
 
-import json
 import re
-import socket
 import threading
 import time
-from contextlib import suppress
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
 from eval.judge import make_judge
-from eval.judges.openai.server_judge import OpenAIJudge
 from eval.judges.protocol import Comparison, Reply, judge_all
-from stages.config.config import UserError
+from stages.config.checks import UserError
 from stages.config.judge_models import is_model
 from tests.lib.chat_server import GOOD, ask, chat, llm_config, serving
 
@@ -22,9 +16,14 @@ pytestmark = pytest.mark.usefixtures("judge_environment")
 LATER = (429, {"error": {"message": "later"}})
 
 
+def questions(count: int) -> list[Comparison]:
+    return [Comparison(f"p{k}", f"post {k}.", "one", "two") for k in range(count)]
+
+
 def test_the_llm_is_shown_post_and_summaries_and_its_answer_is_recorded():
     with serving(lambda number, body: chat(GOOD)) as server:
         reply = ask(server, temperature=0.5, structured="off")
+
     assert reply == Reply(
         choice="A",
         text=GOOD,
@@ -40,6 +39,111 @@ def test_the_llm_is_shown_post_and_summaries_and_its_answer_is_recorded():
     assert (request["model"], request["temperature"], request["max_tokens"]) == ("judge", 0.5, 100)
     prompt = request["messages"][-1]["content"]
     assert prompt.index("\nthe post\n</post-") < prompt.index("\none\n<") < prompt.index("\ntwo\n<")
+
+
+# -- what a reply means ----------------------------------------------------------------------------
+
+VERDICT_B = '{"comparison": "x", "preferred": "B"}'
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        [{"type": "text", "text": VERDICT_B}],
+        [{"type": "text", "text": VERDICT_B[:9]}, {"type": "text", "text": VERDICT_B[9:]}],
+        [{"type": "output_text", "text": VERDICT_B}],
+        # Mistral, Anthropic
+        [
+            {"type": "thinking", "thinking": [{"type": "text", "text": "Preferred: A"}]},
+            {"type": "text", "text": VERDICT_B},
+        ],
+        [{"type": "reasoning", "text": "Preferred: A"}, {"type": "text", "text": VERDICT_B}],
+    ],
+)
+def test_the_parts_of_a_text_are_joined_without_its_thoughts(content):
+    with serving(lambda number, body: chat(content)) as server:
+        reply = ask(server)
+    assert (reply.choice, reply.text) == ("B", VERDICT_B)
+    assert len(server.requests) == 1
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Comparison: One says more.\nPreferred: A\n\nWait, I mixed the two up. So B is better.",
+        "Comparison: One says more.\nPreferred: B\nLess preferred: A",
+        "I cannot say.",
+        '{"comparison": "x", "preferred": "C"}',
+    ],
+)
+def test_a_reply_that_is_no_verdict_is_asked_for_once_more_and_then_unjudged(text):
+    with serving(lambda number, body: chat(text)) as server:
+        reply = ask(server)
+        assert (reply.choice, reply.text) == (None, text)
+        assert len(server.requests) == 2
+        assert ask(server) == reply
+        assert len(server.requests) == 2  # what was paid for is kept
+
+
+def test_the_second_attempt_counts():
+    replies = [chat("I cannot say."), chat("Preferred: B")]
+    with serving(lambda number, body: replies[number]) as server:
+        assert ask(server).choice == "B"
+
+
+@pytest.mark.parametrize(
+    ("text", "second"),
+    [
+        (GOOD, 2 * 100),
+        ("", 2 * (100 + 300)),  # it has reasoned, and had no room for a word
+        ("Is it A? </think> Comparison:", 2 * (100 + 300)),
+    ],
+)
+def test_a_reply_that_was_cut_off_gets_twice_the_room(text, second):
+    replies = [chat(text, "length"), chat("Preferred: B")]
+    with serving(lambda number, body: replies[number]) as server:
+        assert ask(server, max_tokens=100, reasoning_tokens=300).choice == "B"
+    assert [body["max_tokens"] for body in server.requests] == [100, second]
+
+
+def test_a_reply_that_is_always_cut_off_is_unjudged_and_not_kept():
+    with serving(lambda number, body: chat(GOOD, "length")) as server:
+        reply = ask(server)
+        assert (reply.choice, reply.finish_reason) == (None, "length")
+        ask(server)
+    assert len(server.requests) == 4
+
+
+@pytest.mark.parametrize("ending", ["stop", "eos_token", "end_turn", "STOP", None])
+def test_a_finished_reply_by_whatever_word_counts(ending):
+    with serving(lambda number, body: chat(GOOD, ending)) as server:
+        assert ask(server).choice == "A"
+
+
+@pytest.mark.parametrize("field", ["reasoning_content", "reasoning", "thinking"])
+@pytest.mark.parametrize("content", [None, "", " \n"])
+def test_three_answers_that_are_only_a_thought_stop_the_judge_and_name_the_cause(field, content):
+    message = {"role": "assistant", "content": content, field: VERDICT_B}
+    choices = [{"index": 0, "message": message, "finish_reason": "stop"}]
+    with serving(lambda number, body: chat("", choices=choices)) as server:
+        judge = make_judge(llm_config(server, concurrency=8), {})
+        with pytest.raises(UserError, match=r"reasoning_content.*reasoning parser.*max_tokens"):
+            list(judge_all(judge, questions(20), 8))
+    assert len(server.requests) == 3
+
+
+def test_a_thought_that_was_cut_off_gets_more_room_before_it_counts():
+    message = {"role": "assistant", "content": "", "reasoning_content": "Hm."}
+    cut_off = chat("", choices=[{"index": 0, "message": message, "finish_reason": "length"}])
+    with serving(
+        lambda number, body: chat(GOOD) if body["max_tokens"] > 1000 else cut_off
+    ) as server:
+        judge = make_judge(llm_config(server), {})
+        replies = list(judge_all(judge, questions(8), 2))
+    assert {reply.choice for reply in replies} == {"A"}
+
+
+# -- what a server takes ---------------------------------------------------------------------------
 
 
 def refusing(number, body):
@@ -62,22 +166,32 @@ def test_what_a_server_refuses_is_left_out():
         assert set(server.requests[-1]) == {"model", "messages", "max_completion_tokens"}
         assert "its own temperature" in judge.about.note
         assert "no reasoning effort said, replies in plain text" in judge.about.note
+
         again = make_judge(llm_config(server), {})
         again.reply(Comparison("p", "the post", "one", "two"))
         assert len(server.requests) == 5  # a new process finds the reply
         assert again.about.note.endswith("all replies kept from before")
 
 
-@pytest.mark.parametrize("first", [(GOOD, "length"), ("I cannot say.", "stop"), ("", "stop")])
-def test_a_truncated_or_unusable_reply_is_asked_for_again_with_twice_the_budget(first):
-    replies = [chat(*first), chat("Preferred: B")]
-    with serving(lambda number, body: replies[number]) as server:
-        assert ask(server).choice == "B"
-    assert [request["max_tokens"] for request in server.requests] == [100, 200]
-    with serving(lambda number, body: chat(*first)) as server:
-        reply = ask(server, asks=3)
-    assert (reply.choice, reply.text) == (None, first[0])
-    assert [request["max_tokens"] for request in server.requests] == [100, 200, 400]
+def test_a_schema_that_was_insisted_on_is_not_left_out():
+    no_schema = (400, {"error": {"message": "response_format is not supported"}})
+    with (
+        serving(lambda number, body: no_schema) as server,
+        pytest.raises(UserError, match=r"400.*response_format"),
+    ):
+        ask(server, structured="on", reasoning_effort="default")
+    assert len(server.requests) == 1
+
+
+def test_what_a_server_has_taken_is_not_blamed_later():
+    refusal = (400, {"error": {"message": "temperature"}})
+    first, second = questions(2)
+    with serving(lambda number, body: refusal if number else chat(GOOD)) as server:
+        judge = make_judge(llm_config(server), {})
+        judge.reply(first)
+        with pytest.raises(UserError, match=r"check judge\.model"):
+            judge.reply(second)
+    assert len(server.requests) == 2
 
 
 def test_a_dated_snapshot_is_the_model_and_a_smaller_sister_is_not():
@@ -86,94 +200,55 @@ def test_a_dated_snapshot_is_the_model_and_a_smaller_sister_is_not():
     assert [name for name in (*snapshots, *sisters) if is_model("gpt-4o", name)] == [*snapshots]
 
 
-@pytest.mark.parametrize("passing", [(status, LATER[1]) for status in (408, 429, 500, 503)])
-def test_rate_limits_and_server_errors_are_tried_again(passing):
-    replies = [passing] * 3 + [chat(GOOD)]
+# -- waiting and stopping --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("status", [408, 409, 425, 429, 500, 502, 503, 529])
+def test_rate_limits_and_server_errors_are_tried_again(status):
+    replies = [(status, LATER[1])] * 3 + [chat(GOOD)]
     with serving(lambda number, body: replies[number]) as server:
         assert ask(server).choice == "A"
-    assert [request["max_tokens"] for request in server.requests] == [100] * 4
+    assert len(server.requests) == 4
 
 
 def test_requests_per_minute_is_a_limit_for_all_threads_and_tries_together():
-    questions = [Comparison("p", f"post {k}.", "one", "two") for k in range(5)]
     with serving(lambda number, body: LATER if number == 0 else chat(GOOD)) as server:
-        start = time.monotonic()
         judge = make_judge(llm_config(server, requests_per_minute=600), {})
-        assert len(list(judge_all(judge, questions, 2))) == 5
+        start = time.monotonic()
+        assert len(list(judge_all(judge, questions(5), 2))) == 5
     assert time.monotonic() - start >= 0.5  # five gaps of 0.1 s
     assert len(server.requests) == 6
 
 
-REFUSALS = {400: "temperature", 401: "API_KEY", 402: "credit", 403: "access", 404: "judge.model"}
-PLAIN = {"structured": "off", "reasoning_effort": "default"}
-NO_SCHEMA = (400, {"error": {"message": "response_format is not supported"}})
-ENDS: list[tuple[Any, dict[str, Any], str, int]] = [
-    *(
-        ((status, {"error": {"message": "no\nway"}}), PLAIN, f"{status}.*{hint}", 1)
-        for status, hint in REFUSALS.items()
-    ),
-    (NO_SCHEMA, PLAIN | {"structured": "on"}, "400", 1),  # it was insisted on
-    ((*LATER, {"Retry-After": "7200"}), {}, "7200 s", 1),
-    ((500, {"error": {"message": "down"}}), {"max_retries": 2}, "replies are kept.*again", 3),
-    ((200, "<html>hello</html>"), {"max_retries": 1}, "base_url", 2),
-    (chat([{"type": "text", "text": "A"}]), {"max_retries": 1}, "no chat completion", 2),
-]
+def test_concurrency_is_the_number_of_requests_under_way():
+    lock = threading.Lock()
+    under_way, most = 0, 0
+
+    def answer(number, body):
+        nonlocal under_way, most
+        with lock:
+            under_way += 1
+            most = max(most, under_way)
+        time.sleep(0.1)
+        with lock:
+            under_way -= 1
+        return chat(GOOD)
+
+    with serving(answer) as server:
+        judge = make_judge(llm_config(server), {})
+        list(judge_all(judge, questions(13), 4))
+    assert most == 4
 
 
-@pytest.mark.parametrize(("answer", "changes", "said", "requests"), ENDS)
-def test_what_no_try_mends_stops_with_one_line_and_is_never_unjudged(
-    answer, changes, said, requests
-):
-    with serving(lambda number, body: answer) as server, pytest.raises(UserError) as stop:
-        ask(server, **changes)
-    assert len(server.requests) == requests
-    assert re.search(said, str(stop.value))
-    assert "\n" not in str(stop.value)
+def test_two_policies_with_one_summary_are_one_question():
+    same = [Comparison(f"p{k}", "the post", "one", "two") for k in range(8)]
+    with serving(lambda number, body: chat(GOOD)) as server:
+        judge = make_judge(llm_config(server), {})
+        assert {reply.choice for reply in judge_all(judge, same, 8)} == {"A"}
+    assert len(server.requests) == 1
 
 
-NO_CREDIT = {"error": {"message": "You exceeded", "code": "insufficient_quota"}}
-SPENT = {
-    "error": {"message": "You exceeded your current quota. Retry in 9s.", "id": "RequestsPerDay"}
-}
-
-
-@pytest.mark.parametrize(
-    ("refusal", "said"), [(NO_CREDIT, "no credit.*kept"), (SPENT, "quota is used up: .*kept")]
-)
-def test_a_spent_account_or_quota_stops_at_once_and_the_next_run_goes_on(refusal, said):
-    replies = [chat(GOOD), (429, refusal), chat(GOOD)]
-    one, two = (Comparison("p", f"post {k}.", "one", "two") for k in range(2))
-    with serving(lambda number, body: replies[number]) as server:
-        with pytest.raises(UserError, match=said) as stop:
-            list(judge_all(make_judge(llm_config(server), {}), [one, two], 1))
-        assert "\n" not in str(stop.value)
-        assert len(list(judge_all(make_judge(llm_config(server), {}), [one, two], 1))) == 2
-    assert len(server.requests) == 3
-
-
-def test_a_reply_that_comes_byte_by_byte_is_left_in_time():
-    """Each part began the wait anew, for ever."""
-    body = json.dumps(chat(GOOD)[1])
-    text = f"HTTP/1.1 200 OK\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode()
-
-    def dribble(connection: socket.socket) -> None:
-        connection.recv(65536)
-        with suppress(OSError):  # the client hangs up
-            for at in range(0, len(text), 10):
-                connection.sendall(text[at : at + 10])
-                time.sleep(0.1)
-
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        url = f"http://127.0.0.1:{listener.getsockname()[1]}/v1"
-        threading.Thread(target=lambda: dribble(listener.accept()[0]), daemon=True).start()
-        config = llm_config(SimpleNamespace(url=url), request_seconds=1, max_retries=0)
-        begin = time.monotonic()
-        with pytest.raises(UserError, match=r"no reply within 1 s: raise judge\.request_seconds"):
-            make_judge(config, {}).reply(Comparison("p", "post", "one", "two"))
-    assert time.monotonic() - begin < 3  # of the 4 s that the whole reply takes
-
-
-def test_a_refusal_stops_threads_that_wait_for_their_turn():
+def test_a_refusal_ends_the_waits_of_other_questions():
     """The first request is refused while the second waits a minute for the server."""
 
     def answer(number, body):
@@ -182,62 +257,40 @@ def test_a_refusal_stops_threads_that_wait_for_their_turn():
             return 401, {"error": {"message": "no"}}
         return (*LATER, {"Retry-After": "60"})
 
-    comparisons = [Comparison("p", f"post {k}.", "one", "two") for k in range(8)]
     start = time.monotonic()
-    with serving(answer) as server, pytest.raises(UserError, match="401"):
-        list(judge_all(make_judge(llm_config(server), {}), comparisons, 2))
+    with serving(answer) as server:
+        judge = make_judge(llm_config(server), {})
+        with pytest.raises(UserError, match="401"):
+            list(judge_all(judge, questions(8), 2))
     assert time.monotonic() - start < 30
     assert len(server.requests) <= 2
 
 
-# -- replies that no other server sends ------------------------------------------------------------
+def test_replies_that_are_under_way_at_a_stop_are_kept():
+    def answer(number, body):
+        prompt = body["messages"][0]["content"]
+        if "post 1." in prompt:
+            time.sleep(0.2)
+            return 401, {"error": {"message": "no"}}
+        time.sleep(0.6 if "post 2." in prompt else 0)
+        return chat(GOOD)
 
-QUESTIONS = [Comparison(f"p{k}", f"post {k}.", "one", "two") for k in range(4)]
-
-
-def answer_to(odd: Any) -> Any:
-    """A server that answers oddly to post 2 alone."""
-
-    def answer(number: int, body: dict[str, Any]) -> Any:
-        return odd if "post 2." in body["messages"][0]["content"] else chat(GOOD)
-
-    return answer
-
-
-@pytest.mark.parametrize(
-    "reason", ["content_filter: PROHIBITED_CONTENT", "SAFETY", "RECITATION", "PROHIBITED_CONTENT"]
-)
-def test_a_prompt_that_googles_filter_refuses_is_unjudged(reason):
-    """It has no message. It was nine broken replies, and then a stop for ever."""
-    choices = [{"index": 0, "finish_reason": reason}]
-    usage = {"prompt_tokens": 1000, "completion_tokens": 0, "total_tokens": 1000}
-    with serving(answer_to(chat("", choices=choices, usage=usage))) as server:
-        judge = make_judge(llm_config(server, input_price=10, output_price=10), {})
-        assert isinstance(judge, OpenAIJudge)
-        replies = list(judge_all(judge, QUESTIONS, 2))
-    assert [one.choice for one in replies] == [*"AA", None, "A"]
-    assert replies[2].finish_reason == "content_filter"
-    assert len(server.requests) == 4
-    assert judge.chat.budget.spent == pytest.approx((3 * 1100 + 1000) * 10 / 1e6)
-
-
-@pytest.mark.parametrize(
-    "content", ["Is it A?\n</think>\nPreferred: B", '[THINK]"preferred": "A"[/THINK]\n**B**']
-)
-def test_a_thought_is_no_verdict_and_shows_that_the_judge_reasons(content):
-    with serving(lambda number, body: chat(content)) as server:
+    first, second, third = questions(3)
+    with serving(answer) as server:
         judge = make_judge(llm_config(server), {})
-        assert isinstance(judge, OpenAIJudge)
-        reply = judge.reply(QUESTIONS[0])
-    assert (reply.choice, reply.text) == ("B", content)
-    assert judge.chat.reasons
+        with pytest.raises(UserError, match="401"):
+            list(judge_all(judge, [first, second, third], 2))
+        again = make_judge(llm_config(server), {})
+        assert again.reply(third).choice == "A"
+    assert len(server.requests) == 3
 
 
-def test_what_a_server_has_taken_in_this_process_is_not_blamed_later():
-    refusal = (400, {"error": {"message": "temperature"}})
-    with serving(lambda number, body: refusal if number else chat(GOOD)) as server:
-        judge = make_judge(llm_config(server), {})
-        judge.reply(QUESTIONS[0])
-        with pytest.raises(UserError, match=r"check judge\.model"):
-            judge.reply(QUESTIONS[1])
-        assert len(server.requests) == 2
+def test_a_lasting_error_is_one_line_that_says_what_to_do():
+    down = (500, {"error": {"message": "down\nagain"}})
+    with serving(lambda number, body: down) as server, pytest.raises(UserError) as stop:
+        ask(server, max_retries=2)
+    assert re.fullmatch(
+        r"judge judge: error 500: .*down.*; finished replies are kept: run the same command again"
+        " later",
+        str(stop.value),
+    )

@@ -85,6 +85,8 @@ class Chat:
         self.budget = Budget(judge.max_cost)
         self.replies = 0
         self.only_thought = 0  # in a row
+        # As it is asked to, or as its replies show.
+        self.reasons = judge.reasoning_effort not in ("none", "default")
         # Parameters that the server refuses. Nothing is blamed after it has answered without them.
         self.left_out: set[str] = set()
         self.has_answered = False
@@ -109,13 +111,12 @@ class Chat:
         return self.forms[0] and "response_format" not in self.left_out
 
     def limit(self, attempt: int) -> int:
-        """The most tokens of a reply. The second attempt has room for one that was cut off, also by
-        a reasoning that nobody has asked for.
+        """The most tokens of a reply, twice as many for the second attempt.
+
+        A judge that reasons spends its tokens on that first, and says nothing if they run out.
         """
-        judge = self.settings
-        is_asked_to_reason = judge.reasoning_effort not in ("none", "default")
-        room = judge.reasoning_tokens if is_asked_to_reason or attempt > 1 else 0
-        return judge.max_tokens * attempt + room
+        room = self.settings.reasoning_tokens if self.reasons else 0
+        return attempt * (self.settings.max_tokens + room)
 
     def question(self, texts: Comparison, as_json: bool) -> Question:
         """The question that a comparison makes."""
@@ -135,7 +136,8 @@ class Chat:
             "model": judge.model,
             "messages": messages(question),
             "temperature": judge.temperature,
-            "max_tokens": self.limit(attempt),
+            "max_tokens": judge.max_tokens,
+            "reasoning_tokens": judge.reasoning_tokens,
             "reasoning_effort": judge.reasoning_effort,
             "structured": as_json,
             "attempt": attempt,
@@ -225,6 +227,12 @@ class Chat:
         except openai.APIConnectionError as error:
             what = str(error.__cause__ or error) or type(error.__cause__).__name__
             raise self._stop_with(f"{what}{through_proxy()}; {Kind.OUTAGE.value}") from None
+        except UserError:
+            raise
+        except Exception as error:  # a defect, whose text may contain what was sent
+            if self.hide(str(error)) == str(error):
+                raise
+            raise RuntimeError(self.hide(f"{type(error).__name__}: {error}")) from None
         return None
 
     def _sorted(self, error: ServerError, headers: Any) -> Exception:
@@ -249,6 +257,7 @@ class Chat:
     def _checked(self, reply: Completion | None, attempt: int) -> Completion:
         """The reply, unless the server keeps on sending thoughts without an answer."""
         assert reply is not None
+        self.reasons = self.reasons or reply.has_thought
         # A first reply that was cut off while thinking gets more room.
         is_first_try = reply.finish_reason == "length" and attempt < ATTEMPTS[-1]
         if reply.is_only_thought and not is_first_try:
@@ -328,19 +337,12 @@ class Delivery(httpx2.AsyncBaseTransport):
 
     async def _send(self, request: httpx2.Request) -> tuple[int, httpx2.Headers, str]:
         """Status, headers and body of the response, without the key, if the server repeats it."""
-        hide = self.chat.hide
         seconds = self.chat.settings.request_seconds
         try:
             # The client's own timeout starts again at each byte.
             return await asyncio.wait_for(self._receive(request), seconds)
         except asyncio.TimeoutError:
             raise httpx2.ReadTimeout(f"no reply within {seconds:g} s", request=request) from None
-        except httpx2.RequestError:
-            raise
-        except Exception as error:  # a defect, whose text may contain what was sent
-            if hide(str(error)) == str(error):
-                raise
-            raise RuntimeError(hide(f"{type(error).__name__}: {error}")) from None
 
     async def _receive(self, request: httpx2.Request) -> tuple[int, httpx2.Headers, str]:
         response = await self.chat.http.send(request, stream=True)

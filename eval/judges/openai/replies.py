@@ -40,7 +40,7 @@ class Completion:
     """`stop`, `length` or CONTENT_FILTER; another word means that the server failed."""
     model: str
     has_thought: bool
-    """Whether the model has thought, in a field of its own or in the text."""
+    """Whether the model has reasoned: it shows or counts it, or was cut off before a word."""
     prompt_tokens: int
     completion_tokens: int
     """All that were written, including the reasoning."""
@@ -71,16 +71,25 @@ def read_completion(body: Any) -> Completion | None:
         written = count(usage.get("completion_tokens"))
         # Google and xAI count the reasoning only in the total. Without the two other counts the
         # reply is billed at its worst price, whatever the total says.
+        counted_elsewhere = 0
         if prompt_tokens and (written or not text):
-            written = max(written, count(usage.get("total_tokens")) - prompt_tokens)
+            counted_elsewhere = max(0, count(usage.get("total_tokens")) - prompt_tokens - written)
+        finish_reason = end_of(choice.get("finish_reason"))
+        written_details = usage.get("completion_tokens_details") or {}
+        signs_of_thought = [
+            END_OF_THOUGHT.search(text),
+            *[message.get(field) for field in THOUGHT_FIELDS],
+            count(written_details.get("reasoning_tokens")),
+            counted_elsewhere,
+            finish_reason == "length" and not text.strip(),
+        ]
         return Completion(
             text=text,
-            finish_reason=end_of(choice.get("finish_reason")),
+            finish_reason=finish_reason,
             model=clean(body.get("model") or ""),
-            has_thought=bool(END_OF_THOUGHT.search(text))
-            or any(message.get(field) for field in THOUGHT_FIELDS),
+            has_thought=any(signs_of_thought),
             prompt_tokens=prompt_tokens,
-            completion_tokens=written,
+            completion_tokens=written + counted_elsewhere,
             cached_tokens=count(prompt_details.get("cached_tokens")),
             cache_write_tokens=count(prompt_details.get("cache_write_tokens")),
         )
@@ -245,14 +254,20 @@ def find_error(status: int, text: str, body: Any) -> ServerError | None:
     first = body[0] if isinstance(body, list) and body else body  # Google sends a list
     if not isinstance(first, dict):
         return None
-    choices = first.get("choices") or [{}]
-    in_choice = choices[0].get("error") if isinstance(choices[0], dict) else None
-    error = first.get("error") or in_choice  # the latter from OpenRouter
+    error = first.get("error") or error_in_choice(first)
     if error is None and "choices" not in first and {"message", "detail", "code"} & {*first}:
         error = first  # vLLM's older versions, FastAPI, Qwen
     if not error:
         return None
     return ServerError(status_of(error, first), json.dumps(error if error is first else first))
+
+
+def error_in_choice(body: dict[str, Any]) -> Any:
+    """The error that OpenRouter puts next to an unfinished reply."""
+    match body:
+        case {"choices": [{"error": error}, *_]}:
+            return error
+    return None
 
 
 def status_of(error: Any, body: dict[str, Any]) -> int:

@@ -12,11 +12,22 @@ from eval.judges.openai.cache import ReplyCache
 from eval.judges.openai.client import ATTEMPTS, Chat, PostError
 from eval.judges.openai.replies import Completion
 from eval.judges.prompt import parse_choice
-from eval.judges.protocol import CONTENT_FILTER, About, Choice, Comparison, Judge, Reply
+from eval.judges.protocol import (
+    CONTENT_FILTER,
+    FILTERED,
+    TOO_LONG,
+    About,
+    Choice,
+    Comparison,
+    Judge,
+    Reply,
+)
 from stages.config.checks import UserError
 from stages.config.judge import JudgeSettings
 from stages.runs.progress import told
 
+# Of a post that will be refused again.
+REFUSED = (TOO_LONG, FILTERED, CONTENT_FILTER)
 USUAL_REPLY_TOKENS = 60  # one sentence and a verdict
 ASSUMED_REASONING_TOKENS = 500  # how long a judge reasons about two summaries: an assumption
 
@@ -60,8 +71,8 @@ class OpenAIJudge(Judge):
     ) -> None:
         """Print what the missing replies will cost, before the first is asked for.
 
-        The shortest question goes first and alone: it shows what the server takes and in whose name
-        it answers.
+        The shortest question goes first and alone, and more if they bring no answer: they show what
+        the server takes and in whose name it answers.
         """
         different = dict.fromkeys(map(anonymous, comparisons))
         keys = {key for each in chain(comparisons, same_cap) for key in self.chat.keys(each)}
@@ -71,8 +82,11 @@ class OpenAIJudge(Judge):
         attempts = {texts: self._missing(texts) for texts in different}
         missing = {texts: attempt for texts, attempt in attempts.items() if attempt is not None}
         print(self._estimate(len(different), missing), flush=True)
-        if missing and not self.chat.has_answered:
-            self.reply(min(missing, key=lambda texts: sum(map(len, texts[1:]))))
+        shortest_first = sorted(missing, key=lambda texts: sum(map(len, texts[1:])))
+        for texts in shortest_first:
+            if self.chat.has_answered and not self.chat.only_thought:
+                break
+            self.reply(texts)
 
     def reply(self, comparison: Comparison) -> Reply:
         """The reply to a comparison, kept or new."""
@@ -106,10 +120,18 @@ class OpenAIJudge(Judge):
 
     async def _ask(self, texts: Comparison) -> Reply:
         """Ask, and once more if the reply is no verdict; the last reply counts."""
-        for attempt in ATTEMPTS:
-            completion = self.chat.kept(texts, attempt)
+        reply = await self._reply(texts, ATTEMPTS[0])
+        for attempt in ATTEMPTS[1:]:
+            if reply.choice is None and reply.finish_reason not in REFUSED:
+                reply = await self._reply(texts, attempt)
+        return reply
+
+    async def _reply(self, texts: Comparison, attempt: int) -> Reply:
+        """The reply of one attempt, kept or new."""
+        completion = self.chat.kept(texts, attempt)
+        if completion is None:
             try:
-                completion = completion or await self.chat.ask(texts, attempt)
+                completion = await self.chat.ask(texts, attempt)
             except PostError as error:
                 return Reply(
                     choice=None,
@@ -118,11 +140,8 @@ class OpenAIJudge(Judge):
                     requested_model=self.settings.model,
                     prompt_hash=self.chat.question(texts, self.chat.uses_schema).hash,
                 )
-            choice = self._choice(texts, completion)
-            if choice or completion.finish_reason == CONTENT_FILTER:
-                break
         return Reply(
-            choice=choice,
+            choice=self._choice(texts, completion),
             text=completion.text,
             requested_model=self.settings.model,
             model=completion.model,
@@ -156,7 +175,7 @@ class OpenAIJudge(Judge):
         if not missing or self.price is None:
             return told(who, start if not missing else f"{start}; price unknown")
         written = min(self.settings.max_tokens, USUAL_REPLY_TOKENS)
-        if self.settings.reasoning_effort not in ("none", "default"):
+        if self.chat.reasons:
             written += min(self.settings.reasoning_tokens, ASSUMED_REASONING_TOKENS)
         requests = [self.chat.request(texts, attempt) for texts, attempt in missing.items()]
         usual = sum(self.price.usually(request.body, written) for request in requests)
