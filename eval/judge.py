@@ -6,9 +6,9 @@
 Writes `judgements.jsonl`, a row per question, and a gold reward model's `gold_scores.jsonl`.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from itertools import chain
 from math import inf
 from pathlib import Path
@@ -16,7 +16,6 @@ from typing import Any
 
 from eval.control_texts import SELF, control_rows
 from eval.judges.offline import FactsJudge, RewardModelJudge, knows_own_texts_only
-from eval.judges.openai.server_judge import OpenAIJudge
 from eval.judges.protocol import (
     CONTENT_FILTER,
     FILTERED,
@@ -39,8 +38,20 @@ from stages.pipeline.start import run_stage
 from stages.runs.files import cut_file, read_lines, whole_lines
 from stages.runs.run import Run, open_stage, write_rows
 
-Task = tuple[str, Row, str]
-"""The policy's name, the row with its summary, and the order in which the two are shown."""
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """One question: a policy's summary against the reference, shown in one order."""
+
+    policy: str
+    row: Row
+    order: str
+
+    @property
+    def comparison(self) -> Comparison:
+        """What the judge is asked. It knows a row by its post's id."""
+        post_id = self.row.get("post", self.row["id"])
+        return comparison_of({**self.row, "id": post_id}, self.order)
 
 
 def judge_summaries(config: Config) -> dict[str, Any]:
@@ -76,13 +87,16 @@ def make_judge(config: Config, policies: dict[str, list[Row]]) -> Judge:
     if config.judge.kind == "facts":
         return FactsJudge()
     if config.judge.gold:
-        from eval.judges.gold import GoldJudge  # needs torch
+        from eval.judges.gold import GoldJudge  # imports torch
 
         return GoldJudge(config)
     if config.judge.kind == "reward_model":
         return RewardModelJudge(row for rows in policies.values() for row in rows)
     check_asking(config)
-    return OpenAIJudge(config.judge, settings.RUNS / "judge_cache" / "replies.sqlite")
+    from eval.judges.openai.cache import cache_file
+    from eval.judges.openai.server_judge import OpenAIJudge  # imports openai
+
+    return OpenAIJudge(config.judge, cache_file(settings.RUNS))
 
 
 def summarize(about: About, judgements: list[Row]) -> dict[str, Any]:
@@ -92,18 +106,26 @@ def summarize(about: About, judgements: list[Row]) -> dict[str, Any]:
     """
     unjudged = [row for row in judgements if row["verdict"] == "unjudged"]
     decided = [row for row in judgements if row["verdict"] in ("policy", "reference")]
-    first = [row for row in decided if row["verdict"] == VERDICTS[row["order"]]["A"]]
+    prefer_first = [row for row in decided if row["verdict"] == VERDICTS[row["order"]]["A"]]
     results = {
         "judge": asdict(about),
         "models": sorted({row["model"] for row in judgements} - {""}),
         "judgements": len(judgements),
         "unjudged": len(unjudged) / len(judgements),
-        "share_first": len(first) / len(decided) if decided else None,
+        "share_first": len(prefer_first) / len(decided) if decided else None,
     }
-    for name, ends in (("too_long", {TOO_LONG}), ("filtered", {FILTERED, CONTENT_FILTER})):
-        if posts := sorted({row["id"] for row in unjudged if row["finish_reason"] in ends}):
-            results[name] = posts
+    too_long = posts_that_ended(unjudged, (TOO_LONG,))
+    if too_long:
+        results["too_long"] = too_long
+    filtered = posts_that_ended(unjudged, (FILTERED, CONTENT_FILTER))
+    if filtered:
+        results["filtered"] = filtered
     return results
+
+
+def posts_that_ended(judgements: Iterable[Row], reasons: Collection[str]) -> list[str]:
+    """The ids of the posts whose reply ended for one of these reasons."""
+    return sorted({row["id"] for row in judgements if row["finish_reason"] in reasons})
 
 
 def controls_of(config: Config, policies: Mapping[str, Sequence[Row]]) -> dict[str, list[Row]]:
@@ -115,8 +137,19 @@ def controls_of(config: Config, policies: Mapping[str, Sequence[Row]]) -> dict[s
 
 def run_questions(config: Config, policies: Mapping[str, Sequence[Row]]) -> Iterator[Comparison]:
     """All that a run may ask its judge about some policies, which counts towards its cap."""
-    for rows in chain(policies.values(), controls_of(config, policies).values()):
-        yield from (comparison_of(row, order) for row in rows for order in VERDICTS)
+    controls = controls_of(config, policies)
+    for task in chain(tasks_of(policies), tasks_of(controls)):
+        yield task.comparison
+
+
+def tasks_of(rows: Mapping[str, Sequence[Row]]) -> list[Task]:
+    """The questions about the rows of each policy, in the order in which they are judged."""
+    return [
+        Task(policy=policy, row=row, order=order)
+        for policy in rows
+        for row in rows[policy]
+        for order in VERDICTS
+    ]
 
 
 def judge_both_orders(
@@ -129,50 +162,69 @@ def judge_both_orders(
     """Judge each row's `summary` against its `reference` and append to `judgements.jsonl`.
 
     `rows`: name -> rows; the judgements get the name as their `policy`. A row is named by its `id`;
-    `post` is the id of its post where the two differ. What stands in that file already is kept.
-    `same_cap` are questions that were asked before and count under the same cap on the cost.
+    `post` is the id of its post where the two differ. Judgements that are already in the file are
+    kept. `same_cap` are other questions that count under the same cap on the cost.
     """
-    tasks = [(name, row, order) for name in rows for row in rows[name] for order in VERDICTS]
+    tasks = tasks_of(rows)
     judgements = kept_judgements(run.partial / "judgements.jsonl", tasks)
     done = len(judgements)
     if done == len(tasks):
         return judgements
-    questions = [
-        comparison_of({**row, "id": row.get("post", row["id"])}, order) for _, row, order in tasks
-    ]
-    before = chain(same_cap, questions[:done])
+
+    # Kept judgements have cost money, too.
+    questions = [task.comparison for task in tasks]
+    paid_before = chain(same_cap, questions[:done])
+
     judge.keep = run.resume
-    replies = judge_all(judge, questions[done:], run.config.judge.concurrency, before)
+    replies = judge_all(judge, questions[done:], run.config.judge.concurrency, paid_before)
     with closing(replies):
         shown = run.progress(replies, label, len(tasks), done)
         for task, reply in zip(tasks[done:], shown, strict=True):
-            run.resume.mkdir(exist_ok=True)  # from here on there is something to go on from
-            judgements.append(judgement(judge.about, *task, reply))
-            run.append("judgements.jsonl", judgements[-1])
+            run.resume.mkdir(exist_ok=True)  # from here on there is something to resume from
+            row = judgement(judge.about, task, reply)
+            judgements.append(row)
+            run.append("judgements.jsonl", row)
     return judgements
 
 
 def kept_judgements(path: Path, tasks: Sequence[Task]) -> list[Row]:
     """The judgements of the first tasks that an interrupted stage has left; the rest is cut off."""
     kept: list[Row] = []
-    for row, (policy, about, order) in zip(whole_lines(path)[0], tasks, strict=False):
-        expected = {"policy": policy, "id": about["id"], "order": order}
-        is_row = isinstance(row, dict) and row.get("verdict") in VERDICTS[order].values()
-        if not is_row or row | expected != row:
+    for row, task in zip(whole_lines(path)[0], tasks, strict=False):
+        if not is_judgement_of(row, task):
             break  # a person has changed it
         kept.append(row)
     with suppress(FileNotFoundError):
         lines = path.read_bytes().splitlines(keepends=True)
-        cut_file(path, sum(map(len, lines[: len(kept)])))
+        cut_file(path, sum(len(line) for line in lines[: len(kept)]))
     return kept
 
 
-def judgement(about: About, policy: str, row: Row, order: str, reply: Reply) -> Row:
-    """One row of `judgements.jsonl`: the summary against the reference, shown in one order."""
-    others = asdict(reply)
-    verdict, text = VERDICTS[order][others.pop("choice")], others.pop("text")
-    kept = {"policy": policy, "id": row["id"], "order": order, "verdict": verdict}
-    return {**kept, "judge": about.name, **others, "reply": text}
+def is_judgement_of(row: Any, task: Task) -> bool:
+    """Whether a line of `judgements.jsonl` answers a task."""
+    return (
+        isinstance(row, dict)
+        and row.get("policy") == task.policy
+        and row.get("id") == task.row["id"]
+        and row.get("order") == task.order
+        and row.get("verdict") in VERDICTS[task.order].values()
+    )
+
+
+def judgement(about: About, task: Task, reply: Reply) -> Row:
+    """One row of `judgements.jsonl`."""
+    reply_fields = asdict(reply)
+    choice = reply_fields.pop("choice")
+    text = reply_fields.pop("text")
+    return {
+        "policy": task.policy,
+        "id": task.row["id"],
+        "order": task.order,
+        "verdict": VERDICTS[task.order][choice],
+        "judge": about.name,
+        **reply_fields,
+        "reply": text,
+    }
 
 
 def config_with_cap(argv: list[str] | None, description: str) -> Config:
@@ -180,15 +232,16 @@ def config_with_cap(argv: list[str] | None, description: str) -> Config:
 
     Raises UserError for a cap of 0, because in the settings 0 means no cap.
     """
-    own = Parser(add_help=False)
-    own.add_argument("--max-cost", type=float)
-    cap, others = own.parse_known_args(argv)
+    parser = Parser(add_help=False)
+    parser.add_argument("--max-cost", type=float)
+    arguments, others = parser.parse_known_args(argv)
     config = config_from_arguments(others, f"{description}; also takes --max-cost USD")
-    if cap.max_cost is None:
+    max_cost = arguments.max_cost
+    if max_cost is None:
         return config
-    if not 0 < cap.max_cost < inf:
-        raise UserError(f"--max-cost must be above 0, not {cap.max_cost:g}: leave it out for none")
-    return config.changed(judge=config.judge.changed(max_cost=cap.max_cost))
+    if not 0 < max_cost < inf:
+        raise UserError(f"--max-cost must be above 0, not {max_cost:g}: leave it out for no cap")
+    return config.changed(judge=config.judge.changed(max_cost=max_cost))
 
 
 def main(argv: list[str] | None = None) -> None:

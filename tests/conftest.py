@@ -127,7 +127,8 @@ def browser(tmp_path_factory):
 def judge_environment(runs, monkeypatch):
     """A runs folder, a key for a server, short waits, and no server of the developer's own."""
     monkeypatch.setenv("OPENAI_API_KEY", "none")
-    monkeypatch.setattr("eval.judges.openai.replies.FIRST_WAIT", 0.02)
+    monkeypatch.setattr("openai._base_client.INITIAL_RETRY_DELAY", 0.02)
+    monkeypatch.setattr("openai._base_client.MAX_RETRY_DELAY", 0.1)
     for name in ("OPENAI_BASE_URL", "WANDB_PROJECT"):
         monkeypatch.delenv(name, raising=False)
     return runs

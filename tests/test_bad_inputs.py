@@ -371,9 +371,9 @@ SERVER: list[tuple[Any, str]] = [  # what it answers, the line
     (refusal(401, "line\nbreak"), "401"),
     (refusal(401, "\x1b[31mred"), "\\u001b[31mred"),
     (refusal(429, code="insufficient_quota"), "credit"),
-    (refusal(500), "run it again to go on"),
+    (refusal(500), "run the same command again"),
     ((200, "<html>a page</html>"), "base_url"),
-    ((200, {"choices": []}), "run it again to go on"),
+    ((200, {"choices": []}), "run the same command again"),
     (chat(GOOD, model="another"), "another"),
 ]
 

@@ -13,9 +13,9 @@ from eval.control_texts import (
     swapped,
 )
 from eval.controls import describe, judge_controls, outcome
-from eval.judge import judgement
+from eval.judge import Task, judgement
 from eval.judges import protocol
-from eval.judges.protocol import VERDICTS, About, Reply, comparison_of, judge_pair
+from eval.judges.protocol import VERDICTS, About, Reply, judge_pair
 from stages.config.command_line import make_config
 from stages.config.config import Checks
 from stages.config.sections import format_post
@@ -152,8 +152,8 @@ def outcome_of(judge, posts):
     for name, of_name in rows.items():
         for row in of_name:
             for order in VERDICTS:
-                reply = judge_pair(judge, comparison_of(row, order))
-                judgements.append(judgement(judge.about, name, row, order, reply))
+                task = Task(policy=name, row=row, order=order)
+                judgements.append(judgement(judge.about, task, judge_pair(judge, task.comparison)))
     return outcome(judgements, rows)
 
 

@@ -4,6 +4,7 @@ EXAMPLES=100000 in the environment tries more of each.
 """
 
 import csv
+import dataclasses
 import io
 import json
 import os
@@ -17,23 +18,23 @@ import pytest
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
-from eval.judges.openai.replies import PassingError, read_reply
-from eval.judges.openai.server_judge import choice_of
-from eval.judges.prompt import LINES, make_question
+from eval.judges.openai.replies import find_error, read_completion
+from eval.judges.prompt import END_OF_THOUGHT, START_OF_THOUGHT, make_question, parse_choice
 from reports.parts import page
 from reports.parts.blocks import Details, Heading, Note, Sample, Table, Text, link
 from stages.config.checks import HIDDEN, UserError, visible
 from stages.config.command_line import config_from_arguments, section_from
 from stages.config.config import SECTIONS, TYPES, settings_hash
 from stages.config.judge import Outputs
+from stages.config.judge_prompt import read_prompt
 from stages.config.sections import Data
 from stages.config.stages import STAGES
 from stages.data.bad_rows import BadRows
 from stages.data.readers import read_split
 from stages.data.row_counts import count_odd_comparisons
 from tests.lib.chat_server import GOOD, chat
+from tests.lib.injections import INJECTIONS
 from tests.lib.rows import PAIR, POST
-from tests.test_injection import INJECTIONS
 from tests.test_outputs import systems_of
 
 tries = hypothesis.settings(
@@ -107,16 +108,11 @@ def is_one_line(error: Exception, *parts: str) -> None:
 
 # -- replies of a judge ----------------------------------------------------------------------------
 
-QUESTION = st.builds(make_question, TEXT.map("POST: {}".format), TEXT, TEXT, st.just(LINES))
+TEMPLATE = read_prompt("", "overall")
 DECIDED = (
     "Preferred: {}",
     "**Preferred:** **{}**",
-    "Preferred: <{}>",
-    "> nothing\nVerdict: {}",
-    "Winner = {}",
-    "Preferred: {} because it says more",
-    '{{"comparison": "short", "preferred": "{}"}}',
-    '```json\n{{"comparison": "it says \\"x\\"", "preferred": "{}"}}\n```',
+    "_Preferred: {}_",
 )
 NOT_DECIDED = (
     "Preferred: A or B",
@@ -125,48 +121,63 @@ NOT_DECIDED = (
     "Preferred: C",
     "Preferred:",
     "It says 'Preferred: A'.",
+    "Winner: A",
     '{"comparison": "x", "preferred": "A or B"}',
-    '{"preferred": "A", "preferred": "B"}',
+    '{"comparison": "x", "preferred": "A", "preferred": "B"}',
     "<think>Preferred: A</think>",
 )
 
 
-def verdict_of(reply: str, question: Any, ends: str = "stop") -> str | None:
-    return choice_of({"text": reply, "finish_reason": ends}, question)
-
-
 @tries
-@hypothesis.given(QUESTION, st.sampled_from(DECIDED), st.sampled_from(["A", "B", "tie"]), TEXT)
-def test_a_reply_means_the_verdict_at_its_end_or_none(question, form, verdict, before):
+@hypothesis.given(st.sampled_from(DECIDED), st.sampled_from(["A", "B", "tie"]), TEXT)
+def test_a_reply_means_the_verdict_at_its_end_or_none(form, verdict, before):
     reply = f"Comparison: of these two this one leaves less out.\n{form.format(verdict)}"
-    assert verdict_of(reply, question) == verdict
-    assert verdict_of(f"{before}\n{reply}", question) in (verdict, None)
-    assert verdict_of(reply, question, "length") is None
+    assert parse_choice(reply) == verdict
+    assert parse_choice(f"{before}\n{reply}") in (verdict, None)
+    assert parse_choice(f"{reply}\nOr not: {before}") is None
 
 
 @tries
-@hypothesis.given(QUESTION, st.sampled_from(NOT_DECIDED), TEXT, st.integers(0, 9))
-def test_a_reply_that_decides_nothing_has_no_verdict(question, ending, text, short):
+@hypothesis.given(TEXT, st.sampled_from(["A", "B", "tie"]))
+def test_an_object_means_its_verdict_whatever_its_comparison_says(comparison, verdict):
+    reply = json.dumps({"comparison": comparison, "preferred": verdict})
+    has_thought = START_OF_THOUGHT.search(reply) or END_OF_THOUGHT.search(reply)
+    assert parse_choice(reply) == (None if has_thought else verdict)
+
+
+@tries
+@hypothesis.given(st.sampled_from(NOT_DECIDED), TEXT, st.integers(0, 9))
+def test_a_reply_that_decides_nothing_has_no_verdict(ending, text, short):
     whole = json.dumps({"comparison": text, "preferred": "A"})
     start = "Comparison: of these two this one leaves less out.\n"
-    for reply in (start + ending, whole[: -1 - short], question.prompt, *question.texts):
-        assert verdict_of(reply, question) is None
+    assert parse_choice(start + ending) is None
+    assert parse_choice(whole[: -1 - short]) is None
+
+
+@tries
+@hypothesis.given(TEXT.map("POST: {}".format), TEXT, TEXT, st.booleans())
+def test_a_repeated_question_or_text_is_no_verdict(query, first, second, as_json):
+    question = make_question(TEMPLATE, query=query, first=first, second=second, as_json=as_json)
+    assert parse_choice(question.prompt) is None
+    assert all(question.is_echo(text) for text in question.texts)
 
 
 @tries
 @hypothesis.given(mutated(chat(GOOD)[1]), st.integers(0, 99))
-def test_the_body_of_a_reply_is_a_row_of_texts_and_numbers_or_a_failed_try(body, cut):
+def test_the_body_of_a_reply_is_texts_and_numbers_an_error_or_nothing(body, cut):
     text = json.dumps(body)
     for raw in (text, text[:cut]):
         try:
-            row = read_reply(raw)
-        except PassingError as error:
-            is_one_line(error, "no chat completion came back")
+            received = json.loads(raw)
+        except ValueError:
             continue
-        kinds = {name: type(value) for name, value in row.items() if not name.endswith("tokens")}
-        assert kinds.pop("thought") is bool
-        assert {*kinds.values()} == {str}
-        row["text"].encode()
+        error = find_error(200, raw, received)
+        assert error is None or error.library_status >= 400
+        completion = read_completion(received)
+        if completion is not None:
+            assert json.loads(json.dumps(dataclasses.asdict(completion)))
+            assert {type(completion.text), type(completion.model)} == {str}
+            completion.text.encode()
 
 
 # -- settings --------------------------------------------------------------------------------------

@@ -47,7 +47,8 @@ SIBLINGS = ("stages", "reports.sections", "reports")
 WITHOUT_TORCH = """
     stages.config.* stages.runs.* stages.pipeline.*
     stages.data.builtin stages.data.readers eval.judge eval.win_rate eval.rates.*
-    eval.judges.openai.* reports.*_page reports.parts.* reports.sections.* reports.scaling.*
+    eval.judges.openai.budget eval.judges.openai.cache reports.*_page
+    reports.parts.* reports.sections.* reports.scaling.*
     reports.sharing.* reports.needs.plan
 """.split()
 

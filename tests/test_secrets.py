@@ -60,7 +60,7 @@ COMPLETION = json.dumps(chat(GOOD)[1])
 FAULTS: dict[str, tuple[Answer, str]] = {
     "a reply": (reply(f"Comparison: the key is {KEY}.\nPreferred: A"), "the key is [key]"),
     "a reply in escapes": (raw(COMPLETION.replace("accurate", ESCAPED)), "is [key]."),
-    "a thought": (lambda number, body: (200, THINKS), "[key]"),
+    "a thought": (lambda number, body: (200, THINKS), "accurate"),
     "another model's name": (reply(GOOD, model=KEY), "the reply is [key]'s"),
     "headers": (lambda number, body: (*chat(GOOD), {"x-echo": KEY, "retry-after": KEY}), "reply"),
     "a bad key": (refusal(401, f"Incorrect API key provided: {KEY}"), "provided: [key]"),
@@ -86,7 +86,6 @@ def words(judge_environment, place, monkeypatch):
             "outputs.file=x.jsonl",
             "judge.kind=openai",
             "judge.model=judge",
-            "judge.asks=1",
         ]
         settings += ["judge.max_retries=1", f"judge.base_url={url}", "checks.control_posts=2"]
         return ["--preset", "outputs", "--set", *settings]
@@ -110,7 +109,7 @@ def written(folder: Path) -> str:
     return "\n".join(texts)
 
 
-TABLES = ("replies", "tries")
+TABLES = ("requests",)
 
 
 def run_and_search(words: list[str], capfd: Any, folder: Path) -> str:
@@ -138,7 +137,7 @@ def test_the_search_finds_a_key(tmp_path):
     with sqlite3.connect(tmp_path / "x.sqlite") as file:
         for name in TABLES:
             file.execute(f"CREATE TABLE {name} (x)")
-        file.execute("INSERT INTO tries VALUES (?)", (KEY,))
+        file.execute("INSERT INTO requests VALUES (?)", (KEY,))
     (tmp_path / "y").write_text(ESCAPED)
     everything = written(tmp_path)
     assert KEY in everything
@@ -161,11 +160,11 @@ def http():
 def test_a_key_in_an_error_of_the_client_is_nowhere(
     words, capfd, tmp_path, monkeypatch, http, error, shown
 ):
-    def fails(self: Any, request: Any, **_: Any) -> Any:
+    async def fails(self: Any, request: Any, **_: Any) -> Any:
         kind = getattr(http, error) if error else LookupError  # which is a defect
         raise kind(f"sent: {request.headers['authorization']}")
 
-    monkeypatch.setattr(http.Client, "send", fails)
+    monkeypatch.setattr(http.AsyncClient, "send", fails)
     try:
         said = run_and_search(words("http://127.0.0.1:9/v1"), capfd, tmp_path)
     except RuntimeError:
@@ -179,7 +178,7 @@ def test_a_key_is_not_in_the_traceback_of_a_defect_of_ours(words, tmp_path, monk
     def breaks(text: str) -> None:
         raise ZeroDivisionError(text)
 
-    monkeypatch.setattr("eval.judges.openai.client.read_reply", breaks)
+    monkeypatch.setattr("eval.judges.openai.client.read_completion", breaks)
     with serving(reply(KEY)) as server, pytest.raises(ZeroDivisionError) as broken:
         run_stages(words(server.url))
     said = "".join(traceback.format_exception(broken.value)) + written(tmp_path)

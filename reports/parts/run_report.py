@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from eval.judges.prompt import ALONE, CRITERIA, LINES, OBJECT, PROMPT
 from reports.parts import page
 from reports.parts.blocks import Block, Heading, Quoted, Text
 from reports.parts.collect import Record, load_run
 from reports.parts.words import Row, device_of, shown
 from stages.config import config as settings
 from stages.config.checks import UserError
-from stages.config.config import Config, JudgeSettings, hash_of
+from stages.config.config import Config, hash_of
+from stages.config.judge_prompt import OVERALL, REPLY_AS_JSON, REPLY_AS_LINES, read_prompt
 from stages.config.stages import STAGES
 from stages.runs.files import file_hash, write_json, write_text
 from stages.runs.machine import code_version
@@ -159,16 +159,14 @@ def made_from(kind: str, names: Iterable[str], folders: Iterable[Path]) -> Row:
     }
 
 
-SCHEMA = f"{OBJECT}\n\n(to a server without JSON schemas:)\n\n{LINES}"
-
-
 def prompts(judges: Iterable[Row]) -> list[Block]:
     """What the LLMs among some judges were sent (their settings are given); none for others."""
+    forms = f"{REPLY_AS_JSON}\n\n(to a server without JSON schemas:)\n\n{REPLY_AS_LINES}"
     sent: dict[str, None] = {}
-    for judge in (JudgeSettings(**values) for values in judges):
-        if judge.kind == "openai":
-            question = PROMPT.replace(CRITERIA, ALONE.get(judge.axis, CRITERIA))
-            sent[question.replace("{ending}", SCHEMA)] = None
+    for judge in judges:
+        if judge["kind"] == "openai":
+            template = read_prompt(judge.get("prompt", ""), judge.get("axis", OVERALL))
+            sent[f"{template.text}\n\n{forms}"] = None
     title = "The judge's prompt"
     return [Heading(title), *(Quoted(title, question) for question in sent)] if sent else []
 

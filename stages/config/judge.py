@@ -16,21 +16,18 @@ from pydantic import Field, model_validator
 from typing_extensions import Self
 
 from stages.config.checks import UserError, address_fault
+from stages.config.judge_prompt import OVERALL, read_prompt
 from stages.config.section import MOST, Section
 
 LONGEST_NAME = 100  # of a system or a run, in characters: file systems take 255 bytes
-OVERALL = "overall"  # the axis of a judge that compares summaries as a whole
 MOST_UNJUDGED = 0.02  # share of a policy's posts above which its win rate is no headline
-# Names the question's wording in `eval/judges/prompt.py`; a test checks that the two agree.
-WORDING = "axes-1"
 OPENAI_MODEL = "gpt-6-luna"
-# The settings that verdicts of a server depend on.
+# The settings that verdicts of a server depend on, in addition to the text of the prompt.
 OF_VERDICTS = (
     "model",
     "base_url",
     "temperature",
     "max_tokens",
-    "asks",
     "structured",
     "reasoning_effort",
     "reasoning_tokens",
@@ -143,13 +140,14 @@ class JudgeSettings(Section):
     accept_model: str = ""
     """Other names under which the server may answer, separated by commas, with `*` and `?`. Empty:
     only judge.model, also with a date or a revision."""
-    asks: int = Field(default=4, gt=0, le=16)
-    """Replies requested until one is usable, each with twice the token budget of the one before."""
     structured: Literal["auto", "on", "off"] = "auto"
     """Whether replies follow a JSON schema: `on`, `off`, or `auto` (unless the server refuses)."""
-    axis: Literal["overall", "accuracy", "coverage", "coherence"] = "overall"
-    """What the judge compares: the summaries `overall`, or only one axis of Stiennon et al. 2020:
-    `accuracy`, `coverage` or `coherence`."""
+    prompt: str = ""
+    """File with the question. Empty: `eval/judges/prompts/overall.md`."""
+    axis: str = OVERALL
+    """What the judge compares: the summaries `overall`; only one axis of Stiennon et al. 2020,
+    `accuracy`, `coverage` or `coherence`; or any NAME whose criteria are in `axes/NAME.md` next to
+    the file of judge.prompt."""
 
     # The settings below say how the judge is asked. No verdict depends on them.
     concurrency: int = Field(default=8, gt=0, le=1000)
@@ -190,16 +188,26 @@ class JudgeSettings(Section):
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What verdicts depend on: kind, wording and some settings; no price, pace or cap."""
+        """What verdicts depend on: kind, wording and some settings; no price, pace or cap.
+
+        Raises UserError where the prompt cannot be read.
+        """
         if self.kind != "openai":
             return {"kind": self.kind} | ({"model": self.gold} if self.gold else {})
         settings = {name: getattr(self, name) for name in OF_VERDICTS}
-        return {"kind": self.kind, **settings, "wording": WORDING}
+        return {"kind": self.kind, **settings, "wording": self.wording}
+
+    @property
+    def wording(self) -> str:
+        """A hash of all that an LLM is asked, apart from the texts."""
+        parts = read_prompt(self.prompt, self.axis).parts
+        return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
 
     def check_read(self, names: Iterable[str]) -> None:
         """Raise UserError for a setting that only verdicts of another kind depend on."""
-        read_by = {"openai": OF_VERDICTS, "reward_model": ("model",)}
-        unread = set(OF_VERDICTS).difference(read_by.get(self.kind, ()))
+        of_an_llm = {*OF_VERDICTS, "prompt"}
+        read_by = {"openai": of_an_llm, "reward_model": {"model"}}
+        unread = of_an_llm.difference(read_by.get(self.kind, ()))
         useless = sorted(unread.intersection(names))
         if useless:
             raise UserError(
@@ -209,8 +217,13 @@ class JudgeSettings(Section):
 
     @property
     def label(self) -> str:
-        """The model, and the axis that it is asked about if it is only one."""
-        return self.model if self.axis == OVERALL else f"{self.model}, {self.axis} alone"
+        """The model, its prompt if that is not ours, and the axis if it is only one."""
+        label = self.model
+        if self.prompt:
+            label += f", prompt {Path(self.prompt).stem}"
+        if self.axis != OVERALL:
+            label += f", {self.axis} alone"
+        return label
 
     @property
     def gold(self) -> str:

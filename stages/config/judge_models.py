@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from stages.config.checks import UserError
 from stages.config.config import TOY, Config
+from stages.config.judge_prompt import read_prompt
 from stages.config.stages import OUTPUTS, RELEASED
 
 
@@ -96,8 +97,8 @@ def without_price(model: str) -> UserError:
 
 
 def check_asking(config: Config, capped: bool = False) -> None:
-    """Raise UserError where a judge could not be asked: no key, a cap without a price, posts of no
-    built-in world. `capped`: whether a cap is given beside the settings.
+    """Raise UserError where a judge could not be asked: no key, no readable prompt, a cap without a
+    price, posts of no built-in world. `capped`: whether a cap is given beside the settings.
     """
     judge = config.judge
     if judge.kind == "facts" and config.kind != OUTPUTS and config.data.source != TOY:
@@ -105,6 +106,7 @@ def check_asking(config: Config, capped: bool = False) -> None:
         raise UserError(f"judge.kind=facts knows only the built-in world: {others}")
     if judge.kind != "openai":
         return
+    read_prompt(judge.prompt, judge.axis)
     try:
         key_of_environment()
     except UserError as error:

@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 
 from stages.config.command_line import make_config
-from stages.config.config import JudgeSettings, hash_of, is_same, settings_hash, settings_of
-from stages.config.judge import WORDING
+from stages.config.config import JudgeSettings, is_same, settings_hash, settings_of
 from stages.config.stages import STAGES
 from tests.lib.configs import override
 
@@ -105,16 +104,7 @@ def test_what_verdicts_depend_on_changes_the_folder():
         folder(),
         folder(temperature=1.0),
         folder(max_tokens=9),
-        folder(asks=1),
+        folder(structured="on"),
         folder(base_url="http://x"),
     }
     assert len(folders) == 5
-
-
-def test_the_wording_of_the_question_is_what_its_name_stands_for():
-    """Another wording is another judge: it needs another name here and in WORDING."""
-    from eval.judges import prompt
-
-    texts = (prompt.PROMPT, prompt.LINES, prompt.OBJECT)
-    whole = hash_of([*texts, prompt.RESPONSE_FORMAT])
-    assert (WORDING, whole) == ("axes-1", "389d09423c77a6da")

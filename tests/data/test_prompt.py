@@ -5,11 +5,12 @@ import json
 import pytest
 
 from eval.control_texts import control_rows
-from eval.judges.prompt import LINES, make_question
+from eval.judges.prompt import make_question
 from reports.sharing.cards import POST, card
 from stages.base import make_base
 from stages.config.command_line import make_config
 from stages.config.config import Data
+from stages.config.judge_prompt import read_prompt
 from stages.config.sections import PROMPT, format_post, parse_post
 from stages.data.ragged import load_split
 from stages.runs.files import read_lines
@@ -61,7 +62,13 @@ def test_a_custom_prompt_reaches_the_tokens_and_the_judge(runs):
     assert len(read_lines(folder / "data" / "comparisons_train.jsonl")) == 8
 
     # The judge's questions, its control texts and the model's card.
-    question = make_question(posts[0]["query"], "A short one.", "Another one.", LINES)
+    question = make_question(
+        read_prompt("", "overall"),
+        query=posts[0]["query"],
+        first="A short one.",
+        second="Another one.",
+        as_json=False,
+    )
     assert posts[0]["query"] in question.prompt
     controls = control_rows(posts, CUSTOM)
     assert [row["summary"] for row in controls["title"]] == [row["title"] for row in posts]

@@ -74,7 +74,7 @@ def llm_config(server: Any, **changes):
     judge = settings.JudgeSettings(
         model="judge", base_url=server.url, max_tokens=100, concurrency=2
     )
-    return make_config("tiny").changed(judge=judge.changed(**{"asks": 2, **changes}))
+    return make_config("tiny").changed(judge=judge.changed(**changes))
 
 
 def ask(server: SimpleNamespace, **changes) -> Reply:

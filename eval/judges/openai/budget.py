@@ -1,11 +1,11 @@
 """What asking costs: prices, and a cap that holds."""
 
+import asyncio
 import json
-from collections.abc import Callable
-from threading import Condition
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
-from eval.judges.protocol import Row
+from eval.judges.openai.replies import Completion
 from stages.config.checks import UserError
 from stages.config.judge import JudgeSettings
 from stages.config.judge_models import Known, known_model, without_price
@@ -14,7 +14,8 @@ CHARACTERS_PER_TOKEN = 4  # OpenAI's own rule of thumb for English text
 TEMPLATE_TOKENS = 16  # what a chat template adds to a message
 
 
-class Price(NamedTuple):
+@dataclass(frozen=True, kw_only=True)
+class Price:
     """USD per million tokens, read and written; reasoning is written too."""
 
     read: float
@@ -23,14 +24,20 @@ class Price(NamedTuple):
     cached: float
     cache_written: float
 
-    def of_row(self, row: Row) -> float:
-        """USD for a reply as its server counts it."""
-        cached, kept = row["cached_tokens"], row["cache_write_tokens"]
-        plain = max(0, row["prompt_tokens"] - cached - kept)
-        read = self.read * plain + self.cached * cached + self.cache_written * kept
-        return (read + self.written * row["completion_tokens"]) / 1e6
+    def of(self, reply: Completion) -> float | None:
+        """USD for a reply as its server counts it; None where it hides its tokens."""
+        if not reply.prompt_tokens or (reply.text and not reply.completion_tokens):
+            return None
+        special = reply.cached_tokens + reply.cache_write_tokens
+        usd = (
+            self.read * max(0, reply.prompt_tokens - special)
+            + self.cached * reply.cached_tokens
+            + self.cache_written * reply.cache_write_tokens
+            + self.written * reply.completion_tokens
+        )
+        return usd / 1e6
 
-    def at_worst(self, body: Row, max_tokens: int) -> float:
+    def at_worst(self, body: dict[str, Any], max_tokens: int) -> float:
         """USD that the reply to a request cannot exceed.
 
         No tokenizer makes more tokens than there are bytes, and the schema of a reply is read too.
@@ -39,62 +46,65 @@ class Price(NamedTuple):
         dearest = max(self.read, self.cache_written)
         return (dearest * (size + TEMPLATE_TOKENS) + self.written * max_tokens) / 1e6
 
-    def usually(self, body: Row, written: float) -> float:
-        """USD that a reply of so many tokens will cost, about."""
-        read = len(json.dumps(body)) / CHARACTERS_PER_TOKEN + TEMPLATE_TOKENS
-        return (self.read * read + self.written * written) / 1e6
+    def usually(self, body: dict[str, Any], written_tokens: float) -> float:
+        """An estimate of the USD for a reply of this length."""
+        read_tokens = len(json.dumps(body)) / CHARACTERS_PER_TOKEN + TEMPLATE_TOKENS
+        return (self.read * read_tokens + self.written * written_tokens) / 1e6
 
 
 def price_of(judge: JudgeSettings) -> Price | None:
-    """The price of the judge's model, or None where neither settings nor table know it.
+    """The price of the judge's model, or None if neither the settings nor the table have it.
 
-    Raises UserError where a cap was asked for that cannot be kept without a price.
+    Raises UserError for a cap that cannot be kept without a price.
     """
-    line = known_model(judge.model) or Known()
-    read = judge.input_price if judge.input_price >= 0 else line.read
-    written = judge.output_price if judge.output_price >= 0 else line.written
+    listed = known_model(judge.model) or Known()
+    read = judge.input_price if judge.input_price >= 0 else listed.read
+    written = judge.output_price if judge.output_price >= 0 else listed.written
     if read is None or written is None:
         if judge.max_cost:
             raise without_price(judge.model)
         return None
-    listed = read == line.read  # a price of one's own says nothing of what is cached
-    cached = line.cached if listed and line.cached is not None else read
-    kept = line.cache_written if listed and line.cache_written is not None else read
-    return Price(read, written, cached, kept)
+    # A price from the settings says nothing about the server's cache.
+    is_listed = read == listed.read
+    cached = listed.cached if is_listed and listed.cached is not None else read
+    kept = listed.cache_written if is_listed and listed.cache_written is not None else read
+    return Price(read=read, written=written, cached=cached, cache_written=kept)
 
 
 class Budget:
     """Money for requests: the most that a request can cost is reserved before it is sent.
 
     After the reply the real cost is booked. So the cap holds, whatever the replies turn out to be
-    and however many requests are under way.
+    and however many requests are under way. Used on one event loop only.
     """
 
-    def __init__(self, cap: float, stopped: Callable[[], bool]) -> None:
-        """`stopped` says whether nobody needs to wait for money any more."""
-        self.cap, self.spent, self.reserved = cap, 0.0, 0.0
-        self.stopped, self.changed = stopped, Condition()
+    def __init__(self, cap: float) -> None:
+        self.cap = cap
+        self.spent = 0.0
+        self.reserved = 0.0
+        self.requests = 0  # under way
+        self.changed = asyncio.Condition()
 
-    def reserve(self, usd: float) -> None:
+    async def reserve(self, usd: float) -> None:
         """Set money aside; waits while requests under way may still give back enough of theirs.
 
-        Raises UserError where the cap would be crossed even so.
+        Raises UserError if the cap would be crossed even so.
         """
-        with self.changed:
-            self.changed.wait_for(lambda: self._fits(usd) or not self.reserved or self.stopped())
+        async with self.changed:
+            await self.changed.wait_for(lambda: self._fits(usd) or not self.requests)
             if not self._fits(usd):
                 raise UserError(
                     f"the next request could bring the cost to ${self.spent + usd:.4f}, above "
-                    f"judge.max_cost={self.cap:g}: all replies are kept; raise it to go on"
+                    f"judge.max_cost={self.cap:g}: all replies are kept; raise it to continue"
                 )
             self.reserved += usd
+            self.requests += 1
 
-    def settle(self, reserved: float, usd: float) -> None:
+    async def settle(self, reserved: float, usd: float) -> None:
         """Give back what was reserved, less what was spent."""
-        with self.changed:
-            self.reserved = max(0.0, self.reserved - reserved)
-            if self.reserved < 1e-12:  # rounding
-                self.reserved = 0.0
+        async with self.changed:
+            self.requests -= 1
+            self.reserved = self.reserved - reserved if self.requests else 0.0
             self.spent += usd
             self.changed.notify_all()
 

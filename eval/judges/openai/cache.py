@@ -1,45 +1,38 @@
-"""Replies that were paid for, on disk before anyone uses them: one SQLite file for all judges.
+"""Replies and what they cost: one SQLite file for all judges.
 
-A reply is found again by its budget and its key, the hash of all else that determines it.
-
-Beside the replies stands a ledger. Every try is entered at the most that it can cost before it is
-sent, and settled afterwards: after a kill the ledger says no less than was spent.
+A row is one request. It is entered before the request is sent, at the most that it can cost, and
+completed afterwards: after a kill the file says no less than was spent. A reply is in its row
+before anyone uses it, and only if it is finished.
 """
 
 import json
 import sqlite3
 from collections.abc import Iterable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
+from dataclasses import asdict
 from datetime import datetime, timezone
 from pathlib import Path
-from threading import RLock
-from typing import Any
+from threading import Lock
 
-from eval.judges.openai.replies import PassingError, read_reply
-from eval.judges.protocol import Row
+from eval.judges.openai.replies import Completion
 from stages.config.checks import UserError
 
+# Part of the file's name. Another version of the table is another file.
+VERSION = 2
 SCHEMA = """
-CREATE TABLE IF NOT EXISTS replies (
-    key TEXT NOT NULL, max_tokens INTEGER NOT NULL, prompt_hash TEXT NOT NULL,
-    requested_model TEXT NOT NULL, model TEXT NOT NULL, finish_reason TEXT NOT NULL,
-    text TEXT NOT NULL, prompt_tokens INTEGER NOT NULL, completion_tokens INTEGER NOT NULL,
-    raw TEXT NOT NULL, time TEXT NOT NULL, PRIMARY KEY (key, max_tokens)
+CREATE TABLE IF NOT EXISTS requests (
+    id INTEGER PRIMARY KEY, key TEXT NOT NULL, prompt_hash TEXT NOT NULL, time TEXT NOT NULL,
+    usd REAL NOT NULL, outcome TEXT NOT NULL, reply TEXT
 );
-CREATE TABLE IF NOT EXISTS tries (
-    id INTEGER PRIMARY KEY, key TEXT NOT NULL, usd REAL NOT NULL, outcome TEXT NOT NULL,
-    time TEXT NOT NULL
-);
-CREATE INDEX IF NOT EXISTS tries_by_key ON tries (key);
+CREATE INDEX IF NOT EXISTS requests_by_key ON requests (key);
 """
-COLUMNS = (
-    *("key", "max_tokens", "prompt_hash", "requested_model", "model", "finish_reason"),
-    *("text", "prompt_tokens", "completion_tokens", "raw", "time"),
-)
-READ = ("key", "max_tokens", "prompt_hash", "requested_model", "raw")
-"""What is read again. The other columns are for people: `raw` says the same, and decides."""
 UNDER_WAY = "under way"
-SECONDS_TO_WAIT = 60.0  # where another process is writing
+SECONDS_TO_WAIT = 60.0  # while another process is writing
+
+
+def cache_file(runs: Path) -> Path:
+    """The file with the replies of all judges."""
+    return runs / "judge_cache" / f"replies-{VERSION}.sqlite"
 
 
 class ReplyCache:
@@ -47,77 +40,61 @@ class ReplyCache:
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        self.path, self.lock = path, RLock()
-        with self._named():
+        self.path = path
+        self.lock = Lock()
+        with self._opened():
             self.connection = sqlite3.connect(path, SECONDS_TO_WAIT, check_same_thread=False)
-            self.connection.row_factory = sqlite3.Row
             self.connection.executescript(SCHEMA)
 
-    def replies(self, *keys: str) -> list[Row]:
-        """All replies under these keys, by the order of the keys and then the smallest budget."""
-        query = f"SELECT {', '.join(READ)} FROM replies WHERE key = ? ORDER BY max_tokens"
-        rows = [dict(row) for key in keys for row in self._read(query, (key,))]
-        if any(tuple(map(type, row.values())) != (str, int, str, str, str) for row in rows):
-            raise self._damaged("a value in it is of a wrong type")
+    def replies(self, key: str) -> list[Completion]:
+        """The finished replies to a request, the oldest first."""
+        query = "SELECT reply FROM requests WHERE key = ? AND reply IS NOT NULL ORDER BY id"
+        with self._opened():
+            rows = self.connection.execute(query, (key,)).fetchall()
         try:
-            return [row | read_reply(row["raw"]) for row in rows]
-        except PassingError:
-            raise self._damaged("a reply's raw is no chat completion") from None
+            return [Completion(**json.loads(reply)) for (reply,) in rows]
+        except (ValueError, TypeError):
+            raise self._damaged("a reply in it is not one") from None
 
-    def begin(self, key: str, usd: float) -> int:
-        """Enter a try that is about to be sent, at its worst price; returns its number."""
-        query = "INSERT INTO tries (key, usd, outcome, time) VALUES (?, ?, ?, ?)"
-        with self.lock, self._named(), self.connection:
-            return self.connection.execute(query, (key, usd, UNDER_WAY, now())).lastrowid or 0
+    def begin(self, key: str, prompt_hash: str, usd: float) -> int:
+        """Enter a request that is about to be sent, at its worst price; returns its number."""
+        query = "INSERT INTO requests (key, prompt_hash, time, usd, outcome) VALUES (?, ?, ?, ?, ?)"
+        time = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
+        with self._opened(), self.connection:
+            cursor = self.connection.execute(query, (key, prompt_hash, time, usd, UNDER_WAY))
+            return cursor.lastrowid or 0
 
-    def settle(self, number: int, usd: float, outcome: str, reply: Row | None = None) -> None:
-        """Enter how a try ended and what it cost, with its reply in the same transaction.
-
-        A reply that another process has stored already is kept, unless another model gave it.
-        """
-        with self.lock, self._named(), self.connection:
-            if reply is not None:
-                self._keep(reply)
-            self.connection.execute(
-                "UPDATE tries SET usd = ?, outcome = ? WHERE id = ?", (usd, outcome, number)
-            )
-
-    def _keep(self, reply: Row) -> None:
-        changed = ", ".join(f"{name} = excluded.{name}" for name in COLUMNS)
-        self.connection.execute(
-            f"INSERT INTO replies ({', '.join(COLUMNS)}) VALUES (:{', :'.join(COLUMNS)})"
-            f" ON CONFLICT DO UPDATE SET {changed} WHERE model != excluded.model",
-            reply | {"time": now()},
-        )
+    def settle(self, number: int, *, usd: float, outcome: str, reply: Completion | None) -> None:
+        """Enter how a request ended, what it cost, and its reply if that is finished."""
+        text = json.dumps(asdict(reply)) if reply else None
+        query = "UPDATE requests SET usd = ?, outcome = ?, reply = ? WHERE id = ?"
+        with self._opened(), self.connection:
+            self.connection.execute(query, (usd, outcome, text, number))
 
     def spent(self, keys: Iterable[str]) -> float:
-        """USD that these questions have cost so far; a try that was lost counts at its worst."""
+        """USD that these requests have cost so far; one that was lost counts at its worst."""
         query = (
-            "SELECT SUM(usd), SUM(typeof(usd) != 'real' OR usd < 0) FROM tries"
+            "SELECT SUM(usd), SUM(typeof(usd) != 'real' OR usd < 0) FROM requests"
             " WHERE key IN (SELECT value FROM json_each(?))"
         )
-        ((usd, wrong),) = self._read(query, (json.dumps(sorted(set(keys))),))
+        with self._opened():
+            row = self.connection.execute(query, (json.dumps(sorted(set(keys))),)).fetchone()
+        usd, wrong = row
         if wrong:
-            raise self._damaged("what a try has cost is no sum of money")
-        return usd or 0.0
+            raise self._damaged("the cost of a request is not a sum of money")
+        return float(usd or 0)
 
     @contextmanager
-    def _named(self) -> Iterator[None]:
-        """What SQLite refuses is a UserError that names the file."""
-        try:
-            yield
-        except (sqlite3.Error, UnicodeDecodeError) as error:  # the latter from a damaged file
-            raise self._damaged(str(error)) from None
+    def _opened(self) -> Iterator[None]:
+        """One thread at a time; what SQLite refuses is a UserError that names the file."""
+        with self.lock:
+            try:
+                yield
+            except (sqlite3.Error, UnicodeDecodeError) as error:  # the latter from a damaged file
+                raise self._damaged(str(error)) from None
 
     def _damaged(self, what: str) -> UserError:
-        mend = "make room, or move it away: the replies in it are then asked for again"
-        return UserError(f"{self.path}: the cache of replies fails ({what}): {mend}")
-
-    def _read(self, query: str, values: tuple[Any, ...]) -> list[sqlite3.Row]:
-        with self.lock, self._named(), closing(self.connection.execute(query, values)) as cursor:
-            return cursor.fetchall()
-
-
-def now() -> str:
-    """The time, UTC, to the millisecond."""
-    return datetime.now(timezone.utc).isoformat(timespec="milliseconds")
+        return UserError(
+            f"{self.path}: the cache of replies fails ({what}): make room, or move it away: the"
+            " replies in it are then asked for again"
+        )

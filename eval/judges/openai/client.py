@@ -1,265 +1,456 @@
-"""One question to a server that speaks the OpenAI chat protocol, until a whole reply is kept.
+"""One question to a server of the OpenAI chat protocol, until it has a reply or a reason for none.
 
-Passing errors are tried again, lasting ones stop everything with one line. An outage must stop the
-evaluation: if it counted as unjudged, it would look like a result.
+The openai library repeats what passes by itself. Below it, `Delivery` sees each try: it bounds the
+time and the size of a reply, keeps account of the money, and gives an error in the body of a 200
+the status that it should have had. Importing this module imports openai.
 """
 
+import asyncio
 import hashlib
 import json
+import os
+import threading
 import time
-from collections.abc import Container
-from typing import Any, NamedTuple, NoReturn
+from dataclasses import dataclass, replace
+from typing import Any
+
+import httpx2
+import openai
 
 from eval.judges.openai.budget import Budget, Price
 from eval.judges.openai.cache import ReplyCache
 from eval.judges.openai.replies import (
-    HINTS,
-    NoReplyError,
-    OtherModelError,
-    Pace,
-    ParameterError,
-    PassingError,
-    PostError,
-    about_a_post,
+    Completion,
+    Kind,
+    ServerError,
+    accepts_model,
     blamed_by,
+    find_error,
     hider,
-    is_accepted,
-    mend_of,
-    read_reply,
-    reasoned,
-    retry_after_of,
+    read_completion,
 )
-from eval.judges.prompt import LINES, OBJECT, RESPONSE_FORMAT, Question, make_question
-from eval.judges.protocol import Comparison, Row
+from eval.judges.prompt import Question, make_question
+from eval.judges.protocol import CONTENT_FILTER, FILTERED, TOO_LONG, Comparison
 from stages.config.checks import UserError
 from stages.config.judge import JudgeSettings, check_address
 from stages.config.judge_models import key_of_environment
+from stages.config.judge_prompt import RESPONSE_FORMAT, read_prompt
+
+# A reply of a thousand tokens takes 10 KB, with log-probabilities 1 MB.
+MOST_BYTES = 4_000_000
+# So many answers that are nothing but a thought, one after another, are no accident.
+MOST_ONLY_THOUGHT = 3
+ATTEMPTS = (1, 2)
+PROXY_VARIABLES = ("ALL_PROXY", "HTTPS_PROXY", "HTTP_PROXY")
 
 
-class ChatRequest(NamedTuple):
-    """A question as it is sent, without the budget of its reply."""
+class PostError(Exception):
+    """The server will not judge this one post, whatever else it takes."""
+
+    def __init__(self, reason: str, what: str) -> None:
+        super().__init__(f"{reason}: {what}")
+        self.reason = reason
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChatRequest:
+    """A question as it is sent, and the name under which its reply is kept."""
 
     key: str
-    other_keys: tuple[str, ...]
-    """Under which a reply to it may lie too."""
     question: Question
-    left_out: frozenset[str]
-    fields: dict[str, Any]
-
-    def body(self, limit: int) -> dict[str, Any]:
-        """What is sent, for a reply of at most `limit` tokens."""
-        name = "max_completion_tokens" if "max_tokens" in self.left_out else "max_tokens"
-        return self.fields | {name: limit}
-
-
-def request_for(
-    comparison: Comparison, judge: JudgeSettings, url: str, left_out: frozenset[str]
-) -> ChatRequest:
-    """The request that a comparison makes, without the parameters that the server refuses.
-
-    Its key is made of what was set, so that a reply is found whatever the server takes by then.
-    With judge.structured=auto a reply in either form counts.
-    """
-    forms = {"on": (True,), "off": (False,)}.get(judge.structured, (True, False))
-    own_form = judge.structured != "off" and "response_format" not in left_out
-    _, query, first, second = comparison
-    questions, keys = {}, {}
-    for form in forms:
-        question = make_question(query, first, second, OBJECT if form else LINES, judge.axis)
-        fields = fields_of(judge, question, () if form else ("response_format",))
-        keys[form] = hashlib.sha256(json.dumps((url, fields), sort_keys=True).encode()).hexdigest()
-        questions[form] = question
-    own, question = keys.pop(own_form), questions[own_form]
-    fields = fields_of(judge, question, left_out if own_form else {*left_out, "response_format"})
-    return ChatRequest(own, tuple(keys.values()), question, left_out, fields)
-
-
-def fields_of(judge: JudgeSettings, question: Question, left_out: Container[str]) -> dict[str, Any]:
-    """The request as the protocol spells it, without its budget."""
-    fields: dict[str, Any] = {
-        "model": judge.model,
-        "messages": [{"role": "user", "content": question.prompt}],
-        "temperature": judge.temperature,
-        "response_format": RESPONSE_FORMAT,
-        "reasoning_effort": judge.reasoning_effort,
-    }
-    if judge.reasoning_effort == "default":
-        del fields["reasoning_effort"]
-    return {name: value for name, value in fields.items() if name not in left_out}
+    body: dict[str, Any]
+    limit: int
+    """The most tokens that the reply may have."""
 
 
 class Chat:
-    """A model behind a server; may be asked from many threads."""
+    """A model behind a server. Its coroutines run on an event loop of their own, in a thread."""
 
     def __init__(self, judge: JudgeSettings, cache: ReplyCache, price: Price | None) -> None:
-        from openai import OpenAI
-
-        self.settings, self.cache, self.price = judge, cache, price
-        self.who = f"judge {judge.model}"
-        # The client never retries broken replies, and the ledger would not see its other retries.
-        self.client = OpenAI(
+        self.settings = judge
+        self.cache = cache
+        self.price = price
+        self.template = read_prompt(judge.prompt, judge.axis)
+        self.http = make_http_client(judge.request_seconds)
+        self.client = openai.AsyncOpenAI(
             api_key=key_of_environment(),
             base_url=judge.base_url or None,
             timeout=judge.request_seconds,
-            max_retries=0,
+            max_retries=judge.max_retries,
+            http_client=self.http,
         )
         self.url = str(self.client.base_url)
         check_address(self.url, judge.model)
         self.hide = hider(self.client.api_key)
-        self.pace = Pace(judge.requests_per_minute)
-        self.stopped: UserError | None = None
-        self.budget = Budget(judge.max_cost, lambda: self.stopped is not None)
+        self.budget = Budget(judge.max_cost)
         self.replies = 0
-        # The parameters that the server refuses, and those left out when it has last answered.
-        self.left_out: frozenset[str] = frozenset()
-        self.confirmed: frozenset[str] | None = None
+        self.only_thought = 0  # in a row
         # As it is asked to, or as its replies show.
         self.reasons = judge.reasoning_effort not in ("none", "default")
+        # Parameters that the server refuses. Nothing is blamed after it has answered without them.
+        self.left_out: set[str] = set()
+        self.has_answered = False
+        self.stopped: UserError | None = None
+        self.next_turn = time.monotonic()
+        # Tasks that wait for their turn, for money, or to try again.
+        self.waiting: set[asyncio.Task[Any]] = set()
+        self.loop = asyncio.new_event_loop()
+        threading.Thread(target=self.loop.run_forever, name="judge", daemon=True).start()
 
-    def request(self, comparison: Comparison) -> ChatRequest:
-        """The request that a comparison makes, as far as the server is known to take it."""
-        return request_for(comparison, self.settings, self.url, self.left_out)
+    # -- what is sent ------------------------------------------------------------------------------
 
-    def limit(self, max_tokens: int) -> int:
-        """The most tokens a reply may take: its budget, and room for reasoning that grows with it.
+    @property
+    def forms(self) -> tuple[bool, ...]:
+        """The forms in which a reply may be asked for: by a JSON schema (True), and in lines."""
+        by_setting = {"on": (True,), "off": (False,), "auto": (True, False)}
+        return by_setting[self.settings.structured]
+
+    @property
+    def uses_schema(self) -> bool:
+        """Whether the next reply is asked for by a JSON schema."""
+        return self.forms[0] and "response_format" not in self.left_out
+
+    def limit(self, attempt: int) -> int:
+        """The most tokens of a reply, twice as many for the second attempt.
 
         A judge that reasons spends its tokens on that first, and says nothing if they run out.
         """
-        room = self.settings.reasoning_tokens * max_tokens // self.settings.max_tokens
-        return max_tokens + room if self.reasons else max_tokens
+        room = self.settings.reasoning_tokens if self.reasons else 0
+        return attempt * (self.settings.max_tokens + room)
 
-    def worst(self, request: ChatRequest, limit: int) -> float:
-        """USD that a reply of at most `limit` tokens cannot exceed; 0 where no price is known."""
-        return self.price.at_worst(request.body(limit), limit) if self.price else 0.0
+    def question(self, texts: Comparison, as_json: bool) -> Question:
+        """The question that a comparison makes."""
+        return make_question(
+            self.template,
+            query=texts.query,
+            first=texts.first,
+            second=texts.second,
+            as_json=as_json,
+        )
 
-    def cost(self, row: Row) -> float | None:
-        """USD that a reply cost; 0 where the price is unknown, None where its tokens are."""
-        if self.price is None:
-            return 0.0
-        if not row["prompt_tokens"] or (row["text"] and not row["completion_tokens"]):
-            return None  # nothing is read or written for no tokens
-        return self.price.of_row(row)
+    def key(self, question: Question, *, as_json: bool, attempt: int) -> str:
+        """A hash of all that a reply depends on, as it was set and not as the server takes it."""
+        judge = self.settings
+        parts = {
+            "base_url": self.url,
+            "model": judge.model,
+            "messages": messages(question),
+            "temperature": judge.temperature,
+            "max_tokens": judge.max_tokens,
+            "reasoning_tokens": judge.reasoning_tokens,
+            "reasoning_effort": judge.reasoning_effort,
+            "structured": as_json,
+            "attempt": attempt,
+        }
+        return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
-    def ask(self, comparison: Comparison, max_tokens: int) -> None:
-        """Ask until a whole reply is in the cache.
+    def keys(self, texts: Comparison) -> set[str]:
+        """All keys under which replies to a comparison may be kept."""
+        return {
+            self.key(self.question(texts, as_json), as_json=as_json, attempt=attempt)
+            for as_json in self.forms
+            for attempt in ATTEMPTS
+        }
 
-        Raises UserError where no try brings one or the cap on the cost is too low, which ends every
-        other thread too, and PostError where the server will not judge this post.
+    def request(self, texts: Comparison, attempt: int) -> ChatRequest:
+        """What is sent for a comparison, without the parameters that the server refuses."""
+        judge = self.settings
+        as_json = self.uses_schema
+        question = self.question(texts, as_json)
+        limit = self.limit(attempt)
+        body: dict[str, Any] = {
+            "model": judge.model,
+            "messages": messages(question),
+            "max_tokens": limit,
+            "temperature": judge.temperature,
+        }
+        if judge.reasoning_effort != "default":
+            body["reasoning_effort"] = judge.reasoning_effort
+        if as_json:
+            body["response_format"] = RESPONSE_FORMAT
+        for name in self.left_out & body.keys():
+            del body[name]
+        if "max_tokens" in self.left_out:
+            body["max_completion_tokens"] = limit
+        key = self.key(question, as_json=as_json, attempt=attempt)
+        return ChatRequest(key=key, question=question, body=body, limit=limit)
+
+    def worst(self, request: ChatRequest) -> float:
+        """USD that one try of a request cannot exceed; 0 where no price is known."""
+        return self.price.at_worst(request.body, request.limit) if self.price else 0.0
+
+    # -- asking ------------------------------------------------------------------------------------
+
+    def kept(self, texts: Comparison, attempt: int) -> Completion | None:
+        """A finished reply from before, in either form."""
+        for as_json in self.forms:
+            key = self.key(self.question(texts, as_json), as_json=as_json, attempt=attempt)
+            for reply in self.cache.replies(key):
+                if accepts_model(self.settings, reply.model):
+                    return reply
+        return None
+
+    async def ask(self, texts: Comparison, attempt: int) -> Completion:
+        """The reply to a comparison, in the cache if it is finished.
+
+        Raises PostError if the server will not judge this post, and UserError if it cannot be asked
+        or the cap on the cost is too low.
         """
+        task = asyncio.current_task()
+        assert task is not None
+        self.waiting.add(task)
         try:
-            self._ask(comparison, max_tokens)
-        except UserError as error:
-            self.stop(error)
-            raise
-
-    def _ask(self, comparison: Comparison, max_tokens: int) -> None:
-        failures = 0
-        while failures <= self.settings.max_retries:
-            self.pace.wait_for_turn()
-            if self.stopped:
-                raise self.stopped
-            try:
-                return self._try(self.request(comparison), self.limit(max_tokens))
-            except ParameterError:
-                continue
-            except PassingError as error:
-                fault = error
-            if isinstance(fault, OtherModelError) and self.confirmed is None:
-                raise UserError(f"{self.who}: {fault}")
-            failures += 1
-            if failures <= self.settings.max_retries:
-                self.pace.back_off(failures, fault.retry_after)
-        raise UserError(f"{self.who}: {fault}; replies are kept: run it again to go on")
-
-    def stop(self, error: UserError) -> None:
-        """Let every thread end with this error at its next try, and wake those that wait."""
-        self.stopped = self.stopped or error
-        self.pace.stopped.set()
-        self.budget.settle(0.0, 0.0)  # which wakes them
-
-    def _try(self, request: ChatRequest, limit: int) -> None:
-        """Send a request once and keep its reply; the ledger has it at its worst until it ended."""
-        worst = self.worst(request, limit)
-        self.budget.reserve(worst)
-        number = self.cache.begin(request.key, worst)
-        usd: float | None = None
-        outcome, row = "lost", None
-        try:
-            row = self._read(request, limit, self._post(request, limit))
-            usd, outcome = self.cost(row), "reply"
-        except (NoReplyError, UserError) as error:
-            usd, outcome = getattr(error, "usd", 0.0), str(error)
-            raise
+            while True:
+                request = self.request(texts, attempt)
+                delivery = Delivery(self, request, task)
+                error = await self._create(request, delivery)
+                if error is None:
+                    return self._checked(delivery.completion, attempt)
+                self._leave_out(error, request)
         finally:
-            usd = worst if usd is None else usd
-            self.cache.settle(number, usd, outcome, row)
-            self.budget.settle(worst, usd)
-        with self.pace.lock:
-            self.replies += 1
-        self.confirmed, self.reasons = request.left_out, self.reasons or reasoned(row)
+            self.waiting.discard(task)
 
-    def _post(self, request: ChatRequest, limit: int) -> str:
-        """The raw body of a reply; raises NoReplyError or UserError where none came."""
-        import openai
-
-        end, parts = time.monotonic() + self.settings.request_seconds, []
+    async def _create(self, request: ChatRequest, delivery: "Delivery") -> ServerError | None:
+        """Let the library ask, again and again if need be; returns the refusal of a parameter."""
+        client = self.client.with_options(http_client=httpx2.AsyncClient(transport=delivery))
         try:
-            completions = self.client.chat.completions.with_streaming_response
-            with completions.create(**request.body(limit)) as reply:
-                for part in reply.iter_bytes():  # the client's timeout begins anew at each
-                    parts.append(part)
-                    if time.monotonic() > end:
-                        raise openai.APITimeoutError(reply.http_request)
+            await client.chat.completions.with_raw_response.create(**request.body)
+        except openai.APIStatusError as error:
+            refused = delivery.error or ServerError(error.status_code, error.response.text)
+            if refused.kind is Kind.REQUEST:
+                return refused
+            raise self._sorted(refused, error.response.headers) from None
         except openai.APITimeoutError:
             seconds = f"no reply within {self.settings.request_seconds:g} s"
-            mend = "raise judge.request_seconds if the server needs longer"
-            raise PassingError(f"{seconds}: {mend}", usd=None) from None
+            hint = "raise judge.request_seconds if the server needs longer"
+            raise self._stop_with(f"{seconds}: {hint}") from None
         except openai.APIConnectionError as error:
-            what = f"{error} {error.__cause__ or ''}".strip()
-            raise PassingError(self.hide(what), usd=None) from None
-        except openai.APIStatusError as error:
-            self._refuse(error.status_code, error.response, request, limit)
-        except Exception as error:  # a defect, whose text may hold what was sent
+            what = str(error.__cause__ or error) or type(error.__cause__).__name__
+            raise self._stop_with(f"{what}{through_proxy()}; {Kind.OUTAGE.value}") from None
+        except UserError:
+            raise
+        except Exception as error:  # a defect, whose text may contain what was sent
             if self.hide(str(error)) == str(error):
                 raise
             raise RuntimeError(self.hide(f"{type(error).__name__}: {error}")) from None
-        return self.hide(b"".join(parts).decode(errors="replace"))
+        return None
 
-    def _refuse(self, status: int, response: Any, request: ChatRequest, limit: int) -> NoReturn:
-        """Sort an error status into what passes, what stays and what one post met; raises."""
-        text = self.hide(response.text)
-        words = " ".join(text.split())[:200]
-        if kind := about_a_post(status, text):
-            raise PostError(f"{kind}: {words}")
-        error, mend = f"Error code: {status} - {words}", mend_of(status, text)
-        if not mend:
-            raise PassingError(error, retry_after=retry_after_of(response.headers))
-        # What it has taken before is not to blame: the fault lies with the request.
-        if mend == HINTS[400] and request.left_out != self.confirmed:
-            insisted = {"response_format"} if self.settings.structured == "on" else set()
-            if blamed := blamed_by(text, request.body(limit).keys() - insisted):
-                self.left_out |= {blamed}
-                raise ParameterError(f"refused: {words}")
-        raise UserError(f"{self.who}: {error}; {mend}")
+    def _sorted(self, error: ServerError, headers: Any) -> Exception:
+        """The exception for an error status that no repetition has removed."""
+        if error.kind is Kind.TOO_LONG:
+            return PostError(TOO_LONG, error.summary)
+        if error.kind is Kind.FILTERED:
+            return PostError(FILTERED, error.summary)
+        hint = error.kind.value
+        if error.kind is Kind.OUTAGE and "retry-after" in headers:
+            hint = f"the server asks to wait {headers['retry-after']} s; {hint}"
+        return self._stop_with(f"{error.summary}; {hint}")
 
-    def _read(self, request: ChatRequest, limit: int, raw: str) -> Row:
-        """A raw body as a row of the cache, with the limit that was sent as its `max_tokens`.
+    def _leave_out(self, error: ServerError, request: ChatRequest) -> None:
+        """Leave out the parameter that a refusal is about; raises UserError if it is about none."""
+        insisted = {"response_format"} if self.settings.structured == "on" else set()
+        blamed = blamed_by(error.text, request.body.keys() - insisted)
+        if self.has_answered or blamed is None:
+            raise self._stop_with(f"{error.summary}; {error.kind.value}")
+        self.left_out.add(blamed)
 
-        Raises PassingError where it is no chat completion or another model's.
+    def _checked(self, reply: Completion | None, attempt: int) -> Completion:
+        """The reply, unless the server keeps on sending thoughts without an answer."""
+        assert reply is not None
+        self.reasons = self.reasons or reply.has_thought
+        # A first reply that was cut off while thinking gets more room.
+        is_first_try = reply.finish_reason == "length" and attempt < ATTEMPTS[-1]
+        if reply.is_only_thought and not is_first_try:
+            self.only_thought += 1
+        elif reply.text.strip():
+            self.only_thought = 0
+        if self.only_thought >= MOST_ONLY_THOUGHT:
+            raise self._stop_with(
+                f"{MOST_ONLY_THOUGHT} replies have a thought (reasoning_content) and no answer:"
+                " start the server without its reasoning parser, raise judge.max_tokens and"
+                " judge.reasoning_tokens, or change judge.reasoning_effort"
+            )
+        return reply
+
+    def _stop_with(self, what: str) -> UserError:
+        return UserError(self.hide(f"judge {self.settings.model}: {what}"))
+
+    def stop(self, error: UserError) -> None:
+        """Send nothing more. Replies that are under way are still kept."""
+        self.stopped = self.stopped or error
+        self.loop.call_soon_threadsafe(self._wake)
+
+    def _wake(self) -> None:
+        for task in self.waiting:
+            task.cancel()
+
+    async def turn(self) -> None:
+        """Wait until `judge.requests_per_minute` allows another request."""
+        if self.settings.requests_per_minute:
+            now = time.monotonic()
+            turn = max(now, self.next_turn)
+            self.next_turn = turn + 60 / self.settings.requests_per_minute
+            await asyncio.sleep(turn - now)
+
+
+class Delivery(httpx2.AsyncBaseTransport):
+    """Carries one question to the server, each try within its time, its size and its money."""
+
+    def __init__(self, chat: Chat, request: ChatRequest, task: "asyncio.Task[Any]") -> None:
+        self.chat = chat
+        self.request = request
+        self.task = task
+        self.completion: Completion | None = None
+        self.error: ServerError | None = None
+        """The last error of the server, as it was before it got a status for the library."""
+
+    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
+        """One try: the response, with the status that tells the library what to do."""
+        chat = self.chat
+        await chat.turn()
+        if chat.stopped:
+            raise chat.stopped
+        worst = chat.worst(self.request)
+        await chat.budget.reserve(worst)
+
+        question = self.request.question
+        number = chat.cache.begin(self.request.key, question.hash, worst)
+        chat.waiting.discard(self.task)
+        self.completion = None
+        self.error = None
+        usd = worst  # if nobody sees how the try ends
+        outcome = "lost"
+        try:
+            status, headers, text = await self._send(request)
+            response = self._read(status, headers, text)
+            usd = self._cost(worst)
+            outcome = self.error.summary if self.error else "reply"
+            return response
+        except (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.ProxyError):
+            usd = 0.0  # it was never sent
+            raise
+        finally:
+            chat.waiting.add(self.task)
+            kept = self.completion if self.completion and self.completion.is_finished else None
+            chat.cache.settle(number, usd=usd, outcome=outcome, reply=kept)
+            await chat.budget.settle(worst, usd)
+
+    async def _send(self, request: httpx2.Request) -> tuple[int, httpx2.Headers, str]:
+        """Status, headers and body of the response, without the key, if the server repeats it."""
+        seconds = self.chat.settings.request_seconds
+        try:
+            # The client's own timeout starts again at each byte.
+            return await asyncio.wait_for(self._receive(request), seconds)
+        except asyncio.TimeoutError:
+            raise httpx2.ReadTimeout(f"no reply within {seconds:g} s", request=request) from None
+
+    async def _receive(self, request: httpx2.Request) -> tuple[int, httpx2.Headers, str]:
+        response = await self.chat.http.send(request, stream=True)
+        body = bytearray()
+        try:
+            async for part in response.aiter_bytes():
+                body += part
+                if len(body) > MOST_BYTES:
+                    raise httpx2.ReadError(f"a reply has more than {MOST_BYTES:,} bytes")
+        finally:
+            await response.aclose()
+        text = self.chat.hide(body.decode(errors="replace"))
+        return response.status_code, response.headers, text
+
+    def _read(self, status: int, headers: httpx2.Headers, text: str) -> httpx2.Response:
+        """What a response says, as `completion` or `error`, with a status for the library.
+
+        Raises httpx2.ReadError, after which the library tries again, for what is neither.
         """
-        row = read_reply(raw) | {
-            "key": request.key,
-            "max_tokens": limit,
-            "prompt_hash": request.question.hash,
-            "requested_model": self.settings.model,
-        }
-        name = row["model"]
-        if is_accepted(self.settings, name):
-            return row
-        what = (
-            f"the reply is {name}'s: if that is the judge you want, set "
-            f"judge.model={name}, or judge.accept_model={name} to ask it as {self.settings.model}"
-        )
-        if not name:
-            what = "the reply names no model: to take it all the same, set judge.accept_model='*'"
-        raise OtherModelError(what, self.cost(row))
+        try:
+            body = json.loads(text)
+        except (ValueError, RecursionError):
+            body = None
+        completion = read_completion(body)
+        self.error = find_error(status, text, body)
+        if self.error is None:
+            self.completion = self._accepted(completion, text)
+            status = 200
+        else:
+            status = self.error.library_status
+        repeat = ("retry-after", "retry-after-ms", "x-should-retry")
+        kept = {name: headers[name] for name in repeat if name in headers}
+        return httpx2.Response(status, headers=kept, text=text)
+
+    def _accepted(self, completion: Completion | None, text: str) -> Completion:
+        """The completion if it is the judge's and whole.
+
+        Raises httpx2.ReadError if it is not, and UserError if the first one is another model's.
+        """
+        chat = self.chat
+        if completion is None:
+            raise httpx2.ReadError(
+                f"no chat completion came back, but {text[:60]!r}: check judge.base_url (it often"
+                " ends in /v1)"
+            )
+        if completion.finish_reason not in ("stop", "length", CONTENT_FILTER):
+            raise httpx2.ReadError(
+                f"the server broke off a reply (finish_reason {completion.finish_reason[:40]!r})"
+            )
+        if not accepts_model(chat.settings, completion.model):
+            message = other_model(chat.settings.model, completion.model)
+            if not chat.has_answered:
+                raise UserError(f"judge {chat.settings.model}: {message}")
+            raise httpx2.ReadError(message)
+        chat.has_answered = True
+        chat.replies += 1
+        return replace(completion, prompt_hash=self.request.question.hash)
+
+    def _cost(self, worst: float) -> float:
+        """USD that this try cost; the worst where the server does not count its tokens."""
+        if self.completion is None or self.chat.price is None:
+            return 0.0
+        usd = self.chat.price.of(self.completion)
+        return worst if usd is None else usd
+
+
+def messages(question: Question) -> list[dict[str, str]]:
+    """A question as the protocol sends it."""
+    return [{"role": "user", "content": question.prompt}]
+
+
+def other_model(asked: str, name: str) -> str:
+    """What to do about a reply in another model's name."""
+    if not name:
+        return "the reply names no model: to take it all the same, set judge.accept_model='*'"
+    return (
+        f"the reply is {name}'s: if that is the judge you want, set judge.model={name}, or"
+        f" judge.accept_model={name} to ask it as {asked}"
+    )
+
+
+def make_http_client(seconds: float) -> httpx2.AsyncClient:
+    """The library's own HTTP client, which reads the environment's proxies.
+
+    Raises UserError, which names the variable, for a proxy that it cannot use.
+    """
+    try:
+        return openai.DefaultAsyncHttpxClient(timeout=seconds)
+    except ImportError:
+        names = " and ".join(proxies("socks")) or "a variable of the environment"
+        raise UserError(
+            f"{names} names a SOCKS proxy, for which Python needs the package socksio:"
+            " `pip install socksio`, or unset it if the judge needs no proxy"
+        ) from None
+    except (ValueError, httpx2.InvalidURL):
+        names = " or ".join(proxies()) or "a variable of the environment"
+        raise UserError(f"{names} is not the address of a proxy: correct or unset it") from None
+
+
+def proxies(scheme: str = "") -> list[str]:
+    """The variables of the environment that name a proxy of this scheme."""
+    spelled = [spelling for name in PROXY_VARIABLES for spelling in (name, name.lower())]
+    return [
+        name for name in spelled if os.environ.get(name) and os.environ[name].startswith(scheme)
+    ]
+
+
+def through_proxy() -> str:
+    """Names the variables that send requests through a proxy, for a message; empty without."""
+    names = proxies()
+    return f" (through the proxy in {', '.join(names)})" if names else ""

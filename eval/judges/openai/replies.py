@@ -1,269 +1,357 @@
-"""What a server sends back: replies, as rows of the cache; refusals; and when to ask again.
+"""What a server sends: a completion, or an error, in whatever place it puts one.
 
-A refusal is about one post (too long, filtered: it is left unjudged, and nothing else changes), or
-passes by itself, or stops the judge.
+Servers of the OpenAI protocol agree on the shape of a completion. They do not agree on errors: the
+status of the response, an object in the body of a 200, or the reason why the completion ended.
+Here each becomes a status and a kind, by its code and by its words.
 """
 
 import json
-import random
 import re
-import time
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from enum import Enum
 from fnmatch import fnmatchcase
-from threading import Event, Lock
 from typing import Any
 
-from eval.judges.prompt import own_words
-from eval.judges.protocol import CONTENT_FILTER, FILTERED, TOO_LONG, Row
-from stages.config.checks import UserError
+from eval.judges.prompt import END_OF_THOUGHT
+from eval.judges.protocol import CONTENT_FILTER
 from stages.config.judge import JudgeSettings
 from stages.config.judge_models import is_model
 
-# Where servers put what a model thought: vLLM and transformers, Ollama and OpenRouter.
-THOUGHTS = ("reasoning_content", "reasoning", "thinking")
-# By words of OpenAI and Azure, vLLM, llama.cpp, Anthropic, Google and TGI; `code` or `message`.
+# Where servers put what a model thought: vLLM, DeepSeek and llama.cpp; OpenRouter; Ollama.
+THOUGHT_FIELDS = ("reasoning_content", "reasoning", "thinking")
+
+# How a completion ends (`finish_reason`), in lower case. TGI says `eos_token`, some proxies use
+# Anthropic's words, some servers say nothing.
+FINISHED = ("stop", "eos", "eos_token", "end_turn", "stop_sequence", "")
+CUT_OFF = ("length", "max_tokens", "model_length")
+# OpenAI's word and Google's.
+FILTERED_END = re.compile(
+    r"content_filter|safety|recitation|blocklist|prohibited_content|spii|refusal", re.IGNORECASE
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Completion:
+    """What a server replied, and the tokens that it counts."""
+
+    text: str
+    finish_reason: str
+    """`stop`, `length` or CONTENT_FILTER; another word means that the server failed."""
+    model: str
+    has_thought: bool
+    """Whether the model has reasoned: it shows or counts it, or was cut off before a word."""
+    prompt_tokens: int
+    completion_tokens: int
+    """All that were written, including the reasoning."""
+    cached_tokens: int
+    cache_write_tokens: int
+    prompt_hash: str = ""
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether this is a whole answer, which is worth keeping."""
+        return self.finish_reason == "stop" and bool(self.text.strip())
+
+    @property
+    def is_only_thought(self) -> bool:
+        """Whether a thought came and no answer."""
+        return self.has_thought and not self.text.strip()
+
+
+def read_completion(body: Any) -> Completion | None:
+    """The completion in a response's JSON, or None if it has none."""
+    try:
+        choice = body["choices"][0]
+        message = choice.get("message") or {}  # Google sends none if its filter refuses
+        usage = body.get("usage") or {}
+        text = joined_text(message.get("content") or message.get("refusal"))
+        prompt_details = usage.get("prompt_tokens_details") or {}
+        prompt_tokens = count(usage.get("prompt_tokens"))
+        written = count(usage.get("completion_tokens"))
+        # Google and xAI count the reasoning only in the total. Without the two other counts the
+        # reply is billed at its worst price, whatever the total says.
+        counted_elsewhere = 0
+        if prompt_tokens and (written or not text):
+            counted_elsewhere = max(0, count(usage.get("total_tokens")) - prompt_tokens - written)
+        finish_reason = end_of(choice.get("finish_reason"))
+        written_details = usage.get("completion_tokens_details") or {}
+        signs_of_thought = [
+            END_OF_THOUGHT.search(text),
+            *[message.get(field) for field in THOUGHT_FIELDS],
+            count(written_details.get("reasoning_tokens")),
+            counted_elsewhere,
+            finish_reason == "length" and not text.strip(),
+        ]
+        return Completion(
+            text=text,
+            finish_reason=finish_reason,
+            model=clean(body.get("model") or ""),
+            has_thought=any(signs_of_thought),
+            prompt_tokens=prompt_tokens,
+            completion_tokens=written + counted_elsewhere,
+            cached_tokens=count(prompt_details.get("cached_tokens")),
+            cache_write_tokens=count(prompt_details.get("cache_write_tokens")),
+        )
+    except (LookupError, TypeError, AttributeError):
+        return None
+
+
+def accepts_model(judge: JudgeSettings, name: str) -> bool:
+    """Whether a reply in this model's name is the judge's: the model asked, or one accepted."""
+    patterns = [pattern.strip() for pattern in judge.accept_model.split(",")]
+    return is_model(judge.model, name) or any(
+        fnmatchcase(name, pattern) for pattern in patterns if pattern
+    )
+
+
+def joined_text(content: Any) -> str:
+    """A message's content as one text. Raises TypeError if it is none.
+
+    Some servers send a list of parts, of which those of type `text` are the answer.
+    """
+    if isinstance(content, list):
+        texts = [part["text"] for part in content if part.get("type") in ("text", "output_text")]
+        return clean("".join(texts))
+    return clean(content or "")
+
+
+def clean(text: Any) -> str:
+    """A text that any file can hold: half a surrogate pair becomes a question mark.
+
+    Raises TypeError for anything else than a text.
+    """
+    if not isinstance(text, str):
+        raise TypeError(type(text).__name__)
+    return text.encode(errors="replace").decode()
+
+
+def end_of(finish_reason: Any) -> str:
+    """Why a completion ended, in one word for what servers call differently."""
+    reason = str(finish_reason or "")
+    if reason.lower() in FINISHED:
+        return "stop"
+    if reason.lower() in CUT_OFF:
+        return "length"
+    if FILTERED_END.match(reason):
+        return CONTENT_FILTER
+    return reason
+
+
+def count(value: Any) -> int:
+    """A server's number of tokens; 0 if it is not one."""
+    return value if isinstance(value, int) and 0 <= value < 2**53 else 0
+
+
+# -- errors ----------------------------------------------------------------------------------------
+
+
+class Kind(Enum):
+    """What an error is about, and what to do about it if it stops the judge."""
+
+    KEY = "check OPENAI_API_KEY"
+    ACCOUNT = (
+        "the account of OPENAI_API_KEY has no credit or quota left: top it up or raise its limit,"
+        " or choose another judge.model; finished replies are kept"
+    )
+    ACCESS = "OPENAI_API_KEY has no access to this"
+    MODEL = "check judge.model and judge.base_url"
+    REQUEST = "check judge.model, judge.temperature and judge.max_tokens"
+    OUTAGE = "finished replies are kept: run the same command again later"
+    TOO_LONG = "this post is too long for the judge"
+    FILTERED = "the server's content filter refuses this post"
+
+
+# The status by which the client's library sorts a kind: it repeats 408, 409, 429 and 5xx only.
+STATUS = {
+    Kind.KEY: 401,
+    Kind.ACCESS: 403,
+    Kind.MODEL: 404,
+    Kind.TOO_LONG: 413,
+    Kind.FILTERED: 451,
+}
+REPEATED = (408, 409, 429)
+
+BAD_KEY = re.compile(
+    r"(?:incorrect|invalid|wrong|missing|no)[ _]api[ _-]?key|api[ _-]?key[ _](?:is )?(?:not valid"
+    r"|invalid)|\bunauthorized\b|authentication[ _](?:error|fail)",
+    re.IGNORECASE,
+)
+# OpenAI, Azure and Qwen; DeepSeek; Anthropic and OpenRouter; xAI; Qwen; Moonshot.
+NO_CREDIT = re.compile(
+    r"insufficient[_ ](?:\w+[_ ])?(?:quota|balance|credits?|funds)|exceeded.{0,20}current[_ ]quota"
+    r"|credit balance|credits? (?:has|have|is|are) (?:been )?(?:exhausted|used)"
+    r"|used all (?:of )?(?:its|your)? ?available credits|spending limit|billing[_ ]hard[_ ]limit"
+    r"|quota (?:has been |is |was )?(?:exceeded|exhausted)|arrear|in good standing"
+    r"|free[ _]?tier.{0,60}(?:exhausted|only)|\b(?:per|by)[ _-]?(?:day|month)|per(?:day|month)"
+    r"|\bdaily\b|\b[RT]PD\b",
+    re.IGNORECASE,
+)
+# Google calls a limit by the minute a quota, too. It passes.
+PER_MINUTE = re.compile(r"per[ _-]?min|per[ _-]?sec|\b[RT]PM\b", re.IGNORECASE)
+NO_MODEL = re.compile(
+    r"model_not_found|(?:unknown|invalid|no such) model\b|\bmodels?\b.{0,80}?\b(?:not[ _]exist|not"
+    r" found|not[ _]found)",
+    re.IGNORECASE,
+)
+# OpenAI and Azure, vLLM, llama.cpp, Ollama, Anthropic, Google, Qwen and TGI.
 LENGTH = re.compile(
     r"context_length_exceeded|exceed_context_size|string_above_max_length"
-    r"|context[ _](?:length|size|window)|maximum model length|max_model_len"
-    r"|(?:prompt|input|request)\b[^.]{0,60}\btoo (?:long|large)|input token count"
-    r"|too many (?:input )?tokens|max_tokens must be at least 1, got -"
+    r"|context[ _](?:length|size|window)|max(?:imum)? (?:model|prompt|context|input) length"
+    r"|max_model_len|(?:prompt|input|request)\b[^.]{0,60}\btoo (?:long|large)|input token count"
+    r"|range of input length|too many (?:input )?tokens|max_tokens must be at least 1, got -"
     r"|`inputs`[^.]{0,60}must be <=",
     re.IGNORECASE,
 )
 # Bedrock calls a rate limit "Too many tokens, please wait before trying again."
 WAIT = re.compile(r"\bwait\b|\btry(?:ing)? again\b", re.IGNORECASE)
-FILTER = re.compile(r"content[_ ](?:filter|management|policy)|invalid_prompt", re.IGNORECASE)
-# Worth another try: a request timeout, a conflict, a rate limit; and all server errors.
-PASSING = (408, 409, 425, 429)
-NO_CREDIT = re.compile(r"insufficient_quota|credit balance is too low")
-# A limit by the day. Google's words for it are those for one by the minute, too.
-LONG_QUOTA = re.compile(r"(?:per|by)[ _-]?(?:day|month)|\bdaily\b|\b[RT]PD\b", re.IGNORECASE)
-QUOTA, MINUTE = "exceeded your current quota", re.compile(r"(?:per|by)[ _-]?min", re.IGNORECASE)
-HINTS = {
-    400: "check judge.model, judge.temperature and judge.max_tokens",
-    401: "check OPENAI_API_KEY",
-    402: "the account of OPENAI_API_KEY has no credit: replies are kept, run it again with some",
-    403: "OPENAI_API_KEY has no access to this model",
-    404: "check judge.model and judge.base_url",
-    429: "this quota is used up: replies are kept, run it again when there is a new one",
-}
-# How a reply ends that the filter has cut off or emptied, by words of OpenAI and of Google.
-FILTER_ENDS = re.compile(
-    r"content_filter|(?:safety|recitation|blocklist|prohibited_content|spii)\b", re.IGNORECASE
+# OpenAI and Azure, Qwen, DeepSeek, xAI, OpenRouter.
+FILTER = re.compile(
+    r"content[_ ](?:filter|management|policy)|invalid_prompt|usage (?:policy|guidelines)"
+    r"|data_?inspection_?failed|inappropriate content|content exists risk"
+    r"|(?:input|prompt) was flagged|flagged_input",
+    re.IGNORECASE,
 )
-# A refusal with one of these is about the key, the account or the model, never about a post: but
-# OpenRouter says 403 of a post that a provider's moderation has flagged.
-NOT_ABOUT_A_POST = (401, 402, 403, 404)
-FLAGGED = re.compile(r"input was flagged|flagged_input", re.IGNORECASE)
-# The first wait is 0.5 s, and waits double up to 32 s unless the server names one: together they
-# outlast a rate limit by the minute.
-FIRST_WAIT = 0.5
-LONGEST_WAIT = 32.0
-# A server that asks for more has a quota by the hour or the day: better to stop and say so.
-LONGEST_RETRY_AFTER = 600.0
-SHORTEST_KEY = 8  # characters
+# The words of codes that come without a status.
+STATUS_WORDS = (
+    (re.compile(r"rate.?limit|too many requests|throttl|resource.?exhausted", re.I), 429),
+    (re.compile(r"invalid.?(?:request|argument|parameter)|bad.?request", re.I), 400),
+    (re.compile(r"permission|forbidden|access denied", re.I), 403),
+)
+
+
+@dataclass(frozen=True)
+class ServerError:
+    """An error of the server, whatever place it was found in."""
+
+    status: int
+    text: str
+    """All that the server said."""
+
+    @property
+    def kind(self) -> Kind:
+        """What it is about."""
+        return kind_of(self.status, self.text)
+
+    @property
+    def library_status(self) -> int:
+        """The status that makes the client's library repeat what passes and nothing else."""
+        passes = self.status in REPEATED or self.status >= 500
+        if self.kind is Kind.OUTAGE:
+            return self.status if passes else 503
+        return STATUS.get(self.kind, self.status)
+
+    @property
+    def summary(self) -> str:
+        """One line of at most 200 characters."""
+        return f"error {self.status}: {' '.join(self.text.split())[:200]}"
+
+
+def find_error(status: int, text: str, body: Any) -> ServerError | None:
+    """The error in a response; None if it is a completion."""
+    if status >= 400:
+        return ServerError(status, text)
+    first = body[0] if isinstance(body, list) and body else body  # Google sends a list
+    if not isinstance(first, dict):
+        return None
+    error = first.get("error") or error_in_choice(first)
+    if error is None and "choices" not in first and {"message", "detail", "code"} & {*first}:
+        error = first  # vLLM's older versions, FastAPI, Qwen
+    if not error:
+        return None
+    return ServerError(status_of(error, first), json.dumps(error if error is first else first))
+
+
+def error_in_choice(body: dict[str, Any]) -> Any:
+    """The error that OpenRouter puts next to an unfinished reply."""
+    match body:
+        case {"choices": [{"error": error}, *_]}:
+            return error
+    return None
+
+
+def status_of(error: Any, body: dict[str, Any]) -> int:
+    """The status of an error in the body of a 200: its number, else what its words say."""
+    places = [error, body] if isinstance(error, dict) else [body]
+    for place in places:
+        for field in ("code", "status", "status_code", "http_code"):
+            number = str(place.get(field) or "")
+            if re.fullmatch("[45][0-9]{2}", number):
+                return int(number)
+    words = json.dumps(body)
+    if NO_CREDIT.search(words) and not PER_MINUTE.search(words):
+        return 402
+    for pattern, status in STATUS_WORDS:
+        if pattern.search(words):
+            return status
+    return 502
+
+
+def kind_of(status: int, text: str) -> Kind:
+    """What an error is about, by its status where that is clear and else by its words."""
+    by_status = {401: Kind.KEY, 402: Kind.ACCOUNT, 413: Kind.TOO_LONG, 451: Kind.FILTERED}
+    if status in by_status:
+        return by_status[status]
+    if status < 429 and BAD_KEY.search(text):
+        return Kind.KEY
+    if NO_CREDIT.search(text) and not PER_MINUTE.search(text):
+        return Kind.ACCOUNT
+    if status == 404 or (status < 429 and NO_MODEL.search(text)):
+        return Kind.MODEL
+    if status < 429 and FILTER.search(text):
+        return Kind.FILTERED
+    if status == 403:
+        return Kind.ACCESS
+    # llama.cpp says it as a server error at times, OpenAI as a rate limit that no waiting meets.
+    if LENGTH.search(text) and not (status >= 429 and WAIT.search(text)):
+        return Kind.TOO_LONG
+    if status in (408, 409, 425) or status >= 429:
+        return Kind.OUTAGE
+    return Kind.REQUEST
+
+
+# -- parameters ------------------------------------------------------------------------------------
+
 # The words of a refusal that blame a parameter. In place of the first, max_completion_tokens is
 # sent; the others can be left out.
 BLAMED = {
-    "max_tokens": re.compile(r"max_completion_tokens"),
-    "temperature": re.compile(r"temperature", re.IGNORECASE),
-    "reasoning_effort": re.compile(r"reasoning|thinking|effort", re.IGNORECASE),
-    "response_format": re.compile(r"response_format|schema|structured|grammar|json", re.IGNORECASE),
+    "max_tokens": re.compile("max_completion_tokens"),
+    "temperature": re.compile("temperature", re.IGNORECASE),
+    "reasoning_effort": re.compile("reasoning|thinking|effort", re.IGNORECASE),
+    "response_format": re.compile("response_format|schema|structured|grammar|json", re.IGNORECASE),
 }
 
 
-class NoReplyError(Exception):
-    """A try that brought no reply; `usd` is what it cost, None where that is unknown."""
+def blamed_by(refusal: str, sent: Iterable[str]) -> str | None:
+    """Which of the parameters that were sent a refusal is about; None if it can be none of them.
 
-    def __init__(self, what: str, usd: float | None = 0, retry_after: float | None = None) -> None:
-        super().__init__(what)
-        self.usd, self.retry_after = usd, retry_after
-
-
-class PassingError(NoReplyError):
-    """It may be repeated."""
-
-
-class OtherModelError(PassingError):
-    """A whole reply of a model that is neither the one asked nor one accepted for it."""
-
-
-class ParameterError(NoReplyError):
-    """The server refused a parameter, which is left out from now on."""
-
-
-class PostError(NoReplyError):
-    """The server will not judge this one post, whatever else it takes."""
-
-
-def read_reply(raw: str) -> Row:
-    """What a raw body says, as columns of the cache, with tokens by kind beside what it keeps.
-
-    `completion_tokens` are all that were written, with the reasoning, wherever a server counts it.
-    Raises PassingError where the body is no chat completion.
+    A refusal that names none is put down to the effort first and then to the schema, which not all
+    servers know.
     """
-    try:
-        completion = json.loads(raw)
-        answer, usage = completion["choices"][0], completion.get("usage") or {}
-        message = answer.get("message") or {}  # Google sends none where its filter refuses
-        text = plain(message.get("content") or message.get("refusal"))
-        reason = plain(answer.get("finish_reason"))
-        read, written = (
-            usage.get(f"{kind}_tokens_details") or {} for kind in ("prompt", "completion")
-        )
-        beyond = tokens_beyond(usage, text)
-        return {
-            "model": plain(completion.get("model")),
-            "finish_reason": CONTENT_FILTER if FILTER_ENDS.match(reason) else reason,
-            "text": text,
-            "prompt_tokens": count(usage.get("prompt_tokens")),
-            "completion_tokens": count(usage.get("completion_tokens")) + beyond,
-            "raw": raw,
-            "cached_tokens": count(read.get("cached_tokens")),
-            "cache_write_tokens": count(read.get("cache_write_tokens")),
-            "reasoning_tokens": max(count(written.get("reasoning_tokens")), beyond),
-            "thought": any(message.get(key) for key in THOUGHTS) or own_words(text) != text,
-        }
-    except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError):
-        raise PassingError(
-            f"no chat completion came back, but {raw[:60]!r}: check judge.base_url (it often ends"
-            " in /v1)",
-            usd=None,
-        ) from None
+    parameters = [name for name in BLAMED if name in sent]
+    field = re.search(r'"param": ?"([^"]*)"', refusal)
+    for words in (field[1] if field else "", refusal):
+        for name in parameters:
+            if BLAMED[name].search(words):
+                return name
+    for name in ("reasoning_effort", "response_format"):
+        if name in parameters:
+            return name
+    return None
 
 
-def tokens_beyond(usage: Row, text: str) -> int:
-    """Tokens that the total alone counts: the reasoning of Google's and xAI's models.
+# -- the key ---------------------------------------------------------------------------------------
 
-    0 where a count is missing: such a reply counts at its worst price.
-    """
-    read, written = (count(usage.get(f"{kind}_tokens")) for kind in ("prompt", "completion"))
-    if not read or (text and not written):
-        return 0
-    return max(0, count(usage.get("total_tokens")) - read - written)
-
-
-def is_accepted(judge: JudgeSettings, returned: str) -> bool:
-    """Whether a reply under this name is the judge's: the model asked, or a name accepted."""
-    patterns = [name.strip() for name in judge.accept_model.split(",") if name.strip()]
-    return is_model(judge.model, returned) or any(fnmatchcase(returned, p) for p in patterns)
-
-
-def reasoned(row: Row) -> bool:
-    """Whether a reply shows that its model reasons: it says so, or was cut off before a word."""
-    cut_off = row["finish_reason"] == "length" and not row["text"].strip()
-    return bool(row["reasoning_tokens"] or row["thought"] or cut_off)
-
-
-def plain(value: Any) -> str:
-    """A server's word as text that any file takes: half a surrogate pair becomes a mark.
-
-    Raises TypeError for what is no text.
-    """
-    if not isinstance(value, str | None):
-        raise TypeError(type(value).__name__)
-    return (value or "").encode(errors="replace").decode()
+SHORTEST_KEY = 8  # characters
 
 
 def hider(key: str) -> Callable[[str], str]:
-    """Replaces a key in what a server or a client says, however JSON or a URL spells its letters.
+    """A function that replaces a key in a text, however JSON or a URL spells its letters.
 
-    A word, as local servers take one for a key, is no secret, and may stand in a reply.
+    A word, as local servers take one for a key, is no secret and may occur in a reply.
     """
     if len(key) < SHORTEST_KEY or key.isalpha():
         return str
     letters = (rf"(?:\\?{re.escape(letter)}|(?i:(?:\\u00|%){ord(letter):02x}))" for letter in key)
     pattern = re.compile("".join(letters))
     return lambda text: pattern.sub("[key]", text)
-
-
-def count(value: Any) -> int:
-    """A server's number of tokens; 0 where it is none."""
-    return value if isinstance(value, int) and 0 <= value < 2**53 else 0
-
-
-def about_a_post(status: int, text: str) -> str:
-    """Why a server will not judge this one post (`too long`, `filtered`); empty if it is not that.
-
-    llama.cpp sends it as a server error at times, OpenAI as a rate limit that no waiting satisfies.
-    """
-    if status in NOT_ABOUT_A_POST:
-        return FILTERED if status == 403 and FLAGGED.search(text) else ""
-    if LENGTH.search(text) and not (status >= 429 and WAIT.search(text)):
-        return TOO_LONG
-    return FILTERED if status < 429 and FILTER.search(text) else ""
-
-
-def mend_of(status: int, text: str) -> str:
-    """What mends a refusal that no waiting of minutes does; empty where that may."""
-    if NO_CREDIT.search(text):
-        return HINTS[402]
-    is_long = LONG_QUOTA.search(text) or (QUOTA in text and not MINUTE.search(text))
-    if (status in PASSING or status >= 500) and not (status == 429 and is_long):
-        return ""
-    return HINTS.get(400 if status == 422 else status, "replies are kept: run it again to go on")
-
-
-def blamed_by(refusal: str, parameters: Iterable[str]) -> str | None:
-    """Which of the parameters an error body refuses; None where it can be none of them.
-
-    A refusal that names none costs the effort first and then the schema.
-    """
-    try:
-        body: Any = json.loads(refusal)
-        body = body[0] if isinstance(body, list) else body  # as Google sends it
-        parameter = str(body["error"]["param"] or "")
-    except (ValueError, LookupError, TypeError):
-        parameter = ""
-    sent = [name for name in BLAMED if name in parameters]
-    for words in (parameter, refusal):
-        for name in sent:
-            if BLAMED[name].search(words):
-                return name
-    return next((name for name in ("reasoning_effort", "response_format") if name in sent), None)
-
-
-class Pace:
-    """Spaces the requests of all threads; whoever waits is woken when the judge stops."""
-
-    def __init__(self, requests_per_minute: float) -> None:
-        self.gap = 60 / requests_per_minute if requests_per_minute else 0.0
-        self.next = time.monotonic()
-        self.lock, self.stopped = Lock(), Event()
-
-    def wait_for_turn(self) -> None:
-        """Return when the next request may be sent."""
-        with self.lock:
-            turn = max(self.next, time.monotonic())
-            self.next = turn + self.gap
-        self.stopped.wait(max(0.0, turn - time.monotonic()))
-
-    def back_off(self, failures: int, retry_after: float | None) -> None:
-        """Wait after the k-th failure of a request in a row, k from 1.
-
-        No thread begins a request while one waits as the server asks. The jitter keeps threads that
-        failed together from trying again together.
-        """
-        jitter = random.uniform(0.75, 1.0) * min(LONGEST_WAIT, FIRST_WAIT * 2 ** (failures - 1))
-        if retry_after is not None:
-            with self.lock:
-                self.next = max(self.next, time.monotonic() + retry_after)
-            jitter *= FIRST_WAIT
-        self.stopped.wait((retry_after or 0.0) + jitter)
-
-
-def retry_after_of(headers: Mapping[str, str]) -> float | None:
-    """Seconds that a response asks to wait, from its headers; None where it does not.
-
-    Source: RFC 9110 section 10.2.3 (of dates, nothing is read); OpenAI's retry-after-ms is finer.
-    Raises UserError where it asks for a wait that is too long to sit through.
-    """
-    for name, parts in (("retry-after-ms", 1000), ("retry-after", 1)):
-        with suppress(KeyError, ValueError):
-            seconds = float(headers[name]) / parts
-            if seconds > LONGEST_RETRY_AFTER:
-                wait = f"the server asks to wait {seconds:.0f} s"
-                raise UserError(f"{wait}: replies are kept, run it again after that")
-            return max(0.0, seconds)
-    return None

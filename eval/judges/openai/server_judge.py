@@ -1,22 +1,33 @@
 """An LLM as judge. Every reply is cached before it is used, so only what is missing is asked."""
 
-from collections import defaultdict
+import asyncio
 from collections.abc import Iterable, Sequence
-from dataclasses import fields
+from concurrent.futures import CancelledError, Future
 from itertools import chain
 from pathlib import Path
 from threading import Lock
 
 from eval.judges.openai.budget import price_of
 from eval.judges.openai.cache import ReplyCache
-from eval.judges.openai.client import Chat, ChatRequest
-from eval.judges.openai.replies import PostError, is_accepted, reasoned
-from eval.judges.prompt import Question, parse_choice
-from eval.judges.protocol import CONTENT_FILTER, About, Choice, Comparison, Judge, Reply, Row
+from eval.judges.openai.client import ATTEMPTS, Chat, PostError
+from eval.judges.openai.replies import Completion
+from eval.judges.prompt import parse_choice
+from eval.judges.protocol import (
+    CONTENT_FILTER,
+    FILTERED,
+    TOO_LONG,
+    About,
+    Choice,
+    Comparison,
+    Judge,
+    Reply,
+)
 from stages.config.checks import UserError
 from stages.config.judge import JudgeSettings
 from stages.runs.progress import told
 
+# Of a post that will be refused again.
+REFUSED = (TOO_LONG, FILTERED, CONTENT_FILTER)
 USUAL_REPLY_TOKENS = 60  # one sentence and a verdict
 ASSUMED_REASONING_TOKENS = 500  # how long a judge reasons about two summaries: an assumption
 
@@ -25,71 +36,69 @@ class OpenAIJudge(Judge):
     """An LLM behind an OpenAI-compatible server."""
 
     def __init__(self, judge: JudgeSettings, cache: Path) -> None:
-        """Raises UserError without a key."""
-        self.settings, self.price = judge, price_of(judge)
-        self.cache = ReplyCache(cache)
-        self.chat = Chat(judge, self.cache, self.price)
+        """Raises UserError without a key, and for a prompt that cannot be used."""
+        self.settings = judge
+        self.price = price_of(judge)
+        self.chat = Chat(judge, ReplyCache(cache), self.price)
         # Two policies may have written one summary: it is asked about once.
-        self.locks: dict[Comparison, Lock] = defaultdict(Lock)
-        self.refused: dict[Comparison, str] = {}
-        """Why the server would not judge some texts; the comparison's id is left out."""
+        self.lock = Lock()
+        self.answers: dict[Comparison, Future[Reply]] = {}
 
     @property
     def about(self) -> About:
         """The model, and with which parameters of the protocol it was asked."""
         judge, left_out = self.settings, self.chat.left_out
-        note = "LLM behind an OpenAI-compatible API"
-        if self.chat.confirmed is None:
-            note = f"{note}, all replies kept from before"
-            return About(kind="openai", name=judge.label, is_llm=True, note=note)
-        temperature = f"temperature {judge.temperature:g}"
-        if "temperature" in left_out:
-            temperature = "its own temperature (it takes no other)"
-        effort = f"reasoning effort {judge.reasoning_effort}"
-        if "reasoning_effort" in left_out or judge.reasoning_effort == "default":
-            effort = "no reasoning effort said"
-        is_plain = judge.structured == "off" or "response_format" in left_out
-        form = "in plain text" if is_plain else "by a JSON schema"
-        note = f"{note}, {temperature}, {effort}, replies {form}"
-        return About(kind="openai", name=judge.label, is_llm=True, note=note)
+        if not self.chat.has_answered:
+            note = "all replies kept from before"
+        else:
+            temperature = f"temperature {judge.temperature:g}"
+            if "temperature" in left_out:
+                temperature = "its own temperature (it takes no other)"
+            effort = f"reasoning effort {judge.reasoning_effort}"
+            if "reasoning_effort" in left_out or judge.reasoning_effort == "default":
+                effort = "no reasoning effort said"
+            form = "by a JSON schema" if self.chat.uses_schema else "in plain text"
+            note = f"{temperature}, {effort}, replies {form}"
+        return About(
+            kind="openai",
+            name=judge.label,
+            is_llm=True,
+            note=f"LLM behind an OpenAI-compatible API, {note}",
+        )
 
     def prepare(
         self, comparisons: Sequence[Comparison], same_cap: Iterable[Comparison] = ()
     ) -> None:
         """Print what the missing replies will cost, before the first is asked for.
 
-        The shortest question goes first and alone: it shows what the server takes, in whose name it
-        answers, and whether that model reasons.
+        The shortest question goes first and alone, and more if they bring no answer: they show what
+        the server takes and in whose name it answers.
         """
-        requests = {request.key: request for request in map(self.chat.request, comparisons)}
-        account = chain(requests.values(), map(self.chat.request, same_cap))
-        keys = {key for request in account for key in (request.key, *request.other_keys)}
-        self.chat.budget.spent = self.cache.spent(keys)
+        different = dict.fromkeys(map(anonymous, comparisons))
+        keys = {key for each in chain(comparisons, same_cap) for key in self.chat.keys(each)}
+        self.chat.budget.spent = self.chat.cache.spent(keys)
         self.chat.replies = 0
-        todo = [
-            (request, tokens)
-            for request in requests.values()
-            if (tokens := self.next_budget(request)) is not None
-        ]
-        print(self._estimate(len(requests), todo), flush=True)
-        if todo and self.chat.confirmed is None:
-            missing = {request.key for request, _ in todo}
-            shortest = sorted(comparisons, key=lambda texts: sum(map(len, texts[1:])))
-            self.reply(next(pair for pair in shortest if self.chat.request(pair).key in missing))
+
+        attempts = {texts: self._missing(texts) for texts in different}
+        missing = {texts: attempt for texts, attempt in attempts.items() if attempt is not None}
+        print(self._estimate(len(different), missing), flush=True)
+        shortest_first = sorted(missing, key=lambda texts: sum(map(len, texts[1:])))
+        for texts in shortest_first:
+            if self.chat.has_answered and not self.chat.only_thought:
+                break
+            self.reply(texts)
 
     def reply(self, comparison: Comparison) -> Reply:
-        """Ask, with twice the budget each time, until the question is settled or asks are spent."""
-        texts = comparison._replace(post_id="")
-        with self.locks[texts]:
-            while texts not in self.refused:
-                tokens = self.next_budget(self.chat.request(texts))
-                if tokens is None:
-                    break
-                try:
-                    self.chat.ask(texts, tokens)
-                except PostError as error:
-                    self.refused[texts] = str(error)
-        return self._best(texts)
+        """The reply to a comparison, kept or new."""
+        texts = anonymous(comparison)
+        with self.lock:
+            if texts not in self.answers:
+                answer = asyncio.run_coroutine_threadsafe(self._judge(texts), self.chat.loop)
+                self.answers[texts] = answer
+        try:
+            return self.answers[texts].result()
+        except CancelledError:
+            raise self.chat.stopped or UserError("the judge was stopped") from None
 
     def stop(self) -> None:
         """Send nothing more; replies under way are still kept."""
@@ -99,71 +108,86 @@ class OpenAIJudge(Judge):
         """Print what the replies have cost."""
         if self.chat.replies:
             bill = f"; ${usd(self.chat.budget.spent)} spent in all" if self.price else ""
-            print(told(self.chat.who, f"{self.chat.replies:,} replies{bill}"), flush=True)
+            print(told(f"judge {self.settings.model}", f"{self.chat.replies:,} replies{bill}"))
 
-    def _rows(self, request: ChatRequest) -> list[Row]:
-        """Replies to a request that are its judge's; those to the very request come first."""
-        rows = self.cache.replies(request.key, *request.other_keys)
-        return [row for row in rows if is_accepted(self.settings, row["model"])]
+    async def _judge(self, texts: Comparison) -> Reply:
+        """The reply to a comparison. An error ends the other questions too."""
+        try:
+            return await self._ask(texts)
+        except UserError as error:
+            self.chat.stop(error)
+            raise
 
-    def next_budget(self, request: ChatRequest) -> int | None:
-        """Tokens to ask for next, or None where the question is settled or all asks are spent.
+    async def _ask(self, texts: Comparison) -> Reply:
+        """Ask, and once more if the reply is no verdict; the last reply counts."""
+        reply = await self._reply(texts, ATTEMPTS[0])
+        for attempt in ATTEMPTS[1:]:
+            if reply.choice is None and reply.finish_reason not in REFUSED:
+                reply = await self._reply(texts, attempt)
+        return reply
 
-        An unusable reply is asked for again only with a larger limit than all before.
-        """
-        rows = self._rows(request)
-        self.chat.reasons = self.chat.reasons or any(map(reasoned, rows))
-        if usable(rows, request.question):
+    async def _reply(self, texts: Comparison, attempt: int) -> Reply:
+        """The reply of one attempt, kept or new."""
+        completion = self.chat.kept(texts, attempt)
+        if completion is None:
+            try:
+                completion = await self.chat.ask(texts, attempt)
+            except PostError as error:
+                return Reply(
+                    choice=None,
+                    text=f"[no reply] {error}",
+                    finish_reason=error.reason,
+                    requested_model=self.settings.model,
+                    prompt_hash=self.chat.question(texts, self.chat.uses_schema).hash,
+                )
+        return Reply(
+            choice=self._choice(texts, completion),
+            text=completion.text,
+            requested_model=self.settings.model,
+            model=completion.model,
+            finish_reason=completion.finish_reason,
+            prompt_hash=completion.prompt_hash,
+            prompt_tokens=completion.prompt_tokens,
+            completion_tokens=completion.completion_tokens,
+        )
+
+    def _choice(self, texts: Comparison, completion: Completion) -> Choice | None:
+        """The verdict of a finished reply that is the judge's own."""
+        question = self.chat.question(texts, self.chat.uses_schema)
+        if not completion.is_finished or question.is_echo(completion.text):
             return None
-        tried = max((row["max_tokens"] for row in rows if row["key"] == request.key), default=0)
-        budgets = (self.settings.max_tokens * 2**k for k in range(self.settings.asks))
-        return next((size for size in budgets if self.chat.limit(size) > tried), None)
+        return parse_choice(completion.text)
 
-    def _best(self, texts: Comparison) -> Reply:
-        """The first usable reply, else the last; if there is none, why."""
-        request = self.chat.request(texts)
-        rows, question = self._rows(request), request.question
-        if not rows:
-            why = self.refused[texts]
-            return Reply(
-                choice=None,
-                text=f"[no reply] {why}",
-                finish_reason=why.partition(":")[0],
-                requested_model=self.settings.model,
-                prompt_hash=question.hash,
-            )
-        row = (usable(rows, question) or rows[-1:])[0]
-        names = {field.name for field in fields(Reply)} & set(row)
-        return Reply(choice=choice_of(row, question), **{name: row[name] for name in names})
-
-    def _estimate(self, known: int, todo: list[tuple[ChatRequest, int]]) -> str:
-        """What stands before the first request."""
-        price, chat, judge = self.price, self.chat, self.settings
-        start = f"{len(todo):,} of {known:,} replies to ask for"
-        if not todo or price is None:
-            return told(self.chat.who, start if not todo else f"{start}; price unknown")
-        written = min(judge.max_tokens, USUAL_REPLY_TOKENS)
-        if chat.reasons:
-            written += min(judge.reasoning_tokens, ASSUMED_REASONING_TOKENS)
-        limits = [(request, chat.limit(tokens)) for request, tokens in todo]
-        usual = sum(price.usually(request.body(limit), written) for request, limit in limits)
-        worst = sum(chat.worst(request, limit) for request, limit in limits)
-        before = told(self.chat.who, f"{start}; ${usd(chat.budget.spent)} spent before")
-        most = f"about ${usd(usual)}, at most ${usd(worst)} if each is asked once"
-        return f"{before}\n{told(self.chat.who, most)}"
-
-
-def usable(rows: Sequence[Row], question: Question) -> list[Row]:
-    """The replies that settle a question: those that prefer something, then those of a filter."""
-    filtered = [row for row in rows if row["finish_reason"] == CONTENT_FILTER]
-    return [row for row in rows if choice_of(row, question)] or filtered
-
-
-def choice_of(row: Row, question: Question) -> Choice | None:
-    """What a kept reply prefers; None where it was cut off at its budget."""
-    if row["finish_reason"] == "length":
+    def _missing(self, texts: Comparison) -> int | None:
+        """The attempt that has to be asked for; None where the question is settled."""
+        for attempt in ATTEMPTS:
+            completion = self.chat.kept(texts, attempt)
+            if completion is None:
+                return attempt
+            if self._choice(texts, completion):
+                return None
         return None
-    return parse_choice(question.without_echo(row["text"]))
+
+    def _estimate(self, known: int, missing: dict[Comparison, int]) -> str:
+        """The lines before the first request."""
+        who = f"judge {self.settings.model}"
+        start = f"{len(missing):,} of {known:,} replies to ask for"
+        if not missing or self.price is None:
+            return told(who, start if not missing else f"{start}; price unknown")
+        written = min(self.settings.max_tokens, USUAL_REPLY_TOKENS)
+        if self.chat.reasons:
+            written += min(self.settings.reasoning_tokens, ASSUMED_REASONING_TOKENS)
+        requests = [self.chat.request(texts, attempt) for texts, attempt in missing.items()]
+        usual = sum(self.price.usually(request.body, written) for request in requests)
+        worst = sum(self.chat.worst(request) for request in requests)
+        before = told(who, f"{start}; ${usd(self.chat.budget.spent)} spent before")
+        most = f"about ${usd(usual)}, at most ${usd(worst)} if each is asked once"
+        return f"{before}\n{told(who, most)}"
+
+
+def anonymous(comparison: Comparison) -> Comparison:
+    """A comparison without its post's id, which the judge is not told."""
+    return comparison._replace(post_id="")
 
 
 def usd(amount: float) -> str:

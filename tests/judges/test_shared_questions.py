@@ -19,7 +19,7 @@ from tests.lib.chat_server import GOOD, ask, chat, llm_config, serving
 from tests.lib.fabricated_runs import finish_summaries
 
 pytestmark = pytest.mark.usefixtures("judge_environment")
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 QUESTIONS = [Comparison(f"p{k}", f"post {k}.", "one", "two") for k in range(10)]
 
 

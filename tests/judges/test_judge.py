@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from eval.judge import judge_summaries, judgement, kept_judgements, main
+from eval.judge import Task, judge_summaries, judgement, kept_judgements, main
 from eval.judges.offline import FactsJudge, RewardModelJudge
-from eval.judges.protocol import Choice, Comparison, Judge, Reply, comparison_of, judge_pair
+from eval.judges.protocol import Choice, Comparison, Judge, Reply, judge_pair
 from stages.config.command_line import make_config
 from stages.data.builtin import OPTIONAL, facts_of
 from stages.runs.files import read_lines
@@ -31,8 +31,8 @@ def row(post_id: str, summary: str, reference: str) -> dict[str, Any]:
 
 def judge_one(judge: Judge, policy: str, one: dict[str, Any], order: str) -> dict[str, Any]:
     """What the stage does with one summary in one order."""
-    reply = judge_pair(judge, comparison_of(one, order))
-    return judgement(judge.about, policy, one, order, reply)
+    task = Task(policy=policy, row=one, order=order)
+    return judgement(judge.about, task, judge_pair(judge, task.comparison))
 
 
 class Fixed(Judge):
@@ -114,20 +114,52 @@ def test_the_stage_judges_every_policy_post_and_order_and_says_who_judged(runs, 
     assert "not an LLM" in capsys.readouterr().out
 
 
-def test_a_kept_judgement_under_the_other_order_is_cut_off(tmp_path):
-    one = row("p", "ours", "theirs")
-    tasks = [("ppo", one, "policy_first"), ("ppo", one, "reference_first")]
-    first, second = (
-        {"policy": "ppo", "id": "p", "order": order, "verdict": "tie"} for _, _, order in tasks
-    )
+ORDERS = ("policy_first", "reference_first")
+TASKS = [
+    Task(policy="ppo", row=row(post_id, "ours", "theirs"), order=order)
+    for post_id in ("p", "q")
+    for order in ORDERS
+]
+KEPT = [
+    {"policy": "ppo", "id": post_id, "order": order, "verdict": "tie"}
+    for post_id in ("p", "q")
+    for order in ORDERS
+]
+
+
+def write_rows(path, rows) -> None:
+    path.write_text("".join(f"{json.dumps(one)}\n" for one in rows))
+
+
+def test_the_judgements_of_an_interrupted_stage_are_kept(tmp_path):
     path = tmp_path / "judgements.jsonl"
+    write_rows(path, KEPT[:3])
+    assert kept_judgements(path, TASKS) == KEPT[:3]
+    assert kept_judgements(tmp_path / "none.jsonl", TASKS) == []
 
-    path.write_text(f"{json.dumps(first)}\n{json.dumps(second)}\n")
-    assert kept_judgements(path, tasks) == [first, second]
 
-    path.write_text(f"{json.dumps(first)}\n{json.dumps(second | {'order': 'policy_first'})}\n")
-    assert kept_judgements(path, tasks) == [first]
-    assert path.read_text() == f"{json.dumps(first)}\n"
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"order": "policy_first"},  # of the other order
+        {"order": "reference-first"},
+        {"id": "q"},
+        {"policy": "sft"},
+        {"verdict": "A"},
+        {"verdict": None},
+    ],
+)
+def test_a_judgement_of_another_question_and_all_after_it_are_cut_off(tmp_path, change):
+    path = tmp_path / "judgements.jsonl"
+    write_rows(path, [KEPT[0], KEPT[1] | change, *KEPT[2:]])
+    assert kept_judgements(path, TASKS) == KEPT[:1]
+    assert path.read_text() == f"{json.dumps(KEPT[0])}\n"
+
+
+def test_judgements_in_another_order_are_cut_off(tmp_path):
+    path = tmp_path / "judgements.jsonl"
+    write_rows(path, [KEPT[1], KEPT[0], *KEPT[2:]])
+    assert kept_judgements(path, TASKS) == []
 
 
 def test_the_stage_keeps_the_order_of_rows_whichever_reply_comes_first(runs):

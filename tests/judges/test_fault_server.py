@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from eval.judges.openai.cache import UNDER_WAY
+from eval.judges.openai.cache import UNDER_WAY, cache_file
 from stages.config.command_line import make_config
 from stages.runs.files import read_lines
 from stages.runs.manifest import read_manifest
@@ -27,7 +27,7 @@ from tests.lib.fault_server import FAULTS, SLOW_SECONDS, FaultServer
 
 pytestmark = pytest.mark.walk
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 PAIRS = 500
 CONCURRENCY = 32
 KILLS = 5
@@ -51,7 +51,7 @@ def judge(folder: Path, url: str) -> subprocess.Popen:
     """The stage as a user starts it."""
     settings = {
         **{"kind": "openai", "model": "judge", "base_url": url, "concurrency": CONCURRENCY},
-        **{"request_seconds": SLOW_SECONDS - 0.5, "asks": 6, "max_retries": 12},
+        **{"request_seconds": SLOW_SECONDS - 0.5, "max_retries": 12},
     }
     words = [f"judge.{name}={value}" for name, value in settings.items()]
     command = [sys.executable, "-m", "eval.judge", "--preset", "tiny", "--set", *words]
@@ -61,19 +61,18 @@ def judge(folder: Path, url: str) -> subprocess.Popen:
     )
 
 
-def kept(folder: Path) -> dict[tuple, tuple]:
+def kept(folder: Path) -> dict[int, tuple]:
     """All replies in the cache file."""
-    with sqlite3.connect(folder / "runs" / "judge_cache" / "replies.sqlite") as file:
-        rows = file.execute("SELECT key, max_tokens, raw, time FROM replies").fetchall()
-    return {row[:2]: row[2:] for row in rows}
+    with sqlite3.connect(cache_file(folder / "runs")) as file:
+        rows = file.execute("SELECT id, key, reply FROM requests WHERE reply IS NOT NULL")
+        return {row[0]: row[1:] for row in rows}
 
 
 def lost_by_prompt(folder: Path) -> Counter:
     """Tries that were under way at a kill, by the hash of their prompt."""
-    with sqlite3.connect(folder / "runs" / "judge_cache" / "replies.sqlite") as file:
-        hashes = dict(file.execute("SELECT key, prompt_hash FROM replies").fetchall())
-        tries = file.execute("SELECT key FROM tries WHERE outcome = ?", (UNDER_WAY,)).fetchall()
-    return Counter(hashes[key] for (key,) in tries)
+    query = "SELECT prompt_hash FROM requests WHERE outcome = ?"
+    with sqlite3.connect(cache_file(folder / "runs")) as file:
+        return Counter(prompt for (prompt,) in file.execute(query, (UNDER_WAY,)))
 
 
 @pytest.mark.usefixtures("judge_environment")
@@ -81,7 +80,7 @@ def test_500_pairs_are_judged_rightly_and_paid_for_once_through_faults_and_kills
     seed = int(os.environ.get("FAULT_SEED", "3"))
     better, draw, books = write_summaries(seed), random.Random(seed), FaultServer(seed)
     moments = sorted(draw.sample(range(20, 1200), KILLS))
-    before: dict[tuple, tuple] = {}
+    before: dict[int, tuple] = {}
     with serving(books.answer) as server:
         for moment in moments:
             process = judge(tmp_path, server.url)

@@ -1,24 +1,28 @@
 """Models of today: one that reasons, its bill, and its maker."""
 
 import json
-import sqlite3
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from eval.judge import make_judge
 from eval.judges.openai.budget import price_of
+from eval.judges.openai.replies import Completion
 from eval.judges.openai.server_judge import OpenAIJudge
-from eval.judges.protocol import judge_all
+from eval.judges.protocol import Comparison, judge_all
 from reports.parts.sentences import judge_note
 from stages.config.checks import UserError
 from stages.config.command_line import make_config
 from stages.config.config import JudgeSettings
-from tests.lib.chat_server import GOOD, ask, chat, llm_config, serving
-from tests.test_reply_cache import questions
+from tests.lib.chat_server import GOOD, chat, llm_config, serving
 
 pytestmark = pytest.mark.usefixtures("judge_environment")
 THOUGHT = 400  # tokens, more than the budget of a reply
+
+
+def questions(count: int) -> list[Comparison]:
+    return [Comparison("p", f"post {k}.", "one", "two") for k in range(count)]
 
 
 def thinker(number: int, body: dict[str, Any]) -> tuple[int, Any]:
@@ -48,31 +52,37 @@ def test_a_judge_that_reasons_has_room_for_it_and_is_billed(capsys):
     assert max(map(len, out.splitlines())) <= 80
 
 
-def test_a_reply_that_was_cut_off_is_asked_for_again_with_more_room_for_reasoning(runs):
-    """The cache kept the 100 tokens of the reply alone, so more room changed nothing."""
-    with serving(lambda number, body: chat("", "length")) as server:
-        # 100 and the room that is set; 100 + 200 is less than was tried.
-        for room, limits in ((300, [400]), (300, [400]), (700, [400, 800]), (200, [400, 800])):
-            changes = {"reasoning_effort": "low", "reasoning_tokens": room, "asks": 1}
-            assert ask(server, **changes).choice is None
-            assert [request["max_tokens"] for request in server.requests] == limits
-    with sqlite3.connect(runs / "judge_cache" / "replies.sqlite") as file:
-        assert file.execute("SELECT max_tokens FROM replies").fetchall() == [(400,), (800,)]
+def test_a_judge_that_reasons_unasked_gets_room_from_its_second_request_on(capsys):
+    with serving(thinker) as server:
+        judge = make_judge(luna_config(server.url), {})
+        replies = list(judge_all(judge, questions(20), 4))
+    assert {reply.choice for reply in replies} == {"A"}
+    limits = [body.get("max_completion_tokens") for body in server.requests]
+    assert limits == [None, 256, 256, 2 * (256 + 4096)] + [256 + 4096] * 19
 
 
 def test_tokens_that_were_read_from_the_servers_cache_cost_a_tenth():
     luna = price_of(JudgeSettings())
     assert luna is not None
-    tokens = {"prompt_tokens": 1_000_000, "completion_tokens": 1_000_000}
-    row = tokens | {"cached_tokens": 900_000, "cache_write_tokens": 0}
-    assert luna.of_row(row) == pytest.approx(0.1 * 0.10 + 0.9 * 0.01 + 0.50)
-    kept = tokens | {"cached_tokens": 400_000, "cache_write_tokens": 500_000}  # a quarter dearer
-    assert luna.of_row(kept) == pytest.approx(0.1 * 0.10 + 0.4 * 0.01 + 0.5 * 0.125 + 0.50)
+    read_again = Completion(
+        text="x",
+        finish_reason="stop",
+        model="gpt-6-luna",
+        has_thought=False,
+        prompt_tokens=1_000_000,
+        completion_tokens=1_000_000,
+        cached_tokens=900_000,
+        cache_write_tokens=0,
+    )
+    assert luna.of(read_again) == pytest.approx(0.1 * 0.10 + 0.9 * 0.01 + 0.50)
+    # What is put into the cache is a quarter dearer.
+    kept = replace(read_again, cached_tokens=400_000, cache_write_tokens=500_000)
+    assert luna.of(kept) == pytest.approx(0.1 * 0.10 + 0.4 * 0.01 + 0.5 * 0.125 + 0.50)
     # At worst every byte is a token that goes into the cache.
     assert luna.at_worst({"text": "x" * 1_000_000}, 1_000_000) == pytest.approx(0.625, abs=1e-5)
     own = price_of(JudgeSettings(input_price=3, output_price=4))
     assert own is not None
-    assert own.of_row(row) == pytest.approx(3 + 4)
+    assert own.of(read_again) == pytest.approx(3 + 4)
 
 
 @pytest.mark.parametrize(
@@ -93,20 +103,23 @@ def test_reasoning_that_stands_in_the_total_alone_is_billed(usage, written, reas
         assert isinstance(judge, OpenAIJudge)
         (question,) = questions(1)
         reply = judge.reply(question)
-        worst = judge.chat.worst(judge.chat.request(question), 100)
+        judge.chat.reasons, reasons = False, judge.chat.reasons
+        worst = judge.chat.worst(judge.chat.request(question, 1))
     assert reply.completion_tokens == written
     assert judge.chat.budget.spent == pytest.approx(worst if usd is None else usd)
-    assert judge.chat.reasons == (reasoning > 0)
+    assert reasons == (reasoning > 0)
 
 
 def test_the_cap_counts_the_room_for_reasoning():
     judge = make_judge(luna_config("http://127.0.0.1:9/v1", reasoning_effort="high"), {})
     assert isinstance(judge, OpenAIJudge)
-    request, limit = judge.chat.request(questions(1)[0]), judge.chat.limit(256)
-    assert (limit, judge.chat.limit(512)) == (256 + 4096, 2 * (256 + 4096))
-    size = len(json.dumps(request.body(limit)).encode())
+    (question,) = questions(1)
+    request = judge.chat.request(question, attempt=1)
+    assert request.limit == 256 + 4096
+    assert judge.chat.request(question, attempt=2).limit == 2 * (256 + 4096)
+    size = len(json.dumps(request.body).encode())
     expected = (0.125 * (size + 16) + 0.50 * (256 + 4096)) / 1e6
-    assert judge.chat.worst(request, limit) == pytest.approx(expected)
+    assert judge.chat.worst(request) == pytest.approx(expected)
 
 
 def test_a_cap_on_a_model_without_a_price_is_refused():
