@@ -149,6 +149,9 @@ class Data(Section):
     """Hub id[:configuration][@revision] in the schema of comparisons, for source `hub`."""
     prompt: str = PROMPT
     """What a policy reads of a post: a text with {subreddit}, {title} and {post}, each once."""
+    chat_template: bool = False
+    """Whether prompts and answers are formatted by the tokenizer's own chat template: for a base
+    checkpoint that is a chat model, and for rows of messages."""
     on_bad_row: str = "stop"
     """What a row that cannot be used does: `stop`, or `skip`: it is listed and left out."""
     max_post_characters: int = 0
