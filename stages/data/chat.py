@@ -136,31 +136,35 @@ class ChatFormat:
         """
         kept = list(messages)
         while len(self.query(kept)) > limit:
-            place = next((p for p, turn in enumerate(kept) if turn["role"] == USER), None)
-            if place is None:
-                raise ValueError(f"the template and the system message alone exceed {limit} tokens")
-            before = kept[:place]
-            after = kept[place + 1 :]
-            content = kept[place]["content"]
-
-            def with_end(
-                length: int,
-                before: list[Message] = before,
-                content: str = content,
-                after: list[Message] = after,
-            ) -> list[Message]:
-                return [*before, user_turn(content[len(content) - length :]), *after]
-
-            length = longest_fitting(
-                range(1, len(content)), lambda length: len(self.query(with_end(length))) <= limit
-            )
-            if length is not None:
-                return with_end(length)
-            later_users = [p for p, turn in enumerate(after) if turn["role"] == USER]
-            if not later_users:
+            user_places = [place for place, turn in enumerate(kept) if turn["role"] == USER]
+            if not user_places:
+                raise ValueError(f"its turns that are not the user's exceed {limit} tokens")
+            first_user = user_places[0]
+            shortened = self._shorten_turn(kept, first_user, limit)
+            if shortened is not None:
+                return shortened
+            if len(user_places) == 1:
                 raise ValueError(f"the chat template alone has more than {limit} tokens")
-            kept = [*before, *after[later_users[0] :]]
+            kept = kept[:first_user] + kept[user_places[1] :]
         return kept
+
+    def _shorten_turn(
+        self, messages: Sequence[Message], place: int, limit: int
+    ) -> list[Message] | None:
+        """The messages with as much of the end of one turn as fits; None if nothing of it fits."""
+        content = messages[place]["content"]
+
+        def with_end(length: int) -> list[Message]:
+            turn = user_turn(content[len(content) - length :])
+            return [*messages[:place], turn, *messages[place + 1 :]]
+
+        def fits(length: int) -> bool:
+            return len(self.query(with_end(length))) <= limit
+
+        length = longest_fitting(range(1, len(content)), fits)
+        if length is None:
+            return None
+        return with_end(length)
 
     def _check_content(self, text: str) -> None:
         """Raise ValueError for a text in which the template's control tokens occur."""

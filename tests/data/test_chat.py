@@ -1,6 +1,10 @@
 """With data.chat_template the tokenizer's own template formats prompts and answers."""
 
 import json
+import re
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,8 +12,11 @@ from transformers import AutoTokenizer
 
 from eval import judge, summaries
 from eval.summarize import Finished, finished_policies
+from reports.sharing import cards
 from stages import base, normalize, ppo, rm, sft
 from stages.config.checks import UserError
+from stages.config.command_line import recorded_config
+from stages.config.sections import format_post
 from stages.data.bad_rows import BadRows
 from stages.data.chat import ChatFormat, end_answers_as_the_template
 from stages.data.formats import to_openai_schema
@@ -20,6 +27,7 @@ from stages.data.tokens import tokenize_comparisons, tokenize_posts
 from stages.models.tokenizers import load_tokenizer
 from stages.pipeline.start import run_module
 from stages.runs.files import read_lines
+from stages.runs.manifest import read_manifest
 from tests.lib.asserts import refusal_of
 from tests.lib.chat_models import (
     END_OF_TURN,
@@ -228,6 +236,7 @@ def test_a_chat_model_goes_through_all_stages(tokenizer_folder, place, family):
         "base.checkpoint=model",
         "base.tokenizer=",
         "data.chat_template=true",
+        "data.max_query_tokens=200",
         "ppo.total_episodes=16",
         "ppo.batch_size=8",
         "ppo.critic_updates=0",
@@ -266,6 +275,35 @@ def test_a_chat_model_goes_through_all_stages(tokenizer_folder, place, family):
     )
     assert post.tokens.tolist() == plain(text, add_special_tokens=False).input_ids
     assert post.query == "Why?"
+
+    # So are the texts in the code of the model cards.
+    post = finished.post_of_text(format_post(cards.POST))
+    greedy = finished.text(finished.summary("ppo", post, temperature=1e-6))
+    assert printed_by_card(run / "ppo/model", card_of(run / "ppo")) == [greedy]
+    tokens = ChatFormat(finished.tokenizer).response(cards.SUMMARY)
+    [score] = finished.scores(post, [tokens])
+    scores = printed_by_card(run / "normalize/model", card_of(run / "normalize"))
+    assert [float(line) for line in scores] == pytest.approx([score, score], abs=1e-5)
+
+
+def card_of(folder: Path) -> str:
+    config = recorded_config(folder)
+    assert config is not None
+    return cards.card(config, folder.name, "model", read_manifest(folder) or {})
+
+
+def printed_by_card(folder: Path, card: str) -> list[str]:
+    """What the code of a model card prints in a folder, without this project."""
+    [code] = re.findall(r"^```python\n(.*?)^```$", card, re.MULTILINE | re.DOTALL)
+    ended = subprocess.run(
+        [sys.executable, "-I", "-c", code],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        env={"HF_HUB_OFFLINE": "1", "HOME": str(folder)},
+    )
+    assert ended.returncode == 0, ended.stderr
+    return ended.stdout.splitlines()
 
 
 def test_a_run_without_a_template_is_refused_in_one_line(place, policy_folder, capsys):
