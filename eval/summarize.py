@@ -22,7 +22,8 @@ from stages.config.faults import Parser, in_one_line, show
 from stages.config.presets import run_name
 from stages.config.sections import parse_post
 from stages.config.stages import POLICY_STAGES
-from stages.data.prompt import first_tokens, fit_query, plain_encoder
+from stages.data.chat import ChatFormat
+from stages.data.prompt import Prompt, first_tokens, fit_query, keep_end, plain_encoder
 from stages.data.ragged import load_split
 from stages.functional import truncate_after
 from stages.models.forward import summary_scores
@@ -76,7 +77,8 @@ class Finished:
             check_stage(config, stage)
         self.accelerator = make_accelerator(self.config)
         self.tokenizer = load_tokenizer(self._folder(next(iter(configs))) / "model")
-        self.first = first_tokens(self.tokenizer, self.config.base.bos)
+        data = self.config.data
+        self.first = first_tokens(self.tokenizer, self.config.base.bos, data.chat_template)
         self.encode = plain_encoder(self.tokenizer, self.first)
         self.held_out = load_split(self._folder("base") / "data", "sft_validation")
 
@@ -104,23 +106,41 @@ class Finished:
 
         Its subreddit is that of the first held-out post. Raises UserError for a title too long.
         """
-        data, text = self.config.data, text.strip()
-        fields = parse_post(text, data.prompt)
+        data = self.config.data
+        prompt = self._prompt_of(text.strip())
+        try:
+            if data.chat_template:
+                chat = ChatFormat(self.tokenizer, self.first)
+                query = chat.fit_prompt(prompt, data.max_query_tokens)
+                return Post(query=query.text, tokens=torch.tensor(query.tokens))
+            if not prompt.shortened_field:
+                tokens = self.encode([prompt.text])[0]
+                if len(tokens) > data.max_query_tokens:
+                    tokens = keep_end(tokens, self.first, data.max_query_tokens)
+                return Post(query=prompt.text, tokens=torch.tensor(tokens))
+            text, tokens = fit_query(
+                lambda filled: self.encode([filled])[0],
+                template=prompt.template,
+                fields=prompt.fields,
+                shortened_field=prompt.shortened_field,
+                limit=data.max_query_tokens,
+            )
+        except ValueError as error:
+            raise UserError(f"{error} (data.max_query_tokens): shorten the title") from None
+        return Post(query=text, tokens=torch.tensor(tokens))
+
+    def _prompt_of(self, text: str) -> Prompt:
+        """A typed post as the run's prompt; a whole prompt if the run's rows hold such."""
+        template = self.config.data.prompt
+        fields = parse_post(text, template)
         if fields is None:
-            usual = parse_post(self.held_out.rows[0]["query"], data.prompt)
+            usual = parse_post(self.held_out.rows[0]["query"], template)
             if usual is None:
-                whole, room = self.encode([text])[0], data.max_query_tokens - len(self.first)
-                fits = len(whole) <= data.max_query_tokens
-                return Post(text, torch.tensor(whole if fits else [*self.first, *whole[-room:]]))
+                return Prompt(template="{post}", fields={"post": text})
             first, _, rest = text.partition("\n")
             title, post = (first, rest.strip()) if rest else ("", first)
             fields = {**usual, "title": title, "post": post}
-        limits = (data.prompt, fields, "post", data.max_query_tokens)
-        try:
-            query, tokens = fit_query(lambda filled: self.encode([filled])[0], *limits)
-        except ValueError as error:
-            raise UserError(f"{error} (data.max_query_tokens): shorten the title") from None
-        return Post(query, torch.tensor(tokens))
+        return Prompt(template=template, fields=fields, shortened_field="post")
 
     @torch.no_grad()
     def summary(self, name: str, post: Post, temperature: float) -> list[int]:

@@ -42,6 +42,7 @@ from stages.config.sections import (
 )
 from stages.data.bad_rows import SKIPPED_FILE, BadRows
 from stages.data.builtin import world_folder
+from stages.data.chat import end_answers_as_the_template
 from stages.data.formats import describe_whole_prompts
 from stages.data.halves import in_half
 from stages.data.lengths import CNNDM_LIMITS, FAR_OVER, Limits, count_over_limit, length_report
@@ -94,12 +95,15 @@ def make_base(config: Config) -> None:
 
         # The tokens.
         positions = loading.max_positions(model)
-        limits = split_limits(config.data, positions, first_tokens(tokenizer, config.base.bos))
+        first = first_tokens(tokenizer, config.base.bos, config.data.chat_template)
+        limits = split_limits(config.data, positions, first)
         copy_tokens(tokenizer, source_rows, limits, run.partial / "data")
         # Policies sample this many tokens. Recorded here, because another number is another input
         # for later stages even if it changes no post.
         sampled = {"max_summary_tokens": config.data.max_summary_tokens}
         write_json(run.partial / "data" / "sampled.json", sampled)
+        if config.data.chat_template and model.generation_config is not None:
+            model.generation_config.eos_token_id = tokenizer.eos_token_id
         loading.save_model(model, tokenizer, run.partial / "model")
 
         results = {
@@ -111,7 +115,7 @@ def make_base(config: Config) -> None:
         if fetched:
             results["hub"] = [source.record for source in fetched]
         for remark in [
-            *eos_remarks(tokenizer, model),
+            *eos_remarks(tokenizer, model, config.data.chat_template),
             *remarks(results, run.folder / "data" / SKIPPED_FILE),
         ]:
             print(*folded(remark), sep="\n", file=sys.stderr, flush=True)
@@ -194,6 +198,7 @@ def split_limits(data: Data, positions: int, first: tuple[int, ...]) -> dict[str
         positions=positions,
         first=first,
         prompt=data.prompt,
+        chat_template=data.chat_template,
     )
     of_comparisons = replace(
         of_posts,
@@ -202,7 +207,9 @@ def split_limits(data: Data, positions: int, first: tuple[int, ...]) -> dict[str
         setting="data.max_comparison_tokens",
         sampled=0,
     )
-    of_articles = replace(CNNDM_LIMITS, positions=positions, first=first)
+    of_articles = replace(
+        CNNDM_LIMITS, positions=positions, first=first, chat_template=data.chat_template
+    )
 
     limits = dict.fromkeys((*POSTS, PPO_TRAIN), of_posts)
     limits |= dict.fromkeys(COMPARISONS, of_comparisons)
@@ -281,11 +288,16 @@ def remarks(results: dict[str, Any], skipped_file: Path) -> list[str]:
     return lines
 
 
-def eos_remarks(tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel) -> list[str]:
+def eos_remarks(
+    tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel, chat_template: bool = False
+) -> list[str]:
     """A line if the checkpoint's own config ends texts with another token than its tokenizer.
 
     Every stage uses the tokenizer's, so the model would have to learn an EOS that it never saw.
+    With a chat template, the line says which token ends an answer.
     """
+    if chat_template:
+        return [f"answers end with {tokenizer.eos_token}, as in the tokenizer's chat template"]
     eos_ids = model.config.get_text_config().eos_token_id
     if eos_ids is None:
         return []
@@ -304,7 +316,14 @@ def eos_remarks(tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel) -> l
 
 
 def make_tokenizer(config: Config, train_posts: Sequence[LocatedRow]) -> PreTrainedTokenizerBase:
-    """The preset's tokenizer with [PAD] added."""
+    """The preset's tokenizer with [PAD] added. With a chat template, EOS ends the answer's turn."""
+    tokenizer = _plain_tokenizer(config, train_posts)
+    if config.data.chat_template:
+        end_answers_as_the_template(tokenizer)
+    return tokenizer
+
+
+def _plain_tokenizer(config: Config, train_posts: Sequence[LocatedRow]) -> PreTrainedTokenizerBase:
     if not config.base.tokenizer:
         return load_tokenizer(_checkpoint_folder(config))
     if config.base.tokenizer != TRAIN_TOKENIZER:
@@ -421,6 +440,8 @@ def _tokens_key(
     code = {file: hashes[file] for file in hashes if file.startswith(TOKENIZING_CODE)}
     digest = hashlib.sha256(f"{code}{tokenizer.backend_tokenizer.to_str()}".encode())
     digest.update(f"EOS {tokenizer.eos_token_id}".encode())  # the backend does not know it
+    if any(limit.chat_template for limit in limits.values()):
+        digest.update(str(tokenizer.chat_template).encode())
     for name, located_rows in source_rows.splits.items():
         digest.update(f"{name}{limits[name]}".encode())
         for where, row in located_rows:

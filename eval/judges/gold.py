@@ -22,8 +22,9 @@ from stages.config.command_line import recorded_config
 from stages.config.config import Config, hash_of
 from stages.config.sections import format_post, parse_post
 from stages.config.stages import TRAINED
+from stages.data.chat import ChatFormat
 from stages.data.halves import in_half
-from stages.data.prompt import first_tokens, fit_query, plain_encoder
+from stages.data.prompt import Prompt, first_tokens, fit_query, plain_encoder
 from stages.models.foreign import load_released_reward_model
 from stages.models.forward import summary_scores
 from stages.models.tokenizers import load_tokenizer
@@ -107,8 +108,15 @@ class GoldJudge(Judge):
         self.model = model.to(self.accelerator.device).eval()
         self.tokenizer = load_tokenizer(folder)
         self.encode = plain_encoder(self.tokenizer)
-        first = first_tokens(self.tokenizer, maker.base.bos if maker else "auto")
+        first = first_tokens(
+            self.tokenizer,
+            maker.base.bos if maker else "auto",
+            chat_template=maker is not None and maker.data.chat_template,
+        )
         self.encode_query = plain_encoder(self.tokenizer, first)
+        self.chat = None
+        if maker is not None and maker.data.chat_template:
+            self.chat = ChatFormat(self.tokenizer, first)
         self.longest = getattr(self.model.config, "max_position_embeddings", None)
         self.scores: dict[Text, float] = {}
         self.too_long: set[Text] = set()
@@ -173,6 +181,10 @@ class GoldJudge(Judge):
 
     def _tokens(self, text: Text) -> tuple[list[int], list[int]]:
         query, summary = text
+        if self.chat is not None:
+            prompt = Prompt(template="{post}", fields={"post": query})
+            tokens = self.chat.fit_prompt(prompt, self.learned.max_query_tokens).tokens
+            return tokens, self.chat.response(summary)
         fields, data, encode = parse_post(query, self.prompt), self.learned, self.encode_query
         tokens = encode([format_post(fields, data.prompt) if fields else query])[0]
         if fields:

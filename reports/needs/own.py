@@ -94,8 +94,15 @@ def _of_data(config: Config, positions: int, on_card: bool) -> Choices:
     """Lengths by QUANTILE of the rows' tokens; batches of at most a twentieth of the rows."""
     located, data = read_rows(config).splits, config.data
     tokenizer = make_tokenizer(config, located["sft_train"])
-    first = first_tokens(tokenizer, config.base.bos)
-    every = Limits(query=ANY, response=ANY, query_response=ANY, prompt=data.prompt, first=first)
+    first = first_tokens(tokenizer, config.base.bos, data.chat_template)
+    every = Limits(
+        query=ANY,
+        response=ANY,
+        query_response=ANY,
+        prompt=data.prompt,
+        first=first,
+        chat_template=data.chat_template,
+    )
     posts = tokenize_posts(located["sft_train"][:SAMPLE], tokenizer, every, "posts").columns
     sample = located.get("comparisons_train", [])[:SAMPLE]
     pairs = tokenize_comparisons(sample, tokenizer, every, "pairs").columns if sample else {}

@@ -67,6 +67,7 @@ def card(config: Config, stage: str, folder: str, manifest: Mapping[str, Any]) -
         summary=SUMMARY,
         bos="tokenizer.bos_token + " if config.base.bos == "always" else "",
         adds=config.base.bos == "auto",
+        chat=config.data.chat_template,
         before_eos=config.rm.read_at == BEFORE_EOS,
         longest=longest,
         settings=_settings(config, stage),

@@ -153,6 +153,9 @@ class Data(Section):
     prompt: str = PROMPT
     """Template of a query: a text with {subreddit}, {title} and {post}, each once. Write a line
     break as \\n."""
+    chat_template: bool = False
+    """Whether prompts and answers are formatted by the tokenizer's own chat template: for a base
+    checkpoint that is a chat model, and for rows of messages."""
     on_bad_row: Literal["stop", "skip"] = "stop"
     """What happens at a row that cannot be used: `stop`, or `skip`, which lists it and leaves it
     out."""

@@ -178,39 +178,54 @@ def _check_repeats_prompt(
 
 
 def _convert_post(where: str, row: Row, split: str, changes: Counter[str]) -> Row:
-    is_for_ppo = split == PPO_TRAIN
     has_bad_answer = _has(row, "label") and str(row["label"]).strip().lower() in BAD_LABELS
-    if has_bad_answer and not is_for_ppo:
+    if has_bad_answer and split != PPO_TRAIN:
         raise LeftOutError(where, "their label says that the completion is a bad one")
 
-    answer: str | None
+    field = _conversation_field(row)
     prompt: str | list[Message]
-    conversation_field = _conversation_field(row)
-    if conversation_field is not None:
-        prompt, answer = _split_conversation(where, row, conversation_field, split, changes)
+    if field is not None:
+        prompt, answer = _split_conversation(where, row, field, split, changes)
     else:
-        prompt_field, answer_field = _fields_of_post(where, row)
-        if prompt_field == "":
-            wanted = "prompt" if is_for_ppo else "prompt and completion"
-            missing = "post" if "post" in row and "prompt" not in row else "prompt"
-            raise _missing(where, row, missing, wanted)
-        prompt = parse_text(where, prompt_field, row[prompt_field])
-        if prompt_field == "post" and isinstance(prompt, str):
+        field = _prompt_field(where, row, split)
+        prompt = parse_text(where, field, row[field])
+        if field == "post" and isinstance(prompt, str):
             prompt = f"{prompt}\n\nTL;DR:"
-        answer = None
-        if row.get(answer_field) is not None:
-            parsed = parse_text(where, answer_field, row[answer_field])
-            answer, before = _answer_of(where, answer_field, parsed, changes)
-            _check_repeats_prompt(where, answer_field, before, prompt)
-        elif not is_for_ppo:
-            wanted = f"{prompt_field} and {answer_field} (rows with only a prompt belong in "
-            raise _missing(where, row, answer_field, f"{wanted}ppo_train.jsonl)")
+        answer = _completion(where, row, split, prompt, changes)
 
-    prompt_text = _prompt_text(where, conversation_field or prompt_field, prompt)
+    prompt_text = _prompt_text(where, field, prompt)
     converted = _describe_prompt(row, prompt, prompt_text, changes)
     if answer is not None and not has_bad_answer:
         converted["summary"] = answer
     return converted
+
+
+def _prompt_field(where: str, row: Row, split: str) -> str:
+    """The column of the prompt, `prompt` or `post`."""
+    has_prompt = _has(row, "prompt")
+    has_post = _has(row, "post")
+    if has_prompt and has_post:
+        raise BadRowError(where, "prompt and post both give a prompt: drop or rename one")
+    if not has_prompt and not has_post:
+        field = "post" if "post" in row and "prompt" not in row else "prompt"
+        raise _missing(where, row, field, "prompt" if split == PPO_TRAIN else "prompt, completion")
+    return "prompt" if has_prompt else "post"
+
+
+def _completion(
+    where: str, row: Row, split: str, prompt: str | list[Message], changes: Counter[str]
+) -> str | None:
+    """The answer to a prompt; None if a post for PPO has none."""
+    field = "completion" if _has(row, "prompt") else "summary"
+    if row.get(field) is None:
+        if split == PPO_TRAIN:
+            return None
+        wanted = f"{field} (rows with only a prompt belong in ppo_train.jsonl)"
+        raise _missing(where, row, field, wanted)
+    parsed = parse_text(where, field, row[field])
+    answer, before = _answer_of(where, field, parsed, changes)
+    _check_repeats_prompt(where, field, before, prompt)
+    return answer
 
 
 def _split_conversation(
@@ -241,18 +256,6 @@ def _split_conversation(
         if not repeats:
             raise BadRowError(where, f"prompt and {field} both give a prompt: drop or rename one")
     return prompt, answer
-
-
-def _fields_of_post(where: str, row: Row) -> tuple[str, str]:
-    """The columns of the prompt and of the answer; both are empty if there is no prompt."""
-    has_prompt = _has(row, "prompt")
-    if has_prompt and _has(row, "post"):
-        raise BadRowError(where, "prompt and post both give a prompt: drop or rename one")
-    if has_prompt:
-        return "prompt", "completion"
-    if _has(row, "post"):
-        return "post", "summary"
-    return "", ""
 
 
 # -- both ------------------------------------------------------------------------------------------

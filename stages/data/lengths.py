@@ -44,6 +44,8 @@ class Limits:
     """The tokens that begin each query and count toward its length: see `first_tokens`."""
     prompt: str = PROMPT
     """The template of a post's query."""
+    chat_template: bool = False
+    """Whether the tokenizer's chat template formats queries and responses."""
 
 
 CNNDM_LIMITS = Limits(query=1919, response=155, query_response=2021)

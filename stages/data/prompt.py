@@ -12,7 +12,8 @@ from transformers import PreTrainedTokenizerBase
 
 from stages.config.checks import UserError
 from stages.config.sections import FIELDS
-from stages.data.formats import WHOLE
+from stages.data.conversations import Message
+from stages.data.formats import MESSAGES, WHOLE
 from stages.data.schemas import info_of, is_cnndm
 from stages.data.tables import Row
 
@@ -26,10 +27,13 @@ Encode = Callable[[list[str]], list[list[int]]]
 # -- encoding --------------------------------------------------------------------------------------
 
 
-def first_tokens(tokenizer: PreTrainedTokenizerBase, bos: str) -> tuple[int, ...]:
+def first_tokens(
+    tokenizer: PreTrainedTokenizerBase, bos: str, chat_template: bool = False
+) -> tuple[int, ...]:
     """The tokens that begin each query: BOS or nothing, by the setting `base.bos`.
 
-    `always` and `never` say it; `auto` does what the tokenizer does by default.
+    `always` and `never` say it; `auto` does what the tokenizer, or its chat template, does by
+    default.
     Raises UserError for `always` if the tokenizer has no BOS token.
     """
     bos_id = tokenizer.bos_token_id
@@ -39,7 +43,11 @@ def first_tokens(tokenizer: PreTrainedTokenizerBase, bos: str) -> tuple[int, ...
         if bos == "always":
             raise UserError("base.bos=always: the tokenizer has no BOS token: leave it out")
         return ()
-    adds_bos = tokenizer("a").input_ids[:1] == [bos_id]
+    if chat_template:
+        text = tokenizer.apply_chat_template([{"role": "user", "content": "a"}], tokenize=False)
+        adds_bos = str(text).startswith(str(tokenizer.bos_token))
+    else:
+        adds_bos = tokenizer("a").input_ids[:1] == [bos_id]
     if bos == "always" or adds_bos:
         return (bos_id,)
     return ()
@@ -72,6 +80,8 @@ class Prompt:
 
     template: str
     fields: dict[str, str]
+    messages: Sequence[Message] = ()
+    """The conversation, if the row has one: what a chat template formats."""
     shortened_field: str = ""
     """The field that is shortened if the prompt is too long.
 
@@ -95,7 +105,11 @@ def prompt_for(row: Row, template: str) -> Prompt:
             shortened_field="article",
         )
     if info.get(WHOLE):
-        return Prompt(template="{post}", fields={"post": info["post"]})
+        return Prompt(
+            template="{post}",
+            fields={"post": info["post"]},
+            messages=info.get(MESSAGES, ()),
+        )
     return Prompt(
         template=template,
         fields={name: info[name] for name in FIELDS},
@@ -134,10 +148,10 @@ def fit_query(
     if fits(len(text)):
         return fill(len(text))
     newlines = [newline.start() for newline in re.finditer("\n", text)]
-    length = _longest_fitting(newlines, fits)
+    length = longest_fitting(newlines, fits)
     if length is None:
         first_line_length = newlines[0] if newlines else len(text)
-        length = _longest_fitting(range(first_line_length), fits)
+        length = longest_fitting(range(first_line_length), fits)
     if length is None:
         _, tokens = fill(0)
         raise ValueError(
@@ -146,7 +160,18 @@ def fit_query(
     return fill(length)
 
 
-def _longest_fitting(lengths: Sequence[int], fits: Callable[[int], bool]) -> int | None:
+def keep_end(tokens: Sequence[int], first: Sequence[int], limit: int) -> list[int]:
+    """The last tokens of a whole prompt, after `first`: it ends with what is asked for.
+
+    Raises ValueError if `first` leaves no room.
+    """
+    room = limit - len(first)
+    if room < 1:
+        raise ValueError(f"BOS leaves no room for a prompt in {limit} token")
+    return [*first, *tokens[-room:]]
+
+
+def longest_fitting(lengths: Sequence[int], fits: Callable[[int], bool]) -> int | None:
     """The last of some ascending lengths that fits, found by bisection; None if none does."""
     fitting = bisect_left(lengths, True, key=lambda length: not fits(length))
 

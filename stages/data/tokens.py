@@ -3,7 +3,8 @@
 Source: Huang et al. 2024, details 2 to 4.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
@@ -11,8 +12,9 @@ from transformers import PreTrainedTokenizerBase
 from stages.config.checks import UserError
 from stages.config.sections import PPO_TRAIN
 from stages.data.bad_rows import BadRowError, BadRows
+from stages.data.chat import ChatFormat
 from stages.data.lengths import Limits, check_lengths
-from stages.data.prompt import Encode, Prompt, fit_query, plain_encoder, prompt_for
+from stages.data.prompt import Encode, Prompt, fit_query, keep_end, plain_encoder, prompt_for
 from stages.data.ragged import TokenizedSplit, make_ragged
 from stages.data.schemas import COLUMNS, chosen_text, label_strength, post_text, rejected_text
 from stages.data.tables import LocatedRow, Row
@@ -31,6 +33,8 @@ def tokenize_posts(
 ) -> TokenizedSplit:
     """The queries and summaries of a split, each summary with a leading space and EOS.
 
+    With `data.chat_template`, the tokenizer's chat template formats both (`chat.py`), and the text
+    that `rows` keep of a query is the conversation without the template.
     The split `ppo_train` gets only queries, because its rows need no summary. `rows` keep the id,
     title, query and reference as text, and under `columns` the user's own columns. `bad_rows`
     collects the rows that are skipped.
@@ -38,26 +42,32 @@ def tokenize_posts(
     more tokens than the model has positions, unless such rows are skipped.
     """
     bad_rows = bad_rows or BadRows("stop")
-    located_rows, queries = _encode_queries(located_rows, tokenizer, limits, split, bad_rows)
-    columns = {"queries": queries}
+    texts_of: dict[str, Callable[[Row], str]] = {}
     if split != PPO_TRAIN:
-        columns["summaries"] = _encode_responses(
-            [row["summary"] for _, row in located_rows], tokenizer
-        )
-    kept = _rows_that_fit(located_rows, columns, limits, split, bad_rows)
+        texts_of["summaries"] = _summary_text
+    encoded = _encode_rows(located_rows, texts_of, tokenizer, limits, split, bad_rows)
+    kept = _rows_that_fit(encoded.located_rows, encoded.columns, limits, split, bad_rows)
 
-    # The text of a query does not show the tokens that begin every query.
-    texts = tokenizer.batch_decode([queries[number][len(limits.first) :] for number in kept])
+    if limits.chat_template:
+        texts = [encoded.query_texts[number] for number in kept]
+    else:
+        # The text of a query does not show the tokens that begin every query.
+        queries = encoded.columns["queries"]
+        texts = tokenizer.batch_decode([queries[number][len(limits.first) :] for number in kept])
     rows = []
     for number, query in zip(kept, texts, strict=True):
-        _, row = located_rows[number]
+        _, row = encoded.located_rows[number]
         facts: dict[str, Any] = {"id": row["id"], "title": row["title"], "query": query}
         if row.get(COLUMNS):
             facts[COLUMNS] = row[COLUMNS]
         if row.get("summary"):
             facts["reference"] = row["summary"].strip()
         rows.append(facts)
-    return _to_split(columns, kept, rows)
+    return _to_split(encoded.columns, kept, rows)
+
+
+def _summary_text(row: Row) -> str:
+    return str(row["summary"])
 
 
 def tokenize_comparisons(
@@ -74,21 +84,20 @@ def tokenize_comparisons(
     Raises UserError as `tokenize_posts` does.
     """
     bad_rows = bad_rows or BadRows("stop")
-    located_rows, queries = _encode_queries(located_rows, tokenizer, limits, split, bad_rows)
-    columns = {
-        "queries": queries,
-        "chosen": _encode_responses([chosen_text(row) for _, row in located_rows], tokenizer),
-        "rejected": _encode_responses([rejected_text(row) for _, row in located_rows], tokenizer),
-    }
-    kept = _rows_that_fit(located_rows, columns, limits, split, bad_rows)
+    texts_of = {"chosen": chosen_text, "rejected": rejected_text}
+    encoded = _encode_rows(located_rows, texts_of, tokenizer, limits, split, bad_rows)
+    kept = _rows_that_fit(encoded.located_rows, encoded.columns, limits, split, bad_rows)
 
-    kept_rows = [located_rows[number][1] for number in kept]
+    kept_rows = [encoded.located_rows[number][1] for number in kept]
     first_id_of_post = first_ids((row["info"]["id"], post_text(row)) for row in kept_rows)
-    rows = [
-        _comparison_facts(row, first_id)
-        for row, first_id in zip(kept_rows, first_id_of_post, strict=True)
-    ]
-    return _to_split(columns, kept, rows)
+    rows = []
+    for number, row, first_id in zip(kept, kept_rows, first_id_of_post, strict=True):
+        facts = _comparison_facts(row, first_id)
+        # Without a template, a reward function reads the text of a query from its tokens.
+        if limits.chat_template:
+            facts["query"] = encoded.query_texts[number]
+        rows.append(facts)
+    return _to_split(encoded.columns, kept, rows)
 
 
 def _comparison_facts(row: Row, first_id: str) -> dict[str, Any]:
@@ -115,6 +124,66 @@ def _to_split(
         for name, sequences in columns.items()
     }
     return TokenizedSplit(columns=ragged, rows=rows)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Encoded:
+    """The rows whose query can be cut to fit, and their tokens."""
+
+    located_rows: list[LocatedRow]
+    columns: dict[str, list[list[int]]]
+    """`queries`, and the columns of responses."""
+    query_texts: list[str]
+    """The conversations as plain text; empty without a chat template."""
+
+
+def _encode_rows(
+    located_rows: list[LocatedRow],
+    texts_of: Mapping[str, Callable[[Row], str]],
+    tokenizer: PreTrainedTokenizerBase,
+    limits: Limits,
+    split: str,
+    bad_rows: BadRows,
+) -> _Encoded:
+    """Encode queries, and each column of responses: `texts_of` has a function from row to text."""
+    if limits.chat_template:
+        chat = ChatFormat(tokenizer, limits.first)
+        return _encode_chats(located_rows, texts_of, chat, limits, split, bad_rows)
+    fitting, queries = _encode_queries(located_rows, tokenizer, limits, split, bad_rows)
+    columns = {"queries": queries}
+    for column, text_of in texts_of.items():
+        columns[column] = _encode_responses([text_of(row) for _, row in fitting], tokenizer)
+    return _Encoded(located_rows=fitting, columns=columns, query_texts=[])
+
+
+def _encode_chats(
+    located_rows: list[LocatedRow],
+    texts_of: Mapping[str, Callable[[Row], str]],
+    chat: ChatFormat,
+    limits: Limits,
+    split: str,
+    bad_rows: BadRows,
+) -> _Encoded:
+    fitting: list[LocatedRow] = []
+    columns: dict[str, list[list[int]]] = {"queries": [], **{column: [] for column in texts_of}}
+    query_texts: list[str] = []
+    for where, row in progress(located_rows, f"tokenize {split}", len(located_rows)):
+        with bad_rows.catch(split):
+            try:
+                query = chat.fit_prompt(prompt_for(row, limits.prompt), limits.query)
+                responses = {
+                    column: chat.response(text_of(row)) for column, text_of in texts_of.items()
+                }
+            except ValueError as error:
+                raise BadRowError(
+                    where, f"data.chat_template: {error}: correct or drop the row"
+                ) from None
+            fitting.append((where, row))
+            query_texts.append(query.text)
+            columns["queries"].append(query.tokens)
+            for column, tokens in responses.items():
+                columns[column].append(tokens)
+    return _Encoded(located_rows=fitting, columns=columns, query_texts=query_texts)
 
 
 def _encode_responses(texts: list[str], tokenizer: PreTrainedTokenizerBase) -> list[list[int]]:
@@ -161,7 +230,10 @@ def _fit_prompt(
     text = prompt.text
     if len(tokens) > limits.query:
         if not prompt.shortened_field:
-            return _keep_end(where, tokens, limits)
+            try:
+                return keep_end(tokens, limits.first, limits.query)
+            except ValueError as error:
+                raise BadRowError(where, f"{error}: raise data.max_query_tokens") from None
         try:
             text, tokens = fit_query(
                 lambda filled: encode([filled])[0],
@@ -182,17 +254,6 @@ def _fit_prompt(
     if text.endswith("\n"):
         return encode([text.strip()])[0]
     return tokens
-
-
-def _keep_end(where: str, tokens: list[int], limits: Limits) -> list[int]:
-    """The tokens of a whole prompt without its beginning: it ends with what is asked for."""
-    room = limits.query - len(limits.first)
-    if room < 1:
-        raise BadRowError(
-            where,
-            f"data.max_query_tokens is {limits.query}, which leaves no room after BOS: raise it",
-        )
-    return [*limits.first, *tokens[-room:]]
 
 
 def _rows_that_fit(

@@ -12,7 +12,6 @@ import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any, cast
 
 import torch
@@ -97,7 +96,12 @@ class TextReward(nn.Module):
         """What went wrong, after the line of the user's code if the error was raised there."""
         if isinstance(error, _WrongNumbersError):
             return str(error)
-        return describe_error(error, self.name.partition(":")[0])
+        place = place_of_error(error, self.name.partition(":")[0])
+        code = getattr(self.function, "__code__", None)
+        if not place and code is not None:
+            # The call itself failed, such as for a wrong number of arguments.
+            place = f"{Path(code.co_filename).name}:{code.co_firstlineno}: "
+        return place + text_of_error(error)
 
     def save(self, folder: Path) -> None:
         """Write what `load_text_reward` reads; the tokenizer is saved separately."""
@@ -135,28 +139,23 @@ def function_row(facts: Facts) -> dict[str, Any]:
     return shown | facts.get(COLUMNS, {})
 
 
-def describe_error(error: BaseException, module: str) -> str:
-    """An error's name and text, after `file:line` of the module's code that led to it."""
+def text_of_error(error: BaseException) -> str:
+    """An error's name and the first line of its text."""
     if isinstance(error, SystemExit):
-        text = f"sys.exit({error.code!r}) was called: return numbers or raise an exception"
-    else:
-        text = f"{type(error).__name__}: {first_line(error)}"
-    where = ""
+        return f"sys.exit({error.code!r}) was called: return numbers or raise an exception"
+    return f"{type(error).__name__}: {first_line(error)}"
+
+
+def place_of_error(error: BaseException, module: str) -> str:
+    """`file:line: ` of the last line of a user's module that led to an error, or an empty text."""
     if isinstance(error, SyntaxError) and error.filename:
-        where = f"{Path(error.filename).name}:{error.lineno}: "
-    elif place := _last_line_in(module, error.__traceback__):
-        where = f"{place}: "
-    return where + text
-
-
-def _last_line_in(module: str, trace: TracebackType | None) -> str:
-    """`file:line` of the last call in the user's module, or an empty text."""
+        return f"{Path(error.filename).name}:{error.lineno}: "
     relative = Path(*module.split(".")).with_suffix(".py")
     imported = sys.modules.get(module)
     file = Path(getattr(imported, "__file__", None) or relative).resolve()
-    frames = traceback.extract_tb(trace)
+    frames = traceback.extract_tb(error.__traceback__)
     lines = [frame.lineno for frame in frames if Path(frame.filename).resolve() == file]
-    return f"{relative}:{lines[-1]}" if lines else ""
+    return f"{relative}:{lines[-1]}: " if lines else ""
 
 
 def load_text_reward(folder: Path, tokenizer: PreTrainedTokenizerBase) -> TextReward:
@@ -173,9 +172,9 @@ def load_function(name: str) -> RewardFunction:
         module = importlib.import_module(module_name)
         function = getattr(module, function_name)
     except (Exception, SystemExit) as error:  # whatever the user's module raises
+        problem = place_of_error(error, module_name) + text_of_error(error)
         raise UserError(
-            f"reward.function={name} does not load ({describe_error(error, module_name)}): "
-            "correct the name or the module"
+            f"reward.function={name} does not load ({problem}): correct the name or the module"
         ) from None
     finally:
         sys.path.pop(0)

@@ -104,7 +104,7 @@ def test_ppo_train_needs_only_a_prompt(row, prompt):
         (
             {"prompt": "x"},
             "sft_train",
-            "no field completion (its fields: prompt): give prompt and completion (rows with only",
+            "no field completion (its fields: prompt): give completion (rows with only a prompt",
         ),
         ({"completion": "x"}, "ppo_train", "no field prompt (its fields: completion): give prompt"),
         ({"post": None, "summary": "x"}, "sft_train", "field post is null or empty"),

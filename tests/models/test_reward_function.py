@@ -37,6 +37,9 @@ def letters(queries, responses, rows):
 def count_e(queries, responses, rows):
     return [response.count("e") for response in responses]
 
+def alone(texts):
+    return [1.0 for text in texts]
+
 def exits(queries, responses, rows):
     raise SystemExit(0)
 
@@ -225,6 +228,7 @@ def test_a_saved_function_loads_with_its_bias(module, tokenizer, tmp_path):
 FAILURES = [
     ("fails", "mine.py:{line}: ZeroDivisionError: division by zero, for 'short'"),
     ("exits", "mine.py:{line}: sys.exit(0) was called: return numbers or raise an exception"),
+    ("alone", "mine.py:{line}: TypeError: alone() takes 1 positional argument but 3 were given"),
     ("fewer", "returned 1 numbers for 2 texts"),
     ("none", "returned NoneType instead of a list of 2 numbers"),
     ("words", "returned 'good', which is no number"),
@@ -238,7 +242,9 @@ def test_a_function_that_fails_is_one_line_with_the_place_in_its_code(
 ):
     reward = TextReward(f"mine:{function}", tokenizer)
     queries, responses = encode(tokenizer, "?", "?"), encode(tokenizer, "short", "long")
-    line = MODULE.splitlines().index(f"def {function}(queries, responses, rows):") + 2
+    lines = MODULE.splitlines()
+    start = next(n for n, line in enumerate(lines, start=1) if line.startswith(f"def {function}("))
+    line = start if function == "alone" else start + 1
 
     problem = refusal_of(reward.scores, queries, responses, [], pad_id=-1)
 

@@ -69,7 +69,9 @@ def test_verdicts_that_no_judge_wrote_are_requested_again(tmp_path, line):
     good = {"policy": "a", "id": "p", "order": "policy_first", "verdict": "tie"}
     path = tmp_path / "judgements.jsonl"
     path.write_text(f"{json.dumps(good)}\n{line}\n")
-    tasks = [Task("a", row, "policy_first"), Task("a", row, "reference_first")]
+    tasks = [
+        Task(policy="a", row=row, order=order) for order in ("policy_first", "reference_first")
+    ]
     assert kept_judgements(path, tasks) == [good]
     assert path.read_text() == json.dumps(good) + "\n"
 
