@@ -24,7 +24,6 @@ from stages.config.sections import format_post
 from stages.data.bad_rows import BadRowError
 from stages.data.tables import parsed_rows
 from stages.data.text_metrics import text_measures
-from stages.pipeline.start import run_stage
 from stages.runs.inputs import OUTPUT_FILES, output_files
 from stages.runs.run import open_stage, write_rows
 
@@ -237,12 +236,3 @@ def describe(rows: Sequence[Row]) -> dict[str, float | None]:
     unknown = dict.fromkeys(("tokens", "score", "reference_score", "eos_rate"))
     words = {"words": mean_words(row["summary"] for row in rows), "posts": len(rows)}
     return {**unknown, **words, **text_measures(rows)}
-
-
-def main(argv: list[str] | None = None) -> None:
-    """Command line of the stage."""
-    run_stage("summaries", take_outputs, argv, "summaries that exist already, for a judge")
-
-
-if __name__ == "__main__":
-    main()

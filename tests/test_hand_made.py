@@ -6,6 +6,7 @@ import platform
 import subprocess
 import sys
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
@@ -22,10 +23,10 @@ from stages.runs.files import KeptRows, read_json, write_json
 from stages.runs.inputs import Source
 from stages.runs.machine import start_of
 from stages.runs.manifest import why_not
-from stages.runs.progress import say_if_killed
 from stages.runs.run import holder_of
 from tests.lib.asserts import refused_by
 from tests.lib.fabricated_runs import fabricate
+from tests.lib.make_stages import run_module
 
 ROW = {"id": "1", "query": "q", "summary": "s", "reference": "r", "score": None}
 
@@ -58,7 +59,7 @@ def test_a_stage_that_needs_a_hand_made_one_says_so_in_one_line(runs, capsys):
     config = make_config("tiny", name="mine")
     with pytest.raises(UserError, match="is no manifest of this version: move /"):
         why_not(config, "summaries")
-    line = refused_by(capsys, win_rate.main, "--preset", "tiny", "--name", "mine")
+    line = refused_by(capsys, partial(run_module, win_rate), "--preset", "tiny", "--name", "mine")
     assert "summaries/manifest.json is no manifest of this version" in line
 
 
@@ -103,15 +104,6 @@ def test_a_process_that_nobody_waits_for_holds_no_lock(tmp_path):
     os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)  # it stays a zombie
     assert holder_of(lock) is None
     ended.wait()
-
-
-def test_a_stage_that_was_killed_is_named_and_one_that_failed_has_said_so(capsys):
-    say_if_killed("ppo", 137)
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("error: stage ppo was killed (SIGKILL), by somebody or for lack of mem")
-    for status_of_stage in (0, 1, 2, 130, 143):
-        say_if_killed("ppo", status_of_stage)
-    assert capsys.readouterr().err == ""
 
 
 def test_a_run_of_a_preset_that_is_gone_is_one_line(runs):

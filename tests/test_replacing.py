@@ -9,16 +9,16 @@ from pathlib import Path
 import pytest
 
 from reports.sharing.status import status
-from stages.config.command_line import Request, make_config
+from stages.config.command_line import make_config
 from stages.config.config import UserError
-from stages.pipeline.maker import Cell
+from stages.pipeline.runner import StageFailedError
 from stages.runs import machine as code
 from stages.runs import run as runs_module
 from stages.runs.machine import code_of
 from stages.runs.manifest import changed_code, lock_of, partial_of, stage_folder, why_not
 from stages.runs.run import open_stage
 from tests.lib.asserts import refusal_of
-from tests.test_pipeline import EVALUATED, Recorder, make, named
+from tests.lib.pipeline import EVALUATED, Recorder, make, named, planned
 
 ROOT = Path(__file__).parents[1]
 TINY = make_config("tiny")
@@ -165,8 +165,8 @@ def test_replace_leaves_the_stages_of_an_upstream_alone(runs):
 
 def test_an_interrupted_replace_goes_on_without_it(runs):
     make(TINY, *ALL_GOALS)
-    failing = Recorder(replace="sft", fails="ppo")
-    assert failing.make(Cell(request=Request(), config=TINY, goals=ALL_GOALS)) == 3
+    with pytest.raises(StageFailedError):
+        Recorder(replace="sft", fails="ppo").run(planned(TINY, *ALL_GOALS))
     interrupt("ppo")
     assert make(TINY, *ALL_GOALS) == AFTER_PPO
     assert not partial_of(stage_folder(TINY, "ppo")).exists()

@@ -14,9 +14,9 @@ from stages.config.command_line import (
 )
 from stages.config.config import override_of
 from stages.config.faults import Parser
-from stages.pipeline.main import settings_lines
+from stages.pipeline.variables import settings_lines
 from stages.runs.manifest import make_command
-from tests.test_pipeline import typed
+from tests.lib.pipeline import typed
 
 PROMPT = "r/{subreddit}\n\n# {title}\n{post}\n\nTL;DR:"
 WRITTEN = r"r/{subreddit}\n\n# {title}\n{post}\n\nTL;DR:"
