@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from eval.judge import config_with_cap, judge_both_orders, make_judge, read_policies
+from eval.judge import judge_both_orders, make_judge, read_policies
 from eval.judges.offline import knows_own_texts_only
 from eval.judges.protocol import Row
 from eval.rates.correction import (
@@ -41,7 +41,6 @@ from stages.data.readers import read_source
 from stages.data.schemas import is_cnndm
 from stages.data.tables import LocatedRow
 from stages.data.text_metrics import first_ids
-from stages.pipeline.start import run_stage
 from stages.runs.files import read_lines
 from stages.runs.manifest import read_manifest
 from stages.runs.progress import folded
@@ -88,6 +87,7 @@ def calibrate(config: Config) -> dict[str, Any]:
         source = "built-in world" if config.data.source == TOY else "labelled comparisons"
         results |= {"judge": asdict(judge.about), "source": source, "of_pairs": of_pairs}
         run.finish(results)
+    print_summary(results)
     return results
 
 
@@ -315,13 +315,3 @@ def print_summary(results: dict[str, Any]) -> None:
         *([f"  NOT DECIDED: {results['undecided']}"] if results["undecided"] else []),
     ]
     print("\n".join(part for line in lines for part in folded(line)))
-
-
-def main(argv: list[str] | None = None) -> None:
-    """Calibrate a judge."""
-    description = "compare a judge with labelled comparisons"
-    print_summary(run_stage("calibration", calibrate, argv, description, config_with_cap))
-
-
-if __name__ == "__main__":
-    main()

@@ -16,7 +16,6 @@ import numpy as np
 
 from eval.control_texts import CONTROLS, SELF
 from eval.judge import (
-    config_with_cap,
     controls_of,
     judge_both_orders,
     make_judge,
@@ -29,7 +28,6 @@ from eval.rates.table import verdict_table
 from eval.win_rate import posts_by_text
 from stages.config.config import Config
 from stages.config.judge import MOST_UNJUDGED
-from stages.pipeline.start import run_stage
 from stages.runs.run import open_stage
 
 EVEN = 0.5
@@ -106,13 +104,3 @@ def describe(name: str, judgements: list[Row], rows: dict[str, list[Row]]) -> di
     if rate.low <= EVEN <= high and result["posts"] < NEEDED:
         return result | {"why": TOO_FEW.format(result["posts"])}
     return result | {"passed": high < EVEN}
-
-
-def main(argv: list[str] | None = None) -> None:
-    """Judge the controls of a run."""
-    description = "judge texts that must lose to the references"
-    run_stage("controls", judge_controls, argv, description, config_with_cap)
-
-
-if __name__ == "__main__":
-    main()

@@ -10,7 +10,6 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import asdict, dataclass
 from itertools import chain
-from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -30,11 +29,8 @@ from eval.judges.protocol import (
     judge_all,
 )
 from stages.config import config as settings
-from stages.config.command_line import config_from_arguments
 from stages.config.config import Config, UserError
-from stages.config.faults import Parser
 from stages.config.judge_models import check_asking
-from stages.pipeline.start import run_stage
 from stages.runs.files import cut_file, read_lines, whole_lines
 from stages.runs.run import Run, open_stage, write_rows
 
@@ -225,32 +221,3 @@ def judgement(about: About, task: Task, reply: Reply) -> Row:
         **reply_fields,
         "reply": text,
     }
-
-
-def config_with_cap(argv: list[str] | None, description: str) -> Config:
-    """The config of a command line that also takes `--max-cost`.
-
-    Raises UserError for a cap of 0, because in the settings 0 means no cap.
-    """
-    parser = Parser(add_help=False)
-    parser.add_argument("--max-cost", type=float)
-    arguments, others = parser.parse_known_args(argv)
-    config = config_from_arguments(others, f"{description}; also takes --max-cost USD")
-    max_cost = arguments.max_cost
-    if max_cost is None:
-        return config
-    if not 0 < max_cost < inf:
-        raise UserError(f"--max-cost must be above 0, not {max_cost:g}: leave it out for no cap")
-    return config.changed(judge=config.judge.changed(max_cost=max_cost))
-
-
-def main(argv: list[str] | None = None) -> None:
-    """Judge a run's summaries."""
-    description = "judge each policy's summaries in both orders"
-    results = run_stage("judge", judge_summaries, argv, description, config_with_cap)
-    print(f"judge: {results['judge']['name']}"[:80])
-    print(f"{results['judgements']} judgements, {results['unjudged']:.1%} of them unjudged")
-
-
-if __name__ == "__main__":
-    main()

@@ -25,7 +25,6 @@ from stages.data.bad_rows import BadRowError
 from stages.data.conversations import PRINTED_MESSAGES
 from stages.data.tables import LocatedRow, parsed_rows
 from stages.data.text_metrics import text_measures
-from stages.pipeline.start import run_stage
 from stages.runs.inputs import ROW_FILES, output_files, unread_outputs
 from stages.runs.run import open_stage, write_rows
 
@@ -358,12 +357,3 @@ def describe(rows: Sequence[Row]) -> dict[str, float | None]:
         "posts": len(rows),
         **text_measures(rows),
     }
-
-
-def main(argv: list[str] | None = None) -> None:
-    """Command line of the stage."""
-    run_stage("summaries", take_outputs, argv, "summaries that exist already, for a judge")
-
-
-if __name__ == "__main__":
-    main()

@@ -26,7 +26,6 @@ from stages.models.loading import load_policy, load_reward_model, require_room
 from stages.models.policy import PolicyModel
 from stages.models.sampling import Sampling, respond_often
 from stages.models.tokenizers import load_tokenizer
-from stages.pipeline.start import run_stage
 from stages.runs.files import read_lines, read_record
 from stages.runs.inputs import REWARD_FUNCTION
 from stages.runs.machine import device_name, library_versions, processor
@@ -391,12 +390,3 @@ def describe(rows: list[dict[str, Any]]) -> dict[str, float | None]:
     means["eos_rate"] = sum(row["has_eos"] for row in rows) / len(rows)
     means["special_tokens"] = sum(row["special_tokens"] > 0 for row in rows) / len(rows)
     return means | text_measures(rows)
-
-
-def main(argv: list[str] | None = None) -> None:
-    """Command line of the stage."""
-    run_stage("summaries", write_summaries, argv, "summaries of held-out posts")
-
-
-if __name__ == "__main__":
-    main()

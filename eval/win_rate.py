@@ -35,7 +35,6 @@ from stages.config.config import TRAINED, Config, UserError
 from stages.config.judge import MOST_UNJUDGED
 from stages.data.halves import in_half
 from stages.data.text_metrics import first_ids, identical
-from stages.pipeline.start import run_stage
 from stages.runs.files import read_lines
 from stages.runs.manifest import read_manifest
 from stages.runs.run import open_stage, write_rows
@@ -266,12 +265,3 @@ def best_of_training(scores: Mapping[str, Scores], post_of: Mapping[str, str]) -
         "above_last": mean_gain(gaps.to_dict(), post_of) if best != last else None,
         "means": {name: interval(table[name].to_dict(), post_of) for name in scores},
     }
-
-
-def main(argv: list[str] | None = None) -> None:
-    """Turn a run's judgements into win rates."""
-    run_stage("win_rate", measure_win_rates, argv, "win rates with 95% intervals from judgements")
-
-
-if __name__ == "__main__":
-    main()

@@ -16,17 +16,13 @@ from reports.parts.sentences import checks_of_judge
 from reports.parts.words import Row, estimate, in_points, percent, side
 from reports.sections.calibration import calibration, corrected_rates
 from stages.config.checks import UserError
-from stages.config.command_line import config_from_arguments
 from stages.config.config import Config
-from stages.config.faults import in_one_line
 from stages.runs.manifest import MISSING, inputs_now, mend, refusal, stage_folder, why_not
 from stages.runs.run import open_stage
 
 
-@in_one_line()
-def main(argv: list[str] | None = None) -> None:
+def write_report(config: Config) -> None:
     """Write the page and print its path."""
-    config = config_from_arguments(argv, "the page of a judge's calibration")
     results = find_calibration(config)
     stem = f"{config.name}-seed{config.seed}-judge-calibration"
     with open_stage(config, "calibration_report") as run:
@@ -84,7 +80,3 @@ def beside_the_longer(results: Row) -> str:
         f"It agrees with the labels on {estimate(results['agreement'])} of the pairs,"
         f" {how_often[side(gap['low'], gap['high'])]} than the longer text does ({in_points(gap)})."
     )
-
-
-if __name__ == "__main__":
-    main()

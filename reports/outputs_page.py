@@ -20,14 +20,8 @@ from reports.parts.run_report import Report, text_table
 from reports.parts.words import Row, at_equal_length, judge, percent, posts_of, rate, share, whole
 from reports.sections import calibration, judging, made_with, samples
 from stages.config.judge import MOST_UNJUDGED
-from stages.pipeline.start import run_stage
 
 LEVEL = 0.05  # a corrected p-value below it counts as a difference
-
-
-def main(argv: list[str] | None = None) -> None:
-    """Write and print the report."""
-    print(run_stage("report", write_report, argv, "report summaries that existed already"), end="")
 
 
 def report(record: Record, path: Path) -> Report:
@@ -174,7 +168,3 @@ def shortened(names: Sequence[str], width: int) -> list[str]:
         name if len(name) <= width else name[: width - len(end)] + end
         for name, end in zip(names, ends, strict=True)
     ]
-
-
-if __name__ == "__main__":
-    main()

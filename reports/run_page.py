@@ -17,12 +17,6 @@ from reports.parts.collect import Record, judged_row, numbers_of
 from reports.parts.run_report import Report, text_table
 from reports.parts.words import Row, at_equal_length, judge, named, number, percent, rate, whole
 from reports.sections import calibration, curves, judging, made_with, reward, samples, scores
-from stages.pipeline.start import run_stage
-
-
-def main(argv: list[str] | None = None) -> None:
-    """Write and print the report of one finished run."""
-    print(run_stage("report", write_report, argv, "report one run"), end="")
 
 
 def report(record: Record, path: Path) -> Report:
@@ -156,7 +150,3 @@ def _summaries(record: Record, numbers: Row) -> list[Block]:
         Table(without_rate, [[row[0], *row[2:]] for row in rows], caption, name="summaries"),
         *scores.blocks(record),
     ]
-
-
-if __name__ == "__main__":
-    main()

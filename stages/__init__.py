@@ -23,6 +23,6 @@ runs        a run's folder: config, metrics, manifest, checkpoints, lock, progre
 
 What runs them:
 
-__main__    checks what was typed, and runs it
+__main__    the command line, with the function of each stage and each tool
 pipeline    which stages are done, stale or missing, and how to run them
 """

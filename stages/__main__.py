@@ -1,209 +1,360 @@
-"""The one door: `python -m stages sft rm ppo NAME=x` does what `make sft rm ppo NAME=x` does.
+"""The command line of the project: `make sft rm ppo NAME=x` calls `python -m stages sft rm ppo`.
 
-It knows what was asked for as it was typed, refuses what no goal reads, and runs the modules that
-`stages/pipeline/goals.py` names. Make hands on its command line in MAKEFLAGS, where values stand as
-typed: neither make nor the shell expands them. Standard library only.
+All stages of a command run in this process, one after the other. The tables below say which
+function each stage and each tool is; they import it when it runs, so that a command with nothing to
+do loads neither torch nor transformers.
 """
 
-import os
-import re
 import shlex
 import sys
-import time
-from collections.abc import Mapping, Sequence
-from importlib import import_module
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
 
-from stages.config.checks import UserError, first_line, unknown
+from stages.config.checks import UserError, first_line
+from stages.config.command_line import Request, add_arguments, config_of, request_of
 from stages.config.config import Config
-from stages.config.faults import in_one_line, show
-from stages.config.stages import STAGES
-from stages.pipeline.goals import (
-    AS_SETTINGS,
-    DEFAULTS,
-    GOALS,
-    PIPELINE,
-    VARIABLES,
-    Goal,
-    help_lines,
-)
+from stages.config.faults import Parser, in_one_line, is_above_0, require_packages, show
+from stages.config.listing import settings_lines
+from stages.config.stages import OUTPUTS, STAGES
+from stages.pipeline import grid, variables
+from stages.pipeline.launch import launcher_words
+from stages.pipeline.runner import PlannedRun, Runner, StageFailedError
+from stages.pipeline.start import end_process, errors_end_process, run_stage
+from stages.pipeline.targets import DONE_BY_MAKE, GRIDS, help_lines
+from stages.rl.algorithms import ALGORITHMS
+from stages.runs.signals import stopping_on_signals
 
-LOOKING = ("help", "settings", "status", "plan")  # they need no packages
-LOOKING_ONLY = "Looking: nothing is made."  # the last word under `make -n`, see the Makefile
-FEW = 4  # a variable that so many goals read is refused by naming them
-OUTPUTS = "outputs"  # the preset of summaries that exist already
-OF_MAKE = ("MAKEFILES", "MAKEFLAGS", "SHELL")
-CARDS = "reports.sharing.cards"
-WATCH = "reports.parts.watch"
-OWN = "reports.needs.own"
-HUB_ID = re.compile(r"[\w-][\w.-]*/[\w.-]+(:[\w.-]+)?(@[\w./-]+)?")  # with configuration, revision
-LOAD = Path("/proc/loadavg")
-LOOKS, TAKEN = 10, 0.25  # looks at what runs; the share of the cores that others may use
 Values = Mapping[str, str]
+
+TOOLS = (
+    "help",
+    "status",
+    "settings",
+    "plan",
+    "rehearse",
+    "summarize",
+    "compare",
+    "scaling",
+    "publish",
+    "bench",
+    "card",
+)
+# The page that is written when a grid has finished.
+GRID_PAGES = {"study": "scaling", "ablations": "ablations-page", "algorithms": "algorithms-page"}
+GRID_OPTIONS = {
+    "SEEDS": "seeds",
+    "PRESETS": "presets",
+    "JOB": "targets",
+    "ABLATIONS": "ablations",
+    "PENALTIES": "kl_coefs",
+}
 
 
 @in_one_line()
 def main(argv: list[str] | None = None) -> None:
-    """Check and do what is asked for, up to the first goal that fails."""
+    """Do what a command asks for; exit with the status of the first stage that fails."""
     words = sys.argv[1:] if argv is None else argv
-    look_only = "--check" in words
-    words = [word for word in words if word not in ("--check", LOOKING_ONLY)]
-    words = ["help" if word in ("-h", "--help") else word for word in words]
-    flags = os.environ.get("MAKEFLAGS", "")
-    typed = of_make(flags) | dict(word.split("=", 1) for word in words if "=" in word)
-    goals = [word for word in words if "=" not in word] or ["help"]
-    check(goals, typed)
-    if look_only:
+    if words[:1] == ["--stage"]:
+        run_launched_stage(words)
         return
-    values = with_hub_rows(typed | of_environment(typed))
-    reading = [goal for goal in goals if "SET" in row_of(goal).reads and goal != "help"]
-    if values.get("PRESET") == "own" and reading:
-        values = import_module(OWN).with_choices(values)
-    dry = "n" in flags.split(" ")[0]
-    if not dry and any(row_of(goal).module == PIPELINE for goal in goals):
-        spare_the_cores()
-    groups: dict[str, list[str]] = {}  # what the pipeline makes is made by one call
-    for goal in goals:
-        module = row_of(goal).module
-        groups.setdefault(PIPELINE if module == PIPELINE else goal, []).append(goal)
-    for group in groups.values():
-        run(group, values, dry)
 
+    targets, values = variables.read_command(words)
+    values = variables.with_hub_rows(values)
+    if values.get("PRESET") == "own" and needs_settings(targets):
+        from reports.needs.own import with_choices
 
-def spare_the_cores() -> None:
-    """Have OpenMP's threads sleep, not spin, while they wait, if others use the cores.
+        values = with_choices(values)
 
-    Beside one busy process 20 updates of PPO took 42 seconds so, and 74 without; on quiet cores 29,
-    and 25. It is read when libraries are loaded, so it holds for all stages of a command.
-    """
-    if "OMP_WAIT_POLICY" in os.environ or not LOAD.exists():
-        return
-    running = 0
-    for _ in range(LOOKS):
-        running += int(LOAD.read_text().split()[3].partition("/")[0]) - 1  # this process runs too
-        time.sleep(0.02)
-    if running / LOOKS > TAKEN * (os.cpu_count() or 1):
-        os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
-
-
-def of_make(flags: str) -> dict[str, str]:
-    """The variables of make's command line, from MAKEFLAGS: blanks and backslashes are escaped."""
-    values = {}
-    assignments = f" {flags}".partition(" -- ")[2]
-    for word in re.findall(r"(?:\\.|[^ \\])+", assignments, re.DOTALL):
-        name, _, value = re.sub(r"\\(.)", r"\1", word, flags=re.DOTALL).partition("=")
-        values[name.rstrip(":?+!")] = value.replace("$$", "$")
-    return values
-
-
-def of_environment(typed: Values) -> dict[str, str]:
-    """The variables that the environment holds and nobody has typed."""
-    names = [name for name in VARIABLES if name not in typed and os.environ.get(name)]
-    if "WSL_DISTRO_NAME" in os.environ:  # there NAME is the machine's
-        names = [name for name in names if name != "NAME"]
-    return {name: os.environ[name] for name in names}
-
-
-def with_hub_rows(values: Values) -> Values:
-    """The variables with DATA=owner/name, where no such path is, as settings: the rows of this data
-    set of the hub are all there are.
-    """
-    text = values.get("DATA", "")
-    if not HUB_ID.fullmatch(text) or Path(text).exists() or Path(text).parent.exists():
-        return values
-    rows = f"data.source=hub data.sft_dataset= data.comparisons_dataset={text}"
-    return {**values, "DATA": "", "SET": f"{rows} {values.get('SET', '')}".strip()}
-
-
-def check(goals: Sequence[str], typed: Values) -> None:
-    """Raise UserError for a goal or variable that does not exist, and for one that is not read."""
-    for goal in goals:
-        if goal not in GOALS and goal not in STAGES:
-            raise unknown("goal", goal, [*GOALS, *STAGES], "see make help")
-    read = {name for goal in goals for name in row_of(goal).reads} | {"PYTHON", "VENV"}
-    for name, value in typed.items():
-        if name in OF_MAKE:
-            continue
-        if name not in VARIABLES:
-            mend = "settings stand in SET, see make help"
-            raise unknown("make variable", name, VARIABLES, mend)
-        if "\n" in value and name != "POST":
-            raise UserError(f"{name} holds a line break: leave it out")
-        if value and name not in read:
-            raise UserError(refusal(name, goals))
-
-
-def row_of(goal: str) -> Goal:
-    """What the table says of a goal; the pipeline knows more stages, which read what SFT reads."""
-    return GOALS.get(goal, GOALS["sft"])
-
-
-def refusal(name: str, goals: Sequence[str]) -> str:
-    """Why a variable is refused beside some goals, and what to give instead."""
-    readers = [goal for goal in GOALS if name in row_of(goal).reads]
-    hint, typed = VARIABLES[name].hint, " ".join(goals)
-    if name in ("SEED", "PRESET") and any(f"{name}S" in row_of(goal).reads for goal in goals):
-        return f"{typed} takes no {name}: give {name}S"
-    if len(readers) <= FEW:
-        return f"{name} is for {' '.join(readers)}: {hint}"
-    if hint == "leave it out" or not any(row_of(goal).reads for goal in goals):
-        known = " ".join(dict.fromkeys(name for goal in goals for name in row_of(goal).reads))
-        hint = f"it reads {known or 'none'}"
-    return f"{typed} takes no {name}: {hint}"
-
-
-def run(goals: Sequence[str], values: Values, dry: bool) -> None:
-    """Do what belongs together."""
-    module, arguments = row_of(goals[0]).module, options(goals, values)
-    if goals[0] == "help":
-        show(help_lines())
-    elif module == PIPELINE:
-        judged = ["eval" if goal == "judge" else goal for goal in goals]
-        words = [*judged, *arguments, *["--dry-run"] * (dry and goals[0] not in LOOKING)]
-        again = [name for name in values if name != "REPLACE"]
-        typed = ["make", *goals, *(f"{name}={shlex.quote(values[name])}" for name in again)]
-        hooks = import_module(WATCH).hooks(write_cards)
-        import_module(module).main(words, goes_on_with=" ".join(typed), **hooks)
-    elif dry and goals[0] not in LOOKING:
-        print(f"would do {goals[0]}: {row_of(goals[0]).what}")
-    elif module == "-":
-        raise UserError(f"{goals[0]} is done by make alone: run `make {goals[0]}`")
+    first = targets[0] if targets else "help"
+    alone = [target for target in targets if target in (*GRIDS, *TOOLS, *DONE_BY_MAKE)]
+    if alone and len(targets) > 1:
+        raise UserError(f"{alone[0]} is a command of its own: give the other targets separately")
+    if first in DONE_BY_MAKE:
+        raise UserError(f"{first} is done by make itself: run `make {first}`")
+    if first in GRIDS:
+        run_grid(first, values)
+    elif first in TOOLS:
+        run_tool(first, variables.options(first, values))
     else:
-        sys.argv = [module, *arguments]
-        import_module(module).main(arguments)
+        run_targets(targets, values)
+
+
+# -- runs and grids --------------------------------------------------------------------------------
+
+
+def run_targets(targets: Sequence[str], values: Values) -> None:
+    """Run what one run lacks to reach some targets, and print how it came out."""
+    from reports.parts.watch import end_lines
+
+    request = variables.request_from(values, is_judging="judge" in targets)
+    config = with_max_cost(config_of(request), values.get("MAX_COST", ""))
+    reached = tuple("eval" if target == "judge" else target for target in targets)
+    planned = PlannedRun(request=request, config=config, targets=reached)
+    command = resume_command(targets, values)
+    runner = make_runner(values, command)
+    if values.get("DRY"):
+        grid.show_plan(runner, planned)
+        return
+
+    require_packages()
+    with stopping_on_signals(command):
+        try:
+            ran = runner.run(planned)
+        except StageFailedError as failure:
+            raise SystemExit(failure.status) from None
+    show(end_lines(config, reached, ran))
+
+
+def run_grid(target: str, values: Values) -> None:
+    """Run a study, the ablations or the algorithms, and write the page about them."""
+    chosen: dict[str, Any] = {}
+    for name, option in GRID_OPTIONS.items():
+        if values.get(name):
+            chosen[option] = values[name].split()
+    if "seeds" in chosen:
+        chosen["seeds"] = [whole_number("SEEDS", text) for text in chosen["seeds"]]
+    options = grid.GridOptions(**chosen)
+    request = variables.request_from(values)
+    if target == "study":
+        planned = grid.study(request, options)
+    elif target == "ablations":
+        planned = grid.ablations(request, options)
+    else:
+        planned = grid.algorithms(request, options)
+
+    command = resume_command([target], values)
+    runner = make_runner(values, command)
+    if values.get("DRY"):
+        grid.show_grid(runner, planned)
+        return
+    require_packages()
+    with stopping_on_signals(command):
+        status = grid.run_grid(runner, planned, partial(run_tool, GRID_PAGES[target]))
+    if status:
+        raise SystemExit(status)
+
+
+def make_runner(values: Values, command: str) -> Runner:
+    """Return what runs stages, in this process or as GPUS, ENGINE and LAUNCH say."""
+    gpus = whole_number("GPUS", values.get("GPUS") or "1")
+    launcher = launcher_words(gpus, values.get("ENGINE") or "ddp", values.get("LAUNCH", ""))
+    return Runner(
+        run_stage=partial(run_stage_here, resume_command=command),
+        launcher=launcher,
+        processes=gpus,
+        replace=values.get("REPLACE", ""),
+        resume_command=command,
+        on_finished=write_cards,
+    )
+
+
+def run_stage_here(config: Config, stage: str, resume_command: str) -> Any:
+    """Run a stage in this process, with its batches fitted into memory if they are automatic."""
+    memory = config.memory
+    if 0 in (memory.microbatch_size, memory.forward_batch_size):
+        from reports.sizes import with_sizes
+
+        config = with_sizes(config, stage)
+    return run_stage(stage, stage_function(config, stage), config, resume_command)
+
+
+def run_launched_stage(words: Sequence[str]) -> None:
+    """Run a stage in a process that a launcher has started for the pipeline.
+
+    The pipeline prints what happens on a signal.
+    """
+    parser = Parser()
+    parser.add_argument("--stage", required=True)
+    parser.add_argument("--resume-command", required=True)
+    add_arguments(parser)
+    with errors_end_process(), stopping_on_signals(""):
+        arguments = parser.parse_args(words)
+        config = config_of(request_of(arguments))
+        run_stage_here(config, arguments.stage, arguments.resume_command)
+    end_process()
+
+
+def config_from(options: Sequence[str], whole: bool = True) -> Config:
+    """Return the config that options ask for; without `whole` its data need not be named yet."""
+    parser = Parser()
+    add_arguments(parser)
+    return config_of(request_of(parser.parse_args(options)), whole=whole)
+
+
+def run_rehearsal(request: Request, targets: Sequence[str], gpus: int, engine: str) -> int:
+    """Run a short run for `make rehearse`; return the status of the stage that failed, or 0."""
+    runner = make_runner({"GPUS": str(gpus), "ENGINE": engine}, "make rehearse")
+    planned = PlannedRun(request=request, config=config_of(request), targets=tuple(targets))
+    with stopping_on_signals(""):
+        try:
+            runner.run(planned)
+        except StageFailedError as failure:
+            return failure.status
+    return 0
 
 
 def write_cards(config: Config, stage: str) -> None:
-    """Write the cards of the models that a finished stage has saved, as pages stand above stages.
-
-    The stage stays finished if that fails: a card is nobody's input.
-    """
+    """Write the model cards of a finished stage; it stays finished if that fails."""
     if not STAGES[stage].models:
         return
     try:
-        import_module(CARDS).write_cards(config, stage)
+        from reports.sharing import cards
+
+        cards.write_cards(config, stage)
     except Exception as error:
         line = f"no model card of stage {stage}: {first_line(error)}"
         print(line, file=sys.stderr, flush=True)
 
 
-def options(goals: Sequence[str], values: Values) -> list[str]:
-    """What the variables that these goals read tell their module."""
-    read = {name for goal in goals for name in row_of(goal).reads}
-    values, words = DEFAULTS | {**values}, []
-    settings = [values["SET"]] if "SET" in read and values.get("SET") else []
-    for name in (name for name in VARIABLES if name in read and values.get(name)):
-        option = f"--{VARIABLES[name].option}"
-        if name in AS_SETTINGS and "SET" in read:
-            settings.append(f"{AS_SETTINGS[name]}={values[name]}")
-        elif option.endswith("*"):
-            words += [option[:-1], *values[name].split()]
-        elif name != "SET":
-            words.append(f"{option}={values[name]}")
-    judged = "judge" in goals or ("INPUT" in read and values.get("INPUT"))
-    if judged and not values.get("PRESET"):
-        words.append(f"--preset={OUTPUTS}")
-    return [*words, "--set", *settings] if settings else words
+def with_max_cost(config: Config, dollars: str) -> Config:
+    """Return the config with the most that a judge may cost. Raises UserError for no number."""
+    if not dollars:
+        return config
+    if not is_above_0(dollars):
+        raise UserError(f"MAX_COST={dollars}: give dollars above 0, such as MAX_COST=20")
+    return config.changed(judge=config.judge.changed(max_cost=float(dollars)))
+
+
+def resume_command(targets: Sequence[str], values: Values) -> str:
+    """Return the command that resumes this one: all of it but REPLACE."""
+    typed = [f"{name}={shlex.quote(values[name])}" for name in values if name != "REPLACE"]
+    return " ".join(["make", *targets, *typed])
+
+
+def whole_number(name: str, text: str) -> int:
+    """Return the number in a variable. Raises UserError if it is none."""
+    if not text.isdecimal():
+        raise UserError(f"{name}={text}: give whole numbers")
+    return int(text)
+
+
+def needs_settings(targets: Sequence[str]) -> bool:
+    """Return whether one of some targets reads settings."""
+    return any("SET" in variables.target_of(target).variables for target in targets)
+
+
+# -- the function of each stage and tool -----------------------------------------------------------
+
+
+def stage_function(config: Config, stage: str) -> Callable[[Config], Any]:
+    """Import and return the function of a stage, which takes the config."""
+    is_existing = config.kind == OUTPUTS
+    if stage == "base":
+        from stages.base import make_base
+
+        return make_base
+    if stage == "sft":
+        from stages.sft import train_sft
+
+        return train_sft
+    if stage == "rm":
+        from stages.rm import train_reward_model
+
+        return train_reward_model
+    if stage == "normalize":
+        from stages.normalize import normalize
+
+        return normalize
+    if stage in ALGORITHMS:
+        from stages.ppo import train_policy
+
+        return partial(train_policy, algorithm=ALGORITHMS[stage])
+    if stage == "dpo":
+        from stages.dpo import train_dpo
+
+        return train_dpo
+    if stage == "released":
+        from stages.released import take_released
+
+        return take_released
+    if stage == "summaries" and is_existing:
+        from eval.outputs import take_outputs
+
+        return take_outputs
+    if stage == "summaries":
+        from eval.summaries import write_summaries
+
+        return write_summaries
+    if stage == "judge":
+        from eval.judge import judge_summaries
+
+        return judge_summaries
+    if stage == "controls":
+        from eval.controls import judge_controls
+
+        return judge_controls
+    if stage == "win_rate":
+        from eval.win_rate import measure_win_rates
+
+        return measure_win_rates
+    if stage == "calibration":
+        from eval.calibration import calibrate
+
+        return calibrate
+    if stage == "calibration_report":
+        from reports.calibration_page import write_report
+
+        return write_report
+    if is_existing:
+        from reports import outputs_page
+
+        return outputs_page.write_report
+    from reports import run_page
+
+    return run_page.write_report
+
+
+def run_tool(name: str, options: list[str]) -> None:
+    """Import the module of a tool, and call it with the options of its command line."""
+    if name == "help":
+        show(help_lines())
+    elif name == "settings":
+        show(settings_lines(config_from(options, whole=False)))
+    elif name == "status":
+        from reports.sharing import status
+
+        status.main(options)
+    elif name == "plan":
+        from reports.needs import plan
+
+        plan.main(options)
+    elif name == "rehearse":
+        from reports.needs import rehearse
+
+        rehearse.main(options, run=run_rehearsal)
+    elif name == "summarize":
+        from eval import summarize
+
+        summarize.main(options)
+    elif name == "compare":
+        from reports import compare_page
+
+        compare_page.main(options)
+    elif name == "scaling":
+        from reports import scaling_page
+
+        scaling_page.main(options or ["--names", "tiny-s", "tiny", "tiny-l"])
+    elif name == "ablations-page":
+        from reports import ablations_page
+
+        ablations_page.main(options)
+    elif name == "algorithms-page":
+        from reports import algorithms_page
+
+        algorithms_page.main(options)
+    elif name == "publish":
+        from reports.sharing import publish
+
+        publish.main(options)
+    elif name == "bench":
+        from reports.speed import bench_page
+
+        bench_page.main(options)
+    elif name == "card":
+        from reports.sections import card
+
+        card.main(options)
 
 
 if __name__ == "__main__":

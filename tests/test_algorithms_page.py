@@ -11,12 +11,12 @@ from reports import algorithms_page
 from reports.algorithms_page import answer, matched, pairs_table, policies_frame, title
 from reports.parts.cells import MISSING, Number
 from reports.parts.collect import find_runs
+from stages.__main__ import main
 from stages.config.command_line import Request
 from stages.config.config import UserError
-from stages.pipeline.grid import KL_COEFS, algorithms, make_grid
-from stages.pipeline.main import main
+from stages.pipeline.grid import GridOptions, algorithms, run_grid
 from stages.rl.algorithms import ALGORITHMS
-from tests.test_pipeline import Recorder
+from tests.lib.pipeline import FAILED, Recorder
 
 SMALL = """
     base.hidden_size=32 base.num_layers=2 world.train_posts=96 world.validation_posts=30
@@ -131,31 +131,35 @@ def test_runs_without_any_win_rate_have_no_page(monkeypatch):
 
 
 def test_each_coefficient_is_a_run_of_all_algorithms_and_the_first_has_best_of_n_too(runs):
-    start, others, _ = algorithms(Request(preset="tiny", seed=1), [1, 2], KL_COEFS)
-    assert [cell.goals for cell in start] == [("rm",)] * 2
-    assert [cell.config.name for cell in others[:4]] == [f"tiny-kl{coef}" for coef in KL_COEFS]
-    for place, cell in enumerate(others[:4]):
+    coefs = GridOptions().kl_coefs
+    grid = algorithms(Request(preset="tiny", seed=1), GridOptions(seeds=[1, 2]))
+    assert [planned.targets for planned in grid.first] == [("rm",)] * 2
+    names = [planned.config.name for planned in grid.others[:4]]
+    assert names == [f"tiny-kl{coef}" for coef in coefs]
+    for place, cell in enumerate(grid.others[:4]):
         config = cell.config
         assert config.upstream == "tiny"
-        coefs = {getattr(config, name).kl_coef for name in ALGORITHMS}
-        assert coefs == {float(KL_COEFS[place])}
+        assert {getattr(config, name).kl_coef for name in ALGORITHMS} == {float(coefs[place])}
         assert config.eval.temperature == config.ppo.temperature
-        assert bool(config.eval.numbers) == ("dpo" in cell.goals) == (place == 0)
+        assert bool(config.eval.numbers) == ("dpo" in cell.targets) == (place == 0)
     with pytest.raises(UserError, match="a grid of runs trains, and"):
-        algorithms(Request(preset="outputs", overrides=("outputs.file=x",)), [1], KL_COEFS)
+        algorithms(Request(preset="outputs", overrides=("outputs.file=x",)), GridOptions())
 
 
 def test_a_seed_without_a_reward_model_has_no_further_runs(runs, capsys):
-    maker = Recorder(fails="rm")
-    assert make_grid(maker, algorithms(Request(preset="tiny", seed=1), [1], ("0.05",)))
-    assert not any(name == "tiny-kl0.05" for name, _ in maker.made)
+    recorder = Recorder(fails="rm")
+    options = GridOptions(seeds=[1], kl_coefs=["0.05"])
+    pages: list[list[str]] = []
+    assert run_grid(recorder, algorithms(Request(preset="tiny"), options), pages.append) == FAILED
+    assert {name for name, _, _ in recorder.made} == {"tiny"}
+    assert pages == []
 
 
 @pytest.mark.walk
 def test_all_algorithms_are_trained_and_compared_on_a_page(place, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))
-    request = ["algorithms", "--preset", "tiny", "--name", "mini", "--seeds", "1"]
-    main([*request, "--kl-coefs", "0.05", "0.2", "--set", *SMALL])
+    request = ["algorithms", "PRESET=tiny", "NAME=mini", "SEEDS=1", "PENALTIES=0.05 0.2"]
+    main([*request, f"SET={' '.join(SMALL)}"])
     made = (place / "runs/reports/rivals-mini.md").read_text()
     for word in ("PPO", "RLOO", "GRPO", "best-of-n", "DPO", "gold score", "win rate"):
         assert word in made

@@ -12,14 +12,14 @@ from eval import outputs
 from eval.judges.openai.cache import ReplyCache
 from reports import run_page
 from stages import base, ppo, sft
+from stages.__main__ import main as make
 from stages.config.checks import HIDDEN
 from stages.config.command_line import make_config
 from stages.config.faults import in_one_line
-from stages.pipeline import main as pipeline
-from stages.pipeline.start import run_module
 from stages.runs.files import hash_files
 from tests.lib.chat_server import GOOD, ask, chat, serving
 from tests.lib.fabricated_runs import fabricate
+from tests.lib.make_stages import run_module
 from tests.lib.rows import PAIR, POST, edited, write_folder
 
 ROOT = Path(__file__).parents[1]
@@ -294,12 +294,12 @@ def open_cache() -> None:
 
 
 COMMANDS: dict[str, Callable[[], object]] = {
-    "look": lambda: pipeline.main(["ppo", "--preset", "tiny", "--dry-run"]),
-    "page": lambda: run_page.main(["--preset", "tiny"]),
-    "replace": lambda: pipeline.main(["ppo", "--preset", "tiny", "--dry-run", "--replace", "1"]),
+    "look": lambda: make(["ppo", "PRESET=tiny", "DRY=1"]),
+    "page": lambda: run_module(run_page, ["--preset", "tiny"]),
+    "replace": lambda: make(["ppo", "PRESET=tiny", "DRY=1", "REPLACE=1"]),
     "hub": lambda: run_module(base, ["--preset", "pythia-70m"]),
     "cache": open_cache,
-    "named": lambda: pipeline.main(["ppo", "--name", "tiny", "--dry-run"]),
+    "named": lambda: make(["ppo", "NAME=tiny", "DRY=1"]),
     "upstream": lambda: run_module(ppo, ["--preset", "tiny", "--name", "x", "--upstream", "tiny"]),
 }
 
@@ -359,7 +359,7 @@ OUTPUTS: list[tuple[str, bytes, str]] = [  # a file's name, its content, the lin
 def test_outputs(place, capsys, name, content, line):
     Path(name).write_bytes(content)
     words = ["--preset", "outputs", "--set", f"outputs.file={name}", "judge.kind=openai"]
-    assert line in one_line(capsys, lambda: outputs.main(words))
+    assert line in one_line(capsys, lambda: run_module(outputs, words))
 
 
 def refusal(status: int, text: str = "no way", **more: str) -> tuple[int, Any]:
@@ -393,5 +393,5 @@ def test_server(judge_environment, place, capsys, answer, line):
 
 
 def test_an_unknown_option_of_a_page_is_one_line(place, capsys):
-    line = one_line(capsys, lambda: run_page.main(["--no-such-option", "x"]))
+    line = one_line(capsys, lambda: run_module(run_page, ["--no-such-option", "x"]))
     assert "--no-such-option" in line

@@ -6,7 +6,7 @@ from stages import base
 from stages.config.command_line import make_config
 from stages.config.config import UserError
 from stages.pipeline.wanted import check_rows
-from tests.test_pipeline import RESULTS, TINY, Recorder, make, named
+from tests.lib.pipeline import RESULTS, TINY, Recorder, make, named, planned
 
 SMALL = """base.hidden_size=32 base.num_layers=1 world.train_posts=32 world.validation_posts=4
     world.train_comparisons=16 world.validation_comparisons=4 sft.batch_size=4 rm.batch_size=16
@@ -33,10 +33,10 @@ def test_what_base_shows_of_rows_is_told_right_after_it(runs):
 )
 def test_too_few_rows_are_told_before_sft_learns(runs, monkeypatch, split, line):
     monkeypatch.setitem(RESULTS, "base", {"rows": {split: {"rows": 3}}})
-    maker = Recorder()
+    runner = Recorder()
     with pytest.raises(UserError, match=line):
-        make(named("eval.posts=4"), "eval", maker=maker)
-    assert [made for _, made in maker.made] == ["base"]
+        runner.run(planned(named("eval.posts=4")))
+    assert runner.stages == ["base"]
 
 
 def test_a_gold_reward_model_that_is_the_runs_own_is_refused_before_ppo_learns(runs):
@@ -45,5 +45,5 @@ def test_a_gold_reward_model_that_is_the_runs_own_is_refused_before_ppo_learns(r
     with pytest.raises(UserError, match=r"judge\.model=tiny is this run's own reward model"):
         make(own)
     with pytest.raises(UserError, match=r"judge\.model=tiny is this run's own reward model"):
-        make(own, dry_run=True)  # what would be refused is not said to be made
+        Recorder().plan(planned(own))  # what would be refused is not said to run
     assert not (runs / "tiny/seed44413/ppo").exists()

@@ -26,7 +26,7 @@ from stages.config.sections import format_post
 from stages.data.prompt import plain_encoder
 from stages.models.tokenizers import load_tokenizer
 from stages.runs.files import write_json
-from stages.runs.progress import forget_signals
+from stages.runs.signals import forget_signals
 from tests.lib.asserts import refused_by
 
 ROOT = Path(__file__).parents[1]

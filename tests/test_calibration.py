@@ -6,13 +6,14 @@ import random
 import pytest
 
 from eval import calibration
-from eval.calibration import calibrate, correct, describe, main, sample_pairs, with_answers
+from eval.calibration import calibrate, correct, describe, sample_pairs, with_answers
 from eval.judges import protocol
 from eval.judges.protocol import About, Reply
 from stages.config.command_line import make_config
 from stages.config.config import Checks, Data, JudgeSettings, UserError
 from stages.runs.files import read_lines
 from stages.runs.manifest import read_manifest
+from tests.lib.make_stages import run_module
 
 SMALL_WORLD = ["--set", "world.train_posts=5", "world.train_comparisons=5"]
 SMALL_WORLD += ["world.validation_posts=300", "world.validation_comparisons=700"]
@@ -140,7 +141,10 @@ def test_150_pairs_about_3_posts_count_as_3_posts():
 
 
 def test_the_built_in_judge_agrees_with_the_built_in_labels(runs, capsys):
-    main(["--preset", "tiny", "--name", "small", *SMALL_WORLD, "checks.calibration_pairs=400"])
+    run_module(
+        calibration,
+        ["--preset", "tiny", "--name", "small", *SMALL_WORLD, "checks.calibration_pairs=400"],
+    )
     folder = runs / "small/seed44413/calibration/facts"
     found = (read_manifest(folder) or {})["results"]
     assert found["flags"] == []

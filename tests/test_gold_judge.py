@@ -21,10 +21,10 @@ from stages.config.command_line import make_config
 from stages.config.config import Checks, JudgeSettings, UserError
 from stages.data.halves import in_half
 from stages.models.forward import summary_scores
-from stages.pipeline.start import run_module
 from stages.runs.files import read_lines
 from stages.runs.manifest import read_manifest, stage_folder, why_not
 from stages.training.preferences import training_pairs
+from tests.lib.make_stages import run_module
 from tests.lib.resuming import SETTINGS, Killed
 
 GOLD_ARGUMENTS = "--preset tiny --name gold --seed 7 --set".split()

@@ -35,12 +35,13 @@ RANKS = (
     "reports.needs",
     "reports.speed",
     "reports",  # one file a page
+    "top",  # the command line, which starts stages, judges and pages
 )
 # The files of `stages/` that are no stage, and the folder of their height.
 MARKED = {
     "stages.functional": "stages.config",
     "stages.rl.algorithms": "stages.config",
-    "stages.__main__": "stages.pipeline",
+    "stages.__main__": "top",
 }
 # Here the modules of a rank are siblings that never import each other.
 SIBLINGS = ("stages", "reports.sections", "reports")
@@ -212,6 +213,10 @@ def test_importing_does_nothing_visible_and_judges_and_reports_need_no_torch(tmp
 
 
 def test_a_command_is_a_main_that_takes_its_arguments():
-    for name in [name for name, path in MODULES.items() if "__main__" in path.read_text("utf-8")]:
+    for name in [
+        name
+        for name, path in MODULES.items()
+        if '__name__ == "__main__"' in path.read_text("utf-8")
+    ]:
         mains = [each for each in functions_of(MODULES[name]) if each.name == "main"]
         assert [ast.unparse(main.args).split(":")[0] for main in mains] == ["argv"], name

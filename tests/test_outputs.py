@@ -21,6 +21,7 @@ from stages.config.command_line import make_config
 from stages.config.config import Outputs, UserError
 from stages.pipeline.wanted import wanted_stages
 from stages.runs.manifest import read_manifest, stage_folder, why_not
+from tests.lib.make_stages import run_module
 from tests.lib.told import told
 
 POST = {"subreddit": "x", "title": "My lamp", "post": "It is gone. I miss it."}
@@ -195,7 +196,7 @@ def test_three_posts_decide_nothing_and_every_page_says_so(runs, tmp_path):
     path = write_jsonl(tmp_path / "three.jsonl", rows_of_world(3))
     config = config_of_file(path, "outputs.label=people")
     _, page = reported(config)
-    calibration_page.main(["--preset", "outputs", "--set", *config.overrides])
+    run_module(calibration_page, ["--preset", "outputs", "--set", *config.overrides])
     calibrated = next(runs.glob("*/*/calibration_report/*/*.md")).read_text()
     assert "is inconclusive against the reference" in page
     assert "reliably" not in page.replace("does not reliably", "")

@@ -10,7 +10,7 @@ from reports.needs.own import _of_size, with_choices
 from stages import base
 from stages.config.checks import UserError
 from stages.config.command_line import NEXT, Request, config_of
-from stages.pipeline.start import run_module
+from tests.lib.make_stages import run_module
 
 WORDS = ["my boss", "sold", "my bike", "he", "did", "tifu"]
 

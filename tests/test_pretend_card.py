@@ -53,8 +53,8 @@ def on_card(tmp_path_factory):
 
 def make(folder: Path, goals: str, environment: dict[str, str], *settings: str) -> Path:
     """Make the goals in `folder`; returns the run's folder. What was said is in `log`."""
-    asked = ["--preset", "tiny", "--name", "card", "--set", *SETTINGS, *settings]
-    command = [sys.executable, "-m", "stages.pipeline.main", *goals.split(), *asked]
+    variables = ["PRESET=tiny", "NAME=card", f"SET={' '.join([*SETTINGS, *settings])}"]
+    command = [sys.executable, "-m", "stages", *goals.split(), *variables]
     found = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
     (folder / "log").write_text(found.stderr)
     assert found.returncode == 0, (found.stdout + found.stderr)[-3000:]

@@ -17,6 +17,7 @@ from stages.runs.manifest import read_manifest, stage_folder
 from tests.lib import fabricated_runs
 from tests.lib.asserts import refused_by
 from tests.lib.fabricated_runs import calibrated, fabricate, two_judges, write_manifest
+from tests.lib.make_stages import run_module
 
 ROOT = Path(__file__).parents[1]
 
@@ -50,7 +51,7 @@ def test_pages_are_copied_and_listed_and_a_second_time_replaced_wholly(place, ca
     finished(1, 2)
     calibrated(make_config("tiny", seed=1), flags=[])
     run_page.write_report(make_config("tiny", seed=1))
-    calibration_page.main(["--seed", "1"])
+    run_module(calibration_page, ["--seed", "1"])
     scaling_page.main(["--names", "tiny"])
     compare_page.main(["--runs", "tiny:ppo", "tiny:sft"])
     stems = ["scaling-tiny", "tiny-seed1", "compare-tiny-ppo-sft", "tiny-seed1-judge-calibration"]

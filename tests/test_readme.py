@@ -5,7 +5,6 @@ variables, stages, switches and the paper's details. `test_publish.py` checks th
 """
 
 import re
-import shlex
 from pathlib import Path
 
 import pytest
@@ -15,23 +14,15 @@ from stages.config.config import SECTIONS, UserError, override_of
 from stages.config.ppo import PAPER_QUIRKS
 from stages.config.presets import ABLATIONS, GROUPS, PRESETS
 from stages.config.stages import STAGES
-from stages.pipeline.goals import GOALS as GOAL_TABLE
-from stages.pipeline.goals import VARIABLES as VARIABLE_TABLE
+from stages.pipeline.targets import VARIABLES as VARIABLE_TABLE
+from stages.pipeline.targets import targets_by_name
+from tests.lib.documents import COMMANDS, FENCE, TEXTS, make_commands
 
 ROOT = Path(__file__).parents[1]
-DOCUMENTS = (
-    "README.md",
-    "stages/README.md",
-    "eval/README.md",
-    "reports/README.md",
-    "reports/FINDINGS.md",
-)
-TEXTS = {name: (ROOT / name).read_text(encoding="utf-8") for name in DOCUMENTS}
 FRONT, PAPER = TEXTS["README.md"], TEXTS["stages/README.md"]
 ALL = "\n".join(TEXTS.values())
 MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
 
-FENCE = re.compile(r"^```(?:python|yaml)?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 CODE = re.findall(r"`([^`\n]+)`", FENCE.sub("", ALL))
 TYPED = [*CODE, *(line for block in FENCE.findall(ALL) for line in block.splitlines())]
 DETAILS = re.findall(r"^\| (\d\d?|inherited) \|(.*)\|$", PAPER, re.MULTILINE)
@@ -42,25 +33,8 @@ TESTS = {
 }
 SETTINGS = {f"{name}.{field}" for name, kind in SECTIONS.items() for field in kind.model_fields}
 
-GOALS = {*GOAL_TABLE, *STAGES, *(stage.goal for stage in STAGES.values())}
+GOALS = {*targets_by_name(), *STAGES, *(stage.goal for stage in STAGES.values())}
 VARIABLES = {*VARIABLE_TABLE}
-
-
-def make_commands(text: str) -> list[list[str]]:
-    """Every `make ...` in code and fences, as words from `make` on; comments are left out."""
-    joined = text.replace("\\\n", " ")
-    spans = re.findall(r"`([^`]+)`", FENCE.sub("", joined))
-    lines = [line for block in FENCE.findall(joined) for line in block.splitlines()]
-    commands = []
-    for code in (*spans, *lines):
-        started = re.match(r"(?:[A-Z_]+=\S+ )*make ", code)
-        if started:
-            words = shlex.split(code[started.end() - len("make ") :], comments=True)
-            commands.append([word for word in words if word != "&"])
-    return commands
-
-
-COMMANDS = [command for text in TEXTS.values() for command in make_commands(text)]
 
 
 # -- what is named exists --------------------------------------------------------------------------

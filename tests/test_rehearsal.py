@@ -8,11 +8,11 @@ import pytest
 from reports.needs import rehearse
 from reports.needs.inputs import draw_weights, write_rows, write_tokenizer
 from reports.needs.shapes import read_shape, shape_of
+from stages.__main__ import run_rehearsal
 from stages.config import config as settings
 from stages.config.command_line import make_config
 from stages.data.prompt import plain_encoder
 from stages.models.tokenizers import load_tokenizer
-from stages.pipeline import main as pipeline
 
 SMALL = "memory.microbatch_size=2 memory.forward_batch_size=2 memory.cpu_threads=1"
 SHORT = "data.max_summary_tokens=4 ppo.num_ppo_epochs=1"
@@ -34,7 +34,7 @@ def record():
 @pytest.mark.walk
 def test_a_rehearsal_is_a_run_of_every_stage_of_which_the_table_alone_stays(place, capsys):
     with pytest.raises(SystemExit) as ended:
-        rehearse.main(WORDS)
+        rehearse.main(WORDS, run=run_rehearsal)
     assert ended.value.code == 0
     assert Path.cwd() == place
     names = {path.name for path in Path("runs").rglob("*")}
@@ -48,30 +48,24 @@ def test_a_rehearsal_is_a_run_of_every_stage_of_which_the_table_alone_stays(plac
 
 
 @pytest.mark.walk
-def test_a_rehearsal_that_is_stopped_leaves_the_table_of_the_stages_that_finished(
-    place, monkeypatch
-):
-    real = pipeline.main
-
-    def stop_after_sft(words):
-        real(["sft", *words[len(rehearse.GOALS) :]])
+def test_a_rehearsal_that_is_stopped_leaves_the_table_of_the_stages_that_finished(place):
+    def stop_after_sft(request, targets, gpus, engine):
+        run_rehearsal(request, ["sft"], gpus, engine)
         raise SystemExit(143)
 
-    monkeypatch.setattr(pipeline, "main", stop_after_sft)
     with pytest.raises(SystemExit) as ended:
-        rehearse.main(WORDS)
+        rehearse.main(WORDS, run=stop_after_sft)
     assert ended.value.code == 143
     assert [*record()["stages"]] == ["sft"]
 
 
-def test_a_rehearsal_in_which_no_stage_finished_leaves_nothing(place, monkeypatch):
-    def stop(words):
+def test_a_rehearsal_in_which_no_stage_finished_leaves_nothing(place):
+    def stop(request, targets, gpus, engine):
         Path("half").write_text("half")
-        raise SystemExit(2)
+        return 2
 
-    monkeypatch.setattr(pipeline, "main", stop)
     with pytest.raises(SystemExit) as ended:
-        rehearse.main(WORDS)
+        rehearse.main(WORDS, run=stop)
     assert ended.value.code == 2
     assert list(FOLDER.iterdir()) == []
 

@@ -36,12 +36,12 @@ from stages.models.foreign import load_released_reward_model
 from stages.models.forward import ResponseBatch, score_responses
 from stages.models.loading import load_reward_model
 from stages.models.weights import read_weights
-from stages.pipeline.start import run_module
 from stages.pipeline.wanted import wanted_stages
 from stages.runs.files import read_lines
 from stages.runs.manifest import stage_folder
 from tests.lib.asserts import refusal_of
 from tests.lib.families import GROUPED, WIDTH, edit_json
+from tests.lib.make_stages import run_module
 from tests.lib.resuming import ARGUMENTS, SETTINGS
 
 ROOT = Path(__file__).parents[1]

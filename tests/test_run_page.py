@@ -13,6 +13,7 @@ from reports.sections import calibration, curves, judging, made_with, scores
 from stages.config.command_line import make_config
 from stages.runs.manifest import stage_folder
 from tests.lib.fabricated_runs import ONLINE, calibrated, fabricate, write_rows
+from tests.lib.make_stages import run_module
 
 
 @pytest.fixture
@@ -140,7 +141,7 @@ def test_policies_stand_in_one_order_everywhere(places):
 def test_accuracy_by_strength_stands_beside_the_papers_points_6_to_9(places):
     config = make_config("pythia-1b")
     fabricate(config, judge=ONLINE)
-    run_page.main(["--preset", "pythia-1b"])
+    run_module(run_page, ["--preset", "pythia-1b"])
     folder = stage_folder(config, "report")
     text = (folder / "pythia-1b-seed44413.md").read_text()
     assert "| pairs by |  | accuracy [95%] | pairs | paper 1B |" in text

@@ -21,8 +21,8 @@ from reports import outputs_page
 from stages import sft
 from stages.config.checks import UserError
 from stages.config.command_line import make_config
-from stages.pipeline.start import run_module
 from tests.lib.chat_server import GOOD, chat, serving
+from tests.lib.make_stages import run_module
 
 KEY = "sk-proj-4f8/a9b2+c7d1_E"
 PASSWORD = "pa55word-of-mine"

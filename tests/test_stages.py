@@ -19,12 +19,12 @@ from stages.config.command_line import make_config
 from stages.config.stages import SHARED_STAGES
 from stages.data.ragged import load_split
 from stages.models.loading import load_policy, load_reward_model
-from stages.pipeline.start import run_module
 from stages.rl import networks
 from stages.rl.networks import PolicyLearner
 from stages.runs.files import read_lines
 from stages.runs.manifest import read_manifest
 from tests.lib.learners import ppo_learner
+from tests.lib.make_stages import run_module
 
 MINI = """
     base.hidden_size=64 base.num_layers=3

@@ -8,12 +8,12 @@ from stages.config import config as settings
 from stages.config.command_line import make_config
 from stages.config.sections import format_post
 from stages.data.builtin import make_post
-from stages.pipeline.start import run_module
 from stages.released import take_released
 from stages.runs.files import read_lines
 from tests.lib.asserts import refused_by
+from tests.lib.make_stages import run_module
+from tests.lib.pipeline import finish
 from tests.lib.resuming import SETTINGS
-from tests.test_pipeline import finish
 
 
 @pytest.fixture

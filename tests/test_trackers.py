@@ -19,8 +19,8 @@ from reports.sharing import cards
 from stages.config.checks import UserError
 from stages.config.command_line import make_config
 from stages.config.config import public_settings, public_value
-from stages.pipeline import start
-from stages.pipeline.start import SETTINGS, tracked
+from stages.pipeline import trackers
+from stages.pipeline.trackers import SETTINGS, tracked
 from stages.runs import run as runs_module
 from stages.runs.files import read_lines
 from stages.runs.run import open_stage
@@ -34,7 +34,7 @@ SECRET = "http://pa55word.judge.example.org/v1"
 OFFLINE = {"WANDB_MODE": "offline", "WANDB_PROJECT": "tldr"}
 LIVE = """
 import sys
-from stages.pipeline.start import tracked
+from stages.pipeline.trackers import tracked
 from stages.runs.run import open_stage, tracking
 from stages.config.checks import UserError, fail
 from stages.config.command_line import make_config
@@ -121,7 +121,7 @@ def test_a_wandb_that_cannot_begin_is_one_line_and_the_stage_goes_on(tmp_path, e
     assert done.code == 0
     (line,) = [line for line in done.errors.splitlines() if line.startswith("wandb cannot begin")]
     assert said in line
-    assert line.endswith("the stage goes on without it")
+    assert line.endswith("the stage continues without it")
 
 
 @pytest.mark.parametrize("library", SETTINGS)
@@ -143,7 +143,7 @@ def test_what_fails_there_is_one_line_and_the_stage_goes_on(runs, monkeypatch, c
 
             return answer
 
-    monkeypatch.setattr(start, "make_tracker", lambda *_: Failing())
+    monkeypatch.setattr(trackers, "make_tracker", lambda *_: Failing())
     monkeypatch.setitem(sys.modules, "wandb", ModuleType("wandb"))
     monkeypatch.setenv("WANDB_PROJECT", "tldr")
     monkeypatch.setattr(runs_module, "tracking", SimpleNamespace(get=lambda: tracked))
@@ -154,7 +154,7 @@ def test_what_fails_there_is_one_line_and_the_stage_goes_on(runs, monkeypatch, c
     assert [row["step"] for row in read_lines(run.folder / "metrics.jsonl")] == [1, 2]
     lines = [line for line in capsys.readouterr().err.splitlines() if "wandb" in line]
     reason = "first line"
-    assert lines == [f"wandb: {call} failed ({reason}): the stage goes on without it"]
+    assert lines == [f"wandb: {call} failed ({reason}): the stage continues without it"]
 
 
 def test_servers_addresses_and_folders_are_hidden_and_other_settings_are_not():

@@ -14,6 +14,7 @@ from stages.runs.files import write_json
 from stages.runs.manifest import stage_folder
 from tests.lib import fabricated_runs
 from tests.lib.fabricated_runs import fabricate
+from tests.lib.make_stages import run_module
 
 STEERING = "\x1b[31mred\x1b]0;title\x07\x00nul\x08\x7f\x85\x9b2J\u202eright to left\u2066\ud83d"
 HOSTILE = f"a post{STEERING}\r\nand\ra line\tand ▄ é אב"
@@ -53,7 +54,7 @@ def test_what_a_command_prints_steers_nothing(capsys):
 def test_the_page_of_a_run_on_hostile_posts_is_free_of_it(runs, no_drawing, monkeypatch, capsys):
     monkeypatch.setattr(fabricated_runs, "NASTY", f"TITLE: {WHOLE}\n\nPOST: x\n\nTL;DR:")
     fabricate(make_config("tiny"))
-    run_page.main(["--preset", "tiny"])
+    run_module(run_page, ["--preset", "tiny"])
     folder = stage_folder(make_config("tiny"), "report")
     texts = [path for path in folder.rglob("*") if path.suffix in (".md", ".html", ".txt")]
     assert len(texts) == 3

@@ -7,17 +7,19 @@ from typing import Any
 import numpy as np
 import pytest
 
+from eval import judge
+from eval import win_rate as win_rate_stage
 from eval import win_rate as win_rates
-from eval.judge import main as judge_main
 from eval.rates.formulas import wilson
 from eval.scores import agreement
-from eval.win_rate import describe, main, paired_difference, post_scores, rates_of, win_rate
+from eval.win_rate import describe, paired_difference, post_scores, rates_of, win_rate
 from reports import outputs_page
 from stages.config.command_line import make_config
 from stages.config.config import UserError
 from stages.runs.files import read_lines
 from stages.runs.manifest import read_manifest, stage_folder
 from stages.runs.run import open_stage
+from tests.lib.make_stages import run_module
 from tests.lib.told import told
 
 
@@ -217,8 +219,8 @@ def summarise_toy_posts(n: int) -> None:
 
 def test_judge_and_win_rate_run_end_to_end_on_a_runs_folder(runs):
     summarise_toy_posts(30)
-    judge_main(["--preset", "tiny"])
-    main(["--preset", "tiny"])
+    run_module(judge, ["--preset", "tiny"])
+    run_module(win_rate_stage, ["--preset", "tiny"])
     folder = stage_folder(make_config("tiny"), "win_rate")
     results = (read_manifest(folder) or {})["results"]
     ppo, sft = results["policies"]["ppo"], results["policies"]["sft"]

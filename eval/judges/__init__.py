@@ -4,6 +4,5 @@ protocol      what a judge is and what it says
 prompt        the question to an LLM, and what its reply prefers
 offline       judges that are no LLM
 gold          another run's reward model
-downloads     small pretrained models, for a server and for gold models
 openai        any server that speaks the OpenAI protocol
 """

@@ -14,12 +14,12 @@ from pathlib import Path
 
 import torch
 
-from eval.judges.downloads import weights_note
 from eval.judges.offline import higher
 from eval.judges.protocol import TOO_LONG, About, Comparison, Judge, Reply, Row, scored_rows
 from eval.rates.reward_pairs import pair_accuracy
 from stages.config.command_line import recorded_config
 from stages.config.config import Config, hash_of
+from stages.config.presets import SMOLLM2
 from stages.config.sections import format_post, parse_post
 from stages.config.stages import TRAINED
 from stages.data.chat import ChatFormat
@@ -36,6 +36,13 @@ from stages.training.memory import MemoryBudget, PassSize
 from stages.training.row_by_row import measure_rows
 
 Text = tuple[str, str]  # a query and a summary of it
+
+
+def weights_note(checkpoint: str) -> str:
+    """Return that a checkpoint began as a 4-bit copy, if it is one of the offline models."""
+    path = Path(checkpoint)
+    is_offline = path.parent == Path(SMOLLM2).parent
+    return f"; its weights began as a 4-bit copy of {path.name}'s" if is_offline else ""
 
 
 def find_gold(config: Config) -> tuple[Path, Config | None]:

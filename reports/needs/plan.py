@@ -30,7 +30,7 @@ from reports.needs.shapes import parameters, rows_of
 from stages.config.checks import UserError, unknown
 from stages.config.command_line import add_arguments, config_of, request_of
 from stages.config.faults import Parser, in_one_line, show
-from stages.pipeline.launch import check_numbers
+from stages.pipeline.launch import launcher_words
 from stages.rl.algorithms import ALGORITHMS
 
 COLUMNS = ("weights", "gradients", "optimizer", "copies", "activations", "logits", "cache", "other")
@@ -251,8 +251,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser = Parser(description="what a run needs, before anything is downloaded")
     add_arguments(parser)
     parser.add_argument("--gpu", default="", help="name of the GPU; default: the preset's")
-    parser.add_argument("--gpus", type=int, default=0, help="number of GPUs of a machine")
-    parser.add_argument("--nodes", type=int, default=1, help="number of machines")
+    parser.add_argument("--gpus", type=int, default=0, help="number of GPUs, of all machines")
     parser.add_argument("--engine", default="", help="ddp or fsdp2; default: the preset's")
     return parser.parse_args(argv)
 
@@ -264,9 +263,8 @@ def lines_of(args: argparse.Namespace) -> list[str]:
     request = request_of(args)
     name, cards = gpus_for(request.preset, args.gpu, args.gpus)
     engine = args.engine or ("fsdp2" if request.preset in SHARDED else "ddp")
-    check_numbers(cards, args.nodes, engine)
-    devices, sharded = cards * args.nodes, engine == "fsdp2"
-    setting = setting_of(config_of(request), devices=devices, sharded=sharded)
+    launcher_words(cards, engine, launch="")  # raises UserError for what cannot be started
+    setting = setting_of(config_of(request), devices=cards, sharded=engine == "fsdp2")
     setting = sized(setting, usable_bytes(name))
     measure = f"its hours, measured: make rehearse PRESET={request.preset}"
     return [*title_lines(setting, name), "", *memory_lines(setting, name), "", measure]

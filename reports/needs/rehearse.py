@@ -1,7 +1,5 @@
 """Two updates of every stage at its real shapes, on this machine: `make rehearse`.
 
-    python -m reports.needs.rehearse --preset pythia-1b
-
 It is a run like any other, through the pipeline and in as many processes, with fewer rows and
 smaller batches, on random weights of the shape and rows as long as the limits allow (`inputs.py`).
 What the stages recorded of memory and time stands beside the plan, and from the seconds of an
@@ -9,10 +7,10 @@ update follow the hours of the whole run, at most: its rows are shorter. The num
 in `runs/<name>/rehearsal/`; the run itself is removed.
 """
 
-import argparse
 import math
 import os
 import shutil
+from collections.abc import Callable, Sequence
 from contextlib import chdir
 from dataclasses import replace
 from pathlib import Path
@@ -30,14 +28,11 @@ from stages.config import config as settings
 from stages.config.checks import UserError
 from stages.config.command_line import Request, add_arguments, config_of, request_of
 from stages.config.config import Config
-from stages.config.faults import Parser, in_one_line, show
+from stages.config.faults import Parser, show
 from stages.config.sections import COMPARISONS, POSTS
 from stages.config.stages import TRAINED
-from stages.pipeline import main as pipeline
-from stages.pipeline.launch import add_launch_arguments
 from stages.runs.files import read_lines, write_json
 from stages.runs.manifest import read_manifest, stage_folder
-from stages.runs.progress import CALLER_SAYS_STOP
 
 GOALS = ("ppo", "summaries")  # with all that they are made from
 REHEARSED = ("sft", "rm", "normalize", "ppo", "summaries")
@@ -45,6 +40,9 @@ LEARNED = ("sft", "rm", "ppo")
 UPDATES = 2  # the second has the optimizer's moments, and libraries are loaded
 PASSES = 2  # of an optimizer step, and of a rollout
 ROOT = Path(__file__).parents[2]
+
+RunTargets = Callable[[Request, Sequence[str], int, str], int]
+"""Runs some targets in so many processes of an engine; returns the exit status."""
 
 
 def counts_of(config: Config, processes: int) -> dict[str, int]:
@@ -85,31 +83,29 @@ def short_request(request: Request, processes: int, folder: Path) -> Request:
     return replace(request, name="rehearsal", data=data, tokenizer="", overrides=overrides)
 
 
-def rehearse(request: Request, args: argparse.Namespace) -> int:
+def rehearse(request: Request, gpus: int, engine: str, run: RunTargets) -> int:
     """Run the rehearsal, and print and save its table; the pipeline's exit status.
 
     Nothing but the table of the stages that have finished stays, whenever this is stopped. Raises
     UserError for a run that trains nothing.
     """
-    config, processes = config_of(request), args.gpus * args.nodes
+    config = config_of(request)
     if config.kind != TRAINED:
         raise UserError("a rehearsal trains: leave out POLICY= and INPUT=")
     folder = (settings.RUNS / config.name / "rehearsal").absolute()
     work = folder / "work"
     shutil.rmtree(work, ignore_errors=True)  # of a rehearsal that was killed
     work.mkdir(parents=True)
-    options = f"--gpus {args.gpus} --nodes {args.nodes} --engine {args.engine}".split()
     paths = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    environment = {"PYTHONPATH": paths, CALLER_SAYS_STOP: "1"}
     code = 0
     try:
-        short = short_request(request, processes, work)
-        with chdir(work), mock.patch.dict(os.environ, environment):
+        short = short_request(request, gpus, work)
+        with chdir(work), mock.patch.dict(os.environ, {"PYTHONPATH": paths}):
             try:
-                pipeline.main([*GOALS, *short.arguments, *options])
+                code = run(short, GOALS, gpus, engine)
             except SystemExit as ended:
                 code = int(ended.code or 0)
-            record = record_of(config, config_of(short), processes, args.engine == "fsdp2")
+            record = record_of(config, config_of(short), gpus, engine == "fsdp2")
     finally:
         shutil.rmtree(work, ignore_errors=True)
     if record["stages"]:
@@ -183,15 +179,11 @@ def table_lines(record: dict[str, Any]) -> list[str]:
     return [line[:80] for line in [*lines, f"together {needed:,.2f} hours"]]
 
 
-@in_one_line()
-def main(argv: list[str] | None = None) -> None:
-    """Rehearse a run."""
+def main(argv: list[str], run: RunTargets) -> None:
+    """Rehearse a run; `run` runs the stages of the short one."""
     parser = Parser(description="two updates of every stage, measured here")
     add_arguments(parser)
-    add_launch_arguments(parser)
+    parser.add_argument("--gpus", type=int, default=1, help="processes on this machine")
+    parser.add_argument("--engine", default="ddp", help="what several processes share")
     args = parser.parse_args(argv)
-    raise SystemExit(rehearse(request_of(args), args))
-
-
-if __name__ == "__main__":
-    main()
+    raise SystemExit(rehearse(request_of(args), args.gpus, args.engine, run))

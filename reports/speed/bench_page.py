@@ -28,9 +28,8 @@ from stages.config import config as settings
 from stages.config.command_line import add_overrides
 from stages.config.config import UserError
 from stages.config.faults import Parser, in_one_line
-from stages.pipeline.start import signals_handled
 from stages.runs.files import read_record
-from stages.runs.progress import Stopped
+from stages.runs.signals import Stopped, signals_handled
 
 STEM = "bench"
 HALF = "memory.mixed_precision=bf16"
@@ -68,7 +67,7 @@ def measured(args: argparse.Namespace, folder: Path) -> Record:
                 write(bench, folder)
     except Stopped as stopped:
         kept = f"{record} holds what was measured" if bench else "nothing was measured"
-        print(f"stopped: {kept}; the same command goes on from there", file=sys.stderr)
+        print(f"stopped: {kept}; the same command continues from there", file=sys.stderr)
         raise SystemExit(128 + stopped.number) from None
     finally:
         shutil.rmtree(folder / "work", ignore_errors=True)

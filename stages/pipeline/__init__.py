@@ -1,10 +1,12 @@
 """Which stages run, and how they are started.
 
-main     the targets of one command: a run, or a grid of runs
-goals    every target and variable of `make`
-wanted   the stages that are missing or stale
-maker    starts stages one after the other
-start    one stage: its arguments, errors, signals and trackers
-launch   a stage in several processes, through accelerate
-grid     ablations, algorithms, and a study over sizes and seeds
+targets     every target and variable of `make`, and its help
+variables   reads and checks what was typed
+wanted      the stages that are missing or stale
+runner      runs them one after the other
+start       one stage in this process: its errors, and what it leaves behind
+launch      a stage in several processes: GPUS, ENGINE, LAUNCH
+terminal    the table of stages that a terminal shows
+trackers    wandb and TensorBoard
+grid        ablations, algorithms, and a study over sizes and seeds
 """

@@ -1,165 +1,223 @@
 """Grids of runs over seeds: ablations, algorithms, and the study over presets.
 
-A cell is one run. The maker makes the cells, a failed one stops no other, and the end names what
-failed. `stages.pipeline` calls this.
+A run that fails stops no other, and the end names those that failed. `stages/__main__.py` calls
+this.
 """
 
-import signal
-import sys
-from collections.abc import Sequence
-from dataclasses import replace
-from typing import NamedTuple
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
+from stages.config.checks import say_error
 from stages.config.command_line import Request, config_of
 from stages.config.config import Config, UserError
-from stages.config.presets import settings_of_ablation
+from stages.config.faults import what_to_mend
+from stages.config.presets import ABLATIONS, settings_of_ablation
 from stages.config.stages import SHARED_SECTIONS, TRAINED
-from stages.pipeline.maker import Cell, Maker
+from stages.pipeline.runner import PlannedRun, Runner, StageFailedError
+from stages.pipeline.start import release
 from stages.pipeline.wanted import no_part, wanted_stages
 from stages.rl.algorithms import ALGORITHMS
 
-SEEDS = (44413, 55513, 66613)
 LADDER = ("tiny-xs", "tiny-s", "tiny", "tiny-l", "tiny-xl")
-STUDY_GOALS = ("ppo", "eval")
-KL_COEFS = ("0.02", "0.05", "0.1", "0.2")
 BEST_OF_N = "1,2,4,8,16,32,64"
 
 
-class Grid(NamedTuple):
-    """Runs, others that begin from one of the same seed, and the page's module and words."""
+@dataclass(frozen=True, kw_only=True)
+class GridOptions:
+    """What the variables of a grid choose."""
 
-    start: list[Cell]
-    others: list[Cell]
-    page: list[str]
+    seeds: Sequence[int] = (44413, 55513, 66613)
+    presets: Sequence[str] = LADDER
+    """Of a study."""
+    targets: Sequence[str] = ("ppo", "eval")
+    """Of each run of a study."""
+    ablations: Sequence[str] = tuple(ABLATIONS)
+    kl_coefs: Sequence[str] = ("0.02", "0.05", "0.1", "0.2")
+    """Coefficients of the KL penalty, for the comparison of algorithms."""
 
 
-def make_grid(maker: Maker, grid: Grid) -> int:
-    """Make the runs that others begin from, then these, then the page if they were evaluated.
+@dataclass(frozen=True, kw_only=True)
+class Grid:
+    """The runs of a grid, and the page about them."""
 
-    A seed whose own run fails has no others; the other seeds go on. The end names what failed.
+    first: list[PlannedRun]
+    """Those that others start from, or all."""
+    others: list[PlannedRun]
+    """Those that start from a run of the same seed."""
+    page_options: list[str]
+    """The command line of the page."""
+
+
+def run_grid(runner: Runner, grid: Grid, write_page: Callable[[list[str]], None]) -> int:
+    """Run all of a grid, then write its page if the runs were evaluated; return the exit status.
+
+    A seed whose first run fails has no others. The end names the runs that failed.
     """
-    maker.says_stop = True
-    codes = maker.make_all(grid.start)
-    if maker.dry_run:
-        for cell in grid.others:
-            print(f"{cell.label}: would follow, with {' '.join(cell.request.overrides)}")
-        return max(codes)
-    ready = {cell.config.seed for cell, code in zip(grid.start, codes, strict=True) if not code}
-    others = [cell for cell in grid.others if cell.config.seed in ready]
-    codes += maker.make_all(others)
-    if maker.stopped:
-        name = signal.Signals(maker.stopped - 128).name
-        print(f"stopped by {name}: the same command, without REPLACE, goes on", file=sys.stderr)
-        return maker.stopped
-    cells = list(zip([*grid.start, *others], codes, strict=True))
-    failed = [cell.label for cell, code in cells if code]
+    count = len(grid.first) + len(grid.others)
+    statuses: dict[str, int] = {}
+    for planned in grid.first:
+        statuses[planned.label] = run_safely(runner, planned, f"{len(statuses) + 1} of {count}")
+    seeds = {planned.config.seed for planned in grid.first if not statuses[planned.label]}
+    others = [planned for planned in grid.others if planned.config.seed in seeds]
+    for planned in others:
+        statuses[planned.label] = run_safely(runner, planned, f"{len(statuses) + 1} of {count}")
+
+    failed = [label for label, status in statuses.items() if status]
     if failed:
-        print(f"error: {len(failed)} runs failed: {', '.join(failed)}", file=sys.stderr)
-    done = {cell.config.name for cell, code in cells if not code}
-    if not done or "eval" not in cells[-1][0].goals:
-        return max(codes)
-    gone = {cell.config.name for cell, _ in cells} - done
-    module, *words = (word for word in grid.page if word not in gone)
-    command = [sys.executable, "-m", f"reports.{module}", *words]
-    return max(*codes, maker.call([*command, "--judge", cells[0][0].config.judge.folder]))
+        say_error(f"error: {len(failed)} runs failed: {', '.join(failed)}")
+    runs = [*grid.first, *others]
+    names = {planned.config.name for planned in runs}
+    succeeded = {planned.config.name for planned in runs if not statuses[planned.label]}
+    if succeeded and "eval" in runs[-1].targets:
+        options = [word for word in grid.page_options if word not in names - succeeded]
+        write_page([*options, "--judge", runs[0].config.judge.folder])
+    return max(statuses.values())
 
 
-def branch(cell: Cell, name: str, overrides: Sequence[str], goals: Sequence[str]) -> Cell:
-    """A run with other settings that takes the stages before the first one that these change from
-    another run, or from its upstream.
+def run_safely(runner: Runner, planned: PlannedRun, place: str) -> int:
+    """Run one run of a grid and return its status: 0, or that of the stage that failed."""
+    status = 0
+    try:
+        runner.run(planned)
+    except StageFailedError as failure:
+        status = failure.status
+    except Exception as error:
+        line = what_to_mend(error)
+        status = 1 if line is None else 2
+        if line is None:
+            traceback.print_exc()
+        else:
+            say_error(f"error: {planned.label}: {line}")
+    release()  # an exception keeps the models of its stage until here
+    outcome = f"FAILED with status {status}" if status else "is done"
+    print(f"\n{planned.label} {outcome} ({place} runs)", flush=True)
+    return status
+
+
+def show_grid(runner: Runner, grid: Grid) -> None:
+    """Print what would run; nothing is written. Raises UserError as the runs would."""
+    for planned in grid.first:
+        show_plan(runner, planned)
+    for planned in grid.others:
+        changes = " ".join(planned.request.overrides)
+        print(f"{planned.label}: would follow, with {changes}")
+
+
+def show_plan(runner: Runner, planned: PlannedRun) -> None:
+    """Print which stages of a run would run, and why; nothing is written."""
+    steps = runner.plan(planned)
+    lines = [f"would run {stage} ({why})" for stage, why in steps.items()]
+    for line in lines or ["nothing to do"]:
+        print(f"{planned.label}: {line}")
+
+
+def branch(
+    planned: PlannedRun, name: str, overrides: Sequence[str], targets: Sequence[str]
+) -> PlannedRun:
+    """Return a run with other settings that starts from another run, or from its upstream.
+
+    It takes the stages before the first one that the settings change.
     """
-    request, keys = cell.request, {text.partition("=")[0] for text in overrides}
-    # What the run itself changes in shared stages it has on record; its upstream has not.
-    own = [
-        text
-        for text in request.overrides
-        if text.partition("=")[0] not in keys
-        and (request.upstream or text.split(".")[0] not in SHARED_SECTIONS)
-    ]
-    turned = replace(
+    request = planned.request
+    changed = {text.partition("=")[0] for text in overrides}
+    kept = []
+    for text in request.overrides:
+        key = text.partition("=")[0]
+        # The run has recorded its own changes to shared stages; its upstream has not.
+        is_recorded = not request.upstream and text.split(".")[0] in SHARED_SECTIONS
+        if key not in changed and not is_recorded:
+            kept.append(text)
+
+    branched = replace(
         request,
-        name=f"{cell.config.name}-{name}",
-        upstream=request.upstream or cell.config.name,
-        overrides=(*own, *overrides),
+        name=f"{planned.config.name}-{name}",
+        upstream=request.upstream or planned.config.name,
+        overrides=(*kept, *overrides),
     )
-    config = config_of(turned, None if request.upstream else cell.config)
-    return Cell(request=turned, config=config, goals=tuple(goals))
+    config = config_of(branched, None if request.upstream else planned.config)
+    return PlannedRun(request=branched, config=config, targets=tuple(targets))
 
 
-def start_cells(request: Request, seeds: Sequence[int], *goals: str) -> list[Cell]:
-    """A run for each seed. Raises UserError for a run that trains nothing."""
-    requests = [replace(request, seed=seed) for seed in dict.fromkeys(seeds)]
-    cells = [Cell(request=each, config=config_of(each), goals=goals) for each in requests]
-    if cells[0].config.kind != TRAINED:
-        raise UserError(no_part("a grid of runs", cells[0].config.kind))
-    return cells
+def first_runs(request: Request, seeds: Sequence[int], *targets: str) -> list[PlannedRun]:
+    """Return a run for each seed. Raises UserError for a run that trains nothing."""
+    runs = []
+    for seed in dict.fromkeys(seeds):
+        of_seed = replace(request, seed=seed)
+        config = config_of(of_seed)
+        if config.kind != TRAINED:
+            raise UserError(no_part("a grid of runs", config.kind))
+        runs.append(PlannedRun(request=of_seed, config=config, targets=targets))
+    return runs
 
 
-def ablations(request: Request, seeds: Sequence[int], names: Sequence[str]) -> Grid:
-    """The runs to compare with, and each of them with one switch turned.
+def ablations(request: Request, options: GridOptions) -> Grid:
+    """Return a run for each seed, and the same with one setting changed, for each ablation.
 
-    A switch may stand already where it would be turned, or two may come to the same settings: then
-    a line says which other run it is. Raises UserError for an unknown ablation.
+    An ablation may change nothing, or the same as another: then a line says which run it equals.
+    Raises UserError for an unknown ablation.
     """
-    start, others = start_cells(request, seeds, "eval"), []
-    for cell in start:
-        seen = {_settings_alone(cell.config): "the run itself"}
-        for name in dict.fromkeys(names):
-            turned = branch(cell, name, settings_of_ablation(name), ["eval"])
-            twin = seen.setdefault(_settings_alone(turned.config), name)
+    first = first_runs(request, options.seeds, "eval")
+    others = []
+    for planned in first:
+        seen = {_without_names(planned.config): "the run itself"}
+        for name in dict.fromkeys(options.ablations):
+            changed = branch(planned, name, settings_of_ablation(name), ["eval"])
+            twin = seen.setdefault(_without_names(changed.config), name)
             if twin == name:
-                others.append(turned)
-            elif cell is start[0]:
+                others.append(changed)
+            elif planned is first[0]:
                 print(f"ablation {name} is left out: with these settings it is {twin}")
-    name = start[0].config.name
-    own = dict.fromkeys(cell.config.name.removeprefix(f"{name}-") for cell in others)
-    if not own:
+
+    name = first[0].config.name
+    kept = dict.fromkeys(planned.config.name.removeprefix(f"{name}-") for planned in others)
+    if not kept:
         raise UserError("no ablation is left: name another one, see ABLATIONS= in make help")
-    return Grid(start, others, ["ablations_page", "--name", name, "--ablations", *own])
+    page = ["--name", name, "--ablations", *kept]
+    return Grid(first=first, others=others, page_options=page)
 
 
-def _settings_alone(config: Config) -> Config:
-    """A config without what names it."""
+def _without_names(config: Config) -> Config:
+    """Return a config without what names it."""
     return config.changed(name="run", upstream="", own_from="", overrides=())
 
 
-def algorithms(request: Request, seeds: Sequence[int], kl_coefs: Sequence[str]) -> Grid:
-    """The runs that give SFT and reward model; and from each, for every coefficient of the KL
-    penalty, one with all algorithms. The first of these has best-of-n and DPO too, on which the
-    penalty has no effect. Summaries are sampled at PPO's temperature, as the KL is that of samples.
+def algorithms(request: Request, options: GridOptions) -> Grid:
+    """Return the runs that give SFT and reward model, and one for each coefficient of the penalty.
 
+    Each of the latter has all algorithms; the first one also has best-of-n and DPO, on which the
+    penalty has no effect. Summaries are sampled at PPO's temperature, as the KL is that of samples.
     Raises UserError for coefficients that are no numbers.
     """
-    start, others = start_cells(request, seeds, "rm"), []
-    for cell in start:
-        for coef in dict.fromkeys(kl_coefs):
-            goals = [*ALGORITHMS, "eval"]
+    first = first_runs(request, options.seeds, "rm")
+    others = []
+    for planned in first:
+        for coef in dict.fromkeys(options.kl_coefs):
+            targets = [*ALGORITHMS, "eval"]
             overrides = [f"{name}.kl_coef={coef}" for name in ALGORITHMS]
-            overrides.append(f"eval.temperature={cell.config.ppo.temperature:g}")
-            if coef == kl_coefs[0]:
-                goals.append("dpo")
+            overrides.append(f"eval.temperature={planned.config.ppo.temperature:g}")
+            if coef == options.kl_coefs[0]:
+                targets.append("dpo")
                 overrides.append(f"eval.best_of={BEST_OF_N}")
-            others.append(branch(cell, f"kl{coef}", overrides, goals))
-    page = ["algorithms_page", "--name", start[0].config.name, "--kl-coefs", *kl_coefs]
-    return Grid(start, others, page)
+            others.append(branch(planned, f"kl{coef}", overrides, targets))
+    page = ["--name", first[0].config.name, "--kl-coefs", *options.kl_coefs]
+    return Grid(first=first, others=others, page_options=page)
 
 
-def study(
-    request: Request, presets: Sequence[str], seeds: Sequence[int], goals: Sequence[str] = ()
-) -> Grid:
-    """A run for each preset and seed, a whole row of sizes before the next seed.
+def study(request: Request, options: GridOptions) -> Grid:
+    """Return a run for each preset and seed: all sizes of a seed before the next seed.
 
-    With a name each run is called after its preset and that name, such as tiny-xs-other.
-    Raises UserError for an unknown preset or goal, a setting without a name, and an upstream.
+    With a name each run is called after its preset and that name, such as tiny-xs-other. Raises
+    UserError for an unknown preset or target, a setting without a name, and an upstream.
     """
     if request.upstream:
         raise UserError("a study trains every size from its own start: leave out UPSTREAM=")
-    cells = []
-    for seed in dict.fromkeys(seeds):
-        for preset in dict.fromkeys(presets):
+    runs = []
+    for seed in dict.fromkeys(options.seeds):
+        for preset in dict.fromkeys(options.presets):
             name = f"{preset}-{request.name}" if request.name else ""
-            part = replace(request, preset=preset, name=name, recorded=())
-            cells += start_cells(part, [seed], *(goals or STUDY_GOALS))
-            wanted_stages(cells[-1].config, cells[-1].goals)
-    names = dict.fromkeys(cell.config.name for cell in cells)
-    return Grid(cells, [], ["scaling_page", "--names", *names])
+            of_size = replace(request, preset=preset, name=name, recorded=())
+            runs += first_runs(of_size, [seed], *options.targets)
+            wanted_stages(runs[-1].config, runs[-1].targets)  # raises for an unknown target
+    names = dict.fromkeys(planned.config.name for planned in runs)
+    return Grid(first=runs, others=[], page_options=["--names", *names])

@@ -1,112 +1,131 @@
-"""The command line that all stages share: arguments, errors of one line, signals, trackers.
+"""One stage in this process: its errors in one line, its trackers, and what it leaves behind."""
 
-    python -m stages.pipeline.start stages.sft:sft --preset tiny
-
-Exit codes: 2 for what the user can mend, 128 + its number after a signal (130 after a Ctrl-C).
-"""
-
-import importlib
+import gc
 import os
-import secrets
-import signal
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, redirect_stdout
-from functools import partial
-from types import ModuleType
-from typing import Any, NoReturn, TypeVar
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TypeVar
 
 from stages.config.checks import (
     UserError,
     card_memory,
-    first_line,
     is_out_of_memory,
     launched_processes,
     say_error,
 )
-from stages.config.command_line import config_from_arguments
-from stages.config.config import Config, public_settings
-from stages.config.faults import VisibleStream, in_one_line, what_to_mend
-from stages.config.judge import file_name
-from stages.config.stages import STAGES
-from stages.rl.algorithms import ALGORITHMS
-from stages.runs.files import read_json, write_json
-from stages.runs.machine import code_version
-from stages.runs.manifest import make_command, partial_of, stage_folder
-from stages.runs.progress import (
-    CALLER_SAYS_STOP,
-    GOES_ON_WITH,
-    Stopped,
-    ask_to_stop,
-    forget_signals,
-    handled_signals,
-    leave_closed_terminal,
-)
-from stages.runs.run import TRACKED, Show, tracking
-
-# Whether wandb is online is its own WANDB_MODE.
-WANDB, BOARD = "wandb", "tensorboard"
-SETTINGS = {WANDB: "WANDB_PROJECT", BOARD: "TENSORBOARD_LOGGING_DIR"}
-# What wandb would send beside what is logged: output of the terminal, command line, host, folder,
-# and the address of the repository. Each of them can hold a name, a server or a key.
-QUIET: dict[str, Any] = {
-    "console": "off",
-    "x_disable_meta": True,
-    "disable_git": True,
-    "disable_code": True,
-    "host": "not shown",
-    "init_timeout": 30.0,
-}
+from stages.config.config import Config
+from stages.config.faults import what_to_mend
+from stages.config.stages import row_of
+from stages.pipeline.trackers import tracked
+from stages.runs.machine import keep_freed_memory
+from stages.runs.run import tracking
 
 T = TypeVar("T")
+
 OTHER_DIED = (
-    *("Connection closed by peer", "Connection reset by peer", "Broken pipe"),
-    *("ncclRemoteError", "remote process exited"),  # NCCL's other errors are one's own
+    "Connection closed by peer",
+    "Connection reset by peer",
+    "Broken pipe",
+    # NCCL's other errors are about this process.
+    "ncclRemoteError",
+    "remote process exited",
 )
 
 
 def run_stage(
-    stage: str,
-    function: Callable[[Config], T],
-    argv: list[str] | None,
-    description: str,
-    read: Callable[[list[str] | None, str], Config] = config_from_arguments,
+    stage: str, function: Callable[[Config], T], config: Config, resume_command: str
 ) -> T:
-    """Run a stage as its command line asks; `read` makes a config of the command line.
+    """Call the function of a stage with its config, in this process.
 
-    An error that the user can mend ends the process with one line, and so does a signal.
+    Raises UserError, with the command that resumes, for every error that a user can fix.
     """
-    with in_one_line():
-        launched_processes()
-        config = read(argv, description)
-        if 0 in (config.memory.microbatch_size, config.memory.forward_batch_size):
-            config = importlib.import_module("reports.sizes").with_sizes(config, stage)
-    command = os.environ.get(GOES_ON_WITH) or make_command(config, stage)
+    launched_processes()  # raises UserError for the remains of a launch
+    token = tracking.set(tracked)
     try:
-        tracking.set(tracked)
-        with ended_by_signal(command), redirect_stdout(VisibleStream(sys.stdout)):
+        with process_restored(row_of(stage, config.kind).computes):
             return function(config)
-    except UserError as error:
-        leave(f"error: {error}")
+    except UserError:
+        raise
     except Exception as error:
         line = what_to_mend(error)
         if line is None and is_about_another_process(error):
             line = "another process of this launch has died: look at its error"
-        if line is not None:
-            if is_out_of_memory(error) and (card := card_memory()):
-                line = f"{line} ({card})"
-            leave(f"error: stage {stage}: {line}, then run `{command}`")
+        if line is None:
+            raise
+        if is_out_of_memory(error) and (memory := card_memory()):
+            line = f"{line} ({memory})"
+        raise UserError(f"stage {stage}: {line}, then run `{resume_command}`") from error
+    finally:
+        tracking.reset(token)
+
+
+@contextmanager
+def process_restored(needs_torch: bool) -> Iterator[None]:
+    """Leave this process as a new one would be, so that the next stage computes the same numbers.
+
+    `needs_torch`: the stage will import torch, so its state before the stage can be noted now.
+    """
+    if has_others():  # each of them runs one stage and ends
+        yield
+        return
+
+    with suppress(OSError):  # the peak memory of this process starts at what it holds now
+        Path("/proc/self/clear_refs").write_text("5")
+    if needs_torch:
+        import torch  # noqa: F401
+    torch_before = sys.modules.get("torch")
+    if torch_before is not None:
+        threads = torch_before.get_num_threads()
+        random_state = torch_before.get_rng_state()
+        if torch_before.cuda.is_available():
+            torch_before.cuda.reset_peak_memory_stats()
+    try:
+        yield
+    finally:
+        if torch_before is not None:
+            torch_before.set_num_threads(threads)
+            torch_before.set_rng_state(random_state)
+        release()
+
+
+def release() -> None:
+    """Release models, accelerate's state, compiled graphs and cached memory."""
+    if "accelerate" in sys.modules:
+        from accelerate.state import AcceleratorState, GradientState
+
+        AcceleratorState._reset_state(reset_partial_state=True)
+        GradientState._reset_state()
+    dynamo = sys.modules.get("torch._dynamo")
+    if dynamo is not None:
+        dynamo.reset()
+    gc.collect()
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+        keep_freed_memory()  # it also gives back what is free now
+
+
+@contextmanager
+def errors_end_process() -> Iterator[None]:
+    """In a launch of several processes, end this one at once on an error, with its message."""
+    try:
+        yield
+    except BaseException as error:
         if not has_others():
             raise
-        leave(traceback.format_exc(), 1)
-
-
-def leave(text: str, status: int = 2) -> NoReturn:
-    """Say why on stderr and end the process."""
-    say_error(text)
-    end_process(status)
-    raise SystemExit(status)
+        status = 1
+        if isinstance(error, SystemExit):
+            status = int(error.code or 0)
+        elif isinstance(error, UserError):
+            say_error(f"error: {error}")
+            status = 2
+        else:
+            traceback.print_exc()
+        end_process(status)
 
 
 def end_process(status: int = 0) -> None:
@@ -122,166 +141,11 @@ def end_process(status: int = 0) -> None:
 
 
 def has_others() -> bool:
-    """Whether this process is one of several of a launch."""
+    """Return whether this process is one of several of a launch."""
     return int(os.environ.get("WORLD_SIZE", "1")) > 1
 
 
-@contextmanager
-def signals_handled(command: str) -> Iterator[None]:
-    """Signals stop the stage, which can go on later; a second one ends it at once."""
-
-    def handle(number: int, frame: Any) -> None:
-        if not ask_to_stop(number):
-            say_how_to_go_on(number, command)
-            os._exit(128 + number)  # what was saved before stays good
-
-    forget_signals()
-    before = {number: signal.signal(number, handle) for number in handled_signals()}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-@contextmanager
-def ended_by_signal(command: str) -> Iterator[None]:
-    """As `run_stage` does, end the process with one line when a signal has stopped the work.
-
-    The line is printed while signals are still handled: the same signal comes again where what
-    drives the process passes it on, and would end it without a word.
-    """
-    with signals_handled(command):
-        try:
-            yield
-        except Stopped as stopped:
-            say_how_to_go_on(stopped.number, command)
-            end_process(128 + stopped.number)
-            raise SystemExit(128 + stopped.number) from None
-
-
-def say_how_to_go_on(number: int, command: str) -> None:
-    """Print how a stage goes on that a signal has stopped; only the main process prints it."""
-    leave_closed_terminal()
-    if os.environ.get("RANK", "0") == "0" and CALLER_SAYS_STOP not in os.environ:
-        name = signal.Signals(number).name
-        print(f"stopped by {name}: `{command}` goes on from here", file=sys.stderr, flush=True)
-
-
 def is_about_another_process(error: Exception) -> bool:
-    """Whether an error says that another process of a launch of several is gone."""
-    dead = isinstance(error, RuntimeError) and any(x in str(error) for x in OTHER_DIED)
-    return has_others() and dead
-
-
-def load(module: str) -> ModuleType:
-    """Import a stage's module; a Ctrl-C meanwhile ends the process with one line."""
-    try:
-        return importlib.import_module(module)
-    except KeyboardInterrupt:
-        if CALLER_SAYS_STOP not in os.environ:
-            say_error(f"{module} was stopped before it began: the same command begins it")
-        raise SystemExit(128 + signal.SIGINT) from None
-
-
-def run_module(module: ModuleType, arguments: list[str], stage: str = "") -> None:
-    """Run a stage of a module as a command line asks; the module's first one if none is named.
-
-    A module without a stage function has a `main` that parses its own command line.
-    """
-    names = [name for name, row in STAGES.items() if row.module == module.__name__]
-    stage = stage or (names[0] if names else "")
-    row = STAGES.get(stage)
-    if row is None or row.module != module.__name__ or not row.function:
-        module.main(arguments)
-        return
-    function = getattr(module, row.function)
-    if row.policy_gradient:
-        function = partial(function, algorithm=ALGORITHMS[stage])
-    run_stage(stage, function, arguments, row.what)
-
-
-@contextmanager
-def tracked(config: Config, stage: str) -> Iterator[Show]:
-    """What takes a stage's metrics, and its results as those of no step, for wandb and TensorBoard
-    if the environment asks for them.
-
-    The record stays metrics.jsonl and the manifests: what goes wrong there is printed in one line,
-    and the stage goes on. Raises UserError for a package that is missing.
-    """
-    key = f"{stage}/{config.judge.folder}" if STAGES[stage].per_judge else stage
-    wanted = [library for library, setting in SETTINGS.items() if os.environ.get(setting)]
-    begun = {library: begin(config, stage, library) for library in wanted}
-    trackers = {library: tracker for library, tracker in begun.items() if tracker}
-
-    def call(method: str, *values: Any, **more: Any) -> None:
-        for library in [*trackers]:
-            try:
-                getattr(trackers[library], method)(*values, **more)
-            except Exception as error:
-                del trackers[library]
-                text = f"{method} failed ({first_line(error)}): the stage goes on without it"
-                print(f"{library}: {text}", file=sys.stderr, flush=True)
-
-    def show(step: int | None, values: Mapping[str, Any]) -> None:
-        start = f"results/{key}/" if step is None else ""
-        numbers = {f"{start}{name}": x for name, x in values.items() if isinstance(x, int | float)}
-        call("log", numbers, step=step)
-
-    try:
-        yield show
-    finally:
-        call("finish")
-
-
-def begin(config: Config, stage: str, library: str) -> Any:
-    """accelerate's tracker of a stage; None if it cannot begin."""
-    setting = SETTINGS[library]
-    try:
-        importlib.import_module(library)
-        tracker = make_tracker(config, stage, library, os.environ[setting])
-        tracker.start()
-        return tracker
-    except ImportError:
-        line = f"{library} is missing: run `pip install {library}`, or unset it"
-        raise UserError(f"{setting} is set but {line}") from None
-    except Exception as error:
-        why = " ".join(f"{error}".split())[:300]  # it may take several lines
-        say_error(f"{library} cannot begin ({why}): the stage goes on without it")
-        return None
-
-
-def make_tracker(config: Config, stage: str, library: str, place: str) -> Any:
-    """accelerate's tracker of a stage. A stage that goes on goes on in its run at wandb, by an id
-    that lies in its partial folder.
-    """
-    from accelerate import PartialState, tracking
-
-    PartialState()  # accelerate's trackers log through it
-    run = f"{config.name}/seed{config.seed}/{stage}"
-    if library == BOARD:
-        return tracking.TensorBoardTracker(run, place)
-    note = partial_of(stage_folder(config, stage)) / TRACKED
-    number = read_json(note) or f"{file_name(config.name)[:60]}-{stage}-{secrets.token_hex(4)}"
-    write_json(note, number)
-    import wandb
-
-    # After an hour what was not sent stays on this disk, and the pipeline goes on.
-    os.environ.setdefault("WANDB_FINISH_TIMEOUT", "3600")
-    names = {"group": config.name, "job_type": stage, "name": run, "id": number}
-    settings = {**public_settings(config), "code_version": code_version()}
-    quiet = wandb.Settings(**QUIET, allow_val_change=True)
-    return tracking.WandBTracker(place, resume="allow", config=settings, settings=quiet, **names)
-
-
-@in_one_line()
-def main(argv: list[str] | None = None) -> None:
-    """Run the stage that the first argument names, `module:stage`, with the other arguments."""
-    address, *arguments = sys.argv[1:] if argv is None else argv
-    module, _, stage = address.partition(":")
-    run_module(load(module), arguments, stage)
-    end_process()
-
-
-if __name__ == "__main__":
-    main()
+    """Return whether an error says that another process of a launch of several is gone."""
+    is_dead = isinstance(error, RuntimeError) and any(text in str(error) for text in OTHER_DIED)
+    return has_others() and is_dead

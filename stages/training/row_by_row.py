@@ -8,7 +8,8 @@ from accelerate import Accelerator
 from accelerate.utils import gather_object
 
 from stages.runs.files import KeptRows
-from stages.runs.progress import Stopped, finishing_first, progress, stop_asked
+from stages.runs.progress import progress
+from stages.runs.signals import Stopped, finishing_first, stop_asked
 from stages.training.memory import MemoryBudget, PassSize, chunks
 from stages.training.processes import gather_rows, local_share
 

@@ -24,8 +24,8 @@ from stages.config.checks import UserError
 from stages.config.ppo import PolicyGradient
 from stages.models.sampling import Noise
 from stages.runs.files import cut_file, write_json
-from stages.runs.progress import Stopped, finishing_first, stop_asked
 from stages.runs.run import Run
+from stages.runs.signals import Stopped, finishing_first, stop_asked
 from stages.training import checkpoints
 from stages.training.processes import global_max
 from stages.training.random_streams import batch_rows, stream_seed

@@ -5,15 +5,17 @@ import shutil
 
 import pytest
 
-from stages.config.command_line import Request, config_of, make_config, request_of
-from stages.pipeline.main import parse
+from stages.config.command_line import Request, add_arguments, config_of, make_config, request_of
+from stages.config.faults import Parser
 from tests.lib.fabricated_runs import fabricate
 
 MADE = ("base.num_layers=1", "judge.kind=openai", "judge.model=other")
 
 
 def requested(*words: str) -> Request:
-    return request_of(parse(["eval", *words]))
+    parser = Parser()
+    add_arguments(parser)
+    return request_of(parser.parse_args(words))
 
 
 @pytest.fixture

@@ -25,7 +25,6 @@ from stages.data.prompt import first_tokens
 from stages.data.ragged import load_split
 from stages.data.tokens import tokenize_comparisons, tokenize_posts
 from stages.models.tokenizers import load_tokenizer
-from stages.pipeline.start import run_module
 from stages.runs.files import read_lines
 from stages.runs.manifest import read_manifest
 from tests.lib.asserts import refusal_of
@@ -36,6 +35,7 @@ from tests.lib.chat_models import (
     save_chat_tokenizer,
     write_chats,
 )
+from tests.lib.make_stages import run_module
 from tests.lib.rows import POST
 
 QUESTION = {"role": "user", "content": "My boss sold my bike. Why?"}

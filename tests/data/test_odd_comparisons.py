@@ -15,10 +15,10 @@ from stages.data.builtin import make_comparison, make_post
 from stages.data.tokens import tokenize_comparisons
 from stages.models.loading import max_positions, require_room
 from stages.models.policy import PolicyModel
-from stages.pipeline.start import run_module
 from stages.runs.files import read_json, read_lines
 from tests.lib.asserts import close
 from tests.lib.learners import state_of
+from tests.lib.make_stages import run_module
 from tests.lib.rows import EMPTY_PAIR, EQUAL_PAIR, LIMITS, PAIR, POST, edited, write_folder
 
 CPU = torch.device("cpu")

@@ -7,8 +7,8 @@ import pytest
 from stages import base, normalize, ppo, rm, sft
 from stages.config.config import World
 from stages.data.builtin import make_post, write_world
-from stages.pipeline.start import run_module
 from stages.runs.files import read_json, read_lines
+from tests.lib.make_stages import run_module
 from tests.lib.rows import without, write_rows
 
 SETTINGS = [

@@ -6,8 +6,8 @@ import pytest
 
 from stages import base
 from stages.data.ragged import load_split
-from stages.pipeline.start import run_module
 from stages.runs.files import read_json
+from tests.lib.make_stages import run_module
 
 ROWS = {  # as ../shared/README.md counts them
     "sft_train": 2557,

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from eval.judge import Task, judge_summaries, judgement, kept_judgements, main
+from eval import judge as judge_stage
+from eval.judge import Task, judge_summaries, judgement, kept_judgements
 from eval.judges.offline import FactsJudge, RewardModelJudge
 from eval.judges.protocol import Choice, Comparison, Judge, Reply, judge_pair
 from stages.config.command_line import make_config
@@ -16,6 +17,7 @@ from stages.runs.files import read_lines
 from stages.runs.manifest import read_manifest, stage_folder
 from tests.lib.chat_server import GOOD, chat, llm_config, serving
 from tests.lib.fabricated_runs import finish_summaries
+from tests.lib.make_stages import run_module
 from tests.lib.told import NTH, told
 
 POST = "toy1-validation-7"
@@ -99,7 +101,7 @@ def test_the_stage_judges_every_policy_post_and_order_and_says_who_judged(runs, 
         ppo=[row(POST, COMPLETE, "Nothing."), row("toy1-validation-8", "", "On monday.")],
         sft=[row(POST, "Nothing.", "Nothing."), row("toy1-validation-8", "Hm.", "Hm what.")],
     )
-    main(["--preset", "tiny"])
+    run_module(judge_stage, ["--preset", "tiny"])
     folder = stage_folder(config, "judge")
     rows = read_lines(folder / "judgements.jsonl")
     posts, orders = (POST, "toy1-validation-8"), ("policy_first", "reference_first")
@@ -111,7 +113,7 @@ def test_the_stage_judges_every_policy_post_and_order_and_says_who_judged(runs, 
     results = (read_manifest(folder) or {})["results"]
     assert (results["judge"]["kind"], results["judge"]["is_llm"]) == ("facts", False)
     assert (results["judgements"], results["unjudged"], results["share_first"]) == (8, 0.0, 0.5)
-    assert "not an LLM" in capsys.readouterr().out
+    assert "judge: done in" in capsys.readouterr().err
 
 
 ORDERS = ("policy_first", "reference_first")

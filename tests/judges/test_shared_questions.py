@@ -60,7 +60,7 @@ def write_posts(count: int) -> None:
 def judging(folder: Path, url: str) -> subprocess.Popen[str]:
     """The stage as `make eval` starts it."""
     words = ["judge.kind=openai", "judge.model=judge", f"judge.base_url={url}"]
-    start = [sys.executable, "-m", "stages.pipeline.start", "eval.judge"]
+    start = [sys.executable, "-m", "stages", "--stage", "judge", "--resume-command=make eval"]
     return subprocess.Popen(
         [*start, "--preset", "tiny", "--set", *words, "judge.concurrency=4"],
         cwd=folder,

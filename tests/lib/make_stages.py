@@ -1,4 +1,4 @@
-"""Runs stages in a folder, as the command line does."""
+"""Runs stages in a folder, as the pipeline does."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -6,7 +6,26 @@ from typing import Any
 
 import pytest
 
-from stages.pipeline.start import run_module
+from stages.__main__ import run_stage_here
+from stages.config.command_line import config_from_arguments
+from stages.config.faults import in_one_line
+from stages.config.stages import STAGES
+from stages.pipeline.start import errors_end_process, has_others
+from stages.runs.manifest import make_command
+from stages.runs.signals import stopping_on_signals
+
+
+def run_module(module: Any, arguments: list[str], stage: str = "") -> None:
+    """Run the stage of a module with the options of a run; an error ends in one line."""
+    stages = [name for name, row in STAGES.items() if row.module == module.__name__]
+    stage = stage or (stages[0] if stages else "")
+    if module.__name__ == "eval.outputs":
+        stage = "summaries"
+    with in_one_line(), errors_end_process():
+        config = config_from_arguments(arguments, "a stage")
+        command = make_command(config, stage)
+        with stopping_on_signals("" if has_others() else command):
+            run_stage_here(config, stage, command)
 
 
 def make_stages(root: Path, stages: Iterable[Any], arguments: list[str]) -> None:

@@ -38,7 +38,7 @@ def launch(
     script = folder / "script.py"
     script.write_text(code)
     command: list[Any] = [sys.executable, "-m", "stages.pipeline.launch"]
-    command += [engine, str(processes), "1", str(script)]  # one machine
+    command += [engine, str(processes), str(script)]
     environment = {
         **os.environ,
         "PYTHONPATH": str(ROOT),

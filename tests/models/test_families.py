@@ -27,11 +27,11 @@ from stages.models.loading import load_reward_model
 from stages.models.policy import PolicyModel
 from stages.models.sampling import SamplingParams, sample
 from stages.models.tokenizers import load_tokenizer
-from stages.pipeline.start import run_module
 from stages.runs.files import read_lines
 from stages.runs.manifest import read_manifest
 from tests.lib.asserts import close
 from tests.lib.families import CONFIGS, SPARE, save_checkpoint
+from tests.lib.make_stages import run_module
 
 STAGES = (base, sft, rm, normalize, ppo, dpo, summaries)
 HEADS = {"gpt_neox": "classifier", "gpt2": "classifier"}  # in other families: score

@@ -14,11 +14,11 @@ from stages.models.forward import head_scalars, model_inputs, response_logprobs
 from stages.models.loading import load_policy, load_reward_model, save_model
 from stages.models.lora import adapt, adapter_layers, adapter_off, merge
 from stages.models.policy import PolicyModel
-from stages.pipeline.start import run_module
 from stages.rl.networks import save_networks
 from stages.runs.files import read_lines
 from tests.lib.asserts import refusal_of
 from tests.lib.learners import flat, two_updates_of_ppo
+from tests.lib.make_stages import run_module
 
 RANK = 3
 TOKENS = torch.arange(1, 25).view(2, 12)

@@ -22,12 +22,12 @@ from stages.models.forward import (
 )
 from stages.models.loading import load_reward_model, save_model
 from stages.models.tokenizers import load_tokenizer
-from stages.pipeline.start import run_module
 from stages.rl import start_checks
 from stages.rm import read_scores_before
 from stages.runs.files import read_json, read_lines
 from tests.lib.asserts import close
 from tests.lib.families import CONFIGS, GROUPED, random_model
+from tests.lib.make_stages import run_module
 
 CPU = torch.device("cpu")
 EOS, PAD = 0, -1

@@ -19,10 +19,10 @@ from stages.models.forward import ResponseBatch, score_responses
 from stages.models.heads import shift_scores
 from stages.models.loading import load_reward_model, save_model
 from stages.models.reward_function import TextReward
-from stages.pipeline.start import run_module
 from stages.runs.files import read_lines
 from stages.runs.manifest import read_manifest, why_not
 from tests.lib.asserts import refusal_of
+from tests.lib.make_stages import run_module
 
 # Every token of a response can raise this reward, so no rare event decides whether it is learned.
 MODULE = """

@@ -21,7 +21,6 @@ from stages.models import forward
 from stages.models.loading import with_dropout
 from stages.models.policy import PolicyModel
 from stages.models.sampling import Noise, sample
-from stages.pipeline.start import run_module
 from stages.rl.algorithms import ALGORITHMS, Grpo, Rloo
 from stages.rl.rollout import measure, sample_responses, score, share_of_batch
 from stages.rl.update import optimize
@@ -30,6 +29,7 @@ from tests.lib.asserts import close
 from tests.lib.episodes import PAD, two_episodes
 from tests.lib.families import CONFIGS, random_model
 from tests.lib.learners import flat, learner_of, rollout_from
+from tests.lib.make_stages import run_module
 from tests.lib.processes import Process
 from tests.lib.resuming import OFTEN, Killed, kill_at
 

@@ -10,9 +10,8 @@ import pytest
 from safetensors.torch import load_file
 
 from stages import base, normalize, ppo, rm, sft
-from stages.pipeline.start import run_module
 from stages.runs.files import read_lines
-from tests.lib.make_stages import make_stages
+from tests.lib.make_stages import make_stages, run_module
 
 pytestmark = pytest.mark.walk
 
@@ -28,7 +27,8 @@ BASELINES = ("mean", "gated")
 PPO_IN_EACH_PROCESS = """
 from accelerate import PartialState
 from stages import ppo
-from stages.pipeline.start import end_process, run_module
+from stages.pipeline.start import end_process
+from tests.lib.make_stages import run_module
 for arguments in {!r}:
     run_module(ppo, arguments)
     PartialState().wait_for_everyone()
@@ -48,7 +48,7 @@ def run_ppo_in_two_processes(folder: Path) -> None:
     script.write_text(PPO_IN_EACH_PROCESS.format([arguments_for(name) for name in BASELINES]))
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     environment["ACCELERATE_USE_CPU"] = "true"
-    launch = [sys.executable, "-m", "stages.pipeline.launch", "ddp", "2", "1"]
+    launch = [sys.executable, "-m", "stages.pipeline.launch", "ddp", "2"]
     done = subprocess.run(
         [*launch, str(script)],
         cwd=folder,

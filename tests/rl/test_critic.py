@@ -10,13 +10,12 @@ from stages import base, normalize, ppo, rm, sft
 from stages.config.command_line import make_config
 from stages.config.ppo import Ppo
 from stages.models.loading import load_reward_model
-from stages.pipeline.start import run_module
 from stages.rl.metrics import say_what_is_odd
 from stages.rl.networks import Origins, load_critic, zero_head
 from stages.runs.files import read_lines
 from tests.lib.fabricated_runs import fabricate, write_rows
 from tests.lib.learners import learner_of, rolled_out
-from tests.lib.make_stages import make_stages
+from tests.lib.make_stages import make_stages, run_module
 
 NAMED = "--preset tiny --name small --set".split()
 SMALL = """

@@ -28,7 +28,7 @@ ALGORITHMS["best"] = Algorithm(
 )
 '''
 HELP = f"""{ALGORITHM}
-from stages.pipeline.goals import help_lines
+from stages.pipeline.targets import help_lines
 print(*help_lines(), sep="\\n")
 """
 RUN = f"""{ALGORITHM}

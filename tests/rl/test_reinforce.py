@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from stages.functional import masked_whiten
-from stages.pipeline.start import run_module
 from stages.rl.algorithms import ALGORITHMS, GlobalBatch, Reinforce
+from tests.lib.make_stages import run_module
 
 REWARD = '''
 def short(queries, responses, rows):

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from stages import ppo
-from stages.pipeline.start import run_module
 from stages.runs.files import read_lines
+from tests.lib.make_stages import run_module
 from tests.lib.resuming import ARGUMENTS
 
 # One update in which the policy learns, with two minibatches an epoch.

@@ -10,7 +10,6 @@ from accelerate import Accelerator
 
 from stages import functional, ppo
 from stages.config.ppo import PolicyGradient, Ppo
-from stages.pipeline.start import run_module
 from stages.rl import advantages
 from stages.rl.algorithms import ALGORITHMS, Grpo, Rloo
 from stages.rl.episodes import Rollout
@@ -23,6 +22,7 @@ from stages.rl.update_checks import (
 from stages.runs.files import read_lines
 from tests.lib.episodes import EOS, PAD, two_episodes
 from tests.lib.learners import rollout_from
+from tests.lib.make_stages import run_module
 from tests.lib.planted import PLANTED
 from tests.lib.processes import launch
 from tests.lib.resuming import ARGUMENTS

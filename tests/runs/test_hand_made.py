@@ -1,6 +1,7 @@
 """A folder that no run wrote, or that a person edited, ends in one line, not in a traceback."""
 
 import json
+from functools import partial
 
 import pytest
 
@@ -15,9 +16,9 @@ from stages.runs import hub
 from stages.runs.files import KeptRows, read_json, write_json
 from stages.runs.inputs import Source
 from stages.runs.manifest import why_not
-from stages.runs.progress import say_if_killed
 from tests.lib.asserts import refused_by
 from tests.lib.fabricated_runs import fabricate
+from tests.lib.make_stages import run_module
 
 ROW = {"id": "1", "query": "q", "summary": "s", "reference": "r", "score": None}
 
@@ -50,7 +51,7 @@ def test_a_stage_whose_input_has_no_manifest_of_ours_says_so_in_one_line(runs, c
     config = make_config("tiny", name="mine")
     with pytest.raises(UserError, match="is not a manifest of this project: move /"):
         why_not(config, "summaries")
-    line = refused_by(capsys, win_rate.main, "--preset", "tiny", "--name", "mine")
+    line = refused_by(capsys, partial(run_module, win_rate), "--preset", "tiny", "--name", "mine")
     assert "summaries/manifest.json is not a manifest of this project" in line
 
 
@@ -83,15 +84,6 @@ def test_kept_measurements_that_no_stage_wrote_are_named(tmp_path):
     kept.path.write_text('{"rows": 5}\n')
     with pytest.raises(UserError, match=r"scores\.0\.jsonl holds a line that no stage wrote"):
         KeptRows(tmp_path, "scores", 0)
-
-
-def test_a_killed_stage_is_named_and_one_that_failed_is_not_named_again(capsys):
-    say_if_killed("ppo", 137)
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("error: stage ppo was killed (SIGKILL), by somebody or for lack of mem")
-    for status_of_stage in (0, 1, 2, 130, 143):
-        say_if_killed("ppo", status_of_stage)
-    assert capsys.readouterr().err == ""
 
 
 def test_two_runs_at_once_use_the_commit_that_the_first_recorded(runs):

@@ -14,7 +14,6 @@ from safetensors.torch import load
 from reports.sections import made_with
 from stages import rm
 from stages.config.checks import UserError
-from stages.pipeline.start import run_module
 from stages.runs import hub as hub_client
 from stages.runs.hub import fetch_model
 from stages.runs.inputs import model_source
@@ -31,6 +30,7 @@ from tests.lib.hub_client import (
     small_model,
     small_tokenizer,
 )
+from tests.lib.make_stages import run_module
 
 pytestmark = pytest.mark.walk
 
@@ -65,9 +65,10 @@ def made(tmp_path_factory):
         yield SimpleNamespace(hub=hub, client=client, folder=client.folder, printed=done.out)
 
 
-def run_base(client, *options: str, **environment: str) -> SimpleNamespace:
+def run_base(client, *variables: str, **environment: str) -> SimpleNamespace:
     """`make data` as Make calls it."""
-    words = ["stages.pipeline.main", "data", *options, *NAMED, *SETTINGS]
+    run = ["PRESET=pythia-14m", "NAME=walk", f"SET={' '.join(SETTINGS)}"]
+    words = ["stages", "data", *run, *variables]
     return client(words, **environment)
 
 
@@ -158,7 +159,7 @@ def test_make_data_records_the_commits_and_says_them_on_the_page(made):
 
 
 def test_after_make_data_another_seed_needs_no_network_and_begins_alike(made):
-    offline = run_base(made.client, "--seed", "7", HF_HUB_OFFLINE="1")
+    offline = run_base(made.client, "SEED=7", HF_HUB_OFFLINE="1")
     assert offline.code == 0, offline.errors
     assert made.hub.requests == []
     for key in ("results", "content"):

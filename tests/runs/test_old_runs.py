@@ -1,7 +1,6 @@
 """Runs that an earlier version of this project recorded: they load, and count as finished."""
 
 import json
-from dataclasses import replace
 
 import pytest
 
@@ -90,7 +89,7 @@ def test_a_run_recorded_without_newer_settings_loads_and_counts_as_the_same(olde
 
 
 def test_a_newer_setting_that_has_an_effect_makes_another_run(older_ppo):
-    config = replace(make_config("tiny"), ppo=replace(make_config("tiny").ppo, kl_target=6.0))
+    config = make_config("tiny").changed(ppo=make_config("tiny").ppo.changed(kl_target=6.0))
     assert "ppo.kl_target: ran with nothing, now 6.0" in str(why_not(config, "ppo"))
 
 

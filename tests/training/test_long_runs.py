@@ -22,7 +22,7 @@ SETTINGS = f"""
 SCRIPT = """
 import json, os, sys
 from stages import base, normalize, ppo, rm, sft
-from stages.pipeline.start import run_module
+from tests.lib.make_stages import run_module
 from stages.runs.run import Run
 modules = base, sft, rm, normalize, ppo
 for module in modules[:-1]:

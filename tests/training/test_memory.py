@@ -15,7 +15,6 @@ from stages.config.command_line import make_config
 from stages.config.config import Memory, UserError
 from stages.models import loading
 from stages.models.policy import PolicyModel
-from stages.pipeline.start import run_module
 from stages.runs.manifest import read_manifest
 from stages.training.memory import (
     FORWARD,
@@ -27,7 +26,7 @@ from stages.training.memory import (
 from stages.training.optimizer import make_optimizer
 from stages.training.step import StepTimes, optimizer_step
 from tests.lib.learners import flat, state_of
-from tests.lib.make_stages import make_stages
+from tests.lib.make_stages import make_stages, run_module
 from tests.lib.processes import launch
 from tests.lib.short_memory import ARGUMENTS, limit_training_pass
 from tests.lib.small_splits import PAIRS, POSTS
@@ -318,7 +317,8 @@ def test_a_stage_that_ran_out_of_memory_records_it_in_its_manifest(
 TWO_PROCESSES = """
 import os
 from stages import sft
-from stages.pipeline.start import end_process, run_module
+from stages.pipeline.start import end_process
+from tests.lib.make_stages import run_module
 from tests.lib.short_memory import ARGUMENTS, limit_training_pass
 load = sft.load_policy
 def load_policy(*args):

@@ -40,7 +40,8 @@ each_engine = pytest.mark.parametrize("engine", ENGINES)
 TRAIN = """
 from accelerate import PartialState
 from stages import dpo, normalize, ppo, rm, sft
-from stages.pipeline.start import end_process, run_module
+from stages.pipeline.start import end_process
+from tests.lib.make_stages import run_module
 for arguments in {}:
     for stage in (sft, rm, normalize, ppo, dpo):
         run_module(stage, arguments)
@@ -49,7 +50,8 @@ end_process()
 """
 TRAIN_PPO = """
 from stages import ppo
-from stages.pipeline.start import end_process, run_module
+from stages.pipeline.start import end_process
+from tests.lib.make_stages import run_module
 run_module(ppo, [*{!r}, "memory.save_minutes=0"])
 end_process()
 """

@@ -13,11 +13,11 @@ import pytest
 from eval import judge, summaries
 from eval.judges import protocol
 from stages.config.command_line import make_config
-from stages.pipeline.start import run_module
 from stages.runs import run as runs_module
 from stages.runs.files import KeptRows, read_lines
 from stages.runs.manifest import ATTEMPT, current_inputs, read_manifest, why_not
 from stages.runs.run import WHILE_WORKING, Run, open_stage
+from tests.lib.make_stages import run_module
 from tests.lib.resuming import (
     ARGUMENTS,
     OFTEN,
@@ -103,7 +103,7 @@ def test_judging_that_was_killed_asks_only_for_what_is_missing(
 
     monkeypatch.setattr(Run, "append", append_or_die)
     with pytest.raises(Killed):
-        judge.main(ARGUMENTS)
+        run_module(judge, ARGUMENTS)
 
     asked: list[int] = []
     real = protocol.judge_all
@@ -113,7 +113,7 @@ def test_judging_that_was_killed_asks_only_for_what_is_missing(
         return real(judge, todo, concurrency, beside)
 
     monkeypatch.setattr("eval.judge.judge_all", judge_all)
-    judge.main(ARGUMENTS)
+    run_module(judge, ARGUMENTS)
     total = len(rows_of(whole / "judge/facts/judgements.jsonl"))
     assert asked == [total - 7]
     same(whole / "judge/facts", folder / "facts", tmp_path / "differences.json")
@@ -189,7 +189,7 @@ def test_the_time_of_earlier_attempts_counts_as_the_stages(runs):
 def test_only_the_summaries_of_a_policy_that_joins_are_sampled(whole, attempt, monkeypatch, change):
     """Without a rival first; then with DPO, beside a run that made all at once."""
     folder = attempt("dpo").with_name("summaries")
-    summaries.main(ARGUMENTS)
+    run_module(summaries, ARGUMENTS)
     before = {name: read_lines(folder / f"{name}.jsonl") for name in ("sft", "ppo", "ppo-3")}
     shutil.copytree(whole / "dpo", folder.with_name("dpo"))
     first = (read_manifest(folder) or {})["seconds"]
@@ -213,7 +213,7 @@ def test_only_the_summaries_of_a_policy_that_joins_are_sampled(whole, attempt, m
 
     sample_summaries = summaries.sample_summaries
     monkeypatch.setattr(summaries, "sample_summaries", sample)
-    summaries.main(ARGUMENTS)
+    run_module(summaries, ARGUMENTS)
     assert names == (["dpo"] if change == "none" else ["sft", "ppo", "dpo", "ppo-3"])
     manifest, at_once = (read_manifest(of) or {} for of in (folder, whole / "summaries"))
     assert manifest["inputs"] == at_once["inputs"]
@@ -243,8 +243,8 @@ def test_summaries_of_sft_and_its_best_are_the_upstreams(attempt, monkeypatch, c
         with monkeypatch.context() as patch:
             patch.setattr(summaries, "kl_from_sft", killed)
             with pytest.raises(Killed):
-                summaries.main(of_run)
-    summaries.main([*ARGUMENTS, "eval.best_of=2"])
+                run_module(summaries, of_run)
+    run_module(summaries, [*ARGUMENTS, "eval.best_of=2"])
     names: list[str] = []
 
     def sample(run, accelerator, budget, name, *others):
@@ -253,7 +253,7 @@ def test_summaries_of_sft_and_its_best_are_the_upstreams(attempt, monkeypatch, c
 
     sample_summaries = summaries.sample_summaries
     monkeypatch.setattr(summaries, "sample_summaries", sample)
-    summaries.main(of_run)
+    run_module(summaries, of_run)
     from_there = change != "temperature"
     assert names == ([] if from_there else ["sft"]) + ["ppo", "ppo-3"]
     own = Path("runs/other/seed44413/summaries")

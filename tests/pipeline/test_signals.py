@@ -9,26 +9,26 @@ import sys
 import time
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from stages import base, ppo
 from stages.config.command_line import make_config
-from stages.pipeline.start import run_module, run_stage
-from stages.runs import progress as stopping
+from stages.runs import signals as stopping
 from stages.runs.manifest import stage_folder
 from stages.training.checkpoints import list_checkpoints
+from tests.lib.make_stages import run_module
+from tests.lib.places import ROOT
 from tests.lib.resuming import ARGUMENTS, OFTEN, Killed, compare, kill_at, rows_of, same
 
-ROOT = Path(__file__).parents[1]
 # -- real processes --------------------------------------------------------------------------------
 
 SCRIPT = """
 import sys, time
 from stages import {module}
-from stages.pipeline.start import end_process, run_module
+from stages.pipeline.start import end_process
 from stages.runs.run import Run
+from tests.lib.make_stages import run_module
 log = Run.log
 def slow(run, step, **metrics):
     log(run, step, **metrics)
@@ -39,11 +39,23 @@ end_process()
 """
 
 
+SLOW_PIPELINE = """
+import time
+from stages.__main__ import main
+from stages.runs.run import Run
+log = Run.log
+def slow(run, step, **metrics):
+    log(run, step, **metrics)
+    time.sleep(0.3 if run.stage == "ppo" else 0)
+Run.log = slow
+main({words!r})
+"""
+
+
 UNDER_WAY = """
 import time
-from stages.pipeline.start import ended_by_signal
-from stages.runs.progress import Stopped, finishing_first, stop_asked
-with ended_by_signal("the command"):
+from stages.runs.signals import Stopped, finishing_first, stop_asked, stopping_on_signals
+with stopping_on_signals("the command"):
     with finishing_first():
         print("under way", flush=True)
         until = time.monotonic() + 20
@@ -55,13 +67,13 @@ with ended_by_signal("the command"):
 
 TOLD_AGAIN = """
 import os, signal
-from stages.pipeline import start
-say = start.say_how_to_go_on
+from stages.runs import signals
+say = signals.say_stopped
 def passed_on(number, command):
     os.kill(os.getpid(), number)
     say(number, command)
-start.say_how_to_go_on = passed_on
-with start.ended_by_signal("the command"):
+signals.say_stopped = passed_on
+with signals.stopping_on_signals("the command"):
     os.kill(os.getpid(), signal.SIGTERM)
 """
 
@@ -108,7 +120,7 @@ def test_a_process_that_a_signal_ends_goes_on_to_the_same_weights(whole, attempt
         config = make_config("tiny", name="resumed", overrides=tuple(OFTEN[5:]))
         lines = [line for line in said.splitlines() if "stopped by" in line]
         assert len(lines) == 1
-        answer = f"{number.name}: finishes the update or batch that is under way; a second"
+        answer = f"{number.name}: finishing the current update or batch; a second signal"
         assert answer in said.split("stopped by")[0]
         assert f"stopped by {number.name}: `make ppo PRESET=tiny" in lines[0]
         assert "Traceback" not in said
@@ -144,11 +156,12 @@ def test_a_second_ctrl_c_ends_at_once_and_nohup_is_obeyed(tmp_path):
     assert process.stdout.readline() == "under way\n"
     process.send_signal(signal.SIGINT)
     assert process.stderr is not None
-    assert process.stderr.readline().startswith("SIGINT: finishes the update or batch")
+    assert process.stderr.readline() == "\n"
+    assert process.stderr.readline().startswith("SIGINT: finishing the current update")
     process.send_signal(signal.SIGINT)
     _, said = process.communicate(timeout=30)
     assert process.returncode == 130
-    assert said == "stopped by SIGINT: `the command` goes on from here\n"
+    assert said == "stopped by SIGINT: `the command` resumes\n"
     deaf = start_process(tmp_path, "import signal; signal.signal(1, signal.SIG_IGN)\n" + UNDER_WAY)
     assert deaf.stdout is not None
     assert deaf.stdout.readline() == "under way\n"
@@ -163,7 +176,7 @@ def test_a_signal_that_is_passed_on_while_the_stage_ends_leaves_it_its_line(tmp_
     process = start_process(tmp_path, TOLD_AGAIN)
     _, said = process.communicate(timeout=30)
     assert process.returncode == 143
-    assert said == "stopped by SIGTERM: `the command` goes on from here\n"
+    assert said == "stopped by SIGTERM: `the command` resumes\n"
 
 
 @pytest.mark.walk
@@ -211,7 +224,7 @@ def test_two_processes_stop_at_one_update_and_one_process_goes_on_from_it(whole,
     pair[1].send_signal(signal.SIGINT)
     said = [process.communicate(timeout=120)[1] for process in pair]
     assert [process.returncode for process in pair] == [130, 130], said
-    assert sum("stopped by SIGINT" in text for text in said) == 1
+    assert not any("stopped by" in text for text in said)  # the pipeline says so
     assert "Traceback" not in "".join(said)
     (checkpoint,) = list_checkpoints(partial / "resume")
     assert int(checkpoint.name.split("-")[1]) == len(rows_of(partial / "metrics.jsonl"))
@@ -223,7 +236,7 @@ def test_two_processes_stop_at_one_update_and_one_process_goes_on_from_it(whole,
 MEASURING = """
 import os, signal, time
 from pathlib import Path
-from stages.pipeline.start import ended_by_signal
+from stages.runs.signals import stopping_on_signals
 from stages.training.accelerator import make_accelerator
 from stages.training.memory import MemoryBudget, PassSize
 from stages.training.row_by_row import measure_share
@@ -234,7 +247,7 @@ def measure(part):
         time.sleep(2)
         os.kill(os.getpid(), signal.SIGTERM)
     return [len(part)]
-with ended_by_signal("the command"):
+with stopping_on_signals("the command"):
     measure_share(
         accelerator,
         MemoryBudget.from_settings(make_config("tiny").memory),
@@ -290,28 +303,6 @@ def test_a_signal_waits_for_what_is_under_way_and_a_second_one_does_not(monkeypa
         stopping.forget_signals()
 
 
-@pytest.mark.parametrize(
-    ("error", "said"),
-    [
-        (OSError(28, "No space left on device", "/x/y"), "/x/y: No space left on device: make r"),
-        (OSError(30, "Read-only file system", "/x"), "/x: Read-only file system: make it writab"),
-        (PermissionError(13, "Permission denied", "/x"), "/x: Permission denied: make it readab"),
-        (OSError(38, "Function not implemented"), "implemented: put runs/ on a disk that can lock"),
-        (RuntimeError("I/O error: No space left on device (os error 28)"), "make room"),
-    ],
-)
-def test_what_the_disk_refuses_is_one_line(capsys, error, said):
-    def stage(config: Any) -> None:
-        raise error
-
-    with pytest.raises(SystemExit) as ended:
-        run_stage("sft", stage, [], "a stage")
-    assert ended.value.code == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert said in line
-    assert line.endswith("then run `make sft PRESET=tiny SEED=44413`")
-
-
 def test_a_run_folder_that_is_read_only_is_one_line_with_its_mend(small_disk, monkeypatch, capsys):
     monkeypatch.chdir(small_disk("ro,size=200k"))
     with pytest.raises(SystemExit) as stop:
@@ -321,32 +312,58 @@ def test_a_run_folder_that_is_read_only_is_one_line_with_its_mend(small_disk, mo
     assert "Read-only file system: make it writable, then run `make data" in line
 
 
-def test_an_error_that_nobody_can_mend_keeps_its_traceback():
-    def stage(config: Any) -> None:
-        raise ZeroDivisionError
+LOADING = """
+import sys, time
+from stages import __main__ as command
+def slow(config, stage):
+    print("loading", flush=True)
+    time.sleep(60)
+command.stage_function = slow
+command.main(sys.argv[1:])
+"""
 
-    with pytest.raises(ZeroDivisionError):
-        run_stage("sft", stage, [], "a stage")
 
-
-@pytest.mark.walk
-def test_a_stage_that_is_stopped_while_its_libraries_load_says_one_line(tmp_path):
-    loads = "import time\nprint('loading', flush=True)\nfor _ in range(600):\n    time.sleep(0.1)\n"
-    (tmp_path / "slow.py").write_text(loads)
-    command = [sys.executable, "-m", "stages.pipeline.start", "slow", "--preset", "tiny"]
-    environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{tmp_path}"}
+def test_a_command_that_is_stopped_while_libraries_load_says_one_line(tmp_path):
     listens = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # a job behind & ignores it
     process = subprocess.Popen(
-        command,
-        env=environment,
+        [sys.executable, "-c", LOADING, "sft"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
         text=True,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         preexec_fn=listens,
     )
     assert process.stdout is not None
-    assert process.stdout.readline() == "loading\n"
+    while process.stdout.readline() != "loading\n":
+        pass
     process.send_signal(signal.SIGINT)
     _, said = process.communicate(timeout=30)
     assert process.returncode == 130
-    assert said == "slow was stopped before it began: the same command begins it\n"
+    assert said == "stopped by SIGINT: `make sft` resumes\n"
+
+
+@pytest.mark.walk
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_a_command_that_a_signal_ends_resumes_to_the_same_weights(whole, tmp_path, number):
+    """The whole pipeline, in its one process: sft, rm and ppo, stopped while ppo trains."""
+    variables = ["NAME=resumed", f"SET={' '.join(OFTEN[OFTEN.index('--set') + 1 :])}"]
+    words = ["sft", "rm", "ppo", *variables]
+    code = SLOW_PIPELINE.format(words=words)
+    process = start_process(tmp_path, code)
+    partial_folder = tmp_path / "runs/resumed/seed44413/ppo.partial"
+    wait_for_lines(partial_folder / "metrics.jsonl", 2, process)
+    process.send_signal(number)
+    _, said = process.communicate(timeout=60)
+    if number == signal.SIGKILL:
+        assert process.returncode == -number
+    else:
+        assert process.returncode == 128 + number
+        assert f"stopped by {number.name}: `make sft rm ppo NAME=resumed" in said
+    assert "Traceback" not in said
+    again = start_process(tmp_path, f"from stages.__main__ import main; main({words!r})")
+    _, said = again.communicate(timeout=120)
+    assert again.returncode == 0, said
+    assert "ppo resumes after update" in said
+    folder = partial_folder.with_name("ppo")
+    same(whole / "ppo", folder, tmp_path / "differences.json")

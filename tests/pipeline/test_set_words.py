@@ -1,6 +1,6 @@
 """SET comes through make as it was typed, with spaces and line breaks in its values."""
 
-from tests.test_pipeline import typed
+from tests.lib.pipeline import typed
 
 WRITTEN = r"r/{subreddit}\n\n# {title}\n{post}\n\nTL;DR:"
 

@@ -1,6 +1,6 @@
-"""The small models of `make smollm` and `make gemma`; the first behind `transformers serve`.
+"""The models of `tests/lib/offline_models.py`; the first one behind `transformers serve`.
 
-Each runs where its goal has installed the packages with the weights.
+The tests run where the packages with the weights are installed.
 """
 
 import importlib.util
@@ -12,20 +12,21 @@ import sys
 import time
 import urllib.error
 import urllib.request
+from dataclasses import replace
 from hashlib import sha256
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from eval.judge import make_judge
-from eval.judges.downloads import DOWNLOADS, MODELS, joined, weights_note, write_model
+from eval.judges.gold import weights_note
 from eval.judges.protocol import Comparison, judge_all
 from stages.config.checks import UserError
 from stages.data.builtin import make_post
 from tests.lib.chat_server import llm_config
+from tests.lib.offline_models import MODELS, OFFLINE_MODELS, joined, write_model
+from tests.lib.places import ROOT
 
-ROOT = Path(__file__).parents[1]
 SECONDS = 180
 MAIN = "from transformers.cli.transformers import main; main()"
 SERVE = [sys.executable, "-c", MAIN, "serve", "--device", "cpu", "--host", "127.0.0.1"]
@@ -34,14 +35,16 @@ SERVE = [sys.executable, "-c", MAIN, "serve", "--device", "cpu", "--host", "127.
 @pytest.fixture(scope="module")
 def folder(request, tmp_path_factory):
     """The model that make has written, or one made now."""
-    download = DOWNLOADS[request.param]
-    needed = [part.partition("/")[0] for part in download.parts] + ["gguf", "fastapi", "uvicorn"]
-    if missing := [name for name in needed if importlib.util.find_spec(name) is None]:
-        pytest.skip(f"not installed: {missing}; run `make {download.goal}`")
-    written = ROOT / MODELS / request.param
+    model = OFFLINE_MODELS[request.param]
+    needed = [part.partition("/")[0] for part in model.parts] + ["gguf", "fastapi", "uvicorn"]
+    missing = [name for name in needed if importlib.util.find_spec(name) is None]
+    if missing:
+        run = f"python -m tests.lib.offline_models {request.param}"
+        pytest.skip(f"not installed: {missing}; run `{run}`")
+    written = ROOT / MODELS / model.folder
     if (written / "config.json").exists():
         return written
-    return write_model(request.param, tmp_path_factory.mktemp("models") / request.param)
+    return write_model(model, tmp_path_factory.mktemp("models") / model.folder)
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +73,7 @@ def url(folder, tmp_path_factory):
 
 
 @pytest.mark.walk
-@pytest.mark.parametrize("folder", ["smollm2-135m-instruct"], indirect=True)
+@pytest.mark.parametrize("folder", ["smollm2"], indirect=True)
 @pytest.mark.usefixtures("judge_environment")
 def test_a_real_server_is_asked_and_its_words_are_kept(folder, url, runs):
     changes = {"model": str(folder.resolve()), "max_tokens": 24, "asks": 1, "structured": "off"}
@@ -90,7 +93,9 @@ def test_a_real_server_is_asked_and_its_words_are_kept(folder, url, runs):
 
 @pytest.mark.walk
 @pytest.mark.parametrize(
-    ("folder", "answer"), [*zip(DOWNLOADS, ("Paris", "France"), strict=True)], indirect=["folder"]
+    ("folder", "answer"),
+    [*zip(OFFLINE_MODELS, ("Paris", "France"), strict=True)],
+    indirect=["folder"],
 )
 def test_the_written_model_is_plain_and_speaks(folder, answer):
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -109,18 +114,32 @@ def test_the_written_model_is_plain_and_speaks(folder, answer):
     assert answer in tokenizer.decode(output[0, inputs["input_ids"].shape[1] :])
 
 
-def test_parts_are_joined_and_noted_and_other_bytes_or_no_package_refused(tmp_path, monkeypatch):
-    download = DOWNLOADS["gemma-3-270m"]
+@pytest.fixture
+def packages(tmp_path, monkeypatch):
+    """Packages with the parts of Gemma's GGUF, which would fail if their code were run."""
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(UserError, match="run `make gemma`"):
-        joined(download._replace(parts=["of_nobody/part00"]))
     (tmp_path / "gguf.py").touch()
-    for number, part in enumerate(download.parts):
+    for number, part in enumerate(OFFLINE_MODELS["gemma"].parts):
         (tmp_path / part).parent.mkdir(parents=True)
         (tmp_path / part).parents[1].joinpath("__init__.py").write_text("raise SystemError")
         (tmp_path / part).write_bytes(bytes([number]))
-    with pytest.raises(UserError, match="sha256"):
-        joined(download)
+
+
+def test_the_parts_of_a_model_are_joined(packages):
+    model = replace(OFFLINE_MODELS["gemma"], sha256=sha256(bytes(range(4))).hexdigest())
+    assert joined(model) == bytes(range(4))
+
+
+def test_other_weights_than_expected_are_refused(packages):
+    with pytest.raises(UserError, match="do not have the sha256"):
+        joined(OFFLINE_MODELS["gemma"])
+
+
+def test_a_missing_package_is_named():
+    with pytest.raises(UserError, match="the package of_nobody or gguf is missing"):
+        joined(replace(OFFLINE_MODELS["gemma"], parts=("of_nobody/part00",)))
+
+
+def test_a_gold_model_says_that_its_weights_began_with_4_bits():
     assert "4-bit copy of gemma-3-270m" in weights_note("runs/models/gemma-3-270m")
     assert not weights_note("google/gemma-3-270m")
-    assert joined(download._replace(sha256=sha256(bytes(range(4))).hexdigest())) == bytes(range(4))

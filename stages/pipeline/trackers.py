@@ -1,0 +1,128 @@
+"""Metrics and results of a stage for wandb and TensorBoard, if the environment asks for them.
+
+WANDB_PROJECT and TENSORBOARD_LOGGING_DIR turn them on; whether wandb is online is its own
+WANDB_MODE. The record of a run remains its metrics.jsonl and its manifests.
+"""
+
+import importlib
+import os
+import secrets
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from stages.config.checks import UserError, first_line, say_error
+from stages.config.config import Config, public_settings
+from stages.config.judge import file_name
+from stages.config.stages import STAGES
+from stages.runs.files import read_json, write_json
+from stages.runs.machine import code_version
+from stages.runs.manifest import partial_of, stage_folder
+from stages.runs.run import TRACKED, Show
+
+WANDB = "wandb"
+TENSORBOARD = "tensorboard"
+SETTINGS = {WANDB: "WANDB_PROJECT", TENSORBOARD: "TENSORBOARD_LOGGING_DIR"}
+
+# What wandb would send in addition to what is logged: output of the terminal, command line, host,
+# folder, and the address of the repository. Each of them can contain a name, a server or a key.
+QUIET: dict[str, Any] = {
+    "console": "off",
+    "x_disable_meta": True,
+    "disable_git": True,
+    "disable_code": True,
+    "host": "not shown",
+    "init_timeout": 30.0,
+}
+
+
+@contextmanager
+def tracked(config: Config, stage: str) -> Iterator[Show]:
+    """A function that takes a stage's metrics, and its results without a step.
+
+    What goes wrong is printed in one line, and the stage continues. Raises UserError for a package
+    that is missing.
+    """
+    key = f"{stage}/{config.judge.folder}" if STAGES[stage].per_judge else stage
+    trackers = {}
+    for library, setting in SETTINGS.items():
+        if os.environ.get(setting):
+            tracker = start_tracker(config, stage, library)
+            if tracker is not None:
+                trackers[library] = tracker
+
+    def call(method: str, *values: Any, **options: Any) -> None:
+        for library in list(trackers):
+            try:
+                getattr(trackers[library], method)(*values, **options)
+            except Exception as error:
+                del trackers[library]
+                text = f"{method} failed ({first_line(error)}): the stage continues without it"
+                print(f"{library}: {text}", file=sys.stderr, flush=True)
+
+    def show(step: int | None, values: Mapping[str, Any]) -> None:
+        prefix = f"results/{key}/" if step is None else ""
+        numbers = {
+            f"{prefix}{name}": value
+            for name, value in values.items()
+            if isinstance(value, int | float)
+        }
+        call("log", numbers, step=step)
+
+    try:
+        yield show
+    finally:
+        call("finish")
+
+
+def start_tracker(config: Config, stage: str, library: str) -> Any:
+    """Start accelerate's tracker of a stage; return None if it cannot start."""
+    setting = SETTINGS[library]
+    try:
+        importlib.import_module(library)
+        tracker = make_tracker(config, stage, library, os.environ[setting])
+        tracker.start()
+        return tracker
+    except ImportError:
+        raise UserError(
+            f"{setting} is set but {library} is missing: run `pip install {library}`, or unset it"
+        ) from None
+    except Exception as error:
+        why = " ".join(f"{error}".split())[:300]  # it may take several lines
+        say_error(f"{library} cannot start ({why}): the stage continues without it")
+        return None
+
+
+def make_tracker(config: Config, stage: str, library: str, place: str) -> Any:
+    """Return accelerate's tracker of a stage.
+
+    A resumed stage continues its run at wandb, by an id that is kept in its partial folder.
+    """
+    from accelerate import PartialState, tracking
+
+    PartialState()  # accelerate's trackers log through it
+    name = f"{config.name}/seed{config.seed}/{stage}"
+    if library == TENSORBOARD:
+        return tracking.TensorBoardTracker(name, place)
+
+    note = partial_of(stage_folder(config, stage)) / TRACKED
+    identifier = read_json(note)
+    if not identifier:
+        identifier = f"{file_name(config.name)[:60]}-{stage}-{secrets.token_hex(4)}"
+    write_json(note, identifier)
+
+    import wandb
+
+    # After an hour what was not sent remains on this disk, and the pipeline continues.
+    os.environ.setdefault("WANDB_FINISH_TIMEOUT", "3600")
+    return tracking.WandBTracker(
+        place,
+        resume="allow",
+        config={**public_settings(config), "code_version": code_version()},
+        settings=wandb.Settings(**QUIET, allow_val_change=True),
+        group=config.name,
+        job_type=stage,
+        name=name,
+        id=identifier,
+    )

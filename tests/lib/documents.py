@@ -1,0 +1,33 @@
+"""The documents of the repository, and the commands in them."""
+
+import re
+import shlex
+
+from tests.lib.places import ROOT
+
+DOCUMENTS = (
+    "README.md",
+    "stages/README.md",
+    "eval/README.md",
+    "reports/README.md",
+    "reports/FINDINGS.md",
+)
+TEXTS = {name: (ROOT / name).read_text(encoding="utf-8") for name in DOCUMENTS}
+FENCE = re.compile(r"^```(?:python|yaml)?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def make_commands(text: str) -> list[list[str]]:
+    """Every `make ...` in code and fences, as words from `make` on; comments are left out."""
+    joined = text.replace("\\\n", " ")
+    spans = re.findall(r"`([^`]+)`", FENCE.sub("", joined))
+    lines = [line for block in FENCE.findall(joined) for line in block.splitlines()]
+    commands = []
+    for code in (*spans, *lines):
+        started = re.match(r"(?:[A-Z_]+=\S+ )*make ", code)
+        if started:
+            words = shlex.split(code[started.end() - len("make ") :], comments=True)
+            commands.append([word for word in words if word != "&"])
+    return commands
+
+
+COMMANDS = [command for text in TEXTS.values() for command in make_commands(text)]

@@ -1,0 +1,241 @@
+"""What is run, refused and left alone; the content of inputs and settings decides."""
+
+import json
+import os
+import re
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from reports.parts.watch import end_lines
+from reports.sharing.status import status
+from stages.config.command_line import make_config
+from stages.config.config import UserError
+from stages.config.stages import STAGES
+from stages.pipeline import runner as runner_module
+from stages.pipeline.runner import StageFailedError
+from stages.pipeline.wanted import lacking, wanted_stages
+from stages.runs.files import write_json
+from stages.runs.manifest import stage_folder, why_not
+from stages.runs.run import open_stage
+from tests.lib.pipeline import (
+    EVALUATED,
+    FAILED,
+    TINY,
+    Recorder,
+    everything,
+    finish,
+    make,
+    named,
+    planned,
+)
+
+# -- what runs -------------------------------------------------------------------------------------
+
+
+def test_everything_that_is_missing_runs_in_order_and_nothing_twice(runs):
+    assert make() == EVALUATED
+    assert make() == []
+    assert make(TINY, "sft", "rm") == []
+
+
+def test_a_target_runs_what_it_needs_and_no_more(runs):
+    assert make(TINY, "rm") == ["base", "sft", "rm", "normalize"]
+    assert make(TINY, "ppo") == ["ppo"]
+    assert wanted_stages(TINY, ["dpo"]) == ["base", "sft", "dpo"]
+
+
+def test_a_stage_that_reran_with_equal_outputs_leaves_its_followers_alone(runs):
+    make()
+    finish(TINY, "sft")
+    assert set(make()) <= {"report"}  # which shows when each stage ran
+
+
+def test_a_stage_that_reran_with_other_outputs_makes_its_followers_stale(runs):
+    make()
+    finish(TINY, "sft", "other")
+    assert make() == ["rm", "ppo", "summaries", "report"]
+
+
+def test_dpo_joins_the_summaries_once_it_has_been_trained(runs):
+    make()
+    assert make(TINY, "dpo", "eval") == ["dpo", "summaries", "report"]
+    assert make(TINY, "eval") == []
+
+
+def test_two_judges_of_one_run_have_folders_next_to_each_other(runs):
+    make()
+    other = TINY.changed(judge=TINY.judge.changed(kind="reward_model"))
+    missing = [stage for stage in EVALUATED if why_not(other, stage)]
+    assert missing == ["judge", "controls", "win_rate", "report"]
+    for stage in missing:
+        finish(other, stage)
+    assert make() == []
+    judges = sorted(path.name for path in (runs / "tiny/seed44413/judge").iterdir())
+    assert judges == ["facts", "reward_model"]
+
+
+def test_a_stage_that_fails_ends_the_run_with_its_status(runs):
+    recorder = Recorder(fails="rm")
+    with pytest.raises(StageFailedError) as failure:
+        recorder.run(planned(TINY, "ppo"))
+    assert failure.value.status == FAILED
+    assert recorder.stages == ["base", "sft"]
+
+
+def test_other_data_in_the_users_folder_are_noticed(runs, tmp_path):
+    data = tmp_path / "data"
+    data.mkdir()
+    (data / "sft_train.jsonl").write_text("1\n")
+    config = make_config("tiny", name="mine", data=str(data))
+    finish(config, "base")
+    os.utime(data / "sft_train.jsonl", (1, 1))
+    assert why_not(config, "base") is None
+    (data / "sft_train.jsonl").write_text("2\n")
+    assert str(why_not(config, "base")) == "was made from other data"
+
+
+def test_only_stages_that_run_a_model_are_launched(runs, monkeypatch):
+    commands = []
+
+    def run_launched(words):
+        commands.append(words)
+        finish(TINY, words[words.index("--stage") + 1])
+        return 0
+
+    monkeypatch.setattr(runner_module, "run_launched", run_launched)
+    recorder = Recorder(launcher=["srun", "accelerate"], resume_command="make eval GPUS=2")
+    recorder.run(planned())
+    launched = [words[words.index("--stage") + 1] for words in commands]
+    assert launched == [stage for stage in EVALUATED if STAGES[stage].computes]
+    assert recorder.stages == [stage for stage in EVALUATED if not STAGES[stage].computes]
+    assert commands[0][:5] == ["srun", "accelerate", "-m", "stages", "--stage"]
+    assert "--resume-command=make eval GPUS=2" in commands[0]
+
+
+def test_a_launched_stage_that_fails_ends_the_run_with_its_status(runs, monkeypatch):
+    monkeypatch.setattr(runner_module, "run_launched", lambda words: 9)
+    with pytest.raises(StageFailedError) as failure:
+        Recorder(launcher=["accelerate"]).run(planned())
+    assert failure.value.status == 9
+
+
+def test_a_launched_stage_that_was_killed_is_named(runs, monkeypatch):
+    monkeypatch.setattr(runner_module, "run_launched", lambda words: 137)
+    with pytest.raises(UserError, match="stage sft was killed"):
+        Recorder(launcher=["accelerate"]).run(planned())
+
+
+# -- what is refused -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("overrides", "processes", "complaint"),
+    [
+        (["ppo.batch_size=100"], 8, "ppo.batch_size is 100: it must be divisible by 8"),
+        (["rm.batch_size=4"], 8, "rm.batch_size is 4: it must be divisible by 8"),
+        (["judge.kind=reward_model", "judge.model=gold"], 1, "there is no reward model in"),
+        (["data.source=hub"], 1, "judge.kind=facts knows only the built-in world"),
+    ],
+)
+def test_what_the_last_stages_would_refuse_is_refused_before_the_first(
+    runs, overrides, processes, complaint
+):
+    with pytest.raises(UserError, match=re.escape(complaint)):
+        make(named(*overrides), processes=processes)
+    assert not runs.exists()
+
+
+def test_an_upstream_without_a_stage_is_refused_with_its_command(runs):
+    finish(TINY, "base")
+    with pytest.raises(UserError, match="`make sft PRESET=tiny SEED=44413`"):
+        make(named("ppo.lam=0.5", upstream="tiny"), "ppo")
+
+
+def test_an_unknown_target_is_refused_with_the_nearest(runs):
+    with pytest.raises(UserError, match="'evall': did you mean eval"):
+        wanted_stages(TINY, ["evall"])
+
+
+# -- the end of a command, and status --------------------------------------------------------------
+
+
+def test_the_end_tells_the_result_the_time_and_the_next_command(runs):
+    make(TINY, "eval")
+    posts = stage_folder(TINY, "base") / "data/sft_validation.jsonl"
+    posts.parent.mkdir()
+    posts.write_text('{"id": "a b"}\n')
+    manifest = stage_folder(TINY, "ppo") / "manifest.json"
+    took = json.loads(manifest.read_text())
+    took["seconds"] = 130
+    del took["seal"]
+    write_json(manifest, took)
+    assert end_lines(TINY, ["eval"], ["ppo"]) == [
+        "",
+        "report of tiny",
+        "",
+        "time: 2:10 for 1 stages",
+        "",
+        "next: make summarize NAME=tiny SEED=44413 ID='a b'",
+    ]
+
+
+def test_status_shows_done_stale_running_half_done_failed_and_missing(runs):
+    assert status() == ["no runs yet: make sft rm ppo eval"]
+    make()
+    finish(named("ppo.lam=0.5", upstream="tiny"), "ppo")
+    finish(TINY, "base", "other")
+    other = make_config("tiny", seed=7)
+    finish(other, "base")
+    with pytest.raises(RuntimeError), open_stage(other, "sft"):
+        raise RuntimeError("no space left")
+    for name in ("mine1", "mine2"):
+        finish(make_config("tiny", name=name), "base")
+    half = make_config("tiny", name="mine1")
+    with suppress(KeyboardInterrupt), open_stage(half, "sft") as run:
+        (run.resume / "checkpoint-0000012").mkdir(parents=True)
+        raise KeyboardInterrupt
+    assert "update 12" in lacking(half, ["sft"])["sft"]
+    with open_stage(make_config("tiny", name="mine2"), "sft") as run:
+        progress = {"label": "sft", "done": 3, "total": 9, "seconds_left": 40}
+        write_json(run.partial / "progress.json", progress)
+        before = everything(runs)
+        lines = status()
+        assert everything(runs) == before
+    assert all(len(line) <= 80 for line in lines)
+    assert lines[0].split()[3:7] == ["base", "sft", "rm", "norm"]
+    rows = {}
+    for line in lines[1:]:
+        if line and line[0] not in " o":
+            name, seed, *marks = line.split()
+            rows[f"{name} {seed}"] = marks
+    assert rows["tiny 44413"][:4] == ["ok", "old", "old", "old"]
+    assert rows["tiny 7"][:3] == ["ok", "fail", "-"]
+    assert rows["mine 44413"][:5] == ["up", "up", "up", "up", "old"]
+    assert rows["mine1 44413"][:3] == ["ok", "half", "-"]
+    assert rows["mine2 44413"][:3] == ["ok", "run", "-"]
+    text = "\n".join(lines)
+    assert "sft: was made from an earlier base" in text
+    assert "sft: failed: no space left" in text
+    assert "sft: running, sft 3 of 9, 40 s left" in text
+    with pytest.raises(UserError, match="unknown run 'tinny': did you mean tiny"):
+        status("tinny")
+
+
+def test_a_log_has_a_heading_for_each_stage(runs, capsys):
+    make(TINY, "sft")
+    out = capsys.readouterr().out.splitlines()
+    assert out[1].startswith("[1/2] base: posts, tokenizer and the model to start from (")
+    assert out[3].startswith("[2/2] sft: supervised fine-tuning on the reference summaries (")
+
+
+def test_cards_are_written_by_whoever_wants_to_know_of_finished_stages(runs):
+    finished: list[tuple[str, str]] = []
+
+    def note(config, stage):
+        assert Path(stage_folder(config, stage) / "manifest.json").exists()
+        finished.append((config.name, stage))
+
+    make(TINY, "sft", on_finished=note)
+    assert finished == [("tiny", "base"), ("tiny", "sft")]
