@@ -88,12 +88,12 @@ def run_targets(targets: Sequence[str], values: Values) -> None:
     from reports.parts.watch import end_lines
 
     request = variables.request_from(values, is_judging="judge" in targets)
-    config = with_max_cost(config_of(request), values.get("MAX_COST", ""))
+    config = config_of(request)
     reached = tuple("eval" if target == "judge" else target for target in targets)
     planned = PlannedRun(request=request, config=config, targets=reached)
     command = resume_command(targets, values)
     runner = make_runner(values, command)
-    if values.get("DRY"):
+    if is_dry(values):
         grid.show_plan(runner, planned)
         return
 
@@ -125,7 +125,7 @@ def run_grid(target: str, values: Values) -> None:
 
     command = resume_command([target], values)
     runner = make_runner(values, command)
-    if values.get("DRY"):
+    if is_dry(values):
         grid.show_grid(runner, planned)
         return
     require_packages()
@@ -143,6 +143,7 @@ def make_runner(values: Values, command: str) -> Runner:
         run_stage=partial(run_stage_here, resume_command=command),
         launcher=launcher,
         processes=gpus,
+        max_cost=dollars(values.get("MAX_COST", "")),
         replace=values.get("REPLACE", ""),
         resume_command=command,
         on_finished=write_cards,
@@ -207,13 +208,21 @@ def write_cards(config: Config, stage: str) -> None:
         print(line, file=sys.stderr, flush=True)
 
 
-def with_max_cost(config: Config, dollars: str) -> Config:
-    """Return the config with the most that a judge may cost. Raises UserError for no number."""
-    if not dollars:
-        return config
-    if not is_above_0(dollars):
-        raise UserError(f"MAX_COST={dollars}: give dollars above 0, such as MAX_COST=20")
-    return config.changed(judge=config.judge.changed(max_cost=float(dollars)))
+def dollars(text: str) -> float:
+    """Return the amount in MAX_COST, 0 if it is empty. Raises UserError if it is not above 0."""
+    if not text:
+        return 0
+    if not is_above_0(text):
+        raise UserError(f"MAX_COST={text}: give dollars above 0, such as MAX_COST=20")
+    return float(text)
+
+
+def is_dry(values: Values) -> bool:
+    """Return whether the command only looks. Raises UserError for another value than 1 or 0."""
+    text = values.get("DRY", "")
+    if text not in ("", "0", "1"):
+        raise UserError(f"DRY={text}: give DRY=1, or leave it out")
+    return text == "1"
 
 
 def resume_command(targets: Sequence[str], values: Values) -> str:

@@ -15,26 +15,24 @@ CARD = "README.md"  # of a model, in its folder; no output of the stage
 
 @dataclass(frozen=True, kw_only=True)
 class Stage:
-    """What a stage is, what its result depends on, and what makes it."""
+    """What a stage is and what its result depends on; `stages/__main__.py` has its function."""
 
     what: str
     """One line for people."""
     head: str = ""
     """Of its column in `make status`; empty: not shown."""
     module: str
-    """What makes it."""
-    function: str = ""
-    """Of the module, which takes the config; empty: `main`, with a command line of its own."""
+    """Its module; the code that this one imports is the code of the stage."""
     goal: str
-    """What people ask `make` for."""
+    """The target of `make` that reaches it."""
     sections: tuple[str, ...] = ()
-    """Sections of the config that its result depends on, beside what its inputs depend on."""
+    """Sections of the config that its result depends on, in addition to those of its inputs."""
     inputs: tuple[str, ...] = ()
     """Stages whose outputs it reads."""
     joined_by: tuple[str, ...] = ()
-    """Optional stages whose outputs it reads too, if they are there."""
+    """Optional stages whose outputs it also reads, if they have finished."""
     shared: bool = False
-    """Whether a run with an upstream takes it from there, unless its settings are others."""
+    """Whether a run with an upstream takes it from there, unless its settings differ."""
     optional: bool = False
     """Whether a run may finish without it."""
     models: tuple[str, ...] = ()
@@ -57,7 +55,6 @@ def learned(what: str, name: str, **more: Any) -> Stage:
     """A stage that learns; module, section and goal have its name unless `more` says otherwise."""
     # `make status` has room for four letters.
     row: dict[str, Any] = {"head": name[:4], "module": f"stages.{name}", "goal": name}
-    row |= {"function": f"train_{name}"}
     row |= {"sections": ("optimizer", name, "lora"), "models": ("model",)}
     return Stage(what=what, **row | more)
 
@@ -76,7 +73,6 @@ POLICY_GRADIENT = {
         algorithm.summary,
         name,
         module="stages.ppo",
-        function="train_policy",
         inputs=("base", "sft", "normalize"),
         makes_policy=True,
         policy_gradient=True,
@@ -90,7 +86,6 @@ ROWS = {
         what="posts, tokenizer and the model to start from",
         head="base",
         module="stages.base",
-        function="make_base",
         goal="data",
         sections=("base", "world", "data"),
         shared=True,
@@ -109,7 +104,6 @@ ROWS = {
         "rm",
         module="stages.rm",
         sections=("optimizer", "rm", "lora", "reward", "released"),
-        function="train_reward_model",
         inputs=("base", "sft"),
         shared=True,
     ),
@@ -117,7 +111,6 @@ ROWS = {
         what="the reward of a human summary becomes 0",
         head="norm",
         module="stages.normalize",
-        function="normalize",
         goal="rm",
         sections=("normalize",),
         inputs=("base", "rm"),
@@ -126,7 +119,7 @@ ROWS = {
     ),
     **POLICY_GRADIENT,
     "dpo": learned(
-        "DPO from the same comparisons, beside PPO",
+        "DPO on the same comparisons, to compare with PPO",
         "dpo",
         inputs=("base", "sft"),
         optional=True,
@@ -135,7 +128,6 @@ ROWS = {
     "released": Stage(
         what="a released policy, and its reward model in our layout",
         module="stages.released",
-        function="take_released",
         goal="eval",
         sections=("released",),
         inputs=("base",),
@@ -159,7 +151,7 @@ ROWS = {
         inputs=("summaries",),
     ),
     "controls": judged(
-        "verdicts on texts that must lose: checks of the judge",
+        "negative controls: verdicts on texts that must lose",
         "eval.controls",
         "ctrl",
         sections=("judge", "checks"),
@@ -169,7 +161,7 @@ ROWS = {
         "win rates with intervals", "eval.win_rate", "rate", inputs=("summaries", "judge")
     ),
     "calibration": judged(
-        "the judge beside labelled comparisons",
+        "the judge compared with labelled comparisons",
         "eval.calibration",
         goal="judge-calibration",
         sections=("world", "data", "judge", "checks"),

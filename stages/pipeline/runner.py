@@ -60,6 +60,8 @@ class Runner:
     """The words that start a stage in several processes; none: all stages run in this process."""
     processes: int = 1
     """How many processes a launched stage has, as far as that is known here."""
+    max_cost: float = 0
+    """The most that a judge may cost, in USD; 0: what the settings say."""
     replace: str = ""
     """What to rerun although it has finished: `1` for the targets, or stages."""
     resume_command: str = "the same command"
@@ -68,14 +70,21 @@ class Runner:
     """Called after each stage that has finished."""
     terminal: Terminal = field(default_factory=Terminal)
 
+    def config_of(self, planned: PlannedRun) -> Config:
+        """Return the config of a run, with the most that a judge may cost."""
+        config = planned.config
+        if not self.max_cost:
+            return config
+        return config.changed(judge=config.judge.changed(max_cost=self.max_cost))
+
     def plan(self, planned: PlannedRun) -> dict[str, str]:
         """Return the stages that would run, with the reason.
 
         Raises UserError for what one of these stages would refuse, before the first of them runs.
         """
-        config = planned.config
+        config = self.config_of(planned)
         steps = lacking(config, planned.targets, self.replace)
-        check_settings(config, list(steps), self.processes)
+        check_settings(config, list(steps), self.processes, capped=config.judge.max_cost > 0)
         return steps
 
     def warn(self, planned: PlannedRun, steps: Mapping[str, str]) -> None:
@@ -90,7 +99,7 @@ class Runner:
 
         Raises UserError for finished stages with other settings, and StageFailedError.
         """
-        config = planned.config
+        config = self.config_of(planned)
         stages = [
             stage
             for stage in wanted_stages(config, planned.targets)
@@ -113,23 +122,23 @@ class Runner:
                 check_rows(config, stages)
             why = "rerun by REPLACE" if stage in replaced else reason(config, stage, problem)
             self.terminal.begin(config, stage, why)
-            self.run_one(planned, stage)
+            self.run_one(config, stage, planned.request)
             self.on_finished(config, stage)
             self.terminal.finish(config, stage)
             ran.append(stage)
         return ran
 
-    def run_one(self, planned: PlannedRun, stage: str) -> None:
+    def run_one(self, config: Config, stage: str, request: Request) -> None:
         """Run one stage, here or by the launcher."""
-        if not (self.launcher and row_of(stage, planned.config.kind).computes):
-            self.run_stage(planned.config, stage)
+        if not (self.launcher and row_of(stage, config.kind).computes):
+            self.run_stage(config, stage)
             return
         status = run_launched(
             [
                 *self.launcher,
                 *("-m", "stages", "--stage", stage),
                 f"--resume-command={self.resume_command}",
-                *planned.request.arguments,
+                *request.arguments,
             ]
         )
         if status == 128 + signal.SIGKILL:  # it could not say so itself

@@ -88,6 +88,7 @@ REFUSED: list[tuple[list[str], str]] = [  # words after `make`, the line
     (["settings", "NAME=a\ntouch hacked #"], "NAME contains a line break: leave it out"),
     (["sft", "rm", "pppo"], "unknown target 'pppo': did you mean ppo"),
     (["eval", "MAX_COST=lots"], "MAX_COST=lots: give dollars above 0"),
+    (["sft", "DRY=yes"], "DRY=yes: give DRY=1"),
     (["sft", "GPUS=0"], "GPUS=0: give the number of GPUs"),
     (["sft", "GPUS=2", "LAUNCH=srun"], "LAUNCH already says how many processes run"),
     (["sft", "study"], "study is a command of its own"),

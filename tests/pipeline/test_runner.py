@@ -114,6 +114,17 @@ def test_only_stages_that_run_a_model_are_launched(runs, monkeypatch):
     assert "--resume-command=make eval GPUS=2" in commands[0]
 
 
+def test_only_the_command_limits_what_a_judge_may_cost(runs):
+    costs = {}
+
+    def note(config, stage):
+        costs[stage] = config.judge.max_cost
+
+    make(TINY, max_cost=5.0, on_finished=note)
+    assert costs["judge"] == 5
+    assert make(TINY) == []  # another limit is the same judge
+
+
 def test_a_launched_stage_that_fails_ends_the_run_with_its_status(runs, monkeypatch):
     monkeypatch.setattr(runner_module, "run_launched", lambda words: 9)
     with pytest.raises(StageFailedError) as failure:
