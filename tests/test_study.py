@@ -74,7 +74,7 @@ def test_looking_lists_each_cell_with_what_it_lacks_and_makes_nothing(tmp_path):
     found = typed(tmp_path, "-n", "study", "PRESETS=tiny-xs tiny", "SEEDS=1", "JOB=sft")
     assert found.returncode == 0, found.stderr
     assert [line for line in found.stdout.splitlines() if line.startswith("tiny")] == [
-        f"{name} seed 1: would make {stage} (not made yet)"
+        f"{name} seed 1: would make {stage} (not run yet)"
         for name in ("tiny-xs", "tiny")
         for stage in ("base", "sft")
     ]
