@@ -99,8 +99,7 @@ def _state_of(folder: Path, stage: str) -> tuple[str, str]:
     if partial.is_dir() and not is_finished:
         failure = read_record(partial / FAILED)
         if failure is not None:
-            resumes = f" ({kept(partial)})" if kept(partial) else ""
-            return FAILURE, f"{failure['error']}{resumes}"
+            return FAILURE, _with_checkpoint(failure["error"], partial)
         return HALF, kept(partial) or "it has no checkpoint and starts over"
     if not is_finished:
         return MISSING, ""
@@ -110,7 +109,7 @@ def _state_of(folder: Path, stage: str) -> tuple[str, str]:
         return UNREADABLE, f"{folder / 'config.json'} holds no settings of this project"
     problem = why_not(config, stage)
     if problem is not None:
-        return STALE, str(problem)
+        return STALE, _with_checkpoint(str(problem), partial)
     files = changed_code(config, stage)
     if files:
         return OTHER_CODE, first_of(files)
@@ -118,6 +117,12 @@ def _state_of(folder: Path, stage: str) -> tuple[str, str]:
     if unknown:
         return DONE, f"this version does not know {first_of(unknown)}, which it recorded"
     return DONE, ""
+
+
+def _with_checkpoint(text: str, partial: Path) -> str:
+    """A text, and from where the stage resumes if it was interrupted."""
+    resumes = kept(partial)
+    return f"{text} ({resumes})" if resumes else text
 
 
 def _progress(partial: Path, stage: str) -> str:

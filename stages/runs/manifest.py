@@ -250,10 +250,11 @@ def check_resumable(config: Config, stage: str) -> None:
     differences = attempt_differences(config, stage)
     if not differences:
         return
+
     resume = "restore them to resume it"
     with suppress(UserError):  # Its preset may be one of another branch.
         recorded = recorded_config(partial)
-        if recorded is not None:
+        if recorded is not None and settings_of(recorded, stage) != settings_of(config, stage):
             resume = f"resume it with `{make_command(recorded, stage)}`"
     raise UserError(
         f"stage {stage} has a checkpoint after update {update}, from other settings or inputs "
@@ -300,8 +301,13 @@ def unknown_settings(config: Config, stage: str) -> list[str]:
 
 
 def _is_setting(config: Config, name: str) -> bool:
-    section, _, key = name.partition(".")
-    return hasattr(getattr(config, section, None), key) if key else hasattr(config, section)
+    """Whether this version has a setting, such as `ppo.kl_coef` or `seed`."""
+    value: Any = config
+    for part in name.split("."):
+        if not hasattr(value, part):
+            return False
+        value = getattr(value, part)
+    return True
 
 
 def flat(sections: Mapping[str, Any]) -> dict[str, Any]:

@@ -56,7 +56,11 @@ def test_other_settings_are_refused_with_the_difference_and_three_ways_out(half)
 def test_another_input_is_refused_too(half):
     finish(BEGUN, "sft", text="other")
     run_stages(BEGUN, "rm")
-    assert "(it began with an earlier sft): resume it with" in refusal_of(start, BEGUN)
+    assert refusal_of(start, BEGUN) == (
+        "stage ppo has a checkpoint after update 12, from other settings or inputs (it began with "
+        "an earlier sft): restore them to resume it, choose another NAME, or start over with "
+        "REPLACE=ppo"
+    )
     assert (half / "resume/checkpoint-0000012").is_dir()
 
 

@@ -68,6 +68,14 @@ def test_a_stage_whose_input_was_deleted_is_stale_and_names_the_input(runs):
     assert "  stale                 rm: ran with sft, which is missing now" in status()
 
 
+def test_a_stale_stage_whose_rerun_was_interrupted_says_from_where_it_resumes(runs):
+    run_stages(TINY, "sft")
+    finish(TINY, "base", text="other")
+    interrupt(TINY, "sft", update=12)
+    expected = "  stale                 sft: ran with an earlier base (resumes after update 12)"
+    assert expected in status()
+
+
 def test_a_stage_under_way_says_how_far_it_is(runs):
     run_stages(TINY, "data")
     with open_stage(TINY, "sft") as run:
