@@ -252,13 +252,13 @@ STATE: list[tuple[Change, str, str]] = [  # a change of a finished run, a comman
     *(
         (with_value("sft/config.json", key, value), "named", f"sft/config.json: {line}")
         for key, value, line in (
-            ("ppo.kl_coef", "high", "ppo.kl_coef must be of type float, not 'high': restore it"),
+            ("ppo.kl_coef", "high", "ppo.kl_coef must be a number, not 'high': restore it"),
             ("ppo.batch_size", -8, "ppo.batch_size must be above 0"),
-            ("seed", "one", "seed must be of type int"),
-            ("overrides", [1], "overrides must be texts"),
+            ("seed", "one", "seed must be a whole number"),
+            ("overrides", [1], "overrides.0 must be a text, not 1"),
         )
     ),
-    (with_value("rm/config.json", "rm", [8]), "upstream", "rm/config.json is no config of ours"),
+    (with_value("rm/config.json", "rm", [8]), "upstream", "rm/config.json: rm must hold settings"),
     (written("../../hub.json", "[]"), "hub", "hub.json is not a JSON object"),
     (written("judge_cache", "garbage"), "cache", "judge_cache: the cache of replies fails"),
 ]

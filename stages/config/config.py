@@ -193,6 +193,7 @@ def _plain_type(annotation: Any) -> type:
     return type(get_args(annotation)[0]) if get_origin(annotation) is Literal else annotation
 
 
+IN_WORDS = {bool: "true or false", int: "a whole number", float: "a number"}
 LINE_BREAK = "\\n"  # of a prompt, as two characters: no command line holds a line break
 SECTIONS = _sections()
 TYPES = {
@@ -262,7 +263,7 @@ def value_from_text(key: str, text: str) -> Any:
             return {"true": True, "false": False}[text.lower()]
         return kind(text)
     except (KeyError, ValueError):
-        raise UserError(f"{key} takes a value of type {kind.__name__}, not {text!r}") from None
+        raise UserError(f"{key} must be {IN_WORDS[kind]}, not {text!r}") from None
 
 
 def text_from_value(value: Any) -> str:
@@ -272,26 +273,37 @@ def text_from_value(value: Any) -> str:
 
 
 def settings_of(config: Config, stage: str) -> dict[str, Any]:
-    """What the result of one stage depends on, beside its inputs: sections and the seed."""
+    """What the result of one stage depends on in addition to its inputs: sections and the seed.
+
+    Manifests record it, and its hash. So an addition must keep what older runs have recorded.
+    """
     row = row_of(stage, config.kind)
     sections = {name: getattr(config, name).model_dump() for name in row.sections}
+
     if "judge" in sections:
         sections["judge"] = config.judge.identity
-    if "checks" in sections:  # those of training change no result
-        del sections["checks"]["start"], sections["checks"]["updates"]
+    if "checks" in sections:  # checks of training change no result
+        del sections["checks"]["start"]
+        del sections["checks"]["updates"]
+
     if row.reads_data and config.data.source != TOY:
-        sections.pop("world")
+        del sections["world"]
     if row.reads_data and config.data.source != HUB:
-        del sections["data"]["sft_dataset"], sections["data"]["comparisons_dataset"]
-    if stage == "rm":  # as in runs that were made before one could be taken
-        for name in [name for name in ("reward", "released") if not any(sections[name].values())]:
-            del sections[name]
+        del sections["data"]["sft_dataset"]
+        del sections["data"]["comparisons_dataset"]
+
+    if stage == "rm":  # older runs could take no reward of others, and have recorded none
+        for name in ("reward", "released"):
+            if not any(sections[name].values()):
+                del sections[name]
     if "dpo" in sections:
         sections["rm"] = {"pairs": config.rm.pairs, "by_post": config.rm.by_post}
-    if stage not in config.lora.adapted_stages:
-        sections.pop("lora", None)
+
+    if stage in config.lora.adapted_stages:
+        del sections["lora"]["stages"]  # which other stages train adapters changes nothing here
     else:
-        del sections["lora"]["stages"]  # which other stages learn adapters changes nothing here
+        sections.pop("lora", None)
+
     if row.computes:
         numerics = POLICY_NUMERICS if row.policy_gradient else NUMERICS
         if row.policy_gradient and getattr(config, stage).loss_mean == "microbatches":
@@ -334,8 +346,10 @@ def hash_of(value: Any) -> str:
 
 
 def public_value(name: str, value: Any) -> Any:
-    """A setting, such as `data.source`, as others may see it: folders by their last name, addresses
-    not at all, for they may hold a key. What lies below `runs/` has names of ours.
+    """A setting, such as `data.source`, as others may see it.
+
+    Folders are shown by their last name, except below `runs/`. Addresses are not shown, because
+    they may hold a key.
     """
     if name in SERVERS and value:
         return NOT_SHOWN
@@ -344,22 +358,28 @@ def public_value(name: str, value: Any) -> Any:
     if "://" in value:
         return NOT_SHOWN
     is_place = is_path(value) or (name in FILES and "/" in value)
-    is_ours = value.startswith(f"{RUNS.name}/")
-    return f"folder {Path(value).name}" if is_place and not is_ours else value
+    is_below_runs = value.startswith(f"{RUNS.name}/")
+    return f"folder {Path(value).name}" if is_place and not is_below_runs else value
 
 
 def is_path(value: str) -> bool:
     """Whether a setting names a place on this machine, as opposed to an id of the hub."""
-    looks_so = value.startswith(("/", ".", "~")) or "\\" in value
-    return looks_so or ("/" in value and os.path.isdir(value))
+    if value.startswith(("/", ".", "~")) or "\\" in value:
+        return True
+    return "/" in value and os.path.isdir(value)
 
 
 def public_settings(config: Config) -> dict[str, Any]:
     """All settings of a config as others may see them, nested by section."""
     public = config.model_dump()
     public["preset"] = Path(config.preset).name  # of a file, without its folders
-    for name in SECTIONS:
-        public[name] = {key: public_value(f"{name}.{key}", x) for key, x in public[name].items()}
-    pairs = (text.partition("=") for text in config.overrides)
-    overrides = [f"{key}{equals}{public_value(key, value)}" for key, equals, value in pairs]
-    return {**public, "overrides": overrides}
+    for section in SECTIONS:
+        for field, value in public[section].items():
+            public[section][field] = public_value(f"{section}.{field}", value)
+
+    overrides = []
+    for text in config.overrides:
+        key, _, value = text.partition("=")
+        overrides.append(f"{key}={public_value(key, value)}")
+    public["overrides"] = overrides
+    return public

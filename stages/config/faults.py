@@ -1,7 +1,7 @@
-"""How a command ends in one line, for what its user can mend.
+"""How a command ends in one line, if its user can fix what is wrong.
 
-Every command's `main` is under `in_one_line`, or hands its work to `run_stage`. `what_to_mend`
-alone tells what can be mended from a defect, which keeps its traceback.
+Every command's `main` is under `in_one_line`, or hands its work to `run_stage`. Only `what_to_mend`
+tells an error that a user can fix from a defect, which keeps its traceback.
 """
 
 import argparse
@@ -29,9 +29,12 @@ from stages.config.checks import (
     visible,
 )
 
-MENDS = {
-    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "make room"),
-    **dict.fromkeys((errno.EACCES, errno.EPERM), "make it readable and writable"),
+# How to fix an error of the operating system.
+FIXES = {
+    errno.ENOSPC: "make room",
+    errno.EDQUOT: "make room",
+    errno.EACCES: "make it readable and writable",
+    errno.EPERM: "make it readable and writable",
     errno.EROFS: "make it writable",
     errno.ENOENT: RESTORE,
     errno.EISDIR: "a folder stands where a file belongs: move it away",
@@ -41,25 +44,32 @@ MENDS = {
     errno.ENAMETOOLONG: "give it a shorter name",
     errno.ENOMEM: "close other programs, or raise the limit on memory (ulimit -v)",
     # What a network disk says to a lock that it does not know.
-    **dict.fromkeys(
-        (errno.ENOSYS, errno.ENOLCK, errno.ENOTSUP), "put runs/ on a disk that can lock files"
-    ),
+    errno.ENOSYS: "put runs/ on a disk that can lock files",
+    errno.ENOLCK: "put runs/ on a disk that can lock files",
+    errno.ENOTSUP: "put runs/ on a disk that can lock files",
 }
 NO_SPACE = "No space left on device"
 NO_PRIMITIVE = "could not create a primitive"  # what oneDNN says, mostly of memory
 # By their names, because the libraries that raise them are not loaded here.
 DAMAGED = {
-    *("SafetensorError", "UnpicklingError", "BadZipFile", "EOFError", "JSONDecodeError"),
-    *("ArrowInvalid", "UnicodeDecodeError"),
+    "ArrowInvalid",
+    "BadZipFile",
+    "EOFError",
+    "JSONDecodeError",
+    "SafetensorError",
+    "UnicodeDecodeError",
+    "UnpicklingError",
 }
 DAMAGED_TEXTS = ("PytorchStreamReader", "Invalid magic number", "Error(s) in loading state_dict")
 OS_ERROR = re.compile(r"\(os error (\d+)\)")  # as libraries in Rust write it
-PROXIES = [x for name in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY") for x in (name, name.lower())]
-OURS = {"stages", "eval", "reports", "tests"}
+# Variables of the environment that name a proxy.
+PROXIES = ("HTTP_PROXY", "http_proxy", "HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy")
+CERTIFICATES = ("SSL_CERT_FILE", "SSL_CERT_DIR")
+OUR_PACKAGES = {"stages", "eval", "reports", "tests"}
 
 
 class VisibleStream:
-    """A stream to which texts go as `visible` makes them, for all that a command prints."""
+    """A stream that passes every text through `visible`, for all that a command prints."""
 
     def __init__(self, stream: TextIO) -> None:
         self.stream = stream
@@ -73,26 +83,34 @@ class VisibleStream:
 
 
 def what_to_mend(error: BaseException) -> str | None:
-    """What is wrong and how to mend it, in one line; None if that is not known: a defect."""
-    kind, text = type(error).__name__, first_line(error)
+    """What is wrong and how to fix it, in one line; None for a defect, where that is unknown."""
+    kind = type(error).__name__
+    text = first_line(error)
     if isinstance(error, UserError):
         return text
     if is_out_of_memory(error) or NO_PRIMITIVE in text:
         return f"out of memory: {LESS_MEMORY}"
-    if line := network_fault(error):
-        return line
-    if number := OS_ERROR.search(str(error)):
-        return _about_a_file(OSError(int(number[1]), os.strerror(int(number[1]))), text)
-    # torch has one of its own; shutil has a list of all files that it could not copy.
+
+    network_line = network_fault(error)
+    if network_line is not None:
+        return network_line
+
+    number = OS_ERROR.search(str(error))
+    if number is not None:
+        code = int(number[1])
+        return _about_a_file(OSError(code, os.strerror(code)), text)
+    # torch has its own error; shutil has a list of all files that it could not copy.
     if NO_SPACE in str(error) and getattr(error, "errno", None) is None:
-        return f"{NO_SPACE}: {MENDS[errno.ENOSPC]}"
+        return f"{NO_SPACE}: {FIXES[errno.ENOSPC]}"
     if isinstance(error, UnicodeEncodeError):
         return _about_encoding(error)
     if kind in DAMAGED or any(part in text for part in DAMAGED_TEXTS):
         return f"a file is damaged ({kind}: {text}): {RESTORE}"
-    if isinstance(error, ImportError) and (error.name or "").split(".")[0] not in OURS:
+    if isinstance(error, ImportError) and (error.name or "").split(".")[0] not in OUR_PACKAGES:
         return f"{text}: `make install` installs what this project needs"
-    return _about_a_file(error, text) if isinstance(error, OSError) else None
+    if isinstance(error, OSError):
+        return _about_a_file(error, text)
+    return None
 
 
 def _about_encoding(error: UnicodeEncodeError) -> str:
@@ -114,17 +132,17 @@ def print_any_character() -> None:
 
 
 def _about_a_file(error: OSError, text: str) -> str:
-    if error.errno is None:  # a library's own, which says all in its text
+    if error.errno is None:  # a library's own, whose text says everything
         return text
     names = [str(name) for name in (error.filename, error.filename2) if name is not None]
     where = f"{' -> '.join(names)}: " if names else ""
     what = error.strerror or os.strerror(error.errno)
-    return f"{where}{what}: {MENDS.get(error.errno, 'see to it that it can be read and written')}"
+    return f"{where}{what}: {FIXES.get(error.errno, 'make sure that it can be read and written')}"
 
 
 @contextmanager
 def in_one_line() -> Iterator[None]:
-    """End the process with one line for what the user can mend; a decorator for each `main`."""
+    """End the process with one line for what the user can fix; a decorator for each `main`."""
     open_closed_streams()
     print_any_character()
     try:
@@ -145,8 +163,9 @@ def in_one_line() -> Iterator[None]:
 
 
 def open_closed_streams() -> None:
-    """Put nothing in the place of what the caller has closed (`>&-`): else the next file that is
-    opened would have its number, and get what is printed.
+    """Replace streams that the caller has closed (`>&-`) by /dev/null.
+
+    Otherwise the next file that is opened would get the stream's number, and what is printed.
     """
     for name in ("stdin", "stdout", "stderr"):
         if getattr(sys, name) is None:
@@ -157,16 +176,18 @@ def open_closed_streams() -> None:
 
 def network_fault(error: BaseException) -> str | None:
     """Which variable keeps a client of the network from being made; None if none does."""
-    kind, text = type(error).__name__, str(error)
-    of_a_file = isinstance(error, FileNotFoundError) and error.filename is None
-    if kind not in ("InvalidURL", "SSLError") and "proxy URL" not in text and not of_a_file:
+    is_of_client = type(error).__name__ in ("InvalidURL", "SSLError") or "proxy URL" in str(error)
+    is_of_certificates = isinstance(error, FileNotFoundError) and error.filename is None
+    if not is_of_client and not is_of_certificates:
         return None
+
     for name in PROXIES:
-        scheme, _, rest = os.environ.get(name, "").rpartition("://")
-        known = scheme in ("", "http", "https", "socks5", "socks5h")
-        if scheme + rest and (not known or address_fault(f"http://{rest}")):
+        value = os.environ.get(name, "")
+        scheme, _, address = value.rpartition("://")
+        is_proxy = scheme in ("", "http", "https", "socks5", "socks5h")
+        if value and (not is_proxy or address_fault(f"http://{address}")):
             return f"{name} in the environment is no address of a proxy: correct or unset it"
-    for name in ("SSL_CERT_FILE", "SSL_CERT_DIR"):
+    for name in CERTIFICATES:
         if os.environ.get(name):
             return f"{name}={os.environ[name]} holds no certificates: correct or unset it"
     return None
@@ -181,7 +202,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def show(lines: Iterable[str]) -> None:
-    """Print lines that are all that a command does; a reader may leave before the last."""
+    """Print the lines that a command is for; a reader such as `head` may leave before the last."""
     try:
         print("\n".join(lines), flush=True)
     except BrokenPipeError:

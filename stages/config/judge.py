@@ -45,11 +45,11 @@ def check_address(url: str, model: str) -> None:
     name = "judge.base_url (or OPENAI_BASE_URL)"
     key_belongs = "give the key as OPENAI_API_KEY"
     if "@" in url:
-        raise UserError(f"{name} contains a user or a password: leave it out, and {key_belongs}")
+        raise UserError(f"{name} holds a user or a password: leave it out, and {key_belongs}")
     if url and address_fault(url):
         raise UserError(f"{name} is no address: give one such as http://127.0.0.1:8000/v1")
     if "?" in url or "#" in url or any(looks_like_a_key(part) for part in url.split("/")):
-        raise UserError(f"{name} contains a query or a key: leave it out, and {key_belongs}")
+        raise UserError(f"{name} holds a query or a key: leave it out, and {key_belongs}")
     if looks_like_a_key(model):
         raise UserError(f"judge.model looks like a key: give a model's name, and {key_belongs}")
 

@@ -2,7 +2,7 @@
 
 import os
 import re
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from stages.config.checks import UserError
 from stages.config.config import TOY, Config
@@ -10,25 +10,26 @@ from stages.config.judge_prompt import read_prompt
 from stages.config.stages import OUTPUTS, RELEASED
 
 
-class Known(NamedTuple):
-    """A model's list price in USD per million tokens (standard tier); None: not known."""
+@dataclass(frozen=True)
+class Known:
+    """A model's list price in USD per million tokens (standard tier). None: unknown."""
 
     read: float | None = None
     written: float | None = None
-    """Reasoning is written too."""
+    """Includes reasoning."""
     cached: float | None = None
-    """What was read before, as the server counts it; None: costs what is read."""
+    """Tokens that the server says it has read before. None: the price of `read`."""
     cache_written: float | None = None
-    """What the server keeps for later; None: costs what is read."""
+    """Tokens that the server keeps for later. None: the price of `read`."""
 
 
-# List prices of the makers, on 2026-11-24. A dated snapshot is what the undated name is. Prompts
-# above 100,000 tokens cost more: no question here is so long.
+# List prices of the makers, on 2026-11-24. A dated snapshot costs what the undated name costs.
+# Prompts above 100,000 tokens cost more: no question here is so long.
 MODELS = {
     "gpt-6-luna": Known(0.10, 0.50, cached=0.01, cache_written=0.125),
     "gpt-6.1-sol": Known(2.00, 10.00, cached=0.10, cache_written=2.50),
     "claude-haiku-5-5": Known(0.10, 0.50, cached=0.01, cache_written=0.125),
-    # What it costs from 2027-01-01 on, as announced; half until then. A cap takes the dearer.
+    # The announced price from 2027-01-01 on. It is half of that until then; a cap takes the higher.
     "gemini-3.8-flash": Known(1.50, 7.50, cached=0.15),
     "gpt-4o": Known(2.50, 10.00),
     "gpt-4o-mini": Known(0.15, 0.60),
@@ -39,7 +40,7 @@ MODELS = {
     "gpt-5-nano": Known(0.05, 0.40),
     "o3": Known(2.00, 8.00),
 }
-# What the names of models that one maker has trained begin with, after the last slash.
+# Maker -> how the names of its models begin, after the last slash.
 FAMILIES = {
     "OpenAI": ("gpt-3", "gpt-4", "gpt-5", "gpt-6", "gpt-oss", "gpt2", "o1", "o3", "o4", "chatgpt"),
     "EleutherAI": ("pythia", "gpt-neo", "gpt-j"),
@@ -56,15 +57,18 @@ FAMILIES = {
 
 
 def known_model(name: str) -> Known | None:
-    """The line of the table for a model or a snapshot of it; None without."""
-    lines = [model for model in MODELS if is_model(model, name)]
-    return MODELS[max(lines, key=len)] if lines else None
+    """The prices of a model or of a snapshot of it; None if the table lacks it."""
+    names = [model for model in MODELS if is_model(model, name)]
+    return MODELS[max(names, key=len)] if names else None
 
 
 def family_of_model(name: str) -> str:
     """The maker of a model, by the last part of its name or folder; empty if it is not known."""
     last = name.rstrip("/").rsplit("/", 1)[-1].lower()
-    return next((maker for maker, starts in FAMILIES.items() if last.startswith(starts)), "")
+    for maker, beginnings in FAMILIES.items():
+        if last.startswith(beginnings):
+            return maker
+    return ""
 
 
 def is_model(requested: str, returned: str) -> bool:
@@ -74,17 +78,22 @@ def is_model(requested: str, returned: str) -> bool:
 
 
 def key_of_environment() -> str:
-    """OPENAI_API_KEY without outer spaces; never part of a message. Raises UserError where it holds
-    what a header cannot, which a client would print.
+    """OPENAI_API_KEY without outer spaces; it is never part of a message.
+
+    Raises UserError if it holds what a header cannot, because a client would print that.
     """
     text = os.environ.get("OPENAI_API_KEY", "")
     if not text:
-        where = "in the environment (any word for a local server)"
-        raise UserError(f"judge.kind=openai needs OPENAI_API_KEY {where}")
+        raise UserError(
+            "judge.kind=openai needs OPENAI_API_KEY in the environment"
+            " (any word for a local server)"
+        )
     key = text.strip()
     if not key or not all("!" <= letter <= "~" for letter in key):
-        odd = "is blank or holds a space, a line break or a letter that no key has"
-        raise UserError(f"OPENAI_API_KEY {odd}: set it again")
+        raise UserError(
+            "OPENAI_API_KEY is blank or holds a space, a line break or a letter that no key has:"
+            " set it again"
+        )
     return key
 
 
@@ -97,13 +106,17 @@ def without_price(model: str) -> UserError:
 
 
 def check_asking(config: Config, capped: bool = False) -> None:
-    """Raise UserError where a judge could not be asked: no key, no readable prompt, a cap without a
-    price, posts of no built-in world. `capped`: whether a cap is given beside the settings.
+    """Raise UserError if the judge cannot be asked: no key, no readable prompt, a cap without a
+    price, or posts that it does not know.
+
+    `capped`: whether a cap is given in addition to the settings.
     """
     judge = config.judge
     if judge.kind == "facts" and config.kind != OUTPUTS and config.data.source != TOY:
-        others = f"choose another judge: {_without_a_server(config)}"
-        raise UserError(f"judge.kind=facts knows only the built-in world: {others}")
+        raise UserError(
+            "judge.kind=facts knows only the built-in world: choose another judge:"
+            f" {_without_a_server(config)}"
+        )
     if judge.kind != "openai":
         return
     read_prompt(judge.prompt, judge.axis)

@@ -41,7 +41,7 @@ def test_auto_is_a_batch_size_of_0(name):
 
 def test_auto_is_no_other_number():
     assert refusal_of(override, "ppo.batch_size=auto") == (
-        "ppo.batch_size takes a value of type int, not 'auto'"
+        "ppo.batch_size must be a whole number, not 'auto'"
     )
 
 
@@ -51,8 +51,8 @@ def test_auto_is_no_other_number():
         ("ppo.kl_coeff=1", "unknown setting 'ppo.kl_coeff': did you mean ppo.kl_coef"),
         ("xyzzy=1", "unknown setting 'xyzzy': `make settings` lists all of them"),
         ("ppo.kl_coef", "section.key=value"),
-        ("ppo.batch_size=1.5", "ppo.batch_size takes a value of type int"),
-        ("ppo.whiten_rewards=1", "ppo.whiten_rewards takes a value of type bool"),
+        ("ppo.batch_size=1.5", "ppo.batch_size must be a whole number, not '1.5'"),
+        ("ppo.whiten_rewards=1", "ppo.whiten_rewards must be true or false"),
         ("ppo.batch_size=0", "ppo.batch_size must be above 0"),
         ("ppo.kl_coef=-0.1", "ppo.kl_coef must be at least 0"),
         ("ppo.kl_coef=nan", "ppo.kl_coef must be a finite number"),

@@ -129,13 +129,13 @@ def test_a_stage_is_made_with_it(write, runs):
         ),
         (
             "ppo:\n  kl_coef: high",
-            "small.yaml: ppo.kl_coef takes a value of type float, not",
+            "small.yaml: ppo.kl_coef must be a number, not 'high'",
         ),
         ("ppo:\n  kl_coef: -1", "small.yaml: ppo.kl_coef must be at least 0, not -1.0"),
         ("ppo:\n  kl_coef: [1, 2]", "small.yaml: ppo.kl_coef takes one value"),
         (
             "ppo:\n  whiten_rewards: yes",
-            "small.yaml: ppo.whiten_rewards takes a value",
+            "small.yaml: ppo.whiten_rewards must be true or false",
         ),
         ("ppo: 1", "small.yaml: ppo must hold settings"),
         ("- ppo", "small.yaml must hold sections with settings"),
