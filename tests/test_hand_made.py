@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from eval import win_rate
-from eval.judge import kept_judgements
+from eval.judge import Task, kept_judgements
 from reports import scaling_page
 from reports.parts import collect
 from reports.sharing.status import status
@@ -77,7 +77,8 @@ def test_verdicts_that_no_judge_wrote_are_asked_for_again(tmp_path, line):
     good = {"policy": "a", "id": "p", "order": "policy_first", "verdict": "tie"}
     path = tmp_path / "judgements.jsonl"
     path.write_text(f"{json.dumps(good)}\n{line}\n")
-    tasks = [("a", row, "policy_first"), ("a", row, "reference_first")]
+    orders = ("policy_first", "reference_first")
+    tasks = [Task(policy="a", row=row, order=order) for order in orders]
     assert kept_judgements(path, tasks) == [good]
     assert path.read_text() == json.dumps(good) + "\n"
 

@@ -6,6 +6,7 @@ stages        the one table of stages
 sections      data and prompt, SFT, RM, DPO, memory
 ppo           PPO, RLOO and Dr.GRPO, adapters
 judge         evaluation, the judge, and what is judged without training
+judge_prompt  the text of the question to an LLM
 judge_models  what its models cost, and the key
 config        all sections in one frozen tree
 presets       settings by name, and the switches of `make ablations`
