@@ -1,12 +1,12 @@
-"""Controls: texts whose worth is known, judged by the very judge of the run, in both orders.
+"""Controls: texts whose worth is known, judged by the judge of the run, in both orders.
 
     python -m eval.controls --preset tiny --seed 44413
 
 The references of some held-out posts are compared with themselves (the protocol must say tie,
-without asking), and with texts that must lose to them (`eval.control_texts`). A judge that does not
-prefer the reference to each, with its whole 95% interval, is flagged on every page that uses it:
-its win rates are no evidence of good summaries. Where an interval holds both answers because posts
-are few, it has neither passed nor failed.
+without asking), and with negative controls (`eval.control_texts`). A judge that does not prefer the
+reference to each, with its whole 95% interval, is flagged on every page that uses it: its win rates
+are no evidence of good summaries. If an interval contains both answers because posts are few, the
+judge has neither passed nor failed.
 """
 
 from dataclasses import asdict
@@ -60,8 +60,11 @@ def outcome(judgements: list[Row], rows: dict[str, list[Row]]) -> dict[str, Any]
     """
     controls = {name: describe(name, judgements, rows) for name in CONTROLS}
     judged = [control for control in controls.values() if control["judgements"]]
-    few = [control["posts"] for control in judged if control["passed"] is None]
-    undecided = f"{len(few)} of {len(judged)} controls, {TOO_FEW.format(max(few))}" if few else ""
+    posts_of_undecided = [control["posts"] for control in judged if control["passed"] is None]
+    undecided = ""
+    if posts_of_undecided:
+        count = f"{len(posts_of_undecided)} of {len(judged)} controls"
+        undecided = f"{count}, {TOO_FEW.format(max(posts_of_undecided))}"
     return {
         "posts": len(rows[SELF]),
         "controls": controls,
@@ -74,18 +77,24 @@ def describe(name: str, judgements: list[Row], rows: dict[str, list[Row]]) -> di
     """One control's result: `preferred`, the rate of the control over the reference in [0, 1].
 
     `passed`: for the reference itself, whether every verdict is a tie; else whether the whole
-    interval of the rate lies below 1/2: where more are unjudged than a rate may have, even if all
-    of these had gone to the control. None, with the reason under `why`, where the control could
-    not be judged at all, or posts are too few. `posts`: how many have such a text; the others are
-    left out.
+    interval of the rate lies below 1/2. If more are unjudged than a rate may have, it must lie
+    there even if all of these had gone to the control. None, with the reason under `why`, if the
+    control could not be judged at all, or posts are too few. `posts`: how many have such a text;
+    the others are left out.
     """
     verdicts = [row for row in judgements if row["policy"] == name]
     post_of = posts_by_text({name: rows.get(name, [])})
-    about = {"what": CONTROLS[name].what, "posts": len({*post_of.values()})}
-    result: dict[str, Any] = {**about, "judgements": len(verdicts), "passed": None}
+    result: dict[str, Any] = {
+        "what": CONTROLS[name].what,
+        "posts": len(set(post_of.values())),
+        "judgements": len(verdicts),
+        "passed": None,
+    }
     if not verdicts:
-        why = "the posts have no such text" if name in rows else "this judge knows no new texts"
-        return result | {"why": why}
+        has_no_text = name in rows
+        why = "the posts have no such text" if has_no_text else "this judge knows no new texts"
+        return {**result, "why": why}
+
     texts = {row["id"]: (row["summary"], row["reference"]) for row in rows[name]}
     table = verdict_table(verdicts, texts, post_of)
     judged = table.judged()
@@ -93,14 +102,17 @@ def describe(name: str, judgements: list[Row], rows: dict[str, list[Row]]) -> di
     rate = clustered_share(judged.outcomes, judged.posts)
     result |= {"unjudged": unjudged, "preferred": None, "low": None, "high": None}
     if rate is None:  # not one usable verdict
-        return result | {"passed": False}
+        return {**result, "passed": False}
     result |= {"preferred": rate.estimate, "low": rate.low, "high": rate.high}
+
+    if name == SELF:
+        return {**result, "passed": all(row["verdict"] == "tie" for row in verdicts)}
+
+    # The unjudged count against the judge if they are many.
     high = rate.high
     if unjudged > MOST_UNJUDGED:
         worst = clustered_share(np.nan_to_num(table.outcomes, nan=1.0), table.posts)
         high = max(high, worst.high) if worst else high
-    if name == SELF:
-        return result | {"passed": all(row["verdict"] == "tie" for row in verdicts)}
     if rate.low <= EVEN <= high and result["posts"] < NEEDED:
-        return result | {"why": TOO_FEW.format(result["posts"])}
-    return result | {"passed": high < EVEN}
+        return {**result, "why": TOO_FEW.format(result["posts"])}
+    return {**result, "passed": high < EVEN}

@@ -8,6 +8,7 @@ sections      data and prompt, SFT, reward model, DPO, memory
 ppo           policy-gradient algorithms, PPO
 lora          adapters
 judge         evaluation, the judge, and what is judged without training
+judge_prompt  the text of the question to an LLM
 judge_models  what its models cost, and the key
 config        all sections in one frozen tree, and what each stage's result depends on
 presets       presets and ablations: presets/*.yaml, ablations.yaml, and your own files

@@ -174,5 +174,20 @@ def test_an_address_that_is_no_proxy_is_named_by_its_variable_without_its_passwo
 
 def test_a_proxy_that_is_not_there_is_named(monkeypatch):
     monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
-    with pytest.raises(UserError, match=r"through the proxy in HTTP_PROXY"):
+    with pytest.raises(UserError, match=r"through the proxy in HTTP_PROXY\)"):
         ask(SimpleNamespace(url="http://judge.example/v1"), max_retries=0)
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {"HTTPS_PROXY": "http://127.0.0.1:9"},
+        {"HTTP_PROXY": "http://127.0.0.1:9", "NO_PROXY": "127.0.0.1"},
+    ],
+)
+def test_a_proxy_that_is_not_used_is_not_blamed(monkeypatch, variables):
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(UserError) as stop:
+        ask(SimpleNamespace(url="http://127.0.0.1:9/v1"), max_retries=0)
+    assert "proxy" not in str(stop.value)

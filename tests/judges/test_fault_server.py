@@ -68,11 +68,11 @@ def kept(folder: Path) -> dict[int, tuple]:
         return {row[0]: row[1:] for row in rows}
 
 
-def lost_by_prompt(folder: Path) -> Counter:
-    """Tries that were under way at a kill, by the hash of their prompt."""
+def requests_by_prompt(folder: Path, outcome: str) -> Counter:
+    """The number of requests that ended so, by the hash of their prompt."""
     query = "SELECT prompt_hash FROM requests WHERE outcome = ?"
     with sqlite3.connect(cache_file(folder / "runs")) as file:
-        return Counter(prompt for (prompt,) in file.execute(query, (UNDER_WAY,)))
+        return Counter(prompt for (prompt,) in file.execute(query, (outcome,)))
 
 
 @pytest.mark.usefixtures("judge_environment")
@@ -100,21 +100,38 @@ def test_500_pairs_are_judged_rightly_and_paid_for_once_through_faults_and_kills
     (folder,) = (tmp_path / "runs" / "tiny" / "seed44413" / "judge").iterdir()
     rows = read_lines(folder / "judgements.jsonl")
     expected = [(f"p{k}", who) for k, who in enumerate(better) for _ in range(2)]
-    assert [(row["id"], row["verdict"]) for row in rows] == expected
-    assert (read_manifest(folder) or {})["results"]["unjudged"] == 0
+    assert [row["id"] for row in rows] == [post_id for post_id, _ in expected]
+    wrong = [
+        row
+        for row, (_, who) in zip(rows, expected, strict=True)
+        if row["verdict"] not in (who, "unjudged")
+    ]
+    assert wrong == []
     assert before.items() <= kept(tmp_path).items()
 
-    lost = lost_by_prompt(tmp_path)
+    # Two replies without a verdict leave a question unjudged: about 1% of them.
+    unjudged = [row["prompt_hash"] for row in rows if row["verdict"] == "unjudged"]
+    unusable = Counter({digest(prompt): count for prompt, count in books.unusable.items()})
+    assert all(unusable[prompt] >= 2 for prompt in unjudged)
+    assert len(unjudged) < 0.03 * len(rows)
+    results = (read_manifest(folder) or {})["results"]
+    assert results["unjudged"] == len(unjudged) / len(rows)
+
+    # Each other question is paid for once, apart from requests under way at a kill, and from those
+    # that a busy machine answers too late.
+    killed = requests_by_prompt(tmp_path, UNDER_WAY)
+    late = requests_by_prompt(tmp_path, "lost")
     paid = Counter({digest(prompt): count for prompt, count in books.paid.items()})
-    assert len(paid) == 2 * PAIRS
-    assert all(1 <= count <= 1 + lost[one] for one, count in paid.items())
+    assert len(paid.keys() | {*unjudged}) == 2 * PAIRS
+    assert all(1 <= count <= 1 + killed[one] + late[one] for one, count in paid.items())
     twice = paid.total() - len(paid)
-    assert twice <= lost.total() <= KILLS * CONCURRENCY
+    assert twice <= killed.total() + late.total()
+    assert killed.total() <= KILLS * CONCURRENCY
     assert set(books.kinds) == {"good", *FAULTS}
     share = 1 - books.kinds["good"] / books.kinds.total()
     assert 0.25 < share < 0.35
     print(f"kills after {moments} requests; {dict(books.kinds)}; faults {share:.1%}")
-    print(f"{lost.total()} under way at the kills, of which {twice} had been paid for")
+    print(f"{killed.total()} under way at the kills, of which {twice} had been paid for")
 
 
 def digest(prompt: str) -> str:

@@ -114,6 +114,14 @@ def test_a_reply_that_is_always_cut_off_is_unjudged_and_not_kept():
     assert len(server.requests) == 4
 
 
+def test_a_verdict_of_the_second_attempt_is_found_although_the_first_was_not_kept():
+    replies = [chat(GOOD, "length"), chat("Preferred: B")]
+    with serving(lambda number, body: replies[number]) as server:
+        assert ask(server).choice == "B"
+        assert ask(server).choice == "B"
+    assert len(server.requests) == 2
+
+
 @pytest.mark.parametrize("ending", ["stop", "eos_token", "end_turn", "STOP", None])
 def test_a_finished_reply_by_whatever_word_counts(ending):
     with serving(lambda number, body: chat(GOOD, ending)) as server:

@@ -20,12 +20,13 @@ SLOW_SECONDS = 2.0  # longer than the judge of the test waits
 
 
 class FaultServer:
-    """The books: requests by kind, and whole replies by prompt."""
+    """The books: requests by kind, whole replies by prompt, and replies without a verdict."""
 
     def __init__(self, seed: int) -> None:
         self.random, self.lock = random.Random(seed), threading.Lock()
         self.kinds: Counter[str] = Counter()
         self.paid: Counter[str] = Counter()
+        self.unusable: Counter[str] = Counter()
 
     def answer(self, _: int, body: dict[str, Any]) -> Any:
         """Status, body and headers for a request."""
@@ -34,7 +35,10 @@ class FaultServer:
             faulty = self.random.random() < FAULT_SHARE
             kind = self.random.choice(list(FAULTS)) if faulty else "good"
             self.kinds[kind] += 1
-            self.paid[prompt] += not faulty
+            if kind == "good":
+                self.paid[prompt] += 1
+            if kind in UNUSABLE:
+                self.unusable[prompt] += 1
         time.sleep(SLOW_SECONDS if kind == "time-out" else 0.005)
         letter = verdict(prompt)
         good = json.dumps({"comparison": "One is better.", "preferred": letter})
@@ -56,6 +60,7 @@ def other(letter: str) -> str:
     return "B" if letter == "A" else "A"
 
 
+UNUSABLE = ("empty text", "truncated", "wrong letter")
 FAULTS: dict[str, Callable[[str, str], Any]] = {
     "rate limit": lambda good, letter: (429, "{}", {"Retry-After": "0.1"}),
     "server error": lambda good, letter: (500, '{"error": {"message": "down"}}', {}),

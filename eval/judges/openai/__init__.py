@@ -1,8 +1,8 @@
 """The judge behind any server that speaks the OpenAI chat protocol.
 
-server_judge  asks, retries and counts what it costs
-client        a question as it is sent, until a whole reply is kept
-replies       what a server sends back or refuses, and when to ask again
-cache         replies on disk before anyone uses them
-budget        prices, the estimate, the cap, the bill
+server_judge  from a comparison to its reply
+client        one question, until it has a reply or a reason for none
+replies       what servers send: completions, and errors in whatever place
+cache         replies on disk before anyone uses them, and what they cost
+budget        prices and the cap
 """

@@ -11,6 +11,7 @@ import json
 import os
 import threading
 import time
+import urllib.request
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -226,7 +227,8 @@ class Chat:
             raise self._stop_with(f"{seconds}: {hint}") from None
         except openai.APIConnectionError as error:
             what = str(error.__cause__ or error) or type(error.__cause__).__name__
-            raise self._stop_with(f"{what}{through_proxy()}; {Kind.OUTAGE.value}") from None
+            proxy = through_proxy(self.client.base_url)
+            raise self._stop_with(f"{what}{proxy}; {Kind.OUTAGE.value}") from None
         except UserError:
             raise
         except Exception as error:  # a defect, whose text may contain what was sent
@@ -325,15 +327,17 @@ class Delivery(httpx2.AsyncBaseTransport):
             response = self._read(status, headers, text)
             usd = self._cost(worst)
             outcome = self.error.summary if self.error else "reply"
+            if self.error and chat.stopped:
+                raise chat.stopped  # instead of a wait
             return response
         except (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.ProxyError):
             usd = 0.0  # it was never sent
             raise
         finally:
-            chat.waiting.add(self.task)
             kept = self.completion if self.completion and self.completion.is_finished else None
             chat.cache.settle(number, usd=usd, outcome=outcome, reply=kept)
             await chat.budget.settle(worst, usd)
+            chat.waiting.add(self.task)
 
     async def _send(self, request: httpx2.Request) -> tuple[int, httpx2.Headers, str]:
         """Status, headers and body of the response, without the key, if the server repeats it."""
@@ -450,7 +454,10 @@ def proxies(scheme: str = "") -> list[str]:
     ]
 
 
-def through_proxy() -> str:
+def through_proxy(url: httpx2.URL) -> str:
     """Names the variables that send requests through a proxy, for a message; empty without."""
-    names = proxies()
-    return f" (through the proxy in {', '.join(names)})" if names else ""
+    variables = ("all_proxy", f"{url.scheme}_proxy")
+    names = [name for name in proxies() if name.lower() in variables]
+    if not names or urllib.request.proxy_bypass(url.host):
+        return ""
+    return f" (through the proxy in {', '.join(names)})"

@@ -165,6 +165,7 @@ class Kind(Enum):
 # The status by which the client's library sorts a kind: it repeats 408, 409, 429 and 5xx only.
 STATUS = {
     Kind.KEY: 401,
+    Kind.ACCOUNT: 402,
     Kind.ACCESS: 403,
     Kind.MODEL: 404,
     Kind.TOO_LONG: 413,
@@ -212,12 +213,6 @@ FILTER = re.compile(
     r"|(?:input|prompt) was flagged|flagged_input",
     re.IGNORECASE,
 )
-# The words of codes that come without a status.
-STATUS_WORDS = (
-    (re.compile(r"rate.?limit|too many requests|throttl|resource.?exhausted", re.I), 429),
-    (re.compile(r"invalid.?(?:request|argument|parameter)|bad.?request", re.I), 400),
-    (re.compile(r"permission|forbidden|access denied", re.I), 403),
-)
 
 
 @dataclass(frozen=True)
@@ -236,10 +231,11 @@ class ServerError:
     @property
     def library_status(self) -> int:
         """The status that makes the client's library repeat what passes and nothing else."""
-        passes = self.status in REPEATED or self.status >= 500
-        if self.kind is Kind.OUTAGE:
-            return self.status if passes else 503
-        return STATUS.get(self.kind, self.status)
+        if self.kind in (Kind.ACCOUNT, Kind.REQUEST):
+            return self.status
+        if self.kind is not Kind.OUTAGE:
+            return STATUS[self.kind]
+        return self.status if self.status in REPEATED or self.status >= 500 else 503
 
     @property
     def summary(self) -> str:
@@ -259,7 +255,7 @@ def find_error(status: int, text: str, body: Any) -> ServerError | None:
         error = first  # vLLM's older versions, FastAPI, Qwen
     if not error:
         return None
-    return ServerError(status_of(error, first), json.dumps(error if error is first else first))
+    return ServerError(status_of(error, first), json.dumps(first))
 
 
 def error_in_choice(body: dict[str, Any]) -> Any:
@@ -271,20 +267,16 @@ def error_in_choice(body: dict[str, Any]) -> Any:
 
 
 def status_of(error: Any, body: dict[str, Any]) -> int:
-    """The status of an error in the body of a 200: its number, else what its words say."""
+    """The status of an error in the body of a 200: its number, else what its words say, and
+    otherwise that of an outage.
+    """
     places = [error, body] if isinstance(error, dict) else [body]
     for place in places:
         for field in ("code", "status", "status_code", "http_code"):
             number = str(place.get(field) or "")
             if re.fullmatch("[45][0-9]{2}", number):
                 return int(number)
-    words = json.dumps(body)
-    if NO_CREDIT.search(words) and not PER_MINUTE.search(words):
-        return 402
-    for pattern, status in STATUS_WORDS:
-        if pattern.search(words):
-            return status
-    return 502
+    return STATUS.get(kind_of(400, json.dumps(body)), 503)
 
 
 def kind_of(status: int, text: str) -> Kind:

@@ -17,7 +17,6 @@ from eval.judges.protocol import (
     FILTERED,
     TOO_LONG,
     About,
-    Choice,
     Comparison,
     Judge,
     Reply,
@@ -79,7 +78,7 @@ class OpenAIJudge(Judge):
         self.chat.budget.spent = self.chat.cache.spent(keys)
         self.chat.replies = 0
 
-        attempts = {texts: self._missing(texts) for texts in different}
+        attempts = {texts: next_attempt(self._kept(texts)) for texts in different}
         missing = {texts: attempt for texts, attempt in attempts.items() if attempt is not None}
         print(self._estimate(len(different), missing), flush=True)
         shortest_first = sorted(missing, key=lambda texts: sum(map(len, texts[1:])))
@@ -119,29 +118,47 @@ class OpenAIJudge(Judge):
             raise
 
     async def _ask(self, texts: Comparison) -> Reply:
-        """Ask, and once more if the reply is no verdict; the last reply counts."""
-        reply = await self._reply(texts, ATTEMPTS[0])
-        for attempt in ATTEMPTS[1:]:
-            if reply.choice is None and reply.finish_reason not in REFUSED:
-                reply = await self._reply(texts, attempt)
-        return reply
+        """Ask, and once more if the reply is no verdict; without one the last reply counts."""
+        replies = self._kept(texts)
+        attempt = next_attempt(replies)
+        while attempt is not None:
+            reply = await self._new(texts, attempt)
+            if reply.finish_reason in REFUSED:
+                return reply
+            replies[attempt] = reply
+            attempt = next_attempt(replies)
+        verdicts = [reply for reply in replies.values() if reply.choice]
+        return verdicts[0] if verdicts else replies[max(replies)]
 
-    async def _reply(self, texts: Comparison, attempt: int) -> Reply:
-        """The reply of one attempt, kept or new."""
-        completion = self.chat.kept(texts, attempt)
-        if completion is None:
-            try:
-                completion = await self.chat.ask(texts, attempt)
-            except PostError as error:
-                return Reply(
-                    choice=None,
-                    text=f"[no reply] {error}",
-                    finish_reason=error.reason,
-                    requested_model=self.settings.model,
-                    prompt_hash=self.chat.question(texts, self.chat.uses_schema).hash,
-                )
+    def _kept(self, texts: Comparison) -> dict[int, Reply]:
+        """The replies from before, by their attempt."""
+        kept = {attempt: self.chat.kept(texts, attempt) for attempt in ATTEMPTS}
+        return {
+            attempt: self._as_reply(texts, completion)
+            for attempt, completion in kept.items()
+            if completion is not None
+        }
+
+    async def _new(self, texts: Comparison, attempt: int) -> Reply:
+        """The reply of the server, or its reason for none."""
+        try:
+            completion = await self.chat.ask(texts, attempt)
+        except PostError as error:
+            return Reply(
+                choice=None,
+                text=f"[no reply] {error}",
+                finish_reason=error.reason,
+                requested_model=self.settings.model,
+                prompt_hash=self.chat.question(texts, self.chat.uses_schema).hash,
+            )
+        return self._as_reply(texts, completion)
+
+    def _as_reply(self, texts: Comparison, completion: Completion) -> Reply:
+        """A completion with its verdict, if it is finished and the judge's own words."""
+        question = self.chat.question(texts, self.chat.uses_schema)
+        is_own = completion.is_finished and not question.is_echo(completion.text)
         return Reply(
-            choice=self._choice(texts, completion),
+            choice=parse_choice(completion.text) if is_own else None,
             text=completion.text,
             requested_model=self.settings.model,
             model=completion.model,
@@ -150,23 +167,6 @@ class OpenAIJudge(Judge):
             prompt_tokens=completion.prompt_tokens,
             completion_tokens=completion.completion_tokens,
         )
-
-    def _choice(self, texts: Comparison, completion: Completion) -> Choice | None:
-        """The verdict of a finished reply that is the judge's own."""
-        question = self.chat.question(texts, self.chat.uses_schema)
-        if not completion.is_finished or question.is_echo(completion.text):
-            return None
-        return parse_choice(completion.text)
-
-    def _missing(self, texts: Comparison) -> int | None:
-        """The attempt that has to be asked for; None where the question is settled."""
-        for attempt in ATTEMPTS:
-            completion = self.chat.kept(texts, attempt)
-            if completion is None:
-                return attempt
-            if self._choice(texts, completion):
-                return None
-        return None
 
     def _estimate(self, known: int, missing: dict[Comparison, int]) -> str:
         """The lines before the first request."""
@@ -183,6 +183,14 @@ class OpenAIJudge(Judge):
         before = told(who, f"{start}; ${usd(self.chat.budget.spent)} spent before")
         most = f"about ${usd(usual)}, at most ${usd(worst)} if each is asked once"
         return f"{before}\n{told(who, most)}"
+
+
+def next_attempt(replies: dict[int, Reply]) -> int | None:
+    """The attempt that has to be asked for; None where the question is settled."""
+    if any(reply.choice for reply in replies.values()):
+        return None
+    attempt = max(replies, default=0) + 1
+    return attempt if attempt in ATTEMPTS else None
 
 
 def anonymous(comparison: Comparison) -> Comparison:
