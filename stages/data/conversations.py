@@ -33,6 +33,9 @@ PRINTED_MESSAGES = re.compile(
     r"\s*(?:array\(\s*)?\[?\s*\{\s*[\"'](?:role|content|from|value)[\"']\s*:"
 )
 
+# A text that begins like this may be another printed Python structure, such as SQuAD's answers.
+PRINTED_DICT = re.compile(r"\s*\[?\s*\{'")
+
 
 def parse_text(where: str, field: str, value: Any) -> str | list[Message]:
     """A field that holds a text, a message or a list of messages, printed as text or not.
@@ -41,6 +44,8 @@ def parse_text(where: str, field: str, value: Any) -> str | list[Message]:
     """
     if isinstance(value, str):
         if not PRINTED_MESSAGES.match(value):
+            if PRINTED_DICT.match(value) and _is_literal(value):
+                raise BadRowError(where, f"field {field} is a printed dict or list: give its text")
             return value
         value = _parse_printed(where, field, value)
     if isinstance(value, Mapping):
@@ -50,6 +55,15 @@ def parse_text(where: str, field: str, value: Any) -> str | list[Message]:
     if not value:
         raise BadRowError(where, f"field {field} is an empty list: give text or messages")
     return [_parse_message(where, field, message) for message in value]
+
+
+def _is_literal(text: str) -> bool:
+    """Whether a text is a Python value from its beginning to its end."""
+    try:
+        ast.literal_eval(text.strip())
+    except (ValueError, SyntaxError, RecursionError, MemoryError):
+        return False
+    return True
 
 
 def _parse_printed(where: str, field: str, text: str) -> Any:

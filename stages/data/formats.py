@@ -248,7 +248,11 @@ def _split_conversation(
     if not prompt:
         raise BadRowError(where, f"field {field} has no turn before the answer")
 
-    # A column `prompt` next to the messages must say the same.
+    # Other columns must not say something else.
+    others = [name for name in (*CONVERSATION_FIELDS, "completion") if _has(row, name)]
+    others.remove(field)
+    if others:
+        raise BadRowError(where, f"{field} and {others[0]} both give an answer: drop or rename one")
     if _has(row, "prompt"):
         given = parse_text(where, "prompt", row["prompt"])
         contents = [turn["content"] for turn in prompt]

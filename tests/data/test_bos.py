@@ -100,6 +100,14 @@ def test_bos_begins_a_comparisons_query_and_no_summary(bos_tokenizer, limits):
         assert bos not in split.columns[column][0]
 
 
+def test_a_limit_that_bos_alone_fills_is_refused(bos_tokenizer):
+    row = to_openai_schema("x:1", {"prompt": "Why?", "completion": "So."}, "sft_train")
+    data = Data(source="x", max_query_tokens=1, max_summary_tokens=20)
+    limits = split_limits(data, 999, first_tokens(bos_tokenizer, "auto"))["sft_train"]
+    with pytest.raises(UserError, match="x:1: BOS leaves no room for a prompt in 1 token: raise"):
+        tokenize_posts([("x:1", row)], bos_tokenizer, limits, "sft_train")
+
+
 def test_a_whole_prompt_that_is_cut_keeps_its_bos(bos_tokenizer):
     own_row = {"prompt": "First words. " * 9 + "Why?", "completion": "So."}
     row = to_openai_schema("x:1", own_row, "sft_train")

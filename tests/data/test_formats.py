@@ -128,6 +128,16 @@ def test_ppo_train_needs_only_a_prompt(row, prompt):
             "prompt and messages both give a prompt",
         ),
         (
+            {"messages": [QUESTION, GOOD], "completion": "So."},
+            "sft_train",
+            "messages and completion both give an answer: drop or rename one",
+        ),
+        (
+            {"prompt": "x", "completion": "{'text': ['So.'], 'start': [3]}"},
+            "sft_train",
+            "field completion is a printed dict or list: give its text",
+        ),
+        (
             {"chosen": [QUESTION, GOOD], "rejected": [QUESTION, GOOD, QUESTION, POOR]},
             "comparisons_train",
             "chosen and rejected begin with different turns",

@@ -11,7 +11,7 @@ from datasets.exceptions import DatasetGenerationError
 
 from stages.config.config import HUB, Data, UserError
 from stages.data.bad_rows import BadRows
-from stages.data.readers import SPLITS, read_hub, read_source, subsample
+from stages.data.readers import SPLITS, describe_unread, read_hub, read_source, subsample
 from tests.lib.asserts import refusal_of
 from tests.lib.rows import (
     BAD_ROWS,
@@ -55,6 +55,23 @@ def test_ppo_train_is_an_optional_split(tmp_path):
     post = without(POST, "summary")
     write_rows(folder / "ppo_train.jsonl", [post])
     assert read_all(folder)["ppo_train"] == [(f"{folder}/ppo_train.jsonl:1", post)]
+
+
+def test_files_of_a_folder_count_with_any_ending_in_any_case(tmp_path):
+    folder = write_folder(tmp_path)
+    (folder / "sft_train.jsonl").rename(folder / "sft_train.JSONL")
+    (folder / "sft_validation.jsonl").rename(folder / "sft_validation.json")
+    splits = read_all(folder)
+    assert [row for _, row in splits["sft_train"]] == [POST]
+    assert [row for _, row in splits["sft_validation"]] == [POST]
+
+
+def test_files_of_a_folder_that_are_not_read_are_named(tmp_path):
+    folder = write_folder(tmp_path)
+    (folder / "part-2.jsonl").touch()
+    (folder / "notes.txt").touch()
+    [line] = describe_unread(str(folder))
+    assert line.startswith(f"not read in {folder}: notes.txt, part-2.jsonl (splits are called ")
 
 
 # -- bad rows --------------------------------------------------------------------------------------
