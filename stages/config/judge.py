@@ -195,10 +195,9 @@ class JudgeSettings(Section):
         if self.kind != "openai":
             return {"kind": self.kind} | ({"model": self.gold} if self.gold else {})
         settings = {name: getattr(self, name) for name in OF_VERDICTS}
-        return {"kind": self.kind, **settings, "wording": self.wording}
+        return {"kind": self.kind, **settings, "wording": self._wording()}
 
-    @property
-    def wording(self) -> str:
+    def _wording(self) -> str:
         """A hash of all that an LLM is asked, apart from the texts."""
         parts = read_prompt(self.prompt, self.axis).parts
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]

@@ -138,15 +138,15 @@ def test_a_prompt_in_another_place_is_the_same_judge(own, tmp_path):
 
 def test_edited_criteria_and_an_edited_form_are_another_wording(monkeypatch, tmp_path):
     judge = JudgeSettings(model="m", axis="accuracy")
-    wordings = {judge.wording}
+    wordings = {judge.identity["wording"]}
     monkeypatch.setattr(judge_prompt, "REPLY_AS_LINES", "Say A or B.")
-    wordings.add(judge.wording)
+    wordings.add(judge.identity["wording"])
     monkeypatch.setattr(judge_prompt, "AXES", tmp_path)
     monkeypatch.setattr(judge_prompt, "DEFAULT_PROMPT", tmp_path / "overall.md")
     shipped = Path(judge_prompt.__file__).parents[2] / "eval" / "judges" / "prompts"
     (tmp_path / "overall.md").write_text((shipped / "overall.md").read_text())
     (tmp_path / "accuracy.md").write_text("The one with fewer lies.")
-    wordings.add(judge.wording)
+    wordings.add(judge.identity["wording"])
     assert len(wordings) == 3
 
 

@@ -145,7 +145,7 @@ def test_dry_says_what_would_run_and_writes_nothing(tmp_path, monkeypatch):
     assert planned[1].startswith("mine seed 44413: would run summaries (if dpo ")
     refused = typed(tmp_path, "ppo", "NAME=mine", "SET=sft.epochs=3 ppo.lam=0.5", "DRY=1")
     assert refused.returncode == 2
-    assert "ppo.lam: made with 0.95, asked 0.5" in refused.stderr
+    assert "ppo.lam: ran with 0.95, now 0.5" in refused.stderr
     assert everything(tmp_path) == before
 
 

@@ -76,7 +76,7 @@ def test_a_run_with_other_settings_is_refused_by_name_and_the_others_run(runs, c
     recorder = Recorder()
     assert run_grid(recorder, grid, lambda options: None) == 2
     err = capsys.readouterr().err
-    assert "error: tiny-xs-own seed 1: stage ppo was made with other settings" in err
+    assert "error: tiny-xs-own seed 1: stage ppo has finished with other settings" in err
     assert {name for name, _, _ in recorder.made} == {"tiny-own"}
 
 

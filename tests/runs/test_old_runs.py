@@ -1,12 +1,9 @@
 """Runs that an earlier version of this project recorded: they load, and count as finished."""
 
-import json
-
 import pytest
 
 from reports.sharing.status import status
 from stages.config.command_line import make_config, recorded_config
-from stages.config.config import UserError
 from stages.pipeline.wanted import lacking, warnings
 from stages.rl.algorithms import ALGORITHMS
 from stages.runs.files import read_json, write_json
@@ -45,14 +42,6 @@ def test_nothing_is_said_about_its_code_because_the_hashes_are_of_another_kind(s
 def test_its_stages_are_done(sealed):
     """Pages show manifests, which the fixture has edited."""
     assert {*lacking(TINY, ["ppo", "eval"])} <= {"report"}
-
-
-def test_a_run_of_a_preset_that_is_gone_is_one_line(runs):
-    fabricate(make_config("tiny", name="old"))
-    path = runs / "old/seed44413/sft/config.json"
-    write_json(path, json.loads(path.read_text()) | {"preset": "tiny-huge"})
-    with pytest.raises(UserError, match=r"sft/config.json: unknown preset 'tiny-huge'"):
-        recorded_config(path.parent)
 
 
 # Settings that PPO got after runs had been recorded.

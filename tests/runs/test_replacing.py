@@ -7,7 +7,7 @@ import pytest
 from stages.config.command_line import make_config
 from stages.config.config import UserError
 from stages.config.stages import STAGES
-from stages.pipeline.maker import move_all_aside
+from stages.pipeline.runner import move_all_aside
 from stages.pipeline.wanted import lacking
 from stages.runs.manifest import lock_of, partial_of, stage_folder
 from stages.runs.run import held
