@@ -237,6 +237,7 @@ def recorded_sections(request: Request) -> dict[str, Any]:
             f"upstream {request.upstream} has no seed {request.seed}: run `make rm "
             f"PRESET={request.preset} SEED={request.seed} NAME={request.upstream}` to make it"
         )
+    base = _start_of(request).base
     sections: dict[str, Any] = {}
     for stage in SHARED_STAGES:
         config = recorded_config(folder / stage)
@@ -245,7 +246,7 @@ def recorded_sections(request: Request) -> dict[str, Any]:
             if path.exists():
                 raise UserError(f"{path} is no config of a run: {RESTORE}")
             continue
-        if _base_of_preset(config) != _start_of(request).base:
+        if _base_of_preset(config) != base:
             raise UserError(
                 f"upstream {request.upstream} is of preset {config.preset}, whose base model is not"
                 f" that of {request.preset}: add PRESET={config.preset}"
@@ -448,9 +449,13 @@ def _say_if_preset_changed(recorded: Config, overrides: dict[str, str]) -> None:
     """Print one line if a run's preset cannot be read, or says other settings than the run has."""
     run = f"run {recorded.name} keeps the settings that it recorded"
     try:
-        now = with_changes(preset_config(recorded.preset), changes_of(overrides.values()))
+        preset = preset_config(recorded.preset)
+        if recorded.kind != TRAINED:  # settings of training do not count
+            return
+        now = with_changes(preset, changes_of(overrides.values()))
     except UserError as error:
-        print(f"warning: {error}: {run}", file=sys.stderr, flush=True)
+        reason = f"its preset cannot be read: {error}"
+        print(f"warning: {run}, because {reason}", file=sys.stderr, flush=True)
         return
 
     # Folders are given beside the preset, and an upstream supplies the shared sections.

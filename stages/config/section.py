@@ -102,7 +102,7 @@ class Section(Settings):
 
     @classmethod
     def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
-        """Let a subclass change a default by `batch_size: int = 128`.
+        """Let a subclass change only a default, by `batch_size: int = 128`.
 
         pydantic would take that for a new field and drop the range and the description that the
         field has in the parent class.
@@ -115,8 +115,9 @@ class Section(Settings):
 
         redefined = inspect.get_annotations(cls).keys() & inherited.keys()
         for name in redefined:
-            field = copy(inherited[name])
-            field.default = cls.model_fields[name].default
+            field = copy(cls.model_fields[name])
+            field.metadata = field.metadata or inherited[name].metadata  # the range
+            field.description = field.description or inherited[name].description
             cls.__pydantic_fields__[name] = field
         if redefined:
             cls.model_rebuild(force=True)

@@ -37,6 +37,12 @@ class Wide(Shape):
     width: int = 9
 
 
+class Narrow(Shape):
+    """A section with another range."""
+
+    width: int = Field(default=1, gt=0, le=2)
+
+
 # -- values ----------------------------------------------------------------------------------------
 
 
@@ -113,6 +119,11 @@ def test_a_subclass_that_changes_a_default_keeps_range_and_description():
     assert Wide.model_fields["width"].description == "Its width, in meters."
     assert refusal_of(Wide, width=11) == "wide.width must be at most 10, not 11"
     assert Shape().width == 3
+
+
+def test_a_subclass_that_changes_a_range_keeps_the_description():
+    assert refusal_of(Narrow, width=3) == "narrow.width must be at most 2, not 3"
+    assert Narrow.model_fields["width"].description == "Its width, in meters."
 
 
 def test_sections_with_other_defaults_keep_the_ranges():
