@@ -70,8 +70,11 @@ class ChatFormat:
                 "its own generation prompt: correct the template or leave the setting out"
             )
         # Some templates write an empty chain of thought before an answer. It belongs to the query,
-        # so that a response is nothing but the answer.
-        self.before_answer = before.removeprefix(prompt)
+        # so that a response is nothing but the answer. A space becomes a part of the first word's
+        # token, so it belongs to the response.
+        lead = before.removeprefix(prompt)
+        self.end_of_query = lead if lead.strip() else ""
+        self.before_answer = "" if lead.strip() else lead
         self.after_answer = self._up_to_end_of_turn(after)
 
     def _up_to_end_of_turn(self, text: str) -> str:
@@ -94,7 +97,7 @@ class ChatFormat:
         """
         for message in messages:
             self._check_content(message["content"])
-        text = self._render(messages, add_generation_prompt=True) + self.before_answer
+        text = self._render(messages, add_generation_prompt=True) + self.end_of_query
         tokens = self._encode(text)
         if tokens[:1] == [self.tokenizer.bos_token_id]:
             tokens = tokens[1:]
@@ -106,7 +109,7 @@ class ChatFormat:
         Raises ValueError if the text holds a control token.
         """
         self._check_content(text)
-        return self._encode(text.strip() + self.after_answer)
+        return self._encode(self.before_answer + text.strip() + self.after_answer)
 
     def fit_prompt(self, prompt: Prompt, limit: int) -> Query:
         """A prompt of at most `limit` tokens. The user's text is cut, never the template.

@@ -151,6 +151,17 @@ def test_an_empty_chain_of_thought_belongs_to_the_query(tokenizer_folder, tmp_pa
     assert plain.decode(response) == "he did<|im_end|>"
 
 
+def test_a_space_before_an_answer_belongs_to_the_response(tokenizer):
+    tokenizer.chat_template = (
+        "{% for message in messages %}{% if message['role'] == 'user' %}"
+        "[INST] {{ message['content'] }} [/INST]"
+        "{% else %} {{ message['content'] }}{{ eos_token }}{% endif %}{% endfor %}"
+    )
+    split = posts_of(tokenizer, limits_of(tokenizer), {"messages": [QUESTION, ANSWER]})
+    response = split.columns["summaries"][0].tolist()
+    assert response == [*tokenizer(" he did").input_ids, tokenizer.eos_token_id]
+
+
 def test_chosen_and_rejected_are_answers(chat_tokenizer, by_template):
     poor = {"role": "assistant", "content": "no"}
     row = {"prompt": [QUESTION], "chosen": [ANSWER], "rejected": [poor]}
