@@ -1,8 +1,8 @@
 """Formats conversations by the tokenizer's own chat template (`data.chat_template`).
 
 A query is what the template writes before an answer, `add_generation_prompt=True`. A response is
-what the template writes for an answer, up to and including the token that ends the turn. That token
-becomes the tokenizer's EOS, so that sampling stops there and rewards are read there.
+the answer and what the template writes after it, up to and including the token that ends the turn.
+That token becomes the tokenizer's EOS, so that sampling stops there and rewards are read there.
 """
 
 from collections.abc import Sequence
@@ -45,7 +45,7 @@ class ChatFormat:
         """`first` are the tokens that begin each query: BOS or nothing (`first_tokens`)."""
         if not tokenizer.chat_template:
             raise UserError(
-                f"data.chat_template: the tokenizer {tokenizer.name_or_path} has no chat template: "
+                f"data.chat_template: tokenizer {tokenizer.name_or_path!r} has no chat template: "
                 "start from an instruct model, put a chat_template.jinja next to its "
                 "tokenizer.json, or leave the setting out"
             )
@@ -69,7 +69,12 @@ class ChatFormat:
                 "data.chat_template: the tokenizer's chat template does not write an answer after "
                 "its own generation prompt: correct the template or leave the setting out"
             )
-        self.before_answer = before.removeprefix(prompt)
+        # Some templates write an empty chain of thought before an answer. It belongs to the query,
+        # so that a response is nothing but the answer. A space becomes a part of the first word's
+        # token, so it belongs to the response.
+        lead = before.removeprefix(prompt)
+        self.end_of_query = lead if lead.strip() else ""
+        self.before_answer = "" if lead.strip() else lead
         self.after_answer = self._up_to_end_of_turn(after)
 
     def _up_to_end_of_turn(self, text: str) -> str:
@@ -92,7 +97,8 @@ class ChatFormat:
         """
         for message in messages:
             self._check_content(message["content"])
-        tokens = self._encode(self._render(messages, add_generation_prompt=True))
+        text = self._render(messages, add_generation_prompt=True) + self.end_of_query
+        tokens = self._encode(text)
         if tokens[:1] == [self.tokenizer.bos_token_id]:
             tokens = tokens[1:]
         return [*self.first, *tokens]
@@ -103,7 +109,7 @@ class ChatFormat:
         Raises ValueError if the text holds a control token.
         """
         self._check_content(text)
-        return self._encode(f"{self.before_answer}{text.strip()}{self.after_answer}")
+        return self._encode(self.before_answer + text.strip() + self.after_answer)
 
     def fit_prompt(self, prompt: Prompt, limit: int) -> Query:
         """A prompt of at most `limit` tokens. The user's text is cut, never the template.

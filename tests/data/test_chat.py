@@ -132,6 +132,36 @@ def test_a_response_ends_with_the_turn_which_is_eos(chat_tokenizer, family):
     assert text == ANSWER["content"]
 
 
+def test_an_empty_chain_of_thought_belongs_to_the_query(tokenizer_folder, tmp_path):
+    folder = save_chat_tokenizer(tokenizer_folder, tmp_path / "t", "chatml")
+    thinking = "{% if message['role'] == 'assistant' %}<think>\n\n</think>\n\n{% endif %}"
+    content = "{{ message['content'] }}"
+    template = TEMPLATES["chatml"].replace(content, thinking + content)
+    tokenizer = load_tokenizer(folder)
+    tokenizer.chat_template = template
+    end_answers_as_the_template(tokenizer)
+
+    split = posts_of(tokenizer, limits_of(tokenizer), {"messages": [QUESTION, ANSWER]})
+
+    plain: Any = AutoTokenizer.from_pretrained(folder)
+    plain.chat_template = template
+    whole = plain.apply_chat_template([QUESTION, ANSWER], tokenize=False)
+    query, response = (split.columns[name][0].tolist() for name in ("queries", "summaries"))
+    assert plain.decode(query + response) == whole.rstrip("\n")
+    assert plain.decode(response) == "he did<|im_end|>"
+
+
+def test_a_space_before_an_answer_belongs_to_the_response(tokenizer):
+    tokenizer.chat_template = (
+        "{% for message in messages %}{% if message['role'] == 'user' %}"
+        "[INST] {{ message['content'] }} [/INST]"
+        "{% else %} {{ message['content'] }}{{ eos_token }}{% endif %}{% endfor %}"
+    )
+    split = posts_of(tokenizer, limits_of(tokenizer), {"messages": [QUESTION, ANSWER]})
+    response = split.columns["summaries"][0].tolist()
+    assert response == [*tokenizer(" he did").input_ids, tokenizer.eos_token_id]
+
+
 def test_chosen_and_rejected_are_answers(chat_tokenizer, by_template):
     poor = {"role": "assistant", "content": "no"}
     row = {"prompt": [QUESTION], "chosen": [ANSWER], "rejected": [poor]}
@@ -317,7 +347,7 @@ def test_a_run_without_a_template_is_refused_in_one_line(place, policy_folder, c
     arguments = ["--preset", "tiny", "--name", "x", "--data", "pairs.jsonl", "--set", *settings]
     with pytest.raises(SystemExit):
         run_module(base, arguments)
-    assert "data.chat_template: the tokenizer" in capsys.readouterr().err
+    assert "data.chat_template: tokenizer" in capsys.readouterr().err
 
 
 def test_a_template_that_rewrites_answers_is_refused(tokenizer):

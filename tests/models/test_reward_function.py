@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from accelerate import Accelerator
 
 from eval import controls, judge, summaries, win_rate
 from reports import run_page
@@ -14,11 +15,12 @@ from stages import base, dpo, normalize, ppo, rm, sft
 from stages.config import config as settings
 from stages.config.checks import UserError
 from stages.config.command_line import config_from_arguments, make_config, recorded_config
-from stages.data.ragged import pad_right
+from stages.data.ragged import TokenizedSplit, make_ragged, pad_right
 from stages.models.forward import ResponseBatch, score_responses
 from stages.models.heads import shift_scores
 from stages.models.loading import load_reward_model, save_model
 from stages.models.reward_function import TextReward
+from stages.rl.episodes import Sampled, concatenate
 from stages.runs.files import read_lines
 from stages.runs.manifest import read_manifest, why_not
 from tests.lib.asserts import refusal_of
@@ -212,6 +214,51 @@ def test_the_function_gets_texts_without_eos_and_the_columns_of_each_row(module,
         {"id": 7, "query": "Who?", "topic": "rain"},
         {"id": "b", "query": "Who?", "topic": "bike"},
     ]
+
+
+def test_each_of_two_rows_with_one_prompt_gets_its_own_columns(module, tokenizer):
+    reward = TextReward("mine:remember", tokenizer)
+    tokens = {text: encode(tokenizer, text)[0] for text in ("Who?", "he", "he did")}
+    split = TokenizedSplit(
+        columns={
+            "queries": make_ragged([tokens["Who?"].tolist()] * 2),
+            "summaries": make_ragged([tokens["he"].tolist(), tokens["he did"].tolist()]),
+        },
+        rows=[
+            {"id": "a", "query": "Who?", "columns": {"wish": "short"}},
+            {"id": "a", "query": "Who?", "columns": {"wish": "long"}},
+        ],
+    )
+
+    normalize.score_rows(Accelerator(cpu=True), reward, split, [1, 0])
+
+    function: Any = reward.function
+    _, responses, rows = function.calls[-1]
+    assert responses == ["he did", "he"]
+    assert [row["wish"] for row in rows] == ["long", "short"]
+
+
+def test_facts_stay_with_their_responses():
+    first = {"id": "a"}
+    second = {"id": "b"}
+    columns = torch.zeros(2, 3, dtype=torch.long)
+    sampled = Sampled(
+        queries=columns,
+        responses=columns,
+        pad_id=-1,
+        sampled_logprobs=columns.float(),
+        facts=[first, second],
+    )
+    chosen = sampled.rows(torch.tensor([1, 0, 1]))
+    assert chosen.facts == [second, first, second]
+    assert concatenate([sampled, chosen], torch.zeros(5, 3)).facts == [
+        first,
+        second,
+        second,
+        first,
+        second,
+    ]
+    assert [part.facts for part in sampled.passes(size=1)] == [[first], [second]]
 
 
 def test_a_saved_function_loads_with_its_bias(module, tokenizer, tmp_path):
