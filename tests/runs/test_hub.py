@@ -218,7 +218,7 @@ def test_a_repository_or_revision_that_is_not_there_is_one_line(client):
     assert unknown.startswith(
         f"error: base.checkpoint: model {layouts.PYTHIA} has no revision step7"
     )
-    assert unknown.endswith("correct what stands after @")
+    assert unknown.endswith("correct the part after @")
     gone = "0" * 40
     assert f"has no revision {gone}" in fetched(client, f"{layouts.PYTHIA}@{gone}")
     assert "nor a hub id: correct it" in fetched(client, "/no/such/folder")
@@ -230,11 +230,11 @@ def test_without_network_or_cache_the_line_says_where_to_run_what(hub, client):
         assert said.startswith(
             f"error: base.checkpoint: model {layouts.PYTHIA} is not in the hub's"
         )
-        assert said.endswith("run `make data PRESET=...` where there is a network")
+        assert said.endswith("run `make data PRESET=...` on a machine with a network")
     hub.broken = True
     said = fetched(client)
     assert "503" in said
-    assert said.endswith("run `make data PRESET=...` where there is a network")
+    assert said.endswith("run `make data PRESET=...` on a machine with a network")
 
 
 HF_DOWNLOAD = f"import huggingface_hub; huggingface_hub.snapshot_download({layouts.PYTHIA!r})"
