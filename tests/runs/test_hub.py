@@ -231,11 +231,11 @@ def test_without_network_or_cache_the_line_says_where_to_run_what(hub, client):
         assert said.startswith(
             f"error: base.checkpoint: model {layouts.PYTHIA} is not in the hub's"
         )
-        assert said.endswith("run `make data PRESET=...` where there is a network")
+        assert said.endswith("run `make data PRESET=...` on a machine with a network")
     hub.broken = True
     said = fetched(client)
     assert "503" in said
-    assert said.endswith("run `make data PRESET=...` where there is a network")
+    assert said.endswith("run `make data PRESET=...` on a machine with a network")
 
 
 HF_DOWNLOAD = f"import huggingface_hub; huggingface_hub.snapshot_download({layouts.PYTHIA!r})"
