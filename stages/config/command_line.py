@@ -265,7 +265,7 @@ def recorded_sections(request: Request) -> dict[str, Any]:
     return sections
 
 
-def _base_of_preset(config: Config) -> Any:
+def _base_of_preset(config: Config) -> settings.Base:
     """The base model of a run's preset; what the run recorded if its preset cannot be read."""
     try:
         return preset_config(config.preset).base
