@@ -421,7 +421,11 @@ def _configs_of_run(request: Request) -> dict[str, Config]:
     for folder in (root / f"seed{request.seed}", *sorted(root.glob("seed*"))):
         configs = {}
         for stage in STAGES:
-            config = None if STAGES[stage].per_judge else recorded_config(folder / stage)
+            if STAGES[stage].per_judge:
+                continue
+            config = recorded_config(folder / stage)
+            if config is None:  # a half-finished stage has recorded what it began with
+                config = recorded_config(folder / f"{stage}.partial")
             if config is not None:
                 configs[stage] = config
         if configs:

@@ -57,6 +57,17 @@ def test_a_setting_that_a_replaced_stage_no_longer_has_is_not_asked_for_again(ru
     assert config_of(requested("--name", "foo")) == after
 
 
+def test_the_settings_of_a_half_finished_stage_count_too(foo, runs):
+    begun = make_config("tiny-xs", name="foo", overrides=(*MADE, "ppo.kl_coef=0.2"))
+    ppo = runs / "foo/seed44413/ppo"
+    shutil.rmtree(ppo)
+    shutil.rmtree(ppo.with_name("summaries"))
+    partial = ppo.with_name("ppo.partial")
+    partial.mkdir()
+    (partial / "config.json").write_text(json.dumps(begun.model_dump()))
+    assert config_of(requested("--name", "foo")) == begun
+
+
 def test_data_and_tokenizer_are_those_of_the_run(runs, tmp_path, tokenizer_folder):
     folders = {"data": str(tmp_path), "tokenizer": str(tokenizer_folder)}
     config = make_config("posts", name="mine", **folders)
