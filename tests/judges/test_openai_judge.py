@@ -140,6 +140,15 @@ def test_three_answers_that_are_only_a_thought_stop_the_judge_and_name_the_cause
     assert len(server.requests) == 3
 
 
+def test_thoughts_without_an_answer_now_and_then_stop_nothing():
+    message = {"role": "assistant", "content": "", "reasoning_content": "Hm."}
+    only_thought = chat("", choices=[{"index": 0, "message": message, "finish_reason": "stop"}])
+    with serving(lambda number, body: chat(GOOD) if number % 2 else only_thought) as server:
+        judge = make_judge(llm_config(server, concurrency=1), {})
+        replies = list(judge_all(judge, questions(6), 1))
+    assert {reply.choice for reply in replies} == {"A"}
+
+
 def test_a_thought_that_was_cut_off_gets_more_room_before_it_counts():
     message = {"role": "assistant", "content": "", "reasoning_content": "Hm."}
     cut_off = chat("", choices=[{"index": 0, "message": message, "finish_reason": "length"}])
