@@ -121,8 +121,8 @@ class ProgressLine:
 
 
 def say_result(stage: str, seconds: float, results: Mapping[str, Any]) -> None:
-    """Print one line about a stage that has finished; a terminal has a table of them instead."""
-    if not is_terminal():
+    """Print one line about a stage with a result to look at; a terminal has a table instead."""
+    if numbers_text(results) and not is_terminal():
         print_line(f"{stage}: done in {seconds:.0f} s", results)
 
 

@@ -130,7 +130,7 @@ def test_our_launch_leaves_time_to_save(monkeypatch):
     ],
 )
 def test_a_launched_stage_is_trained_in_two_processes(tmp_path, how):
-    variables = ["NAME=two", f"SET={' '.join(SETTINGS)} memory.microbatch_size=8", how]
+    variables = ["NAME=two", f"SET={' '.join(SETTINGS)}", how]
     done = subprocess.run(
         [sys.executable, "-m", "stages", "sft", *variables],
         cwd=tmp_path,
