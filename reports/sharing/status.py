@@ -68,16 +68,16 @@ class RunStatus:
 
     @property
     def rows(self) -> list[tuple[str, str]]:
-        """States with their stages. Stages of a state share a row, unless there are details."""
+        """States with their stages. Stages share a row if state and detail are the same."""
         rows = []
         for state in COLORS:
-            of_state = [stage for stage in self.stages if stage.state == state]
-            labels = [stage.label for stage in of_state if not stage.detail]
-            if labels:
-                rows.append((state, ", ".join(labels)))
-            for stage in of_state:
-                if stage.detail:
-                    rows.append((state, f"{stage.label}: {stage.detail}"))
+            labels: dict[str, list[str]] = {}  # by detail
+            for stage in self.stages:
+                if stage.state == state:
+                    labels.setdefault(stage.detail, []).append(stage.label)
+            for detail, stages in labels.items():
+                names = ", ".join(stages)
+                rows.append((state, f"{names}: {detail}" if detail else names))
         return rows
 
 
