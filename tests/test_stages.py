@@ -241,7 +241,7 @@ def test_a_stage_that_diverges_stops_before_the_step(study, place, capsys, modul
     for name in ("base", "sft"):
         shutil.copytree(study / name, run / name)
     with pytest.raises(SystemExit):
-        run_module(module, [*ARGUMENTS, f"{stage}.learning_rate=1e30"])
+        run_module(module, [*ARGUMENTS, f"{stage}.learning_rate=1e9"])
     message = capsys.readouterr().err.strip().splitlines()[-1]
     assert f"{stage} stopped before a step of update " in message
     assert not (run / stage / "manifest.json").exists() or stage == "sft"

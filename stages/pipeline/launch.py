@@ -16,7 +16,7 @@ from pathlib import Path
 
 from stages.config.checks import UserError, forget_variables, unknown
 from stages.config.faults import in_one_line
-from stages.runs.signals import RECEIVED, Stopped, finishing_first, handled_signals, stop_asked
+from stages.runs.signals import RECEIVED, Stopped, finishing_first, stop_asked
 
 ENGINES = ("ddp", "fsdp2")
 # Seconds that torch's launcher gives its processes to finish an update and to save after a signal.
@@ -52,7 +52,7 @@ def split_launch(launch: str) -> list[str]:
 def run_launched(words: Sequence[str]) -> int:
     """Run a launcher to its end and return its exit status, as a shell gives it.
 
-    SIGTERM and SIGHUP are passed on to it. Raises Stopped if a signal has stopped its processes.
+    SIGTERM and SIGHUP are passed on to it. Raises Stopped if this process has received a signal.
     """
     forget_variables(keep=("ACCELERATE_USE_CPU",))
     with finishing_first():
@@ -61,6 +61,9 @@ def run_launched(words: Sequence[str]) -> int:
         except FileNotFoundError:
             raise UserError(f"there is no program {words[0]}: correct LAUNCH=") from None
         RECEIVED.children.append(process)
+        early_signal = stop_asked()  # it may have come before the process was in the list
+        if early_signal and early_signal != signal.SIGINT:
+            process.send_signal(early_signal)
         try:
             code = process.wait()
         finally:
@@ -68,11 +71,7 @@ def run_launched(words: Sequence[str]) -> int:
 
     if stop_asked():
         raise Stopped(stop_asked())
-    status = code if code >= 0 else 128 - code
-    stopped_by = status - 128  # a cluster may send a signal only to the launched processes
-    if stopped_by in handled_signals():
-        raise Stopped(stopped_by)
-    return status
+    return code if code >= 0 else 128 - code
 
 
 @in_one_line()

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
+from stages.config.checks import say_error
 from stages.config.command_line import Request
 from stages.config.config import Config, UserError
 from stages.config.stages import row_of
@@ -26,6 +27,7 @@ from stages.pipeline.wanted import (
 )
 from stages.runs.manifest import lock_of, partial_of, read_manifest, stage_folder, why_not
 from stages.runs.run import held, move_aside, put_in_place
+from stages.runs.signals import handled_signals
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,6 +147,14 @@ class Runner:
             raise UserError(
                 f"stage {stage} was killed (SIGKILL), by somebody or for lack of memory:"
                 " the same command, without REPLACE, resumes it"
+            )
+        if status - 128 in handled_signals():
+            # A cluster may stop only the launched processes. srun ends with the same status if one
+            # of its tasks fails.
+            name = signal.Signals(status - 128).name
+            say_error(
+                f"stage {stage} was ended by {name}: if one of its processes failed, its error is"
+                f" above; otherwise `{self.resume_command}` resumes it"
             )
         if status:
             raise StageFailedError(status)

@@ -97,9 +97,9 @@ def of_the_likeliest(right: Callable[..., Tensor], logits: Tensor, *others: Any)
     return right(logits.masked_fill(logits < least, -torch.inf), *others)
 
 
-def queries_padded_right(right: Callable[..., Sampled], *args: Any) -> Sampled:
+def queries_padded_right(right: Callable[..., Sampled], *args: Any, **options: Any) -> Sampled:
     """The queries' padding is on the right, between a query and its response."""
-    sampled = right(*args)
+    sampled = right(*args, **options)
     queries = [row[row != sampled.pad_id] for row in sampled.queries]
     return replace(sampled, queries=pad_right(queries, sampled.pad_id))
 

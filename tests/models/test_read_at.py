@@ -121,7 +121,7 @@ def test_a_saved_model_that_says_nothing_is_read_at_eos(reward_model, tokenizer,
 
 
 def test_another_place_is_refused_in_one_line():
-    with pytest.raises(UserError, match=r"^rm.read_at must be one of eos, before_eos, not 'end'$"):
+    with pytest.raises(UserError, match=r"^rm.read_at must be 'eos' or 'before_eos', not 'end'$"):
         make_config("tiny", name="mine", overrides=("rm.read_at=end",))
 
 

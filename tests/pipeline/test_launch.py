@@ -81,13 +81,6 @@ def test_the_status_of_a_launcher_is_returned():
         run_launched(["no-such-launcher"])
 
 
-def test_processes_that_a_signal_has_stopped_stop_the_command():
-    """A cluster may signal only the launched processes."""
-    with pytest.raises(Stopped) as stopped:
-        run_launched(["sh", "-c", "exit 143"])
-    assert stopped.value.number == signal.SIGTERM
-
-
 def test_a_sigterm_is_passed_on_to_the_launcher_which_may_finish(signals, tmp_path):
     """The child signals the command, as a cluster would, and leaves a note of what it gets."""
     note = tmp_path / "note"

@@ -134,6 +134,17 @@ def test_a_launched_stage_that_was_killed_is_named(runs, monkeypatch):
         Recorder(launcher=["accelerate"]).run(planned())
 
 
+def test_a_launched_stage_that_a_signal_ended_says_how_to_resume_it(runs, monkeypatch, capsys):
+    """A cluster may stop only the launched processes; srun ends alike if one of its tasks fails."""
+    monkeypatch.setattr(runner_module, "run_launched", lambda words: 143)
+    with pytest.raises(StageFailedError) as failure:
+        Recorder(launcher=["srun"], resume_command="make sft LAUNCH=srun").run(planned())
+    assert failure.value.status == 143
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert line.startswith("stage sft was ended by SIGTERM: if one of its processes failed, its")
+    assert line.endswith("otherwise `make sft LAUNCH=srun` resumes it")
+
+
 # -- what is refused -------------------------------------------------------------------------------
 
 
