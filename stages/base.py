@@ -164,12 +164,14 @@ class SourceRows:
 
 def read_rows(config: Config) -> SourceRows:
     """The rows that the settings use, checked."""
-    source = config.data.source
-    if source == TOY:
-        source = str(world_folder(config))
+    is_builtin = config.data.source == TOY
+    source = str(world_folder(config)) if is_builtin else config.data.source
     bad_rows = BadRows(config.data.on_bad_row)
     all_splits = read_source(config.data, source, bad_rows, config.needed_splits)
-    for line in [*describe_unread(source), *describe_whole_prompts(all_splits)]:
+    notes = describe_whole_prompts(all_splits)
+    if not is_builtin:
+        notes = describe_unread(source) + notes
+    for line in notes:
         print(line, flush=True)
     published = compare_with_published(config.data, all_splits)
     splits = subsample(config.data, all_splits)

@@ -121,8 +121,12 @@ class Run:
     def progress(self, items: Iterable[T], label: str, total: int, done: int = 0) -> Iterator[T]:
         """Pass the items on and show the progress, to `make status` too.
 
-        The stage's main loop, whose label is the stage's name, shows metrics next to it.
+        The stage's main loop, whose label is the stage's name, shows metrics next to it. Of several
+        processes only the main one shows anything.
         """
+        if not self.main:
+            yield from items
+            return
 
         def note(count: int, seconds_left: float) -> None:
             state = {
@@ -135,12 +139,12 @@ class Run:
                 write_json(self.partial / PROGRESS, state)
 
         shows_metrics = label == self.stage
-        return progress(
+        yield from progress(
             items,
             label,
             total,
             done=done,
-            note=note if self.main else None,
+            note=note,
             numbers=(lambda: self.latest) if shows_metrics else dict,
         )
 

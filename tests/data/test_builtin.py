@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from stages.base import read_rows
+from stages.config.command_line import make_config
 from stages.config.config import World
 from stages.data import builtin
 from stages.data.builtin import (
@@ -284,3 +286,10 @@ def test_another_seed_gives_other_posts(small_world, tmp_path):
     other = write_small_world(tmp_path / "other", seed=2)
     for split in SPLITS:
         assert other[split] != small_world[split]
+
+
+def test_nothing_is_said_about_the_files_of_the_built_in_world(runs, capsys):
+    small = "world.train_posts=8 world.validation_posts=4 world.train_comparisons=8".split()
+    overrides = (*small, "world.validation_comparisons=4", "eval.posts=4")
+    read_rows(make_config("tiny-xs", name="small", overrides=overrides))
+    assert "not read" not in capsys.readouterr().out
