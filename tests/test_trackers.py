@@ -119,7 +119,7 @@ def test_a_stage_that_goes_on_goes_on_in_its_run_and_nothing_of_this_machine_is_
 def test_a_wandb_that_cannot_begin_is_one_line_and_the_stage_goes_on(tmp_path, environment, said):
     done = process(tmp_path, LIVE, "1", "1", **{"WANDB_PROJECT": "tldr"} | environment)
     assert done.code == 0
-    (line,) = [line for line in done.errors.splitlines() if line.startswith("wandb cannot begin")]
+    (line,) = [line for line in done.errors.splitlines() if line.startswith("wandb cannot start")]
     assert said in line
     assert line.endswith("the stage continues without it")
 

@@ -54,7 +54,8 @@ def judge(folder: Path, url: str) -> subprocess.Popen:
         **{"request_seconds": SLOW_SECONDS - 0.5, "max_retries": 12},
     }
     words = [f"judge.{name}={value}" for name, value in settings.items()]
-    command = [sys.executable, "-m", "eval.judge", "--preset", "tiny", "--set", *words]
+    stage = ["--stage", "judge", "--resume-command=make eval"]
+    command = [sys.executable, "-m", "stages", *stage, "--preset", "tiny", "--set", *words]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OPENAI_API_KEY": "none"}
     return subprocess.Popen(
         command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE

@@ -57,12 +57,20 @@ def write_posts(count: int) -> None:
     finish_summaries(make_config("tiny"), ppo=rows)
 
 
+JUDGE = """
+import sys
+from eval import judge
+from tests.lib.make_stages import run_module
+run_module(judge, sys.argv[1:])
+"""
+
+
 def judging(folder: Path, url: str) -> subprocess.Popen[str]:
     """The stage as `make eval` starts it."""
     words = ["judge.kind=openai", "judge.model=judge", f"judge.base_url={url}"]
-    start = [sys.executable, "-m", "stages", "--stage", "judge", "--resume-command=make eval"]
+    arguments = ["--preset", "tiny", "--set", *words, "judge.concurrency=4"]
     return subprocess.Popen(
-        [*start, "--preset", "tiny", "--set", *words, "judge.concurrency=4"],
+        [sys.executable, "-c", JUDGE, *arguments],
         cwd=folder,
         env={**os.environ, "PYTHONPATH": str(ROOT), "OPENAI_API_KEY": "none"},
         stdout=subprocess.PIPE,
