@@ -14,10 +14,10 @@ PY := $(if $(VENV),$(VENV)/bin/python,$(PYTHON))
 PIP := $(PY) -m pip install --quiet --no-compile --constraint constraints.txt
 INSTALLED := $(if $(VENV),$(VENV)/installed)
 DEVELOPED := $(if $(VENV),$(VENV)/developed)
-OURS := help install check test walks simulations
-TARGETS := $(filter-out $(OURS) $(VENV)/%,$(MAKECMDGOALS))
+MAKE_TARGETS := help install check test walks simulations
+TARGETS := $(filter-out $(MAKE_TARGETS) $(VENV)/%,$(MAKECMDGOALS))
 .DEFAULT_GOAL := help
-.PHONY: $(OURS) $(TARGETS) pipeline
+.PHONY: $(MAKE_TARGETS) $(TARGETS) pipeline
 
 # Make would expand the values on their way into the environment.
 unexport $(foreach name,$(.VARIABLES),$(if $(findstring command,$(origin $(name))),$(name)))

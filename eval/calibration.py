@@ -98,7 +98,8 @@ def labelled_pairs(run: Run, bad: BadRows) -> tuple[list[Row], int]:
     Raises UserError where neither has labels.
     """
     config = run.config
-    count, seed = config.checks.calibration_pairs, config.seed
+    count = config.checks.calibration_pairs
+    seed = config.seed
     if config.kind == OUTPUTS:
         rows = labelled_rows(read_policies(run.require("summaries")))
         if not rows:
@@ -180,7 +181,8 @@ def describe(pairs: Sequence[Row], judgements: Sequence[Row]) -> dict[str, Any]:
     where a judge says nothing usable.
     """
     answered = [pair for pair in pairs if pair["answer"] is not None]
-    judged, errors = as_frame(answered), known_errors(pairs)
+    judged = as_frame(answered)
+    errors = known_errors(pairs)
     decided = judged[judged["answer"] != 0.5]
     texts = {pair["id"]: (pair["summary"], pair["reference"]) for pair in pairs}
     post_of = {pair["id"]: pair["post"] for pair in pairs}
@@ -225,7 +227,8 @@ def calibration_of(folder: Path) -> dict[str, Any] | None:
     finished = {path: manifest["results"] for path, manifest in manifests.items() if manifest}
     if folder not in finished:
         return None
-    results, answers = finished.pop(folder), answers_in(folder)
+    results = finished.pop(folder)
+    answers = answers_in(folder)
     simple = dict(results["simple"])
     for rival, about in finished.items():
         answered = answers_in(rival)
@@ -248,17 +251,24 @@ def flags(results: dict[str, Any]) -> tuple[list[str], str]:
     A judge that is worse than it must be is flagged whatever their number; one that is not shown
     to be better, where the pairs are about `NEEDED` posts.
     """
-    statistics, posts = results["statistics"], results["posts"]
-    few, doubts = posts < NEEDED, doubts_of(results)
-    reasons = [] if results["agreement"] else ["no pair has a verdict in both orders"]
-    reasons += [reason for reason, worse in doubts if worse or not few]
+    statistics = results["statistics"]
+    posts = results["posts"]
+    has_enough_posts = posts >= NEEDED
+    doubts = doubts_of(results)
+    reasons = []
+    if not results["agreement"]:
+        reasons.append("no pair has a verdict in both orders")
+    for reason, is_worse in doubts:
+        if is_worse or has_enough_posts:
+            reasons.append(reason)
     first = statistics["share_first"]
     if leaning({"": first}):
         reasons.append(f"it prefers the text shown first in {_shown(first)} of its choices")
     if statistics["unjudged"] > MOST_UNJUDGED:
         reasons.append(f"{statistics['unjudged']:.1%} of its replies say nothing usable")
-    is_open = few and not all(worse for _, worse in doubts)
-    undecided = f"its calibration, too few posts ({posts} of {NEEDED} needed)" if is_open else ""
+    undecided = ""
+    if not has_enough_posts and not all(is_worse for _, is_worse in doubts):
+        undecided = f"its calibration, too few posts ({posts} of {NEEDED} needed)"
     return reasons, undecided
 
 
@@ -298,14 +308,16 @@ def known_errors(pairs: Sequence[Row]) -> pd.DataFrame:
 
 def correct(scores: Sequence[tuple[str, float]], pairs: Sequence[Row]) -> Corrected | None:
     """`corrected_rate` of one policy's scores, each with its post, by the labelled `pairs`."""
-    known, values = known_errors(pairs), np.array([score for _, score in scores], dtype=float)
+    known = known_errors(pairs)
+    values = np.array([score for _, score in scores], dtype=float)
     posts = post_numbers([post for post, _ in scores])
     return corrected_rate(values, known, shift_of(known), posts)
 
 
 def print_summary(results: dict[str, Any]) -> None:
     """The result in some lines of at most 80 columns."""
-    agreement, kappa = results["agreement"], results["kappa_interval"]
+    agreement = results["agreement"]
+    kappa = results["kappa_interval"]
     shown = _shown(kappa, ".2f") if kappa else "none"
     lines = [
         f"judge {results['judge']['name']} on {results['pairs']} labelled pairs",

@@ -79,7 +79,8 @@ def control_texts(post: Row, others: Sequence[Row], prompt: str = PROMPT) -> dic
     reference: str = post["reference"]
     words = reference.split()
     fields = parse_post(post["query"], prompt) or {"title": "", "post": post["query"]}
-    title, body = fields["title"], fields["post"]
+    title = fields["title"]
+    body = fields["post"]
     unlike = (row["reference"] for row in others if row["reference"].split() != words)
     filler = FILLERS[zlib.crc32(post["id"].encode()) % len(FILLERS)]
     other = swapped(reference, f"{title} {body} {reference}")
@@ -146,7 +147,8 @@ def wrong_emphasis(reference: str, title: str, body: str) -> str:
     They are at least `LONGER` times as long as the reference and tell at most `MOST_COVERED` of
     its content words; empty where the post has no such sentences.
     """
-    main, covered = content(f"{reference} {title}"), content(reference)
+    main = content(f"{reference} {title}")
+    covered = content(reference)
     sentences = list(enumerate(sentences_of(body)))
 
     def rank(numbered: tuple[int, str]) -> tuple[float, int]:
@@ -268,7 +270,8 @@ def _swap_numbers(text: str, known: str) -> str:
         return f"{new:,}" if "," in match[0] else str(new)
 
     def word(match: re.Match[str]) -> str:
-        place, many = NUMBER_WORDS.index(match[0].lower()), len(NUMBER_WORDS)
+        place = NUMBER_WORDS.index(match[0].lower())
+        many = len(NUMBER_WORDS)
         new = other(2 + place, [2 + (place + 3 + k) % many for k in range(many)])
         text = NUMBER_WORDS[new - 2] if new else match[0]
         return text.capitalize() if match[0].istitle() else text

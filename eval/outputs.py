@@ -294,8 +294,7 @@ def check_names(summaries: Sequence[GivenSummary]) -> None:
         if first is not summary:
             raise BadRowError(
                 summary.where,
-                f"post {summary.id} of system {summary.system} stands at {first.where} too: "
-                "drop one",
+                f"post {summary.id} of system {summary.system} is also at {first.where}: drop one",
             )
 
 

@@ -330,7 +330,7 @@ OUTPUTS: list[tuple[str, bytes, str]] = [  # a file's name, its content, the lin
         "no column post, reference: name it",
     ),
     ("x.jsonl", lines(GIVEN | {"summary": 3}), "is of type int: write it as text"),
-    ("x.jsonl", lines(GIVEN, GIVEN | {"summary": "t"}), "x.jsonl:2: post 1 of system x stands at"),
+    ("x.jsonl", lines(GIVEN, GIVEN | {"summary": "t"}), "x.jsonl:2: post 1 of system x is also at"),
     ("x.jsonl", lines(GIVEN, GIVEN | {"system": "b", "post": "q"}), "the post of id 1 differs"),
     ("x.csv", b"id,post\n1\n", "has 1 cells, but the header has 2"),
     ("x.parquet", b"x", "not a Parquet file"),

@@ -164,7 +164,7 @@ def settings_of(**changes):
 
 def test_settings_stand_beside_the_presets_and_the_papers(places):
     _, said, changed, _ = settings_of(name="mine", overrides=("ppo.kl_coef=0.1",))
-    assert said.text == "Set beside the preset tiny: ppo.kl_coef=0.1."
+    assert said.text == "Set in addition to the preset tiny: ppo.kl_coef=0.1."
     assert changed.header == ("setting", "this run", "preset tiny", "default")
     rows = {row[0]: row[1:] for row in changed.rows}
     assert rows["ppo.kl_coef"] == ["0.1", "0.05", "0.05"]

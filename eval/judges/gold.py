@@ -64,7 +64,8 @@ def training_of(config: Config, maker: Config | None) -> str:
     """Whether the gold model learned other comparisons than a run's own; no maker: not known."""
     if config.kind != TRAINED:
         return "another reward model; whether a policy was optimised against it is NOT KNOWN"
-    own, gold = trained_posts(config), trained_posts(maker) if maker else None
+    own = trained_posts(config)
+    gold = trained_posts(maker) if maker else None
     data = "trained on other comparisons than the run's own, with no post in common"
     if own is None or gold is None:
         data = "whether it was trained on other comparisons than the run's own is NOT KNOWN"
@@ -106,7 +107,8 @@ class GoldJudge(Judge):
         self.who = f"gold reward model {self.label}, not an LLM"
         weights = weights_note(maker.base.checkpoint) if maker else ""
         self.note = f"{training_of(config, maker)}; {accuracy_of(maker)}{weights}"
-        self.prompt, self.learned = config.data.prompt, (maker or config).data
+        self.prompt = config.data.prompt
+        self.learned = (maker or config).data
         # A judgement must not depend on the precision in which a policy was trained.
         memory = config.memory.changed(mixed_precision="no")
         self.accelerator = make_accelerator(config.changed(memory=memory))
@@ -192,12 +194,18 @@ class GoldJudge(Judge):
             prompt = Prompt(template="{post}", fields={"post": query})
             tokens = self.chat.fit_prompt(prompt, self.learned.max_query_tokens).tokens
             return tokens, self.chat.response(summary)
-        fields, data, encode = parse_post(query, self.prompt), self.learned, self.encode_query
-        tokens = encode([format_post(fields, data.prompt) if fields else query])[0]
+        fields = parse_post(query, self.prompt)
+        data = self.learned
+        tokens = self.encode_query([format_post(fields, data.prompt) if fields else query])[0]
         if fields:
-            cut = (data.prompt, fields, "post", data.max_query_tokens)
             with suppress(ValueError):  # a title over the limit: the whole query is read
-                _, tokens = fit_query(lambda filled: encode([filled])[0], *cut)
+                _, tokens = fit_query(
+                    lambda filled: self.encode_query([filled])[0],
+                    template=data.prompt,
+                    fields=fields,
+                    shortened_field="post",
+                    limit=data.max_query_tokens,
+                )
         words = self.encode([f" {summary.strip()}"])[0] if summary.strip() else []
         return tokens, [*words, self.tokenizer.eos_token_id]
 

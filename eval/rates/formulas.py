@@ -84,7 +84,9 @@ def mean_of_posts(values: Floats, limits: tuple[float, float], posts: Posts = No
         rows = np.column_stack([sums, sizes])
         low, high = bootstrap(rows, lambda totals: totals[:, 0] / totals[:, 1])
     mean = float(sums.sum() / sizes.sum())
-    low, high = max(limits[0], min(low, mean)), min(limits[1], max(high, mean))  # rounding
+    # Rounding may put a bound beyond a limit, or the mean beyond a bound.
+    low = max(limits[0], min(low, mean))
+    high = min(limits[1], max(high, mean))
     return Interval(estimate=mean, low=low, high=high, posts=len(sums))
 
 
@@ -98,7 +100,8 @@ def _share_bounds(sums: Floats, sizes: Floats, limits: tuple[float, float]) -> t
     Source: Korn and Graubard 1998 for the effective number of posts.
     """
     least, most = limits
-    mean, posts = float(sums.sum() / sizes.sum()), float(len(sums))
+    mean = float(sums.sum() / sizes.sum())
+    posts = float(len(sums))
     if np.isin(sums / sizes, limits).all():
         share = (mean - least) / (most - least)
         if (sizes != 1).any() and 0 < share < 1:
@@ -107,14 +110,17 @@ def _share_bounds(sums: Floats, sizes: Floats, limits: tuple[float, float]) -> t
         low, high = wilson(share * posts, posts)
         return least + low * (most - least), least + high * (most - least)
     size = float(sizes.mean())
-    sums, sizes = np.append(sums, [size * least, size * most]), np.append(sizes, [size, size])
-    middle, half = float(sums.sum() / sizes.sum()), Z * _error_of_ratio(sums, sizes)
+    sums = np.append(sums, [size * least, size * most])
+    sizes = np.append(sizes, [size, size])
+    middle = float(sums.sum() / sizes.sum())
+    half = Z * _error_of_ratio(sums, sizes)
     return max(least, min(middle - half, mean)), min(most, max(middle + half, mean))
 
 
 def _error_of_ratio(sums: Floats, sizes: Floats) -> float:
     """Standard error of `sum(sums) / sum(sizes)` over posts (linearised)."""
-    residuals, posts = sums - sizes * sums.sum() / sizes.sum(), len(sums)
+    residuals = sums - sizes * sums.sum() / sizes.sum()
+    posts = len(sums)
     return float(np.sqrt(posts / (posts - 1) * (residuals**2).sum()) / sizes.sum())
 
 
@@ -126,7 +132,8 @@ def mean_with_error(values: Floats, posts: Posts = None) -> Interval:
     from scipy.stats import t
 
     sums, sizes = totals_of(values, posts)
-    mean, count = float(values.mean()), len(sums)
+    mean = float(values.mean())
+    count = len(sums)
     low, high = mean, mean
     if count == len(values):
         low, high = mean_of_seeds(values.tolist()) or (mean, mean)
@@ -250,11 +257,12 @@ def seeds_needed(values: Sequence[float], half_width: float) -> int:
 
 def two_sided(interval: Mapping[str, Any], value: float) -> float:
     """The p-value of a true `value`, from an `estimate` and its bound on the side of the value."""
-    estimate, side = interval["estimate"], "low" if interval["estimate"] > value else "high"
+    estimate = interval["estimate"]
+    side = "low" if estimate > value else "high"
     error = abs(interval[side] - estimate) / Z
-    return (
-        2 * NormalDist().cdf(-abs(estimate - value) / error) if error else float(estimate == value)
-    )
+    if not error:
+        return float(estimate == value)
+    return 2 * NormalDist().cdf(-abs(estimate - value) / error)
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
@@ -262,7 +270,8 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
     Source: Holm 1979.
     """
-    order, count = np.argsort(p_values, kind="stable"), len(p_values)
+    order = np.argsort(p_values, kind="stable")
+    count = len(p_values)
     corrected = np.empty(count)
     corrected[order] = np.maximum.accumulate(
         np.minimum(1.0, np.asarray(p_values)[order] * (count - np.arange(count)))
@@ -332,7 +341,8 @@ def clustered_logit(
             )
         except (PerfectSeparationWarning, np.linalg.LinAlgError):
             return None
-    coefficients, covariance = np.asarray(fit.params), np.asarray(fit.cov_params())
+    coefficients = np.asarray(fit.params)
+    covariance = np.asarray(fit.cov_params())
     finite = np.isfinite(coefficients).all() and np.isfinite(covariance).all()
     if not (fit.converged and finite) or np.abs(coefficients).max() > MOST_LOGITS:
         return None

@@ -42,7 +42,7 @@ PASSES = 2  # of an optimizer step, and of a rollout
 ROOT = Path(__file__).parents[2]
 
 RunTargets = Callable[[Request, Sequence[str], int, str], int]
-"""Runs some targets in so many processes of an engine; returns the exit status."""
+"""Runs some targets in a number of processes of an engine; returns the exit status."""
 
 
 def counts_of(config: Config, processes: int) -> dict[str, int]:

@@ -102,7 +102,7 @@ def settings_tables(settings: dict[str, Row], preset: str) -> list[Block]:
     if built_in is None:
         said = f"The run started from the preset {preset}, which is a file of the user or is gone."
     elif own:
-        said = f"Set beside the preset {preset}: {', '.join(own)}."
+        said = f"Set in addition to the preset {preset}: {', '.join(own)}."
     else:
         said = f"All settings are those of the preset {preset}."
     return [

@@ -213,7 +213,7 @@ def check_dealt(
 
 
 def check_room(positions: int, query: int, response: int, setting: str) -> None:
-    """Raise UserError if a model has too few positions for so many tokens of query and response."""
+    """Raise UserError if a model has fewer positions than query and response have tokens."""
     if query + response > positions:
         raise UserError(
             f"{setting} is {response}, after queries of up to {query} tokens, but the model has "

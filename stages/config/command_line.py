@@ -344,7 +344,7 @@ def request_of(args: argparse.Namespace) -> Request:
     values["overrides"] = tuple(args.overrides)
     request = Request(**values)
 
-    # `make judge` gives the preset `outputs` where nobody has chosen one; it needs a file.
+    # `make judge` gives the preset `outputs` if no preset is named; it needs a file.
     has_preset = args.preset not in ("", OUTPUTS)
     changes_run = any(text.split(".")[0] not in SAME_RUN for text in request.overrides)
     has_sources = bool(request.data or request.tokenizer or request.upstream)
@@ -462,7 +462,7 @@ def _say_if_preset_changed(recorded: Config, overrides: dict[str, str]) -> None:
         print(f"warning: {run}, because {reason}", file=sys.stderr, flush=True)
         return
 
-    # Folders are given beside the preset, and an upstream supplies the shared sections.
+    # Folders are given in addition to the preset, and an upstream supplies the shared sections.
     from_upstream = SHARED_SECTIONS if recorded.upstream else ()
     changed = [
         f"{key}: {value_of(recorded, key)}, now {value_of(now, key)}"

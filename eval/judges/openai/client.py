@@ -39,7 +39,7 @@ from stages.config.judge_prompt import RESPONSE_FORMAT, read_prompt
 
 # A reply of a thousand tokens takes 10 KB, with log-probabilities 1 MB.
 MOST_BYTES = 4_000_000
-# So many answers that are nothing but a thought, one after another, are no accident.
+# This many replies in a row that contain a thought and no answer are no accident.
 MOST_ONLY_THOUGHT = 3
 ATTEMPTS = (1, 2)
 PROXY_VARIABLES = ("ALL_PROXY", "HTTPS_PROXY", "HTTP_PROXY")
@@ -320,7 +320,7 @@ class Delivery(httpx2.AsyncBaseTransport):
         chat.waiting.discard(self.task)
         self.completion = None
         self.error = None
-        usd = worst  # if nobody sees how the try ends
+        usd = worst  # unless the end of the try is seen
         outcome = "lost"
         try:
             status, headers, text = await self._send(request)

@@ -46,7 +46,8 @@ class OpenAIJudge(Judge):
     @property
     def about(self) -> About:
         """The model, and with which parameters of the protocol it was asked."""
-        judge, left_out = self.settings, self.chat.left_out
+        judge = self.settings
+        left_out = self.chat.left_out
         if not self.chat.has_answered:
             note = "all replies kept from before"
         else:
