@@ -107,6 +107,7 @@ def show_grid(runner: Runner, grid: Grid) -> None:
 def show_plan(runner: Runner, planned: PlannedRun) -> None:
     """Print which stages of a run would run, and why; nothing is written."""
     steps = runner.plan(planned)
+    runner.warn(planned, steps)
     lines = [f"would run {stage} ({why})" for stage, why in steps.items()]
     for line in lines or ["nothing to do"]:
         print(f"{planned.label}: {line}")

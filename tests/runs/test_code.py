@@ -7,6 +7,7 @@ import pytest
 from reports.sharing.status import status
 from stages.config.command_line import make_config
 from stages.config.stages import STAGES
+from stages.pipeline.grid import show_plan
 from stages.pipeline.wanted import code_warnings
 from stages.runs import machine
 from stages.runs.files import read_json
@@ -14,6 +15,7 @@ from stages.runs.machine import code_of
 from stages.runs.manifest import changed_code, stage_folder
 from stages.runs.run import open_stage
 from tests.lib.fake_stages import finish, interrupt, run_stages
+from tests.lib.pipeline import Recorder, make, planned
 
 ROOT = Path(__file__).parents[2]
 TINY = make_config("tiny")
@@ -143,3 +145,19 @@ def test_a_stage_that_two_versions_trained_stays_marked_whichever_runs_now(runs,
     assert changed_code(TINY, "sft") == [FORMULAS]
     edit(FORMULAS, "")
     assert changed_code(TINY, "sft") == [FORMULAS]
+
+
+@pytest.mark.parametrize("is_dry", [False, True])
+def test_a_command_names_the_edited_file_whether_it_runs_or_only_looks(runs, edit, capsys, is_dry):
+    make(TINY, "sft")
+    edit(FORMULAS, "edited")
+    capsys.readouterr()
+
+    if is_dry:
+        show_plan(Recorder(), planned(TINY, "sft"))
+    else:
+        assert make(TINY, "sft") == []
+    warning = (
+        f"tiny seed 44413: sft was trained with other code: {FORMULAS}. REPLACE=sft reruns it."
+    )
+    assert warning in capsys.readouterr().err.splitlines()
