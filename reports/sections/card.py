@@ -8,6 +8,7 @@ late is a line of the page, and the rest goes on. Weights are random, and nothin
 """
 
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -50,7 +51,9 @@ def parts_of(args: Any, work: Path) -> dict[str, tuple[int, str, Path]]:
     parts = {"placement": (35, f"pytest -q -m card {ROOT / TESTS}", work / "none.json")}
     for name, seconds in zip(args.presets, (70, 250), strict=False):
         result = settings.RUNS / f"card-{name}" / "rehearsal" / "rehearsal.json"
-        words = f"reports.needs.rehearse {words_of(name)}"
+        data = "" if PRESETS[name]().data.source else "DATA=."
+        changes = shlex.quote(f"SET={' '.join(args.overrides)}")
+        words = f"stages rehearse PRESET={name} NAME=card-{name} {data} {changes}"
         parts[f"stages of {name}"] = seconds, words, result
     parts["bench"] = 60, f"reports.speed.bench_page {bench}", work / "none.json"
     others = [("prepare", 25, shape), ("profile", 40, shape), ("precision", 25, shape)]
@@ -66,7 +69,7 @@ def run_part(words: str, seconds: float, result: Path) -> Record:
     started = time.monotonic()
     # At the first signal a part writes what it has; it is killed where it does not end.
     limit = ["timeout", "--foreground", "--kill-after=15", f"{max(1.0, seconds):.1f}"]
-    command = [*limit, sys.executable, "-m", *words.split()]
+    command = [*limit, sys.executable, "-m", *shlex.split(words)]
     environment = os.environ | {"PIP_NO_INDEX": "1"}
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     last, error = ((text.strip().splitlines() or [""])[-1] for text in (done.stdout, done.stderr))

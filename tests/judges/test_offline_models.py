@@ -76,7 +76,7 @@ def url(folder, tmp_path_factory):
 @pytest.mark.parametrize("folder", ["smollm2"], indirect=True)
 @pytest.mark.usefixtures("judge_environment")
 def test_a_real_server_is_asked_and_its_words_are_kept(folder, url, runs):
-    changes = {"model": str(folder.resolve()), "max_tokens": 24, "asks": 1, "structured": "off"}
+    changes = {"model": str(folder.resolve()), "max_tokens": 24, "structured": "off"}
     config = llm_config(SimpleNamespace(url=url), **changes)
     posts = [make_post(f"toy1-validation-{k}") for k in range(3)]
     texts = [(post["id"], post["post"], post["summary"], post["title"]) for post in posts]
