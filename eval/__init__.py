@@ -10,5 +10,5 @@ controls       these texts, judged by the same judge
 scores         how far two scorers agree; what a reward model's score gained; its held-out pairs
 calibration    the judge beside labelled comparisons
 judges         who compares
-rates          what follows from verdicts
+stats          what follows from verdicts
 """

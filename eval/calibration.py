@@ -19,7 +19,7 @@ import pandas as pd
 from eval.judge import judge_both_orders, make_judge, read_policies
 from eval.judges.offline import knows_own_texts_only
 from eval.judges.protocol import Row
-from eval.rates.correction import (
+from eval.stats.correction import (
     Corrected,
     agreement,
     corrected_rate,
@@ -27,9 +27,9 @@ from eval.rates.correction import (
     family_of,
     shift_of,
 )
-from eval.rates.formulas import needed_to_show, post_numbers
-from eval.rates.simple_judges import beside_judge, beside_simple_judges, measured
-from eval.rates.table import leaning, leanings, verdict_table
+from eval.stats.formulas import needed_to_show, post_numbers
+from eval.stats.simple_judges import beside_judge, beside_simple_judges, measured
+from eval.stats.table import leaning, leanings, verdict_table
 from eval.win_rate import post_scores
 from stages.config.config import TOY, Config, UserError
 from stages.config.judge import MOST_UNJUDGED
@@ -206,7 +206,7 @@ def describe(pairs: Sequence[Row], judgements: Sequence[Row]) -> dict[str, Any]:
 
 
 def as_frame(pairs: Sequence[Row]) -> pd.DataFrame:
-    """Judged pairs as `eval.rates.correction` takes them, with `with_reference`."""
+    """Judged pairs as `eval.stats.correction` takes them, with `with_reference`."""
     columns = ("label", "answer", "post", "family", "with_reference")
     frame = pd.DataFrame(pairs, columns=columns, dtype=object)
     posts = post_numbers(frame["post"].tolist())

@@ -23,8 +23,8 @@ from eval.judge import (
     run_questions,
 )
 from eval.judges.protocol import Row
-from eval.rates.formulas import clustered_share, needed_to_show
-from eval.rates.table import verdict_table
+from eval.stats.formulas import clustered_share, needed_to_show
+from eval.stats.table import verdict_table
 from eval.win_rate import posts_by_text
 from stages.config.config import Config
 from stages.config.judge import MOST_UNJUDGED

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from eval.judges.protocol import Row
-from eval.rates.length_control import mean_words
+from eval.stats.length_control import mean_words
 from stages.config.config import Config, Outputs, UserError
 from stages.config.judge import file_name
 from stages.config.sections import format_post

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from eval.rates.formulas import Floats, as_plain, clustered_share, mean_with_error, post_numbers
-from eval.rates.reward_pairs import pair_accuracy, pair_statistics
+from eval.stats.formulas import Floats, as_plain, clustered_share, mean_with_error, post_numbers
+from eval.stats.reward_pairs import pair_accuracy, pair_statistics
 from stages.runs.files import read_lines
 from stages.runs.run import HELD_OUT_CNNDM, HELD_OUT_PAIRS
 

@@ -5,7 +5,7 @@
 A post scores 1, 1/2 or 0 in each order (policy, tie, reference) and the mean over the two orders:
 a judge that contradicts itself has said tie. A post with an unjudged order is left out and
 counted, never imputed; `worst_case` says how far the rate could move if it were. Differences
-between policies are paired by post. Posts are resampled: see `eval.rates.formulas`.
+between policies are paired by post. Posts are resampled: see `eval.stats.formulas`.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,8 +16,6 @@ from typing import Any
 import pandas as pd
 
 from eval.judges.protocol import VERDICTS
-from eval.rates.formulas import Interval, mean_of_posts, sign_flip_p_value, totals_of
-from eval.rates.table import POINTS, analyse, verdict_table
 from eval.scores import (
     START,
     PostOf,
@@ -31,6 +29,8 @@ from eval.scores import (
     mean_gain,
     proxy_and_gold,
 )
+from eval.stats.formulas import Interval, mean_of_posts, sign_flip_p_value, totals_of
+from eval.stats.table import POINTS, analyse, verdict_table
 from stages.config.config import TRAINED, Config, UserError
 from stages.config.judge import MOST_UNJUDGED
 from stages.data.halves import in_half

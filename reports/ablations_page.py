@@ -13,7 +13,7 @@ from dataclasses import replace
 from functools import partial
 from statistics import fmean
 
-from eval.rates.formulas import mean_of_seeds
+from eval.stats.formulas import mean_of_seeds
 from reports.parts import gained, page, plots, verdicts, words
 from reports.parts.ablated import POLICY, AblatedRun, SeedsOfRun, collect, taken_stages, there
 from reports.parts.blocks import Block, Heading, Table, Text

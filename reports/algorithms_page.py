@@ -18,7 +18,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
-from eval.rates.formulas import CONFIDENCE, holm, mean_of_seeds, p_of_seeds
+from eval.stats.formulas import CONFIDENCE, holm, mean_of_seeds, p_of_seeds
 from reports.parts import page, plots
 from reports.parts.blocks import Block, Heading, Table, Text, slug
 from reports.parts.cells import MISSING, Number

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from eval.rates.formulas import holm
+from eval.stats.formulas import holm
 from eval.win_rate import names_of_pair
 from reports.parts import plots, run_report, sentences
 from reports.parts.blocks import Block, Table, Text

@@ -24,7 +24,7 @@ RANKS = (
     "stages.rl",
     "stages",  # one file a stage
     "stages.pipeline",
-    "eval.rates",
+    "eval.stats",
     "eval.judges",
     "eval.judges.openai",
     "eval",
@@ -47,7 +47,7 @@ MARKED = {
 SIBLINGS = ("stages", "reports.sections", "reports")
 WITHOUT_TORCH = """
     stages.config.* stages.runs.* stages.pipeline.*
-    stages.data.builtin stages.data.readers eval.judge eval.win_rate eval.rates.*
+    stages.data.builtin stages.data.readers eval.judge eval.win_rate eval.stats.*
     eval.judges.openai.budget eval.judges.openai.cache reports.*_page
     reports.parts.* reports.sections.* reports.scaling.*
     reports.sharing.* reports.needs.plan

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from eval.rates.formulas import wilson
-from eval.rates.reward_pairs import accuracy_at_equal_length, beside_length, pair_statistics
+from eval.stats.formulas import wilson
+from eval.stats.reward_pairs import accuracy_at_equal_length, beside_length, pair_statistics
 from stages.data.ragged import TokenizedSplit, make_ragged
 from stages.training.preferences import gap_rows
 

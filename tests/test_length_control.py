@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from scipy.optimize import approx_fprime, minimize
 
-from eval.rates.length_control import VerdictTable, length_controlled, rates_by_length
-from eval.rates.table import analyse, verdict_table
+from eval.stats.length_control import VerdictTable, length_controlled, rates_by_length
+from eval.stats.table import analyse, verdict_table
 from tests.lib.simulations import Scenario, logistic, sigmoid, verdicts_of
 
 PUBLISHED = {  # of all 1,000 verdicts, by another author; 880 of them are in ../shared/tldr

@@ -8,8 +8,8 @@ import pandas as pd
 import pytest
 from scipy import stats
 
-from eval.rates.correction import corrected_rate, errors_by_family, family_of, shift_of
-from eval.rates.formulas import (
+from eval.stats.correction import corrected_rate, errors_by_family, family_of, shift_of
+from eval.stats.formulas import (
     Interval,
     clustered_share,
     holm,
@@ -19,8 +19,8 @@ from eval.rates.formulas import (
     two_sided,
     wilson,
 )
-from eval.rates.simple_judges import kappa_interval
-from eval.rates.table import leaning
+from eval.stats.simple_judges import kappa_interval
+from eval.stats.table import leaning
 
 
 def known(found: Interval | None) -> Interval:

@@ -8,8 +8,8 @@ from statsmodels.stats.inter_rater import cohens_kappa as reference_kappa
 
 from eval.calibration import describe, sample_pairs, with_answers
 from eval.judges.protocol import VERDICTS
-from eval.rates.formulas import mean_of_posts
-from eval.rates.simple_judges import (
+from eval.stats.formulas import mean_of_posts
+from eval.stats.simple_judges import (
     beside_judge,
     beside_simple_judges,
     kappas,

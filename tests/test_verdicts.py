@@ -6,7 +6,7 @@ from math import sqrt
 
 import pytest
 
-from eval.rates.formulas import fisher_exact, p_of_seeds, within_margin
+from eval.stats.formulas import fisher_exact, p_of_seeds, within_margin
 from eval.win_rate import PairedInterval
 from reports.parts import ablated, verdicts
 from reports.parts.ablated import AblatedRun, SeedsOfRun

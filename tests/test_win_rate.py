@@ -10,8 +10,8 @@ import pytest
 from eval import judge
 from eval import win_rate as win_rate_stage
 from eval import win_rate as win_rates
-from eval.rates.formulas import wilson
 from eval.scores import agreement
+from eval.stats.formulas import wilson
 from eval.win_rate import describe, paired_difference, post_scores, rates_of, win_rate
 from reports import outputs_page
 from stages.config.command_line import make_config

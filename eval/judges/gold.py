@@ -16,7 +16,7 @@ import torch
 
 from eval.judges.offline import higher
 from eval.judges.protocol import TOO_LONG, About, Comparison, Judge, Reply, Row, scored_rows
-from eval.rates.reward_pairs import pair_accuracy
+from eval.stats.reward_pairs import pair_accuracy
 from stages.config.command_line import recorded_config
 from stages.config.config import Config, hash_of
 from stages.config.presets import SMOLLM2

@@ -13,8 +13,8 @@ from statistics import fmean
 
 import pandas as pd
 
-from eval.rates.formulas import CONFIDENCE, Interval, holm, mean_of_seeds, p_of_seeds
 from eval.scores import Scores
+from eval.stats.formulas import CONFIDENCE, Interval, holm, mean_of_seeds, p_of_seeds
 from eval.win_rate import PairedInterval, paired_difference, win_rate
 from reports.parts.collect import Record, find_runs, judged_row, policies_of
 from reports.parts.words import Row, named, shown

@@ -6,8 +6,8 @@ as good news. `row["policy"]` is the policy that learned by policy gradient.
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from eval.rates.table import leaning
 from eval.scores import START
+from eval.stats.table import leaning
 from reports.parts import doubts, paper
 from reports.parts.blocks import Block, Caveats, Heading, Text
 from reports.parts.words import (

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import NamedTuple
 
-from eval.rates.formulas import (
+from eval.stats.formulas import (
     fisher_exact,
     holm,
     mean_of_seeds,

@@ -7,7 +7,7 @@ from math import isnan
 from statistics import fmean
 from typing import Any
 
-from eval.rates.formulas import Interval, mean_of_seeds
+from eval.stats.formulas import Interval, mean_of_seeds
 from reports.parts.cells import MISSING, Number, PValue
 from stages.config.config import public_value
 from stages.config.stages import POLICY_STAGES

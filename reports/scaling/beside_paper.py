@@ -7,7 +7,7 @@ from math import inf, sqrt
 import numpy as np
 import pandas as pd
 
-from eval.rates.formulas import TAILS
+from eval.stats.formulas import TAILS
 from reports.parts import paper
 from reports.parts.collect import Record
 from reports.scaling.measures import Interval, given, sizes

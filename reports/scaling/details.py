@@ -7,7 +7,7 @@ from functools import partial
 import numpy as np
 import pandas as pd
 
-from eval.rates.formulas import mean_of_seeds
+from eval.stats.formulas import mean_of_seeds
 from reports.parts import paper, plots, sentences, words
 from reports.parts.blocks import Block, Details, Heading, Table
 from reports.parts.cells import MISSING, Number

@@ -10,7 +10,7 @@ from math import inf, nan, sqrt
 import numpy as np
 import pandas as pd
 
-from eval.rates.formulas import TAILS, Z
+from eval.stats.formulas import TAILS, Z
 from reports.parts.collect import Record, numbers_of, policies_of
 from reports.parts.sentences import NO_GUESS
 from reports.parts.words import Row, direction, side

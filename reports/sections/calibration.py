@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from eval.calibration import HUMAN_CEILING, NAMES, correct
-from eval.rates.correction import SHIFT
+from eval.stats.correction import SHIFT
 from reports.parts.blocks import Block, Caveats, Heading, Table, Text
 from reports.parts.cells import MISSING
 from reports.parts.collect import Record, policies_of

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from eval.judges.offline import facts_told
-from eval.rates.length_control import word_count
 from eval.scores import START
+from eval.stats.length_control import word_count
 from reports.parts.blocks import Block, Heading, Sample, Table, Text
 from reports.parts.collect import GIVEN, Record, policies_of
 from reports.parts.paired import UNJUDGED, posts_frame, side_by_side

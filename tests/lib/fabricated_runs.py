@@ -114,7 +114,7 @@ def interval(value, half=0.03):
 
 
 def statistics(value, unjudged, at_length=None, first=0.523):
-    """What `eval.rates.table.analyse` says of one policy, in its form."""
+    """What `eval.stats.table.analyse` says of one policy, in its form."""
     names = ("raw", "order_balanced", "shown_first", "shown_second", "length_controlled")
     found: dict[str, Any] = {name: interval(value - k / 100) for k, name in enumerate(names)}
     if at_length is not None:

@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from eval.rates.correction import corrected_rate
-from eval.rates.formulas import clustered_share
-from eval.rates.length_control import VerdictTable, length_controlled
+from eval.stats.correction import corrected_rate
+from eval.stats.formulas import clustered_share
+from eval.stats.length_control import VerdictTable, length_controlled
 
 Floats = Any
 Effect = Callable[[Floats], Floats]

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from eval.rates.reward_pairs import calibration, pair_statistics
+from eval.stats.reward_pairs import calibration, pair_statistics
 from stages.config.command_line import make_config
 from stages.data.ragged import TokenizedSplit, make_ragged
 from stages.rm import take_step

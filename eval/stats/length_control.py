@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from eval.rates.formulas import Floats, Z, clustered_logit, clustered_share, mean_of_posts
+from eval.stats.formulas import Floats, Z, clustered_logit, clustered_share, mean_of_posts
 
 BINS = 5
 LEAST_JUDGEMENTS = 30

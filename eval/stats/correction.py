@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from eval.rates.formulas import (
+from eval.stats.formulas import (
     TAILS,
     Floats,
     Interval,
@@ -29,7 +29,7 @@ from eval.rates.formulas import (
     resampled_totals,
     totals_of,
 )
-from eval.rates.simple_judges import agreements
+from eval.stats.simple_judges import agreements
 
 LEAST_SKILL = 0.05  # if sensitivity + specificity - 1 is below this, a judge's rate says nothing
 # How far sensitivity and specificity on our summaries may be from those on labelled ones, at least.

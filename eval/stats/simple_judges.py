@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from eval.rates.formulas import (
+from eval.stats.formulas import (
     Floats,
     Interval,
     as_plain,
@@ -19,7 +19,7 @@ from eval.rates.formulas import (
     clustered_share,
     mean_of_posts,
 )
-from eval.rates.length_control import word_count
+from eval.stats.length_control import word_count
 from stages.data.text_metrics import words_of
 
 Pair = Mapping[str, Any]

@@ -18,7 +18,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from eval.rates.formulas import (
+from eval.stats.formulas import (
     Floats,
     Z,
     as_plain,
@@ -27,7 +27,7 @@ from eval.rates.formulas import (
     mean_of_posts,
     post_numbers,
 )
-from eval.rates.length_control import length_terms, sigmoid
+from eval.stats.length_control import length_terms, sigmoid
 
 GROUPS = ("split", "batch", "strength", "policies")
 CALIBRATION_BIN = 0.5  # reward units, as in the figure of Huang et al. 2024

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from eval.rates.formulas import (
+from eval.stats.formulas import (
     CONFIDENCE,
     Interval,
     as_plain,
@@ -16,7 +16,7 @@ from eval.rates.formulas import (
     post_numbers,
     two_sided,
 )
-from eval.rates.length_control import (
+from eval.stats.length_control import (
     VerdictTable,
     in_both_orders,
     length_controlled,
