@@ -9,7 +9,7 @@ from typing import Any
 from reports.parts.cells import Number
 from reports.parts.words import number, percent
 
-PAPER = Path(__file__).with_name("paper.json")
+PAPER = Path(__file__).parents[1] / "paper.json"
 PREFIX = "pythia-"
 SIZES = ("1b", "2.8b", "6.9b")
 

@@ -1,0 +1,310 @@
+"""Plots of pages: small panels in one look, as SVG that is legible on a phone and in dark mode.
+
+Each panel is a drawing of its own, so that a row of them wraps on a narrow screen. Backgrounds are
+transparent, and text and grid follow the theme of the reader. The same numbers give the same bytes.
+"""
+
+import html
+import io
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
+
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure as MatplotlibFigure
+from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+from reports.results import Curve, Interval
+from stages.rl.algorithms import ALGORITHMS
+
+# One color per policy on all pages; algorithms that are added later take the others in turn.
+POLICY_COLORS = {
+    "sft": "#2f7fc1",
+    "ppo": "#e0702b",
+    "rloo": "#2c9a6b",
+    "dpo": "#9a6bc1",
+    "grpo": "#b0506b",
+    "reinforce": "#8a8f3c",
+}
+OTHER_COLORS = ("#4f8f92", "#7a6a4f", "#c1912f", "#6b7bc1")
+REWARD_MODEL_COLOR = "#2c9a6b"
+NO_DIFFERENCE = 3.0  # percentage points; the shaded band of a plot of differences
+
+INK = "#48515b"
+GRID = "#dfe3e8"
+# The two colors of the drawing that follow the reader's theme: variable -> light, dark.
+THEME = {"--plot-ink": (INK, "#c3cbd3"), "--plot-grid": (GRID, "#3a424a")}
+
+WIDTH = 3.6  # inches; 346 CSS pixels, so that a panel fills a phone's screen
+HEIGHT = 2.5
+MOST_POINTS = 120  # of a line; more are averaged
+BAND_CAPTION = (
+    f"With more than {MOST_POINTS} updates, a line shows the mean of neighboring updates and the"
+    " band their range."
+)
+LOOK: dict[Any, Any] = {
+    "svg.fonttype": "none",
+    "svg.hashsalt": "reports",
+    "text.parse_math": False,  # labels are plain text
+    "text.color": INK,
+    "axes.labelcolor": INK,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "font.size": 9,
+    "axes.titlesize": 10,
+    "axes.titlelocation": "left",
+    "axes.edgecolor": GRID,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": GRID,
+    "legend.frameon": False,
+    "savefig.transparent": True,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Panel:
+    """One drawing: what it shows, and the function that draws it."""
+
+    title: str
+    draw: Callable[[Axes], None]
+    height: float = HEIGHT
+    width: float = WIDTH
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """A finished panel: its title, which is read aloud in its place, and its SVG."""
+
+    title: str
+    svg: str
+
+
+@dataclass(frozen=True)
+class Figure:
+    """Panels that belong together under one name."""
+
+    name: str
+    drawings: tuple[Drawing, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Line:
+    """A curve with the name and color that the legend shows."""
+
+    label: str
+    color: str
+    curve: Curve
+    has_dots: bool = False
+    """Whether the points are few and exact, so that each is marked."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bar:
+    """An estimate with its interval, in a row of a plot of intervals."""
+
+    label: str
+    color: str
+    value: float
+    interval: tuple[float, float] | None
+
+
+def color_of(policy: str) -> str:
+    """Return the color of a policy, the same on all pages."""
+    if policy in POLICY_COLORS:
+        return POLICY_COLORS[policy]
+    added = [name for name in ALGORITHMS if name not in POLICY_COLORS]
+    if policy in added:
+        return OTHER_COLORS[added.index(policy) % len(OTHER_COLORS)]
+    return OTHER_COLORS[0]
+
+
+def figure(name: str, panels: Sequence[Panel]) -> Figure | None:
+    """Draw panels; None if there are none."""
+    if not panels:
+        return None
+    return Figure(name, tuple(Drawing(panel.title, draw(panel)) for panel in panels))
+
+
+# -- kinds of panels -------------------------------------------------------------------------------
+
+
+def lines(
+    title: str,
+    unit: str,
+    lines: Sequence[Line],
+    is_share: bool = False,
+    x_label: str = "update",
+) -> Panel:
+    """Curves over the updates of a stage. `unit` labels the vertical axis."""
+
+    def draw_lines(axes: Axes) -> None:
+        for line in lines:
+            _draw_line(axes, line)
+        axes.set_xlabel(x_label)
+        axes.set_ylabel(unit)
+        axes.xaxis.set_major_locator(MaxNLocator(4, integer=True))
+        axes.yaxis.set_major_locator(MaxNLocator(4))
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.4g}"))
+        axes.margins(x=0.02)
+        if is_share:
+            axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:g}%"))
+            low, high = axes.get_ylim()
+            axes.set_ylim(max(low, -0.005), min(high, 1.005))  # no share lies beyond
+        if len(lines) > 1:
+            _add_legend(axes)
+
+    return Panel(title=title, draw=draw_lines)
+
+
+def win_rates(title: str, bars: Sequence[Bar]) -> Panel:
+    """Win rates with their intervals, one row each; the dashed line is even."""
+
+    def draw_rates(axes: Axes) -> None:
+        _draw_bars(axes, bars, write="{:.1%}", reference=0.5)
+        axes.set_xlim(0, 1)
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:g}%"))
+        axes.set_xlabel("win rate against the references")
+
+    return Panel(title=title, draw=draw_rates, height=_bars_height(bars))
+
+
+def differences(title: str, bars: Sequence[Bar], x_label: str) -> Panel:
+    """Differences in percentage points; within the shaded band counts as no difference."""
+
+    def draw_differences(axes: Axes) -> None:
+        axes.axvspan(-NO_DIFFERENCE, NO_DIFFERENCE, color=INK, alpha=0.1, lw=0)
+        _draw_bars(axes, bars, write="{:+.1f}", reference=0.0)
+        axes.margins(x=0.1)
+        axes.set_xlabel(x_label)
+
+    return Panel(title=title, draw=draw_differences, height=_bars_height(bars))
+
+
+def _bars_height(bars: Sequence[Bar]) -> float:
+    return max(1.6, 0.9 + 0.32 * len(bars))
+
+
+def _draw_bars(axes: Axes, bars: Sequence[Bar], write: str, reference: float) -> None:
+    for place, bar in enumerate(bars):
+        if bar.interval is not None:
+            axes.plot(list(bar.interval), [place, place], color=bar.color, lw=5, alpha=0.35)
+        axes.plot([bar.value], [place], "o", color=bar.color, ms=7)
+        axes.annotate(  # to the right of the plot, where no line crosses it
+            write.format(round(bar.value, 3) + 0.0),
+            xy=(1.0, place),
+            xytext=(5, 0),
+            xycoords=("axes fraction", "data"),
+            textcoords="offset points",
+            va="center",
+        )
+    axes.axvline(reference, color=INK, lw=1, ls=(0, (4, 3)))
+    axes.set_yticks(range(len(bars)), [bar.label for bar in bars])
+    axes.set_ylim(len(bars) - 0.5, -0.7)
+    axes.xaxis.set_major_locator(MaxNLocator(5))
+    axes.grid(visible=False, axis="y")
+
+
+def _draw_line(axes: Axes, line: Line) -> None:
+    """Draw a curve; of many points, the mean and the range of neighbors."""
+    steps, values = line.curve.steps, line.curve.values
+    if line.has_dots:
+        axes.plot(steps, values, "o:", color=line.color, label=line.label, ms=4)
+        return
+    size = max(1, math.ceil(len(steps) / MOST_POINTS))
+    groups = [slice(start, start + size) for start in range(0, len(steps), size)]
+    middles = [fmean(steps[group]) for group in groups]
+    if size > 1:
+        lows = [min(values[group]) for group in groups]
+        highs = [max(values[group]) for group in groups]
+        axes.fill_between(middles, lows, highs, color=line.color, alpha=0.18, lw=0)
+    means = [fmean(values[group]) for group in groups]
+    axes.plot(middles, means, color=line.color, label=line.label)
+
+
+def _add_legend(axes: Axes) -> None:
+    """Put the legend between the title and the plot, where it covers no line."""
+    handles, labels = axes.get_legend_handles_labels()
+    longest = max(len(label) for label in labels)
+    columns = min(len(labels), max(1, 44 // (longest + 6)))
+    axes.legend(
+        handles,
+        labels,
+        ncols=columns,
+        loc="lower left",
+        bbox_to_anchor=(0.0, 1.0),
+        borderaxespad=0.2,
+        borderpad=0.1,
+        handlelength=1.3,
+        columnspacing=1.2,
+    )
+    rows = math.ceil(len(labels) / columns)
+    axes.set_title(axes.get_title(loc="left"), pad=6 + 13 * rows)
+
+
+# -- SVG -------------------------------------------------------------------------------------------
+
+
+def draw(panel: Panel) -> str:
+    """Draw a panel as SVG."""
+    with matplotlib.rc_context():
+        matplotlib.rcdefaults()  # a user's own style would change the bytes
+        matplotlib.rcParams.update(LOOK)
+        drawing = MatplotlibFigure(figsize=(panel.width, panel.height), layout="constrained")
+        axes = drawing.add_subplot()
+        axes.set_title(panel.title)
+        axes.tick_params(length=0)
+        panel.draw(axes)
+        text = io.StringIO()
+        drawing.savefig(text, format="svg", metadata={"Date": None, "Creator": None})
+    return _themed(_shortened(text.getvalue()), title=panel.title)
+
+
+def _shortened(svg: str) -> str:
+    """Remove what no reader sees: the prolog, metadata, unused ids, digits of coordinates."""
+    svg = re.sub(r"^.*?(?=<svg)", "", svg, flags=re.DOTALL)
+    svg = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->", "", svg, flags=re.DOTALL)
+    # Ids that are not referred to would clash with those of other figures on a page.
+    used = set(re.findall(r'(?:url\(#|href="#)([\w-]+)', svg))
+    svg = re.sub(r' id="([\w-]+)"', lambda match: match[0] if match[1] in used else "", svg)
+    svg = re.sub(r"<[^>]+>", lambda tag: re.sub(r"(\d+\.\d\d)\d+", r"\1", tag[0]), svg)
+    return re.sub(r"\n\s*\n+", "\n", svg)
+
+
+def _themed(svg: str, title: str) -> str:
+    """Let ink and grid follow the reader's theme, and give the drawing a title."""
+    light = ""
+    dark = ""
+    for variable, (color, dark_color) in THEME.items():
+        svg = svg.replace(color, f"var({variable}, {color})")
+        light += f"{variable}: {color}; "
+        dark += f"{variable}: {dark_color}; "
+    style = (
+        f"<style>svg {{ {light}}} @media (prefers-color-scheme: dark) {{ svg {{ {dark}}} }}</style>"
+    )
+    opening = re.search(r"<svg [^>]*>", svg)
+    assert opening is not None
+    return f"{opening[0]}<title>{html.escape(title)}</title>{style}{svg[opening.end() :]}"
+
+
+# -- the figures of a run --------------------------------------------------------------------------
+
+
+def bars_of(rates: Mapping[str, tuple[str, Interval | None]]) -> list[Bar]:
+    """Return a bar for each policy that has a rate: policy -> title and rate."""
+    return [
+        Bar(
+            label=title,
+            color=color_of(policy),
+            value=rate.estimate,
+            interval=(rate.low, rate.high),
+        )
+        for policy, (title, rate) in rates.items()
+        if rate is not None
+    ]

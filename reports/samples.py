@@ -1,0 +1,123 @@
+"""Example posts of a page: the post, the reference, and what each policy wrote."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from eval.judges.offline import facts_told
+from eval.scores import START
+from eval.stats.length_control import word_count
+from reports.posts import UNJUDGED, judged_posts, side_by_side
+from reports.results import RunResult
+from stages.data.builtin import EVENT, facts_of, read_summary
+
+NUMBER_OF_SAMPLES = 5
+OUTCOMES = {
+    1.0: "preferred to the reference",
+    0.5: "even with the reference",
+    0.0: "the reference is preferred",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class SampleText:
+    """One summary of a sample; the first of a sample is the reference."""
+
+    author: str
+    text: str
+    outcome: str
+    """What the judge said; empty for the reference."""
+    score: float | None
+    tokens: int | None
+    words: int
+    is_cut_off: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sample:
+    """One held-out post with all its summaries."""
+
+    number: int
+    post_id: str
+    post: str
+    texts: tuple[SampleText, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class WantedFacts:
+    """What the readers of a built-in post want to know, and who tells it."""
+
+    subreddit: str
+    event: tuple[str, ...]
+    others: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    """The name of the fact, its word in the post, and what each text says."""
+
+
+def samples_of(run: RunResult, policies: Sequence[str]) -> list[Sample]:
+    """Return all held-out posts that were judged of all the policies, in the order of the data."""
+    frames = [judged_posts(run, policy) for policy in policies]
+    samples = []
+    for number, rows in enumerate(side_by_side(frames), start=1):
+        first = rows[0]
+        reference = SampleText(
+            author="Reference",
+            text=first["reference"],
+            outcome="",
+            score=first["reference_score"],
+            tokens=first["reference_tokens"],
+            words=word_count(first["reference"]),
+            is_cut_off=False,
+        )
+        texts = [reference]
+        for policy, row in zip(policies, rows, strict=True):
+            texts.append(
+                SampleText(
+                    author=run.policies[policy].title,
+                    text=row["summary"],
+                    outcome=_outcome(row["score"], row["verdict"]),
+                    score=row["proxy"],
+                    tokens=row["length"],
+                    words=word_count(row["summary"]),
+                    is_cut_off=row["ends"] is False,
+                )
+            )
+        sample = Sample(
+            number=number, post_id=first["post"], post=first["query"], texts=tuple(texts)
+        )
+        samples.append(sample)
+    return samples
+
+
+def example_of(run: RunResult) -> Sample | None:
+    """Return the post that opens a page: the first held-out one.
+
+    Some references of the built-in posts tell wrong facts on purpose; such a post is passed over.
+    """
+    policies = [policy for policy in (START, run.trained) if policy in run.policies]
+    for sample in samples_of(run, policies or list(run.policies)):
+        if run.has_real_texts:
+            return sample
+        _, wrong = read_summary(sample.texts[0].text, facts_of(sample.post_id))
+        if not wrong:
+            return sample
+    return None
+
+
+def wanted_facts(run: RunResult, sample: Sample | None) -> WantedFacts | None:
+    """Return what a built-in post's readers want to know; None for real posts."""
+    if run.has_real_texts or sample is None:
+        return None
+    facts, rows = facts_told(sample.post_id, [text.text for text in sample.texts])
+    wanted = [row[0] for row in rows[len(EVENT) : -1]]
+    return WantedFacts(
+        subreddit=facts.subreddit,
+        event=tuple(EVENT),
+        others=tuple(wanted),
+        rows=tuple(tuple(row) for row in rows),
+    )
+
+
+def _outcome(score: float, verdict: str) -> str:
+    if verdict == UNJUDGED:
+        return UNJUDGED
+    return OUTCOMES.get(score, f"judged {score:g} of 1")
