@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from math import isnan
 from statistics import fmean
 
 import pandas as pd
@@ -285,8 +286,8 @@ def mean_scores(posts: pd.DataFrame, column: str) -> Scores:
     """
     by_post = posts.groupby("post", sort=False)[column]
     is_complete = by_post.count() == posts["seed"].nunique()
-    means = by_post.mean()
-    return {str(post): float(mean) if is_complete[post] else None for post, mean in means.items()}
+    means = by_post.mean().where(is_complete)
+    return {str(post): None if isnan(mean) else float(mean) for post, mean in means.items()}
 
 
 def change_of(before: str, after: str) -> str:
