@@ -142,7 +142,7 @@ def provenance(runs: Sequence[RunResult]) -> Provenance:
                 devices.add(device_of(manifest))
             for library, version in manifest["versions"].items():
                 versions.setdefault(library, set()).add(version)
-            stage_rows.append(_stage_row(name, stage.folder, manifest))
+            stage_rows.append(stage_row(name, stage.folder, manifest))
         memory = run.settings.get("memory", {})
         if "cpu_threads" in memory:
             threads.add(str(memory["cpu_threads"]))
@@ -165,7 +165,8 @@ def provenance(runs: Sequence[RunResult]) -> Provenance:
     )
 
 
-def _stage_row(name: str, folder: Path, manifest: Json) -> StageRow:
+def stage_row(name: str, folder: Path, manifest: Json) -> StageRow:
+    """Return time, memory and origin of one stage."""
     return StageRow(
         name=name,
         seconds=manifest["seconds"],

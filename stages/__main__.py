@@ -302,7 +302,7 @@ def stage_function(config: Config, stage: str) -> Callable[[Config], Any]:
 
         return calibrate
     if stage == "calibration_report":
-        from reports.calibration_page import write_report
+        from reports.calibration import write_report
 
         return write_report
     if is_existing:

@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 
-from reports import calibration_page, run_page, scaling_page
+from reports import run_page, scaling_page
 from reports.parts import collect, page, sentences, words
 from reports.parts.collect import find_all
 from reports.sections import calibration
