@@ -94,6 +94,22 @@ class Entry:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Changes:
+    """How verdicts and summaries on the same posts differ from the base's, over all seeds."""
+
+    better: int
+    """Posts with a better verdict."""
+    worse: int
+    both_lose: int
+    unchanged: int
+    unjudged: int
+    identical: int
+    """Pairs of summaries that are the same word for word."""
+    summaries: int
+    """Pairs of summaries."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Paired:
     """An entry compared with another one, on the seeds and posts that both have."""
 
@@ -103,16 +119,7 @@ class Paired:
     """The runs of the entry that are compared."""
     comparison: Comparison
     """The difference of the win rates, for `reports.verdicts`."""
-    better: int
-    """Posts, over all seeds, whose verdict is better than the base's."""
-    worse: int
-    both_lose: int
-    unchanged: int
-    unjudged: int
-    identical: int
-    """Pairs of summaries that are the same word for word."""
-    summaries: int
-    """Pairs of summaries, over all seeds."""
+    changes: Changes
 
 
 @dataclass(frozen=True)
@@ -220,24 +227,14 @@ def compare(entry: Entry, base: Entry) -> Paired:
     Raises UserError if they have no seed or post in common, or if a post has two texts.
     """
     both = _posts_of_both(entry, base)
-    changes = Counter(
-        change_of(before, after)
-        for before, after in zip(both["verdict_base"], both["verdict"], strict=True)
-    )
-    written = both.dropna(subset=["summary", "summary_base"])
-    identical = int((written["summary"] == written["summary_base"]).sum())
+    changes = _changes(both)
+    is_same_text = changes.identical == changes.summaries
     return Paired(
         entry=entry,
         base=base,
         runs=tuple(run for run in entry.runs if run.seed in set(both["seed"])),
-        comparison=_comparison(entry, base, both, is_same_text=identical == len(written)),
-        better=changes[BETTER],
-        worse=changes[WORSE],
-        both_lose=changes[BOTH_LOSE],
-        unchanged=changes[UNCHANGED],
-        unjudged=changes[UNJUDGED],
-        identical=identical,
-        summaries=len(written),
+        comparison=_comparison(entry, base, both, is_same_text=is_same_text),
+        changes=changes,
     )
 
 
@@ -260,6 +257,21 @@ def _posts_of_both(entry: Entry, base: Entry) -> pd.DataFrame:
             f"the posts differ: {post} has another text in {entry.text} than in {base.text}"
         )
     return both
+
+
+def _changes(both: pd.DataFrame) -> Changes:
+    verdicts = zip(both["verdict_base"], both["verdict"], strict=True)
+    counts = Counter(change_of(before, after) for before, after in verdicts)
+    written = both.dropna(subset=["summary", "summary_base"])
+    return Changes(
+        better=counts[BETTER],
+        worse=counts[WORSE],
+        both_lose=counts[BOTH_LOSE],
+        unchanged=counts[UNCHANGED],
+        unjudged=counts[UNJUDGED],
+        identical=int((written["summary"] == written["summary_base"]).sum()),
+        summaries=len(written),
+    )
 
 
 def _comparison(entry: Entry, base: Entry, both: pd.DataFrame, is_same_text: bool) -> Comparison:

@@ -159,7 +159,7 @@ def lines(
             low, high = axes.get_ylim()
             axes.set_ylim(max(low, -0.005), min(high, 1.005))  # no share lies beyond
         if len(lines) > 1:
-            _add_legend(axes)
+            draw_legend(axes)
 
     return Panel(title=title, draw=draw_lines)
 
@@ -251,7 +251,7 @@ def _draw_line(axes: Axes, line: Line) -> None:
     axes.plot(middles, means, color=line.color, label=line.label)
 
 
-def _add_legend(axes: Axes) -> None:
+def draw_legend(axes: Axes) -> None:
     """Put the legend between the title and the plot, where it covers no line."""
     handles, labels = axes.get_legend_handles_labels()
     longest = max(len(label) for label in labels)
