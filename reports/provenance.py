@@ -134,8 +134,12 @@ def provenance(runs: Sequence[RunResult]) -> Provenance:
     versions: dict[str, set[str]] = {}
     threads: set[str] = set()
     precisions: set[str] = set()
+    folders: set[Path] = set()
     for run in runs:
         for name, stage in run.stages.items():
+            if stage.folder in folders:  # several runs can share a stage
+                continue
+            folders.add(stage.folder)
             manifest = stage.manifest
             by_code.setdefault(manifest["code_version"], {})[name] = None
             if STAGES[name].computes:

@@ -345,9 +345,9 @@ def run_tool(name: str, options: list[str]) -> None:
 
         scaling_page.main(options or ["--names", "tiny-s", "tiny", "tiny-l"])
     elif name == "ablations-page":
-        from reports import ablations_page
+        from reports import ablations
 
-        ablations_page.main(options)
+        ablations.main(options)
     elif name == "algorithms-page":
         from reports import algorithms_page
 
