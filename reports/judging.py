@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from eval.calibration import HUMAN_CEILING, NAMES, correct
+from eval.calibration import HUMAN_CEILING, correct
 from eval.control_texts import CONTROLS
 from eval.judges.protocol import VERDICTS
 from eval.stats.correction import SHIFT
@@ -11,6 +11,29 @@ from reports.posts import judged_posts
 from reports.results import Interval, Json, RunResult, interval_from, title_of
 from stages.config.judge import MOST_UNJUDGED
 from stages.config.judge_prompt import OVERALL, REPLY_AS_JSON, REPLY_AS_LINES, read_prompt
+
+LONGEST = "longest"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RuleText:
+    """How pages write a simple rule: in a table or plot, and in the middle of a sentence."""
+
+    title: str
+    phrase: str
+
+
+# The simple judges of `eval.stats.simple_judges`, which need no judgement.
+RULES = {
+    "majority": RuleText(
+        title="the most common label", phrase="always giving the most common label"
+    ),
+    LONGEST: RuleText(title="choose the longer text", phrase="choosing the longer text"),
+    "overlap": RuleText(
+        title="choose what repeats more of the post",
+        phrase="choosing the text that repeats more of the post",
+    ),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +53,7 @@ class ControlRow:
 class SimpleJudge:
     """Another judge on the same labelled pairs, compared with the calibrated one."""
 
+    name: str
     title: str
     kappa: Interval | None
     agreement: Interval | None
@@ -38,6 +62,11 @@ class SimpleJudge:
     same: Interval | None
     """The same verdict, of the pairs that both decide."""
     right_if_same: Interval | None
+
+    @property
+    def is_rule(self) -> bool:
+        """Whether it is a simple rule that needs no judgement."""
+        return self.name in RULES
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,6 +98,7 @@ class CalibrationResult:
 
     pairs: int
     of_pairs: int
+    posts: int
     ties: int
     is_built_in: bool
     source: str
@@ -147,7 +177,8 @@ def calibration_result(
     longer = results["prefers_longer"] or {"judge": None, "labels": None}
     others = [
         SimpleJudge(
-            title=NAMES.get(name, name),
+            name=name,
+            title=RULES[name].title if name in RULES else name,
             kappa=interval_from(other["kappa"]),
             agreement=interval_from(other["agreement"]),
             difference=interval_from(other["difference"]),
@@ -168,6 +199,7 @@ def calibration_result(
     return CalibrationResult(
         pairs=results["pairs"],
         of_pairs=results["of_pairs"],
+        posts=results["posts"],
         ties=results["ties"],
         is_built_in=results["source"] == "built-in world",
         source=results["source"],

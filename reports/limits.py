@@ -127,3 +127,8 @@ def cut_off_explains(gain: GainByKind) -> bool:
     if gain.proxy_gain is None or gain.other_proxy is None:
         return False
     return direction(gain.proxy_gain) == ROSE and direction(gain.other_proxy) != ROSE
+
+
+def were_judged_differently(runs: Sequence[RunResult]) -> bool:
+    """Whether runs differ in their judge, or in the number of judged posts."""
+    return len({(run.judge.name, run.posts) for run in runs}) > 1

@@ -16,7 +16,7 @@ from typing import Any
 import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as MatplotlibFigure
-from matplotlib.ticker import FuncFormatter, MaxNLocator
+from matplotlib.ticker import FuncFormatter, MaxNLocator, MultipleLocator
 
 from reports.results import Curve, Interval
 from stages.rl.algorithms import ALGORITHMS
@@ -32,6 +32,7 @@ POLICY_COLORS = {
 }
 OTHER_COLORS = ("#4f8f92", "#7a6a4f", "#c1912f", "#6b7bc1")
 REWARD_MODEL_COLOR = "#2c9a6b"
+JUDGE_COLOR = "#4f8f92"
 NO_DIFFERENCE = 3.0  # percentage points; the shaded band of a plot of differences
 
 INK = "#48515b"
@@ -159,7 +160,7 @@ def lines(
             low, high = axes.get_ylim()
             axes.set_ylim(max(low, -0.005), min(high, 1.005))  # no share lies beyond
         if len(lines) > 1:
-            _add_legend(axes)
+            draw_legend(axes)
 
     return Panel(title=title, draw=draw_lines)
 
@@ -174,6 +175,28 @@ def win_rates(title: str, bars: Sequence[Bar]) -> Panel:
         axes.set_xlabel("win rate against the references")
 
     return Panel(title=title, draw=draw_rates, height=_bars_height(bars))
+
+
+def agreements(title: str, bars: Sequence[Bar], ceiling: tuple[float, float] | None) -> Panel:
+    """How often judges agree with labels, one row each; the dashed line is chance.
+
+    `ceiling`: the shares between which people agree with each other, as a shaded band.
+    """
+
+    def draw_agreements(axes: Axes) -> None:
+        _draw_bars(axes, bars, write="{:.1%}", reference=0.5)
+        axes.set_ylim(len(bars) - 0.5, -1.2)  # room for the names of line and band
+        axes.text(0.51, -0.9, "chance", ha="left", va="center")
+        if ceiling is not None:
+            axes.axvspan(*ceiling, color=INK, alpha=0.1, lw=0)
+            axes.text(sum(ceiling) / 2, -0.9, "people", ha="center", va="center")
+        lows = [bar.interval[0] for bar in bars if bar.interval is not None]
+        axes.set_xlim(min([0.4, *lows]), 1)
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:g}%"))
+        axes.xaxis.set_major_locator(MultipleLocator(0.25))
+        axes.set_xlabel("share of the labelled pairs")
+
+    return Panel(title=title, draw=draw_agreements, height=_bars_height(bars) + 0.5)
 
 
 def differences(title: str, bars: Sequence[Bar], x_label: str) -> Panel:
@@ -229,7 +252,7 @@ def _draw_line(axes: Axes, line: Line) -> None:
     axes.plot(middles, means, color=line.color, label=line.label)
 
 
-def _add_legend(axes: Axes) -> None:
+def draw_legend(axes: Axes) -> None:
     """Put the legend between the title and the plot, where it covers no line."""
     handles, labels = axes.get_legend_handles_labels()
     longest = max(len(label) for label in labels)

@@ -134,15 +134,19 @@ def provenance(runs: Sequence[RunResult]) -> Provenance:
     versions: dict[str, set[str]] = {}
     threads: set[str] = set()
     precisions: set[str] = set()
+    folders: set[Path] = set()
     for run in runs:
         for name, stage in run.stages.items():
+            if stage.folder in folders:  # several runs can share a stage
+                continue
+            folders.add(stage.folder)
             manifest = stage.manifest
             by_code.setdefault(manifest["code_version"], {})[name] = None
             if STAGES[name].computes:
                 devices.add(device_of(manifest))
             for library, version in manifest["versions"].items():
                 versions.setdefault(library, set()).add(version)
-            stage_rows.append(_stage_row(name, stage.folder, manifest))
+            stage_rows.append(stage_row(name, stage.folder, manifest))
         memory = run.settings.get("memory", {})
         if "cpu_threads" in memory:
             threads.add(str(memory["cpu_threads"]))
@@ -165,7 +169,8 @@ def provenance(runs: Sequence[RunResult]) -> Provenance:
     )
 
 
-def _stage_row(name: str, folder: Path, manifest: Json) -> StageRow:
+def stage_row(name: str, folder: Path, manifest: Json) -> StageRow:
+    """Return time, memory and origin of one stage."""
     return StageRow(
         name=name,
         seconds=manifest["seconds"],

@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import pandas as pd
+
 from eval.judges.offline import facts_told
 from eval.scores import START
 from eval.stats.length_control import word_count
@@ -55,7 +57,17 @@ class WantedFacts:
 
 def samples_of(run: RunResult, policies: Sequence[str]) -> list[Sample]:
     """Return all held-out posts that were judged of all the policies, in the order of the data."""
-    frames = [judged_posts(run, policy) for policy in policies]
+    return samples_from(
+        [judged_posts(run, policy) for policy in policies],
+        authors=[run.policies[policy].title for policy in policies],
+    )
+
+
+def samples_from(frames: Sequence[pd.DataFrame], authors: Sequence[str]) -> list[Sample]:
+    """Return the posts that all frames have, in the order of the first one.
+
+    `frames` are rows as `judged_posts` returns them, one frame for each author.
+    """
     samples = []
     for number, rows in enumerate(side_by_side(frames), start=1):
         first = rows[0]
@@ -69,10 +81,10 @@ def samples_of(run: RunResult, policies: Sequence[str]) -> list[Sample]:
             is_cut_off=False,
         )
         texts = [reference]
-        for policy, row in zip(policies, rows, strict=True):
+        for author, row in zip(authors, rows, strict=True):
             texts.append(
                 SampleText(
-                    author=run.policies[policy].title,
+                    author=author,
                     text=row["summary"],
                     outcome=_outcome(row["score"], row["verdict"]),
                     score=row["proxy"],

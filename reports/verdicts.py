@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import Enum
 from statistics import NormalDist, fmean
 
-from eval.stats.formulas import CONFIDENCE, holm, mean_of_seeds, p_of_seeds
+from eval.stats.formulas import CONFIDENCE, holm, mean_of_seeds, p_of_seeds, within_margin
 from reports.results import Interval
 
 MARGIN = 0.03
@@ -131,9 +131,7 @@ def _is_within_margin(comparison: Comparison) -> bool:
     high = posts.estimate + ratio * (posts.high - posts.estimate)
     if not -MARGIN < low <= high < MARGIN:
         return False
-    if len(comparison.by_seed) < 2:
+    # With one seed, or if every seed has the same difference, seeds have no spread to test.
+    if comparison.over_seeds is None:
         return True
-    bounds = mean_of_seeds(comparison.by_seed, 0.9)
-    if bounds is None:  # every seed has the same difference
-        return True
-    return bounds[0] > -MARGIN and bounds[1] < MARGIN
+    return within_margin(comparison.by_seed, MARGIN)

@@ -302,7 +302,7 @@ def stage_function(config: Config, stage: str) -> Callable[[Config], Any]:
 
         return calibrate
     if stage == "calibration_report":
-        from reports.calibration_page import write_report
+        from reports.calibration import write_report
 
         return write_report
     if is_existing:
@@ -345,9 +345,9 @@ def run_tool(name: str, options: list[str]) -> None:
 
         scaling_page.main(options or ["--names", "tiny-s", "tiny", "tiny-l"])
     elif name == "ablations-page":
-        from reports import ablations_page
+        from reports import ablations
 
-        ablations_page.main(options)
+        ablations.main(options)
     elif name == "algorithms-page":
         from reports import algorithms_page
 

@@ -15,7 +15,7 @@ from eval.controls import judge_controls
 from eval.judge import judge_summaries
 from eval.outputs import take_outputs
 from eval.win_rate import measure_win_rates, names_of_pair
-from reports import calibration_page
+from reports import calibration
 from reports.outputs import write_report
 from stages.config.command_line import make_config
 from stages.config.config import Outputs, UserError
@@ -196,7 +196,7 @@ def test_three_posts_decide_nothing_and_every_page_says_so(runs, tmp_path):
     path = write_jsonl(tmp_path / "three.jsonl", rows_of_world(3))
     config = config_of_file(path, "outputs.label=people")
     _, page = reported(config)
-    run_module(calibration_page, ["--preset", "outputs", "--set", *config.overrides])
+    run_module(calibration, ["--preset", "outputs", "--set", *config.overrides])
     calibrated = next(runs.glob("*/*/calibration_report/*/*.md")).read_text()
     assert "**not significantly different** from the references" in " ".join(page.split())
     assert "**reliably" not in page

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from reports import calibration_page, compare_page, scaling_page
+from reports import calibration, compare_page, scaling_page
 from reports import run as run_page
 from reports.parts.page import beside_the_runs
 from reports.sharing import publish
@@ -52,7 +52,7 @@ def test_pages_are_copied_and_listed_and_a_second_time_replaced_wholly(place, ca
     finished(1, 2)
     calibrated(make_config("tiny", seed=1), flags=[])
     run_page.write_report(make_config("tiny", seed=1))
-    run_module(calibration_page, ["--seed", "1"])
+    run_module(calibration, ["--seed", "1"])
     scaling_page.main(["--names", "tiny"])
     compare_page.main(["--runs", "tiny:ppo", "tiny:sft"])
     stems = ["scaling-tiny", "tiny-seed1", "compare-tiny-ppo-sft", "tiny-seed1-judge-calibration"]

@@ -178,6 +178,8 @@ PRESETS: dict[str, Callable[[], Config]] = {name: partial(preset_config, name) f
 class Ablation:
     """One change to a run, and where the paper speaks of it."""
 
+    title: str
+    """Its name on pages."""
     what: str
     settings: tuple[str, ...]
     """The overrides, such as `ppo.dropout=0.1`."""
@@ -186,6 +188,7 @@ class Ablation:
 ABLATIONS_FILE = read_yaml(FOLDER / "ablations.yaml", "ablations.yaml")
 ABLATIONS = {
     name: Ablation(
+        title=ablation["title"],
         what=ablation["what"],
         settings=tuple(f"{key}={value}" for key, value in ablation["settings"].items()),
     )

@@ -178,7 +178,7 @@ ROWS = {
     ),
     "calibration_report": judged(
         "the page of the judge's calibration",
-        "reports.calibration_page",
+        "reports.calibration",
         goal="judge-calibration",
         inputs=("calibration",),
         joined_by=("controls", "win_rate"),

@@ -1,0 +1,467 @@
+"""The page of an ablation study: what each ablation changes about PPO, over seeds.
+
+    python -m reports.ablations --name tiny --ablations critic-sft dropout
+
+takes the finished seeds of run `tiny` and of runs `tiny-critic-sft`, ... and writes
+runs/reports/ablations-tiny.md and .html. An ablation is compared with the default run on the same
+posts and from the same SFT and reward model, seed by seed; if it changes the reward model, from the
+same SFT model. The text of the page is `templates/ablations.md`.
+"""
+
+import textwrap
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import fmean
+
+from eval.stats.formulas import holm, mean_of_seeds, seeds_needed
+from reports import about_runs, render
+from reports.ablation_runs import (
+    POLICY,
+    AblatedRun,
+    AblationRuns,
+    Failures,
+    Oddity,
+    Seeds,
+    names_of_study,
+    own_stages,
+    p_of_failures,
+    read_study,
+)
+from reports.formats import MISSING, p_value, points, text_table
+from reports.gains import gains_of
+from reports.plots import Bar, Figure, color_of, differences, figure
+from reports.results import Interval, PolicyResult, RunResult
+from reports.verdicts import MARGIN, Comparison, Verdict, Word, verdicts
+from stages.config.faults import Parser, in_one_line
+from stages.config.presets import ABLATIONS, GROUPS, ablations_named
+
+GAIN = 0.9  # the share of the score's gain that ends the pace
+SMOOTHED = 5  # updates whose mean score counts as one
+FEWEST_SEEDS = 3  # with fewer, a limitation says so
+MOST_NAMES = 6  # that the first paragraph lists of ablations that change nothing
+LABEL_WIDTH = 20  # characters of a label in the plot
+# In the order in which the page lists them.
+WORDS = (Word.WORSE, Word.BETTER, Word.INCONCLUSIVE, Word.NO_DIFFERENCE)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SeedRow:
+    """PPO in one seed."""
+
+    seed: int
+    difference: float | None
+    """Of its win rate from the default's in the same seed."""
+    win_rate: Interval | None
+    kl: float | None
+    tokens: float | None
+    eos_rate: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Learning:
+    """How soon the score rose, and how much of the returns the critic explained."""
+
+    pace: Interval | None
+    """The update that ends the rise, as a mean over seeds."""
+    pace_difference: Interval | None
+    """Minus the default's in the same seeds."""
+    first_explained: float | None
+    last_explained: float | None
+    below_zero: int
+    """Updates in which the critic explained less than a constant."""
+    updates: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class StudyRow:
+    """The numbers of the default run or of an ablation, as means over seeds."""
+
+    title: str
+    run_name: str
+    win_rate: Interval | None
+    kl: Interval | None
+    tokens: Interval | None
+    eos_rate: Interval | None
+    learning: Learning
+    seeds: tuple[SeedRow, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class AblationRow:
+    """One ablation compared with the default."""
+
+    numbers: StudyRow
+    name: str
+    """How the command line calls it."""
+    what: str
+    settings: tuple[str, ...]
+    verdict: Verdict | None
+    """None if no seed has a win rate."""
+    comparison: Comparison | None
+    failures: Failures
+    changed_summaries: float | None
+    """The share of the held-out summaries that are not the default's, word for word."""
+    has_fewer_seeds: bool
+    """Whether the default has seeds that this ablation does not have."""
+    hides_errors: bool
+    """Whether seeds that ended in an error make it inconclusive."""
+    own_stages: tuple[str, ...]
+    """The stages before PPO that it does not share with the default."""
+    seeds_needed: int | None
+    """With which the interval over seeds would reach no further than the margin, at their spread.
+
+    Only of an inconclusive ablation.
+    """
+    oddities: tuple[Oddity, ...]
+
+    @property
+    def title(self) -> str:
+        """How the page calls the ablation."""
+        return self.numbers.title
+
+    @property
+    def is_changed(self) -> bool:
+        """Whether the ablation makes PPO better or worse."""
+        return self.verdict is not None and self.verdict.word in (Word.BETTER, Word.WORSE)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Study:
+    """All numbers of the page."""
+
+    name: str
+    group: str
+    """The group of ablations that the page is about; empty for others."""
+    default: StudyRow
+    default_failed: int
+    default_tried: int
+    ablations: tuple[AblationRow, ...]
+    """In the order of their verdicts, the largest difference first."""
+
+    def titles(self, word: str) -> list[str]:
+        """Return the titles of the ablations whose verdict is this word."""
+        judged = [row for row in self.ablations if row.verdict]
+        return [row.title for row in judged if row.verdict and row.verdict.word.value == word]
+
+    @property
+    def changed(self) -> list[AblationRow]:
+        """The ablations that make PPO better or worse."""
+        return [row for row in self.ablations if row.is_changed]
+
+    @property
+    def failing(self) -> list[AblationRow]:
+        """The ablations that change how many seeds fail."""
+        return [row for row in self.ablations if row.failures.are_different]
+
+    @property
+    def failing_more(self) -> list[AblationRow]:
+        """The ablations with which more seeds failed, but not significantly more."""
+        default_share = self.default_failed / max(1, self.default_tried)
+        return [
+            row
+            for row in self.ablations
+            if not row.failures.are_different
+            and row.failures.failed > default_share * row.failures.tried
+        ]
+
+    @property
+    def rows(self) -> list[StudyRow]:
+        """The default, then the ablations."""
+        return [self.default, *(row.numbers for row in self.ablations)]
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Write the page and print its verdicts."""
+    parser = Parser(description="what each ablation changes, over seeds")
+    parser.add_argument("--name", required=True, help="the run that ablations are compared with")
+    parser.add_argument("--ablations", nargs="*", help="all that have been run, if not given")
+    parser.add_argument("--judge", default="", help="if runs were judged by several")
+    with in_one_line():
+        arguments = parser.parse_args(argv)
+        print(write_page(arguments.name, arguments.ablations, arguments.judge), end="")
+
+
+def write_page(name: str, ablations: Sequence[str] | None = None, judge: str = "") -> str:
+    """Write the page, and return its verdicts for the terminal.
+
+    `ablations` may name groups; None stands for all that have been run.
+    """
+    if ablations is None:
+        names = names_of_study(name) or list(ABLATIONS)
+    else:
+        names = ablations_named(ablations)
+    runs = read_study(name, names, judge)
+    study = study_of(name, group_of(names), runs)
+    path = about_runs.write_page(
+        "ablations.md",
+        stem="-".join(part for part in ("ablations", name, study.group) if part),
+        names=[name],
+        runs=runs.all_runs,
+        numbers=study,
+        study=study,
+        has_real_texts=any(run.has_real_texts for run in runs.all_runs),
+        is_pretrained=any(run.training and run.training.is_pretrained for run in runs.all_runs),
+        differences=differences_figure(study),
+        gains=gains_of([runs.default.entry, *(row.seeds.entry for row in runs.ablations)]),
+        left_out=runs.left_out,
+        seeds_by_run=seeds_by_run(runs),
+        unjudged=unjudged_seeds(runs),
+        fewest_seeds=FEWEST_SEEDS,
+        most_names=MOST_NAMES,
+        gain_percent=100 * GAIN,
+        smoothed=SMOOTHED,
+    )
+    return terminal_text(study, path)
+
+
+def group_of(names: Sequence[str]) -> str:
+    """Return the group to which all the ablations belong; empty if there is none."""
+    for group, members in GROUPS.items():
+        if set(names) <= set(members):
+            return group
+    return ""
+
+
+# -- numbers ---------------------------------------------------------------------------------------
+
+
+def study_of(name: str, group: str, runs: AblationRuns) -> Study:
+    """Return the numbers of a study, with verdicts that are corrected for all its ablations."""
+    compared = [ablation for ablation in runs.ablations if ablation.paired]
+    comparisons = [ablation.paired.comparison for ablation in compared if ablation.paired]
+    verdict_of = dict(zip([row.name for row in compared], verdicts(comparisons), strict=True))
+    p_values = [p_of_failures(ablation.seeds, runs.default) for ablation in runs.ablations]
+    corrected = holm(p_values)
+    rows = []
+    for place, ablation in enumerate(runs.ablations):
+        failures = Failures(
+            failed=ablation.seeds.failed,
+            tried=ablation.seeds.tried,
+            default_failed=runs.default.failed,
+            default_tried=runs.default.tried,
+            p_value=p_values[place],
+            corrected_p_value=corrected[place],
+        )
+        rows.append(_ablation_row(ablation, runs.default, verdict_of.get(ablation.name), failures))
+    return Study(
+        name=name,
+        group=group,
+        default=_study_row(runs.default, runs.default.runs, (), runs.default),
+        default_failed=runs.default.failed,
+        default_tried=runs.default.tried,
+        ablations=tuple(sorted(rows, key=_place)),
+    )
+
+
+def _place(row: AblationRow) -> tuple[int, float]:
+    """The key that sorts ablations by verdict, and by the size of the difference."""
+    if row.verdict is None or row.verdict.interval is None:
+        return -1, 0.0
+    return WORDS.index(row.verdict.word), -abs(row.verdict.interval.estimate)
+
+
+def _ablation_row(
+    ablation: AblatedRun, default: Seeds, verdict: Verdict | None, failures: Failures
+) -> AblationRow:
+    # What is known of the seeds that have a result may not hold for those that have none.
+    ended = len(ablation.seeds.ended_in_error) + len(default.ended_in_error)
+    hides_errors = verdict is not None and verdict.word is Word.NO_DIFFERENCE and ended > 0
+    if verdict is not None and hides_errors:
+        verdict = replace(verdict, word=Word.INCONCLUSIVE)
+
+    paired = ablation.paired
+    changed_summaries = None
+    if paired is not None and paired.changes.summaries:
+        changed_summaries = 1 - paired.changes.identical / paired.changes.summaries
+    listed = ABLATIONS[ablation.name]
+    by_seed = paired.comparison.by_seed if paired else ()
+    return AblationRow(
+        numbers=_study_row(ablation.seeds, ablation.compared_runs, by_seed, default),
+        name=ablation.name,
+        what=listed.what,
+        settings=listed.settings,
+        verdict=verdict,
+        comparison=paired.comparison if paired else None,
+        failures=failures,
+        changed_summaries=changed_summaries,
+        has_fewer_seeds=len(ablation.compared_runs) < len(default.runs),
+        hides_errors=hides_errors,
+        seeds_needed=_seeds_needed(verdict, by_seed),
+        own_stages=tuple(own_stages(ablation.name)),
+        oddities=ablation.oddities,
+    )
+
+
+def _seeds_needed(verdict: Verdict | None, by_seed: Sequence[float]) -> int | None:
+    is_inconclusive = verdict is not None and verdict.word is Word.INCONCLUSIVE
+    if not is_inconclusive or mean_of_seeds(by_seed) is None:
+        return None
+    needed = seeds_needed(by_seed, MARGIN)
+    return needed if needed > len(by_seed) else None
+
+
+def _study_row(
+    seeds: Seeds, runs: Sequence[RunResult], differences_by_seed: Sequence[float], default: Seeds
+) -> StudyRow:
+    rows = []
+    for place, run in enumerate(runs):
+        policy = _policy(run)
+        rows.append(
+            SeedRow(
+                seed=run.seed,
+                difference=differences_by_seed[place] if differences_by_seed else None,
+                win_rate=policy.win_rate,
+                kl=policy.kl,
+                tokens=policy.tokens,
+                eos_rate=run.stages[POLICY].results["policy/eos_rate"],
+            )
+        )
+    return StudyRow(
+        title=seeds.title,
+        run_name=seeds.run_name,
+        win_rate=_share(mean_over_seeds([row.win_rate.estimate for row in rows if row.win_rate])),
+        kl=mean_over_seeds([row.kl for row in rows]),
+        tokens=mean_over_seeds([row.tokens for row in rows]),
+        eos_rate=_share(mean_over_seeds([row.eos_rate for row in rows])),
+        learning=_learning(runs, default),
+        seeds=tuple(rows),
+    )
+
+
+def _policy(run: RunResult) -> PolicyResult:
+    return run.policies[POLICY]
+
+
+def mean_over_seeds(values: Sequence[float | None]) -> Interval | None:
+    """Return the mean with its 95% t interval, without the seeds that have no such number.
+
+    The interval has no width if there is one seed, or if all seeds have one number.
+    """
+    known = [value for value in values if value is not None]
+    if not known:
+        return None
+    mean = fmean(known)
+    bounds = mean_of_seeds(known)
+    if bounds is None:
+        return Interval(estimate=mean, low=mean, high=mean)
+    return Interval(estimate=mean, low=bounds[0], high=bounds[1])
+
+
+def _share(interval: Interval | None) -> Interval | None:
+    """Cut the t interval of a share at 0 and 1."""
+    if interval is None:
+        return None
+    return replace(interval, low=max(0.0, interval.low), high=min(1.0, interval.high))
+
+
+# -- learning --------------------------------------------------------------------------------------
+
+
+def _learning(runs: Sequence[RunResult], default: Seeds) -> Learning:
+    default_paces = {run.seed: pace_of(run) for run in default.runs}
+    paces = []
+    differences_of_seeds = []
+    for run in runs:
+        pace = pace_of(run)
+        default_pace = default_paces[run.seed]
+        if pace is not None:
+            paces.append(pace)
+            if default_pace is not None:
+                differences_of_seeds.append(pace - default_pace)
+    critics = [run.critic for run in runs if run.critic]
+    return Learning(
+        pace=mean_over_seeds(paces),
+        pace_difference=mean_over_seeds(differences_of_seeds),
+        first_explained=fmean(critic.first for critic in critics) if critics else None,
+        last_explained=fmean(critic.last for critic in critics) if critics else None,
+        below_zero=sum(critic.below_zero for critic in critics),
+        updates=sum(critic.updates for critic in critics),
+    )
+
+
+def pace_of(run: RunResult) -> int | None:
+    """Return the update by which PPO's score has made most of its gain; None without a gain.
+
+    It is the update that ends the first `SMOOTHED` ones whose mean score has reached `GAIN` of the
+    way from the first update's score to the mean of the last fifth.
+    """
+    scores = [row["objective/scores"] for row in run.stages[POLICY].metrics]
+    start = scores[0]
+    last_fifth = max(1, len(scores) // 5)
+    end = fmean(scores[-last_fifth:])
+    if end <= start:
+        return None
+    goal = start + GAIN * (end - start)
+    for update in range(SMOOTHED, len(scores) + 1):
+        if fmean(scores[update - SMOOTHED : update]) >= goal:
+            return update
+    return None
+
+
+# -- what the page shows ---------------------------------------------------------------------------
+
+
+def differences_figure(study: Study) -> Figure | None:
+    """Draw each ablation's difference with the interval that decides; None without a win rate."""
+    bars = []
+    for row in study.ablations:
+        if row.verdict is None or row.verdict.interval is None:
+            continue
+        interval = row.verdict.interval
+        bars.append(
+            Bar(
+                label="\n".join(textwrap.wrap(row.title, LABEL_WIDTH)),
+                color=color_of(POLICY),
+                value=100 * interval.estimate,
+                interval=(100 * interval.low, 100 * interval.high),
+            )
+        )
+    if not bars:
+        return None
+    panel = differences("PPO's win rate minus the default's", bars, "percentage points")
+    return figure("differences", [panel])
+
+
+def seeds_by_run(runs: AblationRuns) -> dict[str, list[int]]:
+    """Return the seeds of each run that the page is about."""
+    by_run = {runs.default.run_name: [run.seed for run in runs.default.runs]}
+    for ablation in runs.ablations:
+        by_run[ablation.seeds.run_name] = [run.seed for run in ablation.compared_runs]
+    return by_run
+
+
+def unjudged_seeds(runs: AblationRuns) -> list[tuple[str, int, PolicyResult]]:
+    """Return title, seed and policy of each seed in which posts of PPO have no verdict."""
+    rows = []
+    groups = [(runs.default.title, runs.default.runs)]
+    groups += [(ablation.seeds.title, ablation.compared_runs) for ablation in runs.ablations]
+    for title, runs_of_group in groups:
+        for run in runs_of_group:
+            if _policy(run).unjudged:
+                rows.append((title, run.seed, _policy(run)))
+    return rows
+
+
+def terminal_text(study: Study, path: Path) -> str:
+    """Return the verdicts for a terminal; the last line is the path of the page."""
+    header = ("ablation", "verdict", "win rate, change", "corrected p", "failed seeds")
+    rows = []
+    for row in study.ablations:
+        verdict = row.verdict
+        rows.append(
+            (
+                row.title,
+                verdict.word.value if verdict else MISSING,
+                points(verdict.interval if verdict else None),
+                p_value(verdict.p_value if verdict else None).removeprefix("p = "),
+                f"{row.failures.failed} of {row.failures.tried}",
+            )
+        )
+    return render.fill_text(
+        "ablations_terminal.txt", study=study, verdicts=text_table(header, rows), path=path
+    )
+
+
+if __name__ == "__main__":
+    main()
