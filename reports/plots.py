@@ -41,6 +41,7 @@ THEME = {"--plot-ink": (INK, "#c3cbd3"), "--plot-grid": (GRID, "#3a424a")}
 
 WIDTH = 3.6  # inches; 346 CSS pixels, so that a panel fills a phone's screen
 HEIGHT = 2.5
+ROUND_STEPS = (1, 2, 2.5, 5, 10)  # between ticks, times a power of ten
 MOST_POINTS = 120  # of a line; more are averaged
 BAND_CAPTION = (
     f"With more than {MOST_POINTS} updates, a line shows the mean of neighboring updates and the"
@@ -149,8 +150,8 @@ def lines(
             _draw_line(axes, line)
         axes.set_xlabel(x_label)
         axes.set_ylabel(unit)
-        axes.xaxis.set_major_locator(MaxNLocator(4, integer=True))
-        axes.yaxis.set_major_locator(MaxNLocator(4))
+        axes.xaxis.set_major_locator(MaxNLocator(4, integer=True, steps=ROUND_STEPS))
+        axes.yaxis.set_major_locator(MaxNLocator(4, steps=ROUND_STEPS))
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.4g}"))
         axes.margins(x=0.02)
         if is_share:
@@ -209,7 +210,7 @@ def _draw_bars(
     axes.axvline(reference, color=INK, lw=1, ls=(0, (4, 3)))
     axes.set_yticks(range(len(bars)), [bar.label for bar in bars])
     axes.set_ylim(len(bars) - 0.5, -0.7)
-    axes.xaxis.set_major_locator(MaxNLocator(5))
+    axes.xaxis.set_major_locator(MaxNLocator(5, steps=ROUND_STEPS))
     axes.grid(visible=False, axis="y")
 
 
@@ -273,8 +274,8 @@ def _shortened(svg: str) -> str:
     svg = re.sub(r"^.*?(?=<svg)", "", svg, flags=re.DOTALL)
     svg = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->", "", svg, flags=re.DOTALL)
     # Ids that are not referred to would clash with those of other figures on a page.
-    used = set(re.findall(r'(?:url\(#|href="#)([\w-]+)', svg))
-    svg = re.sub(r' id="([\w-]+)"', lambda match: match[0] if match[1] in used else "", svg)
+    used = set(re.findall(r'(?:url\(#|href="#)([\w.-]+)', svg))
+    svg = re.sub(r' id="([\w.-]+)"', lambda match: match[0] if match[1] in used else "", svg)
     svg = re.sub(r"<[^>]+>", lambda tag: re.sub(r"(\d+\.\d\d)\d+", r"\1", tag[0]), svg)
     return re.sub(r"\n\s*\n+", "\n", svg)
 

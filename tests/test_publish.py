@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from reports import calibration_page, compare_page, run_page, scaling_page
+from reports import calibration_page, compare_page, scaling_page
+from reports import run as run_page
 from reports.parts.page import beside_the_runs
 from reports.sharing import publish
 from reports.sharing.publish import GENERATED, INDEX, index

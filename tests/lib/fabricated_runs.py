@@ -4,8 +4,8 @@ import json
 import random
 from typing import Any
 
-from reports.parts import paper
-from reports.sections.curves import GRADIENT_GROUPS
+from reports import paper
+from reports.curves import GRADIENT_GROUPS
 from stages.config import config as settings
 from stages.config.command_line import make_config
 from stages.config.config import JudgeSettings
@@ -25,7 +25,7 @@ def curves(stage):
         "sft": ["loss/train"],
         "rm": ["loss/train", "accuracy/train"],
         "ppo": [
-            key for _, group in GRADIENT_GROUPS.values() for keys in group.values() for key in keys
+            key for group in GRADIENT_GROUPS for metric in group.metrics for key in metric.keys
         ],
     }[stage]
     rows = [{"step": s, **{key: s / 60 + noise.random() for key in keys}} for s in range(1, 61)]
