@@ -169,7 +169,7 @@ def win_rates(title: str, bars: Sequence[Bar]) -> Panel:
     """Win rates with their intervals, one row each; the dashed line is even."""
 
     def draw_rates(axes: Axes) -> None:
-        _draw_bars(axes, bars, write="{:.1%}", reference=0.5)
+        _draw_bars(axes, bars, write=lambda rate: f"{round(100 * rate, 1):.1f}%", reference=0.5)
         axes.set_xlim(0, 1)
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:g}%"))
         axes.set_xlabel("win rate against the references")
@@ -204,7 +204,7 @@ def differences(title: str, bars: Sequence[Bar], x_label: str) -> Panel:
 
     def draw_differences(axes: Axes) -> None:
         axes.axvspan(-NO_DIFFERENCE, NO_DIFFERENCE, color=INK, alpha=0.1, lw=0)
-        _draw_bars(axes, bars, write="{:+.1f}", reference=0.0)
+        _draw_bars(axes, bars, write=lambda gap: f"{round(gap, 1) + 0.0:+.1f}", reference=0.0)
         axes.margins(x=0.1)
         axes.set_xlabel(x_label)
 
@@ -215,13 +215,15 @@ def _bars_height(bars: Sequence[Bar]) -> float:
     return max(1.6, 0.9 + 0.32 * len(bars))
 
 
-def _draw_bars(axes: Axes, bars: Sequence[Bar], write: str, reference: float) -> None:
+def _draw_bars(
+    axes: Axes, bars: Sequence[Bar], write: Callable[[float], str], reference: float
+) -> None:
     for place, bar in enumerate(bars):
         if bar.interval is not None:
             axes.plot(list(bar.interval), [place, place], color=bar.color, lw=5, alpha=0.35)
         axes.plot([bar.value], [place], "o", color=bar.color, ms=7)
         axes.annotate(  # to the right of the plot, where no line crosses it
-            write.format(round(bar.value, 3) + 0.0),
+            write(bar.value),
             xy=(1.0, place),
             xytext=(5, 0),
             xycoords=("axes fraction", "data"),

@@ -337,9 +337,9 @@ def run_tool(name: str, options: list[str]) -> None:
 
         summarize.main(options)
     elif name == "compare":
-        from reports import compare_page
+        from reports import compare
 
-        compare_page.main(options)
+        compare.main(options)
     elif name == "scaling":
         from reports import scaling_page
 
