@@ -23,6 +23,7 @@ from stages.pipeline.runner import PlannedRun, Runner, StageFailedError
 from stages.pipeline.start import end_process, errors_end_process, run_stage
 from stages.pipeline.targets import DONE_BY_MAKE, GRIDS, help_lines
 from stages.rl.algorithms import ALGORITHMS
+from stages.runs.manifest import stage_folder
 from stages.runs.signals import stopping_on_signals
 
 Values = Mapping[str, str]
@@ -62,7 +63,7 @@ def main(argv: list[str] | None = None) -> None:
     targets, values = variables.read_command(words)
     values = variables.with_hub_rows(values)
     if values.get("PRESET") == "own" and needs_settings(targets):
-        from reports.needs.own import with_choices
+        from stages.planning.own import with_choices
 
         values = with_choices(values)
 
@@ -85,7 +86,7 @@ def main(argv: list[str] | None = None) -> None:
 
 def run_targets(targets: Sequence[str], values: Values) -> None:
     """Run what one run lacks to reach some targets, and print how it came out."""
-    from reports.parts.watch import end_lines
+    from stages.pipeline.end import end_lines
 
     request = variables.request_from(values, is_judging="judge" in targets)
     config = config_of(request)
@@ -154,7 +155,7 @@ def run_stage_here(config: Config, stage: str, resume_command: str) -> Any:
     """Run a stage in this process, with its batches fitted into memory if they are automatic."""
     memory = config.memory
     if 0 in (memory.microbatch_size, memory.forward_batch_size):
-        from reports.sizes import with_sizes
+        from stages.planning.batch_sizes import with_sizes
 
         config = with_sizes(config, stage)
     return run_stage(stage, stage_function(config, stage), config, resume_command)
@@ -200,9 +201,11 @@ def write_cards(config: Config, stage: str) -> None:
     if not STAGES[stage].models:
         return
     try:
-        from reports.sharing import cards
+        from eval.scores import held_out_accuracy
+        from stages.pipeline import model_cards
 
-        cards.write_cards(config, stage)
+        accuracy = held_out_accuracy(stage_folder(config, stage))
+        model_cards.write_cards(config, stage, accuracy)
     except Exception as error:
         line = f"no model card of stage {stage}: {first_line(error)}"
         print(line, file=sys.stderr, flush=True)
@@ -321,17 +324,17 @@ def run_tool(name: str, options: list[str]) -> None:
     elif name == "settings":
         show(settings_lines(config_from(options, whole=False)))
     elif name == "status":
-        from reports.sharing import status
+        from stages.pipeline import status
 
         status.main(options)
     elif name == "plan":
-        from reports.needs import plan
+        from stages.planning import plan
 
         plan.main(options)
     elif name == "rehearse":
-        from reports.needs import rehearse
+        from stages.planning import rehearsal
 
-        rehearse.main(options, run=run_rehearsal)
+        rehearsal.main(options, run=run_rehearsal)
     elif name == "summarize":
         from eval import summarize
 

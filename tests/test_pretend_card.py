@@ -10,8 +10,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from reports.needs import rehearse
 from reports.parts import page
+from stages.planning import rehearsal
 from stages.runs.files import read_json
 from tests.lib import pretend_card
 
@@ -115,7 +115,7 @@ def test_make_card_measures_every_part_and_writes_one_page(on_card, tmp_path):
     parts = page.record_of(tmp_path / "runs/bench", "card")["made_from"]["measured"]["parts"]
     assert {name: part["failed"] for name, part in parts.items()} == dict.fromkeys(parts, "")
     assert " passed" in parts["placement"]["last"]
-    assert [*parts["stages of tiny-xs"]["result"]["stages"]] == [*rehearse.REHEARSED]
+    assert [*parts["stages of tiny-xs"]["result"]["stages"]] == [*rehearsal.REHEARSED]
     assert parts["bench"]["result"]["made_from"]["measured"]["shapes"].keys() == {"tiny-xs:4:2"}
     assert [len(parts[name]["result"]["rows"]) for name in ("profile", "precision")] == [10, 3]
     assert not [*(tmp_path / "runs").glob("card-*")]

@@ -20,11 +20,6 @@ import numpy as np
 import torch
 from accelerate import Accelerator
 
-from reports.needs import rehearse
-from reports.needs.inputs import draw_weights
-from reports.needs.memory import Setting, setting_of
-from reports.needs.plan import sized
-from reports.needs.shapes import Shape, block_weights, parameters, shape_of
 from reports.speed.meter import Meter, hold, matrix_rate
 from reports.speed.speed import EOS_ID, QUERIES, peak_of
 from stages.config.command_line import add_arguments, config_of, request_of
@@ -37,6 +32,11 @@ from stages.models.loading import load_policy, load_reward_model, new_reward_mod
 from stages.models.lora import adapt
 from stages.models.policy import PolicyModel
 from stages.models.sampling import Noise
+from stages.planning import rehearsal
+from stages.planning.memory import Setting, setting_of
+from stages.planning.plan import sized
+from stages.planning.random_inputs import draw_weights
+from stages.planning.shapes import Shape, block_weights, parameters, shape_of
 from stages.rl.advantages import assign_rewards, compute_advantages
 from stages.rl.algorithms import ALGORITHMS
 from stages.rl.episodes import Rollout
@@ -231,7 +231,7 @@ def count_work(config: Config, settings: PolicyGradient, folder: Path) -> dict[s
     with the longest rows.
     """
     setting = sized(setting_of(config), math.inf)
-    rows, data = rehearse.counts_of(setting.config, processes=1), config.data
+    rows, data = rehearsal.counts_of(setting.config, processes=1), config.data
     pair = data.max_query_comparison_tokens + data.max_comparison_tokens
     work = {"peak": peak_of(device_name())}
     shapes = {"sft": (data.max_query_summary_tokens, data.max_summary_tokens), "rm": (pair, 0)}

@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from reports.needs.shapes import Shape, adapter_parameters, block_weights, parameters, shape_of
 from stages.config.config import Config, UserError
 from stages.config.sections import CHUNK
+from stages.planning.shapes import Shape, adapter_parameters, block_weights, parameters, shape_of
 
 GIB = 2**30
 FULL, HALF = 4, 2  # bytes of a float32 and of a bf16 number

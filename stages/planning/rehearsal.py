@@ -19,10 +19,6 @@ from unittest import mock
 
 from torch.cuda import is_available
 
-from reports.needs.inputs import draw_weights, write_rows, write_tokenizer
-from reports.needs.memory import GIB, Setting, setting_of
-from reports.needs.plan import most_bytes, sized
-from reports.needs.shapes import rows_of, shape_of
 from stages.config import command_line
 from stages.config import config as settings
 from stages.config.checks import UserError
@@ -31,6 +27,10 @@ from stages.config.config import Config
 from stages.config.faults import Parser, show
 from stages.config.sections import COMPARISONS, POSTS
 from stages.config.stages import TRAINED
+from stages.planning.memory import GIB, Setting, setting_of
+from stages.planning.plan import most_bytes, sized
+from stages.planning.random_inputs import draw_weights, write_rows, write_tokenizer
+from stages.planning.shapes import rows_of, shape_of
 from stages.runs.files import read_lines, write_json
 from stages.runs.manifest import read_manifest, stage_folder
 

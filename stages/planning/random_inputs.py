@@ -12,10 +12,10 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedTokenizerFast
 
-from reports.needs.shapes import NEOX, Shape
 from stages.config.config import Data
 from stages.config.sections import COMPARISONS, EOS_TOKEN, format_post
 from stages.models.loading import quiet_loading, with_dropout
+from stages.planning.shapes import NEOX, Shape
 from stages.runs.files import write_lines
 
 INITIALIZER, POSITIONS = 0.02, 8192

@@ -5,14 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from reports.needs import rehearse
-from reports.needs.inputs import draw_weights, write_rows, write_tokenizer
-from reports.needs.shapes import read_shape, shape_of
 from stages.__main__ import run_rehearsal
 from stages.config import config as settings
 from stages.config.command_line import make_config
 from stages.data.prompt import plain_encoder
 from stages.models.tokenizers import load_tokenizer
+from stages.planning import rehearsal
+from stages.planning.random_inputs import draw_weights, write_rows, write_tokenizer
+from stages.planning.shapes import read_shape, shape_of
 
 SMALL = "memory.microbatch_size=2 memory.forward_batch_size=2 memory.cpu_threads=1"
 SHORT = "data.max_summary_tokens=4 ppo.num_ppo_epochs=1"
@@ -34,16 +34,16 @@ def record():
 @pytest.mark.walk
 def test_a_rehearsal_is_a_run_of_every_stage_of_which_the_table_alone_stays(place, capsys):
     with pytest.raises(SystemExit) as ended:
-        rehearse.main(WORDS, run=run_rehearsal)
+        rehearsal.main(WORDS, run=run_rehearsal)
     assert ended.value.code == 0
     assert Path.cwd() == place
     names = {path.name for path in Path("runs").rglob("*")}
     assert names == {"tried", "rehearsal", "rehearsal.json"}
     stages = record()["stages"]
-    assert tuple(stages) == rehearse.REHEARSED
+    assert tuple(stages) == rehearsal.REHEARSED
     assert all(row["plan"] > 0 and row["seconds"] > 0 for row in stages.values())
-    assert all(stages[stage]["update"] > 0 for stage in rehearse.LEARNED)
-    assert tuple(stage for stage in stages if "hours" in stages[stage]) == rehearse.LEARNED
+    assert all(stages[stage]["update"] > 0 for stage in rehearsal.LEARNED)
+    assert tuple(stage for stage in stages if "hours" in stages[stage]) == rehearsal.LEARNED
     assert max(map(len, capsys.readouterr().out.splitlines())) <= 80
 
 
@@ -54,7 +54,7 @@ def test_a_rehearsal_that_is_stopped_leaves_the_table_of_the_stages_that_finishe
         raise SystemExit(143)
 
     with pytest.raises(SystemExit) as ended:
-        rehearse.main(WORDS, run=stop_after_sft)
+        rehearsal.main(WORDS, run=stop_after_sft)
     assert ended.value.code == 143
     assert [*record()["stages"]] == ["sft"]
 
@@ -65,7 +65,7 @@ def test_a_rehearsal_in_which_no_stage_finished_leaves_nothing(place):
         return 2
 
     with pytest.raises(SystemExit) as ended:
-        rehearse.main(WORDS, run=stop)
+        rehearsal.main(WORDS, run=stop)
     assert ended.value.code == 2
     assert list(FOLDER.iterdir()) == []
 
@@ -73,7 +73,7 @@ def test_a_rehearsal_in_which_no_stage_finished_leaves_nothing(place):
 def test_a_rehearsal_changes_counts_alone():
     rows = ("memory.microbatch_size=8", "memory.forward_batch_size=64")
     config = make_config("pythia-1b", overrides=rows)
-    counts = rehearse.counts_of(config, processes=2)
+    counts = rehearsal.counts_of(config, processes=2)
     assert counts["sft.batch_size"] == 2 * 2 * config.memory.microbatch_size
     assert counts["rm.batch_size"] == counts["sft.batch_size"] // 2  # a pair is two sequences
     assert counts["ppo.batch_size"] == 2 * 2 * config.memory.forward_batch_size
@@ -87,9 +87,9 @@ def test_a_rehearsal_changes_counts_alone():
 
 def test_hours_are_the_papers_updates_at_the_measured_seconds_and_the_size_of_their_batch():
     config = make_config("pythia-1b")
-    assert rehearse.updates_of(config) == {"sft": 911, "rm": 1450, "ppo": 1953}
+    assert rehearsal.updates_of(config) == {"sft": 911, "rm": 1450, "ppo": 1953}
     short = make_config("pythia-1b", name="short", overrides=("ppo.batch_size=128",))
-    assert rehearse.hours_of(config, short, "ppo", 9.0) == 1953 * 9.0 * 4 / 3600
+    assert rehearsal.hours_of(config, short, "ppo", 9.0) == 1953 * 9.0 * 4 / 3600
 
 
 def test_rows_are_as_long_as_the_limits_allow_and_weights_have_the_published_shape(tmp_path):

@@ -6,9 +6,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from reports.needs.inputs import model_config
-from reports.needs.memory import GIB, saved_activations
-from reports.needs.plan import (
+from stages.config.command_line import make_config
+from stages.config.config import Base, UserError, settings_hash
+from stages.config.presets import PRESETS
+from stages.planning.batch_sizes import with_sizes
+from stages.planning.memory import GIB, saved_activations
+from stages.planning.plan import (
     SHARDED,
     gpus_for,
     lines_of,
@@ -18,7 +21,8 @@ from reports.needs.plan import (
     sized,
     usable_bytes,
 )
-from reports.needs.shapes import (
+from stages.planning.random_inputs import model_config
+from stages.planning.shapes import (
     PUBLISHED,
     Shape,
     adapter_parameters,
@@ -26,15 +30,11 @@ from reports.needs.shapes import (
     read_shape,
     shape_of,
 )
-from reports.sizes import with_sizes
-from stages.config.command_line import make_config
-from stages.config.config import Base, UserError, settings_hash
-from stages.config.presets import PRESETS
 from stages.training.memory import use_gradient_checkpointing
 from tests.lib.asserts import refusal_of
 from tests.lib.plan_settings import setting
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 # The numbers on the models' cards on the hub.

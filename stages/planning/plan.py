@@ -1,6 +1,6 @@
 """What a run needs, before anything is downloaded: `make plan`. Standard library only.
 
-    python -m reports.needs.plan --preset pythia-6.9b --gpus 8
+    python -m stages.planning.plan --preset pythia-6.9b --gpus 8
 
 Parameters; bytes on each GPU, stage by stage, and which knob would make them fit. Hours are not
 counted but measured: `make rehearse`.
@@ -13,7 +13,11 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from reports.needs.memory import (
+from stages.config.checks import UserError, unknown
+from stages.config.command_line import add_arguments, config_of, request_of
+from stages.config.faults import Parser, in_one_line, show
+from stages.pipeline.launch import launcher_words
+from stages.planning.memory import (
     FULL,
     GIB,
     HALF,
@@ -26,11 +30,7 @@ from reports.needs.memory import (
     setting_of,
     training,
 )
-from reports.needs.shapes import parameters, rows_of
-from stages.config.checks import UserError, unknown
-from stages.config.command_line import add_arguments, config_of, request_of
-from stages.config.faults import Parser, in_one_line, show
-from stages.pipeline.launch import launcher_words
+from stages.planning.shapes import parameters, rows_of
 from stages.rl.algorithms import ALGORITHMS
 
 COLUMNS = ("weights", "gradients", "optimizer", "copies", "activations", "logits", "cache", "other")

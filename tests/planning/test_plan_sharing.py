@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from reports.needs.inputs import draw_weights
-from reports.needs.memory import saved_activations, setting_of
-from reports.needs.plan import lines_of, parse, part_bytes
-from reports.needs.shapes import PUBLISHED
 from stages.config.command_line import make_config
+from stages.planning.memory import saved_activations, setting_of
+from stages.planning.plan import lines_of, parse, part_bytes
+from stages.planning.random_inputs import draw_weights
+from stages.planning.shapes import PUBLISHED
 from tests.lib.plan_settings import setting
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 # On a CPU the matrix library keeps packed copies of what it multiplies: 10 to 20 MiB were measured
 # at the shapes of Pythia-14m and -70m.
 CPU_SCRATCH = 12 * 2**20

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from reports.needs.plan import gpus_for
 from stages.base import make_tokenizer, read_rows
 from stages.config import config as settings
 from stages.config.checks import UserError
@@ -22,6 +21,7 @@ from stages.config.config import Config
 from stages.data.lengths import Limits
 from stages.data.prompt import first_tokens
 from stages.data.tokens import tokenize_comparisons, tokenize_posts
+from stages.planning.plan import gpus_for
 from stages.rl.algorithms import ALGORITHMS
 from stages.runs.hub import fetch_tokenizer
 from stages.runs.inputs import model_source

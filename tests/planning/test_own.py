@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from transformers import AutoTokenizer
 
-from reports.needs.own import _of_size, with_choices
 from stages import base
 from stages.config.checks import UserError
 from stages.config.command_line import NEXT, Request, config_of
+from stages.planning.own import _of_size, with_choices
 from tests.lib.make_stages import run_module
 
 WORDS = ["my boss", "sold", "my bike", "he", "did", "tifu"]

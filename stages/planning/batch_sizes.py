@@ -9,12 +9,12 @@ from typing import Any
 
 import torch
 
-from reports.needs.memory import GIB, Setting
-from reports.needs.plan import most_bytes, sized
-from reports.needs.shapes import Shape, read_shape, shape_of
 from stages.config.checks import UserError, is_on, launched_processes
 from stages.config.config import Config
 from stages.config.stages import row_of
+from stages.planning.memory import GIB, Setting
+from stages.planning.plan import most_bytes, sized
+from stages.planning.shapes import Shape, read_shape, shape_of
 from stages.runs.manifest import stage_folder
 
 UNKNOWN = {"microbatch_size": 4, "forward_batch_size": 16}  # where memory has no plan
