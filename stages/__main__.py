@@ -6,13 +6,14 @@ do loads neither torch nor transformers.
 """
 
 import shlex
+import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from stages.config.checks import UserError, first_line
-from stages.config.command_line import Request, add_arguments, config_of, request_of
+from stages.config.command_line import add_arguments, config_of, request_of
 from stages.config.config import Config
 from stages.config.faults import Parser, in_one_line, is_above_0, require_packages, show
 from stages.config.listing import settings_lines
@@ -33,7 +34,6 @@ TOOLS = (
     "status",
     "settings",
     "plan",
-    "rehearse",
     "summarize",
     "compare",
     "scaling",
@@ -77,6 +77,8 @@ def main(argv: list[str] | None = None) -> None:
         run_grid(first, values)
     elif first in TOOLS:
         run_tool(first, variables.options(first, values))
+    elif is_on("REHEARSE", values):
+        run_rehearsal(targets, values)
     else:
         run_targets(targets, values)
 
@@ -94,7 +96,7 @@ def run_targets(targets: Sequence[str], values: Values) -> None:
     planned = PlannedRun(request=request, config=config, targets=reached)
     command = resume_command(targets, values)
     runner = make_runner(values, command)
-    if is_dry(values):
+    if is_on("DRY", values):
         grid.show_plan(runner, planned)
         return
 
@@ -105,6 +107,37 @@ def run_targets(targets: Sequence[str], values: Values) -> None:
         except StageFailedError as failure:
             raise SystemExit(failure.status) from None
     show(end_lines(config, reached, ran))
+
+
+def run_rehearsal(targets: Sequence[str], values: Values) -> None:
+    """Measure a run by a short one, which is removed, and print the memory and time it took."""
+    from stages.planning import rehearsal
+
+    if is_on("DRY", values):
+        raise UserError("REHEARSE=1 and DRY=1 exclude each other: leave out one of them")
+    if values.get("LAUNCH"):
+        raise UserError("REHEARSE=1 must know the number of processes: give GPUS= for LAUNCH=")
+    require_packages()
+    runner = make_runner(values, resume_command(targets, values))
+    rehearsed = rehearsal.prepare(
+        variables.request_from(values),
+        targets,
+        processes=runner.processes,
+        sharded=values.get("ENGINE") == "fsdp2",
+    )
+    short = PlannedRun(
+        request=rehearsed.request,
+        config=config_of(rehearsed.request),
+        targets=tuple(targets),
+    )
+    try:
+        with stopping_on_signals(""):
+            runner.run(short)
+    except StageFailedError as failure:
+        raise SystemExit(failure.status) from None
+    finally:
+        show(rehearsal.table_lines(rehearsed))
+        shutil.rmtree(rehearsed.folder)
 
 
 def run_grid(target: str, values: Values) -> None:
@@ -126,7 +159,7 @@ def run_grid(target: str, values: Values) -> None:
 
     command = resume_command([target], values)
     runner = make_runner(values, command)
-    if is_dry(values):
+    if is_on("DRY", values):
         grid.show_grid(runner, planned)
         return
     require_packages()
@@ -184,18 +217,6 @@ def config_from(options: Sequence[str], whole: bool = True) -> Config:
     return config_of(request_of(parser.parse_args(options)), whole=whole)
 
 
-def run_rehearsal(request: Request, targets: Sequence[str], gpus: int, engine: str) -> int:
-    """Run a short run for `make rehearse`; return the status of the stage that failed, or 0."""
-    runner = make_runner({"GPUS": str(gpus), "ENGINE": engine}, "make rehearse")
-    planned = PlannedRun(request=request, config=config_of(request), targets=tuple(targets))
-    with stopping_on_signals(""):
-        try:
-            runner.run(planned)
-        except StageFailedError as failure:
-            return failure.status
-    return 0
-
-
 def write_cards(config: Config, stage: str) -> None:
     """Write the model cards of a finished stage; it stays finished if that fails."""
     if not STAGES[stage].models:
@@ -220,11 +241,11 @@ def dollars(text: str) -> float:
     return float(text)
 
 
-def is_dry(values: Values) -> bool:
-    """Return whether the command only looks. Raises UserError for another value than 1 or 0."""
-    text = values.get("DRY", "")
+def is_on(name: str, values: Values) -> bool:
+    """Return whether a variable is 1. Raises UserError for another value than 1 or 0."""
+    text = values.get(name, "")
     if text not in ("", "0", "1"):
-        raise UserError(f"DRY={text}: give DRY=1, or leave it out")
+        raise UserError(f"{name}={text}: give {name}=1, or leave it out")
     return text == "1"
 
 
@@ -331,10 +352,6 @@ def run_tool(name: str, options: list[str]) -> None:
         from stages.planning import plan
 
         plan.main(options)
-    elif name == "rehearse":
-        from stages.planning import rehearsal
-
-        rehearsal.main(options, run=run_rehearsal)
     elif name == "summarize":
         from eval import summarize
 

@@ -1,10 +1,12 @@
-"""What a run needs: before it is made, by counting; and on this machine, by a short run.
+"""What a run needs: by counting before it starts, and by a short run on this machine.
 
-shapes         published shapes of models and their parameters; rows and tokens of the data
+shapes         published shapes of models, and their parameters
+rows           rows of the data, as far as they are known before the run
 memory         bytes on one device, moment by moment
-plan           the parts of every stage, and what fits on which GPUs: the command `make plan`
-batch_sizes    rows of a pass where the settings say `auto`
+parts          the memory of every part of every stage, and the batch sizes that fit
+plan           the command `make plan`
+batch_sizes    batch sizes that the settings leave to the plan (`auto`)
 own            what the preset `own` chooses
-random_inputs  what a rehearsal reads: random weights, and the longest rows
-rehearsal      the command `make rehearse`
+random_inputs  random weights and the longest rows
+rehearsal      a short run that measures memory and time: `REHEARSE=1`
 """

@@ -1,165 +1,38 @@
-"""What a run needs, before anything is downloaded: `make plan`. Standard library only.
+"""What a run needs, before anything is downloaded: `make plan`.
 
     python -m stages.planning.plan --preset pythia-6.9b --gpus 8
 
-Parameters; bytes on each GPU, stage by stage, and which knob would make them fit. Hours are not
-counted but measured: `make rehearse`.
+It prints parameters, the bytes on each GPU part by part, and which settings would make them fit.
+Hours are not counted but measured, by `make sft rm ppo REHEARSE=1`.
 """
 
 import argparse
 import textwrap
 from collections.abc import Sequence
-from dataclasses import replace
-from functools import partial
-from typing import Any
 
 from stages.config.checks import UserError, unknown
 from stages.config.command_line import add_arguments, config_of, request_of
 from stages.config.faults import Parser, in_one_line, show
 from stages.pipeline.launch import launcher_words
-from stages.planning.memory import (
-    FULL,
-    GIB,
-    HALF,
-    Batch,
-    Bytes,
-    Network,
-    Setting,
-    passing,
-    sampling,
-    setting_of,
-    training,
-)
-from stages.planning.shapes import parameters, rows_of
-from stages.rl.algorithms import ALGORITHMS
+from stages.planning.memory import GIB, Bytes, Setting, setting_of
+from stages.planning.parts import part_bytes, sized
+from stages.planning.shapes import parameters
 
-COLUMNS = ("weights", "gradients", "optimizer", "copies", "activations", "logits", "cache", "other")
-HEADS = ("weight", "grad", "optim", "copy", "activ", "logit", "cache", "other", "total")
-
-PAPER_MICROBATCH = 16
-# Rows of a pass that are tried first, on a card or not. On a CPU more gain nothing.
-MOST_ROWS = {
-    True: {"microbatch_size": 64, "forward_batch_size": 512},
-    False: {"microbatch_size": 8, "forward_batch_size": 32},
+# Fields of `Bytes` -> their titles in the table.
+COLUMNS = {
+    "weights": "weight",
+    "gradients": "grad",
+    "optimizer": "optim",
+    "copies": "copy",
+    "activations": "activ",
+    "logits": "logit",
+    "cache": "cache",
+    "other": "other",
+    "total": "total",
 }
+WIDTH = 80
 
-
-def part_bytes(setting: Setting) -> dict[str, Bytes]:
-    """The worst moment of every part, by the part's name, which begins with its stage's."""
-    config, data = setting.config, setting.config.data
-    small, large = config.memory.microbatch_size, config.memory.forward_batch_size
-    alone = replace(setting, sharded=False)  # what learns nothing is loaded whole by every process
-    policy, scorer = (Network(shape=setting.shape, scalar=scalar) for scalar in (False, True))
-    sft, rm = [_learner(setting, "sft", scalar=False)], [_learner(setting, "rm", scalar=True)]
-    longest = data.max_query_summary_tokens
-    positions = longest if config.sft.loss_on_query else data.max_summary_tokens
-    sft_size = min(small, share_of(config.sft.batch_size, setting))
-    # Rows of the reward model hold a query with both summaries, and have no logits.
-    pair = data.max_query_comparison_tokens + data.max_comparison_tokens
-    pairs = min(max(1, small // 2), share_of(config.rm.batch_size, setting))
-    references = config.normalize.posts or rows_of(setting.config)["sft_train"] or large
-    scored = (min(large, references), longest, 0)
-    summaries = (large, data.max_query_tokens, data.max_summary_tokens)
-    return {
-        "sft step": training(setting, sft, (sft_size, longest, positions)),
-        "sft validation": passing(setting, sft, (small, longest, positions)),
-        "rm step": training(setting, rm, (pairs, pair, 0)),
-        "rm validation": passing(setting, rm, (max(1, large // 2), pair, 0)),
-        "normalize": passing(alone, [scorer], scored),
-        "ppo rollout": _rollout(setting),
-        "ppo learn": _ppo_learn(setting),
-        "summaries": sampling(alone, [policy, scorer], summaries),
-    }
-
-
-def sized(setting: Setting, usable: float, stage: str = "") -> Setting:
-    """The setting with a number where memory.* says `auto`: the largest power of two with which
-    every part of a stage, or else of all, fits into so many bytes; 1 where none does. A microbatch
-    that decides what is learned (`loss_mean`) is the paper's at 1B.
-    """
-    config, memory = setting.config, vars(setting.config.memory)
-    means = {each.loss_mean for each in map(partial(getattr, config), ALGORITHMS)}
-    if "microbatches" in means and not memory["microbatch_size"]:
-        return sized(with_rows(setting, microbatch_size=PAPER_MICROBATCH), usable, stage)
-    most = {name: size for name, size in MOST_ROWS[setting.on_gpu].items() if not memory[name]}
-    sizes = dict.fromkeys(most, 1)
-    for name, size in most.items():
-        while size > 1 and most_bytes(with_rows(setting, **sizes | {name: size}), stage) > usable:
-            size //= 2
-        sizes[name] = size
-    return with_rows(setting, **sizes)
-
-
-def with_rows(setting: Setting, **sizes: Any) -> Setting:
-    """The setting with other sequences of a pass."""
-    memory = setting.config.memory.changed(**sizes)
-    return replace(setting, config=setting.config.changed(memory=memory))
-
-
-def most_bytes(setting: Setting, stage: str = "") -> float:
-    """The most that a part of a stage needs; of any, where the stage has no plan of its own."""
-    parts = part_bytes(setting)
-    own = [held.total for part, held in parts.items() if part.split()[0] == stage]
-    return max(own or [held.total for held in parts.values()])
-
-
-def share_of(batch: int, setting: Setting) -> int:
-    """Rows of a global batch that one device gets."""
-    return max(1, batch // setting.devices)
-
-
-def _learner(setting: Setting, stage: str, scalar: bool) -> Network:
-    rank = setting.rank(stage)
-    return Network(shape=setting.shape, scalar=scalar, adapter=rank, trained=True)
-
-
-def _episode_rows(setting: Setting, size: int) -> Batch:
-    """Rows of a pass over `size` of PPO's episodes, their tokens, and the positions of responses.
-
-    A query stands once before its samples, which no pass parts.
-    """
-    query, response = setting.config.data.max_query_tokens, setting.config.data.max_summary_tokens
-    group = setting.config.ppo.samples_per_query
-    return max(1, size // group), query + group * response, group * response
-
-
-def _ppo_networks(setting: Setting) -> list[Network]:
-    """Policy and critic, which learn; the reward model and, without LoRA, the reference policy."""
-    shape, each = setting.shape, HALF if setting.config.memory.frozen_dtype == "bf16" else FULL
-    policy, critic = (_learner(setting, "ppo", scalar=scalar) for scalar in (False, True))
-    scorer = Network(shape=shape, scalar=True, frozen=True, each=each)
-    reference = Network(shape=shape, frozen=True, each=each)
-    return [policy, critic, scorer] + ([] if setting.rank("ppo") else [reference])
-
-
-def _rollout(setting: Setting) -> Bytes:
-    """What measures holds copies of policy and critic, and where they are kept of the reference."""
-    data, networks = setting.config.data, _ppo_networks(setting)
-    large = setting.config.memory.forward_batch_size
-    size = min(large, share_of(setting.config.ppo.batch_size, setting))
-    sampled = sampling(setting, networks, (size, data.max_query_tokens, data.max_summary_tokens))
-    batch = _episode_rows(setting, size)
-    measured = passing(setting, networks, batch, together=True)
-    readers = [networks[1], *networks[3:] * setting.keeps]
-    casts = sum(setting.half * network.cast_bytes(setting.keeps) for network in readers)
-    measured = replace(measured, copies=measured.copies + casts)
-    return max(sampled, measured, key=lambda moment: moment.total)
-
-
-def _ppo_learn(setting: Setting) -> Bytes:
-    ppo = setting.config.ppo
-    minibatch = max(1, share_of(ppo.batch_size, setting) // ppo.num_minibatches)
-    batch = _episode_rows(setting, min(setting.config.memory.microbatch_size, minibatch))
-    return training(setting, _ppo_networks(setting), batch)
-
-
-# -- does it fit -----------------------------------------------------------------------------------
-
-# What the CUDA context, cuBLAS and NCCL take, and what the allocator cannot use between blocks.
-# An assumption; `make rehearse` measures what is left.
-CONTEXT_GIB = 1.0
-USABLE = 0.94
-# GiB of each card, as `nvidia-smi` shows it.
+# GiB of each GPU, as `nvidia-smi` shows it.
 GPUS = {
     "h200-141gb": 140.4,
     "h100-80gb": 79.6,
@@ -171,7 +44,12 @@ GPUS = {
     "a10-24gb": 22.5,
     "l4-24gb": 22.5,
 }
-# The GPUs that a preset is made for, and how many.
+# GiB of the CUDA context, cuBLAS and NCCL, and the share that the allocator can use. Both are
+# assumptions; a rehearsal measures what is left.
+CONTEXT_GIB = 1.0
+USABLE_SHARE = 0.94
+
+# The GPUs that a preset is made for, and their number.
 MADE_FOR = {
     "pythia-1b-24gb": ("rtx4090-24gb", 1),
     "pythia-2.8b": ("h200-141gb", 1),
@@ -184,66 +62,82 @@ SHARDED = ("pythia-6.9b",)
 
 
 def gpus_for(preset: str, gpu: str = "", gpus: int = 0) -> tuple[str, int]:
-    """Name and number of the GPUs to plan for: as asked, or else those of the preset.
+    """Name and number of the GPUs to plan for: the requested ones, or else those of the preset.
 
-    Raises UserError for an unknown GPU, with the nearest name, or a negative number.
+    Raises UserError for an unknown GPU, with the nearest name, and for a negative number.
     """
-    name, number = MADE_FOR.get(preset, USUAL)
     if gpu and gpu not in GPUS:
         raise unknown("GPU", gpu, GPUS)
     if gpus < 0:
-        raise UserError(f"GPUS={gpus}: give the number of cards, at least 1")
-    return gpu or name, gpus or number
+        raise UserError(f"GPUS={gpus}: give the number of GPUs, at least 1")
+    usual_gpu, usual_gpus = MADE_FOR.get(preset, USUAL)
+    return gpu or usual_gpu, gpus or usual_gpus
 
 
 def usable_bytes(gpu: str) -> float:
     """Bytes of a GPU that are for tensors."""
-    return (GPUS[gpu] * USABLE - CONTEXT_GIB) * GIB
+    return (GPUS[gpu] * USABLE_SHARE - CONTEXT_GIB) * GIB
 
 
 def gib(count: float) -> str:
-    """Bytes as GiB: three digits."""
+    """Bytes as GiB with three digits; a dash for none."""
     value = count / GIB
-    return "-" if not count else f"{value:.2f}" if value < 9.995 else f"{value:.1f}"
+    if not value:
+        return "-"
+    return f"{value:.2f}" if value < 9.995 else f"{value:.1f}"
 
 
 def title_lines(setting: Setting, gpu: str) -> list[str]:
     """Which run, which model, which GPUs."""
     config = setting.config
-    policy, scorer = parameters(setting.shape), parameters(setting.shape, scalar=True)
-    shared = ", ENGINE=fsdp2" if setting.sharded else ""
+    policy = parameters(setting.shape)
+    scorer = parameters(setting.shape, is_scalar=True)
+    engine = ", ENGINE=fsdp2" if setting.sharded else ""
     precision = "bf16 autocast, float32 weights" if setting.half else "float32"
-    return [
-        f"{config.name}, seed {config.seed}"[:80],
-        f"  starts from {config.base.checkpoint} ({setting.shape.family})"[:80],
+    lines = [
+        f"{config.name}, seed {config.seed}",
+        f"  starts from {config.base.checkpoint} ({setting.shape.family})",
         f"  {policy:,} parameters; reward model and critic {scorer:,}",
-        f"  {setting.devices} x {gpu}{shared}, {precision}",
-        f"  of {GPUS[gpu]:.1f} GiB a card {gib(usable_bytes(gpu))} are for tensors: "
-        f"{USABLE:.0%} less {CONTEXT_GIB:g} for CUDA",
+        f"  {setting.devices} x {gpu}{engine}, {precision}",
+        f"  of {GPUS[gpu]:.1f} GiB of a GPU {gib(usable_bytes(gpu))} are for tensors: "
+        f"{USABLE_SHARE:.0%} less {CONTEXT_GIB:g} for CUDA",
     ]
+    return [line[:WIDTH] for line in lines]
 
 
 def memory_lines(setting: Setting, gpu: str) -> list[str]:
-    """A row for every part of every stage; whether all fit, or what would need less."""
-
-    def row(name: str, cells: Sequence[str], end: str) -> str:
-        return f"{name:14}" + "".join(f"{cell:>6} " for cell in cells) + end
-
+    """A row for every part of every stage, and whether all of them fit."""
     parts = part_bytes(setting)
-    large = [name for name, held in parts.items() if held.total > usable_bytes(gpu)]
-    rows = "passes of {microbatch_size} rows, {forward_batch_size} where nothing learns"
-    what = f"GiB at the worst moment; {rows.format(**vars(setting.config.memory))}"
-    lines = [what, row("", HEADS, "")]
+    usable = usable_bytes(gpu)
+    memory = setting.config.memory
+    lines = [
+        "GiB at the worst moment, with passes of "
+        f"{memory.microbatch_size} rows in training and {memory.forward_batch_size} elsewhere",
+        _row("", list(COLUMNS.values())),
+    ]
     for name, held in parts.items():
-        cells = [gib(getattr(held, column)) for column in COLUMNS] + [gib(held.total)]
-        lines.append(row(name, cells, "NO" if name in large else "ok"))
-    worst = max(parts, key=lambda name: parts[name].total)
-    if not large:
-        return [*lines, f"everything fits; the most is {worst}, {gib(parts[worst].total)} GiB"]
-    lines += textwrap.wrap(f"does not fit: {', '.join(large)}", 80)
-    if setting.devices > setting.shards:
-        lines.append("ENGINE=fsdp2 shares the weights")
-    return [*lines, "smaller memory.* settings need less, and lora.rank=16"]
+        fits = "ok" if held.total <= usable else "NO"
+        lines.append(_row(name, _cells(held), fits))
+
+    too_large = [name for name, held in parts.items() if held.total > usable]
+    if too_large:
+        lines += textwrap.wrap(f"does not fit: {', '.join(too_large)}", WIDTH)
+        if setting.devices > setting.shards:
+            lines.append("ENGINE=fsdp2 shares the weights")
+        lines.append("smaller memory.* settings need less, and so does lora.rank=16")
+    else:
+        largest = max(parts, key=lambda name: parts[name].total)
+        lines.append(f"everything fits; the most is {largest}, {gib(parts[largest].total)} GiB")
+    return lines
+
+
+def _cells(held: Bytes) -> list[str]:
+    return [gib(getattr(held, name)) for name in COLUMNS]
+
+
+def _row(name: str, cells: Sequence[str], end: str = "") -> str:
+    numbers = "".join(f"{cell:>6} " for cell in cells)
+    return f"{name:14}{numbers}{end}"
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
@@ -257,17 +151,21 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
 
 
 def lines_of(args: argparse.Namespace) -> list[str]:
-    """What is printed. Raises UserError for an unknown preset, setting, GPU or shape, and for
-    numbers out of range.
+    """What is printed.
+
+    Raises UserError for an unknown preset, setting, GPU or shape, and for numbers out of range.
     """
     request = request_of(args)
-    name, cards = gpus_for(request.preset, args.gpu, args.gpus)
-    engine = args.engine or ("fsdp2" if request.preset in SHARDED else "ddp")
-    launcher_words(cards, engine, launch="")  # raises UserError for what cannot be started
-    setting = setting_of(config_of(request), devices=cards, sharded=engine == "fsdp2")
-    setting = sized(setting, usable_bytes(name))
-    measure = f"its hours, measured: make rehearse PRESET={request.preset}"
-    return [*title_lines(setting, name), "", *memory_lines(setting, name), "", measure]
+    gpu, devices = gpus_for(request.preset, args.gpu, args.gpus)
+    engine = args.engine
+    if not engine:
+        engine = "fsdp2" if request.preset in SHARDED else "ddp"
+    launcher_words(devices, engine, launch="")  # raises UserError for what cannot be started
+
+    setting = setting_of(config_of(request), devices=devices, sharded=engine == "fsdp2")
+    setting = sized(setting, usable_bytes(gpu))
+    measure = f"its hours, measured: make sft rm ppo PRESET={request.preset} REHEARSE=1"
+    return [*title_lines(setting, gpu), "", *memory_lines(setting, gpu), "", measure]
 
 
 @in_one_line()

@@ -1,189 +1,232 @@
-"""Two updates of every stage at its real shapes, on this machine: `make rehearse`.
+"""A short run that measures what the whole run needs: `make sft rm ppo REHEARSE=1`.
 
-It is a run like any other, through the pipeline and in as many processes, with fewer rows and
-smaller batches, on random weights of the shape and rows as long as the limits allow (`inputs.py`).
-What the stages recorded of memory and time stands beside the plan, and from the seconds of an
-update follow the hours of the whole run, at most: its rows are shorter. The numbers stay, as JSON,
-in `runs/<name>/rehearsal/`; the run itself is removed.
+It is a change of settings: random weights of the run's shape, rows as long as the limits allow, and
+two updates of every stage. The pipeline runs it like any other run, in `runs/rehearsal-<name>`.
 """
 
 import math
-import os
 import shutil
-from collections.abc import Callable, Sequence
-from contextlib import chdir
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
-from torch.cuda import is_available
+import torch
 
-from stages.config import command_line
+from stages.base import read_rows
 from stages.config import config as settings
 from stages.config.checks import UserError
-from stages.config.command_line import Request, add_arguments, config_of, request_of
-from stages.config.config import Config
-from stages.config.faults import Parser, show
-from stages.config.sections import COMPARISONS, POSTS
-from stages.config.stages import TRAINED
+from stages.config.command_line import Request, config_of, recorded_config
+from stages.config.config import Config, text_from_value
+from stages.config.sections import COMPARISONS, HUB, POSTS, TOY
+from stages.config.stages import STAGES, TRAINED
+from stages.pipeline.wanted import wanted_stages
 from stages.planning.memory import GIB, Setting, setting_of
-from stages.planning.plan import most_bytes, sized
+from stages.planning.parts import most_bytes, sized
 from stages.planning.random_inputs import draw_weights, write_rows, write_tokenizer
-from stages.planning.shapes import rows_of, shape_of
-from stages.runs.files import read_lines, write_json
+from stages.planning.rows import split_rows, used_rows
+from stages.rl.algorithms import ALGORITHMS
+from stages.runs.files import read_lines
 from stages.runs.manifest import read_manifest, stage_folder
 
-GOALS = ("ppo", "summaries")  # with all that they are made from
-REHEARSED = ("sft", "rm", "normalize", "ppo", "summaries")
-LEARNED = ("sft", "rm", "ppo")
-UPDATES = 2  # the second has the optimizer's moments, and libraries are loaded
+UPDATES = 2  # The second one has the optimizer's moments, and all libraries are loaded.
 PASSES = 2  # of an optimizer step, and of a rollout
-ROOT = Path(__file__).parents[2]
-
-RunTargets = Callable[[Request, Sequence[str], int, str], int]
-"""Runs some targets in a number of processes of an engine; returns the exit status."""
+SPLIT_OF_STAGE = {"sft": POSTS[0], "rm": COMPARISONS[0], "dpo": COMPARISONS[0]}
 
 
-def counts_of(config: Config, processes: int) -> dict[str, int]:
-    """The settings that a rehearsal changes: batches of a few passes, and two updates of them."""
-    small, large = config.memory.microbatch_size, config.memory.forward_batch_size
-    pairs, even = max(1, small // 2), processes * config.ppo.num_minibatches
-    most = {"sft": small, "rm": pairs, "ppo": -(-large // even) * even}
-    sizes = {
-        f"{stage}.batch_size": min(getattr(config, stage).batch_size, PASSES * processes * size)
-        for stage, size in most.items()
-    }
-    limits = "train_posts validation_posts ppo_posts train_comparisons validation_comparisons"
-    return {
-        **sizes,
-        **dict.fromkeys(("sft.epochs", "rm.epochs"), 1),
-        **dict.fromkeys((f"data.{name}" for name in limits.split()), 0),
-        "ppo.total_episodes": UPDATES * sizes["ppo.batch_size"],
-        "ppo.critic_updates": 0,
-        "sft.evaluations": 1,
-        "eval.posts": 0,
-    }
+@dataclass(frozen=True, kw_only=True)
+class Rehearsal:
+    """A run, and the short run that measures it."""
+
+    setting: Setting
+    """The whole run on its devices, with numbers in the place of `auto`."""
+    request: Request
+    """The short run."""
+
+    @property
+    def folder(self) -> Path:
+        """The folder of the short run, with its weights and rows."""
+        return settings.RUNS / self.request.name
 
 
-def short_request(request: Request, processes: int, folder: Path) -> Request:
-    """The run that is made: its weights and rows are written to a folder."""
-    whole = setting_of(config_of(request), on_gpu=is_available())
-    config = sized(whole, math.inf).config  # `auto` is at most as many rows
-    counts, shape = counts_of(config, processes), shape_of(config.base)
-    draw_weights(shape, config.seed, folder / "model")
-    write_tokenizer(shape.vocabulary, folder / "model")
-    posts, pairs = (UPDATES * counts[f"{stage}.batch_size"] for stage in ("sft", "rm"))
-    held_out = config.memory.forward_batch_size * processes
-    rows = dict(zip((*POSTS, *COMPARISONS), (posts, held_out, pairs, held_out), strict=True))
-    write_rows(folder / "data", config.data, rows)
-    changes = counts | {"base.checkpoint": folder / "model", "base.tokenizer": ""}
-    overrides = (*request.overrides, *(f"{key}={value}" for key, value in changes.items()))
-    data = str(folder / "data")
-    return replace(request, name="rehearsal", data=data, tokenizer="", overrides=overrides)
+# -- the short run ---------------------------------------------------------------------------------
 
 
-def rehearse(request: Request, gpus: int, engine: str, run: RunTargets) -> int:
-    """Run the rehearsal, and print and save its table; the pipeline's exit status.
+def prepare(
+    request: Request, targets: Sequence[str], processes: int = 1, sharded: bool = False
+) -> Rehearsal:
+    """Write the weights and rows of a rehearsal, in place of those of an earlier one.
 
-    Nothing but the table of the stages that have finished stays, whenever this is stopped. Raises
-    UserError for a run that trains nothing.
+    Raises UserError for a run that trains nothing, for targets that need a judge, and for a model
+    of unknown shape.
     """
     config = config_of(request)
     if config.kind != TRAINED:
-        raise UserError("a rehearsal trains: leave out POLICY= and INPUT=")
-    folder = (settings.RUNS / config.name / "rehearsal").absolute()
-    work = folder / "work"
-    shutil.rmtree(work, ignore_errors=True)  # of a rehearsal that was killed
-    work.mkdir(parents=True)
-    paths = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    code = 0
-    try:
-        short = short_request(request, gpus, work)
-        with chdir(work), mock.patch.dict(os.environ, {"PYTHONPATH": paths}):
-            try:
-                code = run(short, GOALS, gpus, engine)
-            except SystemExit as ended:
-                code = int(ended.code or 0)
-            record = record_of(config, config_of(short), gpus, engine == "fsdp2")
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
-    if record["stages"]:
-        lines = table_lines(record)
-        write_json(folder / "rehearsal.json", record)
-        show([*lines, "", f"saved in {settings.RUNS / config.name}/rehearsal/rehearsal.json"])
-    return code
+        raise UserError("REHEARSE=1 trains models: leave out POLICY= and INPUT=")
+    for target in targets:
+        if any(STAGES[stage].per_judge for stage in wanted_stages(config, [target])):
+            raise UserError(f"REHEARSE=1 judges nothing: leave out {target}")
+
+    on_gpu = torch.cuda.is_available()
+    setting = setting_of(config, devices=processes, on_gpu=on_gpu, sharded=sharded)
+    setting = sized(setting, usable=math.inf)
+    name = f"rehearsal-{config.name}"
+    inputs = settings.RUNS / name / "inputs"
+    changes = short_settings(setting.config, processes)
+    changes["base.checkpoint"] = inputs / "model"
+    changes["data.source"] = inputs / "data"
+
+    shutil.rmtree(inputs.parent, ignore_errors=True)
+    draw_weights(setting.shape, config.seed, inputs / "model")
+    write_tokenizer(setting.shape.vocabulary, inputs / "model")
+    pairs = max(changes["rm.batch_size"], changes["dpo.batch_size"])
+    held_out = processes * setting.config.memory.forward_batch_size
+    counts = {
+        "sft_train": UPDATES * changes["sft.batch_size"],
+        "sft_validation": held_out,
+        "comparisons_train": UPDATES * pairs,
+        "comparisons_validation": held_out,
+    }
+    write_rows(inputs / "data", config.data, counts)
+
+    overrides = [f"{key}={text_from_value(value)}" for key, value in changes.items()]
+    short_request = replace(
+        request,
+        name=name,
+        data="",
+        tokenizer="",
+        upstream="",
+        overrides=(*request.overrides, *overrides),
+    )
+    return Rehearsal(setting=setting, request=short_request)
 
 
-def record_of(config: Config, short: Config, processes: int, sharded: bool) -> dict[str, Any]:
-    """What the stages that have finished recorded, beside the plan, and the hours of the whole run,
-    for the settings of the whole run and of the short one.
-    """
-    read = {stage: read_manifest(stage_folder(short, stage)) for stage in REHEARSED}
-    manifests = {stage: manifest for stage, manifest in read.items() if manifest is not None}
-    device = next((manifest["device"] for manifest in manifests.values()), "")
-    how = {"devices": processes, "on_gpu": not device.startswith("CPU"), "sharded": sharded}
-    setting = setting_of(short, **how)
-    rows = {stage: row_of(setting, stage, manifest) for stage, manifest in manifests.items()}
-    for stage in [stage for stage in LEARNED if stage in rows]:
-        rows[stage]["hours"] = hours_of(config, short, stage, rows[stage]["update"])
-    return {"name": config.name, "device": device, "half": setting.half, "stages": rows}
-
-
-def row_of(setting: Setting, stage: str, manifest: dict[str, Any]) -> dict[str, float]:
-    """What a stage of the rehearsal recorded: peak and plan in GiB (on a CPU the peak of the whole
-    process); seconds of the stage, and of its last update.
-    """
-    peak = manifest["peak_gpu_gib" if setting.on_gpu else "peak_memory_gib"]
-    config = command_line.recorded_config(stage_folder(setting.config, stage)) or setting.config
-    plan = most_bytes(replace(setting, config=config), stage) / GIB
-    row = {"plan": plan, "peak": peak, "seconds": manifest["seconds"]}
-    if stage in LEARNED:
-        last = read_lines(stage_folder(setting.config, stage) / "metrics.jsonl")[-1]
-        row["update"] = last["seconds/update"]
-    return row
-
-
-def hours_of(config: Config, short: Config, stage: str, update: float) -> float:
-    """Hours of all updates of a stage, from the seconds of an update of the short run, whose rows
-    are the longest.
-    """
-    larger = getattr(config, stage).batch_size / getattr(short, stage).batch_size
-    return updates_of(config)[stage] * update * larger / 3600
-
-
-def updates_of(config: Config) -> dict[str, int]:
-    """Updates of each training stage, as the stages count them."""
-    rows = rows_of(config)
-    return {
-        "sft": config.sft.epochs * rows["sft_train"] // config.sft.batch_size,
-        "rm": config.rm.epochs * rows["comparisons_train"] // config.rm.batch_size,
-        "ppo": config.ppo.num_updates,
+def short_settings(config: Config, processes: int) -> dict[str, Any]:
+    """The settings that a rehearsal changes: batches of a few passes, and two updates of them."""
+    memory = config.memory
+    changes: dict[str, Any] = {
+        "base.tokenizer": "",
+        "base.bos": "never",
+        "data.chat_template": False,
+        "data.max_post_characters": 0,
+        "data.train_posts": 0,
+        "data.validation_posts": 0,
+        "data.ppo_posts": 0,
+        "data.train_comparisons": 0,
+        "data.validation_comparisons": 0,
+        "sft.evaluations": 1,
+        "rm.pairs": "all",
+        "ppo.critic_updates": 0,
+        "ppo.checkpoints": 0,
+        "eval.posts": 0,
+        "checks.updates": "off",  # They would be a part of the measured time.
     }
 
+    pairs = max(1, memory.microbatch_size // 2)
+    rows_of_pass = {"sft": memory.microbatch_size, "rm": pairs, "dpo": pairs}
+    for stage, rows in rows_of_pass.items():
+        batch_size: int = getattr(config, stage).batch_size
+        changes[f"{stage}.batch_size"] = min(batch_size, PASSES * processes * rows)
+        changes[f"{stage}.epochs"] = 1
 
-def table_lines(record: dict[str, Any]) -> list[str]:
-    """The whole table, in lines of at most 80 columns."""
-    columns = ("plan", "peak", "seconds", "update", "hours")
+    for algorithm in ALGORITHMS:
+        section = getattr(config, algorithm)
+        # Every process gets whole minibatches and whole groups of samples.
+        multiple = processes * section.num_minibatches * section.samples_per_query
+        episodes = PASSES * processes * memory.forward_batch_size
+        episodes = multiple * math.ceil(episodes / multiple)
+        episodes = min(section.batch_size, episodes)
+        changes[f"{algorithm}.batch_size"] = episodes
+        changes[f"{algorithm}.total_episodes"] = UPDATES * episodes
+    return changes
+
+
+# -- what it measured ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measurement:
+    """What a stage of a rehearsal needed, next to the memory plan."""
+
+    stage: str
+    planned: float
+    """GiB."""
+    peak: float
+    """GiB of the GPU; on a CPU those of the whole process."""
+    update_seconds: float | None = None
+    """Seconds of the last update. None for a stage without updates."""
+    hours: float | None = None
+    """Hours of all updates of the whole run. None if their number is not known."""
+
+
+def measurements(rehearsal: Rehearsal) -> list[Measurement]:
+    """What each finished stage of a rehearsal needed."""
+    setting = rehearsal.setting
+    short = config_of(rehearsal.request)
+    updates = updates_by_stage(setting.config)
+    measured = []
+    for stage, row in STAGES.items():
+        folder = stage_folder(short, stage)
+        manifest = read_manifest(folder)
+        if manifest is None or not row.computes:
+            continue
+
+        # The stage recorded its settings, with the sizes that it chose for `auto`.
+        recorded = replace(setting, config=recorded_config(folder) or short)
+        seconds = None
+        hours = None
+        if row.models and stage in updates:
+            seconds = read_lines(folder / "metrics.jsonl")[-1]["seconds/update"]
+            # A whole update has more passes than a short one.
+            batch_size = getattr(setting.config, stage).batch_size
+            batches = batch_size / getattr(short, stage).batch_size
+            if updates[stage]:
+                hours = updates[stage] * batches * seconds / 3600
+        measured.append(
+            Measurement(
+                stage=stage,
+                planned=most_bytes(recorded, stage) / GIB,
+                peak=manifest["peak_gpu_gib" if setting.on_gpu else "peak_memory_gib"],
+                update_seconds=seconds,
+                hours=hours,
+            )
+        )
+    return measured
+
+
+def updates_by_stage(config: Config) -> dict[str, int]:
+    """Updates of each training stage, as the stages count them. 0: not known."""
+    if config.data.source in (HUB, TOY):
+        rows = split_rows(config)
+    else:
+        splits = read_rows(config).splits
+        rows = used_rows(config, {split: len(located) for split, located in splits.items()})
+
+    updates: dict[str, int] = {name: getattr(config, name).num_updates for name in ALGORITHMS}
+    for stage, split in SPLIT_OF_STAGE.items():
+        section = getattr(config, stage)
+        updates[stage] = section.epochs * rows.get(split, 0) // section.batch_size
+    return updates
+
+
+def table_lines(rehearsal: Rehearsal) -> list[str]:
+    """The table that ends a rehearsal; nothing if no stage has finished."""
+    measured = measurements(rehearsal)
+    if not measured:
+        return []
+    titles = ["planned GiB", "peak GiB", "s/update", "hours"]
     lines = [
-        f"rehearsal of {record['name']} on {record['device']},"
-        f" {'bf16 autocast' if record['half'] else 'float32'}",
-        "GiB on one device (of a CPU's peak: with libraries); seconds of a stage and of its",
-        "last update; hours of all updates at this speed, at most: real rows are shorter",
-        f"{'stage':12}" + "".join(f"{name:>10}" for name in columns),
+        "",
+        f"{rehearsal.setting.config.name}, measured in {UPDATES} updates with the longest rows:",
+        f"{'stage':10}" + "".join(f"{title:>13}" for title in titles),
     ]
-    for stage, row in record["stages"].items():
-        cells = (f"{row[name]:>10,.2f}" if name in row else f"{'-':>10}" for name in columns)
-        lines.append(f"{stage:12}{''.join(cells)}")
-    needed = sum(row.get("hours", 0.0) for row in record["stages"].values())
-    return [line[:80] for line in [*lines, f"together {needed:,.2f} hours"]]
+    for row in measured:
+        numbers = [row.planned, row.peak, row.update_seconds, row.hours]
+        cells = ["-" if number is None else f"{number:,.2f}" for number in numbers]
+        lines.append(f"{row.stage:10}" + "".join(f"{cell:>13}" for cell in cells))
 
-
-def main(argv: list[str], run: RunTargets) -> None:
-    """Rehearse a run; `run` runs the stages of the short one."""
-    parser = Parser(description="two updates of every stage, measured here")
-    add_arguments(parser)
-    parser.add_argument("--gpus", type=int, default=1, help="processes on this machine")
-    parser.add_argument("--engine", default="ddp", help="what several processes share")
-    args = parser.parse_args(argv)
-    raise SystemExit(rehearse(request_of(args), args.gpus, args.engine, run))
+    hours = sum(row.hours or 0.0 for row in measured)
+    lines.append(f"All updates take at most {hours:,.2f} hours: real rows are shorter.")
+    if not rehearsal.setting.on_gpu:
+        lines.append("On a CPU the peak includes Python and its libraries.")
+    return lines
