@@ -10,7 +10,6 @@ outputs_page      summaries that existed already
 parts             what pages share: blocks, plots, words, tables
 sections          parts of pages
 scaling           the numbers and the parts of the page about sizes
-sharing           cards, published pages
-needs             what a run needs: the plan by counting, the rehearsal by running
+sharing           published pages
 speed             speed and memory beside other implementations
 """

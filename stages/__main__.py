@@ -6,13 +6,14 @@ do loads neither torch nor transformers.
 """
 
 import shlex
+import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from stages.config.checks import UserError, first_line
-from stages.config.command_line import Request, add_arguments, config_of, request_of
+from stages.config.command_line import add_arguments, config_of, request_of
 from stages.config.config import Config
 from stages.config.faults import Parser, in_one_line, is_above_0, require_packages, show
 from stages.config.listing import settings_lines
@@ -23,6 +24,7 @@ from stages.pipeline.runner import PlannedRun, Runner, StageFailedError
 from stages.pipeline.start import end_process, errors_end_process, run_stage
 from stages.pipeline.targets import DONE_BY_MAKE, GRIDS, help_lines
 from stages.rl.algorithms import ALGORITHMS
+from stages.runs.manifest import stage_folder
 from stages.runs.signals import stopping_on_signals
 
 Values = Mapping[str, str]
@@ -32,7 +34,6 @@ TOOLS = (
     "status",
     "settings",
     "plan",
-    "rehearse",
     "summarize",
     "compare",
     "scaling",
@@ -62,7 +63,7 @@ def main(argv: list[str] | None = None) -> None:
     targets, values = variables.read_command(words)
     values = variables.with_hub_rows(values)
     if values.get("PRESET") == "own" and needs_settings(targets):
-        from reports.needs.own import with_choices
+        from stages.planning.own import with_choices
 
         values = with_choices(values)
 
@@ -76,6 +77,8 @@ def main(argv: list[str] | None = None) -> None:
         run_grid(first, values)
     elif first in TOOLS:
         run_tool(first, variables.options(first, values))
+    elif is_on("REHEARSE", values):
+        run_rehearsal(targets, values)
     else:
         run_targets(targets, values)
 
@@ -85,7 +88,7 @@ def main(argv: list[str] | None = None) -> None:
 
 def run_targets(targets: Sequence[str], values: Values) -> None:
     """Run what one run lacks to reach some targets, and print how it came out."""
-    from reports.parts.watch import end_lines
+    from stages.pipeline.end import end_lines
 
     request = variables.request_from(values, is_judging="judge" in targets)
     config = config_of(request)
@@ -93,7 +96,7 @@ def run_targets(targets: Sequence[str], values: Values) -> None:
     planned = PlannedRun(request=request, config=config, targets=reached)
     command = resume_command(targets, values)
     runner = make_runner(values, command)
-    if is_dry(values):
+    if is_on("DRY", values):
         grid.show_plan(runner, planned)
         return
 
@@ -104,6 +107,37 @@ def run_targets(targets: Sequence[str], values: Values) -> None:
         except StageFailedError as failure:
             raise SystemExit(failure.status) from None
     show(end_lines(config, reached, ran))
+
+
+def run_rehearsal(targets: Sequence[str], values: Values) -> None:
+    """Measure a run by a short one, which is removed, and print the memory and time it took."""
+    from stages.planning import rehearsal
+
+    if is_on("DRY", values):
+        raise UserError("REHEARSE=1 and DRY=1 exclude each other: leave out one of them")
+    if values.get("LAUNCH"):
+        raise UserError("REHEARSE=1 must know the number of processes: give GPUS= for LAUNCH=")
+    require_packages()
+    runner = make_runner(values, resume_command(targets, values))
+    rehearsed = rehearsal.prepare(
+        variables.request_from(values),
+        targets,
+        processes=runner.processes,
+        sharded=values.get("ENGINE") == "fsdp2",
+    )
+    short = PlannedRun(
+        request=rehearsed.request,
+        config=config_of(rehearsed.request),
+        targets=tuple(targets),
+    )
+    try:
+        with stopping_on_signals(""):
+            runner.run(short)
+    except StageFailedError as failure:
+        raise SystemExit(failure.status) from None
+    finally:
+        show(rehearsal.table_lines(rehearsed))
+        shutil.rmtree(rehearsed.folder)
 
 
 def run_grid(target: str, values: Values) -> None:
@@ -125,7 +159,7 @@ def run_grid(target: str, values: Values) -> None:
 
     command = resume_command([target], values)
     runner = make_runner(values, command)
-    if is_dry(values):
+    if is_on("DRY", values):
         grid.show_grid(runner, planned)
         return
     require_packages()
@@ -154,7 +188,7 @@ def run_stage_here(config: Config, stage: str, resume_command: str) -> Any:
     """Run a stage in this process, with its batches fitted into memory if they are automatic."""
     memory = config.memory
     if 0 in (memory.microbatch_size, memory.forward_batch_size):
-        from reports.sizes import with_sizes
+        from stages.planning.batch_sizes import with_sizes
 
         config = with_sizes(config, stage)
     return run_stage(stage, stage_function(config, stage), config, resume_command)
@@ -183,26 +217,16 @@ def config_from(options: Sequence[str], whole: bool = True) -> Config:
     return config_of(request_of(parser.parse_args(options)), whole=whole)
 
 
-def run_rehearsal(request: Request, targets: Sequence[str], gpus: int, engine: str) -> int:
-    """Run a short run for `make rehearse`; return the status of the stage that failed, or 0."""
-    runner = make_runner({"GPUS": str(gpus), "ENGINE": engine}, "make rehearse")
-    planned = PlannedRun(request=request, config=config_of(request), targets=tuple(targets))
-    with stopping_on_signals(""):
-        try:
-            runner.run(planned)
-        except StageFailedError as failure:
-            return failure.status
-    return 0
-
-
 def write_cards(config: Config, stage: str) -> None:
     """Write the model cards of a finished stage; it stays finished if that fails."""
     if not STAGES[stage].models:
         return
     try:
-        from reports.sharing import cards
+        from eval.scores import held_out_accuracy
+        from stages.pipeline import model_cards
 
-        cards.write_cards(config, stage)
+        accuracy = held_out_accuracy(stage_folder(config, stage))
+        model_cards.write_cards(config, stage, accuracy)
     except Exception as error:
         line = f"no model card of stage {stage}: {first_line(error)}"
         print(line, file=sys.stderr, flush=True)
@@ -217,11 +241,11 @@ def dollars(text: str) -> float:
     return float(text)
 
 
-def is_dry(values: Values) -> bool:
-    """Return whether the command only looks. Raises UserError for another value than 1 or 0."""
-    text = values.get("DRY", "")
+def is_on(name: str, values: Values) -> bool:
+    """Return whether a variable is 1. Raises UserError for another value than 1 or 0."""
+    text = values.get(name, "")
     if text not in ("", "0", "1"):
-        raise UserError(f"DRY={text}: give DRY=1, or leave it out")
+        raise UserError(f"{name}={text}: give {name}=1, or leave it out")
     return text == "1"
 
 
@@ -321,17 +345,13 @@ def run_tool(name: str, options: list[str]) -> None:
     elif name == "settings":
         show(settings_lines(config_from(options, whole=False)))
     elif name == "status":
-        from reports.sharing import status
+        from stages.pipeline import status
 
         status.main(options)
     elif name == "plan":
-        from reports.needs import plan
+        from stages.planning import plan
 
         plan.main(options)
-    elif name == "rehearse":
-        from reports.needs import rehearse
-
-        rehearse.main(options, run=run_rehearsal)
     elif name == "summarize":
         from eval import summarize
 

@@ -10,8 +10,6 @@ from typing import Any
 
 import pytest
 
-from reports.needs import memory
-from reports.needs.shapes import shape_of
 from reports.parts import page, updates
 from reports.parts.words import PEER, TRL, number, whole
 from reports.sections import card
@@ -25,6 +23,8 @@ from stages.config.config import UserError
 from stages.config.sections import format_post
 from stages.data.prompt import plain_encoder
 from stages.models.tokenizers import load_tokenizer
+from stages.planning import memory
+from stages.planning.shapes import shape_of
 from stages.runs.files import write_json
 from stages.runs.signals import forget_signals
 from tests.lib.asserts import refused_by

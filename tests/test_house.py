@@ -24,6 +24,7 @@ RANKS = (
     "stages.rl",
     "stages",  # one file a stage
     "stages.pipeline",
+    "stages.planning",
     "eval.stats",
     "eval.judges",
     "eval.judges.openai",
@@ -33,7 +34,6 @@ RANKS = (
     "reports.sections",
     "reports.scaling",
     "reports.sharing",
-    "reports.needs",
     "reports.speed",
     "top",  # the command line, which starts stages, judges and pages
 )
@@ -46,11 +46,11 @@ MARKED = {
 # Here the modules of a rank are siblings that never import each other.
 SIBLINGS = ("stages", "reports.sections")
 WITHOUT_TORCH = """
-    stages.config.* stages.runs.* stages.pipeline.*
+    stages.config.* stages.runs.* stages.pipeline.* stages.planning.plan
     stages.data.builtin stages.data.readers eval.judge eval.win_rate eval.stats.*
     eval.judges.openai.budget eval.judges.openai.cache reports.*
     reports.parts.* reports.sections.* reports.scaling.*
-    reports.sharing.* reports.needs.plan
+    reports.sharing.*
 """.split()
 
 TOP_LEVEL = {

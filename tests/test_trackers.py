@@ -15,11 +15,10 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from reports.sharing import cards
 from stages.config.checks import UserError
 from stages.config.command_line import make_config
 from stages.config.config import public_settings, public_value
-from stages.pipeline import trackers
+from stages.pipeline import model_cards, trackers
 from stages.pipeline.trackers import SETTINGS, tracked
 from stages.runs import run as runs_module
 from stages.runs.files import read_lines
@@ -192,4 +191,4 @@ def test_a_folder_below_this_one_is_shown_by_its_last_name_and_ours_in_full(plac
     own = ("base.checkpoint=clients/acme", "base.tokenizer=")
     config = make_config("tiny", name="mine", overrides=own)
     assert "clients" not in json.dumps(public_settings(config))
-    assert cards.base_id(config) == ""
+    assert model_cards.base_id(config) == ""

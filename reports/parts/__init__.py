@@ -15,5 +15,4 @@ updates       updates of ours beside TRL's
 cells         numbers and texts of tables
 blocks        what pages are made of, as HTML, Markdown and JSON
 page          blocks, written as Markdown and HTML
-watch         what the terminal says of a command's stages
 """

@@ -1,4 +1,4 @@
-"""What one card shows, in nine minutes, part by part, and the page of it: `make card`.
+"""What one card shows, in three minutes, part by part, and the page of it: `make card`.
 
     python -m reports.sections.card
 
@@ -13,7 +13,6 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -49,18 +48,11 @@ def parts_of(args: Any, work: Path) -> dict[str, tuple[int, str, Path]]:
     shape = words_of(preset, f"{plain} {sizes}")
     bench = f"--shapes {args.shape} --runs 1 --set {' '.join(args.overrides)}"
     parts = {"placement": (35, f"pytest -q -m card {ROOT / TESTS}", work / "none.json")}
-    for name, seconds in zip(args.presets, (70, 250), strict=False):
-        result = settings.RUNS / f"card-{name}" / "rehearsal" / "rehearsal.json"
-        data = "" if PRESETS[name]().data.source else "DATA=."
-        changes = shlex.quote(f"SET={' '.join(args.overrides)}")
-        words = f"stages rehearse PRESET={name} NAME=card-{name} {data} {changes}"
-        parts[f"stages of {name}"] = seconds, words, result
     parts["bench"] = 60, f"reports.speed.bench_page {bench}", work / "none.json"
     others = [("prepare", 25, shape), ("profile", 40, shape), ("precision", 25, shape)]
-    others += [(f"work-{name}", 15, words_of(name)) for name in args.presets]
     for name, seconds, words in others:
         result = work / f"{name}.json"
-        parts[name] = seconds, f"{MEASURE} {name.partition('-')[0]} {result} {words}", result
+        parts[name] = seconds, f"{MEASURE} {name} {result} {words}", result
     return parts
 
 
@@ -88,7 +80,6 @@ def run_part(words: str, seconds: float, result: Path) -> Record:
 def main(argv: list[str] | None = None) -> None:
     """Run all parts and write their page."""
     parser = Parser(description="what only a card can show")
-    parser.add_argument("--presets", nargs="+", default=["smollm2-full", "pythia-1b"])
     parser.add_argument("--shape", default="pythia-1b:64:16", help="preset:batch:microbatch")
     parser.add_argument("--slower", type=float, default=1.0, help="times the seconds of parts")
     add_overrides(parser)
@@ -115,8 +106,6 @@ def main(argv: list[str] | None = None) -> None:
             html = write(record, folder)
     finally:
         shutil.rmtree(work, ignore_errors=True)
-        for name in args.presets:
-            shutil.rmtree(settings.RUNS / f"card-{name}", ignore_errors=True)
     print(page.for_terminal([answer(record)], html))
 
 
@@ -125,17 +114,6 @@ def answer(record: Record) -> str:
     parts = record["parts"]
     failed = [f"{name}: {part['failed']}" for name, part in parts.items() if part["failed"]]
     return " ".join([f"{len(parts) - len(failed)} parts are done, {len(failed)} failed.", *failed])
-
-
-def rows_of(name: str, record: Record) -> Iterator[Record]:
-    """The rows of a part's table, by the names of their columns."""
-    result, preset = record["parts"][name]["result"], name.rpartition(" ")[2]
-    work = record["parts"].get(f"work-{preset}", {}).get("result", {})
-    for stage, row in result.get("stages", {}).items():
-        known = stage in work and "update" in row
-        share = {"share": work[stage] / row["update"] / work["peak"]} if known else {}
-        yield {"stage": stage, **row, **share}
-    yield from result.get("rows", [])
 
 
 def write(record: Record, folder: Path) -> Path:
@@ -148,7 +126,7 @@ def write(record: Record, folder: Path) -> Path:
     blocks: list[Block] = [lead(answer(record))]
     blocks.append(Table(["part", "seconds", "came to"], ends, strong=True, name="parts"))
     for name in parts:
-        rows = list(rows_of(name, record))
+        rows = parts[name]["result"].get("rows", [])
         header = list(dict.fromkeys(column for row in rows for column in row))
         cells = [[cell(row.get(column, "")) for column in header] for row in rows]
         blocks += [Heading(name.capitalize()), Table(header, cells, name=name)] if rows else []
@@ -156,8 +134,7 @@ def write(record: Record, folder: Path) -> Path:
     blocks += [
         Heading("How it was measured"),
         Text(
-            "Weights are random, of the published shapes. Plan and peak: GiB. Share: of the card's"
-            " peak in bf16, by counting matrix products. Precision: bf16 - float32."
+            "Weights are random, of the published shapes. Precision: bf16 - float32."
             f" Measured on {about['date']} with code {about['code_version']}; {versions}."
         ),
     ]

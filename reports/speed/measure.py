@@ -7,7 +7,6 @@ whole update of PPO or RLOO: all rows of the batch as they come, all epochs; TRL
 same tokens.
 """
 
-import math
 import random
 from collections.abc import Sequence
 from dataclasses import replace
@@ -20,13 +19,8 @@ import numpy as np
 import torch
 from accelerate import Accelerator
 
-from reports.needs import rehearse
-from reports.needs.inputs import draw_weights
-from reports.needs.memory import Setting, setting_of
-from reports.needs.plan import sized
-from reports.needs.shapes import Shape, block_weights, parameters, shape_of
 from reports.speed.meter import Meter, hold, matrix_rate
-from reports.speed.speed import EOS_ID, QUERIES, peak_of
+from reports.speed.speed import EOS_ID, QUERIES
 from stages.config.command_line import add_arguments, config_of, request_of
 from stages.config.config import Config
 from stages.config.faults import Parser, in_one_line
@@ -37,6 +31,9 @@ from stages.models.loading import load_policy, load_reward_model, new_reward_mod
 from stages.models.lora import adapt
 from stages.models.policy import PolicyModel
 from stages.models.sampling import Noise
+from stages.planning.memory import Setting, setting_of
+from stages.planning.random_inputs import draw_weights
+from stages.planning.shapes import Shape, block_weights, parameters, shape_of
 from stages.rl.advantages import assign_rewards, compute_advantages
 from stages.rl.algorithms import ALGORITHMS
 from stages.rl.episodes import Rollout
@@ -226,28 +223,11 @@ def compare_precision(config: Config, settings: PolicyGradient, folder: Path) ->
     return {"rows": rows}
 
 
-def count_work(config: Config, settings: PolicyGradient, folder: Path) -> dict[str, float]:
-    """Operations per second of the card, and operations of an update of each stage of a rehearsal,
-    with the longest rows.
-    """
-    setting = sized(setting_of(config), math.inf)
-    rows, data = rehearse.counts_of(setting.config, processes=1), config.data
-    pair = data.max_query_comparison_tokens + data.max_comparison_tokens
-    work = {"peak": peak_of(device_name())}
-    shapes = {"sft": (data.max_query_summary_tokens, data.max_summary_tokens), "rm": (pair, 0)}
-    for stage, (length, logits) in shapes.items():
-        passed = forward_flops(setting.shape, length, length, logits) * (3 + setting.recomputed)
-        work[stage] = passed * rows[f"{stage}.batch_size"]
-    queries = [data.max_query_tokens] * rows["ppo.batch_size"]
-    return work | {"ppo": update_flops(setting, config.ppo, queries)}
-
-
 PARTS = {
     "prepare": prepare,
     "update": measure_update,
     "profile": profile_update,
     "precision": compare_precision,
-    "work": count_work,
 }
 
 

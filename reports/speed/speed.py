@@ -17,12 +17,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from reports.needs.shapes import shape_of
 from reports.parts.words import OURS, PEER, TRL
 from stages.config import config as settings
 from stages.config.command_line import Request, config_of
 from stages.config.config import Config, UserError
 from stages.config.presets import PRESETS
+from stages.planning.shapes import shape_of
 from stages.runs.files import read_json, write_json
 from stages.runs.machine import code_of, code_version, cpu_model, library_versions
 

@@ -50,6 +50,7 @@ REQUEST = (
 DEVICES = ("GPUS", "ENGINE", "LAUNCH")
 EXECUTION = (*DEVICES, "MAX_COST", "REPLACE", "DRY")
 RUN = (*REQUEST, *EXECUTION)
+TRAINING_RUN = (*RUN, "REHEARSE")
 RUN_OVER_SEEDS = ("SEEDS", *(name for name in RUN if name != "SEED"))
 RUN_OVER_PRESETS = ("PRESETS", *(name for name in RUN_OVER_SEEDS if name != "PRESET"))
 
@@ -63,10 +64,18 @@ GROUPS: dict[str, list[Target]] = {
         Target(
             name="sft",
             help="supervised fine-tuning on the reference summaries",
-            variables=RUN,
+            variables=TRAINING_RUN,
         ),
-        Target(name="rm", help="the reward model, and its normalization", variables=RUN),
-        Target(name="dpo", help="DPO on the same comparisons, to compare with PPO", variables=RUN),
+        Target(
+            name="rm",
+            help="the reward model, and its normalization",
+            variables=TRAINING_RUN,
+        ),
+        Target(
+            name="dpo",
+            help="DPO on the same comparisons, to compare with PPO",
+            variables=TRAINING_RUN,
+        ),
     ],
     "evaluate": [
         Target(
@@ -141,11 +150,6 @@ GROUPS: dict[str, list[Target]] = {
             help="the memory that a run needs",
             variables=(*REQUEST, "GPUS", "ENGINE", "GPU"),
         ),
-        Target(
-            name="rehearse",
-            help="the same, measured on this machine",
-            variables=(*REQUEST, "GPUS", "ENGINE"),
-        ),
     ],
     "develop (done by make itself, but for bench and card)": [
         Target(name="install", help="only install the environment"),
@@ -158,7 +162,7 @@ GROUPS: dict[str, list[Target]] = {
             help="speed and memory compared with TRL",
             variables=("SHAPES", "RUNS", "SET"),
         ),
-        Target(name="card", help="what only a GPU can show, in nine minutes", variables=("SET",)),
+        Target(name="card", help="what only a GPU can show, in three minutes", variables=("SET",)),
     ],
 }
 DONE_BY_MAKE = ("install", "check", "test", "walks", "simulations")
@@ -278,6 +282,11 @@ VARIABLES = {
             name="REPLACE",
             help="1 reruns the named stages; REPLACE=ppo also what follows",
         ),
+        Variable(
+            name="REHEARSE",
+            help="1 measures memory and time in two updates of each stage",
+            hint="name sft rm ppo, or other training targets",
+        ),
         Variable(name="DRY", help="DRY=1 says what would run and writes nothing"),
         Variable(name="PYTHON", help="interpreter that creates the environment (python3)"),
         Variable(name="VENV", help="the environment (.venv); VENV= uses PYTHON as it is"),
@@ -301,7 +310,7 @@ def groups_of_targets() -> dict[str, list[Target]]:
     except ImportError:  # before installation
         return GROUPS
     algorithms = [
-        Target(name=name, help=algorithm.summary, variables=RUN)
+        Target(name=name, help=algorithm.summary, variables=TRAINING_RUN)
         for name, algorithm in ALGORITHMS.items()
     ]
     *before, dpo = GROUPS["train"]

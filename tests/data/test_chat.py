@@ -12,7 +12,6 @@ from transformers import AutoTokenizer
 
 from eval import judge, summaries
 from eval.summarize import Finished, finished_policies
-from reports.sharing import cards
 from stages import base, normalize, ppo, rm, sft
 from stages.config.checks import UserError
 from stages.config.command_line import recorded_config
@@ -25,6 +24,7 @@ from stages.data.prompt import first_tokens
 from stages.data.ragged import load_split
 from stages.data.tokens import tokenize_comparisons, tokenize_posts
 from stages.models.tokenizers import load_tokenizer
+from stages.pipeline import model_cards
 from stages.runs.files import read_lines
 from stages.runs.manifest import read_manifest
 from tests.lib.asserts import refusal_of
@@ -307,10 +307,10 @@ def test_a_chat_model_goes_through_all_stages(tokenizer_folder, place, family):
     assert post.query == "Why?"
 
     # So are the texts in the code of the model cards.
-    post = finished.post_of_text(format_post(cards.POST))
+    post = finished.post_of_text(format_post(model_cards.POST))
     greedy = finished.text(finished.summary("ppo", post, temperature=1e-6))
     assert printed_by_card(run / "ppo/model", card_of(run / "ppo")) == [greedy]
-    tokens = ChatFormat(finished.tokenizer).response(cards.SUMMARY)
+    tokens = ChatFormat(finished.tokenizer).response(model_cards.SUMMARY)
     [score] = finished.scores(post, [tokens])
     scores = printed_by_card(run / "normalize/model", card_of(run / "normalize"))
     assert [float(line) for line in scores] == pytest.approx([score, score], abs=1e-5)
@@ -319,7 +319,7 @@ def test_a_chat_model_goes_through_all_stages(tokenizer_folder, place, family):
 def card_of(folder: Path) -> str:
     config = recorded_config(folder)
     assert config is not None
-    return cards.card(config, folder.name, "model", read_manifest(folder) or {})
+    return model_cards.card(config, folder.name, "model", read_manifest(folder) or {})
 
 
 def printed_by_card(folder: Path, card: str) -> list[str]:

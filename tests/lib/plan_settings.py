@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from reports.needs.memory import Setting, setting_of
 from stages.config.command_line import make_config
+from stages.planning.memory import Setting, setting_of
 
 
 def setting(preset: str = "pythia-1b", devices: int = 1, **memory: Any) -> Setting:

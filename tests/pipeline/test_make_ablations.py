@@ -3,12 +3,12 @@
 import pytest
 
 from reports.parts import ablated
-from reports.sharing.status import status
 from stages.config import config as settings
 from stages.config.command_line import Request, make_config
 from stages.config.config import UserError, override_of
 from stages.config.presets import ABLATIONS, PRESETS
 from stages.pipeline.grid import GridOptions, ablations, run_grid, show_grid
+from stages.pipeline.status import status
 from stages.runs.manifest import stage_folder, why_not
 from tests.lib.pipeline import EVALUATED, FAILED, Recorder, finish, make
 

@@ -224,7 +224,7 @@ def installs(target: str) -> set[str]:
 
 def test_make_installs_first_and_developers_tools_only_for_developers():
     assert installs("help") == set()
-    for target in ("sft", "rehearse", "scaling", "status"):
+    for target in ("sft", "scaling", "status"):
         assert installs(target) == {"installed"}, target
     for target in ("check", "test", "simulations"):
         assert installs(target) == {"installed", "developed"}, target

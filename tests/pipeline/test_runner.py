@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from reports.parts.watch import end_lines
 from stages.config.command_line import make_config
 from stages.config.config import UserError
 from stages.config.stages import STAGES
 from stages.pipeline import runner as runner_module
+from stages.pipeline.end import end_lines
 from stages.pipeline.runner import StageFailedError
 from stages.pipeline.wanted import wanted_stages
 from stages.runs.files import write_json

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from reports.sharing.status import status
 from stages.config.command_line import make_config
 from stages.config.stages import STAGES
 from stages.pipeline.grid import show_plan
+from stages.pipeline.status import status
 from stages.pipeline.wanted import code_warnings
 from stages.runs import machine
 from stages.runs.files import read_json

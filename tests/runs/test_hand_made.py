@@ -9,9 +9,9 @@ from eval import win_rate
 from eval.judge import Task, kept_judgements
 from reports import scaling_page
 from reports.parts import collect
-from reports.sharing.status import status
 from stages.config.command_line import make_config, recorded_config
 from stages.config.config import UserError
+from stages.pipeline.status import status
 from stages.runs import hub
 from stages.runs.files import KeptRows, read_json, write_json
 from stages.runs.inputs import Source

@@ -2,8 +2,8 @@
 
 import pytest
 
-from reports.sharing.status import status
 from stages.config.command_line import make_config, recorded_config
+from stages.pipeline.status import status
 from stages.pipeline.wanted import lacking, warnings
 from stages.rl.algorithms import ALGORITHMS
 from stages.runs.files import read_json, write_json

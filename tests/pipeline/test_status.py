@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from reports import run as run_page
-from reports.sharing import status as status_module
-from reports.sharing.status import status
 from stages.config.checks import UserError
 from stages.config.command_line import make_config
+from stages.pipeline import status as status_module
+from stages.pipeline.status import status
 from stages.pipeline.wanted import kept
 from stages.runs.files import read_json, write_json
 from stages.runs.progress import COLUMNS
@@ -186,7 +186,7 @@ def test_a_terminal_gets_a_table(runs, monkeypatch, capsys):
 
 def test_it_loads_no_torch(tmp_path):
     code = (
-        "import sys; from reports.sharing.status import main; main([]); "
+        "import sys; from stages.pipeline.status import main; main([]); "
         "sys.exit('torch' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env={"PYTHONPATH": str(ROOT)})

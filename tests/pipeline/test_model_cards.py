@@ -11,13 +11,13 @@ import pytest
 from huggingface_hub import ModelCard
 
 from eval.summarize import Finished, finished_policies
-from reports.sharing import cards
-from reports.sharing.cards import card
 from stages.__main__ import write_cards
 from stages.config import config as settings
 from stages.config.command_line import make_config, recorded_config
 from stages.config.sections import format_post
 from stages.config.stages import CARD, STAGES, TRAINING_STAGES
+from stages.pipeline import model_cards
+from stages.pipeline.model_cards import card
 from stages.pipeline.start import run_stage
 from stages.runs.manifest import damage, read_manifest, stage_folder, why_not
 from stages.runs.run import open_stage
@@ -95,11 +95,11 @@ def printed_by_cards(folder: Path, cards: Sequence[str]) -> list[str]:
 def test_the_code_of_a_card_prints_what_our_own_code_writes(whole, monkeypatch):
     monkeypatch.setattr(settings, "RUNS", whole.parents[1])
     run = Finished(finished_policies("tiny", "resumed", 44413))
-    post = run.post_of_text(format_post(cards.POST, run.config.data.prompt))
+    post = run.post_of_text(format_post(model_cards.POST, run.config.data.prompt))
     for stage in ("sft", "ppo", "dpo"):
         (printed,) = printed_by_cards(whole / stage / "model", [card_of(whole, stage)])
         assert printed == run.text(run.summary(stage, post, temperature=1e-6)) != ""
-    tokens = [*run.encode([cards.SUMMARY])[0], run.tokenizer.eos_token_id]
+    tokens = [*run.encode([model_cards.SUMMARY])[0], run.tokenizer.eos_token_id]
     (score,) = run.scores(post, [tokens])
     lines = printed_by_cards(whole / "normalize/model", [card_of(whole, "normalize")])
     # As it is saved, and as a sequence classifier.
@@ -116,7 +116,7 @@ def test_a_card_that_cannot_be_written_leaves_the_stage_finished(runs, monkeypat
     def full(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(cards, "write_text", full)
+    monkeypatch.setattr(model_cards, "write_text", full)
     folder = finish("sft")
     assert read_manifest(folder) is not None
     assert not (folder / "model" / CARD).exists()

@@ -10,7 +10,6 @@ from typing import Any
 
 from huggingface_hub import ModelCard, ModelCardData
 
-from eval.scores import held_out_accuracy
 from stages.config.config import HUB, RANDOM, Config, is_path, public_value, settings_of
 from stages.config.sections import BEFORE_EOS, format_post
 from stages.config.stages import CARD, POLICY_STAGES, STAGES
@@ -18,7 +17,7 @@ from stages.runs.files import write_text
 from stages.runs.manifest import read_manifest, stage_folder
 
 RECORD = "reward.json"  # stands where a function is the reward
-TEMPLATE = Path(__file__).with_name("card.md")
+TEMPLATE = Path(__file__).with_name("model_card.md")
 # Any post will do; of the built-in world's words, so that its models know them.
 POST = {
     "subreddit": "tifu",
@@ -28,13 +27,17 @@ POST = {
 SUMMARY = " My boss sold my bike, on monday."
 
 
-def write_cards(config: Config, stage: str) -> None:
-    """Write the README.md into the folder of every model that a finished stage has saved."""
+def write_cards(config: Config, stage: str, accuracy: Mapping[str, float]) -> None:
+    """Write the README.md into the folder of every model that a finished stage has saved.
+
+    `accuracy`: what the stage's held-out pairs say of it, to be shown with its results.
+    """
     folder = stage_folder(config, stage)
     manifest = read_manifest(folder) or {}
+    shown = {**manifest, "results": manifest.get("results", {}) | accuracy}
     for name in STAGES[stage].models if manifest else ():
         if (folder / name).is_dir() and not (folder / name / RECORD).exists():  # a function
-            write_text(folder / name / CARD, card(config, stage, name, manifest))
+            write_text(folder / name / CARD, card(config, stage, name, shown))
 
 
 def card(config: Config, stage: str, folder: str, manifest: Mapping[str, Any]) -> str:
@@ -51,7 +54,7 @@ def card(config: Config, stage: str, folder: str, manifest: Mapping[str, Any]) -
         pipeline_tag="text-generation" if is_policy else None,
         tags=["rlhf", "summarization", "tldr", stage if is_policy else "reward-model"],
     )
-    results = manifest["results"] | held_out_accuracy(stage_folder(config, stage))
+    results = manifest["results"]
     inputs = [
         f"{name} `{manifest['inputs'][name][:12]}`" for name in STAGES if name in manifest["inputs"]
     ]
