@@ -12,5 +12,4 @@ sections          parts of pages
 scaling           the numbers and the parts of the page about sizes
 sharing           cards, published pages
 needs             what a run needs: the plan by counting, the rehearsal by running
-speed             speed and memory beside other implementations
 """

@@ -33,7 +33,6 @@ RANKS = (
     "reports.scaling",
     "reports.sharing",
     "reports.needs",
-    "reports.speed",
     "reports",  # one file a page
     "top",  # the command line, which starts stages, judges and pages
 )

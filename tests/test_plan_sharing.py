@@ -78,7 +78,6 @@ STEP = """
 import sys
 from accelerate import Accelerator
 import torch
-from reports.speed import meter as meters
 from stages import sft
 from stages.training.memory import MemoryBudget
 from stages.training.supervised import begin_supervised
@@ -87,6 +86,7 @@ from stages.models.policy import PolicyModel
 from stages.data.ragged import TokenizedSplit, make_ragged
 from stages.runs.run import Run
 from stages.config.command_line import make_config
+from tests.bench import meter as meters
 config = make_config("pythia-70m", name="measured", overrides=tuple(sys.argv[2:]))
 torch.set_num_threads(1)
 accelerator = Accelerator(cpu=True)
@@ -108,8 +108,8 @@ state = begin_supervised(
     rows=128,
 )
 sft.take_step(state, split, [0])  # the moments come to be
-_, measured = meter.whole(lambda: sft.take_step(state, split, list(range(2 * rows))))
-print(measured["peak"])
+_, _, peak = meter.measure(lambda: sft.take_step(state, split, list(range(2 * rows))))
+print(peak)
 """
 
 
