@@ -14,7 +14,7 @@ PY := $(if $(VENV),$(VENV)/bin/python,$(PYTHON))
 PIP := $(PY) -m pip install --quiet --no-compile --constraint constraints.txt
 INSTALLED := $(if $(VENV),$(VENV)/installed)
 DEVELOPED := $(if $(VENV),$(VENV)/developed)
-MAKE_TARGETS := help install check test walks simulations
+MAKE_TARGETS := help install check test walks simulations bench
 TARGETS := $(filter-out $(MAKE_TARGETS) $(VENV)/%,$(MAKECMDGOALS))
 .DEFAULT_GOAL := help
 .PHONY: $(MAKE_TARGETS) $(TARGETS) pipeline
@@ -52,3 +52,6 @@ walks: $(DEVELOPED)
 	ONEDNN_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=avx2 $(PYTEST) -m learns
 simulations: $(DEVELOPED)
 	$(PY) -m tests.lib.simulations
+# Speed and memory compared with TRL, which is installed into an environment of its own.
+bench: $(INSTALLED)
+	@$(PY) -m tests.bench

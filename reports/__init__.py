@@ -11,5 +11,4 @@ parts             what pages share: blocks, plots, words, tables
 sections          parts of pages
 scaling           the numbers and the parts of the page about sizes
 sharing           published pages
-speed             speed and memory beside other implementations
 """

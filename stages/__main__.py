@@ -38,8 +38,6 @@ TOOLS = (
     "compare",
     "scaling",
     "publish",
-    "bench",
-    "card",
 )
 # The page that is written when a grid has finished.
 GRID_PAGES = {"study": "scaling", "ablations": "ablations-page", "algorithms": "algorithms-page"}
@@ -376,14 +374,6 @@ def run_tool(name: str, options: list[str]) -> None:
         from reports.sharing import publish
 
         publish.main(options)
-    elif name == "bench":
-        from reports.speed import bench_page
-
-        bench_page.main(options)
-    elif name == "card":
-        from reports.sections import card
-
-        card.main(options)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -22,10 +21,6 @@ from tests.lib.make_stages import make_stages
 from tests.lib.paper_numbers import NUMBERS
 from tests.lib.places import SHARED
 
-# Also where there is a card the tests run on the CPU; `make card` runs those that need one.
-# CUDA reads it when it is first used, after this.
-if "card" not in sys.argv:
-    os.environ["CUDA_VISIBLE_DEVICES"] = ""
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # read when transformers is imported, which is later
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 for name in ("OPENAI_BASE_URL", "WANDB_PROJECT"):
@@ -36,6 +31,15 @@ hypothesis.settings.register_profile("steady", deadline=None, derandomize=True, 
 hypothesis.settings.load_profile("steady")
 
 EOS = "<|endoftext|>"
+
+
+def pytest_configure(config):
+    """Run tests on the CPU even if there is a GPU, except for `pytest -m gpu`.
+
+    CUDA reads the variable when it is first used, which is later.
+    """
+    if config.getoption("markexpr") != "gpu":
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 
 @pytest.hookimpl(tryfirst=True)

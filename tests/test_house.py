@@ -34,7 +34,6 @@ RANKS = (
     "reports.sections",
     "reports.scaling",
     "reports.sharing",
-    "reports.speed",
     "top",  # the command line, which starts stages, judges and pages
 )
 # The files of `stages/` that are no stage, and the folder of their height.

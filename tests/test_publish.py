@@ -9,7 +9,6 @@ import pytest
 
 from reports import calibration, compare, scaling_page
 from reports import run as run_page
-from reports import run as run_page
 from reports.parts.page import beside_the_runs
 from reports.sharing import publish
 from reports.sharing.publish import GENERATED, INDEX, index

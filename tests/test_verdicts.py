@@ -5,13 +5,13 @@ from collections import Counter
 from math import sqrt
 
 import pytest
+from reports.parts.ablated import AblatedRun, SeedsOfRun
+from reports.parts.verdicts import LITTLE, MATTERS, NONE, NOT, UNKNOWN
 
 from eval.stats.formulas import fisher_exact, p_of_seeds, within_margin
 from eval.win_rate import PairedInterval
 from reports.parts import ablated, verdicts
-from reports.parts.ablated import AblatedRun, SeedsOfRun
 from reports.parts.paired import Entry, Paired
-from reports.parts.verdicts import LITTLE, MATTERS, NONE, NOT, UNKNOWN
 from stages.config.command_line import make_config
 from stages.config.config import UserError
 from stages.runs.manifest import partial_of, stage_folder

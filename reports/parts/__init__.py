@@ -11,7 +11,6 @@ sentences     what a page says of a run, and what to hold against its numbers
 paper         the paper's numbers
 run_report    the stage that writes a run's page, and the manifests behind a page
 plots         plots as SVG
-updates       updates of ours beside TRL's
 cells         numbers and texts of tables
 blocks        what pages are made of, as HTML, Markdown and JSON
 page          blocks, written as Markdown and HTML

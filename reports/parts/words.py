@@ -17,8 +17,6 @@ Row = dict[str, Any]
 """One JSON object: the numbers of a run, the results of a stage, or a line of a file."""
 STRENGTH = "strength of the label"  # 1 slightly better, 4 far better
 
-OURS, PEER, TRL = "ours", "trl", "TRL 1.9.2"  # the last release that has a PPOTrainer
-
 
 def percent(share: float | None) -> Number:
     """A fraction as a percentage with one digit."""

@@ -6,6 +6,5 @@ scores       proxy and gold score
 samples      posts with every summary
 curves       everything that training logged
 reward       the reward model, and DPO's policy as one
-card         what one card shows: the command `make card`
 made_with    settings, time, versions, hashes; a policy that others trained
 """

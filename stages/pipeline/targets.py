@@ -151,7 +151,7 @@ GROUPS: dict[str, list[Target]] = {
             variables=(*REQUEST, "GPUS", "ENGINE", "GPU"),
         ),
     ],
-    "develop (done by make itself, but for bench and card)": [
+    "develop (done by make itself)": [
         Target(name="install", help="only install the environment"),
         Target(name="check", help="lint and types"),
         Target(name="test", help="the tests, in minutes"),
@@ -162,10 +162,9 @@ GROUPS: dict[str, list[Target]] = {
             help="speed and memory compared with TRL",
             variables=("SHAPES", "RUNS", "SET"),
         ),
-        Target(name="card", help="what only a GPU can show, in three minutes", variables=("SET",)),
     ],
 }
-DONE_BY_MAKE = ("install", "check", "test", "walks", "simulations")
+DONE_BY_MAKE = ("install", "check", "test", "walks", "simulations", "bench")
 GRIDS = ("study", "ablations", "algorithms")
 
 RECORDED = "runs keep the settings that they were started with"

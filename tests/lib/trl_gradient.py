@@ -22,6 +22,8 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
+from tests.bench.trl_update import Task
+
 NOISE = 0.02  # the policy is no longer the reference policy, so the KL is not 0
 SAMPLES = 4
 # A step that is the gradient. The trainer learns each microbatch once.
@@ -33,9 +35,10 @@ def ids_of(words: str) -> list[int]:
     return [int(word[1:-1]) for word in words.split()]
 
 
-def tokenizer_of(task: dict[str, Any]) -> PreTrainedTokenizerFast:
+def tokenizer_of(task: Task) -> PreTrainedTokenizerFast:
     """A tokenizer of words that are token ids."""
-    words, eos = {f"<{token}>": token for token in range(task["pad_id"])}, f"<{task['eos_id']}>"
+    words = {f"<{token}>": token for token in range(task.pad_id)}
+    eos = f"<{task.eos_id}>"
     plain = Tokenizer(models.WordLevel(words, unk_token=eos))
     plain.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     return PreTrainedTokenizerFast(
@@ -43,7 +46,7 @@ def tokenizer_of(task: dict[str, Any]) -> PreTrainedTokenizerFast:
     )
 
 
-def make_trainer(task: dict[str, Any], policy: Any, rewards_of: Any, folder: Path) -> Any:
+def make_trainer(task: Task, policy: Any, rewards_of: Any, folder: Path) -> Any:
     """TRL's trainer for one step over the task's queries."""
     from datasets import Dataset
     from trl import RLOOConfig, RLOOTrainer
@@ -56,21 +59,21 @@ def make_trainer(task: dict[str, Any], policy: Any, rewards_of: Any, folder: Pat
         use_cpu=True,
         bf16=False,
         gradient_checkpointing=False,
-        seed=task["seed"],
-        per_device_train_batch_size=task["microbatch_size"],
-        gradient_accumulation_steps=len(task["queries"]) * SAMPLES // task["microbatch_size"],
-        temperature=task["temperature"],
+        seed=task.seed,
+        per_device_train_batch_size=task.microbatch_size,
+        gradient_accumulation_steps=len(task.queries) * SAMPLES // task.microbatch_size,
+        temperature=task.temperature,
         learning_rate=1.0,
         num_generations=SAMPLES,
         num_iterations=1,
         max_steps=1,
-        max_completion_length=task["response_length"],
-        beta=task["kl_coef"],
+        max_completion_length=task.response_length,
+        beta=task.kl_coef,
         shuffle_dataset=False,
         normalize_advantages=False,
         **PLAIN_STEP,
     )
-    prompts = [{"prompt": " ".join(f"<{token}>" for token in row)} for row in task["queries"]]
+    prompts = [{"prompt": " ".join(f"<{token}>" for token in row)} for row in task.queries]
     return RLOOTrainer(
         model=policy,
         reward_funcs=rewards_of,
@@ -82,10 +85,11 @@ def make_trainer(task: dict[str, Any], policy: Any, rewards_of: Any, folder: Pat
 
 def main() -> None:
     """Take the step."""
-    task, folder = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")), Path(sys.argv[2])
-    policy = AutoModelForCausalLM.from_pretrained(task["weights"], dtype=torch.float64)
+    task = Task(**json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")))
+    folder = Path(sys.argv[2])
+    policy = AutoModelForCausalLM.from_pretrained(task.weights, dtype=torch.float64)
     scorer = AutoModelForSequenceClassification.from_pretrained(
-        task["weights"], dtype=torch.float64, num_labels=1, pad_token_id=task["eos_id"]
+        task.weights, dtype=torch.float64, num_labels=1, pad_token_id=task.eos_id
     ).eval()
     torch.manual_seed(1)
     for weight in policy.parameters():
@@ -96,7 +100,7 @@ def main() -> None:
     @torch.no_grad()
     def rewards_of(prompts: Any, completion_ids: Any, **_: Any) -> list[float]:
         rows = [ids_of(prompt) + ids for prompt, ids in zip(prompts, completion_ids, strict=True)]
-        ids = pad_sequence([*map(torch.tensor, rows)], True, task["eos_id"])
+        ids = pad_sequence([*map(torch.tensor, rows)], True, task.eos_id)
         mask = pad_sequence([torch.ones(len(row), dtype=torch.long) for row in rows], True)
         rewards = scorer(input_ids=ids, attention_mask=mask).logits[:, 0].tolist()
         seen.update(prompts=[*map(ids_of, prompts)], responses=completion_ids, rewards=rewards)

@@ -199,7 +199,7 @@ STEP = """
 import sys
 from accelerate import Accelerator
 import torch
-from reports.speed import meter as meters
+from tests.bench import meter as meters
 from stages import sft
 from stages.training.memory import MemoryBudget
 from stages.training.supervised import begin_supervised
@@ -229,8 +229,8 @@ state = begin_supervised(
     rows=128,
 )
 sft.take_step(state, split, [0])  # allocates the moments
-_, measured = meter.whole(lambda: sft.take_step(state, split, list(range(2 * rows))))
-print(measured["peak"])
+_, _, peak = meter.measure(lambda: sft.take_step(state, split, list(range(2 * rows))))
+print(peak)
 """
 
 

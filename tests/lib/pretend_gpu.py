@@ -1,10 +1,10 @@
 """A GPU that is not there: tensors of device cuda that hold CPU tensors and refuse to be mixed.
 
-It finds what a real card would refuse, tensors of two devices in one operation or numpy on a tensor
-of the card, and it runs the code that only a card reaches (cuda's autocast, its sizes of chunks).
+It finds what a real GPU would refuse, tensors of two devices in one operation or numpy on a tensor
+on the GPU, and it runs the code that only a GPU reaches (cuda's autocast, its sizes of chunks).
 It refuses memory to passes of more rows than PRETENDED_ROWS. It says nothing about speed, kernels,
-several cards or the threads of backward. `prepare` compiles what tells C++ in torch that there is a
-card. A Python with that folder in PYTHONPATH has it.
+several GPUs or the threads of backward. `prepare` compiles hooks that tell the C++ part of torch
+that there is a GPU. A Python with that folder in PYTHONPATH has it.
 """
 
 import os
@@ -16,9 +16,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map
 
-NAME = "Pretended card"
+NAME = "Pretended GPU"
 # Streams and events that do nothing, and hooks that say yes.
-CARD = r"""
+HOOKS = r"""
 #include <ATen/detail/CUDAHooksInterface.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 namespace c10::impl {
@@ -71,28 +71,30 @@ class Finder:
         spec = importlib.util.find_spec("torch")
         Finder.is_looking = False
         execute = spec.loader.exec_module
-        def with_card(module):
+        def with_gpu(module):
             sys.meta_path.remove(Finder)
             ctypes.CDLL({library!r})
             execute(module)
-            made = importlib.util.spec_from_file_location("pretend_card", {this!r})
-            card = sys.modules["pretend_card"] = importlib.util.module_from_spec(made)
-            made.loader.exec_module(card)
-            card.install()
-        spec.loader.exec_module = with_card
+            made = importlib.util.spec_from_file_location("pretend_gpu", {this!r})
+            gpu = sys.modules["pretend_gpu"] = importlib.util.module_from_spec(made)
+            made.loader.exec_module(gpu)
+            gpu.install()
+        spec.loader.exec_module = with_gpu
         return spec
 sys.meta_path.insert(0, Finder)
 """
-# A real card takes tensors of the CPU in these.
+# A real GPU accepts tensors of the CPU in these.
 MIXING = {"aten::copy_", "aten::_foreach_copy_", "aten::index", "aten::_to_copy", "aten::set_"}
 MIXING |= {"aten::index_put_", "aten::index_put", "aten::_index_put_impl_"}
 TENSOR: Any = torch.Tensor  # what torch lets a subclass do, its stubs do not
 
 
 def prepare(folder: Path) -> None:
-    """Compile the card, and write what Python runs first, into `folder`."""
-    place, source, library = Path(torch.__file__).parent, folder / "card.cpp", folder / "card.so"
-    source.write_text(CARD)
+    """Compile the hooks, and write what Python runs first, into `folder`."""
+    place = Path(torch.__file__).parent
+    source = folder / "gpu.cpp"
+    library = folder / "gpu.so"
+    source.write_text(HOOKS)
     headers = [f"-I{place / 'include'}", f"-I{place / 'include/torch/csrc/api/include'}"]
     libraries = [f"-L{place / 'lib'}", "-lc10", "-ltorch_cpu", f"-Wl,-rpath,{place / 'lib'}"]
     options = ["-std=c++20", "-shared", "-fPIC", *headers, str(source), "-o", str(library)]
@@ -102,24 +104,24 @@ def prepare(folder: Path) -> None:
 
 
 def install() -> None:
-    """Torch has the card from now on, in this process and those that it forks."""
+    """Torch has the GPU from now on, in this process and those that it forks."""
     pretend()
     # torch.tensor(..., device="cuda") then comes by here; a module's tied weights stay tied.
     torch._C._set_only_lift_cpu_tensors(True)
     torch.__future__.set_swap_module_params_on_conversion(True)
-    # The card's tensors are Python's. A thread of backward's own may still hold one when the
+    # The GPU's tensors are Python's. A thread of backward's own may still hold one when the
     # interpreter ends, and aborts the process then.
     torch.autograd.set_multithreading_enabled(False)
     Mode().__enter__()
 
 
-class Card(TENSOR):
-    """A tensor on the card."""
+class GpuTensor(TENSOR):
+    """A tensor on the pretended GPU."""
 
     __torch_function__ = torch._C._disabled_torch_function_impl
 
     @staticmethod
-    def __new__(cls, inner: torch.Tensor) -> "Card":
+    def __new__(cls, inner: torch.Tensor) -> "GpuTensor":
         made = TENSOR._make_wrapper_subclass(
             cls,
             inner.shape,
@@ -137,7 +139,7 @@ class Card(TENSOR):
 
     def __deepcopy__(self, memo):
         with torch.no_grad():
-            memo[id(self)] = Card(self.inner.clone()).requires_grad_(self.requires_grad)
+            memo[id(self)] = GpuTensor(self.inner.clone()).requires_grad_(self.requires_grad)
         return memo[id(self)]
 
     def __reduce_ex__(self, protocol):
@@ -156,7 +158,7 @@ class Card(TENSOR):
         return self.detach().cpu().tolist()
 
     def numpy(self, *args: Any, **kwargs: Any):
-        raise TypeError("pretended card: a tensor of the card has no numpy")
+        raise TypeError("pretended GPU: a tensor on the GPU has no numpy")
 
     __array__ = numpy
 
@@ -165,34 +167,38 @@ def computed(function: Any, args: Any, kwargs: Any) -> Any:
     """What an operation gives, on the CPU's tensors inside. Raises RuntimeError for two devices."""
     name = function.name().split(".")[0]
     tensors = [x for x in tree_flatten((args, kwargs))[0] if isinstance(x, torch.Tensor)]
-    cards = [x for x in tensors if isinstance(x, Card)]
-    if name == "aten::_fused_sdp_choice" and cards:
+    on_gpu = [x for x in tensors if isinstance(x, GpuTensor)]
+    if name == "aten::_fused_sdp_choice" and on_gpu:
         return 0  # the formula: each fused kernel is of one kind of device
     if name == "aten::is_pinned":
         return False
     if name == "aten::embedding" and len(args[1]) > int(os.environ.get("PRETENDED_ROWS", "1000")):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
-    if cards and name not in MIXING:
+    if on_gpu and name not in MIXING:
         # A number may come from anywhere.
-        strange = [x for x in tensors if not isinstance(x, Card) and x.dim() > 0]
+        strange = [x for x in tensors if not isinstance(x, GpuTensor) and x.dim() > 0]
         if strange:
             shapes = ", ".join(f"{x.device.type} {tuple(x.shape)}" for x in tensors)
-            raise RuntimeError(f"pretended card: {name} has tensors of two devices: {shapes}")
+            raise RuntimeError(f"pretended GPU: {name} has tensors of two devices: {shapes}")
     wanted = torch.device(kwargs["device"]).type if kwargs.get("device") is not None else ""
     if wanted == "cuda":
         kwargs = kwargs | {"device": torch.device("cpu")}
     if kwargs.get("pin_memory"):
         kwargs = kwargs | {"pin_memory": False}
-    there = {id(x.inner): x for x in cards}
-    args, kwargs = tree_map(lambda x: x.inner if isinstance(x, Card) else x, (tuple(args), kwargs))
-    on_card = wanted == "cuda" or (not wanted and bool(cards))
+    there = {id(x.inner): x for x in on_gpu}
+    args, kwargs = tree_map(
+        lambda x: x.inner if isinstance(x, GpuTensor) else x, (tuple(args), kwargs)
+    )
+    is_on_gpu = wanted == "cuda" or (not wanted and bool(on_gpu))
     if name in ("aten::copy_", "aten::index"):
-        on_card = isinstance(tensors[0], Card)
+        is_on_gpu = isinstance(tensors[0], GpuTensor)
 
     def placed(x: Any) -> Any:
         if not isinstance(x, torch.Tensor):
             return x
-        return there.get(id(x)) if id(x) in there else Card(x) if on_card else x
+        if id(x) in there:
+            return there[id(x)]
+        return GpuTensor(x) if is_on_gpu else x
 
     return tree_map(placed, function(*args, **kwargs))
 
@@ -205,7 +211,7 @@ class Mode(TorchDispatchMode):
 
 
 def pretend() -> None:
-    """Python's side of the card."""
+    """Replace the functions of torch.cuda that ask for a GPU."""
     no_random_numbers = torch.zeros(16, dtype=torch.uint8)
     memory = ("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved")
     quiet = {"set_device", "_lazy_init", "synchronize", "empty_cache", "reset_peak_memory_stats"}

@@ -1,0 +1,128 @@
+"""The table of `make bench` on the terminal, and its page in runs/bench/."""
+
+from dataclasses import asdict
+from pathlib import Path
+
+from matplotlib.axes import Axes
+from rich.console import Console
+from rich.table import Table
+
+from reports.parts import blocks, page, plots
+from tests.bench.environment import TRL
+from tests.bench.results import Bench, Comparison, fastest, peak, spread
+
+COLUMNS = 80
+HEADER = [
+    "update",
+    "seconds",
+    "TRL's seconds",
+    "times TRL's speed",
+    "GB",
+    "times TRL's memory",
+    "times the lower bound",
+    "spread",
+]
+
+
+def title(bench: Bench) -> str:
+    """Return how fast our update is at each shape."""
+    ratios = []
+    for comparison in bench.comparisons:
+        if comparison.speed_over_trl is not None:
+            ratios.append(f"{comparison.speed_over_trl:.2f} ({comparison.case.title})")
+    return f"An update is {', '.join(ratios)} times as fast as with {TRL}" if ratios else "Updates"
+
+
+def cells(bench: Bench, comparison: Comparison) -> list[str]:
+    """Return a row of the table."""
+    ours = comparison.ours
+    trl = comparison.trl
+    return [
+        comparison.case.title,
+        f"{fastest(ours):.2f}",
+        f"{fastest(trl):.2f}" if trl else "–",
+        f"{comparison.speed_over_trl:.2f}" if trl else "–",
+        f"{peak(ours) / 1e9:.2f}",
+        f"{comparison.memory_over_trl:.2f}" if trl else "–",
+        f"{fastest(ours) / bench.lower_bound(comparison):.2f}",
+        f"{max(spread(ours), spread(trl)) if trl else spread(ours):.1%}",
+    ]
+
+
+def print_table(bench: Bench) -> None:
+    """Print the table and the notes to the terminal."""
+    table = Table(box=None, pad_edge=False)
+    for name in HEADER:
+        table.add_column(name, justify="left" if name == "update" else "right")
+    for comparison in bench.comparisons:
+        table.add_row(*cells(bench, comparison))
+
+    console = Console(width=COLUMNS, highlight=False, markup=False)
+    console.print(table)
+    for note in bench.notes:
+        console.print(f"note: {note}")
+    console.print(f"Measured on: {bench.device}")
+
+
+def how_measured(bench: Bench) -> list[str]:
+    """Return what the numbers mean, and what they were measured with."""
+    versions = ", ".join(f"{name} {version}" for name, version in bench.versions.items())
+    return [
+        "Both implementations get the same queries in one batch, random tokens with the lengths"
+        " of real posts, and new weights of the published shape. Each measurement is a process of"
+        " its own, and ours and TRL's take turns. The smallest update runs first and is not"
+        f" counted. Of {bench.runs} runs of each, the fastest counts for time and the highest peak"
+        " for memory: GB above what the process held before it loaded weights. Spread: seconds of"
+        " the slowest run over the fastest, the larger of ours and TRL's.",
+        "The lower bound is the time of all matrix products that an update needs, without padding,"
+        f" at {bench.matrix_rate / 1e9:,.0f} Gflop/s, the rate of a large matrix product in the"
+        " same processes (tests/bench/lower_bound.py).",
+        f"Measured on {bench.date} with code {bench.code_version} on {bench.machine},"
+        f" {bench.device}; {versions}; settings: {' '.join(bench.overrides) or 'the presets'}.",
+    ]
+
+
+def draw(axes: Axes, bench: Bench) -> None:
+    """Draw the seconds of each update over those of its lower bound."""
+    axes.axvline(1.0, color=plots.INK, lw=1, ls=(0, (4, 3)), label="lower bound")
+    names = [comparison.case.title for comparison in bench.comparisons]
+    for name, color in (("ours", "#e0702b"), (TRL, "#2f7fc1")):
+        ratios = []
+        places = []
+        for place, comparison in enumerate(bench.comparisons):
+            updates = comparison.ours if name == "ours" else comparison.trl
+            if updates:
+                ratios.append(fastest(updates) / bench.lower_bound(comparison))
+                places.append(place)
+        axes.plot(ratios, places, "o", color=color, label=name)
+    axes.set_yticks(range(len(names)), names)
+    axes.set_ylim(len(names) - 0.5, -0.5)
+    axes.set_xlim(left=0.0)
+    axes.set_xlabel("seconds over those of the lower bound")
+    plots.legend(axes)
+
+
+def write_page(bench: Bench, folder: Path) -> Path:
+    """Write bench.md, bench.html, bench.json and the figure; return the path of the HTML."""
+    panel = plots.Panel("Seconds of an update", lambda axes: draw(axes, bench))
+    rows = [cells(bench, comparison) for comparison in bench.comparisons]
+    content = [
+        blocks.Text(f"Measured on: {bench.device}.", lead=True),
+        blocks.Table(HEADER, rows, strong=True, name="updates"),
+        plots.figure("seconds", "Further left is faster.", [panel], wide=1.75, high=1.0),
+        *(blocks.Note(note) for note in bench.notes),
+        blocks.Heading("How it was measured"),
+        *(blocks.Text(text) for text in how_measured(bench)),
+    ]
+    made_from = {
+        "kind": "bench",
+        "names": [comparison.case.name for comparison in bench.comparisons],
+        "judges": [],
+        "code_versions": [bench.code_version],
+        "finished": bench.date,
+        "devices": [f"{bench.machine}: {bench.device}"],
+        "versions": bench.versions,
+        "stages": {},
+        "measured": asdict(bench),
+    }
+    return page.write(folder, "bench", title(bench), content, made_from)
