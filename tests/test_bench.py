@@ -258,7 +258,7 @@ def test_without_trl_there_are_no_ratios():
     assert comparison.speed_over_trl is None
     assert comparison.memory_over_trl is None
     row = page.cells(bench_of(comparison), comparison)
-    assert row == ["PPO, tiny-s", "20.00", "–", "–", "0.00", "–", "2.00", "0.0%"]
+    assert row == ["PPO, tiny-s", "20.00", "–", "–", "0.00", "–", "2.00", "–"]
 
 
 def test_the_table_fits_a_terminal_and_the_page_has_the_same_row(tmp_path, capsys):

@@ -37,6 +37,7 @@ def cells(bench: Bench, comparison: Comparison) -> list[str]:
     """Return a row of the table."""
     ours = comparison.ours
     trl = comparison.trl
+    spreads = [spread(updates) for updates in (ours, trl) if len(updates) > 1]
     return [
         comparison.case.title,
         f"{fastest(ours):.2f}",
@@ -45,7 +46,7 @@ def cells(bench: Bench, comparison: Comparison) -> list[str]:
         f"{peak(ours) / 1e9:.2f}",
         f"{comparison.memory_over_trl:.2f}" if trl else "–",
         f"{fastest(ours) / bench.lower_bound(comparison):.2f}",
-        f"{max(spread(ours), spread(trl)) if trl else spread(ours):.1%}",
+        f"{max(spreads):.1%}" if spreads else "–",
     ]
 
 
