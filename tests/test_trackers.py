@@ -191,4 +191,4 @@ def test_a_folder_below_this_one_is_shown_by_its_last_name_and_ours_in_full(plac
     own = ("base.checkpoint=clients/acme", "base.tokenizer=")
     config = make_config("tiny", name="mine", overrides=own)
     assert "clients" not in json.dumps(public_settings(config))
-    assert model_cards.base_id(config) == ""
+    assert model_cards.base_model_id(config) == ""

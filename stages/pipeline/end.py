@@ -1,4 +1,4 @@
-"""What a command ends with: the result, the page's path, the time, and the next command."""
+"""The last lines of a command: the result, the path of the page, the time, and what to do next."""
 
 import json
 import shlex
@@ -18,27 +18,29 @@ def end_lines(config: Config, targets: Sequence[str], ran: Sequence[str]) -> lis
     lines = []
     if not ran:
         count = sum(not config.is_upstreams(stage) for stage in stages)
-        lines.append(
-            f"{config.name} seed {config.seed}: nothing to do, {count} stages have finished"
-        )
+        run = f"{config.name} seed {config.seed}"
+        lines.append(f"{run}: nothing to do, {count} stages have finished")
+
     if "report" in stages:
         headline = stage_folder(config, "report") / "headline.txt"
         lines += ["", *headline.read_text(encoding="utf-8").splitlines()]
+
     if ran:
         manifests = [read_manifest(stage_folder(config, stage)) or {} for stage in ran]
         seconds = sum(manifest["seconds"] for manifest in manifests)
-        lines += ["", f"time: {duration(seconds)} for {len(ran)} stages"]
-    return [*lines, *next_lines(config, stages)]
+        stages_text = "1 stage" if len(ran) == 1 else f"{len(ran)} stages"
+        lines += ["", f"time: {duration(seconds)} for {stages_text}"]
+    return [*lines, *next_lines(config)]
 
 
-def next_lines(config: Config, stages: Sequence[str]) -> list[str]:
-    """Return the command that is useful next, if there is one."""
+def next_lines(config: Config) -> list[str]:
+    """Return the command that summarizes a held-out post, if there is a policy to do so."""
     is_trained = any(read_manifest(stage_folder(config, stage)) for stage in POLICY_STAGES)
     posts = stage_folder(config, "base") / "data" / f"{POSTS[1]}.jsonl"
     if not is_trained or not posts.exists():
         return []
     with posts.open(encoding="utf-8") as rows:
         post_id = json.loads(next(rows))["id"]
-    words = {"NAME": config.name, "SEED": config.seed, "ID": post_id}
-    typed = " ".join(f"{name}={shlex.quote(str(value))}" for name, value in words.items())
+    variables = {"NAME": config.name, "SEED": str(config.seed), "ID": str(post_id)}
+    typed = " ".join(f"{name}={shlex.quote(value)}" for name, value in variables.items())
     return ["", f"next: make summarize {typed}"]

@@ -1,7 +1,7 @@
-"""The README.md of a saved model: what it is, code that runs it, settings and results.
+"""The model card of a saved model: what it is, code that runs it, its settings and results.
 
-A card is a function of a stage's settings and results. No stage reads it and no hash covers it:
-other words in it make nothing stale. Its head is the one that the Hugging Face hub reads.
+A card follows from a stage's settings and results. No stage reads it and no hash covers it, so a
+change to the template makes nothing stale.
 """
 
 from collections.abc import Mapping
@@ -10,15 +10,17 @@ from typing import Any
 
 from huggingface_hub import ModelCard, ModelCardData
 
-from stages.config.config import HUB, RANDOM, Config, is_path, public_value, settings_of
-from stages.config.sections import BEFORE_EOS, format_post
+from stages.config.config import Config, is_path, public_value, settings_of
+from stages.config.sections import BEFORE_EOS, HUB, RANDOM, format_post
 from stages.config.stages import CARD, POLICY_STAGES, STAGES
 from stages.runs.files import write_text
 from stages.runs.manifest import read_manifest, stage_folder
 
-RECORD = "reward.json"  # stands where a function is the reward
 TEMPLATE = Path(__file__).with_name("model_card.md")
-# Any post will do; of the built-in world's words, so that its models know them.
+FUNCTION_RECORD = "reward.json"  # in the folder of a model where a function is the reward
+
+# The example in the code of a card. It has words of the built-in world, so that its models know
+# them.
 POST = {
     "subreddit": "tifu",
     "title": "My bike",
@@ -28,38 +30,49 @@ SUMMARY = " My boss sold my bike, on monday."
 
 
 def write_cards(config: Config, stage: str, accuracy: Mapping[str, float]) -> None:
-    """Write the README.md into the folder of every model that a finished stage has saved.
+    """Write README.md into the folder of every model that a finished stage has saved.
 
-    `accuracy`: what the stage's held-out pairs say of it, to be shown with its results.
+    `accuracy`: the accuracy on the stage's held-out pairs, which is shown with its results.
     """
     folder = stage_folder(config, stage)
-    manifest = read_manifest(folder) or {}
-    shown = {**manifest, "results": manifest.get("results", {}) | accuracy}
-    for name in STAGES[stage].models if manifest else ():
-        if (folder / name).is_dir() and not (folder / name / RECORD).exists():  # a function
-            write_text(folder / name / CARD, card(config, stage, name, shown))
+    manifest = read_manifest(folder)
+    if manifest is None:
+        return
+    manifest = manifest | {"results": manifest["results"] | accuracy}
+    for name in STAGES[stage].models:
+        model = folder / name
+        if model.is_dir() and not (model / FUNCTION_RECORD).exists():
+            write_text(model / CARD, card(config, stage, name, manifest))
 
 
 def card(config: Config, stage: str, folder: str, manifest: Mapping[str, Any]) -> str:
     """The card of the model in a stage's folder `model` or `critic`.
 
-    `manifest` is the stage's manifest, of which inputs and results are read.
+    Of the stage's manifest, `inputs` and `results` are read.
     """
     is_policy = stage in POLICY_STAGES and folder == "model"
-    longest = config.eval.dpo_summary_tokens if stage == "dpo" else config.data.max_summary_tokens
-    head = ModelCardData(
+    metadata = ModelCardData(
         library_name="transformers",
-        base_model=base_id(config) or None,
-        datasets=datasets(config) or None,
+        base_model=base_model_id(config) or None,
+        datasets=dataset_ids(config) or None,
         pipeline_tag="text-generation" if is_policy else None,
         tags=["rlhf", "summarization", "tldr", stage if is_policy else "reward-model"],
     )
-    results = manifest["results"]
-    inputs = [
-        f"{name} `{manifest['inputs'][name][:12]}`" for name in STAGES if name in manifest["inputs"]
-    ]
-    written = ModelCard.from_template(
-        head,
+
+    inputs = []
+    for name in STAGES:
+        if name in manifest["inputs"]:
+            inputs.append(f"{name} `{manifest['inputs'][name][:12]}`")
+    results = {}
+    for key, value in manifest["results"].items():
+        if isinstance(value, int | float):
+            results[key] = f"{value:.4g}"
+
+    longest = config.data.max_summary_tokens
+    if stage == "dpo":
+        longest = config.eval.dpo_summary_tokens
+    text = ModelCard.from_template(
+        metadata,
         template_str=TEMPLATE.read_text(encoding="utf-8"),
         run=f"{config.name}, seed {config.seed}",
         what=f"critic of {stage}" if folder == "critic" else f"model of stage {stage}",
@@ -69,38 +82,43 @@ def card(config: Config, stage: str, folder: str, manifest: Mapping[str, Any]) -
         query=format_post(POST, config.data.prompt),
         summary=SUMMARY,
         bos="tokenizer.bos_token + " if config.base.bos == "always" else "",
-        adds=config.base.bos == "auto",
-        chat=config.data.chat_template,
-        before_eos=config.rm.read_at == BEFORE_EOS,
+        adds_special_tokens=config.base.bos == "auto",
+        is_chat=config.data.chat_template,
+        is_read_before_eos=config.rm.read_at == BEFORE_EOS,
         longest=longest,
-        settings=_settings(config, stage),
         inputs=", ".join(inputs),
-        results={key: f"{x:.4g}" for key, x in results.items() if isinstance(x, int | float)},
+        settings=shown_settings(config, stage),
+        results=results,
     )
-    return f"{written}\n"
+    return f"{text}\n"
 
 
-def base_id(config: Config) -> str:
-    """The hub id of the checkpoint that the run began with; empty if it was none of the hub."""
+def base_model_id(config: Config) -> str:
+    """The hub id of the checkpoint that the run started from; empty if it is not on the hub."""
     checkpoint = config.base.checkpoint.partition("@")[0]
     is_id = checkpoint.count("/") == 1 and not is_path(checkpoint) and checkpoint != RANDOM
     return checkpoint if is_id else ""
 
 
-def datasets(config: Config) -> list[str]:
-    """The hub ids of the data sets, each once."""
+def dataset_ids(config: Config) -> list[str]:
+    """The hub ids of the data sets, without revision and configuration, each once."""
     if config.data.source != HUB:
         return []
-    named = (config.data.sft_dataset, config.data.comparisons_dataset)
-    ids = [name.partition("@")[0].partition(":")[0] for name in named]
-    return list(dict.fromkeys(name for name in ids if name and not is_path(name)))
+    ids = []
+    for name in (config.data.sft_dataset, config.data.comparisons_dataset):
+        name = name.partition("@")[0].partition(":")[0]
+        if name and not is_path(name) and name not in ids:
+            ids.append(name)
+    return ids
 
 
-def _settings(config: Config, stage: str) -> dict[str, Any]:
+def shown_settings(config: Config, stage: str) -> dict[str, Any]:
     """The settings that a stage depends on, as others may see them."""
     shown: dict[str, Any] = {"seed": config.seed, "preset": Path(config.preset).name}
     for section, values in settings_of(config, stage).items():
-        if isinstance(values, dict):
-            named = {f"{section}.{key}": value for key, value in values.items()}
-            shown |= {name: public_value(name, value) for name, value in named.items()}
+        if not isinstance(values, dict):  # the seed
+            continue
+        for field, value in values.items():
+            name = f"{section}.{field}"
+            shown[name] = public_value(name, value)
     return shown

@@ -1,10 +1,9 @@
-"""Cards of saved models: true, and nobody's input."""
+"""Model cards: what they say is true, their code runs, and no stage reads them."""
 
 import errno
 import re
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -19,15 +18,16 @@ from stages.config.stages import CARD, STAGES, TRAINING_STAGES
 from stages.pipeline import model_cards
 from stages.pipeline.model_cards import card
 from stages.pipeline.start import run_stage
-from stages.runs.manifest import damage, read_manifest, stage_folder, why_not
+from stages.runs.manifest import damage, read_manifest, why_not
 from stages.runs.run import open_stage
 
 TINY = make_config("tiny")
-MADE = {"results": {"loss/validation": 1.25, "rougeL": 0.4321, "other": 7}, "inputs": {}}
+PYTHIA = make_config("pythia-1b")
+MANIFEST = {"results": {"loss/validation": 1.25, "rougeL": 0.4321, "other": 7}, "inputs": {}}
 
 
-def finish(stage, results=MADE["results"], config=TINY):
-    """A finished stage that saved its models, as the door leaves it."""
+def finish(stage, results=MANIFEST["results"], config=TINY):
+    """Finish a stage that saves its models, with their cards, as the pipeline does."""
 
     def work(config):
         with open_stage(config, stage) as run:
@@ -42,33 +42,103 @@ def finish(stage, results=MADE["results"], config=TINY):
     return folder
 
 
-def head_of(config, stage="ppo"):
-    """The head of a card, as the hub's own client reads it."""
-    return ModelCard(card(config, stage, "model", MADE)).data.to_dict()
+def metadata(config, stage="ppo"):
+    """The metadata of a card, as the hub's client reads them."""
+    return ModelCard(card(config, stage, "model", MANIFEST)).data.to_dict()
 
 
-def test_every_model_that_a_stage_saves_has_a_card(runs):
-    for stage in TRAINING_STAGES:
-        folder = finish(stage)
-        assert STAGES[stage].models
-        for name in STAGES[stage].models:
-            text = (folder / name / CARD).read_text()
-            assert ModelCard(text).data.to_dict()["library_name"] == "transformers"
-            assert "# tiny, seed 44413: " in text
-    critic = (stage_folder(TINY, "ppo") / "critic" / CARD).read_text()
-    assert "seed 44413: critic of ppo" in critic
-    assert "AutoModelForTokenClassification" in critic
-    assert list(finish("base").rglob(CARD)) == []  # it is somebody else's model, or none yet
+# -- which models have one -------------------------------------------------------------------------
 
 
-def test_the_card_of_a_reward_model_reads_it_where_it_was_trained():
-    always = TINY.changed(base=TINY.base.changed(bos="always"))
-    said = "tokenizer(tokenizer.bos_token + text, add_special_tokens=False,"
-    assert said in card(always, "rm", "model", MADE)
-    before = card(TINY.changed(rm=TINY.rm.changed(read_at="before_eos")), "rm", "model", MADE)
-    assert 'on monday."\n' in before
-    assert "  # read at the last token before EOS\n" in before
+@pytest.mark.parametrize("stage", TRAINING_STAGES)
+def test_every_model_that_a_stage_saves_has_a_card(runs, stage):
+    folder = finish(stage)
+    assert STAGES[stage].models
+    for name in STAGES[stage].models:
+        text = (folder / name / CARD).read_text()
+        assert ModelCard(text).data.to_dict()["library_name"] == "transformers"
+        assert "# tiny, seed 44413: " in text
 
+
+def test_a_critic_is_loaded_as_a_scorer(runs):
+    text = (finish("ppo") / "critic" / CARD).read_text()
+    assert "seed 44413: critic of ppo" in text
+    assert "AutoModelForTokenClassification" in text
+
+
+def test_a_base_model_has_no_card(runs):
+    assert list(finish("base").rglob(CARD)) == []
+
+
+def test_a_card_that_cannot_be_written_leaves_the_stage_finished(runs, monkeypatch, capsys):
+    def fail(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(model_cards, "write_text", fail)
+    folder = finish("sft")
+    assert read_manifest(folder) is not None
+    assert not (folder / "model" / CARD).exists()
+    assert "no model card of stage sft: [Errno 28] No space left" in capsys.readouterr().err
+
+
+# -- what it says ----------------------------------------------------------------------------------
+
+
+def test_the_metadata_of_a_paper_run():
+    data = metadata(PYTHIA)
+    assert data["base_model"] == "EleutherAI/pythia-1b-deduped"
+    assert data["datasets"] == [
+        "vwxyzjn/summarize_from_feedback_tldr_3_filtered",
+        "openai/summarize_from_feedback",
+    ]
+    assert data["pipeline_tag"] == "text-generation"
+    assert {"rlhf", "tldr", "ppo"} <= set(data["tags"])
+
+
+def test_the_metadata_of_a_reward_model_of_built_in_posts():
+    data = metadata(TINY, "normalize")
+    assert "reward-model" in data["tags"]
+    assert not {"base_model", "datasets", "pipeline_tag"} & data.keys()
+
+
+def test_the_base_model_is_named_without_its_revision():
+    base = PYTHIA.base.changed(checkpoint="someone/else@abc")
+    assert metadata(PYTHIA.changed(base=base))["base_model"] == "someone/else"
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "| sft.learning_rate | `3e-06` |",
+        "| seed | `44413` |",
+        "base `abcdef012345`",
+        "| rougeL | 0.4321 |",
+    ],
+)
+def test_a_card_has_settings_inputs_and_results(said):
+    manifest = MANIFEST | {"inputs": {"base": "abcdef0123456789"}}
+    assert said in card(PYTHIA, "sft", "model", manifest)
+
+
+def test_a_card_names_no_folder_of_this_machine():
+    config = PYTHIA.changed(
+        data=PYTHIA.data.changed(source="/home/anna/posts"),
+        base=PYTHIA.base.changed(checkpoint="/home/anna/base"),
+    )
+    text = card(config, "sft", "model", MANIFEST)
+    assert "The run started from folder base." in text
+    assert "Its data: folder posts." in text
+    assert "anna" not in text
+    assert "datasets" not in ModelCard(text).data.to_dict()
+
+
+def test_the_accuracy_on_held_out_pairs_is_a_result(runs):
+    folder = finish("rm")
+    model_cards.write_cards(TINY, "rm", accuracy={"accuracy": 0.625})
+    assert "| accuracy | 0.625 |" in (folder / "model" / CARD).read_text()
+
+
+# -- its code --------------------------------------------------------------------------------------
 
 RUN_ALL = """
 import sys
@@ -77,97 +147,85 @@ for code in sys.argv[1:]:
 """
 
 
-def printed_by_cards(folder: Path, cards: Sequence[str]) -> list[str]:
-    """What the code of some cards prints in a folder, without this project and without network."""
-    code = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-    codes = [block for text in cards for block in code.findall(text)]
-    ended = subprocess.run(  # the folder is shared by tests: nothing is written there
+def printed_by(text: str, folder: Path) -> list[str]:
+    """What the code of a card prints in a folder, without this project and without a network."""
+    codes = re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    process = subprocess.run(
         [sys.executable, "-I", "-c", RUN_ALL, *codes],
         cwd=folder,
         capture_output=True,
         text=True,
         env={"HF_HUB_OFFLINE": "1", "HOME": str(folder)},
     )
-    assert ended.returncode == 0, ended.stderr
-    return ended.stdout.splitlines()
+    assert process.returncode == 0, process.stderr
+    return process.stdout.splitlines()
 
 
-def test_the_code_of_a_card_prints_what_our_own_code_writes(whole, monkeypatch):
+def card_of(stage_folder: Path) -> str:
+    """The card of a finished stage's model."""
+    config = recorded_config(stage_folder)
+    assert config is not None
+    return card(config, stage_folder.name, "model", read_manifest(stage_folder) or {})
+
+
+@pytest.fixture
+def run(whole, monkeypatch):
+    """The small run, opened as `make summarize` does."""
     monkeypatch.setattr(settings, "RUNS", whole.parents[1])
-    run = Finished(finished_policies("tiny", "resumed", 44413))
+    return Finished(finished_policies("tiny", "resumed", 44413))
+
+
+@pytest.mark.parametrize("stage", ["sft", "ppo", "dpo"])
+def test_the_code_of_a_policys_card_prints_our_summary(run, whole, stage):
     post = run.post_of_text(format_post(model_cards.POST, run.config.data.prompt))
-    for stage in ("sft", "ppo", "dpo"):
-        (printed,) = printed_by_cards(whole / stage / "model", [card_of(whole, stage)])
-        assert printed == run.text(run.summary(stage, post, temperature=1e-6)) != ""
+    ours = run.text(run.summary(stage, post, temperature=1e-6))
+    (printed,) = printed_by(card_of(whole / stage), whole / stage / "model")
+    assert printed == ours != ""
+
+
+def test_the_code_of_a_reward_models_card_prints_our_score(run, whole):
+    post = run.post_of_text(format_post(model_cards.POST, run.config.data.prompt))
     tokens = [*run.encode([model_cards.SUMMARY])[0], run.tokenizer.eos_token_id]
     (score,) = run.scores(post, [tokens])
-    lines = printed_by_cards(whole / "normalize/model", [card_of(whole, "normalize")])
+    printed = printed_by(card_of(whole / "normalize"), whole / "normalize/model")
     # As it is saved, and as a sequence classifier.
-    assert [float(line) for line in lines] == pytest.approx([score, score], abs=1e-5)
+    assert [float(line) for line in printed] == pytest.approx([score, score], abs=1e-5)
 
 
-def card_of(run_folder, stage):
-    config = recorded_config(run_folder / stage)
-    assert config is not None
-    return card(config, stage, "model", read_manifest(run_folder / stage) or {})
+def test_the_code_adds_bos_if_the_run_did():
+    always = TINY.changed(base=TINY.base.changed(bos="always"))
+    said = "tokenizer(tokenizer.bos_token + text, add_special_tokens=False,"
+    assert said in card(always, "rm", "model", MANIFEST)
 
 
-def test_a_card_that_cannot_be_written_leaves_the_stage_finished(runs, monkeypatch, capsys):
-    def full(*_):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(model_cards, "write_text", full)
-    folder = finish("sft")
-    assert read_manifest(folder) is not None
-    assert not (folder / "model" / CARD).exists()
-    assert "no model card of stage sft: [Errno 28] No space left" in capsys.readouterr().err
+def test_the_code_reads_the_score_where_it_was_trained():
+    before_eos = TINY.changed(rm=TINY.rm.changed(read_at="before_eos"))
+    text = card(before_eos, "rm", "model", MANIFEST)
+    assert 'on monday."\n' in text  # without EOS
+    assert "  # read at the last token before EOS\n" in text
 
 
-def test_a_card_makes_nothing_stale(runs):
+# -- no stage reads it -----------------------------------------------------------------------------
+
+
+def test_a_card_is_no_output_of_its_stage(runs):
     folder = finish("sft")
     manifest = read_manifest(folder) or {}
     assert set(manifest["outputs"]) == {"config.json", "model/model.safetensors"}
-    (folder / "model" / CARD).write_text("written by hand")
+
+
+def test_a_card_that_was_edited_or_deleted_makes_nothing_stale(runs):
+    path = finish("sft") / "model" / CARD
+    path.write_text("written by hand")
     assert why_not(TINY, "sft") is None
     assert damage(TINY, "sft") is None
-    (folder / "model" / CARD).unlink()
+    path.unlink()
     assert damage(TINY, "sft") is None
-    # Other results are another card and, as they come from equal weights, the same content.
-    again = read_manifest(finish("sft", {"rougeL": 0.1})) or {}
-    assert again["content"] == manifest["content"]
-    assert "0.1" in (folder / "model" / CARD).read_text()
 
 
-def test_the_head_names_base_and_data_as_far_as_they_are_known():
-    paper = head_of(make_config("pythia-1b"))
-    assert paper["base_model"] == "EleutherAI/pythia-1b-deduped"
-    assert paper["datasets"] == [
-        "vwxyzjn/summarize_from_feedback_tldr_3_filtered",
-        "openai/summarize_from_feedback",
-    ]
-    assert paper["pipeline_tag"] == "text-generation"
-    assert {"rlhf", "tldr", "ppo"} <= set(paper["tags"])
-    own = head_of(TINY, "normalize")
-    assert "reward-model" in own["tags"]
-    assert not {"base_model", "datasets", "pipeline_tag"} & own.keys()
-    config = make_config("pythia-1b")
-    other = config.changed(base=config.base.changed(checkpoint="someone/else@abc"))
-    assert head_of(other)["base_model"] == "someone/else"
-
-
-def test_a_card_holds_settings_data_and_results_and_no_folder(runs):
-    config = make_config("pythia-1b")
-    data = config.data.changed(source="/home/anna/posts")
-    config = config.changed(data=data, base=config.base.changed(checkpoint="/home/anna/base"))
-    text = card(config, "sft", "model", MADE | {"inputs": {"base": "abcdef0123456789"}})
-    assert "datasets" not in ModelCard(text).data.to_dict()
-    for said in (
-        "| sft.learning_rate | `3e-06` |",
-        "| seed | `44413` |",
-        "base `abcdef012345`",
-        "| rougeL | 0.4321 |",
-        "The run began with folder base.",
-        "Data: folder posts.",
-    ):
-        assert said in text, said
-    assert "anna" not in text
+def test_other_results_with_the_same_weights_change_only_the_card(runs):
+    before = read_manifest(finish("sft", {"rougeL": 0.4})) or {}
+    folder = finish("sft", {"rougeL": 0.1})
+    after = read_manifest(folder) or {}
+    assert after["content"] == before["content"]
+    assert "| rougeL | 0.1 |" in (folder / "model" / CARD).read_text()

@@ -192,7 +192,7 @@ def test_the_end_tells_the_result_the_time_and_the_next_command(runs):
         "",
         "report of tiny",
         "",
-        "time: 2:10 for 1 stages",
+        "time: 2:10 for 1 stage",
         "",
         "next: make summarize NAME=tiny SEED=44413 ID='a b'",
     ]
