@@ -1,13 +1,12 @@
 """The table of `make bench` on the terminal, and its page in runs/bench/."""
 
-from dataclasses import asdict
 from pathlib import Path
 
 from matplotlib.axes import Axes
 from rich.console import Console
 from rich.table import Table
 
-from reports.parts import blocks, page, plots
+from reports import plots, render
 from tests.bench.environment import TRL
 from tests.bench.results import Bench, Comparison, fastest, peak, spread
 
@@ -65,24 +64,6 @@ def print_table(bench: Bench) -> None:
     console.print(f"Measured on: {bench.device}")
 
 
-def how_measured(bench: Bench) -> list[str]:
-    """Return what the numbers mean, and what they were measured with."""
-    versions = ", ".join(f"{name} {version}" for name, version in bench.versions.items())
-    return [
-        "Both implementations get the same queries in one batch, random tokens with the lengths"
-        " of real posts, and new weights of the published shape. Each measurement is a process of"
-        " its own, and ours and TRL's take turns. The smallest update runs first and is not"
-        f" counted. Of {bench.runs} runs of each, the fastest counts for time and the highest peak"
-        " for memory: GB above what the process held before it loaded weights. Spread: seconds of"
-        " the slowest run over the fastest, the larger of ours and TRL's.",
-        "The lower bound is the time of all matrix products that an update needs, without padding,"
-        f" at {bench.matrix_rate / 1e9:,.0f} Gflop/s, the rate of a large matrix product in the"
-        " same processes (tests/bench/lower_bound.py).",
-        f"Measured on {bench.date} with code {bench.code_version} on {bench.machine},"
-        f" {bench.device}; {versions}; settings: {' '.join(bench.overrides) or 'the presets'}.",
-    ]
-
-
 def draw(axes: Axes, bench: Bench) -> None:
     """Draw the seconds of each update over those of its lower bound."""
     axes.axvline(1.0, color=plots.INK, lw=1, ls=(0, (4, 3)), label="lower bound")
@@ -100,21 +81,22 @@ def draw(axes: Axes, bench: Bench) -> None:
     axes.set_ylim(len(names) - 0.5, -0.5)
     axes.set_xlim(left=0.0)
     axes.set_xlabel("seconds over those of the lower bound")
-    plots.legend(axes)
+    axes.legend(loc="lower left", bbox_to_anchor=(0.0, 1.0), ncols=3)
+    axes.set_title(axes.get_title(loc="left"), pad=24)  # above the legend
 
 
 def write_page(bench: Bench, folder: Path) -> Path:
     """Write bench.md, bench.html, bench.json and the figure; return the path of the HTML."""
-    panel = plots.Panel("Seconds of an update", lambda axes: draw(axes, bench))
-    rows = [cells(bench, comparison) for comparison in bench.comparisons]
-    content = [
-        blocks.Text(f"Measured on: {bench.device}.", lead=True),
-        blocks.Table(HEADER, rows, strong=True, name="updates"),
-        plots.figure("seconds", "Further left is faster.", [panel], wide=1.75, high=1.0),
-        *(blocks.Note(note) for note in bench.notes),
-        blocks.Heading("How it was measured"),
-        *(blocks.Text(text) for text in how_measured(bench)),
-    ]
+    panel = plots.Panel(title="Seconds of an update", draw=lambda axes: draw(axes, bench))
+    page = render.fill(
+        "bench.md",
+        stem="bench",
+        title=title(bench),
+        bench=bench,
+        header=HEADER,
+        rows=[cells(bench, comparison) for comparison in bench.comparisons],
+        seconds=plots.figure("seconds", [panel]),
+    )
     made_from = {
         "kind": "bench",
         "names": [comparison.case.name for comparison in bench.comparisons],
@@ -124,6 +106,5 @@ def write_page(bench: Bench, folder: Path) -> Path:
         "devices": [f"{bench.machine}: {bench.device}"],
         "versions": bench.versions,
         "stages": {},
-        "measured": asdict(bench),
     }
-    return page.write(folder, "bench", title(bench), content, made_from)
+    return render.write(folder, page, numbers=bench, made_from=made_from)

@@ -1,6 +1,7 @@
 """The ranking of given summaries claims no more than the comparisons show."""
 
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 
@@ -9,7 +10,7 @@ from reports import outputs
 from reports.results import Difference, Interval, interval_from
 
 
-def judged_systems(said):
+def judged_systems(said) -> Any:
     """A run that judged some systems; `said`: system -> the verdicts on each post, both orders."""
     rows = [
         {"policy": policy, "id": str(post), "order": order, "verdict": verdict}
@@ -46,12 +47,17 @@ def judged_systems(said):
     return SimpleNamespace(policies=policies, differences=differences, stages=stages)
 
 
+def leader_of(ranking) -> Any:
+    assert ranking.leader is not None
+    return ranking.leader
+
+
 def test_a_system_that_always_wins_leads_and_is_better_than_one_that_always_loses():
     wins = [("policy", "policy")] * 40
     losses = [("reference", "reference")] * 40
     ranking = outputs.ranking(judged_systems({"bad": losses, "good": wins}))
     assert [system.policy.name for system in ranking.systems] == ["good", "bad"]
-    assert ranking.leader.is_better
+    assert leader_of(ranking).is_better
     assert ranking.systems[1].is_worse
     assert ranking.inseparable == ()
 
@@ -59,7 +65,7 @@ def test_a_system_that_always_wins_leads_and_is_better_than_one_that_always_lose
 def test_equal_systems_are_inseparable():
     half = [("policy", "policy"), ("reference", "reference")] * 20
     ranking = outputs.ranking(judged_systems({"a": half, "b": half}))
-    assert not ranking.leader.is_better
+    assert not leader_of(ranking).is_better
     assert ranking.inseparable == ("b",)
 
 
@@ -73,7 +79,7 @@ def test_the_best_of_twelve_equal_systems_seldom_beats_the_references():
     for _ in range(20):
         verdicts = ["policy", "reference"]
         said = {f"s{number}": rng.choice(verdicts, (12, 2)).tolist() for number in range(12)}
-        leader = outputs.ranking(judged_systems(said)).leader
+        leader = leader_of(outputs.ranking(judged_systems(said)))
         claims += leader.is_better
         uncorrected += leader.policy.win_rate.is_above(0.5)
     assert uncorrected >= 3

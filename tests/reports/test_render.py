@@ -9,6 +9,7 @@ from reports import render
 from reports.plots import Drawing, Figure
 from reports.results import Interval
 from stages.config.checks import UserError
+from tests.lib.places import ROOT
 
 HOSTILE = (
     '</title><script>alert(1)</script>"><img src=x onerror=alert(1)> [x](javascript:1) | **b**'
@@ -62,7 +63,7 @@ def test_values_are_escaped_and_the_template_is_not(template):
     ],
 )
 def test_no_text_becomes_markup_wherever_it_is_printed(template, place, monkeypatch):
-    macros = render.Path(__file__).parents[2] / "reports/templates/macros.md"
+    macros = ROOT / "reports/templates/macros.md"
     (render.TEMPLATES / "macros.md").write_text(macros.read_text("utf-8"))
     page = template(place, text=HOSTILE)
     assert "<script" not in page.html

@@ -5,10 +5,11 @@ import json
 import re
 import shutil
 from functools import partial
+from typing import Any
 
 import pytest
 
-from reports import limits, render
+from reports import limits, plots, render
 from reports import run as run_page
 from reports.curves import GRADIENT_GROUPS, NOT_DRAWN, gradient_figures
 from reports.judging import calibration_of_run
@@ -152,6 +153,7 @@ def test_the_headline_fits_a_terminal_and_ends_with_the_path(page):
 def test_the_gain_over_sft_is_a_verdict(places):
     fabricate(make_config("tiny"), sft=0.6, ppo=0.4)
     verdict = run_page.verdict_on_gain(load_run(make_config("tiny")))
+    assert verdict is not None
     assert verdict.word is Word.WORSE
 
 
@@ -271,20 +273,27 @@ def test_a_calibration_is_shown_for_the_judge_it_was_made_with(places):
     assert "| SFT | 50.0% [" in calibration.split("corrected win rate")[1]
 
 
+def corrected_rates(config) -> dict[str, Any]:
+    """Title of a policy -> its corrected win rate."""
+    calibration = calibration_of_run(load_run(config))
+    assert calibration is not None
+    return {row.title: row for row in calibration.corrected}
+
+
 def test_no_rate_is_corrected_if_too_much_is_unjudged(places):
     config = make_config("tiny")
     fabricate(config, unjudged=0.05)
     calibrated(config, flags=[])
-    rates = {row.title: row.rate for row in calibration_of_run(load_run(config)).corrected}
-    assert rates["PPO"] is None
-    assert rates["SFT"].estimate == pytest.approx(0.5)
+    rates = corrected_rates(config)
+    assert rates["PPO"].rate is None
+    assert rates["SFT"].rate.estimate == pytest.approx(0.5)
 
 
 def test_a_corrected_rate_at_the_edge_is_clipped(places):
     config = make_config("tiny")
     fabricate(config, scores=(1.0,) * 40)
     calibrated(config, flags=[])
-    rates = {row.title: row for row in calibration_of_run(load_run(config)).corrected}
+    rates = corrected_rates(config)
     # All 40 posts won, and a judge right on 9 of 10: (1 + 0.9 - 1) / 0.8 is more than 100%.
     assert rates["PPO"].rate.estimate == 1.0
     assert rates["PPO"].is_clipped
@@ -302,16 +311,14 @@ def test_every_number_that_ppo_logs_has_a_curve(places, monkeypatch):
         row | {"mine/new_metric": row["step"] / 2} for row in read_lines(folder / "metrics.jsonl")
     ]
     write_rows(folder / "metrics.jsonl", rows)
-    drawn = set()
+    drawn: set[str] = set()
 
     def record_lines(title, unit, lines, is_share=False):
         drawn.update(line.curve.key for line in lines)
         return real_lines(title, unit, lines, is_share)
 
-    from reports import curves
-
-    real_lines = curves.lines
-    monkeypatch.setattr(curves, "lines", record_lines)
+    real_lines = plots.lines
+    monkeypatch.setattr("reports.curves.lines", record_lines)
     gradient_figures(load_run(make_config("tiny")), "ppo")
     logged = set(rows[0]) - NOT_DRAWN
     assert len(logged) > 20
