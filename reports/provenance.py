@@ -49,6 +49,8 @@ class SettingsTable:
 class StageRow:
     """Time, memory and origin of one stage."""
 
+    run: str
+    """Its run and seed."""
     name: str
     seconds: float
     peak_gib: float
@@ -142,7 +144,7 @@ def provenance(runs: Sequence[RunResult]) -> Provenance:
                 devices.add(device_of(manifest))
             for library, version in manifest["versions"].items():
                 versions.setdefault(library, set()).add(version)
-            stage_rows.append(_stage_row(name, stage.folder, manifest))
+            stage_rows.append(_stage_row(run, name, stage.folder, manifest))
         memory = run.settings.get("memory", {})
         if "cpu_threads" in memory:
             threads.add(str(memory["cpu_threads"]))
@@ -165,8 +167,9 @@ def provenance(runs: Sequence[RunResult]) -> Provenance:
     )
 
 
-def _stage_row(name: str, folder: Path, manifest: Json) -> StageRow:
+def _stage_row(run: RunResult, name: str, folder: Path, manifest: Json) -> StageRow:
     return StageRow(
+        run=f"{run.name}, seed {run.seed}",
         name=name,
         seconds=manifest["seconds"],
         peak_gib=manifest["peak_memory_gib"],
