@@ -3,7 +3,7 @@
 run_page          one run
 scaling_page      sizes side by side
 ablations_page    one switch at a time
-algorithms_page       PPO and its rivals at equal KL
+algorithms        PPO and the other algorithms at equal KL
 calibration_page  a judge beside labels
 compare           policies of finished runs compared with the first of them
 outputs_page      summaries that existed already

@@ -120,7 +120,13 @@ def page_values(config: Config, results: Json, calibration: CalibrationResult) -
     stages = []
     for name in inputs_now(config, "calibration_report"):
         folder = stage_folder(config, name)
-        stages.append(stage_row(name, folder, read_manifest(folder) or {}))
+        row = stage_row(
+            run=f"{config.name}, seed {config.seed}",
+            name=name,
+            folder=folder,
+            manifest=read_manifest(folder) or {},
+        )
+        stages.append(row)
     return {
         "config": config,
         "judge": About(**results["judge"]),

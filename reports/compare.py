@@ -318,8 +318,8 @@ def compared_posts(entries: Sequence[Entry]) -> ComparedPosts:
         run = same_seed[0] if same_seed else entry.runs[0]
         frames.append(judged_posts(run, entry.policy))
 
-    changed = []
-    unchanged = []
+    changed: list[Sample] = []
+    unchanged: list[Sample] = []
     samples = samples_from(frames, authors=[entry.label for entry in entries])
     for sample, rows in zip(samples, side_by_side(frames), strict=True):
         changes = {change_of(rows[0]["verdict"], row["verdict"]) for row in rows[1:]}

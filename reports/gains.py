@@ -7,16 +7,15 @@ score falls, a policy learned the proxy's mistakes (Gao et al. 2022, 2210.10760)
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import sqrt
-from statistics import fmean
 
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
-from eval.stats.formulas import mean_of_seeds
 from reports.entries import Entry
 from reports.plots import INK, Figure, Panel, color_of, draw_legend, figure
 from reports.results import Interval, interval_from
 from reports.scores import FELL, ROSE, direction
+from reports.verdicts import mean_over_seeds
 
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 
@@ -33,11 +32,9 @@ class Gain:
         """The mean over seeds with its t interval; of one seed its interval over posts."""
         if len(self.by_seed) == 1:
             return self.by_seed[0]
-        estimates = [gain.estimate for gain in self.by_seed]
-        bounds = mean_of_seeds(estimates)
-        if bounds is None:
-            return fmean(estimates)
-        return Interval(estimate=fmean(estimates), low=bounds[0], high=bounds[1])
+        mean = mean_over_seeds([gain.estimate for gain in self.by_seed])
+        assert mean is not None  # there is a gain for each seed
+        return mean
 
     @property
     def moves(self) -> list[str]:

@@ -49,6 +49,8 @@ class SettingsTable:
 class StageRow:
     """Time, memory and origin of one stage."""
 
+    run: str
+    """Its run and seed."""
     name: str
     seconds: float
     peak_gib: float
@@ -146,7 +148,7 @@ def provenance(runs: Sequence[RunResult]) -> Provenance:
                 devices.add(device_of(manifest))
             for library, version in manifest["versions"].items():
                 versions.setdefault(library, set()).add(version)
-            stage_rows.append(stage_row(name, stage.folder, manifest))
+            stage_rows.append(stage_row(_title(run), name, stage.folder, manifest))
         memory = run.settings.get("memory", {})
         if "cpu_threads" in memory:
             threads.add(str(memory["cpu_threads"]))
@@ -169,9 +171,14 @@ def provenance(runs: Sequence[RunResult]) -> Provenance:
     )
 
 
-def stage_row(name: str, folder: Path, manifest: Json) -> StageRow:
-    """Return time, memory and origin of one stage."""
+def _title(run: RunResult) -> str:
+    return f"{run.name}, seed {run.seed}"
+
+
+def stage_row(run: str, name: str, folder: Path, manifest: Json) -> StageRow:
+    """Return time, memory and origin of one stage. `run` names its run and seed."""
     return StageRow(
+        run=run,
         name=name,
         seconds=manifest["seconds"],
         peak_gib=manifest["peak_memory_gib"],

@@ -40,10 +40,8 @@ class Comparison:
     @property
     def over_seeds(self) -> Interval | None:
         """The mean over seeds with its t interval; None for one seed, or without any spread."""
-        bounds = mean_of_seeds(self.by_seed)
-        if bounds is None:
-            return None
-        return Interval(estimate=fmean(self.by_seed), low=bounds[0], high=bounds[1])
+        mean = mean_over_seeds(self.by_seed)
+        return mean if isinstance(mean, Interval) else None
 
     @property
     def p_value(self) -> float:
@@ -68,6 +66,19 @@ class Verdict:
     """After correction for all comparisons that were judged together."""
     comparisons: int
     """The number of comparisons that it was corrected for."""
+
+
+def mean_over_seeds(values: Sequence[float]) -> float | Interval | None:
+    """Return the mean over seeds with its 95% t interval.
+
+    Only the mean for one seed, or if the seeds have no spread; None without any seed.
+    """
+    if not values:
+        return None
+    bounds = mean_of_seeds(values)
+    if bounds is None:
+        return fmean(values)
+    return Interval(estimate=fmean(values), low=bounds[0], high=bounds[1])
 
 
 def verdicts(comparisons: Sequence[Comparison]) -> list[Verdict]:

@@ -367,9 +367,9 @@ def run_tool(name: str, options: list[str]) -> None:
 
         ablations.main(options)
     elif name == "algorithms-page":
-        from reports import algorithms_page
+        from reports import algorithms
 
-        algorithms_page.main(options)
+        algorithms.main(options)
     elif name == "publish":
         from reports.sharing import publish
 

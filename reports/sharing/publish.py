@@ -29,7 +29,7 @@ QUESTIONS = {
     "Does PPO work?": (SEEDS, "run"),
     "Does size matter?": ("scaling",),
     "Which switch matters?": ("ablations",),
-    "Is PPO better than its rivals?": ("rivals", "compare"),
+    "Is PPO better than its rivals?": ("algorithms", "rivals", "compare"),
     "What does the judge know?": ("calibration",),
     "How fast is it?": ("bench",),
 }

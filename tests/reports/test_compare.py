@@ -141,8 +141,12 @@ def test_the_rate_at_equal_length_is_a_mean_over_seeds_and_marked_if_one_extrapo
 
     change_results(make_config("tiny", seed=2), extrapolate)
     (ppo, sft), _ = read_entries(["tiny:ppo", "tiny:sft"])
-    assert rate_at_equal_length(ppo) == (pytest.approx(0.59), True)  # the fabricated 0.63 - 0.04
-    assert rate_at_equal_length(sft) == (pytest.approx(0.372), False)
+    ppo_rate, is_extrapolated = rate_at_equal_length(ppo)
+    assert ppo_rate == pytest.approx(0.59)  # the fabricated 0.63 - 0.04
+    assert is_extrapolated
+    sft_rate, is_extrapolated = rate_at_equal_length(sft)
+    assert sft_rate == pytest.approx(0.372)
+    assert not is_extrapolated
 
 
 def test_there_is_no_rate_at_equal_length_if_too_many_posts_have_no_verdict():

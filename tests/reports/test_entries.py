@@ -47,6 +47,7 @@ def test_the_difference_is_the_mean_over_posts():
     finish("tiny", A, 1, texts=TEXTS)
     finish("b", B, 1)
     comparison = pair_of("tiny/1", "b/1").comparison
+    assert comparison.over_posts is not None
     assert comparison.over_posts.estimate == pytest.approx(0.0)
     assert comparison.p_over_posts == 1.0
 
@@ -54,6 +55,7 @@ def test_the_difference_is_the_mean_over_posts():
 def test_a_win_rate_is_the_mean_score():
     finish("tiny", A, 1)
     (ppo, _), _ = read_entries(["tiny/1:ppo", "tiny/1:sft"])
+    assert ppo.win_rate is not None
     assert ppo.win_rate.estimate == pytest.approx(5 / 9)
 
 
