@@ -14,6 +14,7 @@ import re
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, is_dataclass
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -114,6 +115,7 @@ def _environment(finalize: Callable[[Any], Markup]) -> Environment:
         "difference": formats.difference,
         "count": formats.count,
         "bounds": formats.bounds,
+        "parameter_count": formats.parameter_count,
         "p_value": formats.p_value,
         "plural": formats.plural,
         "listed": formats.listed,
@@ -176,7 +178,13 @@ def _wrapped(line: str) -> str:
     if len(line) <= TERMINAL_COLUMNS or "  " in line.strip():
         return line
     indent = "  " if line.startswith("- ") else ""
-    return textwrap.fill(line, TERMINAL_COLUMNS, subsequent_indent=indent, break_on_hyphens=False)
+    return textwrap.fill(
+        line,
+        TERMINAL_COLUMNS,
+        subsequent_indent=indent,
+        break_on_hyphens=False,
+        break_long_words=False,
+    )
 
 
 # -- HTML ------------------------------------------------------------------------------------------
@@ -264,7 +272,9 @@ def read_page_record(folder: Path, stem: str) -> dict[str, Any]:
 
 
 def plain(value: Any) -> Any:
-    """Return typed results as plain data for JSON; paths become their names."""
+    """Return typed results as plain data for JSON; paths become their names, words their text."""
+    if isinstance(value, Enum):
+        return value.value
     if is_dataclass(value) and not isinstance(value, type):
         return plain(asdict(value))
     if isinstance(value, Mapping):

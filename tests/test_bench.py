@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
+from reports import publish
 from reports.needs import memory
 from reports.needs.shapes import shape_of
 from reports.parts import page, updates
 from reports.parts.words import PEER, TRL, number, whole
+from reports.publish import GENERATED
 from reports.sections import card
-from reports.sharing import publish
-from reports.sharing.publish import GENERATED
 from reports.speed import bench_page, measure, speed
 from reports.speed.speed import peer_interpreter, run_peer, task_of
 from stages.config import config as settings

@@ -30,7 +30,6 @@ RANKS = (
     "eval",
     "reports.parts",
     "reports.sections",
-    "reports.scaling",
     "reports.sharing",
     "reports.needs",
     "reports.speed",
@@ -44,12 +43,13 @@ MARKED = {
     "stages.__main__": "top",
 }
 # Here the modules of a rank are siblings that never import each other.
-SIBLINGS = ("stages", "reports.sections", "reports")
+SIBLINGS = ("stages", "reports.sections")
 WITHOUT_TORCH = """
     stages.config.* stages.runs.* stages.pipeline.*
     stages.data.builtin stages.data.readers eval.judge eval.win_rate eval.stats.*
     eval.judges.openai.budget eval.judges.openai.cache reports.*_page
-    reports.parts.* reports.sections.* reports.scaling.*
+    reports.scaling reports.publish
+    reports.parts.* reports.sections.*
     reports.sharing.* reports.needs.plan
 """.split()
 

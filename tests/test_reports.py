@@ -6,16 +6,15 @@ from functools import partial
 
 import pytest
 
-from reports import calibration_page, run_page, scaling_page
+from reports import calibration_page, run_page
 from reports.parts import collect, page, sentences, words
-from reports.parts.collect import find_all
 from reports.sections import calibration
 from stages.config import config as settings
 from stages.config.command_line import make_config
 from stages.config.config import Base, Data, JudgeSettings
 from stages.runs.manifest import read_manifest, stage_folder
 from tests.lib.asserts import refused_by
-from tests.lib.fabricated_runs import OFFLINE, ONLINE, STAGES, calibrated, fabricate, write_manifest
+from tests.lib.fabricated_runs import OFFLINE, STAGES, calibrated, fabricate, write_manifest
 from tests.lib.make_stages import run_module
 
 CALIBRATION_PAGE = "tiny-seed44413-judge-calibration.md"
@@ -190,7 +189,6 @@ def test_a_judge_that_fails_a_control_is_flagged_on_every_page(places):
     *texts, _ = report(places, controls_pass=False)
     said = "THE JUDGE FAILED ITS CHECKS: it does not reliably prefer the reference to the post's"
     assert all(said in " ".join(html.unescape(text).split()) for text in texts)
-    assert said in html.unescape(page.to_html("x", scaling_page.blocks(find_all(["tiny"])[0])))
     row = {"is_llm": True, "judge": "x", "policies": []}
     rows = [row | {"judge_flags": flags} for flags in (["a"], ["a", "b"])]
     assert sentences.notes_of_judges(rows) == ["THE JUDGE FAILED ITS CHECKS: a; b."]
@@ -263,17 +261,7 @@ def test_folders_and_servers_of_the_user_stay_off_the_page(places):
     assert "machine.internal" not in text
 
 
-def test_the_papers_numbers_stand_beside_pythia_only(places, made):
-    fabricate(make_config("pythia-1b"), judge=ONLINE)
-    fabricate(make_config("pythia-1b", seed=2), judge=ONLINE, unjudged=0.05)
-    records, _ = find_all(["pythia-1b"])
-    text = page.to_markdown("x", "x", scaling_page.blocks(records[1:]))
-    assert "53.9%" in text  # a seed of the paper
-    assert "not an llm" not in text.lower()
-    text = page.to_markdown("x", "x", scaling_page.blocks(records[:1]))
-    beside_paper = text.split("Beside the paper")[1]
-    assert "nan" not in beside_paper
-    assert "63.0%" not in beside_paper  # more than 2% of seed 2 is unjudged
+def test_built_in_posts_are_not_compared_with_the_paper(made):
     assert "Beside the paper" not in made[1]
     assert "not comparable with this run" in made[1]
 
