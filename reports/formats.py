@@ -38,6 +38,14 @@ def count(value: float | None) -> str:
     return number(value, digits=0)
 
 
+def parameter_count(value: float) -> str:
+    """Write a number of parameters as people say it: 471K, 1.01B."""
+    for size, letter in ((1e9, "B"), (1e6, "M"), (1e3, "K")):
+        if value >= size:
+            return f"{value / size:.3g}{letter}"
+    return f"{value:g}"
+
+
 def bounds(value: tuple[float, float] | Interval | None) -> str:
     """Write only the bounds of an interval of fractions, in percent: [91.7, 95.4]."""
     if value is None:

@@ -16,8 +16,9 @@ from typing import Any
 import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as MatplotlibFigure
-from matplotlib.ticker import FuncFormatter, MaxNLocator, MultipleLocator
+from matplotlib.ticker import FuncFormatter, MaxNLocator, MultipleLocator, NullLocator
 
+from reports.formats import parameter_count
 from reports.results import Curve, Interval
 from stages.rl.algorithms import ALGORITHMS
 
@@ -43,6 +44,7 @@ THEME = {"--plot-ink": (INK, "#c3cbd3"), "--plot-grid": (GRID, "#3a424a")}
 WIDTH = 3.6  # inches; 346 CSS pixels, so that a panel fills a phone's screen
 HEIGHT = 2.5
 ROUND_STEPS = (1, 2, 2.5, 5, 10)  # between ticks, times a power of ten
+APART = 1.03  # the factor of parameters between the dots of two policies
 MOST_POINTS = 120  # of a line; more are averaged
 BAND_CAPTION = (
     f"With more than {MOST_POINTS} updates, a line shows the mean of neighboring updates and the"
@@ -115,6 +117,22 @@ class Bar:
     color: str
     value: float
     interval: tuple[float, float] | None
+    seeds: tuple[float, ...] = ()
+    """The estimates of single seeds, if the bar is their mean."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Series:
+    """Values of one policy at several sizes of the model."""
+
+    label: str
+    color: str
+    seeds: tuple[tuple[float, float], ...]
+    """Parameters and value of each seed."""
+    means: tuple[tuple[float, float], ...]
+    """Parameters and mean of each size."""
+    paper: tuple[tuple[float, float], ...] = ()
+    """Parameters and value of the paper's seeds."""
 
 
 def color_of(policy: str) -> str:
@@ -211,6 +229,33 @@ def differences(title: str, bars: Sequence[Bar], x_label: str) -> Panel:
     return Panel(title=title, draw=draw_differences, height=_bars_height(bars))
 
 
+def rates_over_parameters(title: str, all_series: Sequence[Series]) -> Panel:
+    """Win rates over the number of parameters: a dot for each seed, a line through the means."""
+    sizes = sorted({parameters for series in all_series for parameters, _ in series.means})
+
+    def draw_rates(axes: Axes) -> None:
+        axes.axhline(0.5, color=INK, lw=1, ls=(0, (4, 3)))
+        for place, series in enumerate(all_series):
+            # Dots of two policies would cover each other, so each policy is moved a little.
+            shift = APART ** (place - (len(all_series) - 1) / 2)
+            axes.plot(*zip(*series.means, strict=True), color=series.color, label=series.label)
+            for parameters, rate in series.seeds:
+                axes.plot([shift * parameters], [rate], "o", color=series.color, ms=4, alpha=0.75)
+            for parameters, rate in series.paper:
+                axes.plot([parameters], [rate], "D", mfc="none", mec=series.color, ms=6)
+        axes.set_xscale("log")
+        axes.set_xticks(sizes, [parameter_count(size) for size in sizes])
+        axes.xaxis.set_minor_locator(NullLocator())
+        axes.set_xlabel("parameters (logarithmic axis)")
+        axes.margins(x=0.08)
+        axes.set_ylim(0, 1)
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:g}%"))
+        axes.set_ylabel("win rate against the references")
+        _add_legend(axes)
+
+    return Panel(title=title, draw=draw_rates, height=3.0)
+
+
 def _bars_height(bars: Sequence[Bar]) -> float:
     return max(1.6, 0.9 + 0.32 * len(bars))
 
@@ -221,6 +266,8 @@ def _draw_bars(
     for place, bar in enumerate(bars):
         if bar.interval is not None:
             axes.plot(list(bar.interval), [place, place], color=bar.color, lw=5, alpha=0.35)
+        for seed in bar.seeds:
+            axes.plot([seed], [place], "|", color=bar.color, ms=12, mew=1.2)
         axes.plot([bar.value], [place], "o", color=bar.color, ms=7)
         axes.annotate(  # to the right of the plot, where no line crosses it
             write(bar.value),

@@ -115,6 +115,7 @@ def _environment(finalize: Callable[[Any], Markup]) -> Environment:
         "difference": formats.difference,
         "count": formats.count,
         "bounds": formats.bounds,
+        "parameter_count": formats.parameter_count,
         "p_value": formats.p_value,
         "plural": formats.plural,
         "listed": formats.listed,
@@ -265,7 +266,9 @@ def read_page_record(folder: Path, stem: str) -> dict[str, Any]:
 
 
 def plain(value: Any) -> Any:
-    """Return typed results as plain data for JSON; paths become their names."""
+    """Return typed results as plain data for JSON; paths become their names, words their text."""
+    if isinstance(value, Enum):
+        return value.value
     if is_dataclass(value) and not isinstance(value, type):
         return plain(asdict(value))
     if isinstance(value, Mapping):

@@ -359,9 +359,9 @@ def run_tool(name: str, options: list[str]) -> None:
 
         compare.main(options)
     elif name == "scaling":
-        from reports import scaling_page
+        from reports import scaling
 
-        scaling_page.main(options or ["--names", "tiny-s", "tiny", "tiny-l"])
+        scaling.main(options or ["--names", "tiny-s", "tiny", "tiny-l"])
     elif name == "ablations-page":
         from reports import ablations
 
@@ -371,7 +371,7 @@ def run_tool(name: str, options: list[str]) -> None:
 
         algorithms.main(options)
     elif name == "publish":
-        from reports.sharing import publish
+        from reports import publish
 
         publish.main(options)
 

@@ -32,8 +32,6 @@ RANKS = (
     "reports",  # typed results, formats, plots, and one file a page
     "reports.parts",
     "reports.sections",
-    "reports.scaling",
-    "reports.sharing",
     "top",  # the command line, which starts stages, judges and pages
 )
 # The files of `stages/` that are no stage, and the folder of their height.
@@ -48,8 +46,7 @@ WITHOUT_TORCH = """
     stages.config.* stages.runs.* stages.pipeline.* stages.planning.plan
     stages.data.builtin stages.data.readers eval.judge eval.win_rate eval.stats.*
     eval.judges.openai.budget eval.judges.openai.cache reports.*
-    reports.parts.* reports.sections.* reports.scaling.*
-    reports.sharing.*
+    reports.parts.* reports.sections.*
 """.split()
 
 TOP_LEVEL = {

@@ -1,7 +1,7 @@
 """The documents are true: what they name exists, and no detail of the paper is left out.
 
 Checked are files, tests, settings, links, commands,
-variables, stages, switches and the paper's details. `test_publish.py` checks their numbers.
+variables, stages, switches and the paper's details. `reports/test_publish.py` checks their numbers.
 """
 
 import re

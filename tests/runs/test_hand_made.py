@@ -7,7 +7,7 @@ import pytest
 
 from eval import win_rate
 from eval.judge import Task, kept_judgements
-from reports import scaling_page
+from reports import scaling
 from reports.parts import collect
 from stages.config.command_line import make_config, recorded_config
 from stages.config.config import UserError
@@ -43,7 +43,7 @@ def test_status_lists_settings_that_no_run_recorded_and_pages_skip_them(runs, ca
     assert "mine, seed 44413" in status()
     with pytest.raises(UserError, match="no finished run in"):
         collect.find_runs("mine")
-    assert "no finished run in" in refused_by(capsys, scaling_page.main, "--names", "mine")
+    assert "no finished run in" in refused_by(capsys, scaling.main, "--names", "mine")
 
 
 def test_a_stage_whose_input_has_no_manifest_of_ours_says_so_in_one_line(runs, capsys):

@@ -1,1 +1,0 @@
-"""Pages that are kept on purpose: `publish` copies them to reports/generated."""
