@@ -251,7 +251,7 @@ def rates_over_parameters(title: str, all_series: Sequence[Series]) -> Panel:
         axes.set_ylim(0, 1)
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:g}%"))
         axes.set_ylabel("win rate against the references")
-        _add_legend(axes)
+        draw_legend(axes)
 
     return Panel(title=title, draw=draw_rates, height=3.0)
 

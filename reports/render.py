@@ -14,6 +14,7 @@ import re
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, is_dataclass
+from functools import cache
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -81,26 +82,32 @@ def fill(template: str, stem: str, **values: Any) -> Page:
         written = "\n".join(images)
         return Markup(f"{written}\n\n*{escape(caption)}*" if caption else written)
 
-    environment = _environment(
-        finalize=lambda value: value if isinstance(value, Markup) else Markup(escape(str(value)))
-    )
-    environment.globals["figure"] = show_figure
-    text = environment.get_template(template).render(**values)
+    environment = _environment(TEMPLATES, finalize=_escaped)
+    text = environment.get_template(template).render(**values, figure=show_figure)
     return Page(stem=stem, markdown=_tidy(text), figures=figures)
 
 
 def fill_text(template: str, **values: Any) -> str:
     """Fill in a template for the terminal. Control characters of what it prints are replaced."""
-    environment = _environment(finalize=lambda value: Markup(visible(str(value))))
+    environment = _environment(TEMPLATES, finalize=_printable)
     text = environment.get_template(template).render(**values)
     lines = [_wrapped(line) for line in _tidy(text).replace("**", "").splitlines()]
     return "\n".join(lines) + "\n"
 
 
-def _environment(finalize: Callable[[Any], Markup]) -> Environment:
+def _escaped(value: object) -> Markup:
+    return value if isinstance(value, Markup) else Markup(escape(str(value)))
+
+
+def _printable(value: object) -> Markup:
+    return Markup(visible(str(value)))
+
+
+@cache
+def _environment(folder: Path, finalize: Callable[[Any], Markup]) -> Environment:
     """Return a Jinja2 environment that passes each printed value through `finalize`."""
     environment = Environment(
-        loader=FileSystemLoader(TEMPLATES),
+        loader=FileSystemLoader(folder),
         autoescape=True,  # what macros and `figure` return is Markup, and is not escaped again
         finalize=finalize,
         undefined=StrictUndefined,
@@ -192,7 +199,7 @@ def to_html(title: str, markdown: str, figures: Mapping[str, str]) -> str:
     parser.add_render_rule("table_close", _close_table)
     body = parser.render(markdown)
     body = IMAGE.sub(lambda match: _inline_figure(match, figures), body)
-    page = _environment(finalize=Markup).get_template("page.html")
+    page = _environment(TEMPLATES, finalize=Markup).get_template("page.html")
     return page.render(
         title=Markup(html.escape(title)),
         style=Markup((TEMPLATES / "style.css").read_text(encoding="utf-8")),

@@ -15,7 +15,6 @@ from eval.judge import judge_summaries, make_judge
 from eval.judges.gold import GoldJudge
 from eval.judges.protocol import Comparison, judge_all
 from eval.scores import proxy_and_gold
-from reports.sections.scores import _reading
 from stages import base, normalize, rm, sft
 from stages.config.command_line import make_config
 from stages.config.config import Checks, JudgeSettings, UserError
@@ -164,14 +163,6 @@ def test_gains_are_paired_by_post_and_a_text_without_a_score_is_left_out():
     assert found["gold"]["sft"]["estimate"] == 2.0
     assert found["gold"]["reference"]["low"] == found["gold"]["reference"]["high"] == 0.5
     assert found["proxy"] == {"reference": None}
-
-
-@pytest.mark.parametrize(
-    ("low", "high", "is_over"), [(-0.4, -0.2, True), (0.1, 0.2, False), (-0.1, 0.2, False)]
-)
-def test_over_optimisation_is_said_only_where_the_proxy_rose_and_the_gold_fell(low, high, is_over):
-    gains = {"proxy": {"low": 0.2, "high": 0.4}, "gold": {"low": low, "high": high}}
-    assert ("OVER-OPTIMISATION" in _reading("ppo", gains).markdown("")) == is_over
 
 
 def test_an_interrupted_scoring_goes_on_where_it_was(config, monkeypatch):

@@ -8,8 +8,6 @@ import torch
 from accelerate import Accelerator
 
 from eval.summaries import describe, make_rows
-from reports.parts.sentences import unshown
-from reports.sections.scores import asks
 from stages.config.sections import format_post
 from stages.data.text_metrics import copied_title_words, distinct
 from stages.models.tokenizers import load_tokenizer
@@ -21,14 +19,6 @@ POST = {
     "post": "The cat sat on the mat. It purred, and I slept.",
 }
 QUERY = format_post(POST)
-
-
-@pytest.mark.parametrize(
-    ("text", "is_question"),
-    [("Why?", 1), ('He said "why?" ', 1), ("Why? So.", 0), ("", 0), ("Why?)", 1)],
-)
-def test_a_question_counts_where_it_ends_the_summary(text, is_question):
-    assert asks(text) == is_question
 
 
 def test_training_says_nothing_of_copied_titles_where_no_prompt_shows_one():
@@ -70,8 +60,7 @@ def test_special_tokens_that_no_summary_shows_are_counted(tokenizer_folder):
     assert [row["special_tokens"] for row in rows] == [1, 0, 0]
     assert "im_end" not in rows[0]["summary"]
     share = describe([row | {"kl": 0.0} for row in rows])["special_tokens"]
-    (line,) = unshown({"policies": ["sft", "ppo"], "ppo/special_tokens": share})
-    assert line.startswith("33.3% of PPO's summaries hold special tokens beside the EOS")
+    assert share == pytest.approx(1 / 3)
 
 
 def test_copied_words_are_those_of_the_title():

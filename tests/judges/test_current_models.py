@@ -11,7 +11,6 @@ from eval.judges.openai.budget import price_of
 from eval.judges.openai.replies import Completion
 from eval.judges.openai.server_judge import OpenAIJudge
 from eval.judges.protocol import Comparison, judge_all
-from reports.parts.sentences import judge_note
 from stages.config.checks import UserError
 from stages.config.command_line import make_config
 from stages.config.config import JudgeSettings
@@ -125,20 +124,3 @@ def test_the_cap_counts_the_room_for_reasoning():
 def test_a_cap_on_a_model_without_a_price_is_refused():
     with pytest.raises(UserError, match=r"max_cost needs the price of mine, which the table"):
         price_of(JudgeSettings(model="mine", max_cost=1))
-
-
-def test_a_judge_of_the_policys_own_maker_is_warned_of_and_another_is_not():
-    row = {
-        "is_llm": True,
-        "judge": "Qwen3-32B",
-        "checkpoint": "Qwen/Qwen3-0.6B",
-        "policies": ["sft"],
-    }
-    assert "both by Qwen" in str(judge_note(row))
-    for other in ({"judge": "gpt-6-luna"}, {"checkpoint": "random"}, {"judge": "my-own"}):
-        assert judge_note(row | other) is None
-    assert "both by Google" in str(
-        judge_note(row | {"judge": "gemini-x", "policies": ["gemma-2b"]})
-    )
-    released = row | {"checkpoint": None, "released_policy": "org/qwen2-sft"}
-    assert "both by Qwen" in str(judge_note(released))

@@ -5,7 +5,8 @@ import shutil
 import pytest
 import torch
 
-from reports.parts import collect, sentences
+from reports import limits
+from reports.results import load_run
 from stages import base, normalize, ppo, rm, sft
 from stages.config.command_line import make_config
 from stages.config.ppo import Ppo
@@ -13,6 +14,7 @@ from stages.models.loading import load_reward_model
 from stages.rl.metrics import say_what_is_odd
 from stages.rl.networks import Origins, load_critic, zero_head
 from stages.runs.files import read_lines
+from stages.runs.manifest import stage_folder
 from tests.lib.fabricated_runs import fabricate, write_rows
 from tests.lib.learners import learner_of, rolled_out
 from tests.lib.make_stages import make_stages, run_module
@@ -170,37 +172,30 @@ def test_a_head_of_zeros_gives_values_of_0_and_leaves_the_backbone(before_ppo, p
 # -- what pages say --------------------------------------------------------------------------------
 
 
-def run_with(explained, name="tiny", seed=1, in_warm_up=()):
+def run_with(explained, in_warm_up=()):
     """A fabricated run with the explained variances of its policy's updates.
 
     `in_warm_up`: those of critic warm-up, if it has another length than the preset's.
     """
     overrides = (f"ppo.critic_updates={len(in_warm_up)}",) if in_warm_up else ()
-    config = make_config("tiny", name=name, seed=seed, overrides=overrides)
+    config = make_config("tiny", name="run" if in_warm_up else "", seed=1, overrides=overrides)
     fabricate(config)
-    metrics_file = collect.load_run(config).folders["ppo"] / "metrics.jsonl"
+    metrics_file = stage_folder(config, "ppo") / "metrics.jsonl"
     before = in_warm_up or [-9.0] * config.ppo.critic_updates
     rows = []
     for row, variance in zip(read_lines(metrics_file), [*before, *explained], strict=False):
         rows.append(row | {"policy/critic_used": 1.0, "val/explained_variance": variance})
     write_rows(metrics_file, rows)
-    return collect.load_run(config)
+    return load_run(config)
 
 
-def test_a_runs_page_tells_in_how_many_updates_the_critic_was_worse_than_a_constant(runs):
-    numbers = collect.numbers_of(run_with([-5.12, -0.7, 0.0, 0.2]))
-    assert any("in 2 of 4 updates" in note for note in sentences.caveats(numbers))
-
-
-def test_the_note_says_in_how_many_updates_a_gate_used_the_critic():
-    seeds = [{"below": 2, "updates": 4, "used": 1}, {"below": 4, "updates": 4, "used": 0}]
-    rows = [{"name": "gated", "explained_by_critic": seed} for seed in seeds]
-    assert "in 6 of 8 updates of gated, which used it in 1." in sentences.critic_notes(rows)[0]
+def test_a_page_counts_the_updates_in_which_the_critic_was_worse_than_a_constant(runs):
+    (row,) = limits.poor_critics([run_with([-5.12, -0.7, 0.0, 0.2])])
+    assert (row.below_zero, row.updates) == (2, 4)
 
 
 def test_updates_of_critic_warm_up_do_not_count(runs):
-    record = run_with([0.1, -0.2], name="alone", in_warm_up=(-5.0, -3.0))
-    explained = collect.explained_by_critic(record)
-    expected = {"updates": 2, "below": 1, "used": 2, "first": 0.1, "last": -0.2}
-    assert explained is not None
-    assert {key: explained[key] for key in expected} == expected
+    critic = run_with([0.1, -0.2], in_warm_up=(-5.0, -3.0)).critic
+    assert critic is not None
+    assert (critic.updates, critic.below_zero, critic.used) == (2, 1, 2)
+    assert (critic.first, critic.last) == (0.1, -0.2)

@@ -8,7 +8,7 @@ import pytest
 from eval import win_rate
 from eval.judge import Task, kept_judgements
 from reports import scaling
-from reports.parts import collect
+from reports.results import find_runs
 from stages.config.command_line import make_config, recorded_config
 from stages.config.config import UserError
 from stages.pipeline.status import status
@@ -42,7 +42,7 @@ def test_status_lists_settings_that_no_run_recorded_and_pages_skip_them(runs, ca
     assert recorded_config(folder) is None
     assert "mine, seed 44413" in status()
     with pytest.raises(UserError, match="no finished run in"):
-        collect.find_runs("mine")
+        find_runs("mine")
     assert "no finished run in" in refused_by(capsys, scaling.main, "--names", "mine")
 
 

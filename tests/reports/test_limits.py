@@ -1,0 +1,60 @@
+"""When a limitation is worth a line."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from reports import limits
+from reports.results import Interval
+
+
+def run_judged_by(judge, checkpoint, policies=("sft",), released="", is_llm=True) -> Any:
+    return SimpleNamespace(
+        judge=SimpleNamespace(name=judge, is_llm=is_llm),
+        training=SimpleNamespace(checkpoint=checkpoint) if checkpoint else None,
+        policies=dict.fromkeys(policies),
+        settings={"released": {"policy": released}} if released else {},
+    )
+
+
+@pytest.mark.parametrize(
+    ("run", "maker"),
+    [
+        (run_judged_by("Qwen3-32B", "Qwen/Qwen3-0.6B"), "Qwen"),
+        (run_judged_by("gemini-x", "", policies=("gemma-2b",)), "Google"),
+        (run_judged_by("Qwen3-32B", "", released="org/qwen2-sft"), "Qwen"),
+        (run_judged_by("gpt-6-luna", "Qwen/Qwen3-0.6B"), ""),
+        (run_judged_by("Qwen3-32B", "random"), ""),
+        (run_judged_by("my-own", "Qwen/Qwen3-0.6B"), ""),
+        (run_judged_by("Qwen3-32B", "Qwen/Qwen3-0.6B", is_llm=False), ""),
+    ],
+)
+def test_an_llm_judge_by_the_maker_of_a_policys_model_is_named(run, maker):
+    assert limits.judge_family(run) == maker
+
+
+def policy_with(win_rate, at_length) -> Any:
+    return SimpleNamespace(win_rate=win_rate, at_equal_length=SimpleNamespace(rate=at_length))
+
+
+BEATS = Interval(estimate=0.6, low=0.55, high=0.65)
+EVEN = Interval(estimate=0.52, low=0.49, high=0.55)
+
+
+@pytest.mark.parametrize(
+    ("win_rate", "at_length", "is_length"),
+    [(BEATS, EVEN, True), (BEATS, BEATS, False), (EVEN, EVEN, False), (None, None, False)],
+)
+def test_a_lead_is_length_if_it_is_gone_at_equal_length(win_rate, at_length, is_length):
+    assert limits.lead_is_length(policy_with(win_rate, at_length)) == is_length
+
+
+def test_poor_critics_are_counted_over_the_seeds_of_a_run():
+    def run(name, below, updates, used) -> Any:
+        critic = SimpleNamespace(below_zero=below, updates=updates, used=used)
+        return SimpleNamespace(name=name, critic=critic)
+
+    runs = [run("gated", 2, 4, 1), run("gated", 4, 4, 0), run("good", 0, 4, 4)]
+    (row,) = limits.poor_critics(runs)
+    assert (row.name, row.below_zero, row.updates, row.used) == ("gated", 6, 8, 1)
