@@ -14,8 +14,8 @@ import re
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, is_dataclass
-from functools import cache
 from enum import Enum
+from functools import cache
 from pathlib import Path
 from typing import Any
 
