@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from huggingface_hub import ModelCard
 
-from eval.summarize import Finished, finished_policies
+from eval.summarize import FinishedRun, finished_policies
 from reports.sharing import cards
 from reports.sharing.cards import card
 from stages.__main__ import write_cards
@@ -94,7 +94,7 @@ def printed_by_cards(folder: Path, cards: Sequence[str]) -> list[str]:
 
 def test_the_code_of_a_card_prints_what_our_own_code_writes(whole, monkeypatch):
     monkeypatch.setattr(settings, "RUNS", whole.parents[1])
-    run = Finished(finished_policies("tiny", "resumed", 44413))
+    run = FinishedRun(finished_policies("tiny", "resumed", 44413))
     post = run.post_of_text(format_post(cards.POST, run.config.data.prompt))
     for stage in ("sft", "ppo", "dpo"):
         (printed,) = printed_by_cards(whole / stage / "model", [card_of(whole, stage)])

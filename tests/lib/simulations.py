@@ -1,10 +1,10 @@
-"""Judges of known leanings, simulated: do the intervals hold the truth 19 times in 20?
+"""Simulated judges with known biases: do intervals contain the truth 19 times in 20?
 
-    python -m tests.lib.simulations  what `make simulations` calls: 200 data sets
+    python -m tests.lib.simulations                 200 data sets, as `make simulations`
     python -m tests.lib.simulations --data-sets 20
 
-`tests/test_simulations.py` runs the same scenarios on fewer data sets: the rate at equal length,
-the corrected rate under a shift, and shares with many ties.
+`tests/eval/stats/test_simulations.py` runs the same scenarios on fewer data sets: the rate at equal
+length, the corrected rate with a shift, and shares with many ties.
 """
 
 import argparse
@@ -16,8 +16,9 @@ import numpy as np
 import pandas as pd
 
 from eval.stats.correction import corrected_rate
-from eval.stats.formulas import clustered_share
-from eval.stats.length_control import VerdictTable, length_controlled
+from eval.stats.intervals import clustered_share
+from eval.stats.length_control import length_controlled
+from eval.stats.verdict_table import VerdictTable
 
 Floats = Any
 Effect = Callable[[Floats], Floats]
@@ -84,7 +85,7 @@ class Scenario:
         return self.judge.rate_at_equal_length(self.ties)
 
 
-def none(x: Floats) -> Floats:
+def no_effect(x: Floats) -> Floats:
     """No effect of length."""
     return 0 * x
 
@@ -100,8 +101,8 @@ def saturating(x: Floats) -> Floats:
 
 
 COVERED = {
-    "no length effect, order 2": Scenario(judge=logistic(0.595, 2, none)),
-    "no length effect, order 4": Scenario(judge=logistic(1.03, 4, none)),
+    "no length effect, order 2": Scenario(judge=logistic(0.595, 2, no_effect)),
+    "no length effect, order 4": Scenario(judge=logistic(1.03, 4, no_effect)),
     "saturating, longer summaries": Scenario(
         judge=logistic(0, 0.7, saturating), posts=300, ratio=0.5
     ),
