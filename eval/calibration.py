@@ -50,7 +50,8 @@ Item = TypeVar("Item")
 # People agree with each other on this share of such pairs (Stiennon et al. 2020).
 HUMAN_CEILING = (0.72, 0.77)
 REFERENCE = "ref"  # the reference's policy in published comparisons
-LABELS = "comparisons_validation"
+LABELS = "comparisons_validation"  # the split
+LABELED = "labelled"  # what `judgements.jsonl` calls the policy; earlier runs have it, too
 # With fewer pairs with a reference than this, the judge's errors are counted on all pairs.
 FEWEST_WITH_REFERENCE = 100
 # A judge is flagged if its interval reaches below these.
@@ -89,13 +90,13 @@ def calibrate(config: Config) -> dict[str, Any]:
         pairs = [pair | {"post": name} for pair, name in zip(pairs, post_names, strict=True)]
 
         judge = make_judge(config, {})
-        judgements = judge_both_orders(run, judge, {"labelled": pairs}, label="calibrate")
+        judgements = judge_both_orders(run, judge, {LABELED: pairs}, label="calibrate")
         answered = with_answers(pairs, judgements)
         write_rows(run, "pairs.jsonl", [{key: pair[key] for key in PAIR_KEYS} for pair in answered])
         results = {
             **describe(answered, judgements),
             "judge": asdict(judge.about),
-            "source": "built-in world" if config.data.source == TOY else "labelled comparisons",
+            "source": "built-in world" if config.data.source == TOY else "labeled comparisons",
             "of_pairs": available,
         }
         run.finish(results)
@@ -121,8 +122,8 @@ def labeled_pairs(run: Run, bad_rows: BadRows) -> tuple[list[Row], int]:
         return draw(rows, count, config.seed), len(rows)
 
     source = world_folder(config) if config.data.source == TOY else config.data.source
-    comparisons = read_source(config.data, str(source), bad_rows, (LABELS,))[LABELS]
-    pairs = sample_pairs(comparisons, count, config.seed, config.data.prompt)
+    comparisons = read_source(config.data, str(source), bad_rows, needed_splits=(LABELS,))[LABELS]
+    pairs = sample_pairs(comparisons, count=count, seed=config.seed, prompt=config.data.prompt)
     return pairs, len(comparisons)
 
 
@@ -190,7 +191,7 @@ def make_pair(name: str, comparison: Row, prompt: str) -> Row:
 
 def with_answers(pairs: Sequence[Row], judgements: Sequence[Row]) -> list[Row]:
     """The pairs with `answer`: the mean of both orders in [0, 1], None if one is unjudged."""
-    scores = post_scores(judgements)["labelled"]
+    scores = post_scores(judgements)[LABELED]
     return [pair | {"answer": scores[pair["id"]]} for pair in pairs]
 
 
@@ -261,7 +262,7 @@ def correct(scores: Sequence[tuple[str, float]], pairs: Sequence[Row]) -> Correc
     errors = pairs_for_errors(pairs)
     values = np.array([score for _, score in scores], dtype=float)
     posts = post_numbers([post for post, _ in scores])
-    return corrected_rate(values, errors, shift_of(errors), posts)
+    return corrected_rate(values, errors, shift=shift_of(errors), posts=posts)
 
 
 # -- flags -----------------------------------------------------------------------------------------
@@ -380,7 +381,7 @@ def print_summary(results: Mapping[str, Any]) -> None:
     agrees = results["agreement"]
     kappa = results["kappa_interval"]
     lines = [
-        f"judge {results['judge']['name']} on {results['pairs']} labelled pairs",
+        f"judge {results['judge']['name']} on {results['pairs']} labeled pairs",
         f"  agreement {_shown(agrees) if agrees else 'none'}",
         f"  Cohen's kappa {_shown(kappa, '.2f') if kappa else 'none'}, {results['ties']} ties",
     ]

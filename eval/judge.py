@@ -193,7 +193,12 @@ def judge_both_orders(
     paid_before = chain(same_cap, questions[:done])
 
     judge.keep = run.resume
-    replies = judge_all(judge, questions[done:], run.config.judge.concurrency, paid_before)
+    replies = judge_all(
+        judge,
+        questions[done:],
+        concurrency=run.config.judge.concurrency,
+        same_cap=paid_before,
+    )
     with closing(replies):
         replies_with_progress = run.progress(replies, label, total=len(tasks), done=done)
         for task, reply in zip(tasks[done:], replies_with_progress, strict=True):

@@ -82,7 +82,7 @@ def take_outputs(config: Config) -> None:
         if unread:
             print(f"not read in {config.outputs.file}: {', '.join(unread)}", flush=True)
         summaries = read_table(config.outputs)
-        systems = read_systems(summaries, config.outputs, config.eval.posts)
+        systems = read_systems(summaries, config.outputs, count=config.eval.posts)
         for name, rows in systems.items():
             write_rows(run, f"{name}.jsonl", rows)
 

@@ -66,7 +66,7 @@ def write_summaries(config: Config) -> None:
     """Run the stage."""
     accelerator = make_accelerator(config)
     budget = MemoryBudget.from_settings(config.memory)
-    with open_stage(config, "summaries", accelerator.is_main_process) as run:
+    with open_stage(config, "summaries", main=accelerator.is_main_process) as run:
         posts = held_out(run, config.eval.posts)
         tokenizer, reward_model = load_scorer(run, accelerator)
         evaluation = Evaluation(
@@ -96,7 +96,9 @@ def write_summaries(config: Config) -> None:
         scores = score_all(evaluation, texts, label=f"score {', '.join(texts)}")
         for policy, responses in texts.items():
             if policy != REFERENCE:
-                rows = make_rows(posts, texts, scores, policy, tokenizer)
+                rows = make_rows(
+                    posts, texts=texts, scores=scores, policy=policy, tokenizer=tokenizer
+                )
                 distances = kl_from_sft(evaluation, policy, responses)
                 rows_by_policy[policy] = [
                     row | {"kl": kl} for row, kl in zip(rows, distances, strict=True)
@@ -310,7 +312,7 @@ def _sample(
     queries = evaluation.posts.columns["queries"]
     length, setting = longest(config, policy)
     model = load_policy_of(evaluation, policy)
-    require_room(model, int(queries.lengths().max()), length, setting)
+    require_room(model, query=int(queries.lengths().max()), response=length, setting=setting)
     sampling = Sampling(
         seed=config.seed,
         purpose=purpose,
@@ -322,10 +324,10 @@ def _sample(
     share = respond_often(
         evaluation.accelerator,
         evaluation.budget,
-        model,
-        queries,
-        evaluation.tokenizer,
-        sampling,
+        policy=model,
+        queries=queries,
+        tokenizer=evaluation.tokenizer,
+        sampling=sampling,
         keep=evaluation.run.resume,
     )
     return gather_rows(evaluation.accelerator, share)
@@ -364,7 +366,9 @@ def score_all(
         summaries = [[torch.tensor(responses[row]) for row in rows] for responses in texts.values()]
         facts = [posts.rows[row] for row in rows]
         with accelerator.autocast():
-            scores = summary_scores(reward_model, queries, summaries, accelerator.device, facts)
+            scores = summary_scores(
+                reward_model, queries, summaries, device=accelerator.device, facts=facts
+            )
         scores_of_rows: list[list[float]] = scores.T.tolist()
         return scores_of_rows
 

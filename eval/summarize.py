@@ -96,7 +96,9 @@ class FinishedRun:
         self.accelerator = make_accelerator(self.config)
         first_stage = self.policies[0]
         self.tokenizer = load_tokenizer(self._folder(first_stage) / "model")
-        self.first = first_tokens(self.tokenizer, self.config.base.bos, data.chat_template)
+        self.first = first_tokens(
+            self.tokenizer, self.config.base.bos, chat_template=data.chat_template
+        )
         self.encode = plain_encoder(self.tokenizer, self.first)
         self.held_out = load_split(self._folder("base") / "data", "sft_validation")
 
@@ -186,10 +188,12 @@ class FinishedRun:
         pad_id = self.tokenizer.pad_token_id
         length, setting = longest(config, policy)
         network = PolicyModel(load_policy(self._folder(stage) / model).to(device).eval())
-        require_room(network, len(post.tokens), length, setting)
+        require_room(network, query=len(post.tokens), response=length, setting=setting)
 
         # The random numbers with which the evaluation samples the first post.
-        noise = sampling_noise(config.seed, f"{policy} summaries", 0, 1, length)
+        noise = sampling_noise(
+            config.seed, purpose=f"{policy} summaries", step=0, rows=1, length=length
+        )
         with self.accelerator.autocast():
             sampled, _ = sample(
                 network,
@@ -219,7 +223,7 @@ class FinishedRun:
         texts = [[torch.tensor(tokens)] for tokens in summaries]
         facts = [post.facts] if post.facts is not None else []
         with self.accelerator.autocast():
-            scores = summary_scores(reward_model, [post.tokens], texts, device, facts)
+            scores = summary_scores(reward_model, [post.tokens], texts, device=device, facts=facts)
         return scores[:, 0].tolist()
 
     def text(self, tokens: Sequence[int]) -> str:

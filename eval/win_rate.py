@@ -218,7 +218,13 @@ def rates_of(
         policies[policy] = {
             **describe(scores_of_policy, post_of),
             "statistics": analyse(table),
-            **of_reward_model(policy, written, scores_of_policy, post_of, judge_kind),
+            **of_reward_model(
+                policy,
+                written=written,
+                judged=scores_of_policy,
+                post_of=post_of,
+                judge_kind=judge_kind,
+            ),
         }
 
     differences = {}

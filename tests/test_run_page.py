@@ -95,8 +95,8 @@ def test_an_axis_of_shares_ends_at_100_percent():
     ("policy", "kind", "note", "said"),
     [
         ("ppo", "facts", "", "which labelled, with noise, what the proxy learned from."),
-        ("ppo", "reward_model", "no policy was optimised against it", "which PPO was trained to"),
-        ("", "reward_model", "whether a policy was optimised against it is NOT KNOWN", "if any."),
+        ("ppo", "reward_model", "no policy was optimized against it", "which PPO was trained to"),
+        ("", "reward_model", "whether a policy was optimized against it is NOT KNOWN", "if any."),
         ("", "facts", "", "The gold score is that of gold seed 7. The proxy is a reward"),
     ],
 )

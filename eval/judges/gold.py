@@ -81,7 +81,7 @@ def training_note(config: Config, maker: Config | None) -> str:
     `maker` is the config of the gold model's run, None if it is not known.
     """
     if config.kind != TRAINED:
-        return "another reward model; whether a policy was optimised against it is NOT KNOWN"
+        return "another reward model; whether a policy was optimized against it is NOT KNOWN"
     own_posts = trained_posts(config)
     gold_posts = trained_posts(maker) if maker else None
     if own_posts is None or gold_posts is None:
@@ -96,7 +96,7 @@ def training_note(config: Config, maker: Config | None) -> str:
         )
     return (
         f"another reward model than the run's own, not an LLM: {data};"
-        " no policy was optimised against it"
+        " no policy was optimized against it"
     )
 
 

@@ -116,7 +116,7 @@ def clustered_share(values: Floats, posts: Posts) -> Interval | None:
     if len(values) == 0:
         return None
     sums, sizes = sums_by_post(values, posts)
-    low, high = _share_bounds(sums, sizes, (0.0, 1.0))
+    low, high = _share_bounds(sums, sizes, limits=(0.0, 1.0))
     return Interval(estimate=float(values.mean()), low=low, high=high, posts=len(sums))
 
 

@@ -83,8 +83,8 @@ def length_controlled(table: VerdictTable) -> dict[str, Any]:
 
     `estimate` is None, with the reason under `why`, if none of them has an answer. `near_equal`
     counts the posts of nearly equal length. `extrapolated` says that the data do not answer: too
-    few posts are of nearly equal length, or a ratio of 1 lies outside the middle 90% of the
-    ratios, or there is no finite fit.
+    few posts are of nearly equal length, a ratio of 1 lies outside the middle 90% of the ratios,
+    or no method has an answer although there are enough verdicts.
     Source: standardization (Rothman, Greenland and Lash, Modern Epidemiology, chapter 15); Dubois
     et al. 2024, arXiv 2404.04475, for tanh of length; Papke and Wooldridge 1996 for ties as 1/2.
     """
@@ -106,16 +106,15 @@ def length_controlled(table: VerdictTable) -> dict[str, Any]:
     is_near = np.abs(rows.log_ratios) <= NEARLY_EQUAL
     near_equal = len(np.unique(rows.posts[is_near]))
     lowest, highest = np.quantile(rows.log_ratios, [0.05, 0.95])
-    is_modelled = rate.equal_posts is None
-    is_outside = not lowest <= 0 <= highest
+    has_data_at_equal_length = near_equal >= FEWEST_NEARLY_EQUAL and bool(lowest <= 0 <= highest)
+    is_from_model = rate.equal_posts is None
 
-    interval = _with_identical_texts(rate, rows, judged)
     result = {
-        **interval,
+        **_with_identical_texts(rate, rows, judged),
         "order_logits": rate.order_logits,
         "doubled_length_logits": rate.doubled_length_logits,
         "near_equal": near_equal,
-        "extrapolated": is_modelled and (near_equal < FEWEST_NEARLY_EQUAL or bool(is_outside)),
+        "extrapolated": is_from_model and not has_data_at_equal_length,
     }
     if rate.equal_posts is not None:
         result["equal_posts"] = rate.equal_posts

@@ -11,6 +11,7 @@ from statsmodels.stats.power import normal_sample_size_one_tail
 from eval import calibration
 from eval.calibration import (
     HUMAN_CEILING,
+    LABELED,
     LEAST_AGREEMENT,
     POSTS_NEEDED,
     calibrate,
@@ -53,7 +54,7 @@ def comparison(number, policies=("ref", "sup"), choice=0):
 def judgements_of(pairs, verdicts):
     """The judgements of labeled pairs; `verdicts` has those in both orders for each pair."""
     return [
-        {"policy": "labelled", "id": pair["id"], "order": order, "verdict": verdict}
+        {"policy": LABELED, "id": pair["id"], "order": order, "verdict": verdict}
         for pair, verdicts_of_pair in zip(pairs, verdicts, strict=True)
         for order, verdict in zip(VERDICTS, verdicts_of_pair, strict=True)
     ]
