@@ -2,13 +2,13 @@
 
 summaries      what each policy writes about held-out posts
 summarize      what each policy writes about one post that is typed
-outputs        summaries that exist already, in files
-judge          each summary against the reference, in both orders
-win_rate       win rates against the reference, with intervals; proxy and gold scores
-control_texts  texts whose worth is known from how they were made
+outputs        existing summaries, from files
+judge          each summary compared with the reference, in both orders
+win_rate       win rates against the reference, with intervals
+scores         scores by a judge and by reward models, and a reward model's held-out accuracy
+control_texts  texts whose worth is known from how they are built
 controls       these texts, judged by the same judge
-scores         how far two scorers agree; what a reward model's score gained; its held-out pairs
-calibration    the judge beside labelled comparisons
+calibration    the judge compared with labeled comparisons
 judges         who compares
-stats          what follows from verdicts
+stats          statistics of verdicts and scores
 """

@@ -1,17 +1,16 @@
-"""Calibration: does this judge agree with labelled comparisons, and what follows for a win rate?
-
-    python -m eval.calibration --preset tiny
+"""Stage `calibration` (`make judge-calibration`): does the judge agree with labeled comparisons?
 
 The judge compares the two summaries of a seeded sample of the validation comparisons, in both
-orders, without seeing the label: that of people in OpenAI's comparisons, of a noisy labeller in the
-built-in world. Posts are shown whole.
+orders and without the label. The labels are those of people in OpenAI's comparisons, and those of a
+noisy labeler in the built-in world. Posts are not truncated. The judge's errors on these pairs also
+correct its win rates.
 """
 
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pandas as pd
@@ -27,8 +26,8 @@ from eval.stats.correction import (
     family_of,
     shift_of,
 )
-from eval.stats.formulas import needed_to_show, post_numbers
-from eval.stats.simple_judges import beside_judge, beside_simple_judges, measured
+from eval.stats.intervals import post_numbers
+from eval.stats.simple_judges import compare_judges, compare_with_simple_judges, measured
 from eval.stats.table import leaning, leanings, verdict_table
 from eval.win_rate import post_scores
 from stages.config.config import TOY, Config, UserError
@@ -46,27 +45,35 @@ from stages.runs.manifest import read_manifest
 from stages.runs.progress import folded
 from stages.runs.run import Run, open_stage, write_rows
 
-# People agree with each other on so many of such pairs (Stiennon et al. 2020).
+Item = TypeVar("Item")
+
+# People agree with each other on this share of such pairs (Stiennon et al. 2020).
 HUMAN_CEILING = (0.72, 0.77)
 REFERENCE = "ref"  # the reference's policy in published comparisons
-LABELS = "comparisons_validation"
+LABELS = "comparisons_validation"  # the split
+LABELED = "labelled"  # what `judgements.jsonl` calls the policy; earlier runs have it, too
 # With fewer pairs with a reference than this, the judge's errors are counted on all pairs.
 FEWEST_WITH_REFERENCE = 100
-LEAST_AGREEMENT = 0.6  # a judge whose interval reaches below it is flagged
-# Posts with which a judge that agrees as often as people do is shown to, in 4 of 5 cases.
-NEEDED = needed_to_show(HUMAN_CEILING[0], LEAST_AGREEMENT)
+# A judge is flagged if its interval reaches below these.
+LEAST_AGREEMENT = 0.6
+LEAST_KAPPA = 0.0
 LEAST_CONSISTENCY = 0.6
-NAMES = {  # of the judges that need no judgement
+# With so many posts, a judge that agrees with 72% of the labels, as people do, is shown to agree
+# with more than 60% of them, with a power of 80% (two-sided test at 5%).
+POSTS_NEEDED = 125
+# What the judges that need no judgement prefer.
+NAMES = {
     "majority": "the label that most pairs have",
     "longest": "the longest text",
     "overlap": "the text that repeats most of the post",
 }
+PAIR_KEYS = ("id", "post", "with_reference", "family", "label", "answer", "words", "overlap")
 
 
 def calibrate(config: Config) -> dict[str, Any]:
     """Write `judgements.jsonl` and `pairs.jsonl`, return the manifest's results.
 
-    Raises UserError for a judge that knows no new texts, and where the labels cannot be read.
+    Raises UserError for a judge that can judge no new texts, and if the labels cannot be read.
     """
     if knows_own_texts_only(config.judge):
         raise UserError(
@@ -74,124 +81,153 @@ def calibrate(config: Config) -> dict[str, Any]:
             " choose another judge.kind, or another run's reward model by judge.model"
         )
     with open_stage(config, "calibration") as run:
-        bad = BadRows(config.data.on_bad_row)
-        pairs, of_pairs = labelled_pairs(run, bad)
-        bad.write(run.partial)
-        names = first_ids((pair["post"], pair["query"]) for pair in pairs)
-        pairs = [pair | {"post": name} for pair, name in zip(pairs, names, strict=True)]
+        bad_rows = BadRows(config.data.on_bad_row)
+        pairs, available = labeled_pairs(run, bad_rows)
+        bad_rows.write(run.partial)
+
+        # Pairs about the same text are about the same post, whatever its ids.
+        post_names = first_ids((pair["post"], pair["query"]) for pair in pairs)
+        pairs = [pair | {"post": name} for pair, name in zip(pairs, post_names, strict=True)]
+
         judge = make_judge(config, {})
-        judgements = judge_both_orders(run, judge, {"labelled": pairs}, "calibrate")
+        judgements = judge_both_orders(run, judge, {LABELED: pairs}, label="calibrate")
         answered = with_answers(pairs, judgements)
         write_rows(run, "pairs.jsonl", [{key: pair[key] for key in PAIR_KEYS} for pair in answered])
-        results = describe(answered, judgements)
-        source = "built-in world" if config.data.source == TOY else "labelled comparisons"
-        results |= {"judge": asdict(judge.about), "source": source, "of_pairs": of_pairs}
+        results = {
+            **describe(answered, judgements),
+            "judge": asdict(judge.about),
+            "source": "built-in world" if config.data.source == TOY else "labeled comparisons",
+            "of_pairs": available,
+        }
         run.finish(results)
     print_summary(results)
     return results
 
 
-def labelled_pairs(run: Run, bad: BadRows) -> tuple[list[Row], int]:
-    """The pairs that the judge is tried on, and how many there are to draw from.
+# -- pairs -----------------------------------------------------------------------------------------
 
-    They are the validation comparisons, or what the file of given summaries says of its rows.
-    Raises UserError where neither has labels.
+
+def labeled_pairs(run: Run, bad_rows: BadRows) -> tuple[list[Row], int]:
+    """The pairs that the judge is asked about, and the number of pairs they are drawn from.
+
+    They are the validation comparisons, or the labeled rows of existing summaries. Raises UserError
+    if there are no labels.
     """
     config = run.config
     count = config.checks.calibration_pairs
-    seed = config.seed
     if config.kind == OUTPUTS:
-        rows = labelled_rows(read_policies(run.require("summaries")))
+        rows = labeled_rows(read_policies(run.require("summaries")))
         if not rows:
             raise UserError("no row has a label: name their column, SET=outputs.label=...")
-        return drawn(rows, count, seed), len(rows)
+        return draw(rows, count, config.seed), len(rows)
+
     source = world_folder(config) if config.data.source == TOY else config.data.source
-    located = read_source(config.data, str(source), bad, (LABELS,))[LABELS]
-    return sample_pairs(located, count, seed, config.data.prompt), len(located)
+    comparisons = read_source(config.data, str(source), bad_rows, needed_splits=(LABELS,))[LABELS]
+    pairs = sample_pairs(comparisons, count=count, seed=config.seed, prompt=config.data.prompt)
+    return pairs, len(comparisons)
 
 
-PAIR_KEYS = "id post with_reference family label answer words overlap".split()
-
-
-def labelled_rows(systems: Mapping[str, Sequence[Row]]) -> list[Row]:
-    """The rows that people have judged too, as the calibration takes them."""
-    return [
-        {
-            **row,
-            **{"id": f"{name}/{row['id']}", "post": row["id"], "family": name},
-            **measured(row["query"], row["summary"], row["reference"]),
-            "with_reference": True,
-        }
-        for name, rows in systems.items()
-        for row in rows
-        if "label" in row
-    ]
+def labeled_rows(systems: Mapping[str, Sequence[Row]]) -> list[Row]:
+    """The rows of existing summaries that have a label, as labeled pairs."""
+    pairs = []
+    for name, rows in systems.items():
+        for row in rows:
+            if "label" in row:
+                pair = {
+                    **row,
+                    "id": f"{name}/{row['id']}",
+                    "post": row["id"],
+                    "family": name,
+                    "with_reference": True,
+                    **measured(row["query"], row["summary"], row["reference"]),
+                }
+                pairs.append(pair)
+    return pairs
 
 
 def sample_pairs(
-    located: Sequence[LocatedRow], count: int, seed: int, prompt: str = PROMPT
+    comparisons: Sequence[LocatedRow], count: int, seed: int, prompt: str = PROMPT
 ) -> list[Row]:
-    """`count` labelled pairs about posts, drawn by seed (0, or fewer: all of them).
+    """`count` labeled pairs about posts, drawn by seed and in the file's order; all if count is 0.
 
-    Where one of the two is the reference, `summary` is the other one, so that the judge's errors
-    can be told apart by side, as in an evaluation. Elsewhere `summary` is the first in the file.
-    `label` says whether `summary` was preferred.
+    If one of the two summaries is the reference, `summary` is the other one, so that the judge's
+    errors can be told apart by side, as in an evaluation. Otherwise `summary` is the first in the
+    file. `label` says whether `summary` was preferred.
     """
-    rows = [(number, row) for number, (_, row) in enumerate(located) if not is_cnndm(row)]
-    ordered = sorted(drawn(rows, count, seed), key=lambda row: row[0])
-    return [_pair(f"pair{number}", row, prompt) for number, row in ordered]
+    numbered = [(number, row) for number, (_, row) in enumerate(comparisons) if not is_cnndm(row)]
+    in_file_order = sorted(draw(numbered, count, seed), key=lambda drawn: drawn[0])
+    return [make_pair(f"pair{number}", row, prompt) for number, row in in_file_order]
 
 
-def drawn(rows: Sequence[Any], count: int, seed: int) -> list[Any]:
-    """So many of the rows, drawn by seed; all of them where there are fewer, and for 0."""
-    return random.Random(f"calibration {seed}").sample(rows, min(count or len(rows), len(rows)))
+def draw(rows: Sequence[Item], count: int, seed: int) -> list[Item]:
+    """`count` of the rows, drawn by seed; all of them, shuffled, if there are fewer, or for 0."""
+    if count == 0 or count > len(rows):
+        count = len(rows)
+    return random.Random(f"calibration {seed}").sample(rows, count)
 
 
-def _pair(name: str, row: dict[str, Any], prompt: str) -> Row:
-    policies = [summary["policy"] for summary in row["summaries"]]
+def make_pair(name: str, comparison: Row, prompt: str) -> Row:
+    """A published comparison as a labeled pair."""
+    policies = [summary["policy"] for summary in comparison["summaries"]]
     with_reference = policies.count(REFERENCE) == 1
-    place = 1 - policies.index(REFERENCE) if with_reference else 0
-    query = format_post(row["info"], prompt)
-    summary, reference = (row["summaries"][k]["text"].strip() for k in (place, 1 - place))
+    place = 0
+    if with_reference:
+        place = 1 - policies.index(REFERENCE)
+    query = format_post(comparison["info"], prompt)
+    summary = comparison["summaries"][place]["text"].strip()
+    reference = comparison["summaries"][1 - place]["text"].strip()
     return {
         "id": name,
-        "post": row["info"]["id"],
+        "post": comparison["info"]["id"],
         "query": query,
         "summary": summary,
         "reference": reference,
         **measured(query, summary, reference),
         "with_reference": with_reference,
         "family": family_of(policies, REFERENCE),
-        "label": row["choice"] == place,
+        "label": comparison["choice"] == place,
     }
 
 
 def with_answers(pairs: Sequence[Row], judgements: Sequence[Row]) -> list[Row]:
-    """The pairs with `answer`: the mean of both orders in [0, 1], None where one is unjudged."""
-    scores = post_scores(judgements)["labelled"]
+    """The pairs with `answer`: the mean of both orders in [0, 1], None if one is unjudged."""
+    scores = post_scores(judgements)[LABELED]
     return [pair | {"answer": scores[pair["id"]]} for pair in pairs]
 
 
-def describe(pairs: Sequence[Row], judgements: Sequence[Row]) -> dict[str, Any]:
-    """Agreement with the labels and what the judge leans to; shares lie in [0, 1].
+def as_frame(pairs: Sequence[Row]) -> pd.DataFrame:
+    """Answered pairs in the form of `eval.stats.correction`, with `with_reference`."""
+    columns = ["label", "answer", "post", "family", "with_reference"]
+    frame = pd.DataFrame(pairs, columns=columns, dtype=object)
+    frame = frame.astype({"label": bool, "with_reference": bool})
+    frame["post"] = post_numbers(frame["post"].tolist())
+    return frame
 
-    `agreement` counts a tie (also one between the orders) half; `agreement_decided` leaves ties
-    out. `sensitivity` and `specificity`: agreement where the label prefers `summary` and where not,
-    also `by_family`. `statistics` are `leanings`; the rest is that of `beside_simple_judges`. None
-    where a judge says nothing usable.
+
+# -- results ---------------------------------------------------------------------------------------
+
+
+def describe(pairs: Sequence[Row], judgements: Sequence[Row]) -> dict[str, Any]:
+    """Agreement with the labels, and the judge's biases; shares lie in [0, 1].
+
+    In `agreement`, a tie (also one between the orders) counts half; `agreement_decided` leaves ties
+    out. `sensitivity` and `specificity` are agreement where the label prefers `summary`, and where
+    it does not, also `by_family`. `statistics` are those of `leanings`, and the remaining keys
+    those of `compare_with_simple_judges` and `find_flags`. Values are None if the judge says
+    nothing usable.
     """
     answered = [pair for pair in pairs if pair["answer"] is not None]
-    judged = as_frame(answered)
-    errors = known_errors(pairs)
-    decided = judged[judged["answer"] != 0.5]
+    frame = as_frame(answered)
+    decided = frame[frame["answer"] != 0.5]
+    errors = pairs_for_errors(pairs)
     texts = {pair["id"]: (pair["summary"], pair["reference"]) for pair in pairs}
     post_of = {pair["id"]: pair["post"] for pair in pairs}
     results = {
         "pairs": len(pairs),
         "posts": len(set(post_of.values())),
-        "judged": len(judged),
-        "ties": len(judged) - len(decided),
-        "agreement": _agreement(judged),
+        "judged": len(frame),
+        "ties": len(frame) - len(decided),
+        "agreement": _agreement(frame),
         "agreement_decided": _agreement(decided),
         "sensitivity": _agreement(errors[errors["label"]]),
         "specificity": _agreement(errors[~errors["label"]]),
@@ -199,131 +235,209 @@ def describe(pairs: Sequence[Row], judgements: Sequence[Row]) -> dict[str, Any]:
         "error_pairs": len(errors),
         "by_family": errors_by_family(errors),
         "statistics": leanings(verdict_table(judgements, texts, post_of)),
-        **beside_simple_judges(answered),
+        **compare_with_simple_judges(answered),
     }
-    reasons, undecided = flags(results)
-    return results | {"flags": reasons, "undecided": undecided}
-
-
-def as_frame(pairs: Sequence[Row]) -> pd.DataFrame:
-    """Judged pairs as `eval.stats.correction` takes them, with `with_reference`."""
-    columns = ("label", "answer", "post", "family", "with_reference")
-    frame = pd.DataFrame(pairs, columns=columns, dtype=object)
-    posts = post_numbers(frame["post"].tolist())
-    return frame.astype({"label": bool, "with_reference": bool}).assign(post=posts)
+    return results | find_flags(results)
 
 
 def _agreement(pairs: pd.DataFrame) -> dict[str, Any] | None:
+    """The agreement with the labels as data for a manifest, with the number of pairs."""
     share = agreement(pairs)
-    return None if share is None else asdict(share) | {"pairs": len(pairs)}
-
-
-def calibration_of(folder: Path) -> dict[str, Any] | None:
-    """What the calibration in a folder found; None if it has not finished.
-
-    Other judges of the same run join the simple ones, each on the pairs that both answered.
-    """
-    manifests = {path: read_manifest(path) for path in sorted(folder.parent.glob("*"))}
-    finished = {path: manifest["results"] for path, manifest in manifests.items() if manifest}
-    if folder not in finished:
+    if share is None:
         return None
-    results = finished.pop(folder)
-    answers = answers_in(folder)
-    simple = dict(results["simple"])
-    for rival, about in finished.items():
-        answered = answers_in(rival)
-        shared = [(p[2], answers[p], answered[p], p[1]) for p in answers if p in answered]
-        if shared:
-            columns = map(np.array, zip(*shared, strict=True))
-            simple[about["judge"]["name"]] = beside_judge(*columns)
-    return results | {"simple": simple}
+    return {**asdict(share), "pairs": len(pairs)}
 
 
-def answers_in(folder: Path) -> dict[tuple[str, str, bool], float]:
-    """The answer to each answered pair of a calibration, by the pair's id, post and label."""
-    pairs = (pair for pair in read_lines(folder / "pairs.jsonl") if pair["answer"] is not None)
-    return {(pair["id"], pair["post"], pair["label"]): pair["answer"] for pair in pairs}
-
-
-def flags(results: dict[str, Any]) -> tuple[list[str], str]:
-    """Reasons not to trust this judge, in plain sentences, and what posts are too few to decide.
-
-    A judge that is worse than it must be is flagged whatever their number; one that is not shown
-    to be better, where the pairs are about `NEEDED` posts.
-    """
-    statistics = results["statistics"]
-    posts = results["posts"]
-    has_enough_posts = posts >= NEEDED
-    doubts = doubts_of(results)
-    reasons = []
-    if not results["agreement"]:
-        reasons.append("no pair has a verdict in both orders")
-    for reason, is_worse in doubts:
-        if is_worse or has_enough_posts:
-            reasons.append(reason)
-    first = statistics["share_first"]
-    if leaning({"": first}):
-        reasons.append(f"it prefers the text shown first in {_shown(first)} of its choices")
-    if statistics["unjudged"] > MOST_UNJUDGED:
-        reasons.append(f"{statistics['unjudged']:.1%} of its replies say nothing usable")
-    undecided = ""
-    if not has_enough_posts and not all(is_worse for _, is_worse in doubts):
-        undecided = f"its calibration, too few posts ({posts} of {NEEDED} needed)"
-    return reasons, undecided
-
-
-def doubts_of(results: dict[str, Any]) -> list[tuple[str, bool]]:
-    """What the judge does not clearly do as it must, and whether it clearly does not."""
-    share = f"agree with the labels on more than {LEAST_AGREEMENT:.0%} of {results['judged']} pairs"
-    checks = [(results["agreement"], LEAST_AGREEMENT, share, ".1%")]
-    checks += [
-        (simple["difference"], 0.0, f"agree more often than {NAMES[name]}", "+.1%")
-        for name, simple in results["simple"].items()
-    ]
-    checks.append((results["kappa_interval"], 0.0, "have a Cohen's kappa above 0", ".2f"))
-    same = results["statistics"]["swap_consistency"]
-    if same and same["estimate"] < LEAST_CONSISTENCY:
-        kept = f"keep its verdict after a swap of the order in {LEAST_CONSISTENCY:.0%} of the pairs"
-        checks.append((same, LEAST_CONSISTENCY, kept, ".1%"))
-    return [
-        (f"it {'does not' if worse else 'is not shown to'} {what}: {_shown(interval, form)}", worse)
-        for interval, bound, what, form in checks
-        if interval and interval["low"] <= bound
-        for worse in [interval["high"] < bound]
-    ]
-
-
-def _shown(share: dict[str, Any], form: str = ".1%") -> str:
-    """An estimate with its interval, each in a form of Python's."""
-    estimate, low, high = (format(share[key], form) for key in ("estimate", "low", "high"))
-    return f"{estimate} [{low}, {high}]"
-
-
-def known_errors(pairs: Sequence[Row]) -> pd.DataFrame:
-    """The judged pairs on which errors are counted: those with a reference, or all if few have."""
-    judged = as_frame([pair for pair in pairs if pair["answer"] is not None])
-    errors = judged[judged["with_reference"]]
-    return errors if len(errors) >= FEWEST_WITH_REFERENCE else judged
+def pairs_for_errors(pairs: Sequence[Row]) -> pd.DataFrame:
+    """The answered pairs on which errors are counted: those with a reference, if not too few."""
+    answered = as_frame([pair for pair in pairs if pair["answer"] is not None])
+    with_reference = answered[answered["with_reference"]]
+    if len(with_reference) >= FEWEST_WITH_REFERENCE:
+        return with_reference
+    return answered
 
 
 def correct(scores: Sequence[tuple[str, float]], pairs: Sequence[Row]) -> Corrected | None:
-    """`corrected_rate` of one policy's scores, each with its post, by the labelled `pairs`."""
-    known = known_errors(pairs)
+    """`corrected_rate` of one policy's scores, each with its post, by the labeled `pairs`."""
+    errors = pairs_for_errors(pairs)
     values = np.array([score for _, score in scores], dtype=float)
     posts = post_numbers([post for post, _ in scores])
-    return corrected_rate(values, known, shift_of(known), posts)
+    return corrected_rate(values, errors, shift=shift_of(errors), posts=posts)
 
 
-def print_summary(results: dict[str, Any]) -> None:
-    """The result in some lines of at most 80 columns."""
-    agreement = results["agreement"]
+# -- flags -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Check:
+    """Something that the judge must do more often than a bound."""
+
+    what: str
+    """The requirement, after "it does not" or "it is not shown to"."""
+    interval: Mapping[str, Any]
+    """How often the judge does it: `estimate`, `low` and `high`."""
+    bound: float
+    number_format: str = ".1%"
+
+    @property
+    def is_passed(self) -> bool:
+        """Whether the judge is shown to do it more often than the bound."""
+        return bool(self.interval["low"] > self.bound)
+
+    @property
+    def is_failed(self) -> bool:
+        """Whether the judge is shown to do it less often than the bound."""
+        return bool(self.interval["high"] < self.bound)
+
+    def reason(self) -> str:
+        """Why the check is not passed."""
+        start = "it does not" if self.is_failed else "it is not shown to"
+        return f"{start} {self.what}: {_shown(self.interval, self.number_format)}"
+
+
+def find_flags(results: Mapping[str, Any]) -> dict[str, Any]:
+    """`flags`: reasons not to trust this judge; `undecided`: what posts are too few for, if any.
+
+    A judge that fails a check is always flagged. One that is only not shown to pass it is flagged
+    if the pairs are about `POSTS_NEEDED` posts or more; with fewer, the check is undecided.
+    """
+    statistics = results["statistics"]
+    posts = results["posts"]
+    has_enough_posts = posts >= POSTS_NEEDED
+    doubts = [check for check in checks_of(results) if not check.is_passed]
+
+    flags = []
+    if results["agreement"] is None:
+        flags.append("no pair has a verdict in both orders")
+    for check in doubts:
+        if check.is_failed or has_enough_posts:
+            flags.append(check.reason())
+    share_first = statistics["share_first"]
+    if leaning({"labeled pairs": share_first}):
+        flags.append(f"it prefers the text shown first in {_shown(share_first)} of its choices")
+    if statistics["unjudged"] > MOST_UNJUDGED:
+        flags.append(f"{statistics['unjudged']:.1%} of its replies say nothing usable")
+
+    undecided = ""
+    if not has_enough_posts and not all(check.is_failed for check in doubts):
+        undecided = f"its calibration, too few posts ({posts} of {POSTS_NEEDED} needed)"
+    return {"flags": flags, "undecided": undecided}
+
+
+def checks_of(results: Mapping[str, Any]) -> list[Check]:
+    """The checks for which there are verdicts."""
+    checks = []
+    if results["agreement"] is not None:
+        agrees = f"agree with the labels on more than {LEAST_AGREEMENT:.0%}"
+        checks.append(
+            Check(
+                what=f"{agrees} of {results['judged']} pairs",
+                interval=results["agreement"],
+                bound=LEAST_AGREEMENT,
+            )
+        )
+    for name, simple in results["simple"].items():
+        checks.append(
+            Check(
+                what=f"agree more often than {NAMES[name]}",
+                interval=simple["difference"],
+                bound=0.0,
+                number_format="+.1%",
+            )
+        )
+    if results["kappa_interval"] is not None:
+        checks.append(
+            Check(
+                what=f"have a Cohen's kappa above {LEAST_KAPPA:.0f}",
+                interval=results["kappa_interval"],
+                bound=LEAST_KAPPA,
+                number_format=".2f",
+            )
+        )
+    # A consistency that is high enough is not doubted because posts are few.
+    consistency = results["statistics"]["swap_consistency"]
+    if consistency is not None and consistency["estimate"] < LEAST_CONSISTENCY:
+        keeps = "keep its verdict after a swap of the order"
+        checks.append(
+            Check(
+                what=f"{keeps} in {LEAST_CONSISTENCY:.0%} of the pairs",
+                interval=consistency,
+                bound=LEAST_CONSISTENCY,
+            )
+        )
+    return checks
+
+
+def _shown(interval: Mapping[str, Any], number_format: str = ".1%") -> str:
+    """An estimate with its interval, in a format of Python's."""
+    estimate = format(interval["estimate"], number_format)
+    low = format(interval["low"], number_format)
+    high = format(interval["high"], number_format)
+    return f"{estimate} [{low}, {high}]"
+
+
+def print_summary(results: Mapping[str, Any]) -> None:
+    """Print the result in lines of at most 80 columns."""
+    agrees = results["agreement"]
     kappa = results["kappa_interval"]
-    shown = _shown(kappa, ".2f") if kappa else "none"
     lines = [
-        f"judge {results['judge']['name']} on {results['pairs']} labelled pairs",
-        f"  agreement {_shown(agreement) if agreement else 'none'}",
-        f"  Cohen's kappa {shown}, {results['ties']} ties",
-        *(f"  FLAGGED: {flag}" for flag in results["flags"]),
-        *([f"  NOT DECIDED: {results['undecided']}"] if results["undecided"] else []),
+        f"judge {results['judge']['name']} on {results['pairs']} labeled pairs",
+        f"  agreement {_shown(agrees) if agrees else 'none'}",
+        f"  Cohen's kappa {_shown(kappa, '.2f') if kappa else 'none'}, {results['ties']} ties",
     ]
-    print("\n".join(part for line in lines for part in folded(line)))
+    lines += [f"  FLAGGED: {flag}" for flag in results["flags"]]
+    if results["undecided"]:
+        lines.append(f"  NOT DECIDED: {results['undecided']}")
+    for line in lines:
+        print("\n".join(folded(line)))
+
+
+# -- finished calibrations -------------------------------------------------------------------------
+
+
+def calibration_of(folder: Path) -> dict[str, Any] | None:
+    """The results of the finished calibration in a folder; None if it has not finished.
+
+    Other judges that were calibrated for the same run join the simple ones, each compared on the
+    pairs that both answered.
+    """
+    manifest = read_manifest(folder)
+    if manifest is None:
+        return None
+    results: dict[str, Any] = manifest["results"]
+    answers = answers_in(folder)
+    simple = dict(results["simple"])
+    for other_folder in sorted(folder.parent.glob("*")):
+        other_manifest = read_manifest(other_folder)
+        if other_folder == folder or other_manifest is None:
+            continue
+        other_answers = answers_in(other_folder)
+        shared = [pair for pair in answers if pair in other_answers]
+        if shared:
+            name = other_manifest["results"]["judge"]["name"]
+            simple[name] = compare_judges(
+                labels=np.array([pair.label for pair in shared]),
+                answers=np.array([answers[pair] for pair in shared]),
+                other_answers=np.array([other_answers[pair] for pair in shared]),
+                posts=post_numbers([pair.post for pair in shared]),
+            )
+    return results | {"simple": simple}
+
+
+@dataclass(frozen=True, kw_only=True)
+class LabeledPair:
+    """What identifies a pair of `pairs.jsonl`."""
+
+    id: str
+    post: str
+    label: bool
+
+
+def answers_in(folder: Path) -> dict[LabeledPair, float]:
+    """The answers in a calibration's folder, without pairs that have none."""
+    answers = {}
+    for row in read_lines(folder / "pairs.jsonl"):
+        if row["answer"] is not None:
+            pair = LabeledPair(id=row["id"], post=row["post"], label=row["label"])
+            answers[pair] = row["answer"]
+    return answers

@@ -1,17 +1,17 @@
-"""Texts about a post whose worth beside the human reference is known from how they were made.
+"""Control texts: their worth compared with the human reference is known from how they are built.
 
-Nobody's opinion is in them. A text that repeats the reference, or adds a sentence without content,
-tells nothing more and takes longer. A text that states the opposite of a sentence of the post, or
-names a person, a day or a number that the post does not have, is wrong by the post itself. A text
-of the post's own sentences that share least with the reference and the title is true and misses
-the point. A post that offers no such sentence, name or number has no such text.
+No opinion is involved. A text that repeats the reference, or adds a sentence without content, says
+nothing new and is longer. A text that states the opposite of one of the post's sentences, or names
+a person, a day or a number that the post does not have, is wrong according to the post. A text of
+the post's own sentences that share least with the reference and the title is true and misses the
+point. If a post has no such sentence, name or number, it has no such control.
 """
 
 import re
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import count
-from typing import NamedTuple
 
 from eval.judges.protocol import Row
 from stages.config.sections import PROMPT, parse_post
@@ -20,11 +20,13 @@ from stages.data.text_metrics import WORD, words_of
 SELF = "reference"
 
 
-class Control(NamedTuple):
-    """What is judged against the reference, and what a judge shows that prefers the reference."""
+@dataclass(frozen=True)
+class Control:
+    """A kind of text that is judged against the reference."""
 
     what: str
     proves: str
+    """What is known about a judge that prefers the reference to it."""
 
 
 CONTROLS = {
@@ -52,18 +54,22 @@ FILLERS = (
 )
 
 SENTENCE_END = re.compile(r"(?<=[.!?])\s+|\s*\n\s*")
-FEWEST_WORDS, MOST_WORDS = 4, 25  # of a sentence that stands for itself
-LONGER = 1.5  # a summary of the wrong emphasis has at least so many times the reference's words
-MOST_COVERED = 1 / 3  # and tells at most this share of the reference's content words
+FEWEST_WORDS = 4  # of a sentence that is understood without its context
+MOST_WORDS = 25  # of a sentence that is contradicted
+SHORTEST_CONTENT_WORD = 4  # letters
+# A summary of the wrong emphasis has at least this many times the reference's words, and at most
+# this share of the reference's content words.
+LONGER = 1.5
+MOST_COVERED = 1 / 3
 
-# A main clause that says how things are or were: "I'm ...", "she was ...", "my boss is ...".
+# The start of a main clause that says how things are or were: "I'm", "she was", "my boss is".
 VERB = re.compile(
     r"(?:(?:and|but|so|now|then),?\s+)?"
     r"(?:(?:I|we|he|she|they)(?:['’](?:m|re|s)|\s+(?:am|is|was|are|were))"
     r"|(?:my|our|his|her|their)\s+\w+\s+(?:is|was|are|were))(?=\s)",
     re.IGNORECASE,
 )
-# Twice "not" says little, and "not only", "not always" are no opposite.
+# A second "not" says little, and "not only" or "not always" is no opposite.
 NO_OPPOSITE = re.compile(
     r"\?|n['’]t\b|\b(?:not|never|no|none|nothing|nobody|without|hardly|only|just|always|all|every"
     r"|so|very|too|quite|if|unless)\b",
@@ -71,210 +77,395 @@ NO_OPPOSITE = re.compile(
 )
 
 
-def control_texts(post: Row, others: Sequence[Row], prompt: str = PROMPT) -> dict[str, str]:
-    """The control texts of one post, by the names of CONTROLS; an empty one where it has none.
+def control_rows(posts: Sequence[Row], prompt: str = PROMPT) -> dict[str, list[Row]]:
+    """For each control one row per post that has such a text, with the text as `summary`.
 
-    `post` has `id`, `query` and `reference`; `others` are posts of which one lends its reference.
+    A text that equals the reference does not have to lose, so it is no control.
+    """
+    rows: dict[str, list[Row]] = {name: [] for name in CONTROLS}
+    for index, post in enumerate(posts):
+        other_posts = [*posts[index + 1 :], *posts[:index]]
+        for name, text in control_texts(post, other_posts, prompt).items():
+            is_reference = text.split() == post["reference"].split()
+            if text.strip() and (name == SELF or not is_reference):
+                row = {
+                    "id": post["id"],
+                    "query": post["query"],
+                    "reference": post["reference"],
+                    "summary": text.strip(),
+                }
+                rows[name].append(row)
+    return rows
+
+
+def control_texts(post: Row, others: Sequence[Row], prompt: str = PROMPT) -> dict[str, str]:
+    """The control texts of one post, by the names of CONTROLS; empty if it has no such text.
+
+    `post` has `id`, `query` and `reference`; the reference of another post comes from `others`.
     """
     reference: str = post["reference"]
-    words = reference.split()
-    fields = parse_post(post["query"], prompt) or {"title": "", "post": post["query"]}
-    title = fields["title"]
-    body = fields["post"]
-    unlike = (row["reference"] for row in others if row["reference"].split() != words)
-    filler = FILLERS[zlib.crc32(post["id"].encode()) % len(FILLERS)]
-    other = swapped(reference, f"{title} {body} {reference}")
+    fields = parse_post(post["query"], prompt)
+    if fields is None:
+        title = ""
+        body = post["query"]
+    else:
+        title = fields["title"]
+        body = fields["post"]
     return {
         SELF: reference,
-        "truncated": " ".join(words[: len(words) // 2]),
+        "truncated": first_half(reference),
         "first_sentence": re.split(r"(?<=[.!?])\s|\n", body.strip(), maxsplit=1)[0],
         "title": title,
-        "other_post": next(unlike, ""),
-        "repeated": f"{_ended(reference)} {reference.strip()}" if words else "",
-        "padded": f"{_ended(reference)} {filler}" if words else "",
+        "other_post": other_reference(reference, others),
+        "repeated": repeated(reference),
+        "padded": padded(reference, post["id"]),
         "contradicted": contradicted(reference, title, body),
-        "swapped": other if other != reference else "",
+        "swapped": swapped_reference(reference, title, body),
         "wrong_emphasis": wrong_emphasis(reference, title, body),
     }
 
 
-def control_rows(posts: Sequence[Row], prompt: str = PROMPT) -> dict[str, list[Row]]:
-    """For each control one row a post that has such a text, with the text as `summary`.
+def first_half(reference: str) -> str:
+    """The first half of the reference's words."""
+    words = reference.split()
+    return " ".join(words[: len(words) // 2])
 
-    A text that is the reference itself need not lose, and is no control.
-    """
-    rows: dict[str, list[Row]] = {name: [] for name in CONTROLS}
-    for index, post in enumerate(posts):
-        others = [*posts[index + 1 :], *posts[:index]]
-        for name, text in control_texts(post, others, prompt).items():
-            is_reference = text.split() == post["reference"].split()
-            if text.strip() and (name == SELF or not is_reference):
-                kept = {key: post[key] for key in ("id", "query", "reference")}
-                rows[name].append({**kept, "summary": text.strip()})
-    return rows
+
+def other_reference(reference: str, others: Sequence[Row]) -> str:
+    """The first reference of the other posts that differs; empty if there is none."""
+    for row in others:
+        other: str = row["reference"]
+        if other.split() != reference.split():
+            return other
+    return ""
+
+
+def repeated(reference: str) -> str:
+    """The reference written twice; empty for an empty one."""
+    if not reference.split():
+        return ""
+    return f"{_with_full_stop(reference)} {reference.strip()}"
+
+
+def padded(reference: str, post_id: str) -> str:
+    """The reference and a sentence without content; empty for an empty reference."""
+    if not reference.split():
+        return ""
+    filler = FILLERS[zlib.crc32(post_id.encode()) % len(FILLERS)]
+    return f"{_with_full_stop(reference)} {filler}"
 
 
 def contradicted(reference: str, title: str, body: str) -> str:
     """The reference and one sentence that says the opposite of one of the post's; else empty.
 
-    The sentence is the post's own with "not" at its main verb, or else with another person, day or
-    number, which the post does not name. It shares a content word with the reference or the title,
-    so that it is about the matter; of several, it is the one that shares most with the reference.
+    The sentence is one of the post's with "not" at its main verb, or else with another person, day
+    or number, which the post does not mention. It shares a content word with the reference or the
+    title, so that it is about the matter. If several sentences do, the one that shares most with
+    the reference is taken.
     """
-    main = content(f"{reference} {title}")
-    short = (text for text in sentences_of(body) if len(text.split()) <= MOST_WORDS)
-    sentences = [text for text in short if content(text) & main]
-    sentences.sort(key=lambda text: -len(content(text) & content(reference)))
-    known = f"{title} {body} {reference}"
-    wrong = [(negated(sentence), sentence) for sentence in sentences]
-    wrong += [(swapped(sentence, known), sentence) for sentence in sentences]
-    opposites = (text for text, sentence in wrong if text not in ("", sentence))
-    opposite = next(opposites, "")
-    return f"{_ended(reference)} {_ended(opposite)}" if opposite else ""
+    topic = content(f"{reference} {title}")
+    content_of_reference = content(reference)
+    sentences = [
+        sentence
+        for sentence in sentences_of(body)
+        if len(sentence.split()) <= MOST_WORDS and content(sentence) & topic
+    ]
+    sentences.sort(key=lambda sentence: len(content(sentence) & content_of_reference), reverse=True)
+    opposite = _first_opposite(sentences, mentioned=f"{title} {body} {reference}")
+    if not opposite:
+        return ""
+    return f"{_with_full_stop(reference)} {_with_full_stop(opposite)}"
+
+
+def _first_opposite(sentences: Sequence[str], mentioned: str) -> str:
+    """The first sentence that can be negated, or else have its facts swapped; empty without one."""
+    for sentence in sentences:
+        opposite = negated(sentence)
+        if opposite:
+            return opposite
+    for sentence in sentences:
+        other = swapped(sentence, mentioned)
+        if other != sentence:
+            return other
+    return ""
 
 
 def negated(sentence: str) -> str:
-    """The sentence with "not" after its main verb; empty where that would be no plain opposite."""
+    """The sentence with "not" after its main verb; empty if that would be no plain opposite."""
     verb = VERB.match(sentence)
     if verb is None or NO_OPPOSITE.search(sentence):
         return ""
     return f"{verb[0]} not{sentence[verb.end() :]}"
 
 
+def swapped_reference(reference: str, title: str, body: str) -> str:
+    """The reference with other names or numbers; empty if it has none."""
+    text = swapped(reference, mentioned=f"{title} {body} {reference}")
+    return "" if text == reference else text
+
+
 def wrong_emphasis(reference: str, title: str, body: str) -> str:
     """The post's sentences that share least with reference and title, in the post's order.
 
-    They are at least `LONGER` times as long as the reference and tell at most `MOST_COVERED` of
-    its content words; empty where the post has no such sentences.
+    They have at least `LONGER` times the reference's words and at most `MOST_COVERED` of its
+    content words; empty if the post has no such sentences.
     """
-    main = content(f"{reference} {title}")
-    covered = content(reference)
-    sentences = list(enumerate(sentences_of(body)))
+    topic = content(f"{reference} {title}")
+    content_of_reference = content(reference)
 
     def rank(numbered: tuple[int, str]) -> tuple[float, int]:
-        words = content(numbered[1])
-        return len(words & main) / max(1, len(words)), -len(numbered[1].split())
+        """Least shared words first; of equal ones the longest."""
+        _, sentence = numbered
+        words = content(sentence)
+        shared = len(words & topic) / max(1, len(words))
+        return shared, -len(sentence.split())
 
     chosen: list[tuple[int, str]] = []
-    for numbered in sorted(sentences, key=rank):
+    for numbered in sorted(enumerate(sentences_of(body)), key=rank):
         chosen.append(numbered)
-        text = " ".join(_ended(sentence) for _, sentence in sorted(chosen))
+        text = " ".join(_with_full_stop(sentence) for _, sentence in sorted(chosen))
         if len(text.split()) >= LONGER * len(reference.split()):
-            share = len(content(text) & covered) / max(1, len(covered))
-            return text if covered and share <= MOST_COVERED else ""
+            if not content_of_reference:
+                return ""
+            covered = len(content(text) & content_of_reference) / len(content_of_reference)
+            return text if covered <= MOST_COVERED else ""
     return ""
 
 
 def sentences_of(body: str) -> list[str]:
-    """The sentences of a post that stand for themselves, in its order."""
-    sentences = map(str.strip, SENTENCE_END.split(body))
+    """The sentences of a post that are understood without their context, in its order."""
+    sentences = [sentence.strip() for sentence in SENTENCE_END.split(body)]
     return [sentence for sentence in sentences if len(sentence.split()) >= FEWEST_WORDS]
 
 
 def content(text: str) -> set[str]:
-    """The distinct words that carry content: those of four letters or more."""
-    return {word for word in words_of(text) if len(word) > 3}
+    """The distinct words that carry content: those with at least four letters."""
+    return {word for word in words_of(text) if len(word) >= SHORTEST_CONTENT_WORD}
 
 
-def _ended(text: str) -> str:
-    """The text with a full stop, unless it has an end of its own."""
+def _with_full_stop(text: str) -> str:
+    """The text with a full stop, unless it already ends a sentence."""
     text = text.strip()
-    return text if text.rstrip("\"')]”’").endswith((".", "!", "?")) else f"{text}."
+    if text.rstrip("\"')]”’").endswith((".", "!", "?")):
+        return text
+    return f"{text}."
 
 
 # -- other persons, names, days and numbers --------------------------------------------------------
 
-# Lists of one kind each; what has a comma between is one thing in several words. A thing is
-# replaced by the next one of its kind that the post does not name.
-KINDS = tuple(
-    tuple(tuple(thing.split(",")) for thing in kind.split())
-    for kind in (
-        "mother,mom,mum sister wife daughter girlfriend,gf grandmother,grandma fiancee aunt niece",
-        "father,dad brother husband son boyfriend,bf grandfather,grandpa fiance uncle nephew",
-        "roommate,roomie boss,manager neighbor,neighbour teacher,professor landlord"
-        " coworker,colleague cousin doctor lawyer friend,buddy",
-        "monday tuesday wednesday thursday friday saturday sunday",
-        "christmas easter thanksgiving halloween",
-    )
+# Things of one kind; a tuple lists the words for one thing. A thing is replaced by the next one of
+# its kind that the post does not mention.
+Kind = tuple[tuple[str, ...], ...]
+WOMEN: Kind = (
+    ("mother", "mom", "mum"),
+    ("sister",),
+    ("wife",),
+    ("daughter",),
+    ("girlfriend", "gf"),
+    ("grandmother", "grandma"),
+    ("fiancee",),
+    ("aunt",),
+    ("niece",),
 )
-NAMES = tuple(
-    tuple((name,) for name in kind.split())
-    for kind in (
-        "Sarah Anna Emily Jessica Jane Kate Lisa Laura Mary Rachel Amy Emma Julia Megan Nicole",
-        "John Mike Tom James David Dave Matt Chris Jack Bob Steve Kevin Ryan Adam Paul Peter",
-        "January February April June July August September October November December",
-    )
+MEN: Kind = (
+    ("father", "dad"),
+    ("brother",),
+    ("husband",),
+    ("son",),
+    ("boyfriend", "bf"),
+    ("grandfather", "grandpa"),
+    ("fiance",),
+    ("uncle",),
+    ("nephew",),
 )
-NUMBER_WORDS = "two three four five six seven eight nine ten eleven twelve".split()
-NUMBER = re.compile(r"\d+(?:,\d{3})*(?!\d|st\b|nd\b|rd\b|th\b)")
-LONGEST_NUMBER = 18  # letters; a longer one counts nothing, and Python reads at most 4,300 digits
+ANYBODY: Kind = (
+    ("roommate", "roomie"),
+    ("boss", "manager"),
+    ("neighbor", "neighbour"),
+    ("teacher", "professor"),
+    ("landlord",),
+    ("coworker", "colleague"),
+    ("cousin",),
+    ("doctor",),
+    ("lawyer",),
+    ("friend", "buddy"),
+)
+DAYS: Kind = (
+    ("monday",),
+    ("tuesday",),
+    ("wednesday",),
+    ("thursday",),
+    ("friday",),
+    ("saturday",),
+    ("sunday",),
+)
+HOLIDAYS: Kind = (("christmas",), ("easter",), ("thanksgiving",), ("halloween",))
+WOMENS_NAMES: Kind = (
+    ("Sarah",),
+    ("Anna",),
+    ("Emily",),
+    ("Jessica",),
+    ("Jane",),
+    ("Kate",),
+    ("Lisa",),
+    ("Laura",),
+    ("Mary",),
+    ("Rachel",),
+    ("Amy",),
+    ("Emma",),
+    ("Julia",),
+    ("Megan",),
+    ("Nicole",),
+)
+MENS_NAMES: Kind = (
+    ("John",),
+    ("Mike",),
+    ("Tom",),
+    ("James",),
+    ("David",),
+    ("Dave",),
+    ("Matt",),
+    ("Chris",),
+    ("Jack",),
+    ("Bob",),
+    ("Steve",),
+    ("Kevin",),
+    ("Ryan",),
+    ("Adam",),
+    ("Paul",),
+    ("Peter",),
+)
+# March and May are words, too.
+MONTHS: Kind = (
+    ("January",),
+    ("February",),
+    ("April",),
+    ("June",),
+    ("July",),
+    ("August",),
+    ("September",),
+    ("October",),
+    ("November",),
+    ("December",),
+)
+KINDS_IN_ANY_CASE = (WOMEN, MEN, ANYBODY, DAYS, HOLIDAYS)
+KINDS_WITH_CAPITAL = (WOMENS_NAMES, MENS_NAMES, MONTHS)
+
+NUMBER_WORDS = (
+    "two",
+    "three",
+    "four",
+    "five",
+    "six",
+    "seven",
+    "eight",
+    "nine",
+    "ten",
+    "eleven",
+    "twelve",
+)
+SMALLEST_NUMBER_WORD = 2
 NUMBER_WORD = re.compile(rf"\b(?:{'|'.join(NUMBER_WORDS)})\b", re.IGNORECASE)
+DIGITS = re.compile(r"\d+(?:,\d{3})*")
+CARDINAL = re.compile(r"\d+(?:,\d{3})*(?!\d|st\b|nd\b|rd\b|th\b)")
+# A number with more characters counts nothing, and Python reads at most 4,300 digits.
+LONGEST_NUMBER = 18
 
 
-def swapped(text: str, known: str) -> str:
-    """The text with other persons, names, days and numbers, none of which stands in `known`."""
-    taken = {word.lower() for word in WORD.findall(known)}
-    for kind in KINDS:
+def swapped(text: str, mentioned: str) -> str:
+    """The text with other persons, names, days and numbers, which `mentioned` does not contain."""
+    taken = {word.lower() for word in WORD.findall(mentioned)}
+    for kind in KINDS_IN_ANY_CASE:
         text = _swap_kind(text, kind, taken, re.IGNORECASE)
-    for kind in NAMES:
-        text = _swap_kind(text, kind, taken)
-    return _swap_numbers(text, known)
+    for kind in KINDS_WITH_CAPITAL:
+        text = _swap_kind(text, kind, taken, re.NOFLAG)
+    return _swap_numbers(text, mentioned)
 
 
-def _swap_kind(
-    text: str, kind: Sequence[tuple[str, ...]], taken: set[str], flags: re.RegexFlag = re.NOFLAG
-) -> str:
-    """Replace each thing of one kind by the next that is not taken, and take that."""
-    places = {form.lower(): (n, k) for n, forms in enumerate(kind) for k, form in enumerate(forms)}
-    chosen: dict[int, tuple[str, ...]] = {}
+def _swap_kind(text: str, kind: Kind, taken: set[str], flags: re.RegexFlag) -> str:
+    """Replace each thing of one kind by the next one that is not taken, and take that."""
+    place_of_word = {
+        word.lower(): (thing, place)
+        for thing, words in enumerate(kind)
+        for place, word in enumerate(words)
+    }
+    replacements: dict[int, tuple[str, ...]] = {}
 
-    def other(match: re.Match[str]) -> str:
-        n, k = places[match[1].lower()]
-        if n not in chosen:
-            ring = (*kind[n + 1 :], *kind[:n])
-            free = [forms for forms in ring if not _names(forms) & taken]
+    def replace(match: re.Match[str]) -> str:
+        word, plural = match.groups()
+        thing, place = place_of_word[word.lower()]
+        if thing not in replacements:
+            following = (*kind[thing + 1 :], *kind[:thing])
+            free = [words for words in following if not _with_plurals(words) & taken]
             if not free:
                 return match[0]
-            chosen[n] = free[0]
-            taken.update(_names(free[0]))
-        new = chosen[n][min(k, len(chosen[n]) - 1)]
-        new = new.capitalize() if match[1].istitle() else new
-        return new + match[2]
+            replacements[thing] = free[0]
+            taken.update(_with_plurals(free[0]))
+        words = replacements[thing]
+        new = words[min(place, len(words) - 1)]
+        if word.istitle():
+            new = new.capitalize()
+        return new + plural
 
-    # Longest first, so that no form hides a longer one.
-    forms = "|".join(sorted((form for forms in kind for form in forms), key=len, reverse=True))
-    return re.sub(rf"\b({forms})(s?)\b", other, text, flags=flags)
-
-
-def _names(forms: Sequence[str]) -> set[str]:
-    return {form.lower() + ending for form in forms for ending in ("", "s")}
+    # The longest word first, so that none hides a longer one.
+    words = sorted((word for words in kind for word in words), key=len, reverse=True)
+    return re.sub(rf"\b({'|'.join(words)})(s?)\b", replace, text, flags=flags)
 
 
-def _swap_numbers(text: str, known: str) -> str:
-    numbers = re.findall(r"\d+(?:,\d{3})*", known)
-    taken = {int(n.replace(",", "")) for n in numbers if len(n) <= LONGEST_NUMBER}
-    taken |= {2 + NUMBER_WORDS.index(word.lower()) for word in NUMBER_WORD.findall(known)}
-    chosen: dict[int, int] = {}
+def _with_plurals(words: Sequence[str]) -> set[str]:
+    singulars = {word.lower() for word in words}
+    return singulars | {f"{word}s" for word in singulars}
 
-    def other(old: int, ring: Iterable[int]) -> int | None:
-        if old not in chosen and (new := next((n for n in ring if n not in taken), None)):
-            chosen[old] = new
-            taken.add(new)
-        return chosen.get(old)
 
-    def digits(match: re.Match[str]) -> str:
-        if len(match[0]) > LONGEST_NUMBER:
+def _swap_numbers(text: str, mentioned: str) -> str:
+    """Replace each number by one that is not mentioned; the same number by the same one."""
+    taken = {_value(digits) for digits in DIGITS.findall(mentioned) if _is_readable(digits)}
+    taken |= {_value_of_word(word) for word in NUMBER_WORD.findall(mentioned)}
+    replacements: dict[int, int] = {}
+
+    def replacement(number: int, candidates: Iterable[int]) -> int | None:
+        """The number's replacement, or the first candidate that is not taken."""
+        if number not in replacements:
+            for candidate in candidates:
+                if candidate not in taken:
+                    replacements[number] = candidate
+                    taken.add(candidate)
+                    break
+        return replacements.get(number)
+
+    def replace_digits(match: re.Match[str]) -> str:
+        if not _is_readable(match[0]):
             return match[0]
-        old = int(match[0].replace(",", ""))
-        new = other(old, count(old + max(3, old // 2)))
+        number = _value(match[0])
+        new = replacement(number, count(number + max(3, number // 2)))
         return f"{new:,}" if "," in match[0] else str(new)
 
-    def word(match: re.Match[str]) -> str:
-        place = NUMBER_WORDS.index(match[0].lower())
-        many = len(NUMBER_WORDS)
-        new = other(2 + place, [2 + (place + 3 + k) % many for k in range(many)])
-        text = NUMBER_WORDS[new - 2] if new else match[0]
-        return text.capitalize() if match[0].istitle() else text
+    def replace_word(match: re.Match[str]) -> str:
+        new = replacement(_value_of_word(match[0]), _following_number_words(match[0]))
+        if new is None:
+            return match[0]
+        word = NUMBER_WORDS[new - SMALLEST_NUMBER_WORD]
+        return word.capitalize() if match[0].istitle() else word
 
-    # Words first, because a word can become twelve at most, and digits anything.
-    return NUMBER.sub(digits, NUMBER_WORD.sub(word, text))
+    # Words first, because they can become twelve at most, and digits anything.
+    text = NUMBER_WORD.sub(replace_word, text)
+    return CARDINAL.sub(replace_digits, text)
+
+
+def _is_readable(digits: str) -> bool:
+    return len(digits) <= LONGEST_NUMBER
+
+
+def _value(digits: str) -> int:
+    return int(digits.replace(",", ""))
+
+
+def _value_of_word(word: str) -> int:
+    return SMALLEST_NUMBER_WORD + NUMBER_WORDS.index(word.lower())
+
+
+def _following_number_words(word: str) -> Iterator[int]:
+    """The numbers that have words, from three further on, around to the beginning."""
+    place = NUMBER_WORDS.index(word.lower())
+    for step in range(len(NUMBER_WORDS)):
+        yield SMALLEST_NUMBER_WORD + (place + 3 + step) % len(NUMBER_WORDS)

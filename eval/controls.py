@@ -1,14 +1,13 @@
-"""Controls: texts whose worth is known, judged by the judge of the run, in both orders.
+"""Stage `controls` (`make eval`): texts of known worth, judged by the run's judge in both orders.
 
-    python -m eval.controls --preset tiny --seed 44413
-
-The references of some held-out posts are compared with themselves (the protocol must say tie,
-without asking), and with negative controls (`eval.control_texts`). A judge that does not prefer the
-reference to each, with its whole 95% interval, is flagged on every page that uses it: its win rates
-are no evidence of good summaries. If an interval contains both answers because posts are few, the
-judge has neither passed nor failed.
+The references of some held-out posts are compared with themselves (the protocol must say tie
+without asking) and with negative controls (`eval.control_texts`). A judge passes a control if the
+whole 95% interval says that it prefers the reference. A judge that fails one is flagged on every
+page that uses it: its win rates are no evidence of good summaries. If posts are too few to tell,
+the judge has neither passed nor failed.
 """
 
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -23,7 +22,7 @@ from eval.judge import (
     run_questions,
 )
 from eval.judges.protocol import Row
-from eval.stats.formulas import clustered_share, needed_to_show
+from eval.stats.intervals import clustered_share
 from eval.stats.table import verdict_table
 from eval.win_rate import posts_by_text
 from stages.config.config import Config
@@ -31,88 +30,116 @@ from stages.config.judge import MOST_UNJUDGED
 from stages.runs.run import open_stage
 
 EVEN = 0.5
-# Posts with which a judge that prefers the reference on 80% of them passes in 4 of 5 cases.
-NEEDED = needed_to_show(0.2, EVEN)
-TOO_FEW = f"too few posts ({{}} of {NEEDED} needed)"
+# With so many posts, a judge that prefers the reference on 80% of them is shown to prefer it with
+# a power of 80% (two-sided test at 5%).
+POSTS_NEEDED = 20
 
 
 def judge_controls(config: Config) -> dict[str, Any]:
     """Judge the controls of a run, write `judgements.jsonl`, return the manifest's results.
 
-    Raises UserError where there are no summaries and where the judge cannot be asked.
+    Raises UserError if there are no summaries or the judge cannot be asked.
     """
     with open_stage(config, "controls") as run:
         policies = read_policies(run.require("summaries"))
         judge = make_judge(config, policies)
         rows = controls_of(config, policies)
-        # All questions of a run share one cap: the controls may spend what the others left.
-        same_cap = run_questions(config, policies)
-        judgements = judge_both_orders(run, judge, rows, "controls", same_cap)
+        judgements = judge_both_orders(
+            run,
+            judge,
+            rows,
+            label="controls",
+            # All questions of a run share one cap: the controls may spend what the others left.
+            same_cap=run_questions(config, policies),
+        )
         results = {"judge": asdict(judge.about), **outcome(judgements, rows)}
         run.finish(results)
     return results
 
 
-def outcome(judgements: list[Row], rows: dict[str, list[Row]]) -> dict[str, Any]:
-    """The number of posts, every control's result, and the names of those that failed.
+def outcome(judgements: Sequence[Row], rows: Mapping[str, Sequence[Row]]) -> dict[str, Any]:
+    """The number of posts, the result of each control, and the names of those that failed.
 
-    `undecided`: what posts are too few for, in a sentence; empty where they decide.
+    `rows` has the rows of each control. `undecided` says in words which controls have too few
+    posts; it is empty if all are decided.
     """
     controls = {name: describe(name, judgements, rows) for name in CONTROLS}
-    judged = [control for control in controls.values() if control["judgements"]]
+    failed = [name for name, control in controls.items() if control["passed"] is False]
+
+    judged = [control for control in controls.values() if control["judgements"] > 0]
     posts_of_undecided = [control["posts"] for control in judged if control["passed"] is None]
     undecided = ""
     if posts_of_undecided:
-        count = f"{len(posts_of_undecided)} of {len(judged)} controls"
-        undecided = f"{count}, {TOO_FEW.format(max(posts_of_undecided))}"
+        undecided = (
+            f"{len(posts_of_undecided)} of {len(judged)} controls,"
+            f" {_too_few(max(posts_of_undecided))}"
+        )
     return {
         "posts": len(rows[SELF]),
         "controls": controls,
-        "failed": [name for name, control in controls.items() if control["passed"] is False],
+        "failed": failed,
         "undecided": undecided,
     }
 
 
-def describe(name: str, judgements: list[Row], rows: dict[str, list[Row]]) -> dict[str, Any]:
-    """One control's result: `preferred`, the rate of the control over the reference in [0, 1].
+def describe(
+    name: str, judgements: Sequence[Row], rows: Mapping[str, Sequence[Row]]
+) -> dict[str, Any]:
+    """One control's result.
 
-    `passed`: for the reference itself, whether every verdict is a tie; else whether the whole
-    interval of the rate lies below 1/2. If more are unjudged than a rate may have, it must lie
-    there even if all of these had gone to the control. None, with the reason under `why`, if the
-    control could not be judged at all, or posts are too few. `posts`: how many have such a text;
-    the others are left out.
+    `preferred` is the rate at which the judge prefers the control to the reference, in [0, 1].
+    `posts` counts the posts that have such a text. `passed` says whether the whole interval of the
+    rate lies below 1/2; with more unjudged than a rate may have, also if all of them had gone to
+    the control. For the reference itself it says whether every verdict is a tie. `passed` is None,
+    with the reason under `why`, if the control was not judged or has too few posts.
     """
-    verdicts = [row for row in judgements if row["policy"] == name]
+    judgements_of_control = [row for row in judgements if row["policy"] == name]
     post_of = posts_by_text({name: rows.get(name, [])})
+    posts = len(set(post_of.values()))
     result: dict[str, Any] = {
         "what": CONTROLS[name].what,
-        "posts": len(set(post_of.values())),
-        "judgements": len(verdicts),
+        "posts": posts,
+        "judgements": len(judgements_of_control),
         "passed": None,
     }
-    if not verdicts:
-        has_no_text = name in rows
-        why = "the posts have no such text" if has_no_text else "this judge knows no new texts"
-        return {**result, "why": why}
+    if not judgements_of_control:
+        if name in rows:
+            result["why"] = "the posts have no such text"
+        else:
+            result["why"] = "this judge knows no new texts"
+        return result
 
     texts = {row["id"]: (row["summary"], row["reference"]) for row in rows[name]}
-    table = verdict_table(verdicts, texts, post_of)
+    table = verdict_table(judgements_of_control, texts, post_of)
     judged = table.judged()
-    unjudged = float(np.isnan(table.outcomes).mean())
     rate = clustered_share(judged.outcomes, judged.posts)
-    result |= {"unjudged": unjudged, "preferred": None, "low": None, "high": None}
-    if rate is None:  # not one usable verdict
-        return {**result, "passed": False}
-    result |= {"preferred": rate.estimate, "low": rate.low, "high": rate.high}
+    result["unjudged"] = float(np.isnan(table.outcomes).mean())
+    result["preferred"] = rate.estimate if rate else None
+    result["low"] = rate.low if rate else None
+    result["high"] = rate.high if rate else None
+    if rate is None:
+        # A judge that never says anything usable has failed.
+        result["passed"] = False
+        return result
 
     if name == SELF:
-        return {**result, "passed": all(row["verdict"] == "tie" for row in verdicts)}
+        result["passed"] = all(row["verdict"] == "tie" for row in judgements_of_control)
+        return result
 
-    # The unjudged count against the judge if they are many.
+    # If many are unjudged, they count against the judge.
     high = rate.high
-    if unjudged > MOST_UNJUDGED:
+    if result["unjudged"] > MOST_UNJUDGED:
         worst = clustered_share(np.nan_to_num(table.outcomes, nan=1.0), table.posts)
-        high = max(high, worst.high) if worst else high
-    if rate.low <= EVEN <= high and result["posts"] < NEEDED:
-        return {**result, "why": TOO_FEW.format(result["posts"])}
-    return {**result, "passed": high < EVEN}
+        assert worst is not None  # there are judgements
+        high = max(high, worst.high)
+
+    contains_even = rate.low <= EVEN <= high
+    if contains_even and posts < POSTS_NEEDED:
+        result["why"] = _too_few(posts)
+    else:
+        result["passed"] = high < EVEN
+    return result
+
+
+def _too_few(posts: int) -> str:
+    return f"too few posts ({posts} of {POSTS_NEEDED} needed)"

@@ -1,13 +1,11 @@
-"""Judge: compare every policy's summary with the reference, in both orders.
+"""Stage `judge` (`make eval`): compare each policy's summary with the reference, in both orders.
 
-    python -m eval.judge --preset tiny --seed 44413
-    python -m eval.judge --preset posts --max-cost 5 --set judge.kind=openai
-
-Writes `judgements.jsonl`, a row per question, and a gold reward model's `gold_scores.jsonl`.
+Writes `judgements.jsonl`, one row per question. A judge that scores texts also writes
+`gold_scores.jsonl`.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from itertools import chain
 from pathlib import Path
@@ -34,6 +32,8 @@ from stages.config.judge_models import check_asking
 from stages.runs.files import cut_file, read_lines, whole_lines
 from stages.runs.run import Run, open_stage, write_rows
 
+JUDGEMENTS = "judgements.jsonl"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
@@ -45,7 +45,7 @@ class Task:
 
     @property
     def comparison(self) -> Comparison:
-        """What the judge is asked. It knows a row by its post's id."""
+        """What the judge is asked; it knows a row by the id of its post."""
         post_id = self.row.get("post", self.row["id"])
         return comparison_of({**self.row, "id": post_id}, self.order)
 
@@ -58,11 +58,18 @@ def judge_summaries(config: Config) -> dict[str, Any]:
     with open_stage(config, "judge") as run:
         policies = read_policies(run.require("summaries"))
         judge = make_judge(config, policies)
-        # Controls that an earlier try has asked about have spent of the same money.
-        same_cap = run_questions(config, policies)
-        judgements = judge_both_orders(run, judge, policies, f"judge {judge.about.kind}", same_cap)
+        judgements = judge_both_orders(
+            run,
+            judge,
+            policies,
+            label=f"judge {judge.about.kind}",
+            # Controls that an earlier attempt has asked about were paid for from the same budget.
+            same_cap=run_questions(config, policies),
+        )
         results = summarize(judge.about, judgements)
-        if scores := judge.scores_of(policies):
+
+        scores = judge.scores_of(policies)
+        if scores:
             write_rows(run, "gold_scores.jsonl", scores)
             results["gold"] = {"label": judge.label}
         run.finish(results)
@@ -78,7 +85,7 @@ def read_policies(folder: Path) -> dict[str, list[Row]]:
     return policies
 
 
-def make_judge(config: Config, policies: dict[str, list[Row]]) -> Judge:
+def make_judge(config: Config, policies: Mapping[str, Sequence[Row]]) -> Judge:
     """The judge that the settings name. Raises UserError if the key for its server is missing."""
     if config.judge.kind == "facts":
         return FactsJudge()
@@ -88,6 +95,7 @@ def make_judge(config: Config, policies: dict[str, list[Row]]) -> Judge:
         return GoldJudge(config)
     if config.judge.kind == "reward_model":
         return RewardModelJudge(row for rows in policies.values() for row in rows)
+
     check_asking(config)
     from eval.judges.openai.cache import cache_file
     from eval.judges.openai.server_judge import OpenAIJudge  # imports openai
@@ -95,20 +103,24 @@ def make_judge(config: Config, policies: dict[str, list[Row]]) -> Judge:
     return OpenAIJudge(config.judge, cache_file(settings.RUNS))
 
 
-def summarize(about: About, judgements: list[Row]) -> dict[str, Any]:
-    """The manifest's results; shares lie in [0, 1], `share_first` is None without a decision.
+def summarize(about: About, judgements: Sequence[Row]) -> dict[str, Any]:
+    """The manifest's results; shares lie in [0, 1].
 
-    `too_long` and `filtered` name the posts that the judge or its server would not take, if any.
+    `share_first` is the share of decided verdicts for the text that was shown first; None without
+    one. `too_long` and `filtered` list the posts that the judge or its server refused, if any.
     """
     unjudged = [row for row in judgements if row["verdict"] == "unjudged"]
     decided = [row for row in judgements if row["verdict"] in ("policy", "reference")]
-    prefer_first = [row for row in decided if row["verdict"] == VERDICTS[row["order"]]["A"]]
+    share_first = None
+    if decided:
+        prefers_first = [row["verdict"] == VERDICTS[row["order"]]["A"] for row in decided]
+        share_first = sum(prefers_first) / len(decided)
     results = {
         "judge": asdict(about),
-        "models": sorted({row["model"] for row in judgements} - {""}),
+        "models": sorted({row["model"] for row in judgements if row["model"]}),
         "judgements": len(judgements),
         "unjudged": len(unjudged) / len(judgements),
-        "share_first": len(prefer_first) / len(decided) if decided else None,
+        "share_first": share_first,
     }
     too_long = posts_that_ended(unjudged, (TOO_LONG,))
     if too_long:
@@ -120,19 +132,24 @@ def summarize(about: About, judgements: list[Row]) -> dict[str, Any]:
 
 
 def posts_that_ended(judgements: Iterable[Row], reasons: Collection[str]) -> list[str]:
-    """The ids of the posts whose reply ended for one of these reasons."""
+    """The ids of the posts whose reply has one of these finish reasons."""
     return sorted({row["id"] for row in judgements if row["finish_reason"] in reasons})
 
 
+# -- questions -------------------------------------------------------------------------------------
+
+
 def controls_of(config: Config, policies: Mapping[str, Sequence[Row]]) -> dict[str, list[Row]]:
-    """The controls that a run's judge can be asked about, of as many posts as the config says."""
-    posts = next(iter(policies.values()))[: config.checks.control_posts]
-    rows = control_rows(posts, config.data.prompt)
-    return {SELF: rows[SELF]} if knows_own_texts_only(config.judge) else rows
+    """The controls that a run's judge can be asked about, for `checks.control_posts` posts."""
+    rows_of_first_policy = next(iter(policies.values()))
+    rows = control_rows(rows_of_first_policy[: config.checks.control_posts], config.data.prompt)
+    if knows_own_texts_only(config.judge):
+        return {SELF: rows[SELF]}
+    return rows
 
 
 def run_questions(config: Config, policies: Mapping[str, Sequence[Row]]) -> Iterator[Comparison]:
-    """All that a run may ask its judge about some policies, which counts towards its cap."""
+    """All questions that a run may ask its judge; together they count towards its cost cap."""
     controls = controls_of(config, policies)
     for task in chain(tasks_of(policies), tasks_of(controls)):
         yield task.comparison
@@ -148,51 +165,64 @@ def tasks_of(rows: Mapping[str, Sequence[Row]]) -> list[Task]:
     ]
 
 
+# -- judgements ------------------------------------------------------------------------------------
+
+
 def judge_both_orders(
     run: Run,
     judge: Judge,
     rows: Mapping[str, Sequence[Row]],
+    *,
     label: str,
     same_cap: Iterable[Comparison] = (),
 ) -> list[Row]:
-    """Judge each row's `summary` against its `reference` and append to `judgements.jsonl`.
+    """Judge each row's `summary` against its `reference`, and append to `judgements.jsonl`.
 
-    `rows`: name -> rows; the judgements get the name as their `policy`. A row is named by its `id`;
-    `post` is the id of its post where the two differ. Judgements that are already in the file are
-    kept. `same_cap` are other questions that count under the same cap on the cost.
+    `rows` maps a name to rows; their judgements get the name as their `policy`. A row has an `id`,
+    and under `post` the id of its post if that is another one. Judgements that are already in the
+    file are kept. `same_cap` are other questions that count towards the same cost cap.
     """
     tasks = tasks_of(rows)
-    judgements = kept_judgements(run.partial / "judgements.jsonl", tasks)
+    judgements = kept_judgements(run.partial / JUDGEMENTS, tasks)
     done = len(judgements)
     if done == len(tasks):
         return judgements
 
-    # Kept judgements have cost money, too.
+    # Kept judgements were paid for, too.
     questions = [task.comparison for task in tasks]
     paid_before = chain(same_cap, questions[:done])
 
     judge.keep = run.resume
-    replies = judge_all(judge, questions[done:], run.config.judge.concurrency, paid_before)
+    replies = judge_all(
+        judge,
+        questions[done:],
+        concurrency=run.config.judge.concurrency,
+        same_cap=paid_before,
+    )
     with closing(replies):
-        shown = run.progress(replies, label, len(tasks), done)
-        for task, reply in zip(tasks[done:], shown, strict=True):
-            run.resume.mkdir(exist_ok=True)  # from here on there is something to resume from
+        replies_with_progress = run.progress(replies, label, total=len(tasks), done=done)
+        for task, reply in zip(tasks[done:], replies_with_progress, strict=True):
+            # From the first reply on, there is something to resume from.
+            run.resume.mkdir(exist_ok=True)
             row = judgement(judge.about, task, reply)
             judgements.append(row)
-            run.append("judgements.jsonl", row)
+            run.append(JUDGEMENTS, row)
     return judgements
 
 
 def kept_judgements(path: Path, tasks: Sequence[Task]) -> list[Row]:
-    """The judgements of the first tasks that an interrupted stage has left; the rest is cut off."""
+    """The judgements of the first tasks in an interrupted stage's file; the rest is cut off."""
+    if not path.exists():
+        return []
     kept: list[Row] = []
-    for row, task in zip(whole_lines(path)[0], tasks, strict=False):
+    rows, _ = whole_lines(path)
+    for row, task in zip(rows, tasks, strict=False):
+        # A judgement that somebody has edited, and all after it, are asked again.
         if not is_judgement_of(row, task):
-            break  # a person has changed it
+            break
         kept.append(row)
-    with suppress(FileNotFoundError):
-        lines = path.read_bytes().splitlines(keepends=True)
-        cut_file(path, sum(len(line) for line in lines[: len(kept)]))
+    lines = path.read_bytes().splitlines(keepends=True)
+    cut_file(path, sum(len(line) for line in lines[: len(kept)]))
     return kept
 
 
@@ -209,15 +239,17 @@ def is_judgement_of(row: Any, task: Task) -> bool:
 
 def judgement(about: About, task: Task, reply: Reply) -> Row:
     """One row of `judgements.jsonl`."""
-    reply_fields = asdict(reply)
-    choice = reply_fields.pop("choice")
-    text = reply_fields.pop("text")
     return {
         "policy": task.policy,
         "id": task.row["id"],
         "order": task.order,
-        "verdict": VERDICTS[task.order][choice],
+        "verdict": VERDICTS[task.order][reply.choice],
         "judge": about.name,
-        **reply_fields,
-        "reply": text,
+        "requested_model": reply.requested_model,
+        "model": reply.model,
+        "finish_reason": reply.finish_reason,
+        "prompt_hash": reply.prompt_hash,
+        "prompt_tokens": reply.prompt_tokens,
+        "completion_tokens": reply.completion_tokens,
+        "reply": reply.text,
     }

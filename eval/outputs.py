@@ -1,12 +1,10 @@
-"""Summaries that exist already (`make judge INPUT=...`): the stage `summaries` of such a run.
+"""Stage `summaries` of existing summaries (`make judge INPUT=...`).
 
-    python -m eval.outputs --preset outputs --set outputs.file=outputs.jsonl
+It reads JSON, JSON Lines, CSV or Parquet, a folder of such files, or the summaries of a run, and
+writes each system's summaries where those of a policy are expected. From then on, judging and
+reporting are the same as for a trained run.
 
-reads JSON, JSON Lines, CSV or Parquet, a folder of such files, or the summaries of a run, and
-writes each system's summaries where those of a policy are expected. Judging and reporting are then
-the same as for a trained run.
-
-An empty summary is judged. An empty reference or post is refused, and so are null and a number.
+An empty summary is judged. An empty reference or post is refused, and so are null and numbers.
 """
 
 import hashlib
@@ -28,10 +26,12 @@ from stages.data.text_metrics import text_measures
 from stages.runs.inputs import ROW_FILES, output_files, unread_outputs
 from stages.runs.run import open_stage, write_rows
 
-LONGEST_SUMMARY = 10_000  # characters; ROUGE-L takes time by the product of two lengths
+LONGEST_SUMMARY = (
+    10_000  # characters; ROUGE-L takes time proportional to the product of two lengths
+)
 HALF_CHARACTER = re.compile(r"[\ud800-\udfff]")
-QUERY = "query"  # the column of a prompt that is shown as it is
-REFERENCE = "reference"  # on every page, so no system may have this name
+QUERY = "query"  # the column of a prompt that is shown unchanged
+REFERENCE = "reference"  # the name of the human texts on every page, so no system may have it
 # What a label means, in lower case. pandas writes a column with empty cells as 1.0, 0.0 and nan.
 LABELS: dict[str, bool | None] = {
     "1": True,
@@ -53,8 +53,8 @@ LABELS: dict[str, bool | None] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class GivenSummary:
-    """A system's summary of one post, as its file holds it."""
+class ExistingSummary:
+    """A system's summary of one post, as it is in its file."""
 
     where: str
     """`file:line`."""
@@ -71,7 +71,7 @@ class GivenSummary:
 
     @property
     def name(self) -> str:
-        """The system's name as its file will be called."""
+        """The system's name as the name of its file."""
         return file_name(self.system)
 
 
@@ -82,7 +82,7 @@ def take_outputs(config: Config) -> None:
         if unread:
             print(f"not read in {config.outputs.file}: {', '.join(unread)}", flush=True)
         summaries = read_table(config.outputs)
-        systems = read_systems(summaries, config.outputs, config.eval.posts)
+        systems = read_systems(summaries, config.outputs, count=config.eval.posts)
         for name, rows in systems.items():
             write_rows(run, f"{name}.jsonl", rows)
 
@@ -93,53 +93,65 @@ def take_outputs(config: Config) -> None:
             "reference_tokens": None,
             "reference_words": mean_words(references.values()),
         }
-        renamed = {x.name: x.system for x in summaries if x.name != x.system}
-        if renamed:
-            results["given_names"] = renamed
+        original_names = {
+            summary.name: summary.system for summary in summaries if summary.name != summary.system
+        }
+        if original_names:
+            results["given_names"] = original_names
         run.finish(results)
-    empty = sum(not row["summary"] for rows in systems.values() for row in rows)
+    empty = [row for rows in systems.values() for row in rows if not row["summary"]]
     if empty:
-        print(f"empty summaries, judged as they are: {empty:,}")
+        print(f"empty summaries, judged as they are: {len(empty):,}")
 
 
 # -- files -----------------------------------------------------------------------------------------
 
 
-def read_table(settings: Outputs) -> list[GivenSummary]:
+def read_table(settings: Outputs) -> list[ExistingSummary]:
     """Every summary of the files, each once. Raises UserError for what cannot be judged."""
     rows = read_rows(settings)
     column_names = {column for _, row in rows for column in row}
-    labels_by_row = [_read_label(where, row, settings.label) for where, row in rows]
+
+    # Labels and posts first, so that their faults are found before those of any summary.
+    labels = [_read_label(where, row, settings.label) for where, row in rows]
     queries = [_read_query(where, row, column_names, settings) for where, row in rows]
 
-    summaries: dict[GivenSummary, GivenSummary] = {}
+    summaries: dict[ExistingSummary, ExistingSummary] = {}
     for column in settings.summary_columns:
-        for (where, row), query, label in zip(rows, queries, labels_by_row, strict=True):
-            # With several columns of summaries, each is a system.
-            system = column
-            if len(settings.summary_columns) == 1:
-                system = _read_name(row, settings.system) or Path(where.rpartition(":")[0]).stem
+        for (where, row), query, label in zip(rows, queries, labels, strict=True):
             text = _read_text(where, row, column, can_be_empty=True)
             reference = _read_text(where, row, settings.reference)
             _check_length(where, column, text)
             _check_length(where, settings.reference, reference)
-            summary = GivenSummary(
+            summary = ExistingSummary(
                 where=where,
-                system=system,
+                system=_system_of(where, row, column, settings),
                 id=_read_name(row, settings.id) or _hash(query),
                 query=query,
                 summary=text.strip(),
                 reference=reference.strip(),
                 label=label,
             )
-            # A row that occurs again, in another file too, is the same summary.
+            # A row that occurs again, perhaps in another file, is the same summary.
             summaries.setdefault(replace(summary, where=""), summary)
     check_names(list(summaries.values()))
     return list(summaries.values())
 
 
+def _system_of(where: str, row: Row, column: str, settings: Outputs) -> str:
+    """The name of the system that wrote a column's summary.
+
+    It is the row's name of a system, or else the name of the file. With several columns of
+    summaries, each is a system of its own, and one for each name of a system.
+    """
+    name = _read_name(row, settings.system)
+    if len(settings.summary_columns) > 1:
+        return f"{name} {column}".strip()
+    return name or Path(_file_of(where)).stem
+
+
 def read_rows(settings: Outputs) -> list[LocatedRow]:
-    """The files' rows as they are, after a check that every needed column exists."""
+    """The files' rows, unchanged, after a check that every needed column exists."""
     paths = output_files(settings.file)
     if not paths:
         raise UserError(
@@ -148,19 +160,20 @@ def read_rows(settings: Outputs) -> list[LocatedRow]:
     rows = [row for path in paths for row in parsed_rows(path)]
     if not rows:
         raise UserError(f"{settings.file} holds no summaries: give at least one row")
-    first_place = rows[0][0]
+    first_place, _ = rows[0]
     columns = list(dict.fromkeys(column for _, row in rows for column in row))
 
-    # A setting for each column that is needed.
-    needed = dict.fromkeys(settings.summary_columns, "outputs.summary")
+    # Each column that is needed, and the setting that names it.
+    setting_of_column = dict.fromkeys(settings.summary_columns, "outputs.summary")
     if QUERY not in columns:
-        needed[settings.post] = "outputs.post"
-    needed[settings.reference] = "outputs.reference"
+        setting_of_column[settings.post] = "outputs.post"
+    setting_of_column[settings.reference] = "outputs.reference"
     if settings.label:
-        needed[settings.label] = "outputs.label"
-    missing = [column for column in needed if column not in columns]
+        setting_of_column[settings.label] = "outputs.label"
+    missing = [column for column in setting_of_column if column not in columns]
     if missing:
-        fixes = dict.fromkeys(f"{needed[column]}=..." for column in missing)
+        # Several columns of summaries have one setting.
+        fixes = dict.fromkeys(f"{setting_of_column[column]}=..." for column in missing)
         raise BadRowError(
             first_place,
             f"no column {', '.join(missing)}: name it, SET='{' '.join(fixes)}' "
@@ -189,8 +202,8 @@ def _read_text(where: str, row: Row, column: str, can_be_empty: bool = False) ->
     value = row.get(column)
     fix = 'write "" where the system wrote nothing' if can_be_empty else "fill it"
     if value is None:
-        is_cell = where.rpartition(":")[0].lower().endswith(".csv")
-        what = "null (a cell such as NaN or None)" if is_cell else "null"
+        is_csv = _file_of(where).lower().endswith(".csv")
+        what = "null (a cell such as NaN or None)" if is_csv else "null"
         raise BadRowError(where, f"column {column} is {what}: {fix}, or drop the row")
     if not isinstance(value, str):
         raise BadRowError(
@@ -216,6 +229,12 @@ def _check_length(where: str, column: str, text: str) -> None:
         )
 
 
+def _file_of(where: str) -> str:
+    """The file of `file:line`."""
+    file, _, _ = where.rpartition(":")
+    return file
+
+
 def _read_name(row: Row, column: str) -> str:
     """A cell as a name; empty if it is missing."""
     value = row.get(column)
@@ -223,7 +242,10 @@ def _read_name(row: Row, column: str) -> str:
 
 
 def _read_query(where: str, row: Row, column_names: set[str], settings: Outputs) -> str:
-    """The post as the judge sees it: filled into the prompt if title and subreddit are columns."""
+    """The post as the judge sees it: filled into the prompt if title and subreddit are columns.
+
+    If the files have no column of posts, it is the prompt in their column `query`.
+    """
     if settings.post not in column_names:
         return _read_text(where, row, QUERY)
     post = _read_text(where, row, settings.post)
@@ -239,6 +261,7 @@ def _read_query(where: str, row: Row, column_names: set[str], settings: Outputs)
 
 
 def _read_label(where: str, row: Row, column: str) -> bool | None:
+    """Whether people prefer the summary; None if they did not say, or no column is named."""
     if not column:
         return None
     word = str(row.get(column)).strip().lower()
@@ -252,44 +275,49 @@ def _read_label(where: str, row: Row, column: str) -> bool | None:
 
 
 def _hash(text: str) -> str:
+    """The id of a post that has none: the beginning of a hash of its text."""
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 # -- systems ---------------------------------------------------------------------------------------
 
 
-def check_names(summaries: Sequence[GivenSummary]) -> None:
+def check_names(summaries: Sequence[ExistingSummary]) -> None:
     """Raise BadRowError if systems or posts cannot be told apart.
 
     Two systems must not share a name, none may be called `reference`, a system has one summary of a
-    post, and all systems were given the same post and reference under an id.
+    post, and an id stands for the same post and reference in all systems.
     """
-    first_of_name: dict[str, GivenSummary] = {}
-    first_of_id: dict[str, GivenSummary] = {}
-    first_of_both: dict[tuple[str, str], GivenSummary] = {}
+    first_of_name: dict[str, ExistingSummary] = {}
+    first_of_id: dict[str, ExistingSummary] = {}
+    first_of_both: dict[tuple[str, str], ExistingSummary] = {}
     for summary in summaries:
         if summary.system == REFERENCE:
             raise BadRowError(
                 summary.where,
                 f"a system is called {REFERENCE}, as what it is compared with: rename it",
             )
+
         same_name = first_of_name.setdefault(summary.name, summary)
         if same_name.system != summary.system:
             raise BadRowError(
                 summary.where,
                 f"system {summary.system!r} reads like {same_name.system!r}: rename it",
             )
+
         same_post = first_of_id.setdefault(summary.id, summary)
-        for what, differs in (
-            ("post", same_post.query != summary.query),
-            ("reference", same_post.reference != summary.reference),
-        ):
-            if differs:
-                raise BadRowError(
-                    summary.where,
-                    f"the {what} of id {summary.id} differs from that at {same_post.where}: "
-                    "all systems need the same",
-                )
+        different = ""
+        if same_post.query != summary.query:
+            different = "post"
+        elif same_post.reference != summary.reference:
+            different = "reference"
+        if different:
+            raise BadRowError(
+                summary.where,
+                f"the {different} of id {summary.id} differs from that at {same_post.where}: "
+                "all systems need the same",
+            )
+
         first = first_of_both.setdefault((summary.name, summary.id), summary)
         if first is not summary:
             raise BadRowError(
@@ -299,7 +327,7 @@ def check_names(summaries: Sequence[GivenSummary]) -> None:
 
 
 def read_systems(
-    summaries: Sequence[GivenSummary], outputs: Outputs, count: int
+    summaries: Sequence[ExistingSummary], outputs: Outputs, count: int
 ) -> dict[str, list[Row]]:
     """The rows of each system about the first `count` posts, in the order of the files; 0: all.
 
@@ -320,7 +348,7 @@ def read_systems(
             "query": summary.query,
             "reference": summary.reference,
             "summary": summary.summary,
-            # Only the model that wrote the summary could say these.
+            # These are known only to whoever ran the model.
             "tokens": None,
             "reference_tokens": None,
             "has_eos": None,
@@ -346,7 +374,7 @@ def read_systems(
 
 
 def describe(rows: Sequence[Row]) -> dict[str, float | None]:
-    """Means over a system's posts; None for what only the model that wrote them could say."""
+    """Means over a system's posts; None for what only whoever ran the model knows."""
     return {
         "tokens": None,
         "score": None,

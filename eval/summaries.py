@@ -1,13 +1,14 @@
-"""Summaries of held-out posts by SFT, PPO, any rival that was trained, and best-of-n of SFT's
-samples; or by a released policy alone: one row a post.
+"""Stage `summaries` (`make eval`): what each policy writes about held-out posts, one row per post.
 
-A summary is sampled at eval.temperature and cut after EOS; the run's own reward model scores it and
-the reference. A judge sees only what is written here.
+The policies are SFT, PPO, other algorithms that were trained, and best-of-n of SFT's samples; or a
+released policy alone. A summary is sampled at eval.temperature and cut after EOS. The run's own
+reward model scores it and the reference. A judge sees only what is written here.
 Source: the evaluation of Huang et al. 2024.
 """
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -42,195 +43,169 @@ from stages.training.memory import MemoryBudget, PassSize
 from stages.training.processes import gather_rows
 from stages.training.row_by_row import measure_rows
 
+REFERENCE = "reference"
+Responses = list[list[int]]
+"""The tokens of one response to each post, cut after EOS."""
+Rows = list[dict[str, Any]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """What the stage works with."""
+
+    run: Run
+    accelerator: Accelerator
+    budget: MemoryBudget
+    posts: TokenizedSplit
+    tokenizer: PreTrainedTokenizerBase
+    reward_model: nn.Module | None
+    """The run's own; None for a released policy that comes without one."""
+
 
 def write_summaries(config: Config) -> None:
     """Run the stage."""
     accelerator = make_accelerator(config)
     budget = MemoryBudget.from_settings(config.memory)
-    with open_stage(config, "summaries", accelerator.is_main_process) as run:
+    with open_stage(config, "summaries", main=accelerator.is_main_process) as run:
         posts = held_out(run, config.eval.posts)
-        tokenizer, reward_model = scorer_of(run, accelerator)
+        tokenizer, reward_model = load_scorer(run, accelerator)
+        evaluation = Evaluation(
+            run=run,
+            accelerator=accelerator,
+            budget=budget,
+            posts=posts,
+            tokenizer=tokenizer,
+            reward_model=reward_model,
+        )
         references = [posts.columns["summaries"][row].tolist() for row in range(len(posts))]
-        kept = kept_rows(run)
-        texts = {"reference": references}
-        for name in policies_of(config):
-            if name in kept:
-                model_of(run, name)
+        policies = policies_of(config)
+
+        # Sample the summaries that no finished stage has.
+        rows_by_policy = kept_rows(run)
+        texts = {REFERENCE: references}
+        for policy in policies:
+            if policy in rows_by_policy:
+                model_of(run, policy)  # records the model as an input of the stage
             else:
-                texts[name] = sample_summaries(run, accelerator, budget, name, posts, tokenizer)
-        if not any(name.startswith(BEST_OF) for name in kept):
-            texts |= sample_best(run, accelerator, budget, reward_model, posts, tokenizer)
-        # A killed attempt may have scored other texts: then its scores have another name.
-        label = f"score {', '.join(texts)}"
-        scores = score_all(run, accelerator, budget, reward_model, posts, texts, label)
-        written = dict(kept)
-        for name in [name for name in texts if name != "reference"]:
-            rows = make_rows(posts, texts, scores, name, tokenizer)
-            distances = kl_from_sft(run, accelerator, budget, name, posts, texts[name])
-            written[name] = [row | {"kl": kl} for row, kl in zip(rows, distances, strict=True)]
-        policies = {}
-        for name in (*policies_of(config), *(f"{BEST_OF}{n}" for n in config.eval.numbers)):
-            write_rows(run, f"{name}.jsonl", written[name])
-            policies[name] = describe(written[name])
-        tokens = sum(map(len, references)) / len(references)
-        results = {"posts": len(posts), "policies": policies, "reference_tokens": tokens}
+                texts[policy] = sample_summaries(evaluation, policy)
+        if not any(policy.startswith(BEST_OF) for policy in rows_by_policy):
+            texts |= sample_best(evaluation)
+
+        # Scores are kept under their label. A killed attempt may have scored other texts, so the
+        # label names them.
+        scores = score_all(evaluation, texts, label=f"score {', '.join(texts)}")
+        for policy, responses in texts.items():
+            if policy != REFERENCE:
+                rows = make_rows(
+                    posts, texts=texts, scores=scores, policy=policy, tokenizer=tokenizer
+                )
+                distances = kl_from_sft(evaluation, policy, responses)
+                rows_by_policy[policy] = [
+                    row | {"kl": kl} for row, kl in zip(rows, distances, strict=True)
+                ]
+
+        descriptions = {}
+        for policy in [*policies, *(f"{BEST_OF}{n}" for n in config.eval.numbers)]:
+            write_rows(run, f"{policy}.jsonl", rows_by_policy[policy])
+            descriptions[policy] = describe(rows_by_policy[policy])
+        reference_lengths = [len(reference) for reference in references]
+        results = {
+            "posts": len(posts),
+            "policies": descriptions,
+            "reference_tokens": sum(reference_lengths) / len(reference_lengths),
+        }
         run.finish(results, budget.halvings)
 
 
-def kept_rows(run: Run) -> dict[str, list[dict[str, Any]]]:
-    """The rows that the finished stage has of policies that are still what they were, by name.
+# -- summaries that need no sampling ---------------------------------------------------------------
 
-    A run whose stage has none takes those of SFT and best-of-n from its upstream, if it samples at
-    the same temperature.
+
+def kept_rows(run: Run) -> dict[str, Rows]:
+    """The rows of policies whose summaries would be sampled exactly as in a finished stage.
+
+    They come from this stage, if it has finished before. Otherwise those of SFT and best-of-n come
+    from the upstream run, if it samples at the same temperature.
     """
     config = run.config
-    if rows := rows_still_right(config, config, row_of(run.stage, config.kind).inputs):
-        run.started -= (read_manifest(run.folder) or {})["seconds"]  # they count as the stage's
+    rows = rows_still_right(config, made_by=config, needed=row_of(run.stage, config.kind).inputs)
+    if rows:
+        # The time that they took counts as the stage's.
+        manifest = read_manifest(run.folder) or {}
+        run.started -= manifest["seconds"]
         return rows
     if not config.upstream:
         return {}
+
     upstream = config.changed(name=config.upstream, upstream="", own_from="")
     recorded = read_record(stage_folder(upstream, run.stage) / "config.json")
     if recorded is None or recorded["ppo"]["temperature"] != config.ppo.temperature:
         return {}
-    rows = rows_still_right(config, upstream, ("base", "sft", "normalize"))
-    return {name: of for name, of in rows.items() if name == "sft" or name.startswith(BEST_OF)}
-
-
-def rows_still_right(
-    config: Config, maker: Config, needed: Sequence[str]
-) -> dict[str, list[dict[str, Any]]]:
-    """What `maker` has of summaries that `config` would sample just so; all or none of best-of-n.
-
-    `needed`: the inputs that must be alike. The stage's record says by which code, with which
-    libraries and on which machine all its rows were made, so other ones keep none.
-    """
-    stage, now = "summaries", current_inputs(config, "summaries")
-    folder = stage_folder(maker, stage)
-    manifest = read_manifest(folder)
-    if manifest is None or manifest["settings_hash"] != settings_hash(config, stage):
-        return {}
-    here = {"device": device_name(), "processor": processor(), "versions": library_versions()}
-    if not here.items() <= manifest.items() or not has_same_code(maker, stage):
-        return {}
-    same = {name for name, content in now.items() if manifest["inputs"].get(name) == content}
-    # The reward model of a function has the same content whatever the function says.
-    required = {*needed, REWARD_FUNCTION} if REWARD_FUNCTION in now else {*needed}
-    if not same.issuperset(required) or damage(maker, stage):
-        return {}
-    policies = manifest["results"]["policies"]
-    names = [x for x in policies if x.split("-")[0] in same or x.startswith(BEST_OF)]
-    return {name: read_lines(folder / f"{name}.jsonl") for name in names}
-
-
-def sample_summaries(
-    run: Run,
-    accelerator: Accelerator,
-    budget: MemoryBudget,
-    name: str,
-    posts: TokenizedSplit,
-    tokenizer: PreTrainedTokenizerBase,
-) -> list[list[int]]:
-    """A policy's response to every post, each cut after its EOS; from all processes."""
-    return [response for (response,) in draw(run, accelerator, budget, name, posts, tokenizer)]
-
-
-def draw(
-    run: Run,
-    accelerator: Accelerator,
-    budget: MemoryBudget,
-    name: str,
-    posts: TokenizedSplit,
-    tokenizer: PreTrainedTokenizerBase,
-    most: int = 0,
-) -> list[list[list[int]]]:
-    """A policy's responses to every post: one at eval.temperature, or `most` at ppo.temperature."""
-    config = run.config
-    length, setting = longest(config, name)
-    policy = PolicyModel(load_policy(model_of(run, name)).to(accelerator.device).eval())
-    queries = posts.columns["queries"]
-    require_room(policy, int(queries.lengths().max()), length, setting)
-    sampling = Sampling(
-        seed=config.seed,
-        purpose=f"best of {most}" if most else f"{name} summaries",
-        length=length,
-        temperature=config.ppo.temperature if most else config.eval.temperature,
-        forward_batch_size=config.memory.forward_batch_size,
-        samples_per_query=most or 1,
-    )
-    share = respond_often(accelerator, budget, policy, queries, tokenizer, sampling, run.resume)
-    return gather_rows(accelerator, share)
-
-
-def sample_best(
-    run: Run,
-    accelerator: Accelerator,
-    budget: MemoryBudget,
-    reward_model: nn.Module | None,
-    posts: TokenizedSplit,
-    tokenizer: PreTrainedTokenizerBase,
-) -> dict[str, list[list[int]]]:
-    """Best-of-n: of the first n of SFT's samples at ppo.temperature, what the reward model likes
-    best, by the policy's name (`best-of-4`). All n share their samples.
-    """
-    numbers = run.config.eval.numbers
-    most = max(numbers, default=0)
-    if not most:
-        return {}
-    samples = draw(run, accelerator, budget, "sft", posts, tokenizer, most)
-    columns = {str(place): [of[place] for of in samples] for place in range(most)}
-    scored = score_all(
-        run, accelerator, budget, reward_model, posts, columns, f"score {most} samples"
-    )
-    scores = list(zip(*scored.values(), strict=True))
+    rows = rows_still_right(config, made_by=upstream, needed=("base", "sft", "normalize"))
     return {
-        f"{BEST_OF}{n}": [of[place] for of, place in zip(samples, best_of(scores, n), strict=True)]
-        for n in numbers
+        policy: rows[policy] for policy in rows if policy == "sft" or policy.startswith(BEST_OF)
     }
 
 
-def best_of(scores: Sequence[Sequence[float]], n: int) -> list[int]:
-    """The place of the highest of each post's first n scores; of equal ones the first."""
-    return [max(range(n), key=lambda place: of[place]) for of in scores]
+def rows_still_right(config: Config, made_by: Config, needed: Sequence[str]) -> dict[str, Rows]:
+    """The finished rows of `made_by` that `config` would sample in the same way, by policy.
 
-
-def best_of_bound(n: int) -> float:
-    """The most that best-of-n's KL from the policy it samples can be, nats: log n - (n - 1) / n.
-
-    Source: Stiennon et al. 2020, appendix G.3; Beirami et al. 2024, arXiv 2401.01879 (a bound).
+    All or none of best-of-n are included. `needed` are the inputs that must be the same. The stage
+    records code, libraries and machine for all of its rows, so if these differ, it keeps no row.
     """
-    return math.log(n) - (n - 1) / n
+    stage = "summaries"
+    folder = stage_folder(made_by, stage)
+    manifest = read_manifest(folder)
+    if manifest is None or manifest["settings_hash"] != settings_hash(config, stage):
+        return {}
+    is_same_machine = (
+        manifest.get("device") == device_name()
+        and manifest.get("processor") == processor()
+        and manifest.get("versions") == library_versions()
+    )
+    if not is_same_machine or not has_same_code(made_by, stage):
+        return {}
+
+    inputs = current_inputs(config, stage)
+    same_inputs = {
+        name for name, content in inputs.items() if manifest["inputs"].get(name) == content
+    }
+    required = set(needed)
+    if REWARD_FUNCTION in inputs:
+        # The reward model of a function has the same content, whatever the function says.
+        required.add(REWARD_FUNCTION)
+    if not same_inputs.issuperset(required) or damage(made_by, stage):
+        return {}
+
+    rows = {}
+    for policy in manifest["results"]["policies"]:
+        stage_of_policy, _ = place_of(policy)
+        if stage_of_policy in same_inputs or policy.startswith(BEST_OF):
+            rows[policy] = read_lines(folder / f"{policy}.jsonl")
+    return rows
 
 
-def scorer_of(
-    run: Run, accelerator: Accelerator
-) -> tuple[PreTrainedTokenizerBase, nn.Module | None]:
-    """The run's tokenizer and reward model; a released policy may come without the latter."""
-    is_released = bool(run.config.released.policy)
-    folder = run.require("released" if is_released else "normalize")
-    scorer = folder / ("reward_model" if is_released else "model")
-    tokenizer = load_tokenizer(folder / "model")
-    if not scorer.is_dir():
-        return tokenizer, None
-    return tokenizer, load_reward_model(scorer).to(accelerator.device).eval()
+# -- policies and posts ----------------------------------------------------------------------------
 
 
 def policies_of(config: Config) -> list[str]:
-    """The stages whose policies are compared, optional ones once made, and those that PPO kept."""
+    """The policies that are compared: stages (optional ones if finished), and those PPO kept."""
     row = row_of("summaries", config.kind)
-    joined = {stage for stage in row.joined_by if is_part(stage, config.kind)}
-    ready = {stage for stage in joined if read_manifest(stage_folder(config, stage)) is not None}
-    stages = [stage for stage in POLICY_STAGES if stage in {*row.inputs, *ready}]
-    return stages + kept_by_ppo(stage_folder(config, "ppo"))
+    stages = set(row.inputs)
+    for stage in row.joined_by:
+        has_finished = read_manifest(stage_folder(config, stage)) is not None
+        if is_part(stage, config.kind) and has_finished:
+            stages.add(stage)
+    in_order = [stage for stage in POLICY_STAGES if stage in stages]
+    return in_order + kept_by_ppo(stage_folder(config, "ppo"))
 
 
 def kept_by_ppo(folder: Path) -> list[str]:
-    """The policies that PPO kept on the way, in its folder."""
+    """The policies that PPO kept during training, in its folder."""
     return sorted(path.name.replace("model", "ppo") for path in folder.glob("model-*"))
 
 
 def place_of(policy: str) -> tuple[str, str]:
-    """A policy's stage and, in its folder, the model: `ppo-12` is PPO's `model-12`."""
+    """A policy's stage, and the model in the stage's folder: `ppo-12` is PPO's `model-12`."""
     stage, *update = policy.split("-")
     return stage, "-".join(("model", *update))
 
@@ -241,9 +216,9 @@ def model_of(run: Run, policy: str) -> Path:
     return run.require(stage) / model
 
 
-def longest(config: Config, name: str) -> tuple[int, str]:
-    """Most tokens of a policy's summary, and the setting that says so."""
-    if name == "dpo":  # Huang et al. 2024 lets its summaries be longer than PPO's
+def longest(config: Config, policy: str) -> tuple[int, str]:
+    """The most tokens of a policy's summary, and the setting that says so."""
+    if policy == "dpo":  # Huang et al. 2024 lets its summaries be longer than PPO's.
         return config.eval.dpo_summary_tokens, "eval.dpo_summary_tokens"
     return config.data.max_summary_tokens, "data.max_summary_tokens"
 
@@ -256,79 +231,192 @@ def held_out(run: Run, count: int) -> TokenizedSplit:
     return rows_of(split, range(count or len(split)))
 
 
+def load_scorer(
+    run: Run, accelerator: Accelerator
+) -> tuple[PreTrainedTokenizerBase, nn.Module | None]:
+    """The run's tokenizer and reward model; a released policy may come without the latter."""
+    if run.config.released.policy:
+        folder = run.require("released")
+        reward_model_folder = folder / "reward_model"
+    else:
+        folder = run.require("normalize")
+        reward_model_folder = folder / "model"
+    tokenizer = load_tokenizer(folder / "model")
+    if not reward_model_folder.is_dir():
+        return tokenizer, None
+    return tokenizer, load_reward_model(reward_model_folder).to(accelerator.device).eval()
+
+
+def load_policy_of(evaluation: Evaluation, policy: str) -> PolicyModel:
+    """A policy on the evaluation's device."""
+    model = load_policy(model_of(evaluation.run, policy))
+    return PolicyModel(model.to(evaluation.accelerator.device).eval())
+
+
+# -- sampling --------------------------------------------------------------------------------------
+
+
+def sample_summaries(evaluation: Evaluation, policy: str) -> Responses:
+    """A policy's response to every post, sampled at eval.temperature; from all processes."""
+    responses = _sample(
+        evaluation,
+        policy,
+        purpose=f"{policy} summaries",
+        temperature=evaluation.run.config.eval.temperature,
+        samples_per_query=1,
+    )
+    return [response for [response] in responses]
+
+
+def sample_best(evaluation: Evaluation) -> dict[str, Responses]:
+    """Best-of-n by policy name (`best-of-4`): of n of SFT's samples, the one with the best score.
+
+    Samples are drawn at ppo.temperature and shared by all n. Empty if eval.best_of is.
+    """
+    config = evaluation.run.config
+    most = max(config.eval.numbers, default=0)
+    if most == 0:
+        return {}
+    samples = _sample(
+        evaluation,
+        "sft",
+        purpose=f"best of {most}",
+        temperature=config.ppo.temperature,
+        samples_per_query=most,
+    )
+    samples_by_place = {
+        str(place): [samples_of_post[place] for samples_of_post in samples] for place in range(most)
+    }
+    scored = score_all(evaluation, samples_by_place, label=f"score {most} samples")
+    scores_of_posts = list(zip(*scored.values(), strict=True))
+
+    best = {}
+    for n in config.eval.numbers:
+        places = best_of(scores_of_posts, n)
+        best[f"{BEST_OF}{n}"] = [
+            samples_of_post[place] for samples_of_post, place in zip(samples, places, strict=True)
+        ]
+    return best
+
+
+def _sample(
+    evaluation: Evaluation,
+    policy: str,
+    *,
+    purpose: str,
+    temperature: float,
+    samples_per_query: int,
+) -> list[list[list[int]]]:
+    """A policy's responses to every post [posts, samples], each cut after EOS."""
+    config = evaluation.run.config
+    queries = evaluation.posts.columns["queries"]
+    length, setting = longest(config, policy)
+    model = load_policy_of(evaluation, policy)
+    require_room(model, query=int(queries.lengths().max()), response=length, setting=setting)
+    sampling = Sampling(
+        seed=config.seed,
+        purpose=purpose,
+        length=length,
+        temperature=temperature,
+        forward_batch_size=config.memory.forward_batch_size,
+        samples_per_query=samples_per_query,
+    )
+    share = respond_often(
+        evaluation.accelerator,
+        evaluation.budget,
+        policy=model,
+        queries=queries,
+        tokenizer=evaluation.tokenizer,
+        sampling=sampling,
+        keep=evaluation.run.resume,
+    )
+    return gather_rows(evaluation.accelerator, share)
+
+
+def best_of(scores: Sequence[Sequence[float]], n: int) -> list[int]:
+    """The place of the highest of each post's first n scores; of equal ones the first."""
+    return [max(range(n), key=lambda place: scores_of_post[place]) for scores_of_post in scores]
+
+
+def best_of_bound(n: int) -> float:
+    """An upper bound of best-of-n's KL from the policy it samples, in nats: log n - (n - 1) / n.
+
+    Source: Stiennon et al. 2020, appendix G.3; Beirami et al. 2024, arXiv 2401.01879 (a bound).
+    """
+    return math.log(n) - (n - 1) / n
+
+
+# -- measuring -------------------------------------------------------------------------------------
+
+
 @torch.no_grad()
 def score_all(
-    run: Run,
-    accelerator: Accelerator,
-    budget: MemoryBudget,
-    reward_model: nn.Module | None,
-    posts: TokenizedSplit,
-    texts: Mapping[str, list[list[int]]],
-    label: str,
-) -> dict[str, list[float | None]]:
-    """The normalised reward of each writer's texts, by the writer's name; None without a model."""
+    evaluation: Evaluation, texts: Mapping[str, Responses], label: str
+) -> dict[str, list[Any]]:
+    """The normalized reward of each writer's texts, by the writer's name; None without a model."""
+    posts = evaluation.posts
+    reward_model = evaluation.reward_model
     if reward_model is None:
-        return {name: [None] * len(posts) for name in texts}
+        return {writer: [None] * len(posts) for writer in texts}
+    accelerator = evaluation.accelerator
 
     def score(rows: list[int]) -> list[list[float]]:
+        """[rows, writers]"""
         queries = [posts.columns["queries"][row] for row in rows]
-        each = [[torch.tensor(written[row]) for row in rows] for written in texts.values()]
+        summaries = [[torch.tensor(responses[row]) for row in rows] for responses in texts.values()]
+        facts = [posts.rows[row] for row in rows]
         with accelerator.autocast():
-            facts = [posts.rows[row] for row in rows]
-            scores = summary_scores(reward_model, queries, each, accelerator.device, facts)
-        of_posts: list[list[float]] = scores.T.tolist()
-        return of_posts
+            scores = summary_scores(
+                reward_model, queries, summaries, device=accelerator.device, facts=facts
+            )
+        scores_of_rows: list[list[float]] = scores.T.tolist()
+        return scores_of_rows
 
-    in_their_order = [0] * len(posts)
-    scores = measure_rows(
+    scores_of_posts = measure_rows(
         accelerator,
-        budget,
+        evaluation.budget,
         label=label,
-        sort_keys=in_their_order,
-        size=PassSize(rows=max(1, budget.forward_batch_size // len(texts))),
+        sort_keys=[0] * len(posts),  # the posts stay in their order
+        size=PassSize(rows=max(1, evaluation.budget.forward_batch_size // len(texts))),
         measure=score,
-        keep=run.resume,
+        keep=evaluation.run.resume,
     )
-    return dict(zip(texts, map(list, zip(*scores, strict=True)), strict=True))
+    return {
+        writer: [scores_of_post[place] for scores_of_post in scores_of_posts]
+        for place, writer in enumerate(texts)
+    }
 
 
 def kl_from_sft(
-    run: Run,
-    accelerator: Accelerator,
-    budget: MemoryBudget,
-    name: str,
-    posts: TokenizedSplit,
-    responses: list[list[int]],
+    evaluation: Evaluation, policy: str, responses: Responses
 ) -> Sequence[float | None]:
-    """Log-probability of each response by its policy minus that by SFT, nats, at ppo.temperature.
+    """Log-probability of each response by its policy minus that by SFT, in nats.
 
-    Summaries are sampled at eval.temperature: where that is not the temperature of training, the
-    mean is no estimate of KL. Of best-of-n the bound of its KL. None in a run without SFT.
+    Both are taken at ppo.temperature. The mean estimates KL only if summaries are sampled at that
+    temperature, too (eval.temperature). For best-of-n it is the bound of its KL. None in a run
+    without SFT.
     """
-    if name == "sft":
-        return [0.0] * len(posts)
-    if name.startswith(BEST_OF):
-        return [best_of_bound(int(name.removeprefix(BEST_OF)))] * len(posts)
-    if "sft" not in policies_of(run.config):
-        return [None] * len(posts)
-    names = ((name, name), (name, "sft"))
-    own, sft = (log_likelihoods(run, accelerator, budget, pair, posts, responses) for pair in names)
-    return [by_policy - by_sft for by_policy, by_sft in zip(own, sft, strict=True)]
+    if policy == "sft":
+        return [0.0] * len(responses)
+    if policy.startswith(BEST_OF):
+        n = int(policy.removeprefix(BEST_OF))
+        return [best_of_bound(n)] * len(responses)
+    if "sft" not in policies_of(evaluation.run.config):
+        return [None] * len(responses)
+    by_policy = log_likelihoods(evaluation, responses, writer=policy, reader=policy)
+    by_sft = log_likelihoods(evaluation, responses, writer=policy, reader="sft")
+    return [own - sft for own, sft in zip(by_policy, by_sft, strict=True)]
 
 
 @torch.no_grad()
 def log_likelihoods(
-    run: Run,
-    accelerator: Accelerator,
-    budget: MemoryBudget,
-    names: tuple[str, str],
-    posts: TokenizedSplit,
-    responses: list[list[int]],
+    evaluation: Evaluation, responses: Responses, *, writer: str, reader: str
 ) -> list[float]:
-    """Log-probability of each response of the first policy by the second, nats."""
-    writer, reader = names
-    policy = PolicyModel(load_policy(model_of(run, reader)).to(accelerator.device).eval())
-    queries, temperature = posts.columns["queries"], run.config.ppo.temperature
+    """Log-probability of each of the writer's responses by the reader, in nats."""
+    accelerator = evaluation.accelerator
+    queries = evaluation.posts.columns["queries"]
+    temperature = evaluation.run.config.ppo.temperature
+    model = load_policy_of(evaluation, reader)
 
     def measure(rows: list[int]) -> list[float]:
         texts = [torch.tensor(responses[row], dtype=torch.long) for row in rows]
@@ -338,55 +426,68 @@ def log_likelihoods(
             pad_id=EMPTY,
         )
         with accelerator.autocast():
-            logprobs, _ = response_logprobs(policy, batch, temperature=temperature)
-        return torch.where(batch.responses != EMPTY, logprobs, 0.0).sum(dim=1).tolist()
+            logprobs, _ = response_logprobs(model, batch, temperature=temperature)
+        sums: list[float] = torch.where(batch.responses != EMPTY, logprobs, 0.0).sum(dim=1).tolist()
+        return sums
 
-    lengths = (queries.lengths() + torch.tensor(list(map(len, responses)))).tolist()
+    response_lengths = torch.tensor([len(response) for response in responses])
+    lengths = queries.lengths() + response_lengths
     return measure_rows(
         accelerator,
-        budget,
+        evaluation.budget,
         label=f"{writer} summaries by {reader}",
-        sort_keys=lengths,
-        size=PassSize(rows=budget.forward_batch_size),
+        sort_keys=lengths.tolist(),
+        size=PassSize(rows=evaluation.budget.forward_batch_size),
         measure=measure,
-        keep=run.resume,
+        keep=evaluation.run.resume,
     )
+
+
+# -- rows and results ------------------------------------------------------------------------------
 
 
 def make_rows(
     posts: TokenizedSplit,
-    texts: Mapping[str, list[list[int]]],
+    texts: Mapping[str, Responses],
     scores: Mapping[str, Sequence[float | None]],
-    name: str,
+    policy: str,
     tokenizer: PreTrainedTokenizerBase,
-) -> list[dict[str, Any]]:
-    """One row per post for `<name>.jsonl`; texts without special tokens and outer spaces."""
-    each = (texts[name], scores[name], texts["reference"], scores["reference"])
-    columns = zip(posts.rows, *each, strict=True)
+) -> Rows:
+    """One row per post for `<policy>.jsonl`; texts without special tokens and outer spaces."""
     unshown = set(unshown_tokens(tokenizer))
-    return [
-        {
-            **{key: row[key] for key in ("id", "query", "reference")},
-            "summary": tokenizer.decode(response, skip_special_tokens=True).strip(),
-            "tokens": len(response),
-            "reference_tokens": len(reference),
-            "has_eos": tokenizer.eos_token_id in response,
-            "special_tokens": sum(token in unshown for token in response),
-            "score": score,
-            "reference_score": reference_score,
-        }
-        for row, response, score, reference, reference_score in columns
-    ]
+    rows = []
+    for number, post in enumerate(posts.rows):
+        response = texts[policy][number]
+        summary = tokenizer.decode(response, skip_special_tokens=True)
+        rows.append(
+            {
+                "id": post["id"],
+                "query": post["query"],
+                "reference": post["reference"],
+                "summary": str(summary).strip(),
+                "tokens": len(response),
+                "reference_tokens": len(texts[REFERENCE][number]),
+                "has_eos": tokenizer.eos_token_id in response,
+                "special_tokens": sum(token in unshown for token in response),
+                "score": scores[policy][number],
+                "reference_score": scores[REFERENCE][number],
+            }
+        )
+    return rows
 
 
-def describe(rows: list[dict[str, Any]]) -> dict[str, float | None]:
-    """Means over all posts: tokens with EOS, scores in reward units, `kl` of `kl_from_sft` in nats,
-    the share of summaries with special tokens beside the EOS, and the `text_measures` of all.
+def describe(rows: Rows) -> dict[str, float | None]:
+    """Means over all posts, for the manifest.
+
+    `tokens` include EOS; `score` and `reference_score` are in reward units; `kl` is that of
+    `kl_from_sft`, in nats; `special_tokens` is the share of summaries with special tokens other
+    than EOS. The `text_measures` follow. A mean without values is None.
     """
-    # A released policy comes without SFT, and maybe without a reward model.
-    keys = ("tokens", "score", "reference_score", "kl")
-    known = {key: [row[key] for row in rows if row[key] is not None] for key in keys}
-    means = {key: sum(of) / len(of) if of else None for key, of in known.items()}
+    means: dict[str, float | None] = {}
+    for key in ("tokens", "score", "reference_score", "kl"):
+        # A released policy comes without SFT, and maybe without a reward model.
+        values = [row[key] for row in rows if row[key] is not None]
+        means[key] = sum(values) / len(values) if values else None
     means["eos_rate"] = sum(row["has_eos"] for row in rows) / len(rows)
     means["special_tokens"] = sum(row["special_tokens"] > 0 for row in rows) / len(rows)
     return means | text_measures(rows)

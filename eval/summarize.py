@@ -1,15 +1,16 @@
 """What the policies of a finished run write about one post: `make summarize POST="..."`, or ID=.
 
-    python -m eval.summarize --name tiny --post "My boss sold my bike. Should I quit?"
-    python -m eval.summarize --name tiny --id toy0-validation-3
+    make summarize NAME=tiny POST="My boss sold my bike. Should I quit?"
+    make summarize NAME=tiny ID=toy0-validation-3
 
-A post is a filled prompt or plain text, whose first line is the title where there are several.
+A post is a filled prompt or plain text; if it has several lines, the first one is the title.
 """
 
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -37,141 +38,192 @@ from stages.runs.progress import folded
 from stages.training.accelerator import make_accelerator
 
 
-class Post(NamedTuple):
-    """A post as the policies read it, tokens [Q], and the reference of a held-out one."""
+@dataclass(frozen=True, kw_only=True)
+class Post:
+    """A post as the policies read it."""
 
     query: str
-    tokens: Tensor
-    reference: Tensor | None = None
+    tokens: Tensor  # [Q]
+    reference: Tensor | None = None  # [T]
+    """The human summary of a held-out post."""
     facts: Mapping[str, Any] | None = None
-    """What the data say of a held-out post, for a reward function."""
+    """The row of a held-out post in the data, for a reward function."""
 
 
 def finished_policies(preset: str, name: str, seed: int) -> dict[str, Config]:
-    """The finished policies of a run's seed, each with its config; UserError if there is none."""
+    """The finished policies of a run's seed, each with its config.
+
+    Raises UserError if there is none.
+    """
     folder = settings.RUNS / name / f"seed{seed}"
-    stages = ("summaries", *POLICY_STAGES, "normalize", "base")
-    read = {stage: recorded_config(folder / stage) for stage in stages}
-    last = next((config for config in read.values() if config is not None), None)
-    # The last config also tells what an upstream supplies.
-    configs = {stage: config for stage in POLICY_STAGES if (config := read[stage] or last)}
-    manifests = {stage: read_manifest(stage_folder(configs[stage], stage)) for stage in configs}
-    if any(manifests.values()):
-        return {stage: config for stage, config in configs.items() if manifests[stage]}
-    named = f" NAME={name}" if name != preset else ""
-    if named:
+    recorded = {}
+    for stage in ("summaries", *POLICY_STAGES, "normalize", "base"):
+        config = recorded_config(folder / stage)
+        if config is not None:
+            recorded[stage] = config
+    if recorded:
+        # A policy that this run takes from its upstream is known to the config of a later stage.
+        last_config = next(iter(recorded.values()))
+        finished = {}
+        for stage in POLICY_STAGES:
+            config = recorded.get(stage, last_config)
+            if read_manifest(stage_folder(config, stage)) is not None:
+                finished[stage] = config
+        if finished:
+            return finished
+
+    command = f"make sft rm ppo PRESET={preset} SEED={seed}"
+    if name != preset:
         check_run(name)
-    command = f"make sft rm ppo PRESET={preset} SEED={seed}{named}"
+        command += f" NAME={name}"
     raise UserError(f"{folder} holds no finished policy: run `{command}` first")
 
 
-class Finished:
-    """A finished run: its posts, its tokenizer, its policies and what scores them."""
+class FinishedRun:
+    """A finished run: its posts, its tokenizer, its policies, and the model that scores them."""
 
     def __init__(self, configs: Mapping[str, Config]) -> None:
+        """`configs` are those of `finished_policies`."""
         self.configs = configs
-        self.config = list(configs.values())[-1]
-        kept = kept_by_ppo(self._folder("ppo")) if "ppo" in configs else []
-        self.policies = [*configs, *kept]
         for stage, config in configs.items():
             check_stage(config, stage)
-        self.accelerator = make_accelerator(self.config)
-        self.tokenizer = load_tokenizer(self._folder(next(iter(configs))) / "model")
+        self.config = list(configs.values())[-1]
         data = self.config.data
-        self.first = first_tokens(self.tokenizer, self.config.base.bos, data.chat_template)
+
+        self.policies = list(configs)
+        if "ppo" in configs:
+            self.policies += kept_by_ppo(self._folder("ppo"))
+        self.accelerator = make_accelerator(self.config)
+        first_stage = self.policies[0]
+        self.tokenizer = load_tokenizer(self._folder(first_stage) / "model")
+        self.first = first_tokens(
+            self.tokenizer, self.config.base.bos, chat_template=data.chat_template
+        )
         self.encode = plain_encoder(self.tokenizer, self.first)
         self.held_out = load_split(self._folder("base") / "data", "sft_validation")
 
     def _folder(self, stage: str) -> Path:
         return stage_folder(self.configs.get(stage, self.config), stage)
 
+    # -- posts -------------------------------------------------------------------------------------
+
     def post_of_id(self, post_id: str) -> Post:
-        """The held-out post with an id; UserError if there is none."""
-        rows, columns = self.held_out.rows, self.held_out.columns
-        ids = [row["id"] for row in rows]
+        """The held-out post with an id. Raises UserError if there is none."""
+        ids = [row["id"] for row in self.held_out.rows]
         if post_id not in ids:
-            whose = f"ID={post_id} is no held-out post of {self.config.name}"
-            raise UserError(f"{whose}: ids are such as {ids[0]}")
-        at = ids.index(post_id)
+            raise UserError(
+                f"ID={post_id} is no held-out post of {self.config.name}: ids are such as {ids[0]}"
+            )
+        number = ids.index(post_id)
+        row = self.held_out.rows[number]
         return Post(
-            query=rows[at]["query"],
-            tokens=columns["queries"][at],
-            reference=columns["summaries"][at],
-            facts=rows[at],
+            query=row["query"],
+            tokens=self.held_out.columns["queries"][number],
+            reference=self.held_out.columns["summaries"][number],
+            facts=row,
         )
 
     def post_of_text(self, text: str) -> Post:
-        """A typed post, filled into the run's prompt and cut as in training. Where the run's rows
-        hold whole prompts it is one, of which the end is kept.
+        """A typed post, filled into the run's prompt and cut as in training.
 
-        Its subreddit is that of the first held-out post. Raises UserError for a title too long.
+        Raises UserError if its title is too long.
         """
-        data = self.config.data
         prompt = self._prompt_of(text.strip())
         try:
-            if data.chat_template:
-                chat = ChatFormat(self.tokenizer, self.first)
-                query = chat.fit_prompt(prompt, data.max_query_tokens)
-                return Post(query=query.text, tokens=torch.tensor(query.tokens))
-            if not prompt.shortened_field:
-                tokens = self.encode([prompt.text])[0]
-                if len(tokens) > data.max_query_tokens:
-                    tokens = keep_end(tokens, self.first, data.max_query_tokens)
-                return Post(query=prompt.text, tokens=torch.tensor(tokens))
-            text, tokens = fit_query(
+            query, tokens = self._fit(prompt)
+        except ValueError as error:
+            raise UserError(f"{error} (data.max_query_tokens): shorten the title") from None
+        return Post(query=query, tokens=torch.tensor(tokens))
+
+    def _prompt_of(self, text: str) -> Prompt:
+        """A typed post as the run's prompt, with the subreddit of the first held-out post.
+
+        If the run's rows contain whole prompts, the text is one.
+        """
+        template = self.config.data.prompt
+        fields = parse_post(text, template)
+        if fields is not None:
+            return Prompt(template=template, fields=fields, shortened_field="post")
+
+        first_post = parse_post(self.held_out.rows[0]["query"], template)
+        if first_post is None:
+            return Prompt(template="{post}", fields={"post": text})
+        title = ""
+        post = text
+        if "\n" in text:
+            title, post = text.split("\n", maxsplit=1)
+        fields = {**first_post, "title": title, "post": post.strip()}
+        return Prompt(template=template, fields=fields, shortened_field="post")
+
+    def _fit(self, prompt: Prompt) -> tuple[str, list[int]]:
+        """A prompt's text and tokens, cut as in training. Raises ValueError for a long title."""
+        limit = self.config.data.max_query_tokens
+        if self.config.data.chat_template:
+            chat = ChatFormat(self.tokenizer, self.first)
+            query = chat.fit_prompt(prompt, limit)
+            return query.text, query.tokens
+        if prompt.shortened_field:
+            return fit_query(
                 lambda filled: self.encode([filled])[0],
                 template=prompt.template,
                 fields=prompt.fields,
                 shortened_field=prompt.shortened_field,
-                limit=data.max_query_tokens,
+                limit=limit,
             )
-        except ValueError as error:
-            raise UserError(f"{error} (data.max_query_tokens): shorten the title") from None
-        return Post(query=text, tokens=torch.tensor(tokens))
+        # A whole prompt keeps its end.
+        tokens = self.encode([prompt.text])[0]
+        if len(tokens) > limit:
+            tokens = keep_end(tokens, self.first, limit)
+        return prompt.text, tokens
 
-    def _prompt_of(self, text: str) -> Prompt:
-        """A typed post as the run's prompt; a whole prompt if the run's rows hold such."""
-        template = self.config.data.prompt
-        fields = parse_post(text, template)
-        if fields is None:
-            usual = parse_post(self.held_out.rows[0]["query"], template)
-            if usual is None:
-                return Prompt(template="{post}", fields={"post": text})
-            first, _, rest = text.partition("\n")
-            title, post = (first, rest.strip()) if rest else ("", first)
-            fields = {**usual, "title": title, "post": post}
-        return Prompt(template=template, fields=fields, shortened_field="post")
+    # -- summaries ---------------------------------------------------------------------------------
 
     @torch.no_grad()
-    def summary(self, name: str, post: Post, temperature: float) -> list[int]:
+    def summary(self, policy: str, post: Post, temperature: float) -> list[int]:
         """The tokens of a policy's summary, with EOS."""
-        stage, model = place_of(name)
-        config, device = self.configs[stage], self.accelerator.device
-        policy = PolicyModel(load_policy(self._folder(stage) / model).to(device).eval())
-        (length, setting), pad_id = longest(config, name), self.tokenizer.pad_token_id
-        require_room(policy, len(post.tokens), length, setting)
-        noise = sampling_noise(config.seed, f"{name} summaries", 0, 1, length)
-        eos_id, query = self.tokenizer.eos_token_id, post.tokens[None].to(device)
-        params = SamplingParams(temperature=temperature, eos_id=eos_id, pad_id=pad_id)
+        stage, model = place_of(policy)
+        config = self.configs[stage]
+        device = self.accelerator.device
+        eos_id = self.tokenizer.eos_token_id
+        pad_id = self.tokenizer.pad_token_id
+        length, setting = longest(config, policy)
+        network = PolicyModel(load_policy(self._folder(stage) / model).to(device).eval())
+        require_room(network, query=len(post.tokens), response=length, setting=setting)
+
+        # The random numbers with which the evaluation samples the first post.
+        noise = sampling_noise(
+            config.seed, purpose=f"{policy} summaries", step=0, rows=1, length=length
+        )
         with self.accelerator.autocast():
-            drawn, _ = sample(policy, query, uniforms=noise.to(device), params=params)
-        row: list[int] = truncate_after(drawn, eos_id, pad_id)[0].tolist()
-        return [token for token in row if token != pad_id]
+            sampled, _ = sample(
+                network,
+                post.tokens[None].to(device),
+                uniforms=noise.to(device),
+                params=SamplingParams(temperature=temperature, eos_id=eos_id, pad_id=pad_id),
+            )
+        tokens: list[int] = truncate_after(sampled, eos_id, pad_id)[0].tolist()
+        return [token for token in tokens if token != pad_id]
 
     @torch.no_grad()
     def scores(self, post: Post, summaries: Sequence[Sequence[int]]) -> Sequence[float | None]:
-        """The normalised reward of each summary by the run's reward model; None without one."""
-        is_released = "released" in self.configs
-        stage, name = ("released", "reward_model") if is_released else ("normalize", "model")
-        folder, device = self._folder(stage) / name, self.accelerator.device
+        """The normalized reward of each summary; None in a run without a reward model."""
+        if "released" in self.configs:
+            stage = "released"
+            folder = self._folder(stage) / "reward_model"
+        else:
+            stage = "normalize"
+            folder = self._folder(stage) / "model"
         if not folder.is_dir():
             return [None] * len(summaries)
+
         check_stage(self.config, stage)
+        device = self.accelerator.device
         reward_model = load_reward_model(folder).to(device).eval()
-        each = [[torch.tensor(tokens)] for tokens in summaries]
-        facts = [] if post.facts is None else [post.facts]
+        # Each writer has one text.
+        texts = [[torch.tensor(tokens)] for tokens in summaries]
+        facts = [post.facts] if post.facts is not None else []
         with self.accelerator.autocast():
-            scores = summary_scores(reward_model, [post.tokens], each, device, facts)
+            scores = summary_scores(reward_model, [post.tokens], texts, device=device, facts=facts)
         return scores[:, 0].tolist()
 
     def text(self, tokens: Sequence[int]) -> str:
@@ -179,36 +231,51 @@ class Finished:
         return str(self.tokenizer.decode(tokens, skip_special_tokens=True)).strip()
 
     def lines(self, post: Post) -> list[str]:
-        """What is printed of a post, in lines of at most 80 columns."""
+        """The post and all summaries, in lines of at most 80 columns."""
         temperature = self.config.eval.temperature
-        written = {name: self.summary(name, post, temperature) for name in self.policies}
+        summaries = {}
         if post.reference is not None:
-            written = {"reference": post.reference.tolist(), **written}
-        lines = [part for line in post.query.split("\n") for part in folded(line, "") or [""]]
-        scores = self.scores(post, list(written.values()))
-        for (writer, tokens), score in zip(written.items(), scores, strict=True):
-            scored = "" if score is None else f", score {score:+.2f}"
-            end = "" if self.tokenizer.eos_token_id in tokens else ", does not end"
-            lines += ["", *folded(f"{writer}: {len(tokens)} tokens{scored}{end}")]
-            lines += folded(f"  {self.text(tokens)}", "  ")
+            summaries["reference"] = post.reference.tolist()
+        for policy in self.policies:
+            summaries[policy] = self.summary(policy, post, temperature)
+
+        lines = []
+        for line in post.query.split("\n"):
+            lines += folded(line, "") or [""]
+        scores = self.scores(post, list(summaries.values()))
+        for (writer, tokens), score in zip(summaries.items(), scores, strict=True):
+            heading = f"{writer}: {len(tokens)} tokens"
+            if score is not None:
+                heading += f", score {score:+.2f}"
+            if self.tokenizer.eos_token_id not in tokens:
+                heading += ", does not end"
+            lines += ["", *folded(heading), *folded(f"  {self.text(tokens)}", "  ")]
         return lines
 
 
 @in_one_line()
 def main(argv: list[str] | None = None) -> None:
-    """Print a post and its summaries; `make` leaves the post in the environment."""
+    """Print a post and its summaries; `make` passes the post in the environment."""
     parser = Parser(description="summaries of one post by a finished run")
     parser.add_argument("--preset", default="tiny")
     parser.add_argument("--name", default="", help="the run's folder below runs/")
     parser.add_argument("--seed", type=int, default=44413)
-    post = os.environ.get("POST", "")
-    parser.add_argument("--post", default=post, help="text, or a filled prompt (also as POST)")
+    parser.add_argument(
+        "--post",
+        default=os.environ.get("POST", ""),
+        help="text, or a filled prompt (also as POST)",
+    )
     parser.add_argument("--id", default="", help="of a held-out post of the run")
     args = parser.parse_args(argv)
-    if bool(args.id) == bool(args.post.strip()):
+
+    has_post = bool(args.post.strip())
+    has_id = bool(args.id)
+    if has_post == has_id:
         raise UserError("give one post: POST='...', or ID= of a held-out post")
-    run = Finished(finished_policies(args.preset, args.name or run_name(args.preset), args.seed))
-    show(run.lines(run.post_of_id(args.id) if args.id else run.post_of_text(args.post)))
+    name = args.name or run_name(args.preset)
+    run = FinishedRun(finished_policies(args.preset, name, args.seed))
+    post = run.post_of_id(args.id) if has_id else run.post_of_text(args.post)
+    show(run.lines(post))
 
 
 if __name__ == "__main__":

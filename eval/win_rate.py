@@ -1,11 +1,9 @@
-"""Win rates against the reference, with 95% intervals, from the judgements of a run.
+"""Stage `win_rate` (`make eval`): win rates against the reference, with 95% intervals.
 
-    python -m eval.win_rate --preset tiny --seed 44413
-
-A post scores 1, 1/2 or 0 in each order (policy, tie, reference) and the mean over the two orders:
-a judge that contradicts itself has said tie. A post with an unjudged order is left out and
-counted, never imputed; `worst_case` says how far the rate could move if it were. Differences
-between policies are paired by post. Posts are resampled: see `eval.stats.formulas`.
+In each order a post scores 1 (policy), 1/2 (tie) or 0 (reference), and its score is the mean of
+both orders: a judge that contradicts itself has said tie. A post with an unjudged order is left out
+and counted, never imputed; `worst_case` says how far the rate could move. Differences between
+policies are paired by post, and posts are resampled (`eval.stats.intervals`).
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -22,14 +20,15 @@ from eval.scores import (
     ScoredRows,
     Scores,
     agreement,
-    by_name,
     gain,
     interval,
     judged_posts,
     mean_gain,
     proxy_and_gold,
+    scores_by_name,
 )
-from eval.stats.formulas import Interval, mean_of_posts, sign_flip_p_value, totals_of
+from eval.stats.hypothesis_tests import sign_flip_p_value
+from eval.stats.intervals import Interval, mean_over_posts, sums_by_post
 from eval.stats.table import POINTS, analyse, verdict_table
 from stages.config.config import TRAINED, Config, UserError
 from stages.config.judge import MOST_UNJUDGED
@@ -50,110 +49,72 @@ class PairedInterval(Interval):
 def measure_win_rates(config: Config) -> dict[str, Any]:
     """Write `post_scores.jsonl` and return the manifest's results; all rates lie in [0, 1].
 
-    A policy without a verdict is a row without a rate, and two policies that no post has judged
-    both have no difference. Raises UserError where judgements are missing, or none is usable.
+    A policy without verdicts has no rate, and two policies without a post that is judged for both
+    have no difference. Raises UserError if there are no judgements, or none is usable.
     """
     with open_stage(config, "win_rate") as run:
-        paths = sorted(run.require("summaries").glob("*.jsonl"))
-        written = {path.stem: read_lines(path) for path in paths}
+        summary_files = sorted(run.require("summaries").glob("*.jsonl"))
+        written = {path.stem: read_lines(path) for path in summary_files}
         post_of = posts_by_text(written)
-        folder = run.require("judge")
-        judgements = read_lines(folder / "judgements.jsonl")
+
+        judge_folder = run.require("judge")
+        manifest = read_manifest(judge_folder) or {}
+        judge = manifest["results"]["judge"]
+        judgements = read_lines(judge_folder / "judgements.jsonl")
         scores = post_scores(judgements)
-        if not any(judged_for_both(of_posts, of_posts) for of_posts in scores.values()):
-            problem = f"{folder}: no post has a verdict in both orders"
-            mend = "see the replies in judgements.jsonl, correct the judge's settings"
-            raise UserError(f"{problem}: {mend} and judge again")
-        rows = [
-            {"policy": policy, "id": post_id, "score": score}
-            | ({} if post_of[post_id] == post_id else {"post": post_of[post_id]})
-            for policy, of_posts in scores.items()
-            for post_id, score in of_posts.items()
-        ]
-        write_rows(run, "post_scores.jsonl", rows)
-        gold = folder / "gold_scores.jsonl"
-        gold_rows = rows_by_policy(read_lines(gold)) if gold.exists() else {}
-        judge = (read_manifest(folder) or {})["results"]["judge"]
-        kept = [name for name in scores if config.kind == TRAINED and name.startswith("ppo-")]
-        last = {name: of for name, of in scores.items() if name not in kept}
-        last_gold = {name: of for name, of in gold_rows.items() if name not in kept}
-        results = {
+        if not any(has_score(scores_of_policy) for scores_of_policy in scores.values()):
+            raise UserError(
+                f"{judge_folder}: no post has a verdict in both orders: see the replies in"
+                " judgements.jsonl, correct the judge's settings and judge again"
+            )
+        write_rows(run, "post_scores.jsonl", score_rows(scores, post_of))
+
+        gold_file = judge_folder / "gold_scores.jsonl"
+        gold_rows = rows_by_policy(read_lines(gold_file)) if gold_file.exists() else {}
+
+        # Policies that PPO kept along the way only take part in the choice of the best one.
+        kept = []
+        if config.kind == TRAINED:
+            kept = [policy for policy in scores if policy.startswith("ppo-")]
+        final_scores = {policy: scores[policy] for policy in scores if policy not in kept}
+        final_gold_rows = {policy: gold_rows[policy] for policy in gold_rows if policy not in kept}
+
+        results: dict[str, Any] = {
             "judge": judge,
             "posts": len({row["id"] for row in judgements}),
             "texts": len({post_of[row["id"]] for row in judgements}),
-            **rates_of(written, judgements, last, post_of, judge["kind"]),
-            **({"scores": proxy_and_gold(written, last_gold, post_of)} if gold_rows else {}),
+            **rates_of(
+                written=written,
+                judgements=judgements,
+                scores=final_scores,
+                post_of=post_of,
+                judge_kind=judge["kind"],
+            ),
         }
+        if gold_rows:
+            results["scores"] = proxy_and_gold(written, final_gold_rows, post_of)
         if kept:
-            by_gold = by_name(gold_rows) if judge["kind"] == "gold_reward_model" else {}
-            of_training = {name: (by_gold or scores)[name] for name in (START, *kept, "ppo")}
-            best = best_of_training(of_training, post_of)
-            if best.pop("unjudged") <= MOST_UNJUDGED:
-                results["best"] = {"by": "gold score" if by_gold else "win rate", **best}
-        for name, row in results["policies"].items():
-            row["identical"] = identical(written[name], config.data.prompt)
+            # A gold reward model's scores say more than its verdicts.
+            by: Mapping[str, Scores] = scores
+            if judge["kind"] == "gold_reward_model":
+                by = scores_by_name(gold_rows)
+            training = {policy: by[policy] for policy in (START, *kept, "ppo")}
+            best = best_of_training(training, post_of)
+            unjudged = best.pop("unjudged")
+            if unjudged <= MOST_UNJUDGED:
+                name = "win rate" if by is scores else "gold score"
+                results["best"] = {"by": name, **best}
+        for policy, row in results["policies"].items():
+            row["identical"] = identical(written[policy], config.data.prompt)
         run.finish(results)
     return results
 
 
-def rates_of(
-    written: ScoredRows,
-    judgements: Sequence[dict[str, Any]],
-    scores: Mapping[str, Scores],
-    post_of: Mapping[str, str],
-    judge_kind: str,
-) -> dict[str, Any]:
-    """`policies`: what `describe`, `analyse` and `of_reward_model` say; `differences`."""
-    rows_of = rows_by_policy(judgements)
-    texts = {
-        name: {row["id"]: (row["summary"], row["reference"]) for row in rows}
-        for name, rows in written.items()
-    }
-    policies = {
-        name: {
-            **describe(of_posts, post_of),
-            "statistics": analyse(verdict_table(rows_of[name], texts[name], post_of)),
-            **of_reward_model(name, written, of_posts, post_of, judge_kind),
-        }
-        for name, of_posts in scores.items()
-    }
-    differences = {
-        pair_name(b, a): {
-            **asdict(paired_difference(scores[b], scores[a], post_of)),
-            "alike": alike(texts[b], texts[a]),
-        }
-        for a, b in combinations(scores, 2)
-        if judged_for_both(scores[b], scores[a])
-    }
-    return {"policies": policies, "differences": differences}
-
-
-def of_reward_model(
-    policy: str, written: ScoredRows, judged: Scores, post_of: PostOf, judge_kind: str
-) -> dict[str, Any]:
-    """`rm_agrees`: the `agreement` of the run's reward model with the judge, None where it is the
-    judge; `score_gain`: the `gain` of its score, None for SFT itself.
-    """
-    is_judge = judge_kind == "reward_model"
-    return {
-        "rm_agrees": None if is_judge else agreement(written[policy], judged, post_of),
-        "score_gain": None if policy == START else gain(by_name(written), policy, post_of),
-    }
-
-
-def pair_name(first: str, second: str) -> str:
-    """The name of two policies, such as `ppo-sft`; with spaces where a name has a hyphen itself."""
-    return " - ".join((first, second)) if "-" in first + second else f"{first}-{second}"
-
-
-def names_of_pair(name: str) -> tuple[str, str]:
-    """The two policies that `pair_name` named; a policy's name holds no space."""
-    first, _, second = name.partition(" - " if " - " in name else "-")
-    return first, second
+# -- rows ------------------------------------------------------------------------------------------
 
 
 def rows_by_policy(rows: Iterable[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
-    """The rows of each policy, which their `policy` names."""
+    """The rows of each policy, by their field `policy`."""
     policies: dict[str, list[dict[str, Any]]] = {}
     for row in rows:
         policies.setdefault(row["policy"], []).append(row)
@@ -161,107 +122,229 @@ def rows_by_policy(rows: Iterable[dict[str, Any]]) -> dict[str, list[dict[str, A
 
 
 def posts_by_text(policies: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, str]:
-    """Id -> the first id with the same `query`, of the summaries of some policies."""
+    """Id -> the first id with the same `query`, from the summaries of the policies."""
     posts = [(row["id"], row["query"]) for rows in policies.values() for row in rows]
-    return dict(zip((name for name, _ in posts), first_ids(posts), strict=True))
+    return {
+        post_id: first_id for (post_id, _), first_id in zip(posts, first_ids(posts), strict=True)
+    }
 
 
-def alike(a: Mapping[str, tuple[str, str]], b: Mapping[str, tuple[str, str]]) -> float:
-    """The share of the posts of two policies on which both wrote the same, but for white space."""
-    both = [(a[post][0].split(), b[post][0].split()) for post in a if post in b]
-    return sum(first == second for first, second in both) / len(both)
+def score_rows(scores: Mapping[str, Scores], post_of: Mapping[str, str]) -> list[dict[str, Any]]:
+    """The rows of `post_scores.jsonl`; `post` is the first id with the same text, if another."""
+    rows = []
+    for policy, scores_of_policy in scores.items():
+        for post_id, score in scores_of_policy.items():
+            row: dict[str, Any] = {"policy": policy, "id": post_id, "score": score}
+            if post_of[post_id] != post_id:
+                row["post"] = post_of[post_id]
+            rows.append(row)
+    return rows
 
 
-def post_scores(judgements: Iterable[dict[str, Any]]) -> dict[str, dict[str, float | None]]:
-    """For each policy and post id the mean of both orders, None where one is unjudged.
+def post_scores(judgements: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, float | None]]:
+    """For each policy and post id the mean of both orders, None if one of them is unjudged.
 
-    Raises UserError where a post lacks an order or has one twice.
+    Raises UserError if a post lacks an order or has one twice.
     """
     verdicts: dict[tuple[str, str], list[tuple[str, str]]] = {}
     for row in judgements:
-        verdicts.setdefault((row["policy"], row["id"]), []).append((row["order"], row["verdict"]))
+        verdicts_of_post = verdicts.setdefault((row["policy"], row["id"]), [])
+        verdicts_of_post.append((row["order"], row["verdict"]))
+
     scores: dict[str, dict[str, float | None]] = {}
-    for (policy, post_id), of_post in verdicts.items():
-        orders = [order for order, _ in of_post]
+    for (policy, post_id), verdicts_of_post in verdicts.items():
+        orders = [order for order, _ in verdicts_of_post]
         if sorted(orders) != sorted(VERDICTS):
-            problem = f"post {post_id} of {policy} was judged in the orders {', '.join(orders)}"
-            raise UserError(f"{problem}: one of each is needed")
-        points = [POINTS[verdict] for _, verdict in of_post if verdict in POINTS]
-        score = sum(points) / 2 if len(points) == 2 else None
-        scores.setdefault(policy, {})[post_id] = score
+            raise UserError(
+                f"post {post_id} of {policy} was judged in the orders {', '.join(orders)}:"
+                " one of each is needed"
+            )
+        points = [POINTS[verdict] for _, verdict in verdicts_of_post if verdict in POINTS]
+        scores_of_policy = scores.setdefault(policy, {})
+        scores_of_policy[post_id] = sum(points) / 2 if len(points) == 2 else None
     return scores
+
+
+def has_score(scores: Scores) -> bool:
+    """Whether any post has a verdict in both orders."""
+    return any(score is not None for score in scores.values())
 
 
 def judged_for_both(a: Scores, b: Scores) -> bool:
     """Whether any post has a verdict in both orders for both policies."""
-    return any(score is not None and b.get(post) is not None for post, score in a.items())
+    return any(score is not None and b.get(post_id) is not None for post_id, score in a.items())
+
+
+# -- names of pairs --------------------------------------------------------------------------------
+
+
+def pair_name(first: str, second: str) -> str:
+    """The name of two policies, `ppo-sft`; with spaces if a name contains a hyphen."""
+    separator = " - " if "-" in first or "-" in second else "-"
+    return f"{first}{separator}{second}"
+
+
+def names_of_pair(name: str) -> tuple[str, str]:
+    """The two policies in a `pair_name`; a policy's name contains no space."""
+    separator = " - " if " - " in name else "-"
+    first, _, second = name.partition(separator)
+    return first, second
+
+
+# -- rates -----------------------------------------------------------------------------------------
+
+
+def rates_of(
+    *,
+    written: ScoredRows,
+    judgements: Sequence[dict[str, Any]],
+    scores: Mapping[str, Scores],
+    post_of: Mapping[str, str],
+    judge_kind: str,
+) -> dict[str, Any]:
+    """`policies` and `differences` of the manifest's results.
+
+    `written` has the rows of each policy, `scores` those of `post_scores`. A policy's row is that
+    of `describe`, with its `statistics` (`analyse`) and what `of_reward_model` says.
+    """
+    rows_of = rows_by_policy(judgements)
+    texts = {
+        policy: {row["id"]: (row["summary"], row["reference"]) for row in rows}
+        for policy, rows in written.items()
+    }
+    policies = {}
+    for policy, scores_of_policy in scores.items():
+        table = verdict_table(rows_of[policy], texts[policy], post_of)
+        policies[policy] = {
+            **describe(scores_of_policy, post_of),
+            "statistics": analyse(table),
+            **of_reward_model(
+                policy,
+                written=written,
+                judged=scores_of_policy,
+                post_of=post_of,
+                judge_kind=judge_kind,
+            ),
+        }
+
+    differences = {}
+    for a, b in combinations(scores, 2):
+        if judged_for_both(scores[b], scores[a]):
+            difference = paired_difference(scores[b], scores[a], post_of)
+            differences[pair_name(b, a)] = {
+                **asdict(difference),
+                "alike": share_alike(texts[b], texts[a]),
+            }
+    return {"policies": policies, "differences": differences}
 
 
 def describe(scores: Scores, post_of: PostOf = None) -> dict[str, Any]:
-    """One policy's row: its rate and interval, counts of posts, and how far to trust them.
+    """One policy's row: its rate and interval, the number of posts, and how far to trust them.
 
-    `wins`, `ties` and `losses` count judged posts with a score above, at and below 1/2;
-    `unjudged` is a share of all posts; `worst_case` is the rate with every unjudged post lost, and
-    won; `p_value` is that of a rate of 1/2. Rate, interval and p-value of no judged post are None.
+    `wins`, `ties` and `losses` count judged posts with a score above, at and below 1/2. `unjudged`
+    is a share of all posts. `worst_case` is the rate if every unjudged post were lost, and if every
+    one were won. `p_value` is that of a rate of 1/2. Without judged posts, rate, interval and
+    p-value are None.
     """
     values, posts = judged_posts(scores, post_of)
+    total = float(values.sum())
     unjudged = len(scores) - len(values)
-    total, beyond = float(values.sum()), totals_of(values - 0.5, posts)[0]
-    rate = asdict(win_rate(scores, post_of)) if len(values) else {}
+
+    rate = None
+    p_value = None
+    if len(values) > 0:
+        rate = win_rate(scores, post_of)
+        sums, _ = sums_by_post(values - 0.5, posts)
+        p_value = sign_flip_p_value(sums)
     return {
-        "win_rate": rate.get("estimate"),
-        "low": rate.get("low"),
-        "high": rate.get("high"),
+        "win_rate": rate.estimate if rate else None,
+        "low": rate.low if rate else None,
+        "high": rate.high if rate else None,
         "posts": len(values),
         "wins": int((values > 0.5).sum()),
         "ties": int((values == 0.5).sum()),
         "losses": int((values < 0.5).sum()),
         "unjudged": unjudged / len(scores),
         "worst_case": [total / len(scores), (total + unjudged) / len(scores)],
-        "p_value": sign_flip_p_value(beyond) if rate else None,
+        "p_value": p_value,
     }
 
 
+def of_reward_model(
+    policy: str, written: ScoredRows, judged: Scores, post_of: PostOf, judge_kind: str
+) -> dict[str, Any]:
+    """What the run's own reward model says about a policy.
+
+    `rm_agrees`: its `agreement` with the judge; None if it is the judge. `score_gain`: the `gain`
+    of its score over SFT; None for SFT.
+    """
+    rm_agrees = None
+    if judge_kind != "reward_model":
+        rm_agrees = agreement(written[policy], judged, post_of)
+    score_gain = None
+    if policy != START:
+        score_gain = gain(scores_by_name(written), policy, post_of)
+    return {"rm_agrees": rm_agrees, "score_gain": score_gain}
+
+
 def win_rate(scores: Scores, post_of: PostOf = None) -> Interval:
-    """The mean score of the judged posts in [0, 1]. Raises UserError where no post is judged."""
+    """The mean score of the judged posts in [0, 1]. Raises UserError if no post is judged."""
     values, posts = judged_posts(scores, post_of)
-    return mean_of_posts(values, (0.0, 1.0), posts)
+    return mean_over_posts(values, limits=(0.0, 1.0), posts=posts)
 
 
 def paired_difference(a: Scores, b: Scores, post_of: PostOf = None) -> PairedInterval:
     """The mean of `a - b` in [-1, 1] over the posts that are judged for both.
 
-    Its interval is that of `mean_of_posts`, the p-value that of `sign_flip_p_value`. Raises
-    UserError where there is no such post.
+    The interval is that of `mean_over_posts`, and the p-value that of `sign_flip_p_value`. Raises
+    UserError if there is no such post.
     """
-    known = {name: score for name, score in b.items() if score is not None}
-    gaps = {name: x - known[name] for name, x in a.items() if x is not None and name in known}
-    differences, posts = judged_posts(gaps, post_of)
-    interval = mean_of_posts(differences, (-1.0, 1.0), posts)
-    p_value = sign_flip_p_value(totals_of(differences, posts)[0])
-    return PairedInterval(**asdict(interval), p_value=p_value)
+    differences = {}
+    for post_id, score in a.items():
+        other = b.get(post_id)
+        if score is not None and other is not None:
+            differences[post_id] = score - other
+    values, posts = judged_posts(differences, post_of)
+    mean = mean_over_posts(values, limits=(-1.0, 1.0), posts=posts)
+    sums, _ = sums_by_post(values, posts)
+    return PairedInterval(**asdict(mean), p_value=sign_flip_p_value(sums))
+
+
+def share_alike(a: Mapping[str, tuple[str, str]], b: Mapping[str, tuple[str, str]]) -> float:
+    """The share of posts for which two policies wrote the same summary, up to white space."""
+    is_same = [a[post_id][0].split() == b[post_id][0].split() for post_id in a if post_id in b]
+    return sum(is_same) / len(is_same)
 
 
 def best_of_training(scores: Mapping[str, Scores], post_of: Mapping[str, str]) -> dict[str, Any]:
-    """Which policy of a training does best on half of the posts, and how it does on the others.
+    """The best policy of a training on half of the posts, and how good it is on the other half.
 
-    `scores`: of each policy, in the order of training; a tie is the later one's. Posts with a score
-    of each count. The half with even hashes of their ids (`in_half`) chooses `policy`; of the other
-    are `mean` and `above_last`, its difference from the last policy's, None for that one itself.
-    `means`: of all posts, by policy. Intervals are t intervals over posts. `unjudged`: a share.
+    `scores` has the policies in the order of training; of equal ones the later is chosen. Only
+    posts with a score of each policy count. The posts whose ids have even hashes (`in_half`) choose
+    `policy`. The other half gives `mean`, and `above_last`: the difference from the last policy,
+    None for the last policy itself. `means` are over all posts, by policy. Intervals are t
+    intervals over posts. `unjudged` is the share of posts that do not count.
     """
-    whole = pd.DataFrame({name: pd.Series(of, dtype=float) for name, of in scores.items()})
-    table = whole.dropna()
-    even = table.loc[[post for post in table.index if in_half(post_of[post], "even")]]
+    all_posts = pd.DataFrame(
+        {policy: pd.Series(of_policy, dtype=float) for policy, of_policy in scores.items()}
+    )
+    table = all_posts.dropna()
+    is_even = [in_half(post_of[str(post_id)], "even") for post_id in table.index]
+    even = table.loc[is_even]
     odd = table.drop(even.index)
-    best, last = str(even.sum()[::-1].idxmax()), table.columns[-1]
-    gaps = odd[best] - odd[last]
+
+    last = table.columns[-1]
+    # idxmax takes the first of equal sums, so the policies are reversed.
+    best = str(even.sum()[::-1].idxmax())
+    above_last = None
+    if best != last:
+        above_last = mean_gain((odd[best] - odd[last]).to_dict(), post_of)
     return {
         "policy": best,
-        "unjudged": 1 - len(table) / max(1, len(whole)),
-        "chosen_on": len({post_of[post] for post in even.index}),
-        "judged_on": len({post_of[post] for post in odd.index}),
+        "unjudged": 1 - len(table) / max(1, len(all_posts)),
+        "chosen_on": len({post_of[post_id] for post_id in even.index}),
+        "judged_on": len({post_of[post_id] for post_id in odd.index}),
         "mean": interval(odd[best].to_dict(), post_of),
-        "above_last": mean_gain(gaps.to_dict(), post_of) if best != last else None,
-        "means": {name: interval(table[name].to_dict(), post_of) for name in scores},
+        "above_last": above_last,
+        "means": {policy: interval(table[policy].to_dict(), post_of) for policy in scores},
     }

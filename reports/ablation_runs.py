@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import Any
 
 from eval.scores import START
-from eval.stats.formulas import fisher_exact
+from eval.stats.hypothesis_tests import fisher_exact
 from reports.entries import Entry, Paired, compare, differing_settings
 from reports.provenance import shown
 from reports.results import RunResult, find_runs

@@ -14,7 +14,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 
-from eval.stats.formulas import holm, mean_of_seeds, seeds_needed
+from eval.stats.hypothesis_tests import holm
+from eval.stats.intervals import mean_of_seeds, seeds_needed
 from reports import about_runs, render
 from reports.ablation_runs import (
     POLICY,

@@ -10,7 +10,7 @@ compared where both lines are, seed by seed; nothing is extrapolated. The text o
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from itertools import combinations
 from math import sqrt
 from pathlib import Path
@@ -20,7 +20,8 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from eval.stats.formulas import Floats, mean_of_posts, post_numbers, two_sided
+from eval.stats.hypothesis_tests import p_of_interval
+from eval.stats.intervals import Floats, mean_over_posts, post_numbers
 from reports import about_runs, render
 from reports.formats import MISSING, p_value, points, text_table
 from reports.plots import (
@@ -393,7 +394,9 @@ def _comparison(overlaps: Sequence[Overlap], by_seed: Sequence[float]) -> Compar
     over_posts = difference_over_posts(overlaps)
     p_over_posts = 1.0
     if over_posts is not None:
-        p_over_posts = two_sided(asdict(over_posts), 0.0)
+        p_over_posts = p_of_interval(
+            estimate=over_posts.estimate, low=over_posts.low, high=over_posts.high, value=0.0
+        )
     return Comparison(over_posts=over_posts, p_over_posts=p_over_posts, by_seed=tuple(by_seed))
 
 
@@ -414,7 +417,7 @@ def difference_over_posts(overlaps: Sequence[Overlap]) -> Interval | None:
         return None
     means = np.array([fmean(gaps[post] for gaps in by_seed) for post in posts])
     texts = [first_point.texts[post] for post in posts]
-    found = mean_of_posts(means, (-1.0, 1.0), post_numbers(texts))
+    found = mean_over_posts(means, (-1.0, 1.0), post_numbers(texts))
     return Interval(estimate=found.estimate, low=found.low, high=found.high)
 
 

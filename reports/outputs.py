@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from eval.stats.formulas import holm
+from eval.stats.hypothesis_tests import holm
 from reports import render
 from reports.formats import MISSING, percent, text_table
 from reports.judging import calibration_of_run, control_rows, judge_prompt

@@ -6,7 +6,7 @@ from enum import Enum
 from math import inf, isfinite, sqrt
 from statistics import fmean, stdev, variance
 
-from eval.stats.formulas import TAILS
+from eval.stats.intervals import TAILS
 from reports import paper
 from reports.results import Interval, PolicyResult, RunResult
 from stages.config.config import TYPES

@@ -14,7 +14,7 @@ from statistics import fmean, median, stdev
 import numpy as np
 
 from eval.scores import START
-from eval.stats.formulas import TAILS, Z, mean_of_seeds
+from eval.stats.intervals import TAILS, Z, mean_of_seeds
 from reports.formats import parameter_count
 from reports.provenance import shown
 from reports.results import Interval, PolicyResult, RunResult, interval_from, title_of

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from enum import Enum
 from statistics import NormalDist, fmean
 
-from eval.stats.formulas import CONFIDENCE, holm, mean_of_seeds, p_of_seeds, within_margin
+from eval.stats.hypothesis_tests import holm, p_of_seeds, within_margin
+from eval.stats.intervals import CONFIDENCE, mean_of_seeds
 from reports.results import Interval
 
 MARGIN = 0.03

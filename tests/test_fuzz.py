@@ -30,9 +30,9 @@ from stages.data.bad_rows import BadRows
 from stages.data.readers import read_split
 from stages.data.row_counts import count_odd_comparisons
 from tests.lib.chat_server import GOOD, chat
+from tests.lib.existing_summaries import systems_of
 from tests.lib.injections import INJECTIONS
 from tests.lib.rows import PAIR, POST
-from tests.test_outputs import systems_of
 
 tries = hypothesis.settings(
     max_examples=int(os.environ.get("EXAMPLES", "60")),

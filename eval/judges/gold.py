@@ -1,16 +1,16 @@
 """A gold reward model as judge: another run's reward model, which no policy here was trained on.
 
-It reads the texts themselves, with its own tokenizer, so the two runs may differ in everything. A
-post is cut as in its training, a summary gets one leading space and its EOS, also where it was cut
-at the limit. Scores are computed in float32. Not an LLM.
-Source: Gao et al. 2022 (2210.10760), where a gold reward model stands in for people.
+It reads the texts with its own tokenizer, so the two runs may differ in everything. A post is cut
+as in the gold model's training. A summary gets one leading space and its EOS, even if it was cut at
+the limit. Scores are computed in float32. Not an LLM.
+Source: Gao et al. 2022, arXiv 2210.10760, where a gold reward model stands in for people.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from itertools import chain, groupby
 from math import isnan, nan
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
@@ -35,62 +35,73 @@ from stages.training.accelerator import make_accelerator
 from stages.training.memory import MemoryBudget, PassSize
 from stages.training.row_by_row import measure_rows
 
-Text = tuple[str, str]  # a query and a summary of it
+
+class Text(NamedTuple):
+    """A summary, and the query it belongs to."""
+
+    query: str
+    summary: str
 
 
-def weights_note(checkpoint: str) -> str:
-    """Return that a checkpoint began as a 4-bit copy, if it is one of the offline models."""
-    path = Path(checkpoint)
-    is_offline = path.parent == Path(SMOLLM2).parent
-    return f"; its weights began as a 4-bit copy of {path.name}'s" if is_offline else ""
+class TokenizedText(NamedTuple):
+    """The tokens of a query and of its summary with EOS."""
+
+    query: list[int]
+    summary: list[int]
+
+    @property
+    def length(self) -> int:
+        """Number of tokens."""
+        return len(self.query) + len(self.summary)
+
+
+# -- what is known about the model -----------------------------------------------------------------
 
 
 def find_gold(config: Config) -> tuple[Path, Config | None]:
     """The checked folder of the model that `judge.model` names, and the config of its run.
 
-    The config is None for a folder that no run made. Raises UserError where there is no model,
-    where a file of it has changed, and where it is the run's own.
+    The config is None for a folder that no run wrote. Raises UserError if there is no model, if one
+    of its files has changed, or if it is the run's own model.
     """
     folder = gold_folder(config)
     check_gold(config)
-    maker = recorded_config(folder) if read_manifest(folder) is not None else None
-    if maker is not None:
-        check_stage(maker, "normalize")
-        return folder / "model", maker
-    return folder, None
+    maker = None
+    if read_manifest(folder) is not None:
+        maker = recorded_config(folder)
+    if maker is None:
+        return folder, None
+    check_stage(maker, "normalize")
+    return folder / "model", maker
 
 
-def training_of(config: Config, maker: Config | None) -> str:
-    """Whether the gold model learned other comparisons than a run's own; no maker: not known."""
+def training_note(config: Config, maker: Config | None) -> str:
+    """Whether the gold model was trained on other comparisons than the run's own reward model.
+
+    `maker` is the config of the gold model's run, None if it is not known.
+    """
     if config.kind != TRAINED:
-        return "another reward model; whether a policy was optimised against it is NOT KNOWN"
-    own = trained_posts(config)
-    gold = trained_posts(maker) if maker else None
-    data = "trained on other comparisons than the run's own, with no post in common"
-    if own is None or gold is None:
+        return "another reward model; whether a policy was optimized against it is NOT KNOWN"
+    own_posts = trained_posts(config)
+    gold_posts = trained_posts(maker) if maker else None
+    if own_posts is None or gold_posts is None:
         data = "whether it was trained on other comparisons than the run's own is NOT KNOWN"
-    elif shared := len(own & gold):
+    elif own_posts.isdisjoint(gold_posts):
+        data = "trained on other comparisons than the run's own, with no post in common"
+    else:
+        shared = len(own_posts & gold_posts)
         data = (
             "trained in part on THE SAME comparisons as the run's own"
-            f" ({shared:,} of {len(own):,} posts) and may share its mistakes"
+            f" ({shared:,} of {len(own_posts):,} posts) and may share its mistakes"
         )
-    start = "another reward model than the run's own, not an LLM"
-    return f"{start}: {data}; no policy was optimised against it"
-
-
-def accuracy_of(maker: Config | None) -> str:
-    """The gold model's accuracy on held-out comparisons, as its own run measured it."""
-    pairs = stage_folder(maker, "rm") / HELD_OUT_PAIRS if maker else None
-    if pairs is None or not pairs.exists():
-        return "its accuracy is not known"
-    measured = pair_accuracy(read_lines(pairs))
-    share, low, high = (100 * measured[f"accuracy{end}"] for end in ("", "_low", "_high"))
-    ranked = f"it ranks {share:.1f}% [{low:.1f}, {high:.1f}]"
-    return f"{ranked} of {measured['pairs']:,} held-out pairs right"
+    return (
+        f"another reward model than the run's own, not an LLM: {data};"
+        " no policy was optimized against it"
+    )
 
 
 def trained_posts(config: Config) -> set[str] | None:
-    """The posts whose comparisons a run's reward model learned; None if there is no record."""
+    """The posts whose comparisons a run's reward model was trained on; None without a record."""
     recorded = recorded_config(stage_folder(config, "rm"))
     path = stage_folder(config, "base") / "data" / "comparisons_train.jsonl"
     if recorded is None or not path.exists():
@@ -98,136 +109,187 @@ def trained_posts(config: Config) -> set[str] | None:
     return {row["id"] for row in read_lines(path) if in_half(row["id"], recorded.rm.pairs)}
 
 
+def accuracy_note(maker: Config | None) -> str:
+    """The gold model's accuracy on held-out comparisons, as its own run measured it."""
+    pairs = stage_folder(maker, "rm") / HELD_OUT_PAIRS if maker else None
+    if pairs is None or not pairs.exists():
+        return "its accuracy is not known"
+    measured = pair_accuracy(read_lines(pairs))
+    accuracy = 100 * measured["accuracy"]
+    low = 100 * measured["accuracy_low"]
+    high = 100 * measured["accuracy_high"]
+    return (
+        f"it ranks {accuracy:.1f}% [{low:.1f}, {high:.1f}]"
+        f" of {measured['pairs']:,} held-out pairs right"
+    )
+
+
+def weights_note(checkpoint: str) -> str:
+    """That weights began as a 4-bit copy, for checkpoints of the offline models; else empty."""
+    path = Path(checkpoint)
+    if path.parent != Path(SMOLLM2).parent:
+        return ""
+    return f"; its weights began as a 4-bit copy of {path.name}'s"
+
+
+# -- the judge -------------------------------------------------------------------------------------
+
+
 class GoldJudge(Judge):
-    """It prefers what the gold reward model gives the higher score."""
+    """Prefers the text to which the gold reward model gives the higher score."""
 
     def __init__(self, config: Config) -> None:
+        """Load the model. Raises the errors of `find_gold`."""
         folder, maker = find_gold(config)
         self.label = f"{maker.name} seed {maker.seed}" if maker else f"in folder {folder.name}"
-        self.who = f"gold reward model {self.label}, not an LLM"
+        self.name = f"gold reward model {self.label}, not an LLM"
         weights = weights_note(maker.base.checkpoint) if maker else ""
-        self.note = f"{training_of(config, maker)}; {accuracy_of(maker)}{weights}"
-        self.prompt = config.data.prompt
-        self.learned = (maker or config).data
+        self.note = f"{training_note(config, maker)}; {accuracy_note(maker)}{weights}"
+
         # A judgement must not depend on the precision in which a policy was trained.
         memory = config.memory.changed(mixed_precision="no")
         self.accelerator = make_accelerator(config.changed(memory=memory))
         self.budget = MemoryBudget.from_settings(memory)
         model, _ = load_released_reward_model(folder)
         self.model = model.to(self.accelerator.device).eval()
+        self.positions = getattr(self.model.config, "max_position_embeddings", None)
+
+        # Texts are written as in the gold model's training, as far as that is known.
+        self.prompt = config.data.prompt
+        self.gold_data = maker.data if maker else config.data
+        uses_chat_template = maker is not None and maker.data.chat_template
         self.tokenizer = load_tokenizer(folder)
         self.encode = plain_encoder(self.tokenizer)
-        first = first_tokens(
-            self.tokenizer,
-            maker.base.bos if maker else "auto",
-            chat_template=maker is not None and maker.data.chat_template,
-        )
+        bos = maker.base.bos if maker else "auto"
+        first = first_tokens(self.tokenizer, bos, chat_template=uses_chat_template)
         self.encode_query = plain_encoder(self.tokenizer, first)
-        self.chat = None
-        if maker is not None and maker.data.chat_template:
-            self.chat = ChatFormat(self.tokenizer, first)
-        self.longest = getattr(self.model.config, "max_position_embeddings", None)
+        self.chat = ChatFormat(self.tokenizer, first) if uses_chat_template else None
+
         self.scores: dict[Text, float] = {}
         self.too_long: set[Text] = set()
+        """Texts with more tokens than the model has positions; their score is NaN."""
 
     @property
     def about(self) -> About:
-        """Who judges, and how far it can be believed."""
-        return About(kind="gold_reward_model", name=self.who, is_llm=False, note=self.note)
+        """Who judges, and how far to trust it."""
+        return About(kind="gold_reward_model", name=self.name, is_llm=False, note=self.note)
 
     def prepare(
         self, comparisons: Sequence[Comparison], same_cap: Iterable[Comparison] = ()
     ) -> None:
         """Score every text, in batches of similar length."""
-        self.score({(x.query, text) for x in comparisons for text in (x.first, x.second)})
+        texts = set()
+        for comparison in comparisons:
+            texts.add(Text(comparison.query, comparison.first))
+            texts.add(Text(comparison.query, comparison.second))
+        self.score(texts)
+
+    def reply(self, comparison: Comparison) -> Reply:
+        """The higher score wins; equal scores tie. A text that is too long is not judged.
+
+        `prepare` has scored the texts.
+        """
+        first = Text(comparison.query, comparison.first)
+        second = Text(comparison.query, comparison.second)
+        first_score = self.scores[first]
+        second_score = self.scores[second]
+        text = f"[{self.name}] A {first_score:.4f}, B {second_score:.4f}"
+        if first in self.too_long or second in self.too_long:
+            return Reply(choice=None, text=text, finish_reason=TOO_LONG)
+        return Reply(choice=higher(first_score, second_score), text=text)
+
+    def scores_of(self, policies: Mapping[str, Sequence[Row]]) -> list[Row]:
+        """Its scores, one row per summary; None for a text that is too long for the model."""
+        texts = set()
+        for rows in policies.values():
+            for row in rows:
+                texts.add(Text(row["query"], row["summary"]))
+                texts.add(Text(row["query"], row["reference"]))
+        self.score(texts)
+
+        def score_of(row: Row, summary: str) -> float | None:
+            score = self.scores[Text(row["query"], summary)]
+            return None if isnan(score) else score
+
+        return scored_rows(policies, score_of)
 
     def score(self, texts: set[Text]) -> None:
-        """Score the texts that have no score yet; one that is too long for the model gets nan.
-
-        A post is read once for all of its texts.
-        """
-        todo = sorted(texts - self.scores.keys())
-        tokens = {text: self._tokens(text) for text in todo}
-        if self.longest is not None:
-            too_long = {text for text in todo if sum(map(len, tokens[text])) > self.longest}
-            self.too_long |= too_long
-            self.scores |= dict.fromkeys(too_long, nan)
-            todo = [text for text in todo if text not in too_long]
-        if not todo:
+        """Score the texts that have no score yet. A post is read once for all of its texts."""
+        tokens: dict[Text, TokenizedText] = {}
+        texts_by_query: dict[str, list[Text]] = {}
+        for text in sorted(texts - self.scores.keys()):
+            tokenized = self.tokenize(text)
+            if self.positions is not None and tokenized.length > self.positions:
+                self.scores[text] = nan
+                self.too_long.add(text)
+            else:
+                tokens[text] = tokenized
+                texts_by_query.setdefault(text.query, []).append(text)
+        posts = list(texts_by_query.values())
+        if not posts:
             return
-        posts = [list(texts) for _, texts in groupby(todo, key=lambda text: text[0])]
 
         @torch.no_grad()
         def measure(rows: list[int]) -> list[list[float]]:
-            few = [posts[row] for row in rows]
-            queries = [torch.tensor(tokens[texts[0]][0]) for texts in few]
-            # A post with fewer texts repeats its last one, which costs less than a row for each.
-            most = max(map(len, few))
-            columns = zip(*(texts + texts[-1:] * (most - len(texts)) for texts in few), strict=True)
-            each = [[torch.tensor(tokens[text][1]) for text in column] for column in columns]
-            measured = summary_scores(self.model, queries, each, self.accelerator.device)
-            by_post = zip(few, measured.T.tolist(), strict=True)
-            return [scores[: len(texts)] for texts, scores in by_post]
+            """The scores of the texts of each of these posts."""
+            texts_of_rows = [posts[row] for row in rows]
+            queries = [torch.tensor(tokens[texts[0]].query) for texts in texts_of_rows]
+            # A post with fewer texts repeats its last one, which costs less than a row per text.
+            most_texts = max(len(texts) for texts in texts_of_rows)
+            summaries = []
+            for place in range(most_texts):
+                texts_at_place = [texts[min(place, len(texts) - 1)] for texts in texts_of_rows]
+                summaries.append([torch.tensor(tokens[text].summary) for text in texts_at_place])
+            scores = summary_scores(self.model, queries, summaries, self.accelerator.device)
+            return [
+                scores_of_post[: len(texts)]
+                for texts, scores_of_post in zip(texts_of_rows, scores.T.tolist(), strict=True)
+            ]
 
-        # Rows are kept by their number among these posts, so other texts have another folder.
-        keep = self.keep and self.keep / f"gold-posts-{hash_of(todo)}"
-        read = [
-            [tokens[of_post[0]][0], *(tokens[text][1] for text in of_post)] for of_post in posts
+        lengths = [
+            len(tokens[texts[0]].query) + sum(len(tokens[text].summary) for text in texts)
+            for texts in posts
         ]
-        lengths = [sum(map(len, parts)) for parts in read]
-        texts_of_longest_post = max(map(len, posts))
-        rows = max(1, self.budget.forward_batch_size // texts_of_longest_post)
-        scores = measure_rows(
+        most_texts = max(len(texts) for texts in posts)
+        # Scores are kept by the number of their post, so other texts need another folder.
+        keep = self.keep / f"gold-posts-{hash_of(list(tokens))}" if self.keep else None
+        scores_of_posts = measure_rows(
             self.accelerator,
             self.budget,
             label="gold scores",
             sort_keys=lengths,
-            size=PassSize(rows=rows),
+            size=PassSize(rows=max(1, self.budget.forward_batch_size // most_texts)),
             measure=measure,
             keep=keep,
         )
-        self.scores |= dict(zip(todo, chain.from_iterable(scores), strict=True))
+        for texts_of_post, scores in zip(posts, scores_of_posts, strict=True):
+            self.scores.update(zip(texts_of_post, scores, strict=True))
 
-    def _tokens(self, text: Text) -> tuple[list[int], list[int]]:
-        query, summary = text
+    def tokenize(self, text: Text) -> TokenizedText:
+        """A text as the gold model was trained to read it."""
+        limit = self.gold_data.max_query_tokens
         if self.chat is not None:
-            prompt = Prompt(template="{post}", fields={"post": query})
-            tokens = self.chat.fit_prompt(prompt, self.learned.max_query_tokens).tokens
-            return tokens, self.chat.response(summary)
-        fields = parse_post(query, self.prompt)
-        data = self.learned
-        tokens = self.encode_query([format_post(fields, data.prompt) if fields else query])[0]
+            prompt = Prompt(template="{post}", fields={"post": text.query})
+            return TokenizedText(
+                query=self.chat.fit_prompt(prompt, limit).tokens,
+                summary=self.chat.response(text.summary),
+            )
+
+        fields = parse_post(text.query, self.prompt)
         if fields:
-            with suppress(ValueError):  # a title over the limit: the whole query is read
-                _, tokens = fit_query(
+            query = self.encode_query([format_post(fields, self.gold_data.prompt)])[0]
+            # If the title alone is over the limit, the whole query is read.
+            with suppress(ValueError):
+                _, query = fit_query(
                     lambda filled: self.encode_query([filled])[0],
-                    template=data.prompt,
+                    template=self.gold_data.prompt,
                     fields=fields,
                     shortened_field="post",
-                    limit=data.max_query_tokens,
+                    limit=limit,
                 )
-        words = self.encode([f" {summary.strip()}"])[0] if summary.strip() else []
-        return tokens, [*words, self.tokenizer.eos_token_id]
+        else:
+            query = self.encode_query([text.query])[0]
 
-    def reply(self, comparison: Comparison) -> Reply:
-        """The higher score wins, equal scores tie; a text that is too long is not judged.
-
-        The texts were scored by `prepare`.
-        """
-        texts = (comparison.first, comparison.second)
-        a, b = (self.scores[comparison.query, text] for text in texts)
-        text = f"[{self.who}] A {a:.4f}, B {b:.4f}"
-        if self.too_long.isdisjoint((comparison.query, text) for text in texts):
-            return Reply(choice=higher(a, b), text=text)
-        return Reply(choice=None, text=text, finish_reason=TOO_LONG)
-
-    def scores_of(self, policies: Mapping[str, Sequence[Row]]) -> list[Row]:
-        """Its scores, one row a summary; None for a text that is too long for the model."""
-        rows = [row for of_policy in policies.values() for row in of_policy]
-        self.score({(row["query"], row[key]) for row in rows for key in ("summary", "reference")})
-
-        def known(row: Row, text: str) -> float | None:
-            score = self.scores[row["query"], text]
-            return None if isnan(score) else score
-
-        return scored_rows(policies, known)
+        summary = text.summary.strip()
+        words = self.encode([f" {summary}"])[0] if summary else []
+        return TokenizedText(query=query, summary=[*words, self.tokenizer.eos_token_id])

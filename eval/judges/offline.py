@@ -1,4 +1,4 @@
-"""The judges that are no LLM and say so in every row that they write."""
+"""Judges that are no LLM, and say so in every row that they write."""
 
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -9,7 +9,7 @@ from stages.data.builtin import EVENT, OPTIONAL, Facts, facts_of, read_summary, 
 
 
 class FactsJudge(Judge):
-    """The built-in world's judge: it knows what each post states and counts. Not an LLM."""
+    """The built-in world's judge: it knows what each post states, and counts. Not an LLM."""
 
     about = About(
         kind="facts",
@@ -22,46 +22,55 @@ class FactsJudge(Judge):
     label = "the rule of the built-in world"
 
     def reply(self, comparison: Comparison) -> Reply:
-        """The higher score wins, equal scores tie. Raises UserError for a foreign post."""
-        texts = (comparison.first, comparison.second)
+        """The higher score wins; equal scores tie. Raises UserError for a post of other data."""
         try:
             facts = facts_of(comparison.post_id)
         except ValueError as error:
             raise UserError(f"judge.kind=facts knows only the built-in world: {error}") from None
-        scores = [score_summary(text, facts) for text in texts]
-        text = f"[facts judge, not an LLM] A {scores[0]}, B {scores[1]}"
-        return Reply(choice=higher(*scores), text=text)
+        first = score_summary(comparison.first, facts)
+        second = score_summary(comparison.second, facts)
+        text = f"[facts judge, not an LLM] A {first}, B {second}"
+        return Reply(choice=higher(first, second), text=text)
 
     def scores_of(self, policies: Mapping[str, Sequence[Row]]) -> list[Row]:
-        """The rule's score of each policy's summary and of the reference, one row a summary."""
+        """The rule's scores of each policy's summary and of the reference, one row per summary."""
         return scored_rows(policies, lambda row, text: score_summary(text, facts_of(row["id"])))
 
 
 def facts_told(post_id: str, texts: Sequence[str]) -> tuple[Facts, list[list[str]]]:
-    """A post's facts; a row for each that its readers want: its name, its word, and what each text
-    says of it. The last row counts what is right.
+    """A post's facts, and what each text says about them.
+
+    There is a row for each fact that the post's readers want: its name, its word, and what each
+    text says. The last row counts what is right.
     """
     facts = facts_of(post_id)
     wanted = [*EVENT, *(slot for slot in OPTIONAL if slot in facts.wanted)]
     read = [read_summary(text, facts) for text in texts]
 
-    def told(slot: str, right: set[str], wrong: set[tuple[str, str]]) -> str:
-        others = sorted(word for name, word in wrong if name == slot)
-        untrue = f"{', '.join(others)} (wrong)" if others else "not told"
-        return facts.words[slot] if slot in right else untrue
+    def said(slot: str, right: set[str], wrong: set[tuple[str, str]]) -> str:
+        if slot in right:
+            return facts.words[slot]
+        wrong_words = sorted(word for wrong_slot, word in wrong if wrong_slot == slot)
+        if wrong_words:
+            return f"{', '.join(wrong_words)} (wrong)"
+        return "not told"
 
-    rows = [[slot, facts.words[slot], *(told(slot, *pair) for pair in read)] for slot in wanted]
-    counts = [f"{len(right & {*wanted})} of {len(wanted)}" for right, _ in read]
-    return facts, [*rows, ["right", "", *counts]]
+    rows = [
+        [slot, facts.words[slot], *(said(slot, right, wrong) for right, wrong in read)]
+        for slot in wanted
+    ]
+    counts = [f"{len(right.intersection(wanted))} of {len(wanted)}" for right, _ in read]
+    rows.append(["right", "", *counts])
+    return facts, rows
 
 
 def knows_own_texts_only(judge: JudgeSettings) -> bool:
-    """Whether a judge has recorded scores alone and can judge no other text."""
+    """Whether a judge only looks up recorded scores, so that it can judge no other text."""
     return judge.kind == "reward_model" and not judge.gold
 
 
 class RewardModelJudge(Judge):
-    """The run's own reward model: it prefers what it gave the higher score. Not an LLM."""
+    """The run's own reward model: it prefers the text with the higher score. Not an LLM."""
 
     about = About(
         kind="reward_model",
@@ -72,22 +81,27 @@ class RewardModelJudge(Judge):
     )
 
     def __init__(self, rows: Iterable[Row]) -> None:
-        """A text keeps its first score, so that equal texts of a post are judged alike."""
+        """`rows` have the recorded scores of all texts."""
+        # A text keeps its first score, so that equal texts of a post are judged alike.
         self.scores: dict[tuple[str, str], float] = {}
         for row in rows:
             self.scores.setdefault((row["id"], row["summary"]), row["score"])
             self.scores.setdefault((row["id"], row["reference"]), row["reference_score"])
 
     def reply(self, comparison: Comparison) -> Reply:
-        """The higher score wins, equal scores tie; a score that is not a number judges nothing."""
-        texts = (comparison.first, comparison.second)
-        scores = [self.scores[comparison.post_id, text] for text in texts]
-        text = f"[reward model of this run, not an LLM] A {scores[0]:.4f}, B {scores[1]:.4f}"
-        return Reply(choice=higher(*scores), text=text)
+        """The higher score wins; equal scores tie. A score of NaN judges nothing."""
+        first = self.scores[comparison.post_id, comparison.first]
+        second = self.scores[comparison.post_id, comparison.second]
+        text = f"[reward model of this run, not an LLM] A {first:.4f}, B {second:.4f}"
+        return Reply(choice=higher(first, second), text=text)
 
 
 def higher(first: float, second: float) -> Choice | None:
-    """A or B by the higher number; None where one is not a number."""
+    """A or B by the higher number, or a tie; None if one is NaN."""
     if first == second:
         return "tie"
-    return "A" if first > second else "B" if first < second else None
+    if first > second:
+        return "A"
+    if first < second:
+        return "B"
+    return None

@@ -1,9 +1,12 @@
-"""What follows from verdicts.
+"""Statistics of verdicts and scores.
 
-formulas        intervals, means over posts and seeds, paired tests, logistic models
-reward_pairs    a reward model on held-out pairs: intervals, groups, beside the longer one
-correction      the win rate behind a judge's known errors
-length_control  the win rate at equal length
-simple_judges   kappa; a judge beside the longest text, the majority label and the most overlap
-table           every rate of a table of verdicts, with its interval
+intervals         means and shares with 95% intervals, over posts and over seeds
+hypothesis_tests  p-values, and Holm's correction for several of them
+logistic          logistic regression with standard errors clustered by post
+verdict_table     the verdicts about one policy as columns of numbers
+table             every rate of such a table with its interval, and the judge's biases
+length_control    the win rate at equal length
+correction        the win rate after correcting for a judge's known errors
+simple_judges     kappa; a judge compared with the longest text, the majority and the overlap
+reward_pairs      a reward model on held-out pairs: accuracy, groups, calibration, length
 """

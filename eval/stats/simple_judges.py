@@ -1,8 +1,8 @@
-"""A judge beside three that need no judgement, on the same labelled pairs.
+"""A judge compared with three simple ones that read nothing, on the same labeled pairs.
 
-`majority` gives every pair the label that most pairs have, `longest` prefers the text of more
-words, `overlap` the one that repeats more of the post's words. A judge that does not clearly agree
-with the labels more often than each of them may be no more than one of them.
+`majority` gives every pair the label that most pairs have, `longest` prefers the text with more
+words, and `overlap` prefers the text that repeats more of the post's words. A judge that does not
+clearly agree with the labels more often than each of them may do no more than one of them does.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,134 +11,157 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from eval.stats.formulas import (
+from eval.stats.intervals import (
     Floats,
     Interval,
+    Posts,
     as_plain,
     bootstrap,
     clustered_share,
-    mean_of_posts,
+    mean_over_posts,
+    post_numbers,
 )
 from eval.stats.length_control import word_count
 from stages.data.text_metrics import words_of
 
+Labels = NDArray[np.bool_]
 Pair = Mapping[str, Any]
-"""A labelled pair: `post`, `label`, `answer` in [0, 1], and what `measured` says of its texts."""
+"""A labeled pair: `post`, `label`, `answer` in [0, 1], and what `measured` says about its texts."""
 
 
 def measured(query: str, first: str, second: str) -> dict[str, list[int]]:
-    """What the simple judges know of a pair: words, and distinct words that the post has too.
+    """What the simple judges know about a pair, for the first text and for the second.
 
-    Each is a list of two numbers, of the first text and of the second.
+    `words`: number of words; `overlap`: number of distinct words that occur in the post.
     """
-    post = set(words_of(query))
+    words_of_post = set(words_of(query))
     texts = (first, second)
     return {
         "words": [word_count(text) for text in texts],
-        "overlap": [len(set(words_of(text)) & post) for text in texts],
+        "overlap": [len(set(words_of(text)) & words_of_post) for text in texts],
     }
 
 
 def simple_answers(pairs: Sequence[Pair]) -> dict[str, Floats]:
-    """The answers [pairs] of each simple judge; 1/2 where its two numbers are alike."""
+    """The answers [pairs] of each simple judge; 1/2 if its two numbers are equal."""
     labels = np.array([pair["label"] for pair in pairs], dtype=float)
-    answers = {"majority": np.full(len(pairs), float(labels.mean() > 0.5))}
-    for name, key in (("longest", "words"), ("overlap", "overlap")):
-        numbers = np.array([pair[key] for pair in pairs], dtype=float)
-        answers[name] = (1 + np.sign(numbers[:, 0] - numbers[:, 1])) / 2
-    return answers
+    most_common_label = float(labels.mean() > 0.5)
+    return {
+        "majority": np.full(len(pairs), most_common_label),
+        "longest": _prefers_larger([pair["words"] for pair in pairs]),
+        "overlap": _prefers_larger([pair["overlap"] for pair in pairs]),
+    }
 
 
-def beside_simple_judges(pairs: Sequence[Pair]) -> dict[str, Any]:
-    """The judge's kappa, how often it prefers the longer text, and each simple judge beside it.
+def _prefers_larger(numbers: Sequence[Sequence[int]]) -> Floats:
+    """For each two numbers 1 if the first is larger, 1/2 if they are equal, otherwise 0."""
+    first, second = np.array(numbers, dtype=float).T
+    return (1 + np.sign(first - second)) / 2
 
-    `kappa_interval`: of the judge's decided pairs, None where there is none. `prefers_longer`: of
-    the pairs of unequal length that were decided, the share for the longer text, by the judge
-    (`judge`) and by the labels of all judged pairs (`labels`). `simple`: of each simple
-    judge what `beside_judge` says. Intervals are 95% over posts. `pairs` are the judged ones.
+
+def compare_with_simple_judges(pairs: Sequence[Pair]) -> dict[str, Any]:
+    """The judge's kappa, how often it prefers the longer text, and the simple judges.
+
+    `pairs` are those that the judge has answered. `kappa_interval` is about the pairs that it
+    decided; None without one. `prefers_longer`: of the decided pairs of unequal length, the share
+    for the longer text, by the judge (`judge`) and by the labels of all pairs (`labels`). `simple`
+    has the result of `compare_judges` for each simple judge. Intervals are 95% over posts.
     """
     if not pairs:
         return {"kappa_interval": None, "prefers_longer": None, "simple": {}}
     answers = np.array([pair["answer"] for pair in pairs], dtype=float)
     labels = np.array([pair["label"] for pair in pairs], dtype=bool)
-    posts = np.unique([pair["post"] for pair in pairs], return_inverse=True)[1]
-    rivals = simple_answers(pairs)
-    simple = {name: beside_judge(labels, answers, rivals[name], posts) for name in rivals}
-    longer = rivals["longest"]
+    posts = post_numbers([pair["post"] for pair in pairs])
+    simple = simple_answers(pairs)
+    longer = simple["longest"]
     return {
         "kappa_interval": as_plain(kappa_interval(labels, answers, posts)),
         "prefers_longer": {
             "judge": _prefers_longer(answers, longer, posts),
             "labels": _prefers_longer(labels.astype(float), longer, posts),
         },
-        "simple": simple,
+        "simple": {
+            name: compare_judges(labels=labels, answers=answers, other_answers=other, posts=posts)
+            for name, other in simple.items()
+        },
     }
 
 
-def beside_judge(
-    labels: NDArray[np.bool_], answers: Floats, rivals: Floats, posts: NDArray[np.int64]
+def compare_judges(
+    *, labels: Labels, answers: Floats, other_answers: Floats, posts: Posts
 ) -> dict[str, Any]:
-    """What a rival's answers [pairs] are beside this judge's; None where nothing is known.
+    """Another judge compared with this one, on the same pairs; all arguments are [pairs].
 
-    Its `agreement` with the labels and its `kappa`; by how much this judge agrees more often
-    (`difference`, paired); of the pairs that both decide the share with the `same` verdict, and of
-    these verdicts the share that is `right`. Intervals are 95% over posts.
+    `agreement` of the other judge with the labels, and its `kappa`; `difference`: by how much this
+    judge agrees more often (paired); `same`: of the pairs that both decide, the share with the same
+    verdict; `right`: of these verdicts, the share that the label agrees with. Intervals are 95%
+    over posts; a value is None if nothing is known.
     """
-    right, rival_right = agreements(labels, answers), agreements(labels, rivals)
-    both = (answers != 0.5) & (rivals != 0.5)
-    same = (answers > 0.5) == (rivals > 0.5)
+    agreed = agreements(labels, answers)
+    other_agreed = agreements(labels, other_answers)
+    both_decide = (answers != 0.5) & (other_answers != 0.5)
+    is_same = (answers > 0.5) == (other_answers > 0.5)
+    both_same = both_decide & is_same
+    is_right = agreed > 0.5
+    difference = mean_over_posts(agreed - other_agreed, limits=(-1.0, 1.0), posts=posts)
+    same = clustered_share(is_same[both_decide].astype(float), posts[both_decide])
+    right = clustered_share(is_right[both_same].astype(float), posts[both_same])
     return {
-        "agreement": as_plain(clustered_share(rival_right, posts)),
-        "kappa": as_plain(kappa_interval(labels, rivals, posts)),
-        "difference": as_plain(mean_of_posts(right - rival_right, (-1.0, 1.0), posts)),
-        "same": as_plain(clustered_share(same[both] * 1.0, posts[both])),
-        "right": as_plain(clustered_share((right > 0.5)[both & same] * 1.0, posts[both & same])),
+        "agreement": as_plain(clustered_share(other_agreed, posts)),
+        "kappa": as_plain(kappa_interval(labels, other_answers, posts)),
+        "difference": as_plain(difference),
+        "same": as_plain(same),
+        "right": as_plain(right),
     }
 
 
-def _prefers_longer(
-    answers: Floats, longer: Floats, posts: NDArray[np.int64]
-) -> dict[str, Any] | None:
-    """Of the answers and lengths that are no tie, the share for the longer text."""
-    decided = (longer != 0.5) & (answers != 0.5)
-    return as_plain(clustered_share((answers == longer)[decided].astype(float), posts[decided]))
+def _prefers_longer(answers: Floats, longer: Floats, posts: Posts) -> dict[str, Any] | None:
+    """Of the answers that are no tie, about texts of unequal length, the share for the longer."""
+    is_decided = (longer != 0.5) & (answers != 0.5)
+    prefers_longer = (answers == longer)[is_decided]
+    return as_plain(clustered_share(prefers_longer.astype(float), posts[is_decided]))
 
 
-def agreements(labels: NDArray[np.bool_], answers: Floats) -> Floats:
-    """[pairs]: how far each answer agrees with its label; a tie is 1/2."""
+def agreements(labels: Labels, answers: Floats) -> Floats:
+    """[pairs]: how far each answer agrees with its label, in [0, 1]; a tie is 1/2."""
     return np.where(labels, answers, 1 - answers)
 
 
-def kappa_interval(
-    labels: NDArray[np.bool_], answers: Floats, posts: NDArray[np.int64]
-) -> Interval | None:
-    """Cohen's kappa of the decided answers, with a bootstrap over posts; None where none decides.
-
-    A judge that always says the same has kappa 0, by definition and in every resample.
-    """
-    decided = answers != 0.5
-    if not decided.any():
+def kappa_interval(labels: Labels, answers: Floats, posts: Posts) -> Interval | None:
+    """Cohen's kappa of the decided answers, with a bootstrap over posts; None if all are ties."""
+    is_decided = answers != 0.5
+    if not is_decided.any():
         return None
-    cells = np.eye(4)[2 * (answers[decided] < 0.5) + ~labels[decided]]
-    _, of_posts = np.unique(posts[decided], return_inverse=True)
-    sums = np.zeros((int(of_posts.max()) + 1, 4))
-    np.add.at(sums, of_posts, cells)
-    estimate = float(kappas(sums.sum(axis=0, keepdims=True))[0])
-    low, high = bootstrap(sums, kappas)
+
+    # A table of two by two for each post: rows for the answer, columns for the label.
+    row = answers[is_decided] < 0.5
+    column = ~labels[is_decided]
+    _, post = np.unique(posts[is_decided], return_inverse=True)
+    tables = np.zeros((post.max() + 1, 2, 2))
+    np.add.at(tables, (post, row.astype(int), column.astype(int)), 1)
+    rows = tables.reshape(-1, 4)
+
+    [estimate] = kappas(rows.sum(axis=0, keepdims=True))
+    low, high = bootstrap(rows, kappas)
     return Interval(
-        estimate=estimate, low=min(low, estimate), high=max(high, estimate), posts=len(sums)
+        estimate=float(estimate),
+        low=min(low, float(estimate)),
+        high=max(high, float(estimate)),
+        posts=len(rows),
     )
 
 
 def kappas(totals: Floats) -> Floats:
-    """Cohen's kappa [n] of n tables of two by two, flat [n, 4]: `(po - pe) / (1 - pe)`.
+    """Cohen's kappa [n] of n flat tables of two by two [n, 4]: `(po - pe) / (1 - pe)`.
 
-    po is the share of equal pairs, pe what the two's own frequencies would give; 0 where chance
-    alone agrees always.
+    po is the observed agreement, and pe the agreement of independent answers with the same
+    frequencies. Kappa is 0 if pe is 1. The bootstrap needs thousands of them, and statsmodels'
+    `cohens_kappa` takes one table a call.
     Source: Cohen 1960.
     """
-    tables, n = totals.reshape(-1, 2, 2), totals.sum(axis=1)
-    same = np.trace(tables, axis1=1, axis2=2) / n
-    chance = (tables.sum(axis=2) * tables.sum(axis=1)).sum(axis=1) / n**2
+    tables = totals.reshape(-1, 2, 2)
+    n = totals.sum(axis=1)
+    observed = np.trace(tables, axis1=1, axis2=2) / n
+    expected = (tables.sum(axis=2) * tables.sum(axis=1)).sum(axis=1) / n**2
     with np.errstate(divide="ignore", invalid="ignore"):
-        return np.where(chance < 1, (same - chance) / (1 - chance), 0.0)
+        return np.where(expected < 1, (observed - expected) / (1 - expected), 0.0)

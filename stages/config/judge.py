@@ -263,7 +263,8 @@ class Outputs(Section):
     """JSONL, CSV or Parquet file; a folder of such files, or of a run. Empty: the run writes its
     own summaries."""
     summary: str = "summary"
-    """Column of the summaries. Of several, separated by commas, each is a system."""
+    """Column of the summaries. Of several, separated by commas, each is a system, and one for each
+    name in the column of systems."""
     system: str = "system"
     """Column of the system's name. If it is missing, each file is a system."""
     id: str = "id"

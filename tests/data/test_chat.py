@@ -11,7 +11,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from eval import judge, summaries
-from eval.summarize import Finished, finished_policies
+from eval.summarize import FinishedRun, finished_policies
 from stages import base, normalize, ppo, rm, sft
 from stages.config.checks import UserError
 from stages.config.command_line import recorded_config
@@ -298,7 +298,7 @@ def test_a_chat_model_goes_through_all_stages(tokenizer_folder, place, family):
         assert END_OF_TURN[family] not in row["summary"]
 
     # A typed post is formatted by the same template.
-    finished = Finished(finished_policies("tiny", "chat", 44413))
+    finished = FinishedRun(finished_policies("tiny", "chat", 44413))
     post = finished.post_of_text("Why?")
     text = plain.apply_chat_template(
         [{"role": "user", "content": "Why?"}], tokenize=False, add_generation_prompt=True

@@ -1,7 +1,9 @@
 """Measures of generated text, by hand."""
 
+import pytest
+
 from stages.config.sections import PROMPT
-from stages.data.text_metrics import identical
+from stages.data.text_metrics import copied_title_words, distinct, identical
 
 
 def row(post_id: str, query: str, summary: str) -> dict[str, str]:
@@ -26,3 +28,15 @@ def test_one_summary_of_two_posts_is_a_share_of_the_posts():
         row("c", "the third post", "one summary"),
     ]
     assert identical(rows, PROMPT)["summary"] == 2 / 3
+
+
+def test_copied_words_are_those_of_the_title():
+    query = "SUBREDDIT: r/x\n\nTITLE: My dog, my CAT\n\nPOST: the dog ran\n\nTL;DR:"
+    assert copied_title_words(query, "a dog and my hamster ran") == pytest.approx(2 / 3)
+    assert copied_title_words("no title here", "title") is None
+
+
+def test_distinct_n_grams_are_counted_over_all_texts():
+    assert distinct(["a b a", "b a"], 1) == pytest.approx(2 / 5)
+    assert distinct(["a b a", "b a"], 2) == pytest.approx(2 / 3)
+    assert distinct([""], 2) == 0

@@ -1,10 +1,10 @@
-"""Judges of known leanings, simulated: do the intervals hold the truth 19 times in 20?
+"""Simulated judges with known biases: do intervals contain the truth 19 times in 20?
 
-    python -m tests.lib.simulations  what `make simulations` calls: 200 data sets
+    python -m tests.lib.simulations                 200 data sets, as `make simulations`
     python -m tests.lib.simulations --data-sets 20
 
-`tests/test_simulations.py` runs the same scenarios on fewer data sets: the rate at equal length,
-the corrected rate under a shift, and shares with many ties.
+`tests/eval/stats/test_simulations.py` runs the same scenarios on fewer data sets: the rate at equal
+length, the corrected rate with a shift, and shares with many ties.
 """
 
 import argparse
@@ -16,8 +16,9 @@ import numpy as np
 import pandas as pd
 
 from eval.stats.correction import corrected_rate
-from eval.stats.formulas import clustered_share
-from eval.stats.length_control import VerdictTable, length_controlled
+from eval.stats.intervals import Interval, clustered_share
+from eval.stats.length_control import length_controlled
+from eval.stats.verdict_table import VerdictTable
 
 Floats = Any
 Effect = Callable[[Floats], Floats]
@@ -44,8 +45,9 @@ class Judge:
     def rate_at_equal_length(self, ties: float) -> float:
         """The truth: the mean of both orders at a ratio of 1, over the posts' own quality."""
         nodes, weights = np.polynomial.hermite_e.hermegauss(80)
-        of_posts = (self.first(0 * nodes, nodes) + self.second(0 * nodes, nodes)) / 2
-        rate = float(of_posts @ weights / weights.sum())
+        equal_length = np.zeros(len(nodes))
+        rates = (self.first(equal_length, nodes) + self.second(equal_length, nodes)) / 2
+        rate = float(rates @ weights / weights.sum())
         return (1 - ties) * rate + ties / 2
 
 
@@ -58,7 +60,8 @@ def logistic(base: float, order: float, length: Effect, quality: float = 0.0) ->
 
 
 def lazy(share: float, base: float, length: Effect) -> Judge:
-    """Takes the first without reading in a share of the questions: place is additive in chances."""
+    """Takes the first text without reading for a share of the questions: position adds to the
+    probability, not to the logit."""
     return Judge(
         first=lambda x, post: share + (1 - share) * sigmoid(base + length(x)),
         second=lambda x, post: (1 - share) * sigmoid(base + length(x)),
@@ -84,7 +87,7 @@ class Scenario:
         return self.judge.rate_at_equal_length(self.ties)
 
 
-def none(x: Floats) -> Floats:
+def no_effect(x: Floats) -> Floats:
     """No effect of length."""
     return 0 * x
 
@@ -100,8 +103,8 @@ def saturating(x: Floats) -> Floats:
 
 
 COVERED = {
-    "no length effect, order 2": Scenario(judge=logistic(0.595, 2, none)),
-    "no length effect, order 4": Scenario(judge=logistic(1.03, 4, none)),
+    "no length effect, order 2": Scenario(judge=logistic(0.595, 2, no_effect)),
+    "no length effect, order 4": Scenario(judge=logistic(1.03, 4, no_effect)),
     "saturating, longer summaries": Scenario(
         judge=logistic(0, 0.7, saturating), posts=300, ratio=0.5
     ),
@@ -118,7 +121,7 @@ COVERED = {
         judge=logistic(0.4, 2, saturating), orders=1, posts=600
     ),
 }
-# Here the data say little at equal length, and the model says so.
+# In these scenarios the data say little about equal length, and the model says so.
 EXTRAPOLATED = {
     "saturating, far longer": Scenario(judge=logistic(0.4, 0.7, saturating), posts=300, ratio=1.0),
     "linear, few posts near": Scenario(judge=logistic(0.4, 0.7, linear), posts=60, ratio=0.5),
@@ -127,31 +130,35 @@ EXTRAPOLATED = {
 
 def verdicts_of(scenario: Scenario, rng: np.random.Generator) -> VerdictTable:
     """One data set."""
-    posts, orders = scenario.posts, scenario.orders
-    log_ratios = np.repeat(rng.normal(scenario.ratio, SPREAD, size=posts), orders)
-    of_post = np.repeat(rng.normal(size=posts), orders)
-    first = np.tile([True, False], posts) if orders == 2 else rng.random(posts) < 0.5
+    posts = scenario.posts
+    orders = scenario.orders
     judge = scenario.judge
-    chances = np.where(first, judge.first(log_ratios, of_post), judge.second(log_ratios, of_post))
-    outcomes = (rng.random(len(first)) < chances).astype(float)
-    outcomes[rng.random(len(first)) < scenario.ties] = 0.5
+    log_ratios = np.repeat(rng.normal(scenario.ratio, SPREAD, size=posts), orders)
+    quality = np.repeat(rng.normal(size=posts), orders)
+    shown_first = np.tile([True, False], posts) if orders == 2 else rng.random(posts) < 0.5
+
+    if_first = judge.first(log_ratios, quality)
+    if_second = judge.second(log_ratios, quality)
+    probabilities = np.where(shown_first, if_first, if_second)
+    outcomes = (rng.random(len(shown_first)) < probabilities).astype(float)
+    outcomes[rng.random(len(shown_first)) < scenario.ties] = 0.5
     numbers = np.repeat(np.arange(posts), orders)
     return VerdictTable(
         posts=numbers,
         ids=numbers,
         outcomes=outcomes,
-        shown_first=first,
+        shown_first=shown_first,
         log_ratios=log_ratios,
-        differ=np.ones(len(first), dtype=bool),
+        differ=np.ones(len(shown_first), dtype=bool),
     )
 
 
-# -- errors of a judge that are not those on labelled pairs ----------------------------------------
+# -- errors of a judge that differ from those on labeled pairs -------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
 class Shift:
-    """A judge's errors on labelled pairs, and how far those on the judged texts are from them."""
+    """A judge's errors on labeled pairs, and how far those on the judged texts are from them."""
 
     sensitivity: float = 0.75
     specificity: float = 0.8
@@ -172,19 +179,22 @@ SHIFTS = {
 }
 
 
-def labelled(shift: Shift, rng: np.random.Generator) -> pd.DataFrame:
-    """Labelled pairs, half of them for the summary."""
+def labeled_pairs(shift: Shift, rng: np.random.Generator) -> pd.DataFrame:
+    """Labeled pairs; half of the labels are for the summary."""
     labels = rng.random(shift.pairs) < 0.5
-    right = np.where(labels, shift.sensitivity, 1 - shift.specificity)
-    answers = (rng.random(shift.pairs) < right).astype(float)
+    probabilities = np.where(labels, shift.sensitivity, 1 - shift.specificity)
+    answers = (rng.random(shift.pairs) < probabilities).astype(float)
     return pd.DataFrame({"label": labels, "answer": answers, "post": np.arange(shift.pairs)})
 
 
-def judged(shift: Shift, rng: np.random.Generator) -> Floats:
-    """Scores of one policy's posts: the judge's, with the errors that it has on them."""
-    sensitivity, specificity = shift.sensitivity + shift.by[0], shift.specificity + shift.by[1]
-    won = rng.random(shift.posts) < shift.rate
-    return (rng.random(shift.posts) < np.where(won, sensitivity, 1 - specificity)).astype(float)
+def judged_scores(shift: Shift, rng: np.random.Generator) -> Floats:
+    """The judge's scores of one policy's posts, with its errors on these texts."""
+    by_sensitivity, by_specificity = shift.by
+    sensitivity = shift.sensitivity + by_sensitivity
+    specificity = shift.specificity + by_specificity
+    is_won = rng.random(shift.posts) < shift.rate
+    probabilities = np.where(is_won, sensitivity, 1 - specificity)
+    return (rng.random(shift.posts) < probabilities).astype(float)
 
 
 # -- counting --------------------------------------------------------------------------------------
@@ -192,76 +202,85 @@ def judged(shift: Shift, rng: np.random.Generator) -> Floats:
 
 @dataclass(frozen=True, kw_only=True)
 class Coverage:
-    """How often intervals held the truth, and the mean error, in [0, 1]."""
+    """How often intervals contained the truth, and the mean error; all in [0, 1]."""
 
-    held: float
+    contained: float
     bias: float
-    half: float
+    half_width: float
     """Mean half width."""
-    said: float
-    """Share of the data sets that have an estimate which is not called extrapolated."""
+    answered: float
+    """Share of the data sets with an estimate that is not called extrapolated."""
 
 
-def coverage(found: Iterable[Any], truth: float) -> Coverage:
-    """Of estimates with `estimate`, `low` and `high`; None is an estimate withheld."""
-    asked = [one if isinstance(one, dict) or one is None else vars(one) for one in found]
-    given = [one for one in asked if one is not None and one["estimate"] is not None]
-    rows = np.array([[one[key] for key in ("estimate", "low", "high")] for one in given])
+def coverage(estimates: Iterable[Any], truth: float) -> Coverage:
+    """The coverage of estimates with `estimate`, `low` and `high`; None where there is none."""
+    rows = []
+    data_sets = 0
+    answered = 0
+    for estimate in estimates:
+        data_sets += 1
+        row = vars(estimate) if isinstance(estimate, Interval) else estimate
+        if row is not None and row["estimate"] is not None:
+            rows.append([row["estimate"], row["low"], row["high"]])
+            answered += not row.get("extrapolated", False)
+    values, lows, highs = np.array(rows).T
     return Coverage(
-        held=float(((rows[:, 1] <= truth) & (truth <= rows[:, 2])).mean()),
-        bias=float(rows[:, 0].mean() - truth),
-        half=float((rows[:, 2] - rows[:, 1]).mean() / 2),
-        said=sum(not one.get("extrapolated", False) for one in given) / len(asked),
+        contained=float(((lows <= truth) & (truth <= highs)).mean()),
+        bias=float(values.mean() - truth),
+        half_width=float((highs - lows).mean() / 2),
+        answered=answered / data_sets,
     )
 
 
 def length_coverage(scenario: Scenario, data_sets: int) -> Coverage:
-    """Of the rate at equal length."""
+    """Coverage of the rate at equal length."""
     rng = np.random.default_rng(17)
-    tables = (verdicts_of(scenario, rng) for _ in range(data_sets))
-    return coverage(map(length_controlled, tables), scenario.truth)
+    rates = (length_controlled(verdicts_of(scenario, rng)) for _ in range(data_sets))
+    return coverage(rates, scenario.truth)
 
 
 def tie_coverage(ties: float, posts: int, data_sets: int) -> Coverage:
-    """Of a share of posts with so many ties; of the others 70% are won."""
-    rng, truth = np.random.default_rng(20), ties / 2 + 0.7 * (1 - ties)
-    chances = [0.7 * (1 - ties), ties, 0.3 * (1 - ties)]
-    drawn = (rng.choice([1.0, 0.5, 0.0], size=posts, p=chances) for _ in range(data_sets))
-    return coverage((clustered_share(scores, np.arange(posts)) for scores in drawn), truth)
+    """Coverage of a share with this share of ties; of the other posts 70% are won."""
+    rng = np.random.default_rng(20)
+    probabilities = [0.7 * (1 - ties), ties, 0.3 * (1 - ties)]
+    numbers = np.arange(posts)
+    shares = (
+        clustered_share(rng.choice([1.0, 0.5, 0.0], size=posts, p=probabilities), numbers)
+        for _ in range(data_sets)
+    )
+    return coverage(shares, ties / 2 + 0.7 * (1 - ties))
 
 
 def shift_coverage(shift: Shift, data_sets: int, allowed: float) -> Coverage:
-    """Of the corrected rate, whose interval allows for a shift."""
+    """Coverage of the corrected rate, whose interval allows for a shift."""
     rng = np.random.default_rng(18)
-    return coverage(
-        (
-            corrected_rate(judged(shift, rng), labelled(shift, rng), allowed)
-            for _ in range(data_sets)
-        ),
-        shift.rate,
+    rates = (
+        corrected_rate(judged_scores(shift, rng), labeled_pairs(shift, rng), allowed)
+        for _ in range(data_sets)
     )
+    return coverage(rates, shift.rate)
 
 
 def main(argv: list[str] | None = None) -> None:
     """Print the tables."""
     parser = argparse.ArgumentParser(description="coverage of intervals, by simulation")
     parser.add_argument("--data-sets", type=int, default=DATA_SETS)
-    count = parser.parse_args(argv).data_sets
-    print(f"{count} data sets each; % of the truth: error, held, half width")
+    data_sets = parser.parse_args(argv).data_sets
+    print(f"{data_sets} data sets each; % of the truth: error, contained, half width")
     for name, scenario in (COVERED | EXTRAPOLATED).items():
-        _print(f"at equal length: {name}", length_coverage(scenario, count))
+        _print(f"at equal length: {name}", length_coverage(scenario, data_sets))
     for name, shift in SHIFTS.items():
         for allowed in (0.0, 0.1):
-            found = shift_coverage(shift, count, allowed)
-            _print(f"corrected, {allowed:.1f} allowed: {name}", found)
+            row = f"corrected, {allowed:.1f} allowed: {name}"
+            _print(row, shift_coverage(shift, data_sets, allowed))
     for ties in (0.0, 0.3, 0.6, 0.85, 0.95):
         for posts in (20, 100, 400):
-            _print(f"{ties:.0%} ties, {posts} posts", tie_coverage(ties, posts, 5 * count))
+            _print(f"{ties:.0%} ties, {posts} posts", tie_coverage(ties, posts, 5 * data_sets))
 
 
-def _print(name: str, of: Coverage) -> None:
-    mark = "" if of.said > 0.5 else " EXTRAPOLATED"
-    numbers = f"{100 * of.bias:+5.1f} {100 * of.held:5.1f} {100 * of.half:4.1f}"
+def _print(name: str, row: Coverage) -> None:
+    numbers = f"{100 * row.bias:+5.1f} {100 * row.contained:5.1f} {100 * row.half_width:4.1f}"
+    mark = "" if row.answered > 0.5 else " EXTRAPOLATED"
     print(f"{name:50} {numbers}{mark}", flush=True)
 
 

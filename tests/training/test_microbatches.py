@@ -19,7 +19,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from eval import summaries
-from eval.judges.gold import GoldJudge
+from eval.judges.gold import GoldJudge, Text, TokenizedText
 from stages import dpo, normalize, rm, sft
 from stages.config.command_line import make_config
 from stages.config.config import Config, UserError
@@ -284,24 +284,26 @@ def best_of_two_sampling(place: Place) -> Pass:
     return run
 
 
+def evaluation_at(place: Place) -> summaries.Evaluation:
+    return summaries.Evaluation(
+        run=place.run,
+        accelerator=place.learner.accelerator,
+        budget=place.learner.budget,
+        posts=HELD_OUT,
+        tokenizer=place.tokenizer,
+        reward_model=place.reward_model,
+    )
+
+
 def scores_of_summaries(place: Place) -> Pass:
-    learner = place.learner
-    return lambda: summaries.score_all(
-        place.run,
-        learner.accelerator,
-        learner.budget,
-        place.reward_model,
-        HELD_OUT,
-        {"a": TEXTS, "b": TEXTS},
-        "x",
-    )["b"]
+    evaluation = evaluation_at(place)
+    texts = {"a": TEXTS, "b": TEXTS}
+    return lambda: summaries.score_all(evaluation, texts, label="x")["b"]
 
 
 def kl_of_summaries(place: Place) -> Pass:
-    learner = place.learner
-    return lambda: summaries.log_likelihoods(
-        place.run, learner.accelerator, learner.budget, ("a", "b"), HELD_OUT, TEXTS
-    )
+    evaluation = evaluation_at(place)
+    return lambda: summaries.log_likelihoods(evaluation, TEXTS, writer="a", reader="b")
 
 
 def dpo_reference(place: Place) -> Pass:
@@ -317,11 +319,13 @@ def gold_judge(place: Place) -> Pass:
         model=place.reward_model,
         accelerator=place.learner.accelerator,
         budget=place.learner.budget,
-        longest=None,
+        positions=None,
         keep=None,
-        _tokens=lambda text: [place.tokenizer.encode(part) for part in text],
+        tokenize=lambda text: TokenizedText(*(place.tokenizer.encode(part) for part in text)),
     )
-    texts = {(f"post {number}", word) for number in range(8) for word in ("one", "the other")}
+    texts = {
+        Text(f"post {number}", summary) for number in range(8) for summary in ("one", "the other")
+    }
 
     def run() -> list[float]:
         judge.scores = {}

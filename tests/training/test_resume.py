@@ -207,9 +207,9 @@ def test_only_the_summaries_of_a_policy_that_joins_are_sampled(whole, attempt, m
         monkeypatch.setattr(summaries, "current_inputs", lambda *of: current_inputs(*of) | edited)
     names: list[str] = []
 
-    def sample(run, accelerator, budget, name, *others):
-        names.append(name)
-        return sample_summaries(run, accelerator, budget, name, *others)
+    def sample(evaluation, policy):
+        names.append(policy)
+        return sample_summaries(evaluation, policy)
 
     sample_summaries = summaries.sample_summaries
     monkeypatch.setattr(summaries, "sample_summaries", sample)
@@ -247,9 +247,9 @@ def test_summaries_of_sft_and_its_best_are_the_upstreams(attempt, monkeypatch, c
     run_module(summaries, [*ARGUMENTS, "eval.best_of=2"])
     names: list[str] = []
 
-    def sample(run, accelerator, budget, name, *others):
-        names.append(name)
-        return sample_summaries(run, accelerator, budget, name, *others)
+    def sample(evaluation, policy):
+        names.append(policy)
+        return sample_summaries(evaluation, policy)
 
     sample_summaries = summaries.sample_summaries
     monkeypatch.setattr(summaries, "sample_summaries", sample)

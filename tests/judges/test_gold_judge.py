@@ -12,7 +12,7 @@ from transformers import AutoModelForTokenClassification, AutoTokenizer
 
 from eval import calibration, controls
 from eval.judge import judge_summaries, make_judge
-from eval.judges.gold import GoldJudge
+from eval.judges.gold import GoldJudge, Text
 from eval.judges.protocol import Comparison, judge_all
 from eval.scores import proxy_and_gold
 from stages import base, normalize, rm, sft
@@ -126,7 +126,7 @@ def test_a_long_post_is_cut_as_in_its_training_and_a_text_over_its_positions_is_
     judge = GoldJudge(config)
     post = "\n".join(f"Line {number} of a long story." for number in range(60))
     query = f"SUBREDDIT: r/x\n\nTITLE: t\n\nPOST: {post}\n\nTL;DR:"
-    tokens, _ = judge._tokens((query, "short"))
+    tokens, _ = judge.tokenize(Text(query, "short"))
     assert len(tokens) <= 160 < len(judge.encode([query])[0])
     assert judge.tokenizer.decode(tokens).endswith("TL;DR:")
     asked = Comparison("p", query, "short", "word " * 3000)
