@@ -1,6 +1,6 @@
 """The question that an LLM judge is asked, and the verdict that its reply gives.
 
-Posts and summaries are anybody's text. Each is put between tags that no text can close, because
+Posts and summaries are untrusted text. Each is put between tags that no text can close, because
 the tags contain a number that is computed from the texts and occurs in none of them. Whatever a
 chat server could take for one of its control tokens is broken up.
 """
@@ -8,9 +8,7 @@ chat server could take for one of its control tokens is broken up.
 import hashlib
 import json
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from eval.judges.protocol import Choice
 from stages.config.judge_prompt import REPLY_AS_JSON, REPLY_AS_LINES, PromptTemplate
@@ -78,30 +76,19 @@ def make_tag(texts: tuple[str, str, str]) -> str:
 
 # -- the verdict -----------------------------------------------------------------------------------
 
-# What a reasoning model thinks aloud is not its answer. Its marks, by DeepSeek, Qwen and Seed,
-# Mistral, Kimi, Cohere, OpenThinker, Apertus, Gemma and gpt-oss.
+# What a reasoning model thinks aloud is not its answer: <think>...</think> and the like, and
+# Mistral's [THINK]. Other models mark it by control tokens (<|...|>). A server with a reasoning
+# parser (`vllm serve --reasoning-parser ...`) removes them; a reply with one is no verdict.
 THOUGHT = r"[\w:.-]*(?:think|thought|reason)[\w:.-]*"
-END_OF_THOUGHT = re.compile(
-    rf"</{THOUGHT}>|\[/THINK\]|◁/think▷|<\|END_THINKING\|>|<\|end_of_thought\|>"
-    r"|<\|inner_suffix\|>|<channel\|>|<\|channel\|>final.*?<\|message\|>|assistantfinal",
-    re.IGNORECASE,
-)
-START_OF_THOUGHT = re.compile(
-    rf"<{THOUGHT}(?: [^<>]*)?>|\[THINK\]|◁think▷|<\|START_THINKING\|>|<\|begin_of_thought\|>"
-    r"|<\|inner_prefix\|>|<\|channel>|<\|channel\|>",
-    re.IGNORECASE,
-)
-VERDICT_LINES: dict[str, Choice] = {
-    "Preferred: A": "A",
-    "Preferred: B": "B",
-    "Preferred: tie": "tie",
-}
+END_OF_THOUGHT = re.compile(rf"</{THOUGHT}>|\[/THINK\]", re.IGNORECASE)
+START_OF_THOUGHT = re.compile(rf"<{THOUGHT}(?: [^<>]*)?>|\[THINK\]|<\|", re.IGNORECASE)
+CHOICES: tuple[Choice, ...] = ("A", "B", "tie")
 # A JSON object in a Markdown block.
 FENCED = re.compile(r"```(?:json)?\s*(\{.*\})\s*```", re.DOTALL)
 
 
 def parse_choice(reply: str) -> Choice | None:
-    """What a reply prefers, or None where it does not keep to the form that was asked for.
+    """Return what a reply prefers, or None if it is not in the form that was asked for.
 
     That is the JSON object, or lines of which only the last says `Preferred:`.
     """
@@ -111,29 +98,34 @@ def parse_choice(reply: str) -> Choice | None:
     fenced = FENCED.fullmatch(answer)
     if fenced:
         answer = fenced[1]
-    if answer.startswith("{"):
-        return _choice_of_object(answer)
+    return choice_of_object(answer) if answer.startswith("{") else choice_of_lines(answer)
 
+
+def choice_of_lines(answer: str) -> Choice | None:
+    """Return the verdict in the last line, if no other line gives one."""
     # Without the marks of Markdown: **Preferred:** **A**
     lines = [" ".join(re.sub("[*_`]", "", line).split()) for line in answer.splitlines()]
     lines = [line for line in lines if line]
+    # A list or a quotation may give a second verdict; as the last line it is not the form.
     verdicts = [line for line in lines if line.lstrip("#>-+ ").lower().startswith("preferred:")]
     if len(verdicts) != 1:
         return None
-    return VERDICT_LINES.get(lines[-1])
+    for choice in CHOICES:
+        if lines[-1] == f"Preferred: {choice}":
+            return choice
+    return None
 
 
-def _choice_of_object(text: str) -> Choice | None:
-    """The verdict in a JSON object that has the two keys of the form, each once."""
+def choice_of_object(answer: str) -> Choice | None:
+    """Return the verdict in a JSON object that has the two keys of the form, each once."""
     try:
-        pairs = json.loads(text, object_pairs_hook=list)
+        pairs = json.loads(answer, object_pairs_hook=list)  # a dict would hide a doubled key
     except (ValueError, RecursionError):
         return None
-    if not _is_form(pairs):
+    if sorted(key for key, _ in pairs) != ["comparison", "preferred"]:
         return None
-    return VERDICT_LINES.get(f"Preferred: {dict(pairs)['preferred']}")
-
-
-def _is_form(pairs: Sequence[Any]) -> bool:
-    keys = sorted(key for key, _ in pairs)
-    return keys == ["comparison", "preferred"] and isinstance(dict(pairs)["preferred"], str)
+    preferred = dict(pairs)["preferred"]
+    for choice in CHOICES:
+        if preferred == choice:
+            return choice
+    return None
