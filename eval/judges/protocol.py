@@ -6,15 +6,16 @@ coin flip and never a loss (the code of Huang et al. 2024 has both).
 """
 
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
-from functools import partial
-from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-# The `finish_reason` of a post that is longer than the judge takes, of one that a server's filter
-# refuses to judge, and of a reply that such a filter has cut off or emptied.
-TOO_LONG, FILTERED, CONTENT_FILTER = "too long", "filtered", "content_filter"
+# The `finish_reason` of a post that is longer than the judge takes, of a post that a filter of the
+# server refuses, and of a reply that such a filter has cut off or emptied.
+TOO_LONG = "too long"
+FILTERED = "filtered"
+CONTENT_FILTER = "content_filter"
 Row = dict[str, Any]
 Choice = Literal["A", "B", "tie"]
 
@@ -72,7 +73,7 @@ def comparison_of(row: Row, order: str) -> Comparison:
 
 
 class Judge:
-    """Whoever can say which of two summaries of a post is better; asked from many threads.
+    """Interface of judges, which say which of two summaries of a post is better.
 
     Every judge has `about` and `reply`, and of the other methods those that it needs.
     """
@@ -91,15 +92,19 @@ class Judge:
         """Compare the summary shown first (A) with the one shown second (B)."""
         raise NotImplementedError
 
+    def replies(
+        self, comparisons: Sequence[Comparison], concurrency: int
+    ) -> Generator[Reply, None, None]:
+        """Yield the replies in the order of the comparisons, `concurrency` asked for at once."""
+        for comparison in comparisons:
+            yield self.reply(comparison)
+
     def prepare(
         self, comparisons: Sequence[Comparison], same_cap: Iterable[Comparison] = ()
     ) -> None:
         """Called once, before the first `reply`, with all questions, and with those asked before
         that fall under the same cap on the cost: to name a price, or to batch.
         """
-
-    def stop(self) -> None:
-        """Ask nothing more; what is under way may still end."""
 
     def finish(self) -> None:
         """Called once after the last comparison, to say what it took."""
@@ -126,11 +131,13 @@ def scored_rows(
 
 
 def judge_pair(judge: Judge, comparison: Comparison) -> Reply:
-    """The judge's reply; texts that differ in nothing but white space tie without a call."""
-    if comparison.is_identical:
-        text = f"[not asked: {judge.about.name}] the texts are identical"
-        return Reply(choice="tie", text=text)
-    return judge.reply(comparison)
+    """Return the judge's reply; texts that differ only in white space tie without a question."""
+    return tie_of_identical(judge) if comparison.is_identical else judge.reply(comparison)
+
+
+def tie_of_identical(judge: Judge) -> Reply:
+    """Return the reply for two texts that differ only in white space."""
+    return Reply(choice="tie", text=f"[not asked: {judge.about.name}] the texts are identical")
 
 
 def judge_all(
@@ -139,25 +146,18 @@ def judge_all(
     concurrency: int,
     same_cap: Iterable[Comparison] = (),
 ) -> Generator[Reply, None, None]:
-    """The replies to all comparisons, in their order, `concurrency` of them under way at once.
+    """Return an iterator of the replies to all comparisons, in their order.
 
-    The first error ends it, as a signal does, or closing the iterator. After an error calls under
-    way are waited for, so that no reply is lost. The judge is prepared at once, so the clock of
-    whoever counts replies begins after that.
+    The first error ends it, as does a signal, or closing it. The judge is prepared before this
+    function returns, so that whoever shows progress does not count that time.
     """
-    judge.prepare([pair for pair in comparisons if not pair.is_identical], same_cap)
-    return _replies(judge, comparisons, concurrency)
+    different = [comparison for comparison in comparisons if not comparison.is_identical]
+    judge.prepare(different, same_cap)
 
+    def replies() -> Generator[Reply, None, None]:
+        with closing(judge.replies(different, concurrency)) as asked:
+            for comparison in comparisons:
+                yield tie_of_identical(judge) if comparison.is_identical else next(asked)
+        judge.finish()
 
-def _replies(
-    judge: Judge, comparisons: Sequence[Comparison], concurrency: int
-) -> Generator[Reply, None, None]:
-    with ThreadPool(max(1, min(concurrency, len(comparisons)))) as pool:
-        try:
-            yield from pool.imap(partial(judge_pair, judge), comparisons)
-        except Exception:
-            judge.stop()
-            pool.close()
-            pool.join()
-            raise
-    judge.finish()
+    return replies()
