@@ -17,7 +17,7 @@ from typing_extensions import Self
 
 from stages.config.checks import UserError, address_fault
 from stages.config.judge_prompt import OVERALL, read_prompt
-from stages.config.section import MOST, Section
+from stages.config.section import NonNegativeInt, PositiveInt, Section
 
 LONGEST_NAME = 100  # of a system or a run, in characters: file systems take 255 bytes
 MOST_UNJUDGED = 0.02  # share of a policy's posts above which its win rate is no headline
@@ -71,11 +71,11 @@ BEST_OF = "best-of-"  # begins the name of such a policy
 class Eval(Section):
     """Summaries of held-out posts, sampled as in Huang et al. 2024."""
 
-    posts: int = Field(default=0, ge=0, le=MOST)
+    posts: NonNegativeInt = 0
     """Number of held-out posts that are summarized and judged. 0: all of the validation split."""
     temperature: float = Field(default=0.01, ge=1e-6, le=100)
     """Temperature at which summaries are sampled."""
-    dpo_summary_tokens: int = Field(default=128, gt=0, le=MOST)
+    dpo_summary_tokens: PositiveInt = 128
     """Longest summary by DPO, tokens (Huang et al. 2024). Others get data.max_summary_tokens."""
     best_of: str = ""
     """Numbers of samples for best-of-n, separated by commas: of n SFT samples at ppo.temperature,
@@ -106,9 +106,9 @@ class Checks(Section):
     updates: Literal["warn", "stop", "off"] = "warn"
     """What a failed check of the first updates does: `warn` or `stop` the run. They compute
     rewards, advantages and gradients a second way. `off` skips the checks."""
-    control_posts: int = Field(default=50, gt=0, le=MOST)
+    control_posts: PositiveInt = 50
     """Number of posts whose reference is judged against negative controls."""
-    calibration_pairs: int = Field(default=0, ge=0, le=MOST)
+    calibration_pairs: NonNegativeInt = 0
     """Number of labelled comparisons that `make judge-calibration` asks about, drawn by the seed.
     0: all."""
 
