@@ -12,8 +12,9 @@ import torch
 from reports.needs.memory import GIB, Setting
 from reports.needs.plan import most_bytes, sized
 from reports.needs.shapes import Shape, read_shape, shape_of
-from stages.config.checks import UserError, is_on, launched_processes
+from stages.config.checks import UserError
 from stages.config.config import Config
+from stages.config.environment import is_on, launched_processes
 from stages.config.stages import row_of
 from stages.runs.manifest import stage_folder
 

@@ -11,11 +11,12 @@ import unicodedata
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal
+from urllib.parse import urlsplit
 
 from pydantic import Field, model_validator
 from typing_extensions import Self
 
-from stages.config.checks import UserError, address_fault
+from stages.config.checks import UserError
 from stages.config.judge_prompt import OVERALL, read_prompt
 from stages.config.section import NonNegativeInt, PositiveInt, Section
 
@@ -46,12 +47,23 @@ def check_address(url: str, model: str) -> None:
     key_belongs = "give the key as OPENAI_API_KEY"
     if "@" in url:
         raise UserError(f"{name} holds a user or a password: leave it out, and {key_belongs}")
-    if url and address_fault(url):
+    if url and not is_server_address(url):
         raise UserError(f"{name} is no address: give one such as http://127.0.0.1:8000/v1")
     if "?" in url or "#" in url or any(looks_like_a_key(part) for part in url.split("/")):
         raise UserError(f"{name} holds a query or a key: leave it out, and {key_belongs}")
     if looks_like_a_key(model):
         raise UserError(f"judge.model looks like a key: give a model's name, and {key_belongs}")
+
+
+def is_server_address(address: str) -> bool:
+    """Return whether a text can be the address of a server."""
+    try:
+        parts = urlsplit(address)
+        has_server = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # of a port or of brackets
+        return False
+    is_printable = all("!" <= letter <= "~" for letter in address)
+    return has_server and is_printable
 
 
 def looks_like_a_key(word: str) -> bool:
