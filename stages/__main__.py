@@ -12,7 +12,13 @@ from functools import partial
 from typing import Any
 
 from stages.config.checks import UserError, first_line
-from stages.config.command_line import Request, add_arguments, config_of, request_of
+from stages.config.command_line import (
+    Request,
+    add_arguments,
+    config_from_arguments,
+    config_of,
+    request_of,
+)
 from stages.config.config import Config
 from stages.config.faults import Parser, in_one_line, is_above_0, require_packages, show
 from stages.config.listing import settings_lines
@@ -176,13 +182,6 @@ def run_launched_stage(words: Sequence[str]) -> None:
     end_process()
 
 
-def config_from(options: Sequence[str], whole: bool = True) -> Config:
-    """Return the config that options ask for; without `whole` its data need not be named yet."""
-    parser = Parser()
-    add_arguments(parser)
-    return config_of(request_of(parser.parse_args(options)), whole=whole)
-
-
 def run_rehearsal(request: Request, targets: Sequence[str], gpus: int, engine: str) -> int:
     """Run a short run for `make rehearse`; return the status of the stage that failed, or 0."""
     runner = make_runner({"GPUS": str(gpus), "ENGINE": engine}, "make rehearse")
@@ -319,7 +318,7 @@ def run_tool(name: str, options: list[str]) -> None:
     if name == "help":
         show(help_lines())
     elif name == "settings":
-        show(settings_lines(config_from(options, whole=False)))
+        show(settings_lines(config_from_arguments(options, require_data=False)))
     elif name == "status":
         from reports.sharing import status
 

@@ -24,7 +24,7 @@ LONGEST_NAME = 100  # of a system or a run, in characters: file systems take 255
 MOST_UNJUDGED = 0.02  # share of a policy's posts above which its win rate is no headline
 OPENAI_MODEL = "gpt-6-luna"
 # The settings that verdicts of a server depend on, in addition to the text of the prompt.
-OF_VERDICTS = (
+VERDICT_SETTINGS = (
     "model",
     "base_url",
     "temperature",
@@ -206,7 +206,7 @@ class JudgeSettings(Section):
         """
         if self.kind != "openai":
             return {"kind": self.kind} | ({"model": self.gold} if self.gold else {})
-        settings = {name: getattr(self, name) for name in OF_VERDICTS}
+        settings = {name: getattr(self, name) for name in VERDICT_SETTINGS}
         return {"kind": self.kind, **settings, "wording": self._wording()}
 
     def _wording(self) -> str:
@@ -214,12 +214,12 @@ class JudgeSettings(Section):
         parts = read_prompt(self.prompt, self.axis).parts
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
 
-    def check_read(self, names: Iterable[str]) -> None:
+    def check_used_by_kind(self, names: Iterable[str]) -> None:
         """Raise UserError for a setting that only verdicts of another kind depend on."""
-        of_an_llm = {*OF_VERDICTS, "prompt"}
-        read_by = {"openai": of_an_llm, "reward_model": {"model"}}
-        unread = of_an_llm.difference(read_by.get(self.kind, ()))
-        useless = sorted(unread.intersection(names))
+        server_settings = {*VERDICT_SETTINGS, "prompt"}
+        used = {"openai": server_settings, "reward_model": {"model"}, "facts": set[str]()}
+        unused = server_settings - used[self.kind]
+        useless = sorted(unused.intersection(names))
         if useless:
             raise UserError(
                 f"judge.{useless[0]}: judge.kind={self.kind} judges and does not read it: choose"
