@@ -323,7 +323,7 @@ class Chat:
             return lost(f"no reply within {seconds:g} s: {hint}", is_free=is_free)
         except (openai.APIConnectionError, httpx2.HTTPError) as error:
             cause = error.__cause__ or error  # openai wraps what httpx2 raises
-            message = self._hide(f"{self.url}: {cause or type(cause).__name__}")
+            message = self._hide(f"{self.url}: {str(cause) or type(cause).__name__}")
             if isinstance(cause, NEVER_SENT):
                 message += ": check judge.base_url and HTTP_PROXY, HTTPS_PROXY, ALL_PROXY"
             return lost(message, is_free=isinstance(cause, NEVER_SENT))
