@@ -13,7 +13,12 @@ from functools import partial
 from typing import Any
 
 from stages.config.checks import UserError, first_line
-from stages.config.command_line import add_arguments, config_of, request_of
+from stages.config.command_line import (
+    add_arguments,
+    config_from_arguments,
+    config_of,
+    request_of,
+)
 from stages.config.config import Config
 from stages.config.faults import Parser, in_one_line, is_above_0, require_packages, show
 from stages.config.listing import settings_lines
@@ -208,13 +213,6 @@ def run_launched_stage(words: Sequence[str]) -> None:
     end_process()
 
 
-def config_from(options: Sequence[str], whole: bool = True) -> Config:
-    """Return the config that options ask for; without `whole` its data need not be named yet."""
-    parser = Parser()
-    add_arguments(parser)
-    return config_of(request_of(parser.parse_args(options)), whole=whole)
-
-
 def write_cards(config: Config, stage: str) -> None:
     """Write the model cards of a finished stage; it stays finished if that fails."""
     if not STAGES[stage].models:
@@ -341,7 +339,7 @@ def run_tool(name: str, options: list[str]) -> None:
     if name == "help":
         show(help_lines())
     elif name == "settings":
-        show(settings_lines(config_from(options, whole=False)))
+        show(settings_lines(config_from_arguments(options, require_data=False)))
     elif name == "status":
         from stages.pipeline import status
 

@@ -169,7 +169,7 @@ def test_the_body_of_a_reply_is_texts_and_numbers_an_error_or_nothing(body, cut)
         except ValueError:
             continue
         error = find_error(200, raw, received)
-        assert error is None or error.library_status >= 400
+        assert error is None or error.status >= 400
         completion = read_completion(received)
         if completion is not None:
             assert json.loads(json.dumps(dataclasses.asdict(completion)))

@@ -1,6 +1,6 @@
-"""The question that an LLM judge is asked, and the verdict in its reply.
+"""The question that an LLM judge is asked, and the verdict that its reply gives.
 
-Posts and summaries can contain anything. Each is put between tags that no text can close, because
+Posts and summaries are untrusted text. Each is put between tags that no text can close, because
 the tags contain a number that is computed from the texts and occurs in none of them. Whatever a
 chat server could take for one of its control tokens is broken up.
 """
@@ -13,25 +13,22 @@ from dataclasses import dataclass
 from eval.judges.protocol import Choice
 from stages.config.judge_prompt import REPLY_AS_JSON, REPLY_AS_LINES, PromptTemplate
 
-# <|im_start|>, </s>, <start_of_turn>, <<SYS>> and our own tags all open like this, and so do
-# Mistral's [INST] and the like. "<3" does not.
+# <|im_start|>, </s>, <start_of_turn>, <<SYS>> and our own tags all open like this, as do Mistral's
+# [INST] and its kin. "<3" does not.
 OPENING = re.compile(r"<(?=[^\s\d<])|\[(?=/?[A-Z_]+\])")
-TAG_DIGITS = 16
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Question:
     """A prompt, and the texts in it that other people wrote."""
 
     prompt: str
     tag: str
-    """The number in the tags around each text."""
     texts: tuple[str, str, str]
-    """The post and the two summaries, as the prompt shows them."""
 
     @property
     def hash(self) -> str:
-        """Identifies the prompt in rows and in the cache."""
+        """Names the prompt in rows and in the cache."""
         return hashlib.sha256(self.prompt.encode()).hexdigest()[:16]
 
     def is_echo(self, reply: str) -> bool:
@@ -42,30 +39,25 @@ class Question:
 def make_question(
     template: PromptTemplate, *, query: str, first: str, second: str, as_json: bool
 ) -> Question:
-    """The question about two summaries of a post; the form of the reply is at its end."""
-    post = disarm(query)
-    summary_a = disarm(first)
-    summary_b = disarm(second)
-    texts = (post, summary_a, summary_b)
+    """The question about two summaries of a post, with the form of the reply at its end."""
+    texts = (disarm(query), disarm(first), disarm(second))
     tag = make_tag(texts)
-    filled = template.fill(
-        {
-            "post": tagged("post", tag, post),
-            "summary_a": tagged("summary-A", tag, summary_a),
-            "summary_b": tagged("summary-B", tag, summary_b),
-        }
-    )
+    shown = {
+        "post": tagged("post", tag, texts[0]),
+        "summary_a": tagged("summary-A", tag, texts[1]),
+        "summary_b": tagged("summary-B", tag, texts[2]),
+    }
     reply_form = REPLY_AS_JSON if as_json else REPLY_AS_LINES
-    return Question(prompt=f"{filled}\n\n{reply_form}", tag=tag, texts=texts)
+    return Question(f"{template.fill(shown)}\n\n{reply_form}", tag, texts)
 
 
 def tagged(name: str, tag: str, text: str) -> str:
-    """A text between its tags, which are on lines of their own."""
+    """A text between its tags, each on a line of its own."""
     return f"<{name}-{tag}>\n{text}\n</{name}-{tag}>"
 
 
 def disarm(text: str) -> str:
-    """The text with a space after whatever opens like a tag or a control token.
+    """The text with a space in whatever opens like a tag or a control token.
 
     Half a surrogate pair, which no request can carry, becomes a question mark.
     """
@@ -74,80 +66,66 @@ def disarm(text: str) -> str:
 
 
 def make_tag(texts: tuple[str, str, str]) -> str:
-    """A number that occurs in none of the texts; the same in both orders of the summaries."""
-    post, *summaries = texts
-    digest = "\0".join([post, *sorted(summaries)])
+    """A number that occurs in none of the texts; the same in both orders."""
+    tag = "\0".join((texts[0], *sorted(texts[1:])))
     while True:
-        digest = hashlib.sha256(digest.encode()).hexdigest()[:TAG_DIGITS]
-        if not any(digest in text for text in texts):
-            return digest
+        tag = hashlib.sha256(tag.encode()).hexdigest()[:16]
+        if not any(tag in text for text in texts):
+            return tag
 
 
 # -- the verdict -----------------------------------------------------------------------------------
 
-# A reasoning model's thoughts are not its answer. These marks are used by DeepSeek, Qwen and Seed,
-# Mistral, Kimi, Cohere, OpenThinker, Apertus, Gemma and gpt-oss.
+# What a reasoning model thinks aloud is not its answer: <think>...</think> and the like, and
+# Mistral's [THINK]. Other models mark it by control tokens (<|...|>). A server with a reasoning
+# parser (`vllm serve --reasoning-parser ...`) removes them; a reply with one is no verdict.
 THOUGHT = r"[\w:.-]*(?:think|thought|reason)[\w:.-]*"
-END_OF_THOUGHT = re.compile(
-    rf"</{THOUGHT}>|\[/THINK\]|◁/think▷|<\|END_THINKING\|>|<\|end_of_thought\|>"
-    r"|<\|inner_suffix\|>|<channel\|>|<\|channel\|>final.*?<\|message\|>|assistantfinal",
-    re.IGNORECASE,
-)
-START_OF_THOUGHT = re.compile(
-    rf"<{THOUGHT}(?: [^<>]*)?>|\[THINK\]|◁think▷|<\|START_THINKING\|>|<\|begin_of_thought\|>"
-    r"|<\|inner_prefix\|>|<\|channel>|<\|channel\|>",
-    re.IGNORECASE,
-)
-VERDICT_LINES: dict[str, Choice] = {
-    "Preferred: A": "A",
-    "Preferred: B": "B",
-    "Preferred: tie": "tie",
-}
-# A JSON object in a Markdown code block.
+END_OF_THOUGHT = re.compile(rf"</{THOUGHT}>|\[/THINK\]", re.IGNORECASE)
+START_OF_THOUGHT = re.compile(rf"<{THOUGHT}(?: [^<>]*)?>|\[THINK\]|<\|", re.IGNORECASE)
+CHOICES: tuple[Choice, ...] = ("A", "B", "tie")
+# A JSON object in a Markdown block.
 FENCED = re.compile(r"```(?:json)?\s*(\{.*\})\s*```", re.DOTALL)
 
 
 def parse_choice(reply: str) -> Choice | None:
-    """What a reply prefers, or None if it does not have the requested form.
+    """Return what a reply prefers, or None if it is not in the form that was asked for.
 
-    The form is the JSON object, or lines of which the last one, and no other, says `Preferred:`.
+    That is the JSON object, or lines of which only the last says `Preferred:`.
     """
     answer = END_OF_THOUGHT.split(reply)[-1].strip()
-    has_unfinished_thought = START_OF_THOUGHT.search(answer) is not None
-    if has_unfinished_thought:
-        return None
-
+    if START_OF_THOUGHT.search(answer):
+        return None  # a thought that has not ended
     fenced = FENCED.fullmatch(answer)
     if fenced:
         answer = fenced[1]
-    if answer.startswith("{"):
-        return _choice_of_object(answer)
-    return _choice_of_lines(answer)
+    return choice_of_object(answer) if answer.startswith("{") else choice_of_lines(answer)
 
 
-def _choice_of_lines(answer: str) -> Choice | None:
-    """The verdict in the last line, if no other line gives one."""
+def choice_of_lines(answer: str) -> Choice | None:
+    """Return the verdict in the last line, if no other line gives one."""
     # Without the marks of Markdown: **Preferred:** **A**
-    plain = re.sub("[*_`]", "", answer)
-    lines = [" ".join(line.split()) for line in plain.splitlines() if line.strip()]
-    verdict_lines = [
-        line for line in lines if line.lstrip("#>-+ ").lower().startswith("preferred:")
-    ]
-    if len(verdict_lines) != 1:
+    lines = [" ".join(re.sub("[*_`]", "", line).split()) for line in answer.splitlines()]
+    lines = [line for line in lines if line]
+    # A list or a quotation may give a second verdict; as the last line it is not the form.
+    verdicts = [line for line in lines if line.lstrip("#>-+ ").lower().startswith("preferred:")]
+    if len(verdicts) != 1:
         return None
-    return VERDICT_LINES.get(lines[-1])
+    for choice in CHOICES:
+        if lines[-1] == f"Preferred: {choice}":
+            return choice
+    return None
 
 
-def _choice_of_object(text: str) -> Choice | None:
-    """The verdict in a JSON object that has exactly the two requested keys, each once."""
+def choice_of_object(answer: str) -> Choice | None:
+    """Return the verdict in a JSON object that has the two keys of the form, each once."""
     try:
-        # As a list of pairs, which shows a key that occurs twice.
-        pairs = json.loads(text, object_pairs_hook=list)
+        pairs = json.loads(answer, object_pairs_hook=list)  # a dict would hide a doubled key
     except (ValueError, RecursionError):
         return None
     if sorted(key for key, _ in pairs) != ["comparison", "preferred"]:
         return None
     preferred = dict(pairs)["preferred"]
-    if not isinstance(preferred, str):
-        return None
-    return VERDICT_LINES.get(f"Preferred: {preferred}")
+    for choice in CHOICES:
+        if preferred == choice:
+            return choice
+    return None

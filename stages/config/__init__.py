@@ -1,7 +1,10 @@
-"""What may be set, and what is refused.
+"""Settings: their defaults, presets and checks.
 
-checks        the error that a user can fix, and the checks that raise it
-faults        how a command ends in one line
+checks        the error that a user can fix, and how errors are shown
+faults        one line for errors that the user can fix
+out_of_memory errors that mean too little memory
+environment   variables that accelerate and launchers read
+fitting       checks that batches fit the data and a context fits the model
 stages        the table of stages
 section       the base class of sections, on pydantic
 sections      data and prompt, SFT, reward model, DPO, memory

@@ -23,11 +23,12 @@ from stages.config.config import (
     Config,
     changes_of,
     text_from_value,
+    value_of,
     with_changes,
 )
 from stages.config.faults import Parser
 from stages.config.judge import at_server
-from stages.config.presets import PRESETS, preset_config
+from stages.config.presets import PRESETS, Changes, preset_config
 from stages.config.recorded import recorded_config as recorded_config
 from stages.config.recorded import section_from as section_from
 from stages.config.stages import (
@@ -48,9 +49,6 @@ SAME_RUN = ("judge", "checks", "memory")
 NEXT = re.compile(r"\s+(?=[A-Za-z_]\w*\.\w+=)")
 TRAINING_SECTIONS = {"base", "sft", "rm", "ppo", "dpo", "lora"}
 MOST_SHOWN = 3  # changed settings that one line names
-
-Changes = dict[str, dict[str, Any]]
-"""Section -> field -> value."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,21 +89,25 @@ def make_config(preset: str, **changes: Any) -> Config:
     return config_of(Request(preset=preset, **changes))
 
 
-def config_of(request: Request, upstream: Config | None = None, whole: bool = True) -> Config:
-    """The preset with what the command line changes; overrides are like `ppo.kl_coef=0.1`.
+def config_of(
+    request: Request, upstream: Config | None = None, require_data: bool = True
+) -> Config:
+    """Return the preset with what the command line changes; overrides are like `ppo.kl_coef=0.1`.
 
     If the run has an upstream, the sections of the shared stages are those of the upstream's record
-    on disk, or of `upstream`, the config of an upstream that is not made yet, with the overrides.
-    Without `whole` a preset's folder of posts need not be given: enough to show its settings.
+    on disk, or of `upstream`, the config of an upstream that has not run yet, with the overrides.
+    With `require_data=False` a preset's folder of posts may be missing, as to show its settings.
     Raises UserError for an unknown preset or key, a bad value, a missing folder, an override
     without a name of its own, and one that has no effect.
     """
     for word in request.arguments:  # surrogates stand for bytes that are no text
         if not word.isprintable():
             raise UserError(f"{ascii(word)[:80]} must hold no control characters, and be UTF-8")
-    config = _start_of(request)
 
-    # DATA and TOKENIZER count as overrides where the preset has data or a tokenizer itself.
+    # 1. The preset, or what the run recorded.
+    config = _settings_before_overrides(request)
+
+    # 2. DATA and TOKENIZER. Where the preset has data or a tokenizer itself, they are overrides.
     overrides = list(request.overrides)
     for key, value in (("data.source", request.data), ("base.tokenizer", request.tokenizer)):
         if not value:
@@ -115,26 +117,29 @@ def config_of(request: Request, upstream: Config | None = None, whole: bool = Tr
         else:
             config = with_changes(config, changes_of([f"{key}={value}"]))
 
+    # 3. The overrides. A preset's best-of-n samples the SFT model, which a released policy lacks.
     changes = changes_of(overrides)
-    if changes.get("released", {}).get("policy"):  # a preset's best-of-n is of the SFT it trains
+    if changes.get("released", {}).get("policy"):
         changes.setdefault("eval", {}).setdefault("best_of", "")
-    config = _without_training(with_changes(config, changes), request, changes)
+    config = with_changes(config, changes)
 
+    # 4. Settings that follow from others, and overrides that have no effect.
+    config = _use_released_policy(config, request, changes)
     useless = sorted(changes.get("ppo", {}).keys() & config.ppo.quirks)
     if useless:
         compat = config.ppo.compat
         raise UserError(f"ppo.{useless[0]} has no effect: ppo.compat={compat} sets it")
-    config.judge.check_read(changes.get("judge", {}))
+    config.judge.check_used_by_kind(changes.get("judge", {}))
 
-    name = request.name
-    if not name:
-        names = {RELEASED: config.released.run_name, OUTPUTS: config.outputs.run_name}
-        name = names.get(config.kind, config.name)
+    # 5. The name of the run.
+    name = request.name or _default_name(config)
     _check_names(request, name, overrides)
+
+    # 6. The sections of an upstream, before its data are looked for.
     if request.upstream:
-        config = _shared(config, request, changes, upstream)
-    if whole:
-        _check_given(config)
+        config = _take_shared_sections(config, request, changes, upstream)
+    if require_data:
+        _check_data(config)
     return config.changed(
         seed=request.seed,
         name=name,
@@ -144,24 +149,27 @@ def config_of(request: Request, upstream: Config | None = None, whole: bool = Tr
     )
 
 
-def value_of(config: Config, key: str) -> Any:
-    """The value of a setting, such as `ppo.kl_coef`."""
-    section, _, field = key.partition(".")
-    return getattr(getattr(config, section), field)
+def _default_name(config: Config) -> str:
+    """Return the folder of a run that is not named."""
+    if config.kind == RELEASED:
+        return config.released.run_name
+    if config.kind == OUTPUTS:
+        return config.outputs.run_name
+    return config.name
 
 
-def _start_of(request: Request) -> Config:
-    """What the overrides change: the preset, or what a run recorded."""
+def _settings_before_overrides(request: Request) -> Config:
+    """Return what the overrides change: the preset, or what a run recorded."""
     if not request.recorded:
         return preset_config(request.preset)
-    start = Config(preset=request.preset, name=request.name)
-    return with_changes(start, changes_of(request.recorded))
+    defaults = Config(preset=request.preset, name=request.name)
+    return with_changes(defaults, changes_of(request.recorded))
 
 
-def _without_training(config: Config, request: Request, changes: Changes) -> Config:
-    """The config with a released policy, if there is one, in the place of the base checkpoint.
+def _use_released_policy(config: Config, request: Request, changes: Changes) -> Config:
+    """Return the config with a released policy, if there is one, in place of the base checkpoint.
 
-    Raises UserError for what makes no sense without training.
+    Raises UserError for settings that have no effect or no model without training.
     """
     if config.kind == TRAINED:
         return config
@@ -189,7 +197,7 @@ def _check_names(request: Request, name: str, overrides: Sequence[str]) -> None:
     if request.upstream and not settings.is_run_name(request.upstream):
         raise UserError(f"upstream must {settings.MUST_BE_A_RUN_NAME}")
 
-    # The folder of a preset holds the preset as it is.
+    # A preset's own folder may only contain the unchanged preset.
     changed = [text for text in overrides if text.split(".")[0] not in SAME_RUN]
     if request.upstream:
         changed.append(f"upstream {request.upstream}")
@@ -202,10 +210,12 @@ def _check_names(request: Request, name: str, overrides: Sequence[str]) -> None:
 # -- upstream --------------------------------------------------------------------------------------
 
 
-def _shared(config: Config, request: Request, changes: Changes, upstream: Config | None) -> Config:
+def _take_shared_sections(
+    config: Config, request: Request, changes: Changes, upstream: Config | None
+) -> Config:
     """The config with the shared sections as the upstream has them, and then as overrides say."""
     recorded = {} if upstream else recorded_sections(request)
-    start = upstream or _start_of(request)
+    start = upstream or _settings_before_overrides(request)
     sections = {name: recorded.get(name, getattr(start, name)) for name in SHARED_SECTIONS}
 
     # Settings of shared stages that this run changes, and their values in the upstream.
@@ -237,7 +247,7 @@ def recorded_sections(request: Request) -> dict[str, Any]:
             f"upstream {request.upstream} has no seed {request.seed}: run `make rm "
             f"PRESET={request.preset} SEED={request.seed} NAME={request.upstream}` to make it"
         )
-    base = _start_of(request).base
+    base = _settings_before_overrides(request).base
     sections: dict[str, Any] = {}
     for stage in SHARED_STAGES:
         config = recorded_config(folder / stage)
@@ -273,7 +283,7 @@ def _base_of_preset(config: Config) -> settings.Base:
         return config.base
 
 
-def _check_given(config: Config) -> None:
+def _check_data(config: Config) -> None:
     """Raise UserError for data, a tokenizer or a reward function that is not there."""
     if config.kind == OUTPUTS:
         return
@@ -352,11 +362,13 @@ def request_of(args: argparse.Namespace) -> Request:
     return as_recorded(request) if is_named_only else request
 
 
-def config_from_arguments(argv: list[str] | None, description: str) -> Config:
-    """The config that a stage's command line asks for. Raises UserError as `config_of` does."""
+def config_from_arguments(
+    argv: Sequence[str] | None, description: str = "", require_data: bool = True
+) -> Config:
+    """Return the config that a command line asks for. Raises UserError as `config_of` does."""
     parser = Parser(description=description)
     add_arguments(parser)
-    return config_of(request_of(parser.parse_args(argv)))
+    return config_of(request_of(parser.parse_args(argv)), require_data=require_data)
 
 
 # -- a run that is named, with the settings that it recorded ---------------------------------------

@@ -266,6 +266,12 @@ def value_from_text(key: str, text: str) -> Any:
         raise UserError(f"{key} must be {IN_WORDS[kind]}, not {text!r}") from None
 
 
+def value_of(config: Config, key: str) -> Any:
+    """Return the value of a setting, such as `ppo.kl_coef`."""
+    section, _, field = key.partition(".")
+    return getattr(getattr(config, section), field)
+
+
 def text_from_value(value: Any) -> str:
     """A value as `value_from_text` reads it."""
     text = str(value).lower() if isinstance(value, bool) else str(value)

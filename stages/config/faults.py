@@ -1,7 +1,7 @@
-"""How a command ends in one line, if its user can fix what is wrong.
+"""Turn errors that the user can fix into one line.
 
-Every command's `main` is under `in_one_line`, or hands its work to `run_stage`. Only `what_to_mend`
-tells an error that a user can fix from a defect, which keeps its traceback.
+Every command's `main` is under `in_one_line`, or hands its work to `run_stage`. Only
+`describe_user_error` tells an error that a user can fix from a defect, which keeps its traceback.
 """
 
 import argparse
@@ -17,17 +17,9 @@ from importlib.util import find_spec
 from io import TextIOWrapper
 from typing import Any, NoReturn, TextIO
 
-from stages.config.checks import (
-    LESS_MEMORY,
-    RESTORE,
-    UserError,
-    address_fault,
-    fail,
-    first_line,
-    is_out_of_memory,
-    print_nowhere,
-    visible,
-)
+from stages.config.checks import RESTORE, UserError, discard_output, fail, first_line, visible
+from stages.config.judge import is_server_address
+from stages.config.out_of_memory import LESS_MEMORY, is_out_of_memory
 
 # How to fix an error of the operating system.
 FIXES = {
@@ -82,8 +74,8 @@ class VisibleStream:
         return getattr(self.stream, name)
 
 
-def what_to_mend(error: BaseException) -> str | None:
-    """What is wrong and how to fix it, in one line; None for a defect, where that is unknown."""
+def describe_user_error(error: BaseException) -> str | None:
+    """Return what is wrong and how to fix it, in one line; None for a defect in the code."""
     kind = type(error).__name__
     text = first_line(error)
     if isinstance(error, UserError):
@@ -153,10 +145,10 @@ def in_one_line() -> Iterator[None]:
         print("stopped by SIGINT: the same command begins again", file=sys.stderr)
         raise SystemExit(128 + signal.SIGINT) from None
     except BrokenPipeError:
-        print_nowhere(sys.stdout)
+        discard_output(sys.stdout)
         raise SystemExit(128 + signal.SIGPIPE) from None
     except Exception as error:
-        line = what_to_mend(error)
+        line = describe_user_error(error)
         if line is None:
             raise
         fail(UserError(line))
@@ -175,7 +167,7 @@ def open_closed_streams() -> None:
 
 
 def network_fault(error: BaseException) -> str | None:
-    """Which variable keeps a client of the network from being made; None if none does."""
+    """Return the line for an environment variable that no network client accepts, or None."""
     is_of_client = type(error).__name__ in ("InvalidURL", "SSLError") or "proxy URL" in str(error)
     is_of_certificates = isinstance(error, FileNotFoundError) and error.filename is None
     if not is_of_client and not is_of_certificates:
@@ -185,7 +177,7 @@ def network_fault(error: BaseException) -> str | None:
         value = os.environ.get(name, "")
         scheme, _, address = value.rpartition("://")
         is_proxy = scheme in ("", "http", "https", "socks5", "socks5h")
-        if value and (not is_proxy or address_fault(f"http://{address}")):
+        if value and (not is_proxy or not is_server_address(f"http://{address}")):
             return f"{name} in the environment is no address of a proxy: correct or unset it"
     for name in CERTIFICATES:
         if os.environ.get(name):
@@ -206,7 +198,7 @@ def show(lines: Iterable[str]) -> None:
     try:
         print("\n".join(lines), flush=True)
     except BrokenPipeError:
-        print_nowhere(sys.stdout)
+        discard_output(sys.stdout)
 
 
 def require_packages() -> None:

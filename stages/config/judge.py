@@ -11,19 +11,20 @@ import unicodedata
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal
+from urllib.parse import urlsplit
 
 from pydantic import Field, model_validator
 from typing_extensions import Self
 
-from stages.config.checks import UserError, address_fault
+from stages.config.checks import UserError
 from stages.config.judge_prompt import OVERALL, read_prompt
-from stages.config.section import MOST, Section
+from stages.config.section import NonNegativeInt, PositiveInt, Section
 
 LONGEST_NAME = 100  # of a system or a run, in characters: file systems take 255 bytes
 MOST_UNJUDGED = 0.02  # share of a policy's posts above which its win rate is no headline
 OPENAI_MODEL = "gpt-6-luna"
 # The settings that verdicts of a server depend on, in addition to the text of the prompt.
-OF_VERDICTS = (
+VERDICT_SETTINGS = (
     "model",
     "base_url",
     "temperature",
@@ -46,12 +47,23 @@ def check_address(url: str, model: str) -> None:
     key_belongs = "give the key as OPENAI_API_KEY"
     if "@" in url:
         raise UserError(f"{name} holds a user or a password: leave it out, and {key_belongs}")
-    if url and address_fault(url):
+    if url and not is_server_address(url):
         raise UserError(f"{name} is no address: give one such as http://127.0.0.1:8000/v1")
     if "?" in url or "#" in url or any(looks_like_a_key(part) for part in url.split("/")):
         raise UserError(f"{name} holds a query or a key: leave it out, and {key_belongs}")
     if looks_like_a_key(model):
         raise UserError(f"judge.model looks like a key: give a model's name, and {key_belongs}")
+
+
+def is_server_address(address: str) -> bool:
+    """Return whether a text can be the address of a server."""
+    try:
+        parts = urlsplit(address)
+        has_server = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # of a port or of brackets
+        return False
+    is_printable = all("!" <= letter <= "~" for letter in address)
+    return has_server and is_printable
 
 
 def looks_like_a_key(word: str) -> bool:
@@ -71,11 +83,11 @@ BEST_OF = "best-of-"  # begins the name of such a policy
 class Eval(Section):
     """Summaries of held-out posts, sampled as in Huang et al. 2024."""
 
-    posts: int = Field(default=0, ge=0, le=MOST)
+    posts: NonNegativeInt = 0
     """Number of held-out posts that are summarized and judged. 0: all of the validation split."""
     temperature: float = Field(default=0.01, ge=1e-6, le=100)
     """Temperature at which summaries are sampled."""
-    dpo_summary_tokens: int = Field(default=128, gt=0, le=MOST)
+    dpo_summary_tokens: PositiveInt = 128
     """Longest summary by DPO, tokens (Huang et al. 2024). Others get data.max_summary_tokens."""
     best_of: str = ""
     """Numbers of samples for best-of-n, separated by commas: of n SFT samples at ppo.temperature,
@@ -106,9 +118,9 @@ class Checks(Section):
     updates: Literal["warn", "stop", "off"] = "warn"
     """What a failed check of the first updates does: `warn` or `stop` the run. They compute
     rewards, advantages and gradients a second way. `off` skips the checks."""
-    control_posts: int = Field(default=50, gt=0, le=MOST)
+    control_posts: PositiveInt = 50
     """Number of posts whose reference is judged against negative controls."""
-    calibration_pairs: int = Field(default=0, ge=0, le=MOST)
+    calibration_pairs: NonNegativeInt = 0
     """Number of labelled comparisons that `make judge-calibration` asks about, drawn by the seed.
     0: all."""
 
@@ -194,7 +206,7 @@ class JudgeSettings(Section):
         """
         if self.kind != "openai":
             return {"kind": self.kind} | ({"model": self.gold} if self.gold else {})
-        settings = {name: getattr(self, name) for name in OF_VERDICTS}
+        settings = {name: getattr(self, name) for name in VERDICT_SETTINGS}
         return {"kind": self.kind, **settings, "wording": self._wording()}
 
     def _wording(self) -> str:
@@ -202,12 +214,12 @@ class JudgeSettings(Section):
         parts = read_prompt(self.prompt, self.axis).parts
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
 
-    def check_read(self, names: Iterable[str]) -> None:
+    def check_used_by_kind(self, names: Iterable[str]) -> None:
         """Raise UserError for a setting that only verdicts of another kind depend on."""
-        of_an_llm = {*OF_VERDICTS, "prompt"}
-        read_by = {"openai": of_an_llm, "reward_model": {"model"}}
-        unread = of_an_llm.difference(read_by.get(self.kind, ()))
-        useless = sorted(unread.intersection(names))
+        server_settings = {*VERDICT_SETTINGS, "prompt"}
+        used = {"openai": server_settings, "reward_model": {"model"}, "facts": set[str]()}
+        unused = server_settings - used[self.kind]
+        useless = sorted(unused.intersection(names))
         if useless:
             raise UserError(
                 f"judge.{useless[0]}: judge.kind={self.kind} judges and does not read it: choose"

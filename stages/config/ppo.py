@@ -10,7 +10,15 @@ from typing import Any, Literal
 from pydantic import Field, model_validator
 from typing_extensions import Self
 
-from stages.config.section import MOST, Section
+from stages.config.section import (
+    MOST,
+    Fraction,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    Section,
+)
 
 MANY_BELOW = 0.3
 """A warning if more responses end and score below what a missing EOS is given."""
@@ -27,23 +35,23 @@ LossMean = Literal["tokens", "sequences", "episodes", "microbatches"]
 class PolicyGradient(Section):
     """What all policy-gradient algorithms have in common. Names are TRL's."""
 
-    learning_rate: float = Field(default=3e-6, gt=0, le=MOST)
+    learning_rate: PositiveFloat = 3e-6
     """Learning rate of the first update. It decays linearly: the last of N updates has
     learning_rate / N."""
-    max_grad_norm: float = Field(default=0.0, ge=0, le=MOST)
+    max_grad_norm: NonNegativeFloat = 0.0
     """The policy's gradient is clipped to this norm. 0: never, as in Huang et al. 2024."""
-    total_episodes: int = Field(default=1_000_000, gt=0, le=MOST)
+    total_episodes: PositiveInt = 1_000_000
     """Episodes of the whole run."""
-    batch_size: int = Field(default=512, gt=0, le=MOST)
+    batch_size: PositiveInt = 512
     """Episodes per update, over all devices."""
-    samples_per_query: int = Field(default=1, gt=0, le=MOST)
+    samples_per_query: PositiveInt = 1
     """Responses to each query. They are in one minibatch and share the computation of the query."""
-    num_ppo_epochs: int = Field(default=4, gt=0, le=MOST)
+    num_ppo_epochs: PositiveInt = 4
     """Passes over the episodes of an update."""
-    num_minibatches: int = Field(default=1, gt=0, le=MOST)
+    num_minibatches: PositiveInt = 1
     """Optimizer steps per pass. Above 1, which episodes share a minibatch depends on the number of
     processes, as in Huang et al. 2024."""
-    target_kl: float = Field(default=0.0, ge=0, le=MOST)
+    target_kl: NonNegativeFloat = 0.0
     """An update ends after an epoch whose mean policy/approxkl_avg is above this, nats per token. A
     step measures it before it changes the weights. 0: never, as in Huang et al. 2024."""
     loss_mean: LossMean = "tokens"
@@ -75,7 +83,7 @@ class PolicyGradient(Section):
     """`batch`: whiten over the global batch. `process`: over each device's part, as in Huang et al.
     2024."""
 
-    kl_coef: float = Field(default=0.05, ge=0, le=MOST)
+    kl_coef: NonNegativeFloat = 0.05
     """Weight of the KL penalty, reward units per nat."""
     kl_in: Literal["reward", "loss"] = "reward"
     """Where the KL penalty is applied: to every token's `reward` (Huang et al. 2024), or as a term
@@ -86,17 +94,17 @@ class PolicyGradient(Section):
     kl_correction: Literal["off", "token", "sequence"] = "off"
     """Importance weight of the KL in the loss: `off`; the `token`'s ratio, exact for responses of
     one token; or the product of the `sequence`'s ratios, exact for whole responses (k1, k3)."""
-    kl_target: float = Field(default=0.0, ge=0, le=MOST)
+    kl_target: NonNegativeFloat = 0.0
     """kl_coef adapts so that objective/kl approaches this, nats per episode (Ziegler et al. 2019).
     0: kl_coef is fixed, as in Huang et al. 2024."""
-    kl_horizon: int = Field(default=10_000, gt=0, le=MOST)
+    kl_horizon: PositiveInt = 10_000
     """Episodes over which an adaptive kl_coef reacts; more than a fifth of batch_size."""
 
-    cliprange: float = Field(default=0.2, ge=0, le=MOST)
+    cliprange: NonNegativeFloat = 0.2
     """The policy's ratio is clipped to 1 - cliprange and 1 + cliprange. 0: no clipping."""
-    entropy_coef: float = Field(default=0.0, ge=0, le=MOST)
+    entropy_coef: NonNegativeFloat = 0.0
     """Weight of the entropy bonus (mean entropy per token) in the loss. Huang et al. 2024: 0."""
-    samples_every: int = Field(default=20, gt=0, le=MOST)
+    samples_every: PositiveInt = 20
     """Updates between two tables of samples in samples.jsonl."""
 
     @model_validator(mode="after")
@@ -190,34 +198,34 @@ class Ppo(PolicyGradient):
     """What a return is compared with: the `critic`'s values (GAE, as in Huang et al. 2024); the
     batch's `mean` return, without any critic; or `gated`: the critic in batches where it explains
     some of the returns, else the mean (Pan et al. 2026, arXiv 2604.19485)."""
-    critic_updates: int = Field(default=0, ge=0, le=MOST)
+    critic_updates: NonNegativeInt = 0
     """Number of critic warm-up updates, of total_episodes, in which only the critic is trained
     (VC-PPO, arXiv 2503.01491). The policy starts at a lower rate than learning_rate. 0 in Huang et
     al. 2024."""
-    critic_learning_rate: float = Field(default=0.0, ge=0, le=MOST)
+    critic_learning_rate: NonNegativeFloat = 0.0
     """The critic's learning rate, which decays in the same way. 0: learning_rate, as in Huang et
     al. 2024."""
-    critic_max_grad_norm: float = Field(default=0.0, ge=0, le=MOST)
+    critic_max_grad_norm: NonNegativeFloat = 0.0
     """The critic's gradient is clipped to this norm. 0: never, as in Huang et al. 2024."""
     score_at: Literal["after_eos", "eos"] = "after_eos"
     """Where the score is added to the rewards: at `eos`, or one position after it (`after_eos`, as
     in Huang et al. 2024)."""
 
-    gamma: float = Field(default=1.0, ge=0, le=1)
+    gamma: Fraction = 1.0
     """Discount per token."""
-    lam: float = Field(default=0.95, ge=0, le=1)
+    lam: Fraction = 0.95
     """Lambda of GAE."""
     lam_value: float = Field(default=-1.0, ge=-1, le=1)
     """Lambda of the critic's targets (decoupled GAE, VC-PPO). -1: that of the advantages."""
-    vf_coef: float = Field(default=0.1, ge=0, le=MOST)
+    vf_coef: NonNegativeFloat = 0.1
     """Weight of the value loss."""
     clip_values: bool = True
     """Whether the value loss is clipped."""
-    cliprange_value: float = Field(default=0.2, gt=0, le=MOST)
+    cliprange_value: PositiveFloat = 0.2
     """New values are clipped to this distance from the rollout's, reward units."""
-    ptx_coef: float = Field(default=0.0, ge=0, le=MOST)
+    ptx_coef: NonNegativeFloat = 0.0
     """Weight of the SFT loss on as many reference summaries as episodes (InstructGPT's PPO-ptx)."""
-    checkpoints: int = Field(default=0, ge=0, le=MOST)
+    checkpoints: NonNegativeInt = 0
     """Most policies kept during training, at about equal steps of KL, as whole models on disk. They
     are judged like the final one. 0: none."""
 

@@ -2,9 +2,9 @@
 
 import inspect
 from copy import copy
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic.fields import FieldInfo
 from typing_extensions import Self
 
@@ -12,6 +12,12 @@ from stages.config.checks import UserError, unknown
 
 # A number of rows, tokens or updates. Above it torch and C would overflow.
 MOST = 2**31 - 1
+# The types of most settings, whose range is part of the type.
+PositiveInt = Annotated[int, Field(gt=0, le=MOST)]
+NonNegativeInt = Annotated[int, Field(ge=0, le=MOST)]
+PositiveFloat = Annotated[float, Field(gt=0, le=MOST)]
+NonNegativeFloat = Annotated[float, Field(ge=0, le=MOST)]
+Fraction = Annotated[float, Field(ge=0, le=1)]
 
 # What pydantic says of a value, as the end of a sentence that begins with "<setting> must".
 MUST = {

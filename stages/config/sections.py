@@ -14,7 +14,14 @@ from typing import Literal
 from pydantic import Field, field_validator, model_validator
 from typing_extensions import Self
 
-from stages.config.section import MOST, Section
+from stages.config.section import (
+    Fraction,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    Section,
+)
 
 TRAIN_TOKENIZER = "train"
 RANDOM = "random"
@@ -129,13 +136,13 @@ class World(Section):
 
     seed: int = Field(default=1, ge=0)
     """Seed of the world: another seed gives other posts."""
-    train_posts: int = Field(default=8000, gt=0, le=MOST)
+    train_posts: PositiveInt = 8000
     """Posts with a reference, for SFT and PPO."""
-    validation_posts: int = Field(default=600, gt=0, le=MOST)
+    validation_posts: PositiveInt = 600
     """Held-out posts with a reference."""
-    train_comparisons: int = Field(default=12_000, gt=0, le=MOST)
+    train_comparisons: PositiveInt = 12_000
     """Pairs of summaries, for the reward model and DPO."""
-    validation_comparisons: int = Field(default=2000, gt=0, le=MOST)
+    validation_comparisons: PositiveInt = 2000
     """Held-out pairs of summaries."""
 
 
@@ -159,29 +166,29 @@ class Data(Section):
     on_bad_row: Literal["stop", "skip"] = "stop"
     """What happens at a row that cannot be used: `stop`, or `skip`, which lists it and leaves it
     out."""
-    max_post_characters: int = Field(default=0, ge=0, le=MOST)
+    max_post_characters: NonNegativeInt = 0
     """Longest post that is used, characters. Pairs of longer posts are kept. 0: no limit."""
-    train_posts: int = Field(default=0, ge=0, le=MOST)
+    train_posts: NonNegativeInt = 0
     """Number of training posts that are used, the same ones for every seed. 0: all."""
-    validation_posts: int = Field(default=0, ge=0, le=MOST)
+    validation_posts: NonNegativeInt = 0
     """Number of held-out posts that are used, the same ones for every seed. 0: all."""
-    ppo_posts: int = Field(default=0, ge=0, le=MOST)
+    ppo_posts: NonNegativeInt = 0
     """Number of posts without a summary that are used, the same ones for every seed. 0: all."""
-    train_comparisons: int = Field(default=0, ge=0, le=MOST)
+    train_comparisons: NonNegativeInt = 0
     """Number of training pairs that are used, the same ones for every seed. 0: all."""
-    validation_comparisons: int = Field(default=0, ge=0, le=MOST)
+    validation_comparisons: NonNegativeInt = 0
     """Number of held-out pairs that are used, the same ones for every seed. 0: all."""
-    max_query_tokens: int = Field(default=512, gt=0, le=MOST)
+    max_query_tokens: PositiveInt = 512
     """Longest query, tokens. Longer posts are cut."""
-    max_summary_tokens: int = Field(default=53, gt=0, le=MOST)
+    max_summary_tokens: PositiveInt = 53
     """Longest reference with its leading space and EOS, tokens, and the number of tokens that PPO
     samples. References of up to twice this length are kept and counted."""
-    max_query_summary_tokens: int = Field(default=562, gt=0, le=MOST)
+    max_query_summary_tokens: PositiveInt = 562
     """Longest query and reference together, tokens. Longer ones are kept and counted."""
-    max_comparison_tokens: int = Field(default=169, gt=0, le=MOST)
+    max_comparison_tokens: PositiveInt = 169
     """Longest compared summary with EOS, tokens. Summaries of up to twice this length are kept and
     counted."""
-    max_query_comparison_tokens: int = Field(default=638, gt=0, le=MOST)
+    max_query_comparison_tokens: PositiveInt = 638
     """Longest query and compared summary together, tokens. Longer ones are kept and counted."""
 
     @field_validator("prompt")
@@ -205,20 +212,20 @@ class Optimizer(Section):
     """Decay of the mean gradient, per step."""
     adam_beta2: float = Field(default=0.999, ge=0, lt=1)
     """Decay of the mean squared gradient, per step."""
-    weight_decay: float = Field(default=0.01, ge=0, le=1)
+    weight_decay: Fraction = 0.01
     """Share of a weight that each step subtracts, times the learning rate."""
-    warmup_fraction: float = Field(default=0.0, ge=0, le=1)
+    warmup_fraction: Fraction = 0.0
     """Share of the updates in which the learning rate rises linearly from 0 (sft, rm, dpo)."""
 
 
 class Supervised(Section):
     """What SFT, reward model and DPO have in common."""
 
-    learning_rate: float = Field(default=3e-6, gt=0, le=MOST)
+    learning_rate: PositiveFloat = 3e-6
     """Peak of the cosine schedule."""
-    batch_size: int = Field(default=64, gt=0, le=MOST)
+    batch_size: PositiveInt = 64
     """Sequences (sft) or pairs (rm, dpo) per update, over all devices."""
-    epochs: int = Field(default=1, gt=0, le=MOST)
+    epochs: PositiveInt = 1
     """Passes over the training posts or pairs."""
 
 
@@ -231,7 +238,7 @@ class Sft(Supervised):
     2020)."""
     dropout: float = Field(default=0.0, ge=0, le=0.9)
     """Dropout during training. Huang et al. 2024, detail 7: off."""
-    evaluations: int = Field(default=4, gt=0, le=MOST)
+    evaluations: PositiveInt = 4
     """About how many times the validation loss is measured between the start and the end."""
 
 
@@ -249,7 +256,7 @@ class Rm(Supervised):
     read_at: Literal["eos", "before_eos"] = "eos"
     """Token at which the score is read, in training and in scoring: `eos`, or `before_eos`, the
     last token of the text. The saved model records it. Without an EOS both are the last token."""
-    center: float = Field(default=0.0, ge=0, le=MOST)
+    center: NonNegativeFloat = 0.0
     """Weight of (chosen + rejected)^2 in the loss. Comparisons determine a post's scores up to a
     constant; this term pulls that constant to 0. The paper has no such term (0)."""
 
@@ -277,7 +284,7 @@ class Reward(Section):
 class Normalize(Section):
     """Reward normalization (Huang et al. 2024, detail 15)."""
 
-    posts: int = Field(default=0, ge=0, le=MOST)
+    posts: NonNegativeInt = 0
     """Number of references, evenly spaced over the SFT train split, whose mean score becomes 0.
     0: all."""
 
@@ -291,7 +298,7 @@ class Normalize(Section):
 class Dpo(Supervised):
     """Direct preference optimization (Rafailov et al. 2023, as Huang et al. 2024 run it)."""
 
-    beta: float = Field(default=0.05, gt=0, le=MOST)
+    beta: PositiveFloat = 0.05
     """Reward units per nat. A smaller beta lets the policy move further from the SFT model."""
 
 
@@ -303,10 +310,10 @@ class Memory(Section):
     depends on them.
     """
 
-    microbatch_size: int = Field(default=8, ge=0, le=MOST)
+    microbatch_size: NonNegativeInt = 8
     """Sequences per forward and backward pass on one device (a pair counts as two). `auto` (0): as
     many as the memory plan says fit into what is free when a stage begins."""
-    forward_batch_size: int = Field(default=32, ge=0, le=MOST)
+    forward_batch_size: NonNegativeInt = 32
     """Sequences per pass without gradients (sampling, scoring, evaluation), or `auto`. An upper
     limit: on a CPU, PPO measures and scores fewer at once to save padding."""
     mixed_precision: Literal["no", "bf16"] = "bf16"

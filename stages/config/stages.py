@@ -1,11 +1,10 @@
-"""The table of stages: everything that is known of a stage before it runs.
+"""The table of stages: the static description of every stage.
 
 A new stage is one more row here. The order of the rows is the order in which stages run.
 """
 
 from collections.abc import Set
 from dataclasses import dataclass, replace
-from typing import Any
 
 from stages.config.ppo import Ppo
 from stages.rl.algorithms import ALGORITHMS
@@ -20,7 +19,7 @@ class Stage:
     what: str
     """One line for people."""
     head: str = ""
-    """Of its column in `make status`; empty: not shown."""
+    """Title of its column in `make status`; empty: not shown."""
     module: str
     """Its module; the code that this one imports is the code of the stage."""
     goal: str
@@ -38,7 +37,7 @@ class Stage:
     models: tuple[str, ...] = ()
     """Folders of the models that it trains and saves; each gets a card."""
     makes_policy: bool = False
-    """Whether its policy is summarised and judged."""
+    """Whether its policy is summarized and judged."""
     policy_gradient: bool = False
     """Whether it samples, scores and learns update by update, as PPO does."""
     computes: bool = True
@@ -51,37 +50,29 @@ class Stage:
     """Whether it shows what its inputs recorded (metrics, settings, times), not their outputs."""
 
 
-def learned(what: str, name: str, **more: Any) -> Stage:
-    """A stage that learns; module, section and goal have its name unless `more` says otherwise."""
-    # `make status` has room for four letters.
-    row: dict[str, Any] = {"head": name[:4], "module": f"stages.{name}", "goal": name}
-    row |= {"sections": ("optimizer", name, "lora"), "models": ("model",)}
-    return Stage(what=what, **row | more)
-
-
-def judged(what: str, module: str, head: str = "", **more: Any) -> Stage:
-    """A stage that runs no model here and has a folder for each judge."""
-    row: dict[str, Any] = {"goal": "eval", "computes": False, "per_judge": True}
-    return Stage(what=what, module=module, head=head, **row | more)
-
-
 # What a page shows of any run: its summaries, and what was said of them.
 JUDGED = ("summaries", "judge", "controls", "win_rate")
+# Policies that a run may have in addition to SFT and PPO. They are summarized and shown next to
+# the others if they were trained.
+OPTIONAL_POLICIES = (*(name for name in ALGORITHMS if name != "ppo"), "dpo", "released")
+
 # A stage for each algorithm of the table. PPO is part of every run, the others are optional.
 POLICY_GRADIENT = {
-    name: learned(
-        algorithm.summary,
-        name,
+    name: Stage(
+        what=algorithm.summary,
+        head=name[:4],
         module="stages.ppo",
+        goal=name,
+        sections=("optimizer", name, "lora"),
         inputs=("base", "sft", "normalize"),
-        makes_policy=True,
-        policy_gradient=True,
         optional=name != "ppo",
         models=("model", "critic") if issubclass(algorithm.settings, Ppo) else ("model",),
+        makes_policy=True,
+        policy_gradient=True,
     )
     for name, algorithm in ALGORITHMS.items()
 }
-ROWS = {
+STAGES = {
     "base": Stage(
         what="posts, tokenizer and the model to start from",
         head="base",
@@ -92,20 +83,26 @@ ROWS = {
         computes=False,
         reads_data=True,
     ),
-    "sft": learned(
-        "supervised fine-tuning on the reference summaries",
-        "sft",
+    "sft": Stage(
+        what="supervised fine-tuning on the reference summaries",
+        head="sft",
+        module="stages.sft",
+        goal="sft",
+        sections=("optimizer", "sft", "lora"),
         inputs=("base",),
         shared=True,
+        models=("model",),
         makes_policy=True,
     ),
-    "rm": learned(
-        "the reward model, from comparisons",
-        "rm",
+    "rm": Stage(
+        what="the reward model, from comparisons",
+        head="rm",
         module="stages.rm",
+        goal="rm",
         sections=("optimizer", "rm", "lora", "reward", "released"),
         inputs=("base", "sft"),
         shared=True,
+        models=("model",),
     ),
     "normalize": Stage(
         what="the reward of a human summary becomes 0",
@@ -114,15 +111,19 @@ ROWS = {
         goal="rm",
         sections=("normalize",),
         inputs=("base", "rm"),
-        models=("model",),
         shared=True,
+        models=("model",),
     ),
     **POLICY_GRADIENT,
-    "dpo": learned(
-        "DPO on the same comparisons, to compare with PPO",
-        "dpo",
+    "dpo": Stage(
+        what="DPO on the same comparisons, to compare with PPO",
+        head="dpo",
+        module="stages.dpo",
+        goal="dpo",
+        sections=("optimizer", "dpo", "lora"),
         inputs=("base", "sft"),
         optional=True,
+        models=("model",),
         makes_policy=True,
     ),
     "released": Stage(
@@ -142,57 +143,69 @@ ROWS = {
         goal="eval",
         sections=("eval",),
         inputs=("base", "normalize", "sft", "ppo"),
+        joined_by=OPTIONAL_POLICIES,
     ),
-    "judge": judged(
-        "verdicts on every summary, in both orders",
-        "eval.judge",
-        "judg",
+    "judge": Stage(
+        what="verdicts on every summary, in both orders",
+        head="judg",
+        module="eval.judge",
+        goal="eval",
         sections=("judge",),
         inputs=("summaries",),
+        computes=False,
+        per_judge=True,
     ),
-    "controls": judged(
-        "negative controls: verdicts on texts that must lose",
-        "eval.controls",
-        "ctrl",
+    "controls": Stage(
+        what="negative controls: verdicts on texts that must lose",
+        head="ctrl",
+        module="eval.controls",
+        goal="eval",
         sections=("judge", "checks"),
         inputs=("summaries",),
+        computes=False,
+        per_judge=True,
     ),
-    "win_rate": judged(
-        "win rates with intervals", "eval.win_rate", "rate", inputs=("summaries", "judge")
+    "win_rate": Stage(
+        what="win rates with intervals",
+        head="rate",
+        module="eval.win_rate",
+        goal="eval",
+        inputs=("summaries", "judge"),
+        computes=False,
+        per_judge=True,
     ),
-    "calibration": judged(
-        "the judge compared with labelled comparisons",
-        "eval.calibration",
+    "calibration": Stage(
+        what="the judge compared with labelled comparisons",
+        module="eval.calibration",
         goal="judge-calibration",
         sections=("world", "data", "judge", "checks"),
         optional=True,
+        computes=False,
         reads_data=True,
+        per_judge=True,
     ),
-    "report": judged(
-        "the page of the run",
-        "reports.run",
-        "page",
+    "report": Stage(
+        what="the page of the run",
+        head="page",
+        module="reports.run",
+        goal="eval",
         inputs=("base", "sft", "rm", "normalize", "ppo", *JUDGED),
-        joined_by=("calibration",),
+        joined_by=(*OPTIONAL_POLICIES, "calibration"),
+        computes=False,
+        per_judge=True,
         reads_records=True,
     ),
-    "calibration_report": judged(
-        "the page of the judge's calibration",
-        "reports.calibration",
+    "calibration_report": Stage(
+        what="the page of the judge's calibration",
+        module="reports.calibration",
         goal="judge-calibration",
         inputs=("calibration",),
         joined_by=("controls", "win_rate"),
         optional=True,
+        computes=False,
+        per_judge=True,
         reads_records=True,
     ),
-}
-# Optional policies are summarised and shown beside the others, where they were made.
-BESIDE = tuple(name for name, stage in ROWS.items() if stage.optional and stage.makes_policy)
-STAGES = {
-    name: replace(stage, joined_by=(*BESIDE, *stage.joined_by))
-    if name in ("summaries", "report")
-    else stage
-    for name, stage in ROWS.items()
 }
 SHARED_STAGES = tuple(name for name, stage in STAGES.items() if stage.shared)
 POLICY_STAGES = tuple(name for name, stage in STAGES.items() if stage.makes_policy)
@@ -214,12 +227,17 @@ def first_changed(sections: Set[str]) -> str:
 
 
 # What kind of run it is: it trains policies, or judges one of others, or summaries that exist.
-TRAINED, RELEASED, OUTPUTS = "trained", "released", "outputs"
+TRAINED = "trained"
+RELEASED = "released"
+OUTPUTS = "outputs"
 GIVEN_BY = {RELEASED: "POLICY=", OUTPUTS: "INPUT="}  # the make variable of a kind
 TRAINING_STAGES = tuple(name for name, row in STAGES.items() if row.models)
 # Kind of run -> the stages that do not occur in it.
-NO_PART = {TRAINED: ("released",), RELEASED: TRAINING_STAGES}
-NO_PART[OUTPUTS] = ("base", *TRAINING_STAGES, "released")
+NO_PART = {
+    TRAINED: ("released",),
+    RELEASED: TRAINING_STAGES,
+    OUTPUTS: ("base", *TRAINING_STAGES, "released"),
+}
 # Kind of run -> stage -> its row there, where it is another one.
 OTHER_ROWS = {
     TRAINED: {},

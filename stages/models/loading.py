@@ -25,7 +25,9 @@ from transformers import (
 )
 from transformers.utils import logging as transformers_logging
 
-from stages.config.checks import UserError, check_room, first_line, is_out_of_memory
+from stages.config.checks import UserError, first_line
+from stages.config.fitting import check_context_length
+from stages.config.out_of_memory import is_out_of_memory
 from stages.models.heads import head_name, register_head_class, reset_head, use_float32_head
 from stages.models.reward_function import RECORD, TextReward, load_text_reward
 from stages.models.tokenizers import load_tokenizer
@@ -203,7 +205,7 @@ def max_positions(model: nn.Module) -> int:
 
 def require_room(model: nn.Module, query: int, response: int, setting: str) -> None:
     """Raise UserError unless a model has positions for a query and a response of these lengths."""
-    check_room(max_positions(model), query, response, setting)
+    check_context_length(max_positions(model), query, response, setting)
 
 
 # -- save ------------------------------------------------------------------------------------------

@@ -15,7 +15,8 @@ from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedTokenizerBase
 from transformers.cache_utils import DynamicCache, DynamicLayer
 
-from stages.config.checks import first_line, is_out_of_memory, say_error
+from stages.config.checks import first_line, say_error
+from stages.config.out_of_memory import is_out_of_memory
 from stages.data.ragged import Ragged, pad_left
 from stages.functional import paper_token_logprobs, token_logprobs, truncate_after
 from stages.models.forward import model_inputs, shares_query

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from stages.config.checks import say_error
 from stages.config.command_line import Request, config_of
 from stages.config.config import Config, UserError
-from stages.config.faults import what_to_mend
+from stages.config.faults import describe_user_error
 from stages.config.presets import ABLATIONS, settings_of_ablation
 from stages.config.stages import SHARED_SECTIONS, TRAINED
 from stages.pipeline.runner import PlannedRun, Runner, StageFailedError
@@ -83,7 +83,7 @@ def run_safely(runner: Runner, planned: PlannedRun, place: str) -> int:
     except StageFailedError as failure:
         status = failure.status
     except Exception as error:
-        line = what_to_mend(error)
+        line = describe_user_error(error)
         status = 1 if line is None else 2
         if line is None:
             traceback.print_exc()

@@ -14,7 +14,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from stages.config.checks import UserError, forget_variables, unknown
+from stages.config.checks import UserError, unknown
+from stages.config.environment import forget_variables
 from stages.config.faults import in_one_line
 from stages.runs.signals import RECEIVED, Stopped, finishing_first, stop_asked
 

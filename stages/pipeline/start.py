@@ -9,15 +9,11 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TypeVar
 
-from stages.config.checks import (
-    UserError,
-    card_memory,
-    is_out_of_memory,
-    launched_processes,
-    say_error,
-)
+from stages.config.checks import UserError, say_error
 from stages.config.config import Config
-from stages.config.faults import what_to_mend
+from stages.config.environment import launched_processes
+from stages.config.faults import describe_user_error
+from stages.config.out_of_memory import gpu_memory_usage, is_out_of_memory
 from stages.config.stages import row_of
 from stages.pipeline.trackers import tracked
 from stages.runs.machine import keep_freed_memory
@@ -50,12 +46,12 @@ def run_stage(
     except UserError:
         raise
     except Exception as error:
-        line = what_to_mend(error)
+        line = describe_user_error(error)
         if line is None and is_about_another_process(error):
             line = "another process of this launch has died: look at its error"
         if line is None:
             raise
-        if is_out_of_memory(error) and (memory := card_memory()):
+        if is_out_of_memory(error) and (memory := gpu_memory_usage()):
             line = f"{line} ({memory})"
         raise UserError(f"stage {stage}: {line}, then run `{resume_command}`") from error
     finally:

@@ -14,7 +14,7 @@ from stages.config import config as settings
 from stages.config.checks import UserError
 from stages.config.command_line import recorded_config
 from stages.config.config import Config
-from stages.config.faults import Parser, in_one_line, show, what_to_mend
+from stages.config.faults import Parser, describe_user_error, in_one_line, show
 from stages.config.stages import STAGES, is_part
 from stages.pipeline.wanted import check_run, kept
 from stages.runs.files import read_record
@@ -86,7 +86,7 @@ def stage_status(folder: Path, stage: str, label: str) -> StageStatus:
     try:
         state, detail = _state_of(folder, stage)
     except (UserError, OSError) as error:
-        state, detail = UNREADABLE, what_to_mend(error) or ""
+        state, detail = UNREADABLE, describe_user_error(error) or ""
     return StageStatus(label=label, state=state, detail=detail)
 
 

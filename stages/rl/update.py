@@ -9,7 +9,7 @@ from accelerate import Accelerator
 from torch import Tensor
 
 from stages import functional
-from stages.config.checks import check_dealt
+from stages.config.fitting import check_batch_divides
 from stages.config.ppo import PolicyGradient
 from stages.rl import loss
 from stages.rl.episodes import Rollout
@@ -27,7 +27,7 @@ def check_episodes(section: str, settings: PolicyGradient, accelerator: Accelera
 
     The samples of a query stay together. `section` is the name of the settings.
     """
-    check_dealt(
+    check_batch_divides(
         section,
         settings.batch_size,
         processes=accelerator.num_processes,

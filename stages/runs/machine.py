@@ -20,7 +20,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from stages.config.checks import UserError, is_on
+from stages.config.checks import UserError
+from stages.config.environment import is_on
 
 LIBRARIES = (
     "torch",

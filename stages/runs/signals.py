@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from stages.config.checks import print_nowhere
+from stages.config.checks import discard_output
 
 SETTLE_SECONDS = 2.0
 """Make passes a SIGTERM on that this process may already have, and a launcher passes on every
@@ -160,4 +160,4 @@ def leave_closed_terminal() -> None:
         try:
             os.write(stream.fileno(), b"")
         except OSError:
-            print_nowhere(stream)
+            discard_output(stream)

@@ -20,7 +20,8 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-from stages.config.checks import LESS_MEMORY, UserError, card_memory, is_out_of_memory, say_error
+from stages.config.checks import UserError, say_error
+from stages.config.out_of_memory import LESS_MEMORY, gpu_memory_usage, is_out_of_memory
 from stages.config.sections import Memory
 from stages.models.policy import weights_cast_once
 from stages.training.sharding import is_sharded
@@ -101,7 +102,7 @@ class MemoryBudget:
             except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error):
                     raise
-                gpu_memory = card_memory()
+                gpu_memory = gpu_memory_usage()
             # Free memory outside the `except` block: inside it, the exception's traceback still
             # holds the tensors of the failed pass.
             gc.collect()

@@ -12,7 +12,8 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor
 
-from stages.config.checks import UserError, card_memory, say_error
+from stages.config.checks import UserError, say_error
+from stages.config.out_of_memory import gpu_memory_usage
 from stages.training.memory import MICROBATCH, MemoryBudget, PassSize
 from stages.training.optimizer import gradient_norm, make_moments
 from stages.training.processes import global_sum
@@ -41,7 +42,7 @@ class StepTimes:
             self.has_reported = True
             say_error(
                 f"a step took {seconds:.1f} s (median {usual:.1f}) because GPU memory was short"
-                f" ({card_memory()}): leave more of it free, or lower {MICROBATCH}"
+                f" ({gpu_memory_usage()}): leave more of it free, or lower {MICROBATCH}"
             )
         self.seconds.append(seconds)
 

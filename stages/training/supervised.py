@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from accelerate import Accelerator
 from transformers import PreTrainedModel
 
-from stages.config.checks import check_dealt, check_filled
+from stages.config.fitting import check_batch_divides, check_batch_not_larger_than_data
 from stages.config.sections import Supervised
 from stages.models.lora import adapt
 from stages.models.policy import PolicyModel
@@ -19,8 +19,8 @@ from stages.training.step import Learner
 
 def check_batch(stage: str, batch_size: int, rows: int, accelerator: Accelerator) -> None:
     """Raise UserError if a global batch cannot be filled, or not divided among the processes."""
-    check_filled(stage, batch_size, rows)
-    check_dealt(stage, batch_size, accelerator.num_processes)
+    check_batch_not_larger_than_data(stage, batch_size, rows)
+    check_batch_divides(stage, batch_size, accelerator.num_processes)
 
 
 def begin_supervised(

@@ -255,10 +255,10 @@ def test_three_posts_decide_nothing_and_every_page_says_so(runs, tmp_path):
     _, page = run_all_stages(config)
     run_module(calibration, ["--preset", "outputs", "--set", *config.overrides])
 
-    calibration = next(runs.glob("*/*/calibration_report/*/*.md")).read_text()
+    calibration_page = next(runs.glob("*/*/calibration_report/*/*.md")).read_text()
     assert "**not significantly different** from the references" in " ".join(page.split())
     assert "**reliably" not in page
     assert "too few posts (3 of 20 needed)" in page
     assert "too few posts (3 of 125 needed)" in page
-    assert "FAILED" not in page + calibration
-    assert "neither passed nor failed" in calibration
+    assert "FAILED" not in page + calibration_page
+    assert "neither passed nor failed" in calibration_page

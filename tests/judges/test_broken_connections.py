@@ -151,43 +151,28 @@ def test_a_server_that_is_not_there_stops_the_judge_with_one_line():
 
 
 @pytest.mark.parametrize("variable", ["ALL_PROXY", "https_proxy"])
-def test_a_socks_proxy_without_its_package_is_named_by_its_variable(monkeypatch, variable):
+def test_a_socks_proxy_without_its_package_is_one_line(monkeypatch, variable):
     monkeypatch.setitem(__import__("sys").modules, "socksio", None)
     monkeypatch.setenv(variable, "socks5://127.0.0.1:1080")
     with (
         raw_serving(lambda number, connection: connection.sendall(response())) as server,
-        pytest.raises(UserError, match=f"^{variable} names a SOCKS proxy.*socksio"),
+        pytest.raises(UserError, match=r"ALL_PROXY needs a package: .*socksio"),
     ):
         ask(server)
 
 
-def test_an_address_that_is_no_proxy_is_named_by_its_variable_without_its_password(monkeypatch):
+def test_an_address_that_is_no_proxy_is_one_line_without_its_password(monkeypatch):
     monkeypatch.setenv("HTTP_PROXY", "ftp://me:pa55word@127.0.0.1:1080")
     with (
         raw_serving(lambda number, connection: connection.sendall(response())) as server,
-        pytest.raises(UserError, match=r"^HTTP_PROXY is not the address of a proxy") as stop,
+        pytest.raises(UserError, match=r"HTTP_PROXY.* is not the address of a proxy") as stop,
     ):
         ask(server)
 
     assert "pa55word" not in str(stop.value)
 
 
-def test_a_proxy_that_is_not_there_is_named(monkeypatch):
+def test_a_proxy_that_is_not_there_is_one_of_the_causes_that_are_named(monkeypatch):
     monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
-    with pytest.raises(UserError, match=r"through the proxy in HTTP_PROXY\)"):
+    with pytest.raises(UserError, match=r"http://judge\.example/v1/: .*check .*HTTP_PROXY"):
         ask(SimpleNamespace(url="http://judge.example/v1"), max_retries=0)
-
-
-@pytest.mark.parametrize(
-    "variables",
-    [
-        {"HTTPS_PROXY": "http://127.0.0.1:9"},
-        {"HTTP_PROXY": "http://127.0.0.1:9", "NO_PROXY": "127.0.0.1"},
-    ],
-)
-def test_a_proxy_that_is_not_used_is_not_blamed(monkeypatch, variables):
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
-    with pytest.raises(UserError) as stop:
-        ask(SimpleNamespace(url="http://127.0.0.1:9/v1"), max_retries=0)
-    assert "proxy" not in str(stop.value)

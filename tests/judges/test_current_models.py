@@ -73,15 +73,15 @@ def test_tokens_that_were_read_from_the_servers_cache_cost_a_tenth():
         cached_tokens=900_000,
         cache_write_tokens=0,
     )
-    assert luna.of(read_again) == pytest.approx(0.1 * 0.10 + 0.9 * 0.01 + 0.50)
+    assert luna.cost(read_again) == pytest.approx(0.1 * 0.10 + 0.9 * 0.01 + 0.50)
     # What is put into the cache is a quarter dearer.
     kept = replace(read_again, cached_tokens=400_000, cache_write_tokens=500_000)
-    assert luna.of(kept) == pytest.approx(0.1 * 0.10 + 0.4 * 0.01 + 0.5 * 0.125 + 0.50)
+    assert luna.cost(kept) == pytest.approx(0.1 * 0.10 + 0.4 * 0.01 + 0.5 * 0.125 + 0.50)
     # At worst every byte is a token that goes into the cache.
-    assert luna.at_worst({"text": "x" * 1_000_000}, 1_000_000) == pytest.approx(0.625, abs=1e-5)
+    assert luna.maximum_cost({"text": "x" * 1_000_000}, 1_000_000) == pytest.approx(0.625, abs=1e-5)
     own = price_of(JudgeSettings(input_price=3, output_price=4))
     assert own is not None
-    assert own.of(read_again) == pytest.approx(3 + 4)
+    assert own.cost(read_again) == pytest.approx(3 + 4)
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ def test_reasoning_that_stands_in_the_total_alone_is_billed(usage, written, reas
         (question,) = questions(1)
         reply = judge.reply(question)
         judge.chat.reasons, reasons = False, judge.chat.reasons
-        worst = judge.chat.worst(judge.chat.request(question, 1))
+        worst = judge.chat.maximum_cost(judge.chat.request(question, 1))
     assert reply.completion_tokens == written
     assert judge.chat.budget.spent == pytest.approx(worst if usd is None else usd)
     assert reasons == (reasoning > 0)
@@ -118,7 +118,7 @@ def test_the_cap_counts_the_room_for_reasoning():
     assert judge.chat.request(question, attempt=2).limit == 2 * (256 + 4096)
     size = len(json.dumps(request.body).encode())
     expected = (0.125 * (size + 16) + 0.50 * (256 + 4096)) / 1e6
-    assert judge.chat.worst(request) == pytest.approx(expected)
+    assert judge.chat.maximum_cost(request) == pytest.approx(expected)
 
 
 def test_a_cap_on_a_model_without_a_price_is_refused():

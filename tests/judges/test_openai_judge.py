@@ -165,13 +165,13 @@ def test_a_thought_that_was_cut_off_gets_more_room_before_it_counts():
 
 def refusing(number, body):
     """A reasoning model behind an old server: no schema, no effort, no temperature, another name of
-    the budget, and the fields that are too many are not named."""
+    the budget."""
     for name, word in (("max_tokens", "max_completion_tokens"), ("temperature", "temperature")):
         if name in body:
             return 400, {"error": {"message": f"Unsupported parameter: use {word}"}}
     for name in ("reasoning_effort", "response_format"):
         if name in body:
-            return 422, {"detail": "extra fields not permitted"}
+            return 422, {"detail": f"extra fields not permitted: {name}"}
     return chat(GOOD)
 
 

@@ -96,22 +96,12 @@ def test_another_object_says_nothing(reply):
     assert parse_choice(reply) is None
 
 
-# DeepSeek and Qwen, Mistral, Seed, Kimi, Cohere, OpenThinker, Apertus, Gemma, gpt-oss.
 THOUGHTS = [
-    ("<think>", "</think>"),
+    ("<think>", "</think>"),  # DeepSeek, Qwen
     ('<thinking depth="2">', "</thinking>"),
-    ("[THINK]", "[/THINK]"),
+    ("[THINK]", "[/THINK]"),  # Mistral
     ("<reasoning>", "</reasoning>"),
     ("<seed:think>", "</seed:think>"),
-    ("◁think▷", "◁/think▷"),
-    ("<|START_THINKING|>", "<|END_THINKING|>"),
-    ("<|begin_of_thought|>", "<|end_of_thought|>"),
-    ("<|inner_prefix|>", "<|inner_suffix|>"),
-    ("<|channel>thought", "<channel|>"),
-    (
-        "<|channel|>analysis<|message|>",
-        "<|end|><|start|>assistant<|channel|>final<|message|>",
-    ),
 ]
 
 
@@ -130,3 +120,15 @@ def test_a_thought_is_no_answer(start, end):
     assert parse_choice(f"{start}\nPreferred: A\n{end}") is None
     assert parse_choice(f"{start}\nPreferred: A") is None
     assert parse_choice(f"Well.\n{end}\n{start}\nPreferred: A") is None
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        "<|START_THINKING|>Hm.<|END_THINKING|>\nPreferred: A",
+        "<|channel|>analysis<|message|>Hm.<|end|><|channel|>final<|message|>\nPreferred: A",
+        "<|channel>thought\nPreferred: A",
+    ],
+)
+def test_a_reply_with_a_control_token_is_no_verdict(reply):
+    assert parse_choice(reply) is None

@@ -14,7 +14,7 @@ import torch
 from safetensors import SafetensorError
 
 from stages.config.checks import UserError, say_error
-from stages.config.faults import in_one_line, what_to_mend
+from stages.config.faults import describe_user_error, in_one_line
 from stages.runs.files import read_lines
 from stages.runs.machine import check_threads
 from tests.lib.places import ROOT
@@ -77,7 +77,7 @@ def test_a_terminal_of_another_encoding_shows_escapes(monkeypatch):
     ],
 )
 def test_a_defect_keeps_its_traceback(defect):
-    assert what_to_mend(defect) is None
+    assert describe_user_error(defect) is None
     with pytest.raises(type(defect)), in_one_line():
         raise defect
 
@@ -184,7 +184,7 @@ def test_a_variable_that_keeps_a_client_from_being_made_is_named(
     monkeypatch.setenv(variable, value)
     with pytest.raises(Exception) as fault:  # noqa: PT011 - of whichever library
         openai.OpenAI(api_key="x").models.list()
-    assert str(what_to_mend(fault.value)).startswith(said)
+    assert str(describe_user_error(fault.value)).startswith(said)
 
 
 def test_a_command_whose_output_is_closed_prints_into_no_file(tmp_path):

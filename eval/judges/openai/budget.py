@@ -1,4 +1,4 @@
-"""What asking costs: prices, and a cap that holds."""
+"""What asking costs: prices, and a spending limit."""
 
 import asyncio
 import json
@@ -24,8 +24,8 @@ class Price:
     cached: float
     cache_written: float
 
-    def of(self, reply: Completion) -> float | None:
-        """USD for a reply as its server counts it; None where it hides its tokens."""
+    def cost(self, reply: Completion) -> float | None:
+        """Return the USD for a reply; None if its server does not report the tokens."""
         if not reply.prompt_tokens or (reply.text and not reply.completion_tokens):
             return None
         special = reply.cached_tokens + reply.cache_write_tokens
@@ -37,23 +37,23 @@ class Price:
         )
         return usd / 1e6
 
-    def at_worst(self, body: dict[str, Any], max_tokens: int) -> float:
-        """USD that the reply to a request cannot exceed.
+    def maximum_cost(self, body: dict[str, Any], max_tokens: int) -> float:
+        """Return the USD that the reply to a request cannot exceed.
 
         No tokenizer makes more tokens than there are bytes, and the schema of a reply is read too.
         """
-        size = len(json.dumps(body).encode())
-        dearest = max(self.read, self.cache_written)
-        return (dearest * (size + TEMPLATE_TOKENS) + self.written * max_tokens) / 1e6
+        read_tokens = len(json.dumps(body).encode()) + TEMPLATE_TOKENS
+        highest_price = max(self.read, self.cache_written)
+        return (highest_price * read_tokens + self.written * max_tokens) / 1e6
 
-    def usually(self, body: dict[str, Any], written_tokens: float) -> float:
-        """An estimate of the USD for a reply of this length."""
+    def typical_cost(self, body: dict[str, Any], written_tokens: float) -> float:
+        """Return an estimate of the USD for a reply of this length."""
         read_tokens = len(json.dumps(body)) / CHARACTERS_PER_TOKEN + TEMPLATE_TOKENS
         return (self.read * read_tokens + self.written * written_tokens) / 1e6
 
 
 def price_of(judge: JudgeSettings) -> Price | None:
-    """The price of the judge's model, or None if neither the settings nor the table have it.
+    """Return the price of the judge's model; None if neither the settings nor the table have it.
 
     Raises UserError for a cap that cannot be kept without a price.
     """
@@ -64,49 +64,56 @@ def price_of(judge: JudgeSettings) -> Price | None:
         if judge.max_cost:
             raise without_price(judge.model)
         return None
+
     # A price from the settings says nothing about the server's cache.
-    is_listed = read == listed.read
-    cached = listed.cached if is_listed and listed.cached is not None else read
-    kept = listed.cache_written if is_listed and listed.cache_written is not None else read
-    return Price(read=read, written=written, cached=cached, cache_written=kept)
+    cached = None
+    cache_written = None
+    if read == listed.read:
+        cached = listed.cached
+        cache_written = listed.cache_written
+    return Price(
+        read=read,
+        written=written,
+        cached=read if cached is None else cached,
+        cache_written=read if cache_written is None else cache_written,
+    )
 
 
 class Budget:
     """Money for requests: the most that a request can cost is reserved before it is sent.
 
-    After the reply the real cost is booked. So the cap holds, whatever the replies turn out to be
+    After the reply the real cost is entered. So the cap holds, whatever the replies turn out to be
     and however many requests are under way. Used on one event loop only.
     """
 
     def __init__(self, cap: float) -> None:
         self.cap = cap
+        """USD. 0: no limit."""
         self.spent = 0.0
-        self.reserved = 0.0
-        self.requests = 0  # under way
+        self.reserved: list[float] = []
+        """The reservations of the requests that are under way."""
         self.changed = asyncio.Condition()
 
     async def reserve(self, usd: float) -> None:
-        """Set money aside; waits while requests under way may still give back enough of theirs.
+        """Reserve money; wait while requests that are under way may still return some of theirs.
 
-        Raises UserError if the cap would be crossed even so.
+        Raises UserError if the cap would be exceeded even so.
         """
         async with self.changed:
-            await self.changed.wait_for(lambda: self._fits(usd) or not self.requests)
+            await self.changed.wait_for(lambda: self._fits(usd) or not self.reserved)
             if not self._fits(usd):
                 raise UserError(
                     f"the next request could bring the cost to ${self.spent + usd:.4f}, above "
                     f"judge.max_cost={self.cap:g}: all replies are kept; raise it to continue"
                 )
-            self.reserved += usd
-            self.requests += 1
+            self.reserved.append(usd)
 
     async def settle(self, reserved: float, usd: float) -> None:
-        """Give back what was reserved, less what was spent."""
+        """Enter what a request cost in place of what was reserved for it."""
         async with self.changed:
-            self.requests -= 1
-            self.reserved = self.reserved - reserved if self.requests else 0.0
+            self.reserved.remove(reserved)
             self.spent += usd
             self.changed.notify_all()
 
     def _fits(self, usd: float) -> bool:
-        return not self.cap or self.spent + self.reserved + usd <= self.cap
+        return not self.cap or self.spent + sum(self.reserved) + usd <= self.cap

@@ -1,17 +1,16 @@
-"""One question to a server of the OpenAI chat protocol, until it has a reply or a reason for none.
+"""One question to a server of the OpenAI chat protocol, until it has a reply or the judge stops.
 
-The openai library repeats what passes by itself. Below it, `Delivery` sees each try: it bounds the
-time and the size of a reply, keeps account of the money, and gives an error in the body of a 200
-the status that it should have had. Importing this module imports openai.
+`Chat.ask` is the loop: it sends a request, waits and repeats it after what passes by itself, leaves
+out a parameter that the server refuses, and raises an error for everything else. The openai library
+sends each request once. Importing this module imports openai.
 """
 
 import asyncio
 import hashlib
 import json
-import os
+import random
 import threading
 import time
-import urllib.request
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,35 +20,42 @@ import openai
 from eval.judges.openai.budget import Budget, Price
 from eval.judges.openai.cache import ReplyCache
 from eval.judges.openai.replies import (
+    RETRY_HINT,
+    Action,
     Completion,
-    Kind,
-    ServerError,
+    Failure,
     accepts_model,
-    blamed_by,
+    blamed_parameter,
     find_error,
-    hider,
+    hide_key,
     read_completion,
 )
 from eval.judges.prompt import Question, make_question
-from eval.judges.protocol import CONTENT_FILTER, FILTERED, TOO_LONG, Comparison
+from eval.judges.protocol import CONTENT_FILTER, Comparison
 from stages.config.checks import UserError
 from stages.config.judge import JudgeSettings, check_address
 from stages.config.judge_models import key_of_environment
 from stages.config.judge_prompt import RESPONSE_FORMAT, read_prompt
 
 # A reply of a thousand tokens takes 10 KB, with log-probabilities 1 MB.
-MOST_BYTES = 4_000_000
-# This many replies in a row that contain a thought and no answer are no accident.
-MOST_ONLY_THOUGHT = 3
+MAX_REPLY_BYTES = 4_000_000
+# This many replies in a row with a thought and no answer indicate a misconfigured server.
+MAX_ONLY_THOUGHT = 3
 ATTEMPTS = (1, 2)
-PROXY_VARIABLES = ("ALL_PROXY", "HTTPS_PROXY", "HTTP_PROXY")
+# Seconds between two tries, unless the server says how long: doubled each time, up to a limit.
+FIRST_WAIT = 0.5
+LONGEST_WAIT = 8.0
+# A server that asks for a longer wait stops the judge.
+LONGEST_RETRY_AFTER = 120.0
+# Errors of the client before it has sent anything, so that nothing was paid for.
+NEVER_SENT = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.ProxyError)
 
 
 class PostError(Exception):
     """The server will not judge this one post, whatever else it takes."""
 
-    def __init__(self, reason: str, what: str) -> None:
-        super().__init__(f"{reason}: {what}")
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(f"{reason}: {message}")
         self.reason = reason
 
 
@@ -65,36 +71,32 @@ class ChatRequest:
 
 
 class Chat:
-    """A model behind a server. Its coroutines run on an event loop of their own, in a thread."""
+    """A model behind a server.
+
+    Its coroutines run on `loop`, in a thread of its own: a signal raises an exception in the main
+    thread, which asyncio would swallow there.
+    """
 
     def __init__(self, judge: JudgeSettings, cache: ReplyCache, price: Price | None) -> None:
         self.settings = judge
         self.cache = cache
         self.price = price
         self.template = read_prompt(judge.prompt, judge.axis)
-        self.http = make_http_client(judge.request_seconds)
-        self.client = openai.AsyncOpenAI(
-            api_key=key_of_environment(),
-            base_url=judge.base_url or None,
-            timeout=judge.request_seconds,
-            max_retries=judge.max_retries,
-            http_client=self.http,
-        )
+        self.client = make_client(judge)
         self.url = str(self.client.base_url)
         check_address(self.url, judge.model)
-        self.hide = hider(self.client.api_key)
         self.budget = Budget(judge.max_cost)
-        self.replies = 0
-        self.only_thought = 0  # in a row
-        # As it is asked to, or as its replies show.
-        self.reasons = judge.reasoning_effort not in ("none", "default")
-        # Parameters that the server refuses. Nothing is blamed after it has answered without them.
+
+        # What the replies have shown of the server. The parameters in `left_out` are those that it
+        # refuses; none is blamed after the server has answered.
         self.left_out: set[str] = set()
         self.has_answered = False
-        self.stopped: UserError | None = None
+        self.reasons = judge.reasoning_effort not in ("none", "default")
+        self.only_thought = 0  # replies in a row
+        self.replies = 0
+
         self.next_turn = time.monotonic()
-        # Tasks that wait for their turn, for money, or to try again.
-        self.waiting: set[asyncio.Task[Any]] = set()
+        self.under_way: set[asyncio.Task[Completion | Failure]] = set()
         self.loop = asyncio.new_event_loop()
         threading.Thread(target=self.loop.run_forever, name="judge", daemon=True).start()
 
@@ -112,7 +114,7 @@ class Chat:
         return self.forms[0] and "response_format" not in self.left_out
 
     def limit(self, attempt: int) -> int:
-        """The most tokens of a reply, twice as many for the second attempt.
+        """Return the most tokens of a reply, twice as many for the second attempt.
 
         A judge that reasons spends its tokens on that first, and says nothing if they run out.
         """
@@ -120,7 +122,7 @@ class Chat:
         return attempt * (self.settings.max_tokens + room)
 
     def question(self, texts: Comparison, as_json: bool) -> Question:
-        """The question that a comparison makes."""
+        """Return the question about a comparison."""
         return make_question(
             self.template,
             query=texts.query,
@@ -130,7 +132,10 @@ class Chat:
         )
 
     def key(self, question: Question, *, as_json: bool, attempt: int) -> str:
-        """A hash of all that a reply depends on, as it was set and not as the server takes it."""
+        """Return a hash of all that a reply depends on.
+
+        It takes the settings as configured, before unsupported parameters are dropped.
+        """
         judge = self.settings
         parts = {
             "base_url": self.url,
@@ -146,7 +151,7 @@ class Chat:
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
     def keys(self, texts: Comparison) -> set[str]:
-        """All keys under which replies to a comparison may be kept."""
+        """Return all keys under which replies to a comparison may be kept."""
         return {
             self.key(self.question(texts, as_json), as_json=as_json, attempt=attempt)
             for as_json in self.forms
@@ -154,7 +159,7 @@ class Chat:
         }
 
     def request(self, texts: Comparison, attempt: int) -> ChatRequest:
-        """What is sent for a comparison, without the parameters that the server refuses."""
+        """Return what is sent for a comparison, without the parameters that the server refuses."""
         judge = self.settings
         as_json = self.uses_schema
         question = self.question(texts, as_json)
@@ -169,6 +174,7 @@ class Chat:
             body["reasoning_effort"] = judge.reasoning_effort
         if as_json:
             body["response_format"] = RESPONSE_FORMAT
+
         for name in self.left_out & body.keys():
             del body[name]
         if "max_tokens" in self.left_out:
@@ -176,14 +182,14 @@ class Chat:
         key = self.key(question, as_json=as_json, attempt=attempt)
         return ChatRequest(key=key, question=question, body=body, limit=limit)
 
-    def worst(self, request: ChatRequest) -> float:
-        """USD that one try of a request cannot exceed; 0 where no price is known."""
-        return self.price.at_worst(request.body, request.limit) if self.price else 0.0
+    def maximum_cost(self, request: ChatRequest) -> float:
+        """Return the USD that one try of a request cannot exceed; 0 if no price is known."""
+        return self.price.maximum_cost(request.body, request.limit) if self.price else 0.0
 
     # -- asking ------------------------------------------------------------------------------------
 
-    def kept(self, texts: Comparison, attempt: int) -> Completion | None:
-        """A finished reply from before, in either form."""
+    def find_reply(self, texts: Comparison, attempt: int) -> Completion | None:
+        """Return a finished reply from the cache, in either form."""
         for as_json in self.forms:
             key = self.key(self.question(texts, as_json), as_json=as_json, attempt=attempt)
             for reply in self.cache.replies(key):
@@ -192,101 +198,35 @@ class Chat:
         return None
 
     async def ask(self, texts: Comparison, attempt: int) -> Completion:
-        """The reply to a comparison, in the cache if it is finished.
+        """Return the server's reply to a comparison, which is in the cache if it is finished.
 
-        Raises PostError if the server will not judge this post, and UserError if it cannot be asked
-        or the cap on the cost is too low.
+        Raises PostError if the server will not judge this post, and UserError if the judge has to
+        stop. It may be cancelled at any time: a request that was sent is still received and kept.
         """
-        task = asyncio.current_task()
-        assert task is not None
-        self.waiting.add(task)
-        try:
-            while True:
-                request = self.request(texts, attempt)
-                delivery = Delivery(self, request, task)
-                error = await self._create(request, delivery)
-                if error is None:
-                    return self._checked(delivery.completion, attempt)
-                self._leave_out(error, request)
-        finally:
-            self.waiting.discard(task)
+        retries = 0
+        while True:
+            await self._wait_for_turn()
+            request = self.request(texts, attempt)
+            reply = await self._send_once(request)
 
-    async def _create(self, request: ChatRequest, delivery: "Delivery") -> ServerError | None:
-        """Let the library ask, again and again if need be; returns the refusal of a parameter."""
-        client = self.client.with_options(http_client=httpx2.AsyncClient(transport=delivery))
-        try:
-            await client.chat.completions.with_raw_response.create(**request.body)
-        except openai.APIStatusError as error:
-            refused = delivery.error or ServerError(error.status_code, error.response.text)
-            if refused.kind is Kind.REQUEST:
-                return refused
-            raise self._sorted(refused, error.response.headers) from None
-        except openai.APITimeoutError:
-            seconds = f"no reply within {self.settings.request_seconds:g} s"
-            hint = "raise judge.request_seconds if the server needs longer"
-            raise self._stop_with(f"{seconds}: {hint}") from None
-        except openai.APIConnectionError as error:
-            what = str(error.__cause__ or error) or type(error.__cause__).__name__
-            proxy = through_proxy(self.client.base_url)
-            raise self._stop_with(f"{what}{proxy}; {Kind.OUTAGE.value}") from None
-        except UserError:
-            raise
-        except Exception as error:  # a defect, whose text may contain what was sent
-            if self.hide(str(error)) == str(error):
-                raise
-            raise RuntimeError(self.hide(f"{type(error).__name__}: {error}")) from None
-        return None
+            if isinstance(reply, Completion):
+                self._check_thought(reply, attempt)
+                return reply
+            if reply.action in (Action.TOO_LONG, Action.FILTERED):
+                raise PostError(reply.action.value, reply.message)
+            if self._leave_out_parameter(reply, request):
+                continue  # which is no retry
+            if reply.action is Action.STOP or retries == self.settings.max_retries:
+                raise self._error(f"{reply.message}; {reply.hint}")
 
-    def _sorted(self, error: ServerError, headers: Any) -> Exception:
-        """The exception for an error status that no repetition has removed."""
-        if error.kind is Kind.TOO_LONG:
-            return PostError(TOO_LONG, error.summary)
-        if error.kind is Kind.FILTERED:
-            return PostError(FILTERED, error.summary)
-        hint = error.kind.value
-        if error.kind is Kind.OUTAGE and "retry-after" in headers:
-            hint = f"the server asks to wait {headers['retry-after']} s; {hint}"
-        return self._stop_with(f"{error.summary}; {hint}")
+            seconds = reply.retry_after or backoff(retries)
+            if seconds > LONGEST_RETRY_AFTER:
+                asks = f"the server asks to wait {seconds:g} s"
+                raise self._error(f"{reply.message}; {asks}; {reply.hint}")
+            await asyncio.sleep(seconds)
+            retries += 1
 
-    def _leave_out(self, error: ServerError, request: ChatRequest) -> None:
-        """Leave out the parameter that a refusal is about; raises UserError if it is about none."""
-        insisted = {"response_format"} if self.settings.structured == "on" else set()
-        blamed = blamed_by(error.text, request.body.keys() - insisted)
-        if self.has_answered or blamed is None:
-            raise self._stop_with(f"{error.summary}; {error.kind.value}")
-        self.left_out.add(blamed)
-
-    def _checked(self, reply: Completion | None, attempt: int) -> Completion:
-        """The reply, unless the server keeps on sending thoughts without an answer."""
-        assert reply is not None
-        self.reasons = self.reasons or reply.has_thought
-        # A first reply that was cut off while thinking gets more room.
-        is_first_try = reply.finish_reason == "length" and attempt < ATTEMPTS[-1]
-        if reply.is_only_thought and not is_first_try:
-            self.only_thought += 1
-        elif reply.text.strip():
-            self.only_thought = 0
-        if self.only_thought >= MOST_ONLY_THOUGHT:
-            raise self._stop_with(
-                f"{MOST_ONLY_THOUGHT} replies have a thought (reasoning_content) and no answer:"
-                " start the server without its reasoning parser, raise judge.max_tokens and"
-                " judge.reasoning_tokens, or change judge.reasoning_effort"
-            )
-        return reply
-
-    def _stop_with(self, what: str) -> UserError:
-        return UserError(self.hide(f"judge {self.settings.model}: {what}"))
-
-    def stop(self, error: UserError) -> None:
-        """Send nothing more. Replies that are under way are still kept."""
-        self.stopped = self.stopped or error
-        self.loop.call_soon_threadsafe(self._wake)
-
-    def _wake(self) -> None:
-        for task in self.waiting:
-            task.cancel()
-
-    async def turn(self) -> None:
+    async def _wait_for_turn(self) -> None:
         """Wait until `judge.requests_per_minute` allows another request."""
         if self.settings.requests_per_minute:
             now = time.monotonic()
@@ -294,170 +234,206 @@ class Chat:
             self.next_turn = turn + 60 / self.settings.requests_per_minute
             await asyncio.sleep(turn - now)
 
+    def _leave_out_parameter(self, failure: Failure, request: ChatRequest) -> bool:
+        """Return whether a refusal names a parameter that the next request can leave out."""
+        if failure.action is not Action.STOP or failure.status not in (400, 422):
+            return False
+        if self.has_answered:
+            return False
+        needed = {"response_format"} if self.settings.structured == "on" else set()
+        blamed = blamed_parameter(failure.text, request.body.keys() - needed)
+        if blamed is None:
+            return False
+        self.left_out.add(blamed)
+        return True
 
-class Delivery(httpx2.AsyncBaseTransport):
-    """Carries one question to the server, each try within its time, its size and its money."""
+    def _check_thought(self, reply: Completion, attempt: int) -> None:
+        """Raise UserError if the server keeps on sending thoughts without an answer."""
+        self.reasons = self.reasons or reply.has_thought
+        if reply.text.strip():
+            self.only_thought = 0
+            return
 
-    def __init__(self, chat: Chat, request: ChatRequest, task: "asyncio.Task[Any]") -> None:
-        self.chat = chat
-        self.request = request
-        self.task = task
-        self.completion: Completion | None = None
-        self.error: ServerError | None = None
-        """The last error of the server, as it was before it got a status for the library."""
+        # A first reply that was cut off while thinking gets more room.
+        gets_more_room = reply.finish_reason == "length" and attempt < ATTEMPTS[-1]
+        if reply.is_only_thought and not gets_more_room:
+            self.only_thought += 1
+        if self.only_thought >= MAX_ONLY_THOUGHT:
+            raise self._error(
+                f"{MAX_ONLY_THOUGHT} replies have a thought (reasoning_content) and no answer:"
+                " start the server without its reasoning parser, raise judge.max_tokens and"
+                " judge.reasoning_tokens, or change judge.reasoning_effort"
+            )
 
-    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
-        """One try: the response, with the status that tells the library what to do."""
-        chat = self.chat
-        await chat.turn()
-        if chat.stopped:
-            raise chat.stopped
-        worst = chat.worst(self.request)
-        await chat.budget.reserve(worst)
+    def _error(self, message: str) -> UserError:
+        return UserError(self._hide(f"judge {self.settings.model}: {message}"))
 
-        question = self.request.question
-        number = chat.cache.begin(self.request.key, question.hash, worst)
-        chat.waiting.discard(self.task)
-        self.completion = None
-        self.error = None
-        usd = worst  # unless the end of the try is seen
+    def _hide(self, text: str) -> str:
+        return hide_key(text, self.client.api_key)
+
+    # -- one request -------------------------------------------------------------------------------
+
+    async def _send_once(self, request: ChatRequest) -> Completion | Failure:
+        """Send a request, within the cap on the cost. A request that was sent is not cancelled."""
+        reserved = self.maximum_cost(request)
+        await self.budget.reserve(reserved)
+        task = asyncio.create_task(self._send_and_keep(request, reserved))
+        self.under_way.add(task)
+        task.add_done_callback(self.under_way.discard)
+        return await asyncio.shield(task)
+
+    async def finish_requests(self) -> None:
+        """Wait until the replies to all requests that were sent are kept."""
+        await asyncio.gather(*self.under_way, return_exceptions=True)
+
+    async def _send_and_keep(self, request: ChatRequest, reserved: float) -> Completion | Failure:
+        """Send a request, enter its cost and keep its reply if that is finished."""
+        number = self.cache.begin(request.key, request.question.hash, reserved)
+        reply = await self._receive(request)
+
+        usd = reserved  # unless the real cost is known
         outcome = "lost"
-        try:
-            status, headers, text = await self._send(request)
-            response = self._read(status, headers, text)
-            usd = self._cost(worst)
-            outcome = self.error.summary if self.error else "reply"
-            if self.error and chat.stopped:
-                raise chat.stopped  # instead of a wait
-            return response
-        except (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.ProxyError):
-            usd = 0.0  # it was never sent
-            raise
-        finally:
-            kept = self.completion if self.completion and self.completion.is_finished else None
-            chat.cache.settle(number, usd=usd, outcome=outcome, reply=kept)
-            await chat.budget.settle(worst, usd)
-            chat.waiting.add(self.task)
+        finished = None
+        if isinstance(reply, Completion):
+            reply = replace(reply, prompt_hash=request.question.hash)
+            self.has_answered = True
+            self.replies += 1
+            outcome = "reply"
+            finished = reply if reply.is_finished else None
+            cost = self.price.cost(reply) if self.price else 0.0
+            if cost is not None:
+                usd = cost
+        elif reply.is_free:
+            usd = 0.0
+            outcome = reply.message
 
-    async def _send(self, request: httpx2.Request) -> tuple[int, httpx2.Headers, str]:
-        """Status, headers and body of the response, without the key, if the server repeats it."""
-        seconds = self.chat.settings.request_seconds
+        self.cache.settle(number, usd=usd, outcome=outcome, reply=finished)
+        await self.budget.settle(reserved, usd)
+        return reply
+
+    async def _receive(self, request: ChatRequest) -> Completion | Failure:
+        """Send a request; return what came back within `judge.request_seconds`."""
+        seconds = self.settings.request_seconds
         try:
             # The client's own timeout starts again at each byte.
-            return await asyncio.wait_for(self._receive(request), seconds)
-        except asyncio.TimeoutError:
-            raise httpx2.ReadTimeout(f"no reply within {seconds:g} s", request=request) from None
+            status, headers, content = await asyncio.wait_for(self._post(request.body), seconds)
+        except (asyncio.TimeoutError, openai.APITimeoutError, httpx2.TimeoutException) as error:
+            hint = "raise judge.request_seconds if the server needs longer"
+            is_free = isinstance(error.__cause__, NEVER_SENT)
+            return lost(f"no reply within {seconds:g} s: {hint}", is_free=is_free)
+        except (openai.APIConnectionError, httpx2.HTTPError) as error:
+            cause = error.__cause__ or error  # openai wraps what httpx2 raises
+            message = self._hide(f"{self.url}: {str(cause) or type(cause).__name__}")
+            if isinstance(cause, NEVER_SENT):
+                message += ": check judge.base_url and HTTP_PROXY, HTTPS_PROXY, ALL_PROXY"
+            return lost(message, is_free=isinstance(cause, NEVER_SENT))
+        except Exception as error:  # a defect, whose text may contain what was sent
+            if self._hide(str(error)) == str(error):
+                raise
+            raise RuntimeError(self._hide(f"{type(error).__name__}: {error}")) from None
 
-    async def _receive(self, request: httpx2.Request) -> tuple[int, httpx2.Headers, str]:
-        response = await self.chat.http.send(request, stream=True)
-        body = bytearray()
+        reply = self._read(status, content.decode(errors="replace"))
+        if isinstance(reply, Failure):
+            return replace(reply, retry_after=retry_after(headers))
+        return reply
+
+    async def _post(self, body: dict[str, Any]) -> tuple[int, httpx2.Headers, bytes]:
+        """Send a request; return status, headers and body of the response, whatever they are."""
+        create = self.client.chat.completions.with_streaming_response.create
+        content = bytearray()
         try:
-            async for part in response.aiter_bytes():
-                body += part
-                if len(body) > MOST_BYTES:
-                    raise httpx2.ReadError(f"a reply has more than {MOST_BYTES:,} bytes")
-        finally:
-            await response.aclose()
-        text = self.chat.hide(body.decode(errors="replace"))
-        return response.status_code, response.headers, text
+            async with create(**body) as response:
+                async for part in response.iter_bytes():
+                    content += part
+                    if len(content) > MAX_REPLY_BYTES:
+                        raise httpx2.ReadError(f"a reply has more than {MAX_REPLY_BYTES:,} bytes")
+                return response.status_code, response.headers, bytes(content)
+        except openai.APIStatusError as error:
+            return error.status_code, error.response.headers, error.response.content
 
-    def _read(self, status: int, headers: httpx2.Headers, text: str) -> httpx2.Response:
-        """What a response says, as `completion` or `error`, with a status for the library.
-
-        Raises httpx2.ReadError, after which the library tries again, for what is neither.
-        """
+    def _read(self, status: int, text: str) -> Completion | Failure:
+        """Return what a response says: a whole reply of the judge's, or why it is none."""
         try:
+            # The key is hidden in the decoded values, because JSON has several ways to spell it.
+            text = self._hide(json.dumps(json.loads(text), ensure_ascii=False))
             body = json.loads(text)
         except (ValueError, RecursionError):
+            text = self._hide(text)
             body = None
+
+        failure = find_error(status, text, body)
+        if failure is not None:
+            return failure
         completion = read_completion(body)
-        self.error = find_error(status, text, body)
-        if self.error is None:
-            self.completion = self._accepted(completion, text)
-            status = 200
-        else:
-            status = self.error.library_status
-        repeat = ("retry-after", "retry-after-ms", "x-should-retry")
-        kept = {name: headers[name] for name in repeat if name in headers}
-        return httpx2.Response(status, headers=kept, text=text)
-
-    def _accepted(self, completion: Completion | None, text: str) -> Completion:
-        """The completion if it is the judge's and whole.
-
-        Raises httpx2.ReadError if it is not, and UserError if the first one is another model's.
-        """
-        chat = self.chat
         if completion is None:
-            raise httpx2.ReadError(
-                f"no chat completion came back, but {text[:60]!r}: check judge.base_url (it often"
-                " ends in /v1)"
-            )
+            hint = "check judge.base_url (it often ends in /v1)"
+            return lost(f"no chat completion came back, but {text[:60]!r}: {hint}")
         if completion.finish_reason not in ("stop", "length", CONTENT_FILTER):
-            raise httpx2.ReadError(
-                f"the server broke off a reply (finish_reason {completion.finish_reason[:40]!r})"
-            )
-        if not accepts_model(chat.settings, completion.model):
-            message = other_model(chat.settings.model, completion.model)
-            if not chat.has_answered:
-                raise UserError(f"judge {chat.settings.model}: {message}")
-            raise httpx2.ReadError(message)
-        chat.has_answered = True
-        chat.replies += 1
-        return replace(completion, prompt_hash=self.request.question.hash)
-
-    def _cost(self, worst: float) -> float:
-        """USD that this try cost; the worst where the server does not count its tokens."""
-        if self.completion is None or self.chat.price is None:
-            return 0.0
-        usd = self.chat.price.of(self.completion)
-        return worst if usd is None else usd
+            reason = completion.finish_reason[:40]
+            return lost(f"the server broke off a reply (finish_reason {reason!r})")
+        if not accepts_model(self.settings, completion.model):
+            # The first reply shows that the setting is wrong, a later one may be an accident.
+            action = Action.RETRY if self.has_answered else Action.STOP
+            return other_model(self.settings.model, completion.model, action)
+        return completion
 
 
 def messages(question: Question) -> list[dict[str, str]]:
-    """A question as the protocol sends it."""
+    """Return a question as the protocol sends it."""
     return [{"role": "user", "content": question.prompt}]
 
 
-def other_model(asked: str, name: str) -> str:
-    """What to do about a reply in another model's name."""
-    if not name:
-        return "the reply names no model: to take it all the same, set judge.accept_model='*'"
-    return (
-        f"the reply is {name}'s: if that is the judge you want, set judge.model={name}, or"
-        f" judge.accept_model={name} to ask it as {asked}"
-    )
+def make_client(judge: JudgeSettings) -> openai.AsyncOpenAI:
+    """Return the library's client, which sends each request once.
 
-
-def make_http_client(seconds: float) -> httpx2.AsyncClient:
-    """The library's own HTTP client, which reads the environment's proxies.
-
-    Raises UserError, which names the variable, for a proxy that it cannot use.
+    Raises UserError for a proxy in the environment that it cannot use.
     """
+    proxy = "the proxy in HTTP_PROXY, HTTPS_PROXY or ALL_PROXY"
     try:
-        return openai.DefaultAsyncHttpxClient(timeout=seconds)
-    except ImportError:
-        names = " and ".join(proxies("socks")) or "a variable of the environment"
-        raise UserError(
-            f"{names} names a SOCKS proxy, for which Python needs the package socksio:"
-            " `pip install socksio`, or unset it if the judge needs no proxy"
-        ) from None
-    except (ValueError, httpx2.InvalidURL):
-        names = " or ".join(proxies()) or "a variable of the environment"
-        raise UserError(f"{names} is not the address of a proxy: correct or unset it") from None
+        return openai.AsyncOpenAI(
+            api_key=key_of_environment(),
+            base_url=judge.base_url or None,
+            timeout=judge.request_seconds,
+            max_retries=0,
+        )
+    except ImportError as error:
+        raise UserError(f"{proxy} needs a package: {error} Or unset the variable.") from None
+    except (ValueError, httpx2.InvalidURL):  # whose text may contain a password
+        raise UserError(f"{proxy} is not the address of a proxy: correct or unset it") from None
 
 
-def proxies(scheme: str = "") -> list[str]:
-    """The variables of the environment that name a proxy of this scheme."""
-    spelled = [spelling for name in PROXY_VARIABLES for spelling in (name, name.lower())]
-    return [
-        name for name in spelled if os.environ.get(name) and os.environ[name].startswith(scheme)
-    ]
+def lost(message: str, is_free: bool = False) -> Failure:
+    """Return the failure of a request whose reply was not received as a whole."""
+    return Failure(action=Action.RETRY, message=message, hint=RETRY_HINT, is_free=is_free)
 
 
-def through_proxy(url: httpx2.URL) -> str:
-    """Names the variables that send requests through a proxy, for a message; empty without."""
-    variables = ("all_proxy", f"{url.scheme}_proxy")
-    names = [name for name in proxies() if name.lower() in variables]
-    if not names or urllib.request.proxy_bypass(url.host):
-        return ""
-    return f" (through the proxy in {', '.join(names)})"
+def other_model(requested: str, name: str, action: Action) -> Failure:
+    """Return the failure of a request that another model has answered."""
+    if not name:
+        message = "the reply names no model"
+        hint = "to take it all the same, set judge.accept_model='*'"
+    else:
+        message = f"the reply is {name}'s"
+        hint = (
+            f"if that is the judge you want, set judge.model={name}, or judge.accept_model={name}"
+            f" to ask it as {requested}"
+        )
+    return Failure(action=action, message=message, hint=hint)
+
+
+def retry_after(headers: httpx2.Headers) -> float | None:
+    """Return the seconds that a server asks to wait; None if it does not say."""
+    for name, unit in (("retry-after-ms", 0.001), ("retry-after", 1.0)):
+        try:
+            seconds = float(headers.get(name, "")) * unit
+        except ValueError:
+            continue
+        if seconds > 0:  # false for NaN
+            return seconds
+    return None
+
+
+def backoff(retries: int) -> float:
+    """Return the seconds before another try: twice as many each time, up to a limit."""
+    seconds = min(LONGEST_WAIT, FIRST_WAIT * 2.0 ** min(retries, 10))
+    return seconds * random.uniform(0.75, 1.0)  # so that requests do not come all at once

@@ -1,11 +1,10 @@
 """An LLM as judge. Every reply is cached before it is used, so only what is missing is asked."""
 
 import asyncio
-from collections.abc import Iterable, Sequence
-from concurrent.futures import CancelledError, Future
+from collections.abc import Generator, Iterable, Sequence
+from concurrent.futures import Future
 from itertools import chain
 from pathlib import Path
-from threading import Lock
 
 from eval.judges.openai.budget import price_of
 from eval.judges.openai.cache import ReplyCache
@@ -21,12 +20,11 @@ from eval.judges.protocol import (
     Judge,
     Reply,
 )
-from stages.config.checks import UserError
 from stages.config.judge import JudgeSettings
 from stages.runs.progress import told
 
-# Of a post that will be refused again.
-REFUSED = (TOO_LONG, FILTERED, CONTENT_FILTER)
+# Finish reasons that a second attempt would not change.
+FINAL_REASONS = (TOO_LONG, FILTERED, CONTENT_FILTER)
 USUAL_REPLY_TOKENS = 60  # one sentence and a verdict
 ASSUMED_REASONING_TOKENS = 500  # how long a judge reasons about two summaries: an assumption
 
@@ -39,9 +37,10 @@ class OpenAIJudge(Judge):
         self.settings = judge
         self.price = price_of(judge)
         self.chat = Chat(judge, ReplyCache(cache), self.price)
-        # Two policies may have written one summary: it is asked about once.
-        self.lock = Lock()
+        # Two policies may have written the same summary: the judge is asked once.
         self.answers: dict[Comparison, Future[Reply]] = {}
+        self.error: Exception | None = None
+        """The first error, which has stopped all questions."""
 
     @property
     def about(self) -> About:
@@ -66,22 +65,25 @@ class OpenAIJudge(Judge):
             note=f"LLM behind an OpenAI-compatible API, {note}",
         )
 
+    # -- all questions -----------------------------------------------------------------------------
+
     def prepare(
         self, comparisons: Sequence[Comparison], same_cap: Iterable[Comparison] = ()
     ) -> None:
         """Print what the missing replies will cost, before the first is asked for.
 
-        The shortest question goes first and alone, and more if they bring no answer: they show what
-        the server takes and in whose name it answers.
+        The shortest question is asked alone, and more if they bring no answer, to learn which
+        parameters the server takes and in the name of which model it answers.
         """
-        different = dict.fromkeys(map(anonymous, comparisons))
-        keys = {key for each in chain(comparisons, same_cap) for key in self.chat.keys(each)}
+        keys = {key for texts in chain(comparisons, same_cap) for key in self.chat.keys(texts)}
         self.chat.budget.spent = self.chat.cache.spent(keys)
         self.chat.replies = 0
 
-        attempts = {texts: next_attempt(self._kept(texts)) for texts in different}
+        different = dict.fromkeys(map(anonymous, comparisons))
+        attempts = {texts: next_attempt(self._kept_replies(texts)) for texts in different}
         missing = {texts: attempt for texts, attempt in attempts.items() if attempt is not None}
         print(self._estimate(len(different), missing), flush=True)
+
         shortest_first = sorted(missing, key=lambda texts: sum(map(len, texts[1:])))
         for texts in shortest_first:
             if self.chat.has_answered and not self.chat.only_thought:
@@ -89,20 +91,36 @@ class OpenAIJudge(Judge):
             self.reply(texts)
 
     def reply(self, comparison: Comparison) -> Reply:
-        """The reply to a comparison, kept or new."""
-        texts = anonymous(comparison)
-        with self.lock:
-            if texts not in self.answers:
-                answer = asyncio.run_coroutine_threadsafe(self._judge(texts), self.chat.loop)
-                self.answers[texts] = answer
-        try:
-            return self.answers[texts].result()
-        except CancelledError:
-            raise self.chat.stopped or UserError("the judge was stopped") from None
+        """Return the reply to one comparison, from the cache or from the server."""
+        (reply,) = self.replies([comparison], concurrency=1)
+        return reply
 
-    def stop(self) -> None:
-        """Send nothing more; replies under way are still kept."""
-        self.chat.stop(UserError("the judge was stopped: replies are kept, run it again"))
+    def replies(
+        self, comparisons: Sequence[Comparison], concurrency: int
+    ) -> Generator[Reply, None, None]:
+        """Yield the replies in the order of the comparisons, `concurrency` asked for at once.
+
+        The first error stops all questions. Requests that were sent are received and kept first.
+        """
+        slots = asyncio.Semaphore(concurrency)
+        for texts in map(anonymous, comparisons):
+            if texts not in self.answers:
+                judging = self._judge(texts, slots)
+                self.answers[texts] = asyncio.run_coroutine_threadsafe(judging, self.chat.loop)
+        try:
+            for comparison in comparisons:
+                yield self.answers[anonymous(comparison)].result()
+        except Exception as error:
+            finishing = self.chat.finish_requests()
+            asyncio.run_coroutine_threadsafe(finishing, self.chat.loop).result()
+            raise self.error or error from None
+        finally:
+            self._cancel_questions()
+
+    def _cancel_questions(self) -> None:
+        """Stop all questions that have no reply yet."""
+        for answer in list(self.answers.values()):
+            answer.cancel()
 
     def finish(self) -> None:
         """Print what the replies have cost."""
@@ -110,38 +128,45 @@ class OpenAIJudge(Judge):
             bill = f"; ${usd(self.chat.budget.spent)} spent in all" if self.price else ""
             print(told(f"judge {self.settings.model}", f"{self.chat.replies:,} replies{bill}"))
 
-    async def _judge(self, texts: Comparison) -> Reply:
-        """The reply to a comparison. An error ends the other questions too."""
-        try:
-            return await self._ask(texts)
-        except UserError as error:
-            self.chat.stop(error)
-            raise
+    # -- one question ------------------------------------------------------------------------------
+
+    async def _judge(self, texts: Comparison, slots: asyncio.Semaphore) -> Reply:
+        """Return the reply to a comparison. An error ends the other questions too."""
+        async with slots:
+            if self.error is not None:
+                raise self.error
+            try:
+                return await self._ask(texts)
+            except Exception as error:
+                self.error = self.error or error
+                self._cancel_questions()
+                raise
 
     async def _ask(self, texts: Comparison) -> Reply:
         """Ask, and once more if the reply is no verdict; without one the last reply counts."""
-        replies = self._kept(texts)
+        replies = self._kept_replies(texts)
         attempt = next_attempt(replies)
         while attempt is not None:
-            reply = await self._new(texts, attempt)
-            if reply.finish_reason in REFUSED:
+            reply = await self._new_reply(texts, attempt)
+            if reply.finish_reason in FINAL_REASONS:
                 return reply
             replies[attempt] = reply
             attempt = next_attempt(replies)
+
         verdicts = [reply for reply in replies.values() if reply.choice]
         return verdicts[0] if verdicts else replies[max(replies)]
 
-    def _kept(self, texts: Comparison) -> dict[int, Reply]:
-        """The replies from before, by their attempt."""
-        kept = {attempt: self.chat.kept(texts, attempt) for attempt in ATTEMPTS}
-        return {
-            attempt: self._as_reply(texts, completion)
-            for attempt, completion in kept.items()
-            if completion is not None
-        }
+    def _kept_replies(self, texts: Comparison) -> dict[int, Reply]:
+        """Return the replies in the cache, by their attempt."""
+        replies = {}
+        for attempt in ATTEMPTS:
+            completion = self.chat.find_reply(texts, attempt)
+            if completion is not None:
+                replies[attempt] = self._as_reply(texts, completion)
+        return replies
 
-    async def _new(self, texts: Comparison, attempt: int) -> Reply:
-        """The reply of the server, or its reason for none."""
+    async def _new_reply(self, texts: Comparison, attempt: int) -> Reply:
+        """Return the reply of the server, or its reason for none."""
         try:
             completion = await self.chat.ask(texts, attempt)
         except PostError as error:
@@ -155,7 +180,7 @@ class OpenAIJudge(Judge):
         return self._as_reply(texts, completion)
 
     def _as_reply(self, texts: Comparison, completion: Completion) -> Reply:
-        """A completion with its verdict, if it is finished and the judge's own words."""
+        """Return a completion with its verdict, if it is finished and the judge's own words."""
         question = self.chat.question(texts, self.chat.uses_schema)
         is_own = completion.is_finished and not question.is_echo(completion.text)
         return Reply(
@@ -169,25 +194,28 @@ class OpenAIJudge(Judge):
             completion_tokens=completion.completion_tokens,
         )
 
-    def _estimate(self, known: int, missing: dict[Comparison, int]) -> str:
-        """The lines before the first request."""
+    def _estimate(self, total: int, missing: dict[Comparison, int]) -> str:
+        """Return the lines that are printed before the first request."""
         who = f"judge {self.settings.model}"
-        start = f"{len(missing):,} of {known:,} replies to ask for"
-        if not missing or self.price is None:
-            return told(who, start if not missing else f"{start}; price unknown")
-        written = min(self.settings.max_tokens, USUAL_REPLY_TOKENS)
+        start = f"{len(missing):,} of {total:,} replies to ask for"
+        if not missing:
+            return told(who, start)
+        if self.price is None:
+            return told(who, f"{start}; price unknown")
+
+        tokens = min(self.settings.max_tokens, USUAL_REPLY_TOKENS)
         if self.chat.reasons:
-            written += min(self.settings.reasoning_tokens, ASSUMED_REASONING_TOKENS)
+            tokens += min(self.settings.reasoning_tokens, ASSUMED_REASONING_TOKENS)
         requests = [self.chat.request(texts, attempt) for texts, attempt in missing.items()]
-        usual = sum(self.price.usually(request.body, written) for request in requests)
-        worst = sum(self.chat.worst(request) for request in requests)
+        typical = sum(self.price.typical_cost(request.body, tokens) for request in requests)
+        maximum = sum(self.chat.maximum_cost(request) for request in requests)
         before = told(who, f"{start}; ${usd(self.chat.budget.spent)} spent before")
-        most = f"about ${usd(usual)}, at most ${usd(worst)} if each is asked once"
-        return f"{before}\n{told(who, most)}"
+        after = f"about ${usd(typical)}, at most ${usd(maximum)} if each is asked once"
+        return f"{before}\n{told(who, after)}"
 
 
 def next_attempt(replies: dict[int, Reply]) -> int | None:
-    """The attempt that has to be asked for; None where the question is settled."""
+    """Return the attempt that has to be asked for; None if the question is settled."""
     if any(reply.choice for reply in replies.values()):
         return None
     attempt = max(replies, default=0) + 1
@@ -195,10 +223,10 @@ def next_attempt(replies: dict[int, Reply]) -> int | None:
 
 
 def anonymous(comparison: Comparison) -> Comparison:
-    """A comparison without its post's id, which the judge is not told."""
+    """Return a comparison without its post's id, which the judge is not told."""
     return comparison._replace(post_id="")
 
 
 def usd(amount: float) -> str:
-    """Dollars as lines show them: cents from ten dollars on, and more digits below."""
+    """Return dollars as lines show them: cents from ten dollars on, and more digits below."""
     return f"{amount:,.2f}" if amount >= 10 else f"{amount:.4f}"
