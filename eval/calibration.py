@@ -43,8 +43,8 @@ from stages.data.tables import LocatedRow
 from stages.data.text_metrics import first_ids
 from stages.runs.files import read_lines
 from stages.runs.manifest import read_manifest
-from stages.runs.progress import folded
 from stages.runs.run import Run, open_stage, write_rows
+from stages.runs.text import folded
 
 # People agree with each other on so many of such pairs (Stiennon et al. 2020).
 HUMAN_CEILING = (0.72, 0.77)

@@ -27,16 +27,11 @@ from stages.models.policy import PolicyModel
 from stages.models.sampling import Sampling, respond_often
 from stages.models.tokenizers import load_tokenizer
 from stages.runs.files import read_lines, read_record
-from stages.runs.inputs import REWARD_FUNCTION
+from stages.runs.inputs import REWARD_FUNCTION, current_inputs
 from stages.runs.machine import device_name, library_versions, processor
-from stages.runs.manifest import (
-    current_inputs,
-    damage,
-    has_same_code,
-    read_manifest,
-    stage_folder,
-)
+from stages.runs.manifest import read_manifest, stage_folder
 from stages.runs.run import Run, open_stage, write_rows
+from stages.runs.staleness import changed_output, has_same_code
 from stages.training.accelerator import make_accelerator
 from stages.training.memory import MemoryBudget, PassSize
 from stages.training.processes import gather_rows
@@ -116,7 +111,7 @@ def rows_still_right(
     same = {name for name, content in now.items() if manifest["inputs"].get(name) == content}
     # The reward model of a function has the same content whatever the function says.
     required = {*needed, REWARD_FUNCTION} if REWARD_FUNCTION in now else {*needed}
-    if not same.issuperset(required) or damage(maker, stage):
+    if not same.issuperset(required) or changed_output(maker, stage):
         return {}
     policies = manifest["results"]["policies"]
     names = [x for x in policies if x.split("-")[0] in same or x.startswith(BEST_OF)]

@@ -17,8 +17,10 @@ from reports.parts.words import Row, estimate, in_points, percent, side
 from reports.sections.calibration import calibration, corrected_rates
 from stages.config.checks import UserError
 from stages.config.config import Config
-from stages.runs.manifest import MISSING, inputs_now, mend, refusal, stage_folder, why_not
+from stages.runs.inputs import inputs_now
+from stages.runs.manifest import mend, stage_folder
 from stages.runs.run import open_stage
+from stages.runs.staleness import MISSING, find_problem, refusal
 
 
 def write_report(config: Config) -> None:
@@ -46,7 +48,7 @@ def find_calibration(config: Config) -> Row:
     if results is None:
         command = mend(config, SIDE, MISSING)
         raise UserError(f"this judge was not calibrated for {config.name}: {command}")
-    problem = why_not(config, SIDE)
+    problem = find_problem(config, SIDE)
     if problem:
         raise refusal(config, SIDE, problem)
     return results

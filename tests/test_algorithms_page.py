@@ -133,10 +133,10 @@ def test_runs_without_any_win_rate_have_no_page(monkeypatch):
 def test_each_coefficient_is_a_run_of_all_algorithms_and_the_first_has_best_of_n_too(runs):
     coefs = GridOptions().kl_coefs
     grid = algorithms(Request(preset="tiny", seed=1), GridOptions(seeds=[1, 2]))
-    assert [planned.targets for planned in grid.first] == [("rm",)] * 2
-    names = [planned.config.name for planned in grid.others[:4]]
+    assert [planned.targets for planned in grid.base_runs] == [("rm",)] * 2
+    names = [planned.config.name for planned in grid.variants[:4]]
     assert names == [f"tiny-kl{coef}" for coef in coefs]
-    for place, cell in enumerate(grid.others[:4]):
+    for place, cell in enumerate(grid.variants[:4]):
         config = cell.config
         assert config.upstream == "tiny"
         assert {getattr(config, name).kl_coef for name in ALGORITHMS} == {float(coefs[place])}

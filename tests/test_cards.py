@@ -18,9 +18,10 @@ from stages.config import config as settings
 from stages.config.command_line import make_config, recorded_config
 from stages.config.sections import format_post
 from stages.config.stages import CARD, STAGES, TRAINING_STAGES
-from stages.pipeline.start import run_stage
-from stages.runs.manifest import damage, read_manifest, stage_folder, why_not
+from stages.pipeline.start import call_stage
+from stages.runs.manifest import read_manifest, stage_folder
 from stages.runs.run import open_stage
+from stages.runs.staleness import changed_output, find_problem
 
 TINY = make_config("tiny")
 MADE = {"results": {"loss/validation": 1.25, "rougeL": 0.4321, "other": 7}, "inputs": {}}
@@ -37,7 +38,7 @@ def finish(stage, results=MADE["results"], config=TINY):
             run.finish(results)
         return run.folder
 
-    folder = run_stage(stage, work, config, "the same command")
+    folder = call_stage(stage, work, config, "the same command")
     write_cards(config, stage)
     return folder
 
@@ -128,10 +129,10 @@ def test_a_card_makes_nothing_stale(runs):
     manifest = read_manifest(folder) or {}
     assert set(manifest["outputs"]) == {"config.json", "model/model.safetensors"}
     (folder / "model" / CARD).write_text("written by hand")
-    assert why_not(TINY, "sft") is None
-    assert damage(TINY, "sft") is None
+    assert find_problem(TINY, "sft") is None
+    assert changed_output(TINY, "sft") is None
     (folder / "model" / CARD).unlink()
-    assert damage(TINY, "sft") is None
+    assert changed_output(TINY, "sft") is None
     # Other results are another card and, as they come from equal weights, the same content.
     again = read_manifest(finish("sft", {"rougeL": 0.1})) or {}
     assert again["content"] == manifest["content"]

@@ -19,8 +19,9 @@ from reports import calibration_page
 from reports.outputs_page import write_report
 from stages.config.command_line import make_config
 from stages.config.config import Outputs, UserError
-from stages.pipeline.wanted import wanted_stages
-from stages.runs.manifest import read_manifest, stage_folder, why_not
+from stages.pipeline.plan import wanted_stages
+from stages.runs.manifest import read_manifest, stage_folder
+from stages.runs.staleness import find_problem
 from tests.lib.make_stages import run_module
 from tests.lib.told import told
 
@@ -189,7 +190,7 @@ def test_a_file_becomes_a_run_with_win_rates_controls_calibration_and_a_page(run
     assert "differs from the preset or from the defaults.*" in page
     assert "after Holm" in page
     assert "Agreement" in page or "agreement" in page
-    assert all(why_not(config, stage) is None for stage in stages)
+    assert all(find_problem(config, stage) is None for stage in stages)
 
 
 def test_three_posts_decide_nothing_and_every_page_says_so(runs, tmp_path):

@@ -23,8 +23,7 @@ from stages.data.lengths import Limits
 from stages.data.prompt import first_tokens
 from stages.data.tokens import tokenize_comparisons, tokenize_posts
 from stages.rl.algorithms import ALGORITHMS
-from stages.runs.hub import fetch_tokenizer
-from stages.runs.inputs import model_source
+from stages.runs.hub import fetch_tokenizer, model_source
 
 PRESET = "own"
 SAMPLE = 2000  # rows of a split whose tokens are counted

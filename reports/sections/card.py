@@ -26,8 +26,9 @@ from stages.config.command_line import add_overrides
 from stages.config.config import UserError
 from stages.config.faults import Parser, in_one_line
 from stages.config.presets import PRESETS
+from stages.runs.code import ROOT, code_version
 from stages.runs.files import read_json
-from stages.runs.machine import ROOT, code_version, library_versions
+from stages.runs.machine import library_versions
 
 MEASURE, TESTS = "reports.speed.measure", "tests/test_on_card.py"
 CARD = "import torch; print(torch.cuda.get_device_name() if torch.cuda.is_available() else '')"

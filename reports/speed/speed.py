@@ -23,8 +23,9 @@ from stages.config import config as settings
 from stages.config.command_line import Request, config_of
 from stages.config.config import Config, UserError
 from stages.config.presets import PRESETS
+from stages.runs.code import code_of, code_version
 from stages.runs.files import read_json, write_json
-from stages.runs.machine import code_of, code_version, cpu_model, library_versions
+from stages.runs.machine import cpu_model, library_versions
 
 PACKAGES = ("trl==1.9.2", "requests")  # the second: for TRL's RLOOTrainer, which a test drives
 CONSTRAINTS = Path("constraints.txt")

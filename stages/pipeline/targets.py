@@ -163,6 +163,8 @@ GROUPS: dict[str, list[Target]] = {
 }
 DONE_BY_MAKE = ("install", "check", "test", "walks", "simulations")
 GRIDS = ("study", "ablations", "algorithms")
+# Targets that reach the stages of another one: `judge` is `eval` of existing summaries.
+ALIASES = {"judge": "eval"}
 
 RECORDED = "runs keep the settings that they were started with"
 ONE_PROCESS = "it runs in one process"

@@ -7,10 +7,10 @@ import pytest
 from stages.config.command_line import make_config
 from stages.config.config import UserError
 from stages.config.stages import STAGES
+from stages.pipeline.plan import make_plan
 from stages.pipeline.runner import move_all_aside
-from stages.pipeline.wanted import lacking
+from stages.runs.locks import held
 from stages.runs.manifest import lock_of, partial_of, stage_folder
-from stages.runs.run import held
 from tests.lib.asserts import refusal_of
 from tests.lib.fake_stages import finish, interrupt, run_stages
 
@@ -56,7 +56,7 @@ def test_replace_reruns_the_named_stages_and_what_follows_from_any(runs):
     ],
 )
 def test_replace_of_a_stage_that_the_command_does_not_run_is_refused(runs, goals, replace, line):
-    assert refusal_of(lacking, TINY, goals, replace) == line
+    assert refusal_of(make_plan, TINY, goals, replace) == line
 
 
 def test_other_settings_are_replaced_and_nothing_is_lost(runs):
@@ -83,7 +83,7 @@ def test_replace_leaves_the_stages_of_an_upstream_alone(runs):
 def test_replace_of_a_stage_of_the_upstream_is_refused(runs):
     run_stages(TINY, *GOALS)
     ablation = named("ppo.lam=0.5", upstream="tiny")
-    line = refusal_of(lacking, ablation, GOALS, "sft")
+    line = refusal_of(make_plan, ablation, GOALS, "sft")
     assert line == "REPLACE=sft: no target of this command runs it: leave out UPSTREAM="
 
 
@@ -96,12 +96,12 @@ def test_replace_of_an_ablations_own_reward_model_leaves_its_upstreams_stages(ru
 
 def test_an_interrupted_replace_resumes_without_it(runs):
     run_stages(TINY, *GOALS)
-    move_all_aside(TINY, [*lacking(TINY, GOALS, replace="sft")])
+    move_all_aside(TINY, make_plan(TINY, GOALS, replace="sft").replaced)
     finish(TINY, "sft")
     finish(TINY, "rm")
     finish(TINY, "normalize")
     interrupt(TINY, "ppo", update=3)
-    assert lacking(TINY, GOALS)["ppo"] == "resumes after update 3"
+    assert make_plan(TINY, GOALS).reasons["ppo"] == "resumes after update 3"
     assert run_stages(TINY, *GOALS) == FROM_PPO
     assert not partial_of(stage_folder(TINY, "ppo")).exists()
 

@@ -23,7 +23,7 @@ from eval.judges.protocol import (
 )
 from stages.config.checks import UserError
 from stages.config.judge import JudgeSettings
-from stages.runs.progress import told
+from stages.runs.text import told
 
 # Of a post that will be refused again.
 REFUSED = (TOO_LONG, FILTERED, CONTENT_FILTER)
