@@ -1,8 +1,18 @@
 """The command line of the project: `make sft rm ppo NAME=x` calls `python -m stages sft rm ppo`.
 
-All stages of a command run in this process, one after the other. The tables below say which
-function each stage and each tool is; they import it when it runs, so that a command with nothing to
-do loads neither torch nor transformers.
+What a command such as `make ppo` does:
+
+1. `main` reads its targets and variables (pipeline/variables.py); `config_of` makes the settings.
+2. `make_plan` (pipeline/plan.py) says which stages are missing or stale, and why. A stage is stale
+   if `find_problem` (runs/staleness.py) finds other settings, inputs or outputs in its manifest.
+3. `Runner.run` (pipeline/runner.py) runs the stages of the plan in turn. `run_stage` below calls
+   the function of a stage in this process. With GPUS or LAUNCH, `launch_stage` (pipeline/launch.py)
+   starts several processes for a stage instead, and each of them begins in `launched_main`.
+4. The function of a stage works inside `open_stage` (runs/run.py), which locks the stage's folder
+   and resumes an interrupted attempt. Its last act is to write the manifest.
+
+Functions are imported when they are called, so that a command with nothing to do loads neither
+torch nor transformers.
 """
 
 import shlex
@@ -26,6 +36,7 @@ from stages.rl.algorithms import ALGORITHMS
 from stages.runs.signals import stopping_on_signals
 
 Values = Mapping[str, str]
+"""The variables of a command: name -> value."""
 
 TOOLS = (
     "help",
@@ -66,10 +77,12 @@ def main(argv: list[str] | None = None) -> None:
 
         values = with_choices(values)
 
+    # Stages may be combined; any other target is a command of its own.
     first = targets[0] if targets else "help"
-    commands = [target for target in targets if target in (*GRIDS, *TOOLS, *DONE_BY_MAKE)]
-    if commands and len(targets) > 1:
-        raise UserError(f"{commands[0]} is a command of its own: give the other targets separately")
+    single = [target for target in targets if target in (*GRIDS, *TOOLS, *DONE_BY_MAKE)]
+    if single and len(targets) > 1:
+        raise UserError(f"{single[0]} is a command of its own: give the other targets separately")
+
     if first in DONE_BY_MAKE:
         raise UserError(f"{first} is done by make itself: run `make {first}`")
     if first in GRIDS:

@@ -96,11 +96,11 @@ REFUSED: list[tuple[list[str], str]] = [  # words after `make`, the line
     (["publish"], "name the pages"),
     (["sft", "eval", "NAME=x", "SET=judge.kind=openai"], "without a server"),
     # What a target does not read would do nothing.
-    (["ppo", "eval", "SEEDS=1"], "SEEDS is for study ablations algorithms: a run takes SEED"),
-    (["sft", "rm", "ppo", "GPU=8"], "GPU is for plan: the number of GPUs is GPUS"),
-    (["compare", "UPSTREAM=tiny"], "compare takes no UPSTREAM: runs keep the settings"),
-    (["study", "SEED=1"], "study takes no SEED: give SEEDS"),
-    (["ppo", "POST=$(shell touch hacked)"], "POST is for summarize: leave it out"),
+    (["ppo", "eval", "SEEDS=1"], "ppo eval does not read SEEDS: a run takes SEED"),
+    (["sft", "rm", "ppo", "GPU=8"], "sft rm ppo does not read GPU: the number of GPUs is GPUS"),
+    (["compare", "UPSTREAM=tiny"], "compare does not read UPSTREAM: runs keep the settings"),
+    (["study", "SEED=1"], "study does not read SEED: a grid takes SEEDS"),
+    (["ppo", "POST=$(shell touch hacked)"], "ppo does not read POST: it is for summarize"),
 ]
 
 

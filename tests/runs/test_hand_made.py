@@ -13,9 +13,10 @@ from reports.sharing.status import status
 from stages.config.command_line import make_config, recorded_config
 from stages.config.config import UserError
 from stages.runs import hub
-from stages.runs.files import KeptRows, read_json, write_json
+from stages.runs.files import read_json, write_json
 from stages.runs.hub import Source
 from stages.runs.staleness import find_problem
+from stages.training.row_by_row import KeptRows
 from tests.lib.asserts import refused_by
 from tests.lib.fabricated_runs import fabricate
 from tests.lib.make_stages import run_module

@@ -14,11 +14,12 @@ from eval import judge, summaries
 from eval.judges import protocol
 from stages.config.command_line import make_config
 from stages.runs import run as runs_module
-from stages.runs.files import KeptRows, read_lines
+from stages.runs.files import read_lines
 from stages.runs.inputs import current_inputs
 from stages.runs.manifest import ATTEMPT, read_manifest
 from stages.runs.run import WHILE_WORKING, Run, open_stage
 from stages.runs.staleness import find_problem
+from stages.training.row_by_row import KeptRows
 from tests.lib.make_stages import run_module
 from tests.lib.resuming import (
     ARGUMENTS,
