@@ -23,7 +23,7 @@ class Stage:
     """Of its column in `make status`; empty: not shown."""
     module: str
     """Its module; the code that this one imports is the code of the stage."""
-    goal: str
+    target: str
     """The target of `make` that reaches it."""
     sections: tuple[str, ...] = ()
     """Sections of the config that its result depends on, in addition to those of its inputs."""
@@ -52,16 +52,16 @@ class Stage:
 
 
 def learned(what: str, name: str, **more: Any) -> Stage:
-    """A stage that learns; module, section and goal have its name unless `more` says otherwise."""
+    """A stage that learns; module, section and target have its name unless `more` differs."""
     # `make status` has room for four letters.
-    row: dict[str, Any] = {"head": name[:4], "module": f"stages.{name}", "goal": name}
+    row: dict[str, Any] = {"head": name[:4], "module": f"stages.{name}", "target": name}
     row |= {"sections": ("optimizer", name, "lora"), "models": ("model",)}
     return Stage(what=what, **row | more)
 
 
 def judged(what: str, module: str, head: str = "", **more: Any) -> Stage:
     """A stage that runs no model here and has a folder for each judge."""
-    row: dict[str, Any] = {"goal": "eval", "computes": False, "per_judge": True}
+    row: dict[str, Any] = {"target": "eval", "computes": False, "per_judge": True}
     return Stage(what=what, module=module, head=head, **row | more)
 
 
@@ -86,7 +86,7 @@ ROWS = {
         what="posts, tokenizer and the model to start from",
         head="base",
         module="stages.base",
-        goal="data",
+        target="data",
         sections=("base", "world", "data"),
         shared=True,
         computes=False,
@@ -111,7 +111,7 @@ ROWS = {
         what="the reward of a human summary becomes 0",
         head="norm",
         module="stages.normalize",
-        goal="rm",
+        target="rm",
         sections=("normalize",),
         inputs=("base", "rm"),
         models=("model",),
@@ -128,7 +128,7 @@ ROWS = {
     "released": Stage(
         what="a released policy, and its reward model in our layout",
         module="stages.released",
-        goal="eval",
+        target="eval",
         sections=("released",),
         inputs=("base",),
         optional=True,
@@ -139,7 +139,7 @@ ROWS = {
         what="summaries of held-out posts by every policy",
         head="summ",
         module="eval.summaries",
-        goal="eval",
+        target="eval",
         sections=("eval",),
         inputs=("base", "normalize", "sft", "ppo"),
     ),
@@ -163,7 +163,7 @@ ROWS = {
     "calibration": judged(
         "the judge compared with labelled comparisons",
         "eval.calibration",
-        goal="judge-calibration",
+        target="judge-calibration",
         sections=("world", "data", "judge", "checks"),
         optional=True,
         reads_data=True,
@@ -179,7 +179,7 @@ ROWS = {
     "calibration_report": judged(
         "the page of the judge's calibration",
         "reports.calibration_page",
-        goal="judge-calibration",
+        target="judge-calibration",
         inputs=("calibration",),
         joined_by=("controls", "win_rate"),
         optional=True,
@@ -231,7 +231,7 @@ OTHER_ROWS = {
         "summaries": Stage(
             what="summaries that exist already, read from files",
             module="eval.outputs",
-            goal="eval",
+            target="eval",
             sections=("outputs", "eval"),
             computes=False,
         ),

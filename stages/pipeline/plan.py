@@ -29,7 +29,7 @@ from stages.runs.text import first_few
 
 REPLACE_TARGETS = "1"
 """The value of REPLACE that stands for the stages of the targets."""
-TARGETS = tuple(dict.fromkeys(row.goal for row in STAGES.values()))
+TARGETS = tuple(dict.fromkeys(row.target for row in STAGES.values()))
 # The split that fills the batches of a stage.
 TRAINING_SPLITS = {"sft": POSTS[0], "rm": COMPARISONS[0], "dpo": COMPARISONS[0]}
 
@@ -130,7 +130,7 @@ def stages_of(config: Config, targets: Sequence[str]) -> set[str]:
     stages: set[str] = set()
     left_out = set(NO_PART[config.kind])
     for target in targets:
-        named = {name for name, row in STAGES.items() if target in (name, row.goal)}
+        named = {name for name, row in STAGES.items() if target in (name, row.target)}
         if not named:
             raise unknown("target", target, (*TARGETS, *STAGES))
         # The stages of `eval` are other ones in each kind of run.
@@ -184,7 +184,7 @@ def replaced_stages(
         if stage not in STAGES:
             raise unknown("stage", stage, STAGES)
         if stage not in own:
-            fix = f"add {STAGES[stage].goal}"
+            fix = f"add {STAGES[stage].target}"
             if config.is_upstreams(stage):
                 fix = "leave out UPSTREAM="
             raise UserError(f"REPLACE={stage}: no target of this command runs it: {fix}")

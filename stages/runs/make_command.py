@@ -21,7 +21,7 @@ def make_command(config: Config, stage: str) -> str:
     if is_upstreams and name != config.preset and is_recorded(name):
         # The upstream's record supplies its settings.
         variables = {"SEED": str(config.seed), "NAME": name}
-        return _command(STAGES[stage].goal, variables)
+        return _command(STAGES[stage].target, variables)
 
     variables = {"PRESET": config.preset, "SEED": str(config.seed)}
     if name != config.preset:
@@ -35,7 +35,7 @@ def make_command(config: Config, stage: str) -> str:
         variables["DATA"] = config.data.source
     if config.base.tokenizer != TRAIN_TOKENIZER:
         variables["TOKENIZER"] = config.base.tokenizer
-    return _command(STAGES[stage].goal, variables)
+    return _command(STAGES[stage].target, variables)
 
 
 def _override_variables(config: Config) -> dict[str, str]:

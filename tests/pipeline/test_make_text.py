@@ -190,7 +190,7 @@ def test_looking_and_a_command_with_nothing_to_do_load_no_torch(tmp_path, monkey
 def test_help_names_every_target_variable_and_preset_in_80_columns():
     text = "\n".join(help_lines())
     assert all(len(line) <= 80 for line in help_lines())
-    for target in {*targets_by_name(), *(stage.goal for stage in STAGES.values())}:
+    for target in {*targets_by_name(), *(stage.target for stage in STAGES.values())}:
         assert f"\n  {target} " in text, target
     for name in PRESETS:
         assert name in text.split("presets (")[1].split()

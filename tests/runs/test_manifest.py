@@ -152,16 +152,16 @@ def test_other_wording_of_the_judges_prompt_makes_every_stage_that_asks_the_judg
     monkeypatch.setenv("OPENAI_API_KEY", "none")
     judge = TINY.judge.changed(kind="openai", model="a-model")
     config = TINY.changed(judge=judge)
-    goals = ("eval", "judge-calibration")
+    targets = ("eval", "judge-calibration")
     use_wording("first")
-    run_stages(config, *goals)
-    assert run_stages(config, *goals) == []
+    run_stages(config, *targets)
+    assert run_stages(config, *targets) == []
 
     use_wording("second")
-    stale = [*make_plan(config, goals).reasons]
+    stale = [*make_plan(config, targets).reasons]
     assert {"judge", "controls", "calibration", "win_rate", "report"} <= {*stale}
     assert "summaries" not in stale
-    assert {*make_plan(config, goals, replace="judge").reasons} == {*stale}
+    assert {*make_plan(config, targets, replace="judge").reasons} == {*stale}
 
 
 # -- the command to type ---------------------------------------------------------------------------
@@ -169,7 +169,7 @@ def test_other_wording_of_the_judges_prompt_makes_every_stage_that_asks_the_judg
 
 def typed(command: str) -> tuple[str, Config]:
     """The target of a make command, and the config that it asks for."""
-    make, goal, *words = shlex.split(command)
+    make, target, *words = shlex.split(command)
     assert make == "make"
     variables = dict(word.split("=", 1) for word in words)
     preset = variables["PRESET"]
@@ -183,21 +183,21 @@ def typed(command: str) -> tuple[str, Config]:
         upstream=variables.get("UPSTREAM", ""),
         overrides=tuple(variables.get("SET", "").split()),
     )
-    return goal, config
+    return target, config
 
 
 def test_the_command_runs_exactly_the_run_that_needs_the_stage(tmp_path):
     folder = tmp_path / "my posts"
     folder.mkdir()
-    goals = {"base": "data", "sft": "sft", "ppo": "ppo", "judge": "eval"}
+    targets = {"base": "data", "sft": "sft", "ppo": "ppo", "judge": "eval"}
     for config in (
         make_config("tiny", seed=3),
         make_config("tiny", name="another"),
         make_config("posts", data=str(folder), tokenizer="a tokenizer"),
         make_config("tiny", name="mine", overrides=("ppo.lam=0.5", "ppo.whiten_rewards=true")),
     ):
-        for stage, goal in goals.items():
-            assert typed(make_command(config, stage)) == (goal, config)
+        for stage, target in targets.items():
+            assert typed(make_command(config, stage)) == (target, config)
 
 
 def test_the_command_for_an_upstream_stage_runs_the_upstream(runs):

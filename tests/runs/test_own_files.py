@@ -172,7 +172,7 @@ def test_a_file_is_hashed_once_by_a_process_until_it_changes(place, monkeypatch)
 
 # -- the reward function ---------------------------------------------------------------------------
 
-GOALS = ("sft", "rm", "ppo", "rloo", "dpo", "eval")
+TARGETS = ("sft", "rm", "ppo", "rloo", "dpo", "eval")
 
 
 @pytest.fixture
@@ -181,15 +181,15 @@ def rewarded(runs, place):
     (place / "my_reward.py").write_text("from my_words import WORDS\n\ndef score(): return WORDS\n")
     (place / "my_words.py").write_text("WORDS = 1\n")
     config = own_config("reward.function=my_reward:score", "ppo.critic_init=sft")
-    run_stages(config, *GOALS)
-    assert run_stages(config, *GOALS) == []
+    run_stages(config, *TARGETS)
+    assert run_stages(config, *TARGETS) == []
     return config
 
 
 @pytest.mark.parametrize("name", ["my_reward.py", "my_words.py"])
 def test_an_edited_reward_function_makes_everything_stale_that_calls_it(rewarded, place, name):
     (place / name).write_text((place / name).read_text() + "# edited\n")
-    stale = [*make_plan(rewarded, GOALS).reasons]
+    stale = [*make_plan(rewarded, TARGETS).reasons]
     assert stale[:5] == ["rm", "normalize", "ppo", "rloo", "summaries"]
     for stage in stale[:5]:
         assert str(find_problem(rewarded, stage)) == "ran with another version of reward.function"
@@ -197,8 +197,8 @@ def test_an_edited_reward_function_makes_everything_stale_that_calls_it(rewarded
 
 def test_an_edited_reward_function_leaves_base_sft_and_dpo(rewarded, place):
     (place / "my_reward.py").write_text("def score(): return 2\n")
-    assert not {"base", "sft", "dpo"} & {*run_stages(rewarded, *GOALS, text="other")}
-    assert run_stages(rewarded, *GOALS) == []
+    assert not {"base", "sft", "dpo"} & {*run_stages(rewarded, *TARGETS, text="other")}
+    assert run_stages(rewarded, *TARGETS) == []
 
 
 def test_a_policy_that_was_trained_with_a_function_is_stale_without_it(rewarded):
@@ -208,7 +208,7 @@ def test_a_policy_that_was_trained_with_a_function_is_stale_without_it(rewarded)
 
 def test_a_file_that_the_reward_function_does_not_import_counts_for_nothing(rewarded, place):
     (place / "notes.py").write_text("x = 1\n")
-    assert run_stages(rewarded, *GOALS) == []
+    assert run_stages(rewarded, *TARGETS) == []
 
 
 def test_a_checkpoint_of_another_reward_function_is_refused(rewarded, place):

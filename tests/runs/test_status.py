@@ -21,7 +21,7 @@ from tests.lib.fake_stages import finish, finish_alone, interrupt, run_stages
 
 ROOT = Path(__file__).parents[2]
 TINY = make_config("tiny")
-GOALS = ("sft", "rm", "ppo", "eval")
+TARGETS = ("sft", "rm", "ppo", "eval")
 ALL_DONE = [
     "tiny, seed 44413",
     "  done                  base, sft, rm, normalize, ppo, summaries, judge,",
@@ -40,7 +40,7 @@ def test_without_runs_it_says_how_to_start_one(runs):
 
 
 def test_a_finished_run(runs):
-    run_stages(TINY, *GOALS)
+    run_stages(TINY, *TARGETS)
     assert status() == ALL_DONE
 
 
