@@ -18,9 +18,10 @@ from reports.sections.calibration import calibration, corrected_rates
 from stages.config.checks import UserError
 from stages.config.config import Config
 from stages.runs.inputs import inputs_now
-from stages.runs.manifest import mend, stage_folder
+from stages.runs.make_command import make_command
+from stages.runs.manifest import stage_folder
 from stages.runs.run import open_stage
-from stages.runs.staleness import MISSING, find_problem, refusal
+from stages.runs.staleness import find_problem, refusal
 
 
 def write_report(config: Config) -> None:
@@ -46,8 +47,8 @@ def find_calibration(config: Config) -> Row:
     """
     results = calibration_of(stage_folder(config, SIDE))
     if results is None:
-        command = mend(config, SIDE, MISSING)
-        raise UserError(f"this judge was not calibrated for {config.name}: {command}")
+        command = make_command(config, SIDE)
+        raise UserError(f"this judge was not calibrated for {config.name}: run `{command}`")
     problem = find_problem(config, SIDE)
     if problem:
         raise refusal(config, SIDE, problem)

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -53,6 +54,26 @@ def test_a_stage_that_reran_with_other_outputs_makes_its_followers_stale(runs):
     make()
     finish(TINY, "sft", "other")
     assert make() == ["rm", "ppo", "summaries", "report"]
+
+
+def test_a_command_runs_exactly_the_steps_of_its_plan(runs):
+    recorder = Recorder()
+    plan = recorder.plan(planned())
+    recorder.run(planned())
+    assert recorder.stages == list(plan.reasons) == EVALUATED
+
+
+def test_a_step_is_looked_at_again_only_if_one_of_its_inputs_was_rerun(runs):
+    """The deleted stage comes out as before, so what follows from it is right again."""
+    make(TINY, "ppo")
+    shutil.rmtree(stage_folder(TINY, "sft"))
+    assert Recorder().plan(planned(TINY, "ppo")).reasons == {
+        "sft": "not run yet",
+        "rm": "ran with sft, which is missing now",
+        "normalize": "if rm comes out differently than before",
+        "ppo": "ran with sft, which is missing now",
+    }
+    assert make(TINY, "ppo") == ["sft"]
 
 
 def test_dpo_joins_the_summaries_once_it_has_been_trained(runs):
