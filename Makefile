@@ -12,26 +12,28 @@ PYTHON ?= python3
 VENV ?= .venv
 PY := $(if $(VENV),$(VENV)/bin/python,$(PYTHON))
 PIP := $(PY) -m pip install --quiet --no-compile --constraint constraints.txt
-INSTALLED := $(if $(VENV),$(VENV)/installed)
-DEVELOPED := $(if $(VENV),$(VENV)/developed)
+# Empty files that say when the environment was installed; none without one of our own.
+INSTALL_STAMP := $(if $(VENV),$(VENV)/installed)
+DEVELOP_STAMP := $(if $(VENV),$(VENV)/developed)
 MAKE_TARGETS := help install check test walks simulations bench
 TARGETS := $(filter-out $(MAKE_TARGETS) $(VENV)/%,$(MAKECMDGOALS))
 .DEFAULT_GOAL := help
 .PHONY: $(MAKE_TARGETS) $(TARGETS) pipeline
 
-# Make would expand the values on their way into the environment.
+# Python reads what was typed from MAKEFLAGS. In the environment make would have expanded it.
 unexport $(foreach name,$(.VARIABLES),$(if $(findstring command,$(origin $(name))),$(name)))
 unexport PYTHONDONTWRITEBYTECODE
 
+# Every other target is one of the pipeline. All of them run in one process.
 $(TARGETS): pipeline
 	@:
-pipeline: $(INSTALLED)
+pipeline: $(INSTALL_STAMP)
 	@$(PY) -m stages $(TARGETS)
 help:
 	@$(or $(wildcard $(PY)),$(PYTHON)) -m stages.pipeline.targets
 
-install: $(INSTALLED)
-# Of two commands that start at once, one installs and the other waits.
+install: $(INSTALL_STAMP)
+# flock: of two commands that start at once, one installs and the other waits.
 $(VENV)/installed: pyproject.toml constraints.txt
 	@mkdir -p $(VENV) && flock $(VENV) sh -ec 'test $@ -nt pyproject.toml -a $@ -nt constraints.txt || { \
 	    echo "installing into $(VENV)"; $(PYTHON) -m venv $(VENV); $(PIP) setuptools torch; \
@@ -40,18 +42,18 @@ $(VENV)/developed: $(VENV)/installed
 	@$(PIP) --no-build-isolation ".[dev]" && touch $@
 
 PYTEST := MAKEFLAGS= OMP_WAIT_POLICY=passive $(PY) -m pytest -n 2 --dist loadfile --no-loadscope-reorder
-check: $(DEVELOPED)
+check: $(DEVELOP_STAMP)
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy stages eval reports tests
-test: $(DEVELOPED)
+test: $(DEVELOP_STAMP)
 	$(PYTEST) -m 'not walk'
-# Tests with servers, browsers, processes and kills; then those that learn, on a lesser processor.
-walks: $(DEVELOPED)
+# Slow tests with servers, browsers and killed processes; then the training tests without AVX-512.
+walks: $(DEVELOP_STAMP)
 	$(PYTEST) -m walk
 	ONEDNN_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=avx2 $(PYTEST) -m learns
-simulations: $(DEVELOPED)
+simulations: $(DEVELOP_STAMP)
 	$(PY) -m tests.lib.simulations
 # Speed and memory compared with TRL, which is installed into an environment of its own.
-bench: $(INSTALLED)
+bench: $(INSTALL_STAMP)
 	@$(PY) -m tests.bench

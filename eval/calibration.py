@@ -42,8 +42,8 @@ from stages.data.tables import LocatedRow
 from stages.data.text_metrics import first_ids
 from stages.runs.files import read_lines
 from stages.runs.manifest import read_manifest
-from stages.runs.progress import folded
 from stages.runs.run import Run, open_stage, write_rows
+from stages.runs.text import folded
 
 Item = TypeVar("Item")
 

@@ -23,8 +23,8 @@ from stages.data.bad_rows import BadRowError
 from stages.data.conversations import PRINTED_MESSAGES
 from stages.data.tables import LocatedRow, parsed_rows
 from stages.data.text_metrics import text_measures
-from stages.runs.inputs import ROW_FILES, output_files, unread_outputs
 from stages.runs.run import open_stage, write_rows
+from stages.runs.user_files import ROW_FILES, output_files, unread_outputs
 
 LONGEST_SUMMARY = (
     10_000  # characters; ROUGE-L takes time proportional to the product of two lengths

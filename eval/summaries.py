@@ -28,16 +28,11 @@ from stages.models.policy import PolicyModel
 from stages.models.sampling import Sampling, respond_often
 from stages.models.tokenizers import load_tokenizer
 from stages.runs.files import read_lines, read_record
-from stages.runs.inputs import REWARD_FUNCTION
+from stages.runs.inputs import REWARD_FUNCTION, current_inputs
 from stages.runs.machine import device_name, library_versions, processor
-from stages.runs.manifest import (
-    current_inputs,
-    damage,
-    has_same_code,
-    read_manifest,
-    stage_folder,
-)
+from stages.runs.manifest import read_manifest, stage_folder
 from stages.runs.run import Run, open_stage, write_rows
+from stages.runs.staleness import changed_output, has_same_code
 from stages.training.accelerator import make_accelerator
 from stages.training.memory import MemoryBudget, PassSize
 from stages.training.processes import gather_rows
@@ -173,7 +168,7 @@ def rows_still_right(config: Config, made_by: Config, needed: Sequence[str]) -> 
     if REWARD_FUNCTION in inputs:
         # The reward model of a function has the same content, whatever the function says.
         required.add(REWARD_FUNCTION)
-    if not same_inputs.issuperset(required) or damage(made_by, stage):
+    if not same_inputs.issuperset(required) or changed_output(made_by, stage):
         return {}
 
     rows = {}

@@ -32,9 +32,9 @@ from stages.models.loading import load_policy, load_reward_model, require_room
 from stages.models.policy import PolicyModel
 from stages.models.sampling import SamplingParams, sample, sampling_noise
 from stages.models.tokenizers import load_tokenizer
-from stages.pipeline.wanted import check_run
-from stages.runs.manifest import check_stage, read_manifest, stage_folder
-from stages.runs.progress import folded
+from stages.runs.manifest import check_run, read_manifest, stage_folder
+from stages.runs.staleness import check_stage
+from stages.runs.text import folded
 from stages.training.accelerator import make_accelerator
 
 

@@ -27,16 +27,10 @@ from reports.provenance import made_from, stage_row
 from reports.results import CALIBRATION, Interval, Json, failed_checks, load_run
 from stages.config.checks import UserError
 from stages.config.config import Config
-from stages.runs.manifest import (
-    MISSING,
-    inputs_now,
-    mend,
-    read_manifest,
-    refusal,
-    stage_folder,
-    why_not,
-)
+from stages.runs.inputs import inputs_now
+from stages.runs.manifest import mend, read_manifest, stage_folder
 from stages.runs.run import open_stage
+from stages.runs.staleness import MISSING, find_problem, refusal
 
 LABEL_WIDTH = 18  # characters of a plot's label
 
@@ -93,7 +87,7 @@ def find_calibration(config: Config) -> Json:
     if results is None:
         command = mend(config, CALIBRATION, MISSING)
         raise UserError(f"this judge was not calibrated for {config.name}: {command}")
-    problem = why_not(config, CALIBRATION)
+    problem = find_problem(config, CALIBRATION)
     if problem:
         raise refusal(config, CALIBRATION, problem)
     return results

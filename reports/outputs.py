@@ -19,7 +19,7 @@ from reports.samples import NUMBER_OF_SAMPLES, samples_of
 from reports.verdicts import SIGNIFICANCE
 from stages.config.config import Config
 from stages.runs.files import write_json, write_text
-from stages.runs.manifest import inputs_now
+from stages.runs.inputs import inputs_now
 from stages.runs.run import open_stage
 
 EVEN = 0.5

@@ -11,8 +11,8 @@ from stages.config import config as settings_module
 from stages.config.config import DEFAULTS, POLICY_NUMERICS, TOY, public_value
 from stages.config.presets import PRESETS
 from stages.config.stages import STAGES
+from stages.runs.code import changed_files, code_version, other_code
 from stages.runs.files import file_hash
-from stages.runs.machine import changed_files, code_version, other_code
 from stages.runs.manifest import read_manifest
 
 JUDGED_STAGES = ("judge", "calibration")  # stages with a folder for each judge

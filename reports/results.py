@@ -28,10 +28,10 @@ from stages.config.stages import (
     is_part,
     row_of,
 )
-from stages.pipeline.wanted import check_run
 from stages.rl.algorithms import ALGORITHMS
 from stages.runs.files import read_lines, read_record
-from stages.runs.manifest import read_manifest, refusal, stage_folder, why_not_shown
+from stages.runs.manifest import check_run, read_manifest, stage_folder
+from stages.runs.staleness import find_problem, refusal
 
 Json = dict[str, Any]
 """An object of a manifest or of a JSONL file, as a stage wrote it."""
@@ -312,7 +312,7 @@ def load_run(config: Config) -> RunResult:
     folders = _stage_folders(config)
     has_calibration = read_manifest(stage_folder(config, CALIBRATION)) is not None
     for stage in [*folders, CALIBRATION] if has_calibration else folders:
-        problem = why_not_shown(config, stage)
+        problem = find_problem(config, stage)
         if problem:
             raise refusal(config, stage, problem)
     return _read_run(config, folders)
@@ -373,7 +373,7 @@ def _judged_config(seed_folder: Path, judge: str) -> Config | None:
 def _first_problem(config: Config, folders: Mapping[str, Path]) -> str:
     """Return what is wrong with the first stage that cannot be shown; empty if all can."""
     for stage in folders:
-        problem = why_not_shown(config, stage)
+        problem = find_problem(config, stage)
         if problem:
             return f"stage {stage} {problem}"
     return ""

@@ -37,7 +37,7 @@ from reports.scores import (
 from reports.verdicts import Comparison, Verdict, verdict
 from stages.config.config import Config
 from stages.runs.files import write_json, write_text
-from stages.runs.manifest import inputs_now
+from stages.runs.inputs import inputs_now
 from stages.runs.run import open_stage
 
 

@@ -1,8 +1,18 @@
 """The command line of the project: `make sft rm ppo NAME=x` calls `python -m stages sft rm ppo`.
 
-All stages of a command run in this process, one after the other. The tables below say which
-function each stage and each tool is; they import it when it runs, so that a command with nothing to
-do loads neither torch nor transformers.
+What a command such as `make ppo` does:
+
+1. `main` reads its targets and variables (pipeline/variables.py); `config_of` makes the settings.
+2. `make_plan` (pipeline/plan.py) says which stages are missing or stale, and why. A stage is stale
+   if `find_problem` (runs/staleness.py) finds other settings, inputs or outputs in its manifest.
+3. `Runner.run` (pipeline/runner.py) runs the stages of the plan in turn. `run_stage` below calls
+   the function of a stage in this process. With GPUS or LAUNCH, `launch_stage` (pipeline/launch.py)
+   starts several processes for a stage instead, and each of them begins in `launched_main`.
+4. The function of a stage works inside `open_stage` (runs/run.py), which locks the stage's folder
+   and resumes an interrupted attempt. Its last act is to write the manifest.
+
+Functions are imported when they are called, so that a command with nothing to do loads neither
+torch nor transformers.
 """
 
 import shlex
@@ -24,15 +34,16 @@ from stages.config.faults import Parser, in_one_line, is_above_0, require_packag
 from stages.config.listing import settings_lines
 from stages.config.stages import OUTPUTS, STAGES
 from stages.pipeline import grid, variables
-from stages.pipeline.launch import launcher_words
-from stages.pipeline.runner import PlannedRun, Runner, StageFailedError
-from stages.pipeline.start import end_process, errors_end_process, run_stage
-from stages.pipeline.targets import DONE_BY_MAKE, GRIDS, help_lines
+from stages.pipeline.launch import StageFailedError, launcher_words
+from stages.pipeline.runner import PlannedRun, Runner
+from stages.pipeline.start import call_stage, end_process, errors_end_process
+from stages.pipeline.targets import ALIASES, DONE_BY_MAKE, GRIDS, help_lines
 from stages.rl.algorithms import ALGORITHMS
 from stages.runs.manifest import stage_folder
 from stages.runs.signals import stopping_on_signals
 
 Values = Mapping[str, str]
+"""The variables of a command: name -> value."""
 
 TOOLS = (
     "help",
@@ -60,7 +71,7 @@ def main(argv: list[str] | None = None) -> None:
     """Do what a command asks for; exit with the status of the first stage that fails."""
     words = sys.argv[1:] if argv is None else argv
     if words[:1] == ["--stage"]:
-        run_launched_stage(words)
+        launched_main(words)
         return
 
     targets, values = variables.read_command(words)
@@ -70,10 +81,12 @@ def main(argv: list[str] | None = None) -> None:
 
         values = with_choices(values)
 
+    # Stages may be combined; any other target is a command of its own.
     first = targets[0] if targets else "help"
-    alone = [target for target in targets if target in (*GRIDS, *TOOLS, *DONE_BY_MAKE)]
-    if alone and len(targets) > 1:
-        raise UserError(f"{alone[0]} is a command of its own: give the other targets separately")
+    single = [target for target in targets if target in (*GRIDS, *TOOLS, *DONE_BY_MAKE)]
+    if single and len(targets) > 1:
+        raise UserError(f"{single[0]} is a command of its own: give the other targets separately")
+
     if first in DONE_BY_MAKE:
         raise UserError(f"{first} is done by make itself: run `make {first}`")
     if first in GRIDS:
@@ -90,17 +103,17 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def run_targets(targets: Sequence[str], values: Values) -> None:
-    """Run what one run lacks to reach some targets, and print how it came out."""
+    """Run the stages that are missing or stale for some targets of a run, and print the result."""
     from stages.pipeline.end import end_lines
 
     request = variables.request_from(values, is_judging="judge" in targets)
     config = config_of(request)
-    reached = tuple("eval" if target == "judge" else target for target in targets)
+    reached = tuple(ALIASES.get(target, target) for target in targets)
     planned = PlannedRun(request=request, config=config, targets=reached)
     command = resume_command(targets, values)
     runner = make_runner(values, command)
     if is_on("DRY", values):
-        grid.show_plan(runner, planned)
+        runner.show(planned)
         return
 
     require_packages()
@@ -173,11 +186,11 @@ def run_grid(target: str, values: Values) -> None:
 
 
 def make_runner(values: Values, command: str) -> Runner:
-    """Return what runs stages, in this process or as GPUS, ENGINE and LAUNCH say."""
+    """Return the runner of a command, which starts stages as GPUS, ENGINE and LAUNCH say."""
     gpus = whole_number("GPUS", values.get("GPUS") or "1")
     launcher = launcher_words(gpus, values.get("ENGINE") or "ddp", values.get("LAUNCH", ""))
     return Runner(
-        run_stage=partial(run_stage_here, resume_command=command),
+        run_stage=partial(run_stage, resume_command=command),
         launcher=launcher,
         processes=gpus,
         max_cost=dollars(values.get("MAX_COST", "")),
@@ -187,20 +200,20 @@ def make_runner(values: Values, command: str) -> Runner:
     )
 
 
-def run_stage_here(config: Config, stage: str, resume_command: str) -> Any:
+def run_stage(config: Config, stage: str, resume_command: str) -> Any:
     """Run a stage in this process, with its batches fitted into memory if they are automatic."""
     memory = config.memory
-    if 0 in (memory.microbatch_size, memory.forward_batch_size):
+    if memory.microbatch_size == 0 or memory.forward_batch_size == 0:
         from stages.planning.batch_sizes import with_sizes
 
         config = with_sizes(config, stage)
-    return run_stage(stage, stage_function(config, stage), config, resume_command)
+    return call_stage(stage, stage_function(config, stage), config, resume_command)
 
 
-def run_launched_stage(words: Sequence[str]) -> None:
-    """Run a stage in a process that a launcher has started for the pipeline.
+def launched_main(words: Sequence[str]) -> None:
+    """Run one stage in one of the processes that a launcher has started: `--stage ppo ...`.
 
-    The pipeline prints what happens on a signal.
+    On a signal the process of the pipeline prints how to resume, so this one prints nothing.
     """
     parser = Parser()
     parser.add_argument("--stage", required=True)
@@ -209,7 +222,7 @@ def run_launched_stage(words: Sequence[str]) -> None:
     with errors_end_process(), stopping_on_signals(""):
         arguments = parser.parse_args(words)
         config = config_of(request_of(arguments))
-        run_stage_here(config, arguments.stage, arguments.resume_command)
+        run_stage(config, arguments.stage, arguments.resume_command)
     end_process()
 
 
@@ -229,7 +242,7 @@ def write_cards(config: Config, stage: str) -> None:
 
 
 def dollars(text: str) -> float:
-    """Return the amount in MAX_COST, 0 if it is empty. Raises UserError if it is not above 0."""
+    """Return the amount in MAX_COST; 0 without one. Raises UserError if it is not above 0."""
     if not text:
         return 0
     if not is_above_0(text):
@@ -246,13 +259,13 @@ def is_on(name: str, values: Values) -> bool:
 
 
 def resume_command(targets: Sequence[str], values: Values) -> str:
-    """Return the command that resumes this one: all of it but REPLACE."""
+    """Return the command that resumes this one: the same without REPLACE."""
     typed = [f"{name}={shlex.quote(values[name])}" for name in values if name != "REPLACE"]
     return " ".join(["make", *targets, *typed])
 
 
 def whole_number(name: str, text: str) -> int:
-    """Return the number in a variable. Raises UserError if it is none."""
+    """Return the value of a variable as a number. Raises UserError if it is not one."""
     if not text.isdecimal():
         raise UserError(f"{name}={text}: give whole numbers")
     return int(text)
@@ -267,75 +280,84 @@ def needs_settings(targets: Sequence[str]) -> bool:
 
 
 def stage_function(config: Config, stage: str) -> Callable[[Config], Any]:
-    """Import and return the function of a stage, which takes the config."""
-    is_existing = config.kind == OUTPUTS
-    if stage == "base":
-        from stages.base import make_base
+    """Import and return the function of a stage, which takes the config.
 
-        return make_base
-    if stage == "sft":
-        from stages.sft import train_sft
+    Raises ValueError for a stage without a function.
+    """
+    match stage:
+        case "base":
+            from stages.base import make_base
 
-        return train_sft
-    if stage == "rm":
-        from stages.rm import train_reward_model
+            return make_base
+        case "sft":
+            from stages.sft import train_sft
 
-        return train_reward_model
-    if stage == "normalize":
-        from stages.normalize import normalize
+            return train_sft
+        case "rm":
+            from stages.rm import train_reward_model
 
-        return normalize
-    if stage in ALGORITHMS:
-        from stages.ppo import train_policy
+            return train_reward_model
+        case "normalize":
+            from stages.normalize import normalize
 
-        return partial(train_policy, algorithm=ALGORITHMS[stage])
-    if stage == "dpo":
-        from stages.dpo import train_dpo
+            return normalize
+        case algorithm if algorithm in ALGORITHMS:
+            from stages.ppo import train_policy
 
-        return train_dpo
-    if stage == "released":
-        from stages.released import take_released
+            return partial(train_policy, algorithm=ALGORITHMS[algorithm])
+        case "dpo":
+            from stages.dpo import train_dpo
 
-        return take_released
-    if stage == "summaries" and is_existing:
-        from eval.outputs import take_outputs
+            return train_dpo
+        case "released":
+            from stages.released import take_released
 
-        return take_outputs
-    if stage == "summaries":
-        from eval.summaries import write_summaries
+            return take_released
+        case "summaries" if config.kind == OUTPUTS:
+            from eval.outputs import take_outputs
 
-        return write_summaries
-    if stage == "judge":
-        from eval.judge import judge_summaries
+            return take_outputs
+        case "summaries":
+            from eval.summaries import write_summaries
 
-        return judge_summaries
-    if stage == "controls":
-        from eval.controls import judge_controls
+            return write_summaries
+        case "judge":
+            from eval.judge import judge_summaries
 
-        return judge_controls
-    if stage == "win_rate":
-        from eval.win_rate import measure_win_rates
+            return judge_summaries
+        case "controls":
+            from eval.controls import judge_controls
 
-        return measure_win_rates
-    if stage == "calibration":
-        from eval.calibration import calibrate
+            return judge_controls
+        case "win_rate":
+            from eval.win_rate import measure_win_rates
 
-        return calibrate
-    if stage == "calibration_report":
-        from reports.calibration import write_report
+            return measure_win_rates
+        case "calibration":
+            from eval.calibration import calibrate
 
-        return write_report
-    if is_existing:
-        from reports import outputs
+            return calibrate
+        case "calibration_report":
+            from reports.calibration import write_report
 
-        return outputs.write_report
-    from reports import run
+            return write_report
+        case "report" if config.kind == OUTPUTS:
+            from reports import outputs
 
-    return run.write_report
+            return outputs.write_report
+        case "report":
+            from reports import run
+
+            return run.write_report
+        case _:
+            raise ValueError(f"there is no stage {stage}")
 
 
 def run_tool(name: str, options: list[str]) -> None:
-    """Import the module of a tool, and call it with the options of its command line."""
+    """Import the module of a tool, and call it with the options of its command line.
+
+    Raises ValueError for an unknown tool.
+    """
     if name == "help":
         show(help_lines())
     elif name == "settings":
@@ -372,6 +394,8 @@ def run_tool(name: str, options: list[str]) -> None:
         from reports import publish
 
         publish.main(options)
+    else:
+        raise ValueError(f"there is no tool {name}")
 
 
 if __name__ == "__main__":

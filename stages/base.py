@@ -69,12 +69,11 @@ from stages.models.heads import register_head_class
 from stages.models.lora import check_target_modules
 from stages.models.tokenizers import load_tokenizer
 from stages.models.weights import check_no_adapter
+from stages.runs.code import code_of
 from stages.runs.files import HASHES, cached_folder, read_lines, write_json
-from stages.runs.hub import Fetched, fetch_model, fetch_tokenizer
-from stages.runs.inputs import Source, model_source
-from stages.runs.machine import code_of
-from stages.runs.progress import folded
+from stages.runs.hub import Fetched, Source, fetch_model, fetch_tokenizer, model_source
 from stages.runs.run import Run, open_stage
+from stages.runs.text import folded
 from stages.training.random_streams import stream_seed
 
 # The files whose code decides the tokens, of those that the tokenizing module imports.

@@ -126,7 +126,7 @@ def train_policy(config: Config, algorithm: Algorithm) -> None:
             kl_coef = next_kl_coef(settings, kl_coef, metrics["objective/kl"], update)
 
         save_networks(learner, tokenizer, run.partial)
-        if run.main:
+        if run.is_main:
             results = summarize(read_lines(metrics_file), settings) | {"queries_from": split}
             run.finish(results, learner.budget.halvings)
 

@@ -189,7 +189,7 @@ def take_existing(run: Run, accelerator: Accelerator, budget: MemoryBudget) -> d
         )
         if config.rm.read_at == BEFORE_EOS:
             read_scores_before(reward_model, tokenizer.eos_token_id)
-    if run.main:
+    if run.is_main:
         save_model(reward_model, tokenizer, run.partial / "model")
 
     results: dict[str, Any] = {

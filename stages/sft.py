@@ -81,7 +81,7 @@ def train_sft(config: Config) -> None:
         # Save before evaluating: an evaluation that fails does not cost the model.
         trained = PolicyModel(keep_model(accelerator, policy, tokenizer, run.partial / "model"))
         results = evaluate(run, accelerator, budget, trained, tokenizer, validation)
-        if run.main:
+        if run.is_main:
             # The last update has already measured the final validation loss.
             last = read_lines(run.partial / "metrics.jsonl")[-1]
             results = {"loss/validation": last["loss/validation"], **results}

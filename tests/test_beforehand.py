@@ -5,7 +5,7 @@ import pytest
 from stages import base
 from stages.config.command_line import make_config
 from stages.config.config import UserError
-from stages.pipeline.wanted import check_rows
+from stages.pipeline.plan import check_rows
 from tests.lib.pipeline import RESULTS, TINY, Recorder, make, named, planned
 
 SMALL = """base.hidden_size=32 base.num_layers=1 world.train_posts=32 world.validation_posts=4

@@ -33,7 +33,7 @@ TESTS = {
 }
 SETTINGS = {f"{name}.{field}" for name, kind in SECTIONS.items() for field in kind.model_fields}
 
-GOALS = {*targets_by_name(), *STAGES, *(stage.goal for stage in STAGES.values())}
+TARGETS = {*targets_by_name(), *STAGES, *(stage.target for stage in STAGES.values())}
 VARIABLES = {*VARIABLE_TABLE}
 
 
@@ -98,13 +98,13 @@ def test_every_environment_and_makefile_variable_named_exists():
 # -- what is to be typed ---------------------------------------------------------------------------
 
 
-def test_every_make_command_has_goals_variables_and_settings_that_exist():
+def test_every_make_command_has_targets_variables_and_settings_that_exist():
     assert len(COMMANDS) > 20
     for _, *words in COMMANDS:
         given = dict(word.split("=", 1) for word in words if "=" in word)
-        goals = {word for word in words if "=" not in word and not word.startswith("-")}
-        assert goals, words
-        assert goals <= GOALS, words
+        targets = {word for word in words if "=" not in word and not word.startswith("-")}
+        assert targets, words
+        assert targets <= TARGETS, words
         assert given.keys() <= VARIABLES, words
         assert given.get("PRESET", "tiny") in {*PRESETS, "my_preset.yaml"}, words
         for override in given.get("SET", "").replace("...", "facts").split():
@@ -133,7 +133,7 @@ def test_a_wrong_command_would_be_noticed():
         "run `make evall SET=ppo.klcoef=1`\n```\nKEY=x make eval \\\n    NAMES='a b'   # why\n```\n"
     )
     wrong, right = make_commands(text)
-    assert not {"evall"} <= GOALS
+    assert not {"evall"} <= TARGETS
     with pytest.raises(UserError):
         override_of(wrong[-1].removeprefix("SET="))
     assert right == ["make", "eval", "NAMES=a b"]
@@ -160,11 +160,10 @@ def test_the_papers_quirks_are_told_with_their_values():
         assert re.search(rf"\| `ppo\.{name}` \| `\w+` \| `{value}` \|", PAPER), name
 
 
-def test_every_stage_is_told_with_its_module_and_goal():
+def test_every_stage_is_told_with_its_module_and_target():
     for name, stage in STAGES.items():
-        row = (
-            rf"^\| `{name}` \| {re.escape(stage.what)} \| `([\w/]+)\.py` \| `make {stage.goal}` \|$"
-        )
+        command = f"make {stage.target}"
+        row = rf"^\| `{name}` \| {re.escape(stage.what)} \| `([\w/]+)\.py` \| `{command}` \|$"
         told = re.search(row, PAPER, re.MULTILINE)
         assert told, name
         assert told[1].replace("/", ".") == stage.module

@@ -36,7 +36,7 @@ from stages.models.foreign import load_released_reward_model
 from stages.models.forward import ResponseBatch, score_responses
 from stages.models.loading import load_reward_model
 from stages.models.weights import read_weights
-from stages.pipeline.wanted import wanted_stages
+from stages.pipeline.plan import wanted_stages
 from stages.runs.files import read_lines
 from stages.runs.manifest import stage_folder
 from tests.lib.asserts import refusal_of

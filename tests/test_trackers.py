@@ -18,11 +18,11 @@ import pytest
 from stages.config.checks import UserError
 from stages.config.command_line import make_config
 from stages.config.config import public_settings, public_value
-from stages.pipeline import model_cards, trackers
-from stages.pipeline.trackers import SETTINGS, tracked
-from stages.runs import run as runs_module
+from stages.pipeline import model_cards
+from stages.runs import trackers
 from stages.runs.files import read_lines
 from stages.runs.run import open_stage
+from stages.runs.trackers import SETTINGS, tracked
 
 ROOT = Path(__file__).parents[1]
 TINY = make_config("tiny")
@@ -33,14 +33,12 @@ SECRET = "http://pa55word.judge.example.org/v1"
 OFFLINE = {"WANDB_MODE": "offline", "WANDB_PROJECT": "tldr"}
 LIVE = """
 import sys
-from stages.pipeline.trackers import tracked
-from stages.runs.run import open_stage, tracking
+from stages.runs.run import open_stage
 from stages.config.checks import UserError, fail
 from stages.config.command_line import make_config
 first, last, *overrides = sys.argv[1:]
 config = make_config("tiny", name="shown", overrides=tuple(overrides))
 try:
-    tracking.set(tracked)
     with open_stage(config, "sft") as run:
         run.resume.mkdir(exist_ok=True)
         for step in range(int(first), int(last) + 1):
@@ -145,7 +143,6 @@ def test_what_fails_there_is_one_line_and_the_stage_goes_on(runs, monkeypatch, c
     monkeypatch.setattr(trackers, "make_tracker", lambda *_: Failing())
     monkeypatch.setitem(sys.modules, "wandb", ModuleType("wandb"))
     monkeypatch.setenv("WANDB_PROJECT", "tldr")
-    monkeypatch.setattr(runs_module, "tracking", SimpleNamespace(get=lambda: tracked))
     with open_stage(TINY, "sft") as run:
         for step in (1, 2):
             run.log(step, loss=1.0)

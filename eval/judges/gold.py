@@ -29,8 +29,10 @@ from stages.models.foreign import load_released_reward_model
 from stages.models.forward import summary_scores
 from stages.models.tokenizers import load_tokenizer
 from stages.runs.files import read_lines
-from stages.runs.manifest import check_gold, check_stage, gold_folder, read_manifest, stage_folder
+from stages.runs.gold import check_gold, gold_folder
+from stages.runs.manifest import read_manifest, stage_folder
 from stages.runs.run import HELD_OUT_PAIRS
+from stages.runs.staleness import check_stage
 from stages.training.accelerator import make_accelerator
 from stages.training.memory import MemoryBudget, PassSize
 from stages.training.row_by_row import measure_rows

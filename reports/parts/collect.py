@@ -23,9 +23,9 @@ from stages.config.judge import MOST_UNJUDGED
 from stages.config.sections import COMPARISONS
 from stages.config.stages import POLICY_GRADIENT_STAGES, POLICY_STAGES, is_part, row_of
 from stages.config.stages import STAGES as TABLE
-from stages.pipeline.wanted import check_run
 from stages.runs.files import read_lines, read_record
-from stages.runs.manifest import read_manifest, refusal, stage_folder, why_not_shown
+from stages.runs.manifest import check_run, read_manifest, stage_folder
+from stages.runs.staleness import find_problem, refusal
 
 SIDE = "calibration"  # beside the run; shown if it is there
 STAGES = tuple(name for name in TABLE if name in (*TABLE["report"].inputs, *POLICY_STAGES))
@@ -106,7 +106,7 @@ def load_run(config: Config) -> Record:
     folders = _part_of_the_run(config)
     calibrated = [SIDE] if read_manifest(stage_folder(config, SIDE)) is not None else []
     for stage in (*folders, *calibrated):
-        problem = why_not_shown(config, stage)
+        problem = find_problem(config, stage)
         if problem:
             raise refusal(config, stage, problem)
     return _read(config, folders)
@@ -126,7 +126,7 @@ def find_runs(name: str, judge: str = "") -> tuple[list[Record], list[str]]:
             left_out.append(f"{name} {folder.name} is left out: stage win_rate is missing.")
             continue
         folders = _part_of_the_run(config)
-        problems = {stage: why_not_shown(config, stage) for stage in folders}
+        problems = {stage: find_problem(config, stage) for stage in folders}
         wrong = next((f"stage {stage} {why}" for stage, why in problems.items() if why), "")
         if wrong:
             left_out.append(f"{name} {folder.name} is left out: {wrong}.")

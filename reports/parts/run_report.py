@@ -18,9 +18,10 @@ from stages.config.checks import UserError
 from stages.config.config import Config, hash_of
 from stages.config.judge_prompt import OVERALL, REPLY_AS_JSON, REPLY_AS_LINES, read_prompt
 from stages.config.stages import STAGES
+from stages.runs.code import code_version
 from stages.runs.files import file_hash, write_json, write_text
-from stages.runs.machine import code_version
-from stages.runs.manifest import inputs_now, read_manifest
+from stages.runs.inputs import inputs_now
+from stages.runs.manifest import read_manifest
 from stages.runs.run import open_stage
 
 JUDGING = ("judge", "calibration")  # stages that have a folder for each judge

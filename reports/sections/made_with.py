@@ -7,8 +7,8 @@ from reports.parts.sentences import distrust, lead
 from reports.parts.words import Row, rate, shown, whole
 from stages.config.config import DEFAULTS, POLICY_NUMERICS, TOY
 from stages.config.presets import PRESETS
+from stages.runs.code import changed_files, other_code
 from stages.runs.files import file_hash
-from stages.runs.machine import changed_files, other_code
 
 NUMERIC_SETTINGS = tuple(f"memory.{name}" for name in POLICY_NUMERICS)
 OF_TRAINING = (

@@ -22,7 +22,7 @@ class Stage:
     """Title of its column in `make status`; empty: not shown."""
     module: str
     """Its module; the code that this one imports is the code of the stage."""
-    goal: str
+    target: str
     """The target of `make` that reaches it."""
     sections: tuple[str, ...] = ()
     """Sections of the config that its result depends on, in addition to those of its inputs."""
@@ -62,7 +62,7 @@ POLICY_GRADIENT = {
         what=algorithm.summary,
         head=name[:4],
         module="stages.ppo",
-        goal=name,
+        target=name,
         sections=("optimizer", name, "lora"),
         inputs=("base", "sft", "normalize"),
         optional=name != "ppo",
@@ -77,7 +77,7 @@ STAGES = {
         what="posts, tokenizer and the model to start from",
         head="base",
         module="stages.base",
-        goal="data",
+        target="data",
         sections=("base", "world", "data"),
         shared=True,
         computes=False,
@@ -87,7 +87,7 @@ STAGES = {
         what="supervised fine-tuning on the reference summaries",
         head="sft",
         module="stages.sft",
-        goal="sft",
+        target="sft",
         sections=("optimizer", "sft", "lora"),
         inputs=("base",),
         shared=True,
@@ -98,7 +98,7 @@ STAGES = {
         what="the reward model, from comparisons",
         head="rm",
         module="stages.rm",
-        goal="rm",
+        target="rm",
         sections=("optimizer", "rm", "lora", "reward", "released"),
         inputs=("base", "sft"),
         shared=True,
@@ -108,7 +108,7 @@ STAGES = {
         what="the reward of a human summary becomes 0",
         head="norm",
         module="stages.normalize",
-        goal="rm",
+        target="rm",
         sections=("normalize",),
         inputs=("base", "rm"),
         shared=True,
@@ -119,7 +119,7 @@ STAGES = {
         what="DPO on the same comparisons, to compare with PPO",
         head="dpo",
         module="stages.dpo",
-        goal="dpo",
+        target="dpo",
         sections=("optimizer", "dpo", "lora"),
         inputs=("base", "sft"),
         optional=True,
@@ -129,7 +129,7 @@ STAGES = {
     "released": Stage(
         what="a released policy, and its reward model in our layout",
         module="stages.released",
-        goal="eval",
+        target="eval",
         sections=("released",),
         inputs=("base",),
         optional=True,
@@ -140,7 +140,7 @@ STAGES = {
         what="summaries of held-out posts by every policy",
         head="summ",
         module="eval.summaries",
-        goal="eval",
+        target="eval",
         sections=("eval",),
         inputs=("base", "normalize", "sft", "ppo"),
         joined_by=OPTIONAL_POLICIES,
@@ -149,7 +149,7 @@ STAGES = {
         what="verdicts on every summary, in both orders",
         head="judg",
         module="eval.judge",
-        goal="eval",
+        target="eval",
         sections=("judge",),
         inputs=("summaries",),
         computes=False,
@@ -159,7 +159,7 @@ STAGES = {
         what="negative controls: verdicts on texts that must lose",
         head="ctrl",
         module="eval.controls",
-        goal="eval",
+        target="eval",
         sections=("judge", "checks"),
         inputs=("summaries",),
         computes=False,
@@ -169,7 +169,7 @@ STAGES = {
         what="win rates with intervals",
         head="rate",
         module="eval.win_rate",
-        goal="eval",
+        target="eval",
         inputs=("summaries", "judge"),
         computes=False,
         per_judge=True,
@@ -177,7 +177,7 @@ STAGES = {
     "calibration": Stage(
         what="the judge compared with labelled comparisons",
         module="eval.calibration",
-        goal="judge-calibration",
+        target="judge-calibration",
         sections=("world", "data", "judge", "checks"),
         optional=True,
         computes=False,
@@ -188,7 +188,7 @@ STAGES = {
         what="the page of the run",
         head="page",
         module="reports.run",
-        goal="eval",
+        target="eval",
         inputs=("base", "sft", "rm", "normalize", "ppo", *JUDGED),
         joined_by=(*OPTIONAL_POLICIES, "calibration"),
         computes=False,
@@ -198,7 +198,7 @@ STAGES = {
     "calibration_report": Stage(
         what="the page of the judge's calibration",
         module="reports.calibration",
-        goal="judge-calibration",
+        target="judge-calibration",
         inputs=("calibration",),
         joined_by=("controls", "win_rate"),
         optional=True,
@@ -249,7 +249,7 @@ OTHER_ROWS = {
         "summaries": Stage(
             what="summaries that exist already, read from files",
             module="eval.outputs",
-            goal="eval",
+            target="eval",
             sections=("outputs", "eval"),
             computes=False,
         ),

@@ -21,8 +21,8 @@ from stages.data.formats import (
 )
 from stages.data.schemas import check_comparison, check_post
 from stages.data.tables import LocatedRow, RawRow, parse_row, raw_rows
-from stages.runs.hub import ABOUT_THE_DISK, Fetched, fetch
-from stages.runs.inputs import Source, dataset_source, split_file, unread_files
+from stages.runs.hub import ABOUT_THE_DISK, Fetched, Source, dataset_source, fetch
+from stages.runs.user_files import split_file, unread_files
 
 SPLITS = (*POSTS, *COMPARISONS)
 # What is fetched of a data set: its description, and its rows.

@@ -36,8 +36,7 @@ from stages.models.weights import (
     read_weights,
 )
 from stages.runs.files import read_record
-from stages.runs.hub import fetch_model
-from stages.runs.inputs import model_source
+from stages.runs.hub import fetch_model, model_source
 
 # The prefix of backbone weights in the paper's checkpoints.
 BACKBONE = "lm_backbone."

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from stages.config.config import Config
 from stages.config.sections import POSTS
 from stages.config.stages import POLICY_STAGES
-from stages.pipeline.terminal import duration
-from stages.pipeline.wanted import wanted_stages
+from stages.pipeline.plan import wanted_stages
 from stages.runs.manifest import read_manifest, stage_folder
+from stages.runs.text import duration
 
 
 def end_lines(config: Config, targets: Sequence[str], ran: Sequence[str]) -> list[str]:

@@ -14,9 +14,10 @@ from stages.config.config import Config, UserError
 from stages.config.faults import describe_user_error
 from stages.config.presets import ABLATIONS, settings_of_ablation
 from stages.config.stages import SHARED_SECTIONS, TRAINED
-from stages.pipeline.runner import PlannedRun, Runner, StageFailedError
+from stages.pipeline.launch import StageFailedError
+from stages.pipeline.plan import no_part, wanted_stages
+from stages.pipeline.runner import PlannedRun, Runner
 from stages.pipeline.start import release
-from stages.pipeline.wanted import no_part, wanted_stages
 from stages.rl.algorithms import ALGORITHMS
 
 LADDER = ("tiny-xs", "tiny-s", "tiny", "tiny-l", "tiny-xl")
@@ -41,36 +42,45 @@ class GridOptions:
 class Grid:
     """The runs of a grid, and the page about them."""
 
-    first: list[PlannedRun]
-    """Those that others start from, or all."""
-    others: list[PlannedRun]
-    """Those that start from a run of the same seed."""
+    base_runs: list[PlannedRun]
+    """Those that variants start from, or all runs of a grid without variants."""
+    variants: list[PlannedRun]
+    """Those that start from the base run of the same seed."""
     page_options: list[str]
     """The command line of the page."""
+    page_names: list[str]
+    """The runs that the page compares; those that have failed are left out."""
 
 
 def run_grid(runner: Runner, grid: Grid, write_page: Callable[[list[str]], None]) -> int:
-    """Run all of a grid, then write its page if the runs were evaluated; return the exit status.
+    """Run the runs of a grid, then write its page if they were evaluated; return the exit status.
 
-    A seed whose first run fails has no others. The end names the runs that failed.
+    A seed whose base run fails has no variants. The last line names the runs that failed.
     """
-    count = len(grid.first) + len(grid.others)
-    statuses: dict[str, int] = {}
-    for planned in grid.first:
-        statuses[planned.label] = run_safely(runner, planned, f"{len(statuses) + 1} of {count}")
-    seeds = {planned.config.seed for planned in grid.first if not statuses[planned.label]}
-    others = [planned for planned in grid.others if planned.config.seed in seeds]
-    for planned in others:
-        statuses[planned.label] = run_safely(runner, planned, f"{len(statuses) + 1} of {count}")
+    count = len(grid.base_runs) + len(grid.variants)
+    statuses: dict[str, int] = {}  # label -> exit status
+
+    def run_each(runs: Sequence[PlannedRun]) -> None:
+        for planned in runs:
+            place = f"{len(statuses) + 1} of {count}"
+            statuses[planned.label] = run_safely(runner, planned, place)
+
+    run_each(grid.base_runs)
+    seeds = {planned.config.seed for planned in grid.base_runs if not statuses[planned.label]}
+    variants = [planned for planned in grid.variants if planned.config.seed in seeds]
+    run_each(variants)
 
     failed = [label for label, status in statuses.items() if status]
     if failed:
         say_error(f"error: {len(failed)} runs failed: {', '.join(failed)}")
-    runs = [*grid.first, *others]
-    names = {planned.config.name for planned in runs}
+
+    runs = [*grid.base_runs, *variants]
     succeeded = {planned.config.name for planned in runs if not statuses[planned.label]}
     if succeeded and "eval" in runs[-1].targets:
-        options = [word for word in grid.page_options if word not in names - succeeded]
+        options = list(grid.page_options)
+        names = [name for name in grid.page_names if name in succeeded]
+        if names:
+            options += ["--names", *names]
         write_page([*options, "--judge", runs[0].config.judge.folder])
     return max(statuses.values())
 
@@ -97,23 +107,17 @@ def run_safely(runner: Runner, planned: PlannedRun, place: str) -> int:
 
 def show_grid(runner: Runner, grid: Grid) -> None:
     """Print what would run; nothing is written. Raises UserError as the runs would."""
-    for planned in grid.first:
-        show_plan(runner, planned)
-    for planned in grid.others:
+    for planned in grid.base_runs:
+        runner.show(planned)
+    for planned in grid.variants:
         changes = " ".join(planned.request.overrides)
         print(f"{planned.label}: would follow, with {changes}")
 
 
-def show_plan(runner: Runner, planned: PlannedRun) -> None:
-    """Print which stages of a run would run, and why; nothing is written."""
-    steps = runner.plan(planned)
-    runner.warn(planned, steps)
-    lines = [f"would run {stage} ({why})" for stage, why in steps.items()]
-    for line in lines or ["nothing to do"]:
-        print(f"{planned.label}: {line}")
+# -- the runs of each grid -------------------------------------------------------------------------
 
 
-def branch(
+def variant_of(
     planned: PlannedRun, name: str, overrides: Sequence[str], targets: Sequence[str]
 ) -> PlannedRun:
     """Return a run with other settings that starts from another run, or from its upstream.
@@ -124,31 +128,36 @@ def branch(
     changed = {text.partition("=")[0] for text in overrides}
     kept = []
     for text in request.overrides:
-        key = text.partition("=")[0]
-        # The run has recorded its own changes to shared stages; its upstream has not.
-        is_recorded = not request.upstream and text.split(".")[0] in SHARED_SECTIONS
+        key, _, _ = text.partition("=")
+        section, _, _ = key.partition(".")
+        # If the base run is the upstream, its record has these settings. A variant of a run that
+        # has an upstream itself starts from that one, whose record lacks them.
+        is_recorded = section in SHARED_SECTIONS and not request.upstream
         if key not in changed and not is_recorded:
             kept.append(text)
 
-    branched = replace(
+    variant = replace(
         request,
         name=f"{planned.config.name}-{name}",
         upstream=request.upstream or planned.config.name,
         overrides=(*kept, *overrides),
     )
-    config = config_of(branched, None if request.upstream else planned.config)
-    return PlannedRun(request=branched, config=config, targets=tuple(targets))
+    # The base run may not have started yet: its config stands for its record.
+    config = config_of(variant, upstream=None if request.upstream else planned.config)
+    return PlannedRun(request=variant, config=config, targets=tuple(targets))
 
 
-def first_runs(request: Request, seeds: Sequence[int], *targets: str) -> list[PlannedRun]:
+def runs_of_seeds(
+    request: Request, seeds: Sequence[int], targets: Sequence[str]
+) -> list[PlannedRun]:
     """Return a run for each seed. Raises UserError for a run that trains nothing."""
     runs = []
     for seed in dict.fromkeys(seeds):
-        of_seed = replace(request, seed=seed)
-        config = config_of(of_seed)
+        seed_request = replace(request, seed=seed)
+        config = config_of(seed_request)
         if config.kind != TRAINED:
             raise UserError(no_part("a grid of runs", config.kind))
-        runs.append(PlannedRun(request=of_seed, config=config, targets=targets))
+        runs.append(PlannedRun(request=seed_request, config=config, targets=tuple(targets)))
     return runs
 
 
@@ -158,24 +167,30 @@ def ablations(request: Request, options: GridOptions) -> Grid:
     An ablation may change nothing, or the same as another: then a line says which run it equals.
     Raises UserError for an unknown ablation.
     """
-    first = first_runs(request, options.seeds, "eval")
-    others = []
-    for planned in first:
+    base_runs = runs_of_seeds(request, options.seeds, ["eval"])
+    variants = []
+    names: dict[str, None] = {}
+    for planned in base_runs:
+        # Config -> the run that has it.
         seen = {_without_names(planned.config): "the run itself"}
         for name in dict.fromkeys(options.ablations):
-            changed = branch(planned, name, settings_of_ablation(name), ["eval"])
-            twin = seen.setdefault(_without_names(changed.config), name)
-            if twin == name:
-                others.append(changed)
-            elif planned is first[0]:
-                print(f"ablation {name} is left out: with these settings it is {twin}")
+            variant = variant_of(planned, name, settings_of_ablation(name), ["eval"])
+            config = _without_names(variant.config)
+            if config not in seen:
+                seen[config] = name
+                names[name] = None
+                variants.append(variant)
+            elif planned is base_runs[0]:
+                print(f"ablation {name} is left out: with these settings it is {seen[config]}")
 
-    name = first[0].config.name
-    kept = dict.fromkeys(planned.config.name.removeprefix(f"{name}-") for planned in others)
-    if not kept:
+    if not names:
         raise UserError("no ablation is left: name another one, see ABLATIONS= in make help")
-    page = ["--name", name, "--ablations", *kept]
-    return Grid(first=first, others=others, page_options=page)
+    return Grid(
+        base_runs=base_runs,
+        variants=variants,
+        page_options=["--name", base_runs[0].config.name, "--ablations", *names],
+        page_names=[],
+    )
 
 
 def _without_names(config: Config) -> Config:
@@ -184,15 +199,16 @@ def _without_names(config: Config) -> Config:
 
 
 def algorithms(request: Request, options: GridOptions) -> Grid:
-    """Return the runs that give SFT and reward model, and one for each coefficient of the penalty.
+    """Return all algorithms at several coefficients of the KL penalty, for each seed.
 
-    Each of the latter has all algorithms; the first one also has best-of-n and DPO, on which the
-    penalty has no effect. Summaries are sampled at PPO's temperature, as the KL is that of samples.
-    Raises UserError for coefficients that are no numbers.
+    The base run trains SFT and the reward model; each coefficient is a variant with all algorithms.
+    The first one also has best-of-n and DPO, on which the penalty has no effect. Summaries are
+    sampled at PPO's temperature, because the KL is that of samples. Raises UserError for
+    coefficients that are not numbers.
     """
-    first = first_runs(request, options.seeds, "rm")
-    others = []
-    for planned in first:
+    base_runs = runs_of_seeds(request, options.seeds, ["rm"])
+    variants = []
+    for planned in base_runs:
         for coef in dict.fromkeys(options.kl_coefs):
             targets = [*ALGORITHMS, "eval"]
             overrides = [f"{name}.kl_coef={coef}" for name in ALGORITHMS]
@@ -200,9 +216,13 @@ def algorithms(request: Request, options: GridOptions) -> Grid:
             if coef == options.kl_coefs[0]:
                 targets.append("dpo")
                 overrides.append(f"eval.best_of={BEST_OF_N}")
-            others.append(branch(planned, f"kl{coef}", overrides, targets))
-    page = ["--name", first[0].config.name, "--kl-coefs", *options.kl_coefs]
-    return Grid(first=first, others=others, page_options=page)
+            variants.append(variant_of(planned, f"kl{coef}", overrides, targets))
+    return Grid(
+        base_runs=base_runs,
+        variants=variants,
+        page_options=["--name", base_runs[0].config.name, "--kl-coefs", *options.kl_coefs],
+        page_names=[],
+    )
 
 
 def study(request: Request, options: GridOptions) -> Grid:
@@ -217,8 +237,8 @@ def study(request: Request, options: GridOptions) -> Grid:
     for seed in dict.fromkeys(options.seeds):
         for preset in dict.fromkeys(options.presets):
             name = f"{preset}-{request.name}" if request.name else ""
-            of_size = replace(request, preset=preset, name=name, recorded=())
-            runs += first_runs(of_size, [seed], *options.targets)
+            preset_request = replace(request, preset=preset, name=name, recorded=())
+            runs += runs_of_seeds(preset_request, [seed], options.targets)
             wanted_stages(runs[-1].config, runs[-1].targets)  # raises for an unknown target
     names = dict.fromkeys(planned.config.name for planned in runs)
-    return Grid(first=runs, others=[], page_options=["--names", *names])
+    return Grid(base_runs=runs, variants=[], page_options=[], page_names=list(names))

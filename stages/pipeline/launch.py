@@ -14,14 +14,24 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from stages.config.checks import UserError, unknown
+from stages.config.checks import UserError, say_error, unknown
+from stages.config.command_line import Request
 from stages.config.environment import forget_variables
 from stages.config.faults import in_one_line
-from stages.runs.signals import RECEIVED, Stopped, finishing_first, stop_asked
+from stages.runs.signals import RECEIVED, Stopped, finishing_first, handled_signals, stop_asked
 
 ENGINES = ("ddp", "fsdp2")
-# Seconds that torch's launcher gives its processes to finish an update and to save after a signal.
-SHUTDOWN_TIMEOUT = ("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "1800")
+SHUTDOWN_TIMEOUT = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
+SHUTDOWN_SECONDS = "1800"
+"""The time that torch's launcher gives its processes to finish an update and to save."""
+
+
+class StageFailedError(Exception):
+    """A launched stage has failed; it has said why."""
+
+    def __init__(self, status: int) -> None:
+        super().__init__(f"a stage ended with status {status}")
+        self.status = status
 
 
 def launcher_words(gpus: int, engine: str, launch: str) -> list[str]:
@@ -36,22 +46,47 @@ def launcher_words(gpus: int, engine: str, launch: str) -> list[str]:
     if launch and gpus > 1:
         raise UserError("LAUNCH already says how many processes run: leave out GPUS=")
     if launch:
-        return split_launch(launch)
+        try:
+            return shlex.split(launch)
+        except ValueError as error:
+            raise UserError(f"LAUNCH={launch}: {error}: close the quotation marks") from None
     if gpus == 1:
         return []
     return [sys.executable, "-m", "stages.pipeline.launch", engine, str(gpus)]
 
 
-def split_launch(launch: str) -> list[str]:
-    """Return the words of LAUNCH. Raises UserError for an open quotation mark."""
-    try:
-        return shlex.split(launch)
-    except ValueError as error:
-        raise UserError(f"LAUNCH={launch}: {error}: close the quotation marks") from None
+# -- in the process of the pipeline ----------------------------------------------------------------
 
 
-def run_launched(words: Sequence[str]) -> int:
-    """Run a launcher to its end and return its exit status, as a shell gives it.
+def launch_stage(
+    launcher: Sequence[str], stage: str, request: Request, resume_command: str
+) -> None:
+    """Run one stage in the processes that a launcher starts.
+
+    Raises StageFailedError, UserError if the stage was killed, and Stopped as `run_launcher` does.
+    """
+    stage_words = ["-m", "stages", "--stage", stage, f"--resume-command={resume_command}"]
+    status = run_launcher([*launcher, *stage_words, *request.arguments])
+    if status == 0:
+        return
+    if status == exit_status(-signal.SIGKILL):  # it could not say so itself
+        raise UserError(
+            f"stage {stage} was killed (SIGKILL), perhaps because memory ran out: the same"
+            " command, without REPLACE, resumes it"
+        )
+    if status - 128 in handled_signals():
+        # A cluster may stop only the launched processes. srun ends with the same status if one of
+        # its tasks fails.
+        name = signal.Signals(status - 128).name
+        say_error(
+            f"stage {stage} was ended by {name}: if one of its processes failed, its error is"
+            f" above; otherwise `{resume_command}` resumes it"
+        )
+    raise StageFailedError(status)
+
+
+def run_launcher(words: Sequence[str]) -> int:
+    """Run a launcher to its end and return its exit status.
 
     SIGTERM and SIGHUP are passed on to it. Raises Stopped if this process has received a signal.
     """
@@ -72,7 +107,15 @@ def run_launched(words: Sequence[str]) -> int:
 
     if stop_asked():
         raise Stopped(stop_asked())
+    return exit_status(code)
+
+
+def exit_status(code: int) -> int:
+    """Return the exit status as a shell gives it; `code` is below 0 for a signal, as in Popen."""
     return code if code >= 0 else 128 - code
+
+
+# -- the launcher of GPUS, a process of its own ----------------------------------------------------
 
 
 @in_one_line()
@@ -83,16 +126,15 @@ def main(argv: list[str] | None = None) -> None:
     """
     engine, gpus, *command = sys.argv[1:] if argv is None else argv
     forget_variables(keep=("ACCELERATE_USE_CPU",))
-    os.environ.setdefault(*SHUTDOWN_TIMEOUT)
+    os.environ.setdefault(SHUTDOWN_TIMEOUT, SHUTDOWN_SECONDS)
     config = Path(__file__).with_name("engines") / f"{engine}.yaml"
-    words = ["--config_file", str(config)]
-    words += ["--num_processes", gpus, "--num_machines", "1"]
+    words = ["--config_file", str(config), "--num_processes", gpus, "--num_machines", "1"]
     words += ["--main_process_port", "0"]  # any that is free
     raise SystemExit(accelerate_launch([*words, *command]))
 
 
 def accelerate_launch(arguments: Sequence[str]) -> int:
-    """Call `accelerate launch` with these arguments; return the status, as a shell gives it."""
+    """Call `accelerate launch` with these arguments; return its exit status."""
     from accelerate.commands.launch import launch_command, launch_command_parser
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -101,9 +143,9 @@ def accelerate_launch(arguments: Sequence[str]) -> int:
         launch_command(launch_command_parser().parse_args(list(arguments)))
     except ChildFailedError as error:  # its processes have said what is wrong
         _, failure = error.get_first_failure()
-        return failure.exitcode if failure.exitcode >= 0 else 128 - failure.exitcode
+        return exit_status(failure.exitcode)
     except SignalException as stopped:
-        return 128 + int(signal.Signals(stopped.sigval))
+        return exit_status(-int(stopped.sigval))
     return 0
 
 

@@ -1,33 +1,24 @@
-"""Runs the stages of a run in turn: those that are missing or stale, up to the first that fails.
+"""Runs the stages of a run in turn, as a plan says, up to the first that fails.
 
 Each stage is called in this process. If there is a launcher, stages that train or run a model are
 started by it instead, as `<launcher> -m stages --stage ppo ...`.
 """
 
-import signal
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
-from stages.config.checks import say_error
 from stages.config.command_line import Request
-from stages.config.config import Config, UserError
+from stages.config.config import Config
 from stages.config.stages import row_of
-from stages.pipeline.launch import run_launched
+from stages.pipeline.launch import launch_stage
+from stages.pipeline.plan import Plan, Step, check_rows, make_plan, reason_to_run, wanted_stages
 from stages.pipeline.terminal import Terminal
-from stages.pipeline.wanted import (
-    check_rows,
-    check_settings,
-    lacking,
-    reason,
-    replaced_stages,
-    wanted_stages,
-    warnings,
-)
-from stages.runs.manifest import lock_of, partial_of, read_manifest, stage_folder, why_not
-from stages.runs.run import held, move_aside, put_in_place
-from stages.runs.signals import handled_signals
+from stages.runs.locks import held
+from stages.runs.manifest import lock_of, partial_of, read_manifest, stage_folder
+from stages.runs.run import move_aside, put_in_place
+from stages.runs.staleness import find_problem
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,14 +35,6 @@ class PlannedRun:
         return f"{self.config.name} seed {self.config.seed}"
 
 
-class StageFailedError(Exception):
-    """A launched stage has failed; it has said why."""
-
-    def __init__(self, status: int) -> None:
-        super().__init__(f"a stage ended with status {status}")
-        self.status = status
-
-
 @dataclass(kw_only=True)
 class Runner:
     """Runs the stages of runs, one after the other."""
@@ -59,7 +42,7 @@ class Runner:
     run_stage: Callable[[Config, str], None]
     """Runs one stage in this process."""
     launcher: Sequence[str] = ()
-    """The words that start a stage in several processes; none: all stages run in this process."""
+    """The words that start a stage in several processes; empty: all stages run in this process."""
     processes: int = 1
     """How many processes a launched stage has, as far as that is known here."""
     max_cost: float = 0
@@ -68,101 +51,89 @@ class Runner:
     """What to rerun although it has finished: `1` for the targets, or stages."""
     resume_command: str = "the same command"
     """What a launched stage names if it fails."""
-    on_finished: Callable[[Config, str], None] = lambda config, stage: None
+    on_finished: Callable[[Config, str], None] | None = None
     """Called after each stage that has finished."""
     terminal: Terminal = field(default_factory=Terminal)
-
-    def config_of(self, planned: PlannedRun) -> Config:
-        """Return the config of a run, with the most that a judge may cost."""
-        config = planned.config
-        if not self.max_cost:
-            return config
-        return config.changed(judge=config.judge.changed(max_cost=self.max_cost))
-
-    def plan(self, planned: PlannedRun) -> dict[str, str]:
-        """Return the stages that would run, with the reason.
-
-        Raises UserError for what one of these stages would refuse, before the first of them runs.
-        """
-        config = self.config_of(planned)
-        steps = lacking(config, planned.targets, self.replace)
-        check_settings(config, list(steps), self.processes, capped=config.judge.max_cost > 0)
-        return steps
-
-    def warn(self, planned: PlannedRun, steps: Mapping[str, str]) -> None:
-        """Print what is odd about finished stages that are kept, such as other code."""
-        stages = wanted_stages(planned.config, planned.targets)
-        kept = [stage for stage in stages if stage not in steps]
-        for line in warnings(planned.config, kept):
-            print(f"{planned.label}: {line}", file=sys.stderr, flush=True)
 
     def run(self, planned: PlannedRun) -> list[str]:
         """Run what is missing or stale; return the stages that ran.
 
-        Raises UserError for finished stages with other settings, and StageFailedError.
+        Raises UserError as `make_plan` does, and StageFailedError.
         """
-        config = self.config_of(planned)
-        stages = [
-            stage
-            for stage in wanted_stages(config, planned.targets)
-            if not config.is_upstreams(stage)
-        ]
-        finish_renaming(config, stages)
-        self.warn(planned, self.plan(planned))
-        replaced = replaced_stages(config, self.replace, planned.targets, stages)
-        move_all_aside(config, replaced)
+        config = self.limit_cost(planned.config)
+        finish_renaming(config, planned.targets)
+        plan = self.plan(planned)
+        print_warnings(planned, plan)
+        move_all_aside(config, plan.replaced)
 
         ran = []
-        self.terminal.start(planned.label, stages)
-        for stage in stages:
-            # Earlier stages of this loop decide whether this one is stale.
-            problem = why_not(config, stage)
-            if problem is None:
-                self.terminal.skip(config, stage)
+        self.terminal.start(planned.label, plan.stages)
+        for step in plan.steps:
+            reason = reason_now(config, step)
+            if not reason:
+                self.terminal.skip(config, step.stage)
                 continue
-            if stage != "base":  # which counts the rows
-                check_rows(config, stages)
-            why = "rerun by REPLACE" if stage in replaced else reason(config, stage, problem)
-            self.terminal.begin(config, stage, why)
-            self.run_one(config, stage, planned.request)
-            self.on_finished(config, stage)
-            self.terminal.finish(config, stage)
-            ran.append(stage)
+            # The base stage counts the rows of the data.
+            if step.stage != "base":
+                check_rows(config, plan.stages)
+
+            self.terminal.begin(config, step.stage, reason)
+            if self.launcher and row_of(step.stage, config.kind).computes:
+                launch_stage(self.launcher, step.stage, planned.request, self.resume_command)
+            else:
+                self.run_stage(config, step.stage)
+            if self.on_finished is not None:
+                self.on_finished(config, step.stage)
+            self.terminal.finish(config, step.stage)
+            ran.append(step.stage)
         return ran
 
-    def run_one(self, config: Config, stage: str, request: Request) -> None:
-        """Run one stage, here or by the launcher."""
-        if not (self.launcher and row_of(stage, config.kind).computes):
-            self.run_stage(config, stage)
-            return
-        status = run_launched(
-            [
-                *self.launcher,
-                *("-m", "stages", "--stage", stage),
-                f"--resume-command={self.resume_command}",
-                *request.arguments,
-            ]
+    def show(self, planned: PlannedRun) -> None:
+        """Print what `run` would do, and why; nothing is written. Raises UserError as it would."""
+        plan = self.plan(planned)
+        print_warnings(planned, plan)
+        lines = [f"would run {stage} ({reason})" for stage, reason in plan.reasons.items()]
+        for line in lines or ["nothing to do"]:
+            print(f"{planned.label}: {line}")
+
+    def plan(self, planned: PlannedRun) -> Plan:
+        """Return what this runner does about a run. Raises UserError as `make_plan` does."""
+        return make_plan(
+            self.limit_cost(planned.config),
+            planned.targets,
+            replace=self.replace,
+            processes=self.processes,
         )
-        if status == 128 + signal.SIGKILL:  # it could not say so itself
-            raise UserError(
-                f"stage {stage} was killed (SIGKILL), by somebody or for lack of memory:"
-                " the same command, without REPLACE, resumes it"
-            )
-        if status - 128 in handled_signals():
-            # A cluster may stop only the launched processes. srun ends with the same status if one
-            # of its tasks fails.
-            name = signal.Signals(status - 128).name
-            say_error(
-                f"stage {stage} was ended by {name}: if one of its processes failed, its error is"
-                f" above; otherwise `{self.resume_command}` resumes it"
-            )
-        if status:
-            raise StageFailedError(status)
+
+    def limit_cost(self, config: Config) -> Config:
+        """Return a config with the most that a judge may cost."""
+        if not self.max_cost:
+            return config
+        return config.changed(judge=config.judge.changed(max_cost=self.max_cost))
 
 
-def finish_renaming(config: Config, stages: Sequence[str]) -> None:
-    """Rename stages that had finished when their process was killed, just before the rename."""
-    for stage in stages:
+def reason_now(config: Config, step: Step) -> str:
+    """Return why a step of a plan runs, now that the steps before it are done; empty if it is kept.
+
+    A step whose inputs were rerun depends on how they came out.
+    """
+    if not step.has_rerun_inputs:
+        return step.reason
+    problem = find_problem(config, step.stage)
+    return "" if problem is None else reason_to_run(config, step.stage, problem)
+
+
+def print_warnings(planned: PlannedRun, plan: Plan) -> None:
+    """Print what is odd about finished stages that are kept, such as other code."""
+    for line in plan.warnings:
+        print(f"{planned.label}: {line}", file=sys.stderr, flush=True)
+
+
+def finish_renaming(config: Config, targets: Sequence[str]) -> None:
+    """Rename the folders of stages that were killed after they had written their manifest."""
+    for stage in wanted_stages(config, targets):
+        if config.is_upstreams(stage):
+            continue
         folder = stage_folder(config, stage)
         if read_manifest(partial_of(folder)) is not None:
             with held(lock_of(folder), stage):

@@ -1,13 +1,14 @@
-"""One stage in this process: its errors in one line, its trackers, and what it leaves behind."""
+"""One stage in this process: its errors in one line, and what it leaves behind."""
 
 import gc
+import importlib
 import os
 import sys
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from stages.config.checks import UserError, say_error
 from stages.config.config import Config
@@ -15,12 +16,11 @@ from stages.config.environment import launched_processes
 from stages.config.faults import describe_user_error
 from stages.config.out_of_memory import gpu_memory_usage, is_out_of_memory
 from stages.config.stages import row_of
-from stages.pipeline.trackers import tracked
 from stages.runs.machine import keep_freed_memory
-from stages.runs.run import tracking
 
 T = TypeVar("T")
 
+# What errors say that mean that another process of a launch is gone.
 OTHER_DIED = (
     "Connection closed by peer",
     "Connection reset by peer",
@@ -31,17 +31,16 @@ OTHER_DIED = (
 )
 
 
-def run_stage(
+def call_stage(
     stage: str, function: Callable[[Config], T], config: Config, resume_command: str
 ) -> T:
-    """Call the function of a stage with its config, in this process.
+    """Call the function of a stage with its config; return what it returns.
 
     Raises UserError, with the command that resumes, for every error that a user can fix.
     """
     launched_processes()  # raises UserError for the remains of a launch
-    token = tracking.set(tracked)
     try:
-        with process_restored(row_of(stage, config.kind).computes):
+        with process_restored(needs_torch=row_of(stage, config.kind).computes):
             return function(config)
     except UserError:
         raise
@@ -51,40 +50,50 @@ def run_stage(
             line = "another process of this launch has died: look at its error"
         if line is None:
             raise
-        if is_out_of_memory(error) and (memory := gpu_memory_usage()):
-            line = f"{line} ({memory})"
+        memory = gpu_memory_usage() if is_out_of_memory(error) else ""
+        if memory:
+            line += f" ({memory})"
         raise UserError(f"stage {stage}: {line}, then run `{resume_command}`") from error
-    finally:
-        tracking.reset(token)
+
+
+# -- the next stage of the same process ------------------------------------------------------------
 
 
 @contextmanager
 def process_restored(needs_torch: bool) -> Iterator[None]:
     """Leave this process as a new one would be, so that the next stage computes the same numbers.
 
-    `needs_torch`: the stage will import torch, so its state before the stage can be noted now.
+    `needs_torch`: the stage will import torch, so torch's state can be read before the stage.
     """
     if has_others():  # each of them runs one stage and ends
         yield
         return
 
-    with suppress(OSError):  # the peak memory of this process starts at what it holds now
+    # The peak memory of this process is counted from now on.
+    with suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")
     if needs_torch:
-        import torch  # noqa: F401
-    torch_before = sys.modules.get("torch")
-    if torch_before is not None:
-        threads = torch_before.get_num_threads()
-        random_state = torch_before.get_rng_state()
-        if torch_before.cuda.is_available():
-            torch_before.cuda.reset_peak_memory_stats()
+        importlib.import_module("torch")
+    torch = sys.modules.get("torch")
+    try:
+        with nullcontext() if torch is None else torch_restored(torch):
+            yield
+    finally:
+        release()
+
+
+@contextmanager
+def torch_restored(torch: Any) -> Iterator[None]:
+    """Restore torch's number of threads and its random state after the block."""
+    threads = torch.get_num_threads()
+    random_state = torch.get_rng_state()
+    if torch.cuda.is_available():
+        torch.cuda.reset_peak_memory_stats()
     try:
         yield
     finally:
-        if torch_before is not None:
-            torch_before.set_num_threads(threads)
-            torch_before.set_rng_state(random_state)
-        release()
+        torch.set_num_threads(threads)
+        torch.set_rng_state(random_state)
 
 
 def release() -> None:
@@ -102,7 +111,10 @@ def release() -> None:
     if torch is not None:
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
-        keep_freed_memory()  # it also gives back what is free now
+        keep_freed_memory()  # it also gives back to the system what is free at this moment
+
+
+# -- one of several processes ----------------------------------------------------------------------
 
 
 @contextmanager

@@ -16,12 +16,14 @@ from stages.config.command_line import recorded_config
 from stages.config.config import Config
 from stages.config.faults import Parser, describe_user_error, in_one_line, show
 from stages.config.stages import STAGES, is_part
-from stages.pipeline.wanted import check_run, kept
+from stages.runs.attempts import resume_point
+from stages.runs.differences import unknown_settings
 from stages.runs.files import read_record
-from stages.runs.machine import first_of
-from stages.runs.manifest import changed_code, partial_of, read_manifest, unknown_settings, why_not
-from stages.runs.progress import COLUMNS
-from stages.runs.run import FAILED, PROGRESS, is_under_way
+from stages.runs.locks import is_under_way
+from stages.runs.manifest import check_run, partial_of, read_manifest
+from stages.runs.run import FAILED, PROGRESS
+from stages.runs.staleness import changed_code, find_problem
+from stages.runs.text import COLUMNS, first_few
 
 DONE = "done"
 OTHER_CODE = "done with other code"
@@ -100,28 +102,28 @@ def _state_of(folder: Path, stage: str) -> tuple[str, str]:
         failure = read_record(partial / FAILED)
         if failure is not None:
             return FAILURE, _with_checkpoint(failure["error"], partial)
-        return HALF, kept(partial) or "it has no checkpoint and starts over"
+        return HALF, resume_point(partial) or "it has no checkpoint and starts over"
     if not is_finished:
         return MISSING, ""
 
     config = recorded_config(folder)
     if config is None:
         return UNREADABLE, f"{folder / 'config.json'} holds no settings of this project"
-    problem = why_not(config, stage)
+    problem = find_problem(config, stage)
     if problem is not None:
         return STALE, _with_checkpoint(str(problem), partial)
     files = changed_code(config, stage)
     if files:
-        return OTHER_CODE, first_of(files)
+        return OTHER_CODE, first_few(files)
     unknown = unknown_settings(config, stage)
     if unknown:
-        return DONE, f"this version does not know {first_of(unknown)}, which it recorded"
+        return DONE, f"this version does not know {first_few(unknown)}, which it recorded"
     return DONE, ""
 
 
 def _with_checkpoint(text: str, partial: Path) -> str:
     """A text, and from where the stage resumes if it was interrupted."""
-    resumes = kept(partial)
+    resumes = resume_point(partial)
     return f"{text} ({resumes})" if resumes else text
 
 

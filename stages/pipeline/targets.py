@@ -15,12 +15,12 @@ class Variable:
 
     name: str
     help: str
-    hint: str = "leave it out"
-    """What to do if a target does not read it."""
+    hint: str = ""
+    """What to do if a target does not read it; empty: a line names the targets that do."""
     setting: str = ""
     """The setting that it stands for, if it is short for one."""
     option: str = ""
-    """The option of a tool's command line that takes it; by default its name in lower case."""
+    """The option of a tool's command line that takes it; empty: the name in lower case."""
     is_list: bool = False
     """Whether the value is several words."""
 
@@ -34,7 +34,7 @@ class Target:
     variables: tuple[str, ...] = ()
 
 
-# What several targets read. A run is one preset and seed; a grid has several of one of them.
+# What several targets read.
 REQUEST = (
     "PRESET",
     "SEED",
@@ -51,6 +51,7 @@ DEVICES = ("GPUS", "ENGINE", "LAUNCH")
 EXECUTION = (*DEVICES, "MAX_COST", "REPLACE", "DRY")
 RUN = (*REQUEST, *EXECUTION)
 TRAINING_RUN = (*RUN, "REHEARSE")
+# A grid takes several of one of them instead.
 RUN_OVER_SEEDS = ("SEEDS", *(name for name in RUN if name != "SEED"))
 RUN_OVER_PRESETS = ("PRESETS", *(name for name in RUN_OVER_SEEDS if name != "PRESET"))
 
@@ -166,14 +167,20 @@ GROUPS: dict[str, list[Target]] = {
 }
 DONE_BY_MAKE = ("install", "check", "test", "walks", "simulations", "bench")
 GRIDS = ("study", "ablations", "algorithms")
+# Targets that reach the stages of another one: `judge` is `eval` of existing summaries.
+ALIASES = {"judge": "eval"}
 
 RECORDED = "runs keep the settings that they were started with"
 ONE_PROCESS = "it runs in one process"
 VARIABLES = {
     variable.name: variable
     for variable in [
-        Variable(name="PRESET", help="the kind of run, see below", hint="name the runs"),
-        Variable(name="SEED", help="seed of a run (44413)"),
+        Variable(
+            name="PRESET",
+            help="the kind of run, see below",
+            hint="a study takes PRESETS, and a page names its runs",
+        ),
+        Variable(name="SEED", help="seed of a run (44413)", hint="a grid takes SEEDS"),
         Variable(
             name="SEEDS",
             help="for study, ablations, algorithms: '1 2'",
@@ -312,8 +319,11 @@ def groups_of_targets() -> dict[str, list[Target]]:
         Target(name=name, help=algorithm.summary, variables=TRAINING_RUN)
         for name, algorithm in ALGORITHMS.items()
     ]
-    *before, dpo = GROUPS["train"]
-    return {**GROUPS, "train": [*before, *algorithms, dpo]}
+    # DPO, which is compared with them, comes last.
+    train = GROUPS["train"]
+    others = [target for target in train if target.name != "dpo"]
+    dpo = [target for target in train if target.name == "dpo"]
+    return {**GROUPS, "train": [*others, *algorithms, *dpo]}
 
 
 def targets_by_name() -> dict[str, Target]:
@@ -347,7 +357,7 @@ def help_lines() -> list[str]:
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Print the help; a reader may leave before its end."""
+    """Print the help. A closed pipe, as of `make help | head`, is no error."""
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     print("\n".join(help_lines()))
 

@@ -39,8 +39,13 @@ def read_command(words: Sequence[str]) -> tuple[list[str], dict[str, str]]:
 
 
 def variables_of_make(flags: str) -> dict[str, str]:
-    """Return the variables in MAKEFLAGS: `s -- NAME=x SET=a\\ b`, with `$` written as `$$`."""
-    assignments = f" {flags}".partition(" -- ")[2]
+    r"""Return the variables in MAKEFLAGS, which follow the options of make and two dashes.
+
+    s -- NAME=x SET=a\ b     a space in a value has a backslash: SET is `a b`
+    s -- NAME=$$x            a dollar is written twice: NAME is `$x`
+    s -- NAME:=x             make also knows := ?= += !=
+    """
+    _, _, assignments = f" {flags}".partition(" -- ")
     variables = {}
     for word in re.findall(r"(?:\\.|[^ \\])+", assignments, re.DOTALL):
         text = re.sub(r"\\(.)", r"\1", word, flags=re.DOTALL)
@@ -50,7 +55,10 @@ def variables_of_make(flags: str) -> dict[str, str]:
 
 
 def target_of(name: str) -> Target:
-    """Return a target. A stage that is no target by itself reads what `sft` reads."""
+    """Return the target of a name. A stage that is not a target reads what `sft` reads.
+
+    Raises UserError for a name that is neither.
+    """
     targets = targets_by_name()
     if name not in targets and name not in STAGES:
         raise unknown("target", name, [*targets, *STAGES], "see make help")
@@ -59,7 +67,7 @@ def target_of(name: str) -> Target:
 
 def check(targets: Sequence[str], typed: Mapping[str, str]) -> None:
     """Raise UserError for a target or variable that does not exist, or that no target reads."""
-    is_read = {name for target in targets for name in target_of(target).variables}
+    names_read = {name for target in targets for name in target_of(target).variables}
     for name, value in typed.items():
         if name in (*USED_BY_MAKE, *USED_BY_MAKEFILE):
             continue
@@ -67,30 +75,30 @@ def check(targets: Sequence[str], typed: Mapping[str, str]) -> None:
             raise unknown("make variable", name, VARIABLES, "settings go in SET, see make help")
         if "\n" in value and name != "POST":
             raise UserError(f"{name} contains a line break: leave it out")
-        if value and name not in is_read:
-            raise UserError(why_unread(name, targets))
+        if value and name not in names_read:
+            raise UserError(
+                f"{' '.join(targets)} does not read {name}: {instead_of(name, targets)}"
+            )
 
 
-def why_unread(name: str, targets: Sequence[str]) -> str:
-    """Return why some targets do not take a variable, and what to give instead."""
-    typed = " ".join(targets)
-    read = [name for target in targets for name in target_of(target).variables]
-    if name in ("SEED", "PRESET") and f"{name}S" in read:
-        return f"{typed} takes no {name}: give {name}S"
-
+def instead_of(name: str, targets: Sequence[str]) -> str:
+    """Return what to give to some targets instead of a variable that they do not read."""
+    if VARIABLES[name].hint:
+        return VARIABLES[name].hint
     readers = [target.name for target in targets_by_name().values() if name in target.variables]
-    hint = VARIABLES[name].hint
     if len(readers) <= MOST_TARGETS_NAMED:
-        return f"{name} is for {' '.join(readers)}: {hint}"
-    if not read:
-        return f"{typed} takes no variables: leave {name} out"
-    if hint == "leave it out":
-        hint = f"it reads {' '.join(dict.fromkeys(read))}"
-    return f"{typed} takes no {name}: {hint}"
+        return f"it is for {' '.join(readers)}"
+    names_read = [name for target in targets for name in target_of(target).variables]
+    if not names_read:
+        return "leave it out"
+    return f"leave it out, or give some of {' '.join(dict.fromkeys(names_read))}"
 
 
 def with_hub_rows(variables: Mapping[str, str]) -> dict[str, str]:
-    """Replace DATA=owner/name, where no such path exists, by settings that read it from the hub."""
+    """Return the variables with DATA=owner/name replaced by settings that read it from the hub.
+
+    A path keeps its meaning, also one that does not exist in a folder that does: it is a typo.
+    """
     text = variables.get("DATA", "")
     is_path = Path(text).exists() or Path(text).parent.exists()
     if not HUB_ID.fullmatch(text) or is_path:
@@ -100,35 +108,40 @@ def with_hub_rows(variables: Mapping[str, str]) -> dict[str, str]:
 
 
 def options(target: str, variables: Mapping[str, str]) -> list[str]:
-    """Return the variables that a target reads, as options of a command line."""
-    read = target_of(target).variables
+    """Return the variables that a target reads, as options of a command line.
+
+    Variables that stand for a setting, such as POLICY, follow the settings of SET.
+    """
     words: list[str] = []
     settings: list[str] = []
-    for name in VARIABLES:
+    for name, variable in VARIABLES.items():
         value = variables.get(name, "")
-        variable = VARIABLES[name]
-        option = f"--{variable.option or name.lower().replace('_', '-')}"
-        if not value or name not in read or name == "DRY":
+        is_read = name in target_of(target).variables and name not in ("DRY", "SET")
+        if not value or not is_read:
             continue
-        if name == "SET":
-            settings.insert(0, value)
-        elif variable.setting:
+        option = f"--{variable.option or name.lower().replace('_', '-')}"
+        if variable.setting:
             settings.append(f"{variable.setting}={value}")
         elif variable.is_list:
             words += [option, *value.split()]
         else:
             words.append(f"{option}={value}")  # joined, so that a value may begin with a dash
-    return [*words, "--set", *settings] if settings else words
+
+    if variables.get("SET") and "SET" in target_of(target).variables:
+        settings = [variables["SET"], *settings]
+    if settings:
+        words += ["--set", *settings]
+    return words
 
 
 def request_from(variables: Mapping[str, str], is_judging: bool = False) -> Request:
-    """Return the run that some variables ask for.
+    """Return the request for a run that the variables of a command describe.
 
     `is_judging`: the target is `judge`, which judges existing summaries if no preset is named.
     """
     parser = Parser()
     add_arguments(parser)
-    known = {name: variables.get(name, "") for name in target_of("settings").variables}
-    if not known["PRESET"] and (is_judging or known["INPUT"]):
-        known["PRESET"] = EXISTING_SUMMARIES
-    return request_of(parser.parse_args(options("settings", known)))
+    values = {name: variables.get(name, "") for name in target_of("settings").variables}
+    if not values["PRESET"] and (is_judging or values["INPUT"]):
+        values["PRESET"] = EXISTING_SUMMARIES
+    return request_of(parser.parse_args(options("settings", values)))

@@ -27,8 +27,7 @@ from stages.data.ragged import TokenizedSplit
 from stages.data.tokens import tokenize_comparisons, tokenize_posts
 from stages.planning.plan import gpus_for
 from stages.rl.algorithms import ALGORITHMS
-from stages.runs.hub import fetch_tokenizer
-from stages.runs.inputs import model_source
+from stages.runs.hub import fetch_tokenizer, model_source
 
 PRESET = "own"
 

@@ -20,7 +20,7 @@ from stages.config.command_line import Request, config_of, recorded_config
 from stages.config.config import Config, text_from_value
 from stages.config.sections import COMPARISONS, HUB, POSTS, TOY
 from stages.config.stages import STAGES, TRAINED
-from stages.pipeline.wanted import wanted_stages
+from stages.pipeline.plan import wanted_stages
 from stages.planning.memory import GIB, Setting, setting_of
 from stages.planning.parts import most_bytes, sized
 from stages.planning.random_inputs import draw_weights, write_rows, write_tokenizer

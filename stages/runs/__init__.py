@@ -1,10 +1,26 @@
-"""The folder of a run, and what a stage under way needs.
+"""The folder of a run on disk, and a stage under way in it.
 
-run       a stage under way: its folder, metrics, lock and manifest
-manifest  where a stage's folder is, and whether a finished one is what a config asks for
-inputs    the user's files that a stage reads, and their hashes
-machine   what a run was made with: code, libraries, device, memory
-files     files that are never half-written, their hashes, JSON lines that survive a kill
-hub       models and data sets of the hub, each at one commit
-progress  how far a stage is, and signals that stop it
+Folders and records
+  manifest      where a stage's folder is, and what a finished stage recorded in it
+  inputs        the identity of everything that a stage reads
+  user_files    the user's files among them
+  gold          the gold reward model of a judge among them
+  code          which files of this project a stage runs, and their hashes
+  differences   how settings and inputs differ from a record
+  staleness     whether a finished stage is what a config asks for
+  attempts      whether a half-finished stage can be resumed
+  make_command  the command that runs a stage, for messages
+
+A stage under way
+  run           its folder, metrics and manifest
+  locks         so that only one process runs it
+  progress      how far it is
+  signals       what stops it
+  trackers      wandb and TensorBoard
+  machine       on what it ran: libraries, device, memory
+
+Helpers
+  files         files that are never half-written, their hashes, JSON lines that survive a kill
+  hub           models and data sets of the hub, each at one commit
+  text          lines of 80 columns, durations, lists that are cut short
 """

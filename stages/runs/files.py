@@ -3,7 +3,6 @@
 import hashlib
 import json
 import os
-import re
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -19,7 +18,7 @@ HASHES = "hashes.json"
 
 
 def file_hash(path: Path) -> str:
-    """SHA-256 of a file's bytes."""
+    """Return the SHA-256 of a file's bytes."""
     digest = hashlib.sha256()
     with path.open("rb") as handle:
         while chunk := handle.read(2**22):
@@ -28,7 +27,7 @@ def file_hash(path: Path) -> str:
 
 
 def known_hash(path: Path) -> str:
-    """`file_hash` of a user's file, which is read again only if its size or time has changed."""
+    """Return `file_hash` of a user's file, read again only if its size or time has changed."""
     status = path.stat()
     return _cached_hash(path.absolute(), status.st_size, status.st_mtime_ns)
 
@@ -41,7 +40,7 @@ def _cached_hash(path: Path, size: int, modified_ns: int) -> str:
 def hash_files(
     folder: Path, leave_out: Sequence[str] = (), hash_of_file: Callable[[Path], str] = file_hash
 ) -> dict[str, str]:
-    """Relative path -> hash, for every file below a folder.
+    """Return relative path -> hash, for every file below a folder.
 
     `leave_out`: names, directly in the folder, of files and subfolders that are not hashed.
     """
@@ -98,7 +97,7 @@ def link_or_copy(source: Path, target: Path) -> None:
 
 
 def cached_folder(folder: Path, make: Callable[[Path], None]) -> Path:
-    """A folder that `make` filled once. It is rebuilt if its files have changed."""
+    """Return a folder that `make` fills once. It is filled again if its files have changed."""
     if folder.exists():
         if read_json(folder / HASHES) == hash_files(folder, [HASHES]):
             return folder
@@ -125,7 +124,7 @@ def cached_folder(folder: Path, make: Callable[[Path], None]) -> Path:
 
 
 def read_json(path: Path) -> Any:
-    """The value in a JSON file; None without one. Raises UserError for a file that is no JSON."""
+    """Return the value in a JSON file; None without one. Raises UserError if it is not JSON."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -135,7 +134,7 @@ def read_json(path: Path) -> Any:
 
 
 def read_record(path: Path) -> Any:
-    """The object in a JSON file; None without one. Raises UserError for a file that holds none."""
+    """Return the object in a JSON file; None without one. Raises UserError for another value."""
     value = read_json(path)
     if value is not None and not isinstance(value, dict):
         raise UserError(f"{path} is not a JSON object: {RESTORE}")
@@ -143,7 +142,7 @@ def read_record(path: Path) -> Any:
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """The rows of a JSONL file that a stage wrote. Raises UserError for a line that is no row."""
+    """Return the rows of a JSONL file. Raises UserError for a line that is not an object."""
     rows: list[dict[str, Any]] = []
     # Not str.splitlines, which would also split at U+2028.
     with path.open(encoding="utf-8") as lines:
@@ -156,7 +155,7 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 
 
 def whole_lines(path: Path) -> tuple[list[Any], int]:
-    """The rows of a JSONL file before the first damaged line, and their size in bytes.
+    """Return the rows of a JSONL file before the first damaged line, and their size in bytes.
 
     A line without its newline counts as damaged: a kill came before it was complete. A missing file
     has no rows.
@@ -182,30 +181,3 @@ def cut_file(path: Path, size: int) -> None:
     """Cut a file, if there is one, to its first `size` bytes."""
     if path.exists() and path.stat().st_size != size:
         os.truncate(path, size)
-
-
-class KeptRows:
-    """Measurements of rows, in one JSONL file per process; floats keep every digit."""
-
-    def __init__(self, folder: Path, label: str, process: int) -> None:
-        """`label` names the measurement, and is different for each measurement of a stage."""
-        stem = re.sub(r"\W+", "-", label)
-        folder.mkdir(parents=True, exist_ok=True)
-        self.path = folder / f"{stem}.{process}.jsonl"
-        cut_file(self.path, whole_lines(self.path)[1])
-        self.known: dict[int, Any] = {}
-        for path in sorted(folder.glob(f"{stem}.*.jsonl")):
-            for kept in whole_lines(path)[0]:
-                try:
-                    self.known |= dict(zip(kept["rows"], kept["measured"], strict=True))
-                except (TypeError, LookupError, ValueError):
-                    raise UserError(
-                        f"{path} holds a line that no stage wrote: remove the file, and its rows "
-                        "are measured again"
-                    ) from None
-
-    def add(self, rows: Sequence[int], measured: Sequence[Any]) -> None:
-        """Append the measurements of some rows."""
-        with self.path.open("a", encoding="utf-8") as lines:
-            lines.write(json.dumps({"rows": list(rows), "measured": list(measured)}) + "\n")
-        self.known |= dict(zip(rows, measured, strict=True))

@@ -13,19 +13,24 @@ import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
 from filelock import FileLock
 
 from stages.config import config as settings
-from stages.config.checks import UserError
+from stages.config.checks import UserError, first_line
 from stages.runs.files import read_record, write_json
-from stages.runs.inputs import BESIDE_WEIGHTS, OLD_WEIGHTS, WEIGHTS, Source
 
 RECORDS = "hub.json"
 """The file below `runs/` that lists the commits in use."""
+MAIN = "main"
+WEIGHTS = ("*.safetensors",)
+# Loaded only if there are no others.
+OLD_WEIGHTS = ("*.bin",)
+CONFIG_AND_TOKENIZER = ("*.json", "*.txt", "*.model", "*.jinja")
+MODEL_FILES = (*CONFIG_AND_TOKENIZER, *WEIGHTS, *OLD_WEIGHTS)
 COMMIT = re.compile(r"[0-9a-f]{40}")
 ANSWER_SECONDS = 10.0
 ABOUT_THE_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES)
@@ -43,6 +48,52 @@ LOGIN = "correct the id, or log in with `hf auth login` or HF_TOKEN"
 
 
 @dataclass(frozen=True, kw_only=True)
+class Source:
+    """A folder, or a repository of the hub at a revision, as a setting names it."""
+
+    setting: str
+    kind: str
+    """`model` or `dataset`."""
+    name: str
+    """Folder or hub id."""
+    configuration: str = ""
+    """Of a data set; empty if it has only one."""
+    revision: str = MAIN
+
+    @property
+    def is_folder(self) -> bool:
+        """Whether it is a folder of this machine."""
+        return Path(self.name).is_dir()
+
+    @property
+    def label(self) -> str:
+        """Its name in messages."""
+        return f"{self.setting}: {self.kind} {self.name}"
+
+    @property
+    def key(self) -> str:
+        """Its name in `runs/hub.json`."""
+        return f"{self.kind}s/{self.name}@{self.revision}"
+
+
+def model_source(setting: str, text: str) -> Source:
+    """Return the source that `folder` or `id[@revision]` names."""
+    if Path(text).is_dir():
+        return Source(setting=setting, kind="model", name=text)
+    name, _, revision = text.partition("@")
+    return Source(setting=setting, kind="model", name=name, revision=revision or MAIN)
+
+
+def dataset_source(setting: str, text: str) -> Source:
+    """Return the source that `folder` or `id[:configuration][@revision]` names."""
+    source = replace(model_source(setting, text), kind="dataset")
+    if source.is_folder:
+        return source
+    name, _, configuration = source.name.partition(":")
+    return replace(source, name=name, configuration=configuration)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Fetched:
     """A source that is on this machine."""
 
@@ -53,7 +104,7 @@ class Fetched:
 
     @property
     def size(self) -> str:
-        """The number and size of its files, and its commit, for people."""
+        """The number and size of its files, and its commit, as a text."""
         files = [path for path in self.folder.rglob("*") if path.is_file()]
         megabytes = sum(path.stat().st_size for path in files) / 1e6
         return f"{len(files)} files, {megabytes:.1f} MB, at commit {self.commit or '-'}"
@@ -71,20 +122,20 @@ class Fetched:
 
 
 def fetch_model(source: Source) -> Fetched:
-    """A model's configuration, tokenizer and weights; `.bin` files only if it has no others."""
-    fetched = fetch(source, (*BESIDE_WEIGHTS, *WEIGHTS))
+    """Return a model with its weights; `.bin` files only if it has no others."""
+    fetched = fetch(source, (*CONFIG_AND_TOKENIZER, *WEIGHTS))
     if not source.is_folder and not any(fetched.folder.glob(WEIGHTS[0])):
-        return fetch(source, (*BESIDE_WEIGHTS, *OLD_WEIGHTS))
+        return fetch(source, (*CONFIG_AND_TOKENIZER, *OLD_WEIGHTS))
     return fetched
 
 
 def fetch_tokenizer(source: Source) -> Fetched:
-    """A model's files without its weights."""
-    return fetch(source, BESIDE_WEIGHTS)
+    """Return a model's configuration and tokenizer, without its weights."""
+    return fetch(source, CONFIG_AND_TOKENIZER)
 
 
 def fetch(source: Source, patterns: tuple[str, ...]) -> Fetched:
-    """The files of a source that match one of the patterns, at the recorded commit.
+    """Return the files of a source that match one of the patterns, at the recorded commit.
 
     Raises UserError if the source does not exist or is not permitted, or if a download fails.
     """
@@ -98,7 +149,7 @@ def fetch(source: Source, patterns: tuple[str, ...]) -> Fetched:
 
 @cache
 def _snapshot(name: str, kind: str, commit: str, patterns: tuple[str, ...]) -> Path:
-    """The folder of a commit's files in the hub's cache, which a process looks up once."""
+    """Return the folder of a commit's files in the hub's cache, which a process looks up once."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.utils.tqdm import disable_progress_bars
 
@@ -118,7 +169,7 @@ def _snapshot(name: str, kind: str, commit: str, patterns: tuple[str, ...]) -> P
 
 
 def _commit_of(source: Source) -> str:
-    """The commit that the setting names, or that `runs/hub.json` recorded, or the hub's newest."""
+    """Return the commit of the setting, else that of `runs/hub.json`, else the hub's newest."""
     if COMMIT.fullmatch(source.revision):
         return source.revision
     recorded = _recorded().get(source.key)
@@ -130,7 +181,7 @@ def _commit_of(source: Source) -> str:
 
 
 def _newest_commit(source: Source) -> str:
-    """The commit of a revision on the hub; if that does not answer, in the hub's cache."""
+    """Return the commit of a revision on the hub, or in the hub's cache if the hub is down."""
     from huggingface_hub import HfApi, snapshot_download
     from huggingface_hub.errors import HfHubHTTPError
 
@@ -162,7 +213,7 @@ def _recorded() -> dict[str, str]:
 
 
 def _record(source: Source, commit: str) -> str:
-    """Record a commit, unless another run has recorded one; returns the recorded commit."""
+    """Record a commit, unless another run has recorded one; return the recorded commit."""
     settings.RUNS.mkdir(parents=True, exist_ok=True)
     with FileLock(settings.RUNS / ".hub.lock"):
         records = {source.key: commit} | _recorded()
@@ -182,7 +233,7 @@ def _one_line(source: Source) -> Iterator[None]:
 
 
 def _reason(source: Source, error: Exception) -> str:
-    """What is wrong and how to fix it, to be read after the source's label."""
+    """Return what is wrong and how to fix it, to be read after the source's label."""
     from huggingface_hub import constants, errors
 
     folder = "datasets/" if source.kind == "dataset" else ""
@@ -197,17 +248,14 @@ def _reason(source: Source, error: Exception) -> str:
         return " is neither a folder here nor a hub id: correct it"
     if constants.is_offline_mode():
         return f" is not in the hub's cache, and HF_HUB_OFFLINE is set: {NETWORK}"
-    line = _first_line(error)
+    line = first_line(_cause(error))[:120]
     if UNREACHABLE & {kind.__name__ for kind in type(error).__mro__}:
         return f" is not in the hub's cache, and {constants.ENDPOINT} fails ({line}): {NETWORK}"
     return f": the download was cut off ({line}): the same command continues it"
 
 
-def _first_line(error: BaseException) -> str:
-    """The first line of the error that caused the others, which says most."""
+def _cause(error: BaseException) -> BaseException:
+    """Return the error that caused the others, which says most."""
     while error.__cause__ is not None:
         error = error.__cause__
-    lines = str(error).splitlines()
-    if lines and lines[0]:
-        return lines[0][:120]
-    return type(error).__name__
+    return error

@@ -1,10 +1,11 @@
 """How far a stage is and what it learns: a progress line on a terminal, plain lines in a log."""
 
 import sys
-import textwrap
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
+
+from stages.runs.text import COLUMNS, duration
 
 T = TypeVar("T")
 Note = Callable[[int, float], None]
@@ -14,7 +15,6 @@ SECONDS_BETWEEN_LINES = 15.0
 SECONDS_BETWEEN_NOTES = 2.0
 SECONDS_BETWEEN_DRAWINGS = 0.2
 SECONDS_BEFORE_DRAWING = 1.0
-COLUMNS = 80
 
 # Metrics and results that are shown of a stage, and how; the first matter most.
 SHOWN = {
@@ -54,7 +54,9 @@ def progress(
     `done` of the `total` were done before. Every few seconds `note` gets the number of items that
     are done and the seconds that are left. `numbers` returns the latest metrics.
     """
-    started = last_line = last_note = time.monotonic()
+    started = time.monotonic()
+    last_line = started
+    last_note = started
     line = ProgressLine(label, total) if is_terminal() else None
     try:
         for count, item in enumerate(items, start=1):
@@ -78,24 +80,24 @@ class ProgressLine:
     """A bar with the time left, and the latest metrics below it; only one is drawn at a time."""
 
     drawn: "ProgressLine | None" = None
+    """The one that the terminal shows. An outer loop keeps it while an inner loop runs."""
 
     def __init__(self, label: str, total: int) -> None:
         self.label = label
         self.total = total
         self.live: Any = None
-        self.last = time.monotonic() + SECONDS_BEFORE_DRAWING - SECONDS_BETWEEN_DRAWINGS
+        self.next_drawing = time.monotonic() + SECONDS_BEFORE_DRAWING
 
     def draw(self, done: int, seconds_left: float, numbers: Mapping[str, Any]) -> None:
         """Draw it, unless that was done a moment ago or an outer loop has one."""
         now = time.monotonic()
-        if now - self.last < SECONDS_BETWEEN_DRAWINGS or ProgressLine.drawn not in (None, self):
+        if now < self.next_drawing or ProgressLine.drawn not in (None, self):
             return
-        self.last = now
+        self.next_drawing = now + SECONDS_BETWEEN_DRAWINGS
         if self.live is None:
             self._start()
-        minutes, seconds = divmod(round(seconds_left), 60)
         head = f"{self.label}  {done}/{self.total}"
-        tail = f"{minutes}:{seconds:02} left"
+        tail = f"{duration(seconds_left)} left"
         width = max(4, COLUMNS - len(head) - len(tail) - 4)
         filled = min(width, round(width * done / max(1, self.total)))
         bar = "━" * filled + "─" * (width - filled)
@@ -142,14 +144,3 @@ def numbers_text(numbers: Mapping[str, Any]) -> str:
         if isinstance(value, int | float):
             parts.append(form.format(value))
     return ", ".join(parts)
-
-
-def folded(text: str, indent: str = "    ") -> list[str]:
-    """Return a text in lines of at most 80 columns; all but the first are indented."""
-    return textwrap.wrap(text, COLUMNS, subsequent_indent=indent, break_on_hyphens=False)
-
-
-def told(who: str, text: str) -> str:
-    """Return what somebody says, in lines that begin with the name, if it is short."""
-    mark = f"{who}: "
-    return "\n".join(folded(mark + text, mark if len(mark) <= COLUMNS / 2 else "    "))

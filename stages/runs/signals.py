@@ -19,7 +19,7 @@ from typing import Any
 from stages.config.checks import discard_output
 
 SETTLE_SECONDS = 2.0
-"""Make passes a SIGTERM on that this process may already have, and a launcher passes on every
+"""Make passes on a SIGTERM that this process may already have, and a launcher passes on every
 signal. Within this time a repeated signal counts as the first one."""
 
 
@@ -62,7 +62,7 @@ def forget_signals() -> None:
 
 @contextmanager
 def finishing_first() -> Iterator[None]:
-    """A context that no signal interrupts; the code in it must call `stop_asked` often enough."""
+    """Let no signal interrupt the block, which must call `stop_asked` often enough."""
     RECEIVED.unfinished += 1
     try:
         yield
@@ -78,22 +78,26 @@ def handled_signals() -> tuple[signal.Signals, ...]:
 
 
 def ask_to_stop(number: int) -> bool:
-    """Note a signal; return False for the second one, which ends the process at once.
+    """Note a signal; return False if it must end the process at once.
+
+        the first signal                               finish what is under way, and save
+        the same again at once, but not Ctrl-C         ignored: make has passed it on
+        any within SETTLE_SECONDS, in a launch         ignored: the launcher has passed it on
+        any other second signal                        end the process at once
 
     Raises Stopped if nothing is under way that must be finished first.
     """
-    if RECEIVED.first:
-        is_from_launcher = int(os.environ.get("WORLD_SIZE", "1")) > 1
-        # A Ctrl-C may be pressed twice in quick succession.
-        is_repeated = number == RECEIVED.first and number != signal.SIGINT
-        is_recent = time.monotonic() - RECEIVED.since < SETTLE_SECONDS
-        return is_recent and (is_from_launcher or is_repeated)
+    if RECEIVED.first == 0:
+        RECEIVED.first = number
+        RECEIVED.since = time.monotonic()
+        if not RECEIVED.unfinished:
+            raise Stopped(number)
+        return True
 
-    RECEIVED.first = number
-    RECEIVED.since = time.monotonic()
-    if not RECEIVED.unfinished:
-        raise Stopped(number)
-    return True
+    is_in_launch = int(os.environ.get("WORLD_SIZE", "1")) > 1
+    is_passed_on = number == RECEIVED.first and number != signal.SIGINT
+    is_recent = time.monotonic() - RECEIVED.since < SETTLE_SECONDS
+    return is_recent and (is_in_launch or is_passed_on)
 
 
 @contextmanager

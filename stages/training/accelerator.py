@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 from stages.config.checks import UserError
 from stages.config.config import Config
 from stages.config.environment import forget_variables, is_on, launched_processes
-from stages.runs.machine import check_threads, keep_freed_memory
+from stages.runs.machine import keep_freed_memory
 from stages.training.compiling import compile_layers, recomputes_activations
 from stages.training.random_streams import stream_seed
 from stages.training.sharding import shard, shard_with_optimizer
@@ -41,6 +41,16 @@ KEPT_VARIABLES = (
 LONGEST_WAIT = timedelta(hours=2)
 # A launcher starts all processes at once: they differ only by the time they take to load libraries.
 MEETING_WAIT = timedelta(minutes=1)
+
+
+def check_threads(threads: int) -> None:
+    """Raise UserError for more threads than this machine has cores; two are always allowed."""
+    cores = max(2, os.cpu_count() or 2)
+    if threads > cores:
+        raise UserError(
+            f"memory.cpu_threads is {threads} but this machine has {cores} cores: "
+            f"set at most {cores}"
+        )
 
 
 def started_engine() -> str:

@@ -1,19 +1,53 @@
 """Measuring something of every row of a data set: sorted by length, shared out, and resumable."""
 
+import json
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from accelerate import Accelerator
 from accelerate.utils import gather_object
 
-from stages.runs.files import KeptRows
+from stages.config.checks import UserError
+from stages.runs.files import cut_file, whole_lines
 from stages.runs.progress import progress
 from stages.runs.signals import Stopped, finishing_first, stop_asked
 from stages.training.memory import MemoryBudget, PassSize, chunks
 from stages.training.processes import gather_rows, local_share
 
 T = TypeVar("T")
+
+
+class KeptRows:
+    """Measurements of rows, in one JSONL file per process; floats keep every digit."""
+
+    def __init__(self, folder: Path, label: str, process: int) -> None:
+        """`label` names the measurement, and is different for each measurement of a stage."""
+        stem = re.sub(r"\W+", "-", label)
+        folder.mkdir(parents=True, exist_ok=True)
+        self.path = folder / f"{stem}.{process}.jsonl"
+        _, size = whole_lines(self.path)
+        cut_file(self.path, size)
+
+        self.known: dict[int, Any] = {}
+        """Row -> its measurement."""
+        for path in sorted(folder.glob(f"{stem}.*.jsonl")):
+            lines, _ = whole_lines(path)
+            for line in lines:
+                try:
+                    self.known |= dict(zip(line["rows"], line["measured"], strict=True))
+                except (TypeError, LookupError, ValueError):
+                    raise UserError(
+                        f"{path} holds a line that no stage wrote: remove the file, and its rows "
+                        "are measured again"
+                    ) from None
+
+    def add(self, rows: Sequence[int], measured: Sequence[Any]) -> None:
+        """Append the measurements of some rows."""
+        with self.path.open("a", encoding="utf-8") as lines:
+            lines.write(json.dumps({"rows": list(rows), "measured": list(measured)}) + "\n")
+        self.known |= dict(zip(rows, measured, strict=True))
 
 
 def parts_by_length(

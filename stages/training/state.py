@@ -143,7 +143,7 @@ class State:
 
     def is_save_due(self) -> bool:
         """Return whether the settings want a save now, and the last one was quick enough."""
-        if not self.run.main:
+        if not self.run.is_main:
             return False
         interval = self.run.config.memory.save_minutes * 60
         if interval == 0:
@@ -175,7 +175,7 @@ class State:
         self.last_save_seconds = self.last_save_ended - started
 
     def _create_folder(self, partial: Path) -> None:
-        if self.run.main:
+        if self.run.is_main:
             checkpoints.remove_leftovers(partial.parent)
             partial.mkdir(parents=True)
 
@@ -188,7 +188,7 @@ class State:
                 self.accelerator.save_state(str(partial))
             finally:
                 hook.remove()
-        if self.run.main:
+        if self.run.is_main:
             record = {
                 "update": self.update,
                 "updates": self.updates,
@@ -199,11 +199,11 @@ class State:
             write_json(partial / "state.json", record)
 
     def _complete(self, partial: Path) -> None:
-        if self.run.main:
+        if self.run.is_main:
             checkpoints.complete(partial)
 
     def _give_up(self, partial: Path, fault: str) -> None:
-        if not self.run.main:
+        if not self.run.is_main:
             return
         shutil.rmtree(partial, ignore_errors=True)
         reason = fault or "another process could not write"
@@ -226,7 +226,7 @@ class State:
         """
         self.accelerator.wait_for_everyone()
         newest = [""]
-        if self.run.main:
+        if self.run.is_main:
             newest = [str(checkpoints.newest_good(self.run.resume, self.run.partial) or "")]
         if self.accelerator.num_processes > 1:
             newest = broadcast_object_list(newest)
@@ -244,7 +244,7 @@ class State:
                 f" Remove {checkpoint.parent} to start the stage over"
             )
         self._cut_records(record["lengths"])
-        if self.run.main:
+        if self.run.is_main:
             print(f"{self.run.stage} resumes after update {self.update}", file=sys.stderr)
 
     def _read(self, checkpoint: Path, processes: int) -> None:
@@ -285,7 +285,7 @@ class State:
         models[:] = [self.accelerator.unwrap_model(model) for model in models]
 
     def _cut_records(self, lengths: dict[str, int]) -> None:
-        if self.run.main:
+        if self.run.is_main:
             for name, size in lengths.items():
                 cut_file(self.run.partial / name, size)
 

@@ -30,7 +30,8 @@ from stages.config.checks import UserError
 from stages.config.command_line import add_overrides
 from stages.config.faults import Parser, in_one_line
 from stages.pipeline import variables
-from stages.runs.machine import code_version, cpu_model, library_versions
+from stages.runs.code import code_version
+from stages.runs.machine import cpu_model, library_versions
 from tests.bench.case import parse_case
 from tests.bench.compare import measure_cases
 from tests.bench.page import print_table

@@ -15,7 +15,7 @@ from stages.config.command_line import (
 from stages.config.config import override_of
 from stages.config.faults import Parser
 from stages.config.listing import settings_lines
-from stages.runs.manifest import make_command
+from stages.runs.make_command import make_command
 from tests.lib.asserts import refusal_of
 from tests.lib.configs import override
 

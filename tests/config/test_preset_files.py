@@ -10,7 +10,7 @@ from stages.config.command_line import config_from_arguments, make_config
 from stages.config.config import public_settings
 from stages.config.presets import preset_config
 from stages.rl.algorithms import ALGORITHMS
-from stages.runs.manifest import why_not
+from stages.runs.staleness import find_problem
 from tests.lib.asserts import refusal_of
 from tests.lib.fabricated_runs import fabricate
 from tests.lib.places import ROOT
@@ -112,7 +112,7 @@ def test_a_stage_is_made_with_it(write, runs):
     config = make_config(write(f"{SMALL}world:\n{world}normalize:\n  posts: 4\n"))
     make_base(config)
     assert (runs / "small/seed44413/base/manifest.json").exists()
-    assert why_not(config, "base") is None
+    assert find_problem(config, "base") is None
 
 
 # -- mistakes --------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ from stages.config.command_line import config_from_arguments, make_config
 from stages.config.recorded import recorded_config
 from stages.rl.algorithms import ALGORITHMS
 from stages.runs.files import read_json, write_json
-from stages.runs.manifest import why_not
+from stages.runs.staleness import find_problem
 from tests.lib.asserts import refusal_of
 from tests.lib.fabricated_runs import fabricate
 
@@ -88,7 +88,7 @@ def test_a_finished_stage_of_another_branch_counts_as_the_same(runs):
     manifest["settings"]["ppo"]["shift"] = 0.5
     manifest["settings_hash"] = "of the branch"
     write_json(path, manifest)
-    assert why_not(config, "ppo") is None
+    assert find_problem(config, "ppo") is None
 
 
 def test_a_run_whose_preset_is_gone_keeps_what_it_recorded(rewrite, runs, capsys):

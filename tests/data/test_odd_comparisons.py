@@ -37,7 +37,7 @@ def odd_pairs(tokenizer):
 
 def odd_state(network):
     config = make_config("tiny", overrides=("memory.microbatch_size=4",), name="odd")
-    run = types.SimpleNamespace(config=config, resume=None, main=False, append=lambda *_: None)
+    run = types.SimpleNamespace(config=config, resume=None, is_main=False, append=lambda *_: None)
     return state_of(config, network, torch.optim.SGD(network.parameters(), lr=1e-3), run=run)
 
 

@@ -7,8 +7,8 @@ from stages.data.bad_rows import BadRows
 from stages.data.lengths import Limits
 from stages.data.ragged import load_split
 from stages.models.tokenizers import load_tokenizer
+from stages.runs.code import code_of
 from stages.runs.files import read_record
-from stages.runs.machine import code_of
 from tests.lib.make_stages import run_module
 
 LIMITS = Limits(query=400, response=100, query_response=450)

@@ -11,8 +11,9 @@ from eval.win_rate import measure_win_rates, names_of_pair
 from reports import calibration
 from reports.outputs import write_report
 from stages.config.config import Outputs, UserError
-from stages.pipeline.wanted import wanted_stages
-from stages.runs.manifest import read_manifest, stage_folder, why_not
+from stages.pipeline.plan import wanted_stages
+from stages.runs.manifest import read_manifest, stage_folder
+from stages.runs.staleness import find_problem
 from tests.lib.existing_summaries import (
     POST,
     WRITERS,
@@ -245,7 +246,7 @@ def test_a_file_becomes_a_run_with_win_rates_controls_calibration_and_a_page(run
     assert "differs from the preset or from the defaults.*" in page
     assert "after Holm" in page
     assert "Agreement" in page or "agreement" in page
-    assert all(why_not(config, stage) is None for stage in stages)
+    assert all(find_problem(config, stage) is None for stage in stages)
 
 
 def test_three_posts_decide_nothing_and_every_page_says_so(runs, tmp_path):

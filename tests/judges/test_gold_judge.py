@@ -21,7 +21,8 @@ from stages.config.config import Checks, JudgeSettings, UserError
 from stages.data.halves import in_half
 from stages.models.forward import summary_scores
 from stages.runs.files import read_lines
-from stages.runs.manifest import read_manifest, stage_folder, why_not
+from stages.runs.manifest import read_manifest, stage_folder
+from stages.runs.staleness import find_problem
 from stages.training.preferences import training_pairs
 from tests.lib.make_stages import run_module
 from tests.lib.resuming import SETTINGS, Killed
@@ -90,7 +91,7 @@ def test_the_gold_model_reads_every_text_itself_and_prefers_the_higher_score(con
     assert results["judge"]["is_llm"] is False
     assert results["judge"]["name"] == "gold reward model gold seed 7, not an LLM"
     assert "it ranks" in results["judge"]["note"]
-    assert why_not(config, "judge") is None
+    assert find_problem(config, "judge") is None
 
 
 def test_another_gold_model_makes_the_judgement_stale_and_a_damaged_one_is_refused(config):
@@ -101,8 +102,8 @@ def test_another_gold_model_makes_the_judgement_stale_and_a_damaged_one_is_refus
     path.unlink()
     another = manifest | {"content": "another"}
     path.write_text(json.dumps(another))
-    assert str(why_not(config, "judge")) == "ran with an earlier gold reward model"
-    assert why_not(config, "summaries") is None
+    assert str(find_problem(config, "judge")) == "ran with an earlier gold reward model"
+    assert find_problem(config, "summaries") is None
     weights = folder / "model/model.safetensors"
     content = weights.read_bytes()
     weights.unlink()

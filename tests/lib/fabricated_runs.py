@@ -10,7 +10,8 @@ from stages.config import config as settings
 from stages.config.command_line import make_config
 from stages.config.config import JudgeSettings
 from stages.config.stages import STAGES as TABLE
-from stages.runs.manifest import current_inputs, stage_folder
+from stages.runs.inputs import current_inputs
+from stages.runs.manifest import stage_folder
 from stages.runs.run import open_stage
 
 STAGES = ("base", "sft", "rm", "normalize", "ppo", "summaries", "judge", "controls", "win_rate")

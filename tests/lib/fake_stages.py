@@ -3,11 +3,12 @@
 from contextlib import suppress
 from pathlib import Path
 
+from stages.config.command_line import Request
 from stages.config.config import Config
 from stages.config.stages import row_of
-from stages.pipeline.wanted import ANEW, lacking, wanted_stages
-from stages.runs.manifest import partial_of, stage_folder, why_not
-from stages.runs.run import move_aside, open_stage
+from stages.pipeline.runner import PlannedRun, Runner
+from stages.runs.manifest import partial_of, stage_folder
+from stages.runs.run import open_stage
 
 
 def finish(config: Config, stage: str, text: str = "made") -> Path:
@@ -43,17 +44,11 @@ def interrupt(config: Config, stage: str, update: int | None = None) -> Path:
     return partial_of(stage_folder(config, stage))
 
 
-def run_stages(config: Config, *goals: str, replace: str = "", text: str = "made") -> list[str]:
-    """Run what is missing or stale of some targets, as the pipeline does; the stages that ran."""
-    for stage, reason in lacking(config, goals, replace).items():
-        folder = stage_folder(config, stage)
-        for path in (folder, partial_of(folder)):
-            if reason == ANEW and path.exists():
-                move_aside(path)
+def run_stages(config: Config, *targets: str, replace: str = "", text: str = "made") -> list[str]:
+    """Run what is missing or stale for some targets, as the pipeline does; the stages that ran."""
 
-    ran = []
-    for stage in wanted_stages(config, goals):
-        if not config.is_upstreams(stage) and why_not(config, stage) is not None:
-            finish(config, stage, text)
-            ran.append(stage)
-    return ran
+    def run_stage(config: Config, stage: str) -> None:
+        finish(config, stage, text)
+
+    runner = Runner(run_stage=run_stage, replace=replace)
+    return runner.run(PlannedRun(request=Request(), config=config, targets=targets))

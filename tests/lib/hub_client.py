@@ -79,7 +79,7 @@ FETCH = """
 import sys
 from stages.config.checks import UserError
 from stages.runs.hub import fetch_model
-from stages.runs.inputs import model_source
+from stages.runs.hub import model_source
 try:
     print(fetch_model(model_source("base.checkpoint", {source!r})).folder)
 except UserError as error:

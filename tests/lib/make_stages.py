@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from stages.__main__ import run_stage_here
+from stages.__main__ import run_stage
 from stages.config.command_line import config_from_arguments
 from stages.config.faults import in_one_line
 from stages.config.stages import STAGES
 from stages.pipeline.start import errors_end_process, has_others
-from stages.runs.manifest import make_command
+from stages.runs.make_command import make_command
 from stages.runs.signals import stopping_on_signals
 
 
@@ -25,7 +25,7 @@ def run_module(module: Any, arguments: list[str], stage: str = "") -> None:
         config = config_from_arguments(arguments, "a stage")
         command = make_command(config, stage)
         with stopping_on_signals("" if has_others() else command):
-            run_stage_here(config, stage, command)
+            run_stage(config, stage, command)
 
 
 def make_stages(root: Path, stages: Iterable[Any], arguments: list[str]) -> None:

@@ -9,7 +9,8 @@ from typing import Any
 from stages.config.command_line import Request, make_config
 from stages.config.config import Config
 from stages.config.stages import STAGES
-from stages.pipeline.runner import PlannedRun, Runner, StageFailedError
+from stages.pipeline.launch import StageFailedError
+from stages.pipeline.runner import PlannedRun, Runner
 from stages.runs.manifest import stage_folder
 from stages.runs.run import open_stage
 from tests.lib.places import ROOT

@@ -22,7 +22,8 @@ from stages.models.loading import load_reward_model, save_model
 from stages.models.reward_function import TextReward
 from stages.rl.episodes import Sampled, concatenate
 from stages.runs.files import read_lines
-from stages.runs.manifest import read_manifest, why_not
+from stages.runs.manifest import read_manifest
+from stages.runs.staleness import find_problem
 from tests.lib.asserts import refusal_of
 from tests.lib.make_stages import run_module
 
@@ -175,10 +176,10 @@ def test_an_edited_function_makes_stale_what_was_trained_and_scored_with_it(fini
     monkeypatch.setattr(settings, "RUNS", root / "runs")
     config = config_from_arguments(ARGUMENTS, "")
     stages = ("base", "sft", "rm", "normalize", "ppo", "rloo", "summaries")
-    assert [stage for stage in stages if why_not(config, stage)] == []
+    assert [stage for stage in stages if find_problem(config, stage)] == []
 
     (root / "mine.py").write_text(f"{MODULE}# edited")
-    assert [stage for stage in stages if why_not(config, stage)] == [*stages[2:]]
+    assert [stage for stage in stages if find_problem(config, stage)] == [*stages[2:]]
     (root / "mine.py").write_text(MODULE)
 
 

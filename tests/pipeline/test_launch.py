@@ -14,8 +14,8 @@ from stages.config.command_line import make_config
 from stages.config.config import UserError
 from stages.config.environment import launched_processes
 from stages.pipeline import launch
-from stages.pipeline.launch import launcher_words, run_launched
-from stages.pipeline.start import run_stage
+from stages.pipeline.launch import launcher_words, run_launcher
+from stages.pipeline.start import call_stage
 from stages.runs.signals import Stopped, forget_signals, signals_handled
 from stages.training import accelerator
 from stages.training.accelerator import make_accelerator, started_engine
@@ -75,10 +75,10 @@ def signals():
 
 
 def test_the_status_of_a_launcher_is_returned():
-    assert run_launched(["sh", "-c", "exit 9"]) == 9
-    assert run_launched(["sh", "-c", "kill -9 $$"]) == 128 + signal.SIGKILL
+    assert run_launcher(["sh", "-c", "exit 9"]) == 9
+    assert run_launcher(["sh", "-c", "kill -9 $$"]) == 128 + signal.SIGKILL
     with pytest.raises(UserError, match="no program no-such-launcher: correct LAUNCH="):
-        run_launched(["no-such-launcher"])
+        run_launcher(["no-such-launcher"])
 
 
 def test_a_sigterm_is_passed_on_to_the_launcher_which_may_finish(signals, tmp_path):
@@ -87,7 +87,7 @@ def test_a_sigterm_is_passed_on_to_the_launcher_which_may_finish(signals, tmp_pa
     script = f"trap 'echo got TERM > {note}; exit 0' TERM; kill -TERM $PPID; sleep 20 & wait"
     started = time.monotonic()
     with pytest.raises(Stopped) as stopped:
-        run_launched(["sh", "-c", script])
+        run_launcher(["sh", "-c", script])
     assert stopped.value.number == signal.SIGTERM
     assert note.read_text() == "got TERM\n"
     assert time.monotonic() - started < 15
@@ -97,7 +97,7 @@ def test_what_another_launch_has_left_is_cleared_before_a_launch(monkeypatch):
     for name in ("ACCELERATE_USE_FSDP", "PET_NNODES", "ACCELERATE_USE_CPU"):
         monkeypatch.setenv(name, "true")
     left = 'test "$ACCELERATE_USE_FSDP$PET_NNODES $ACCELERATE_USE_CPU" = " true"'
-    assert run_launched(["sh", "-c", left]) == 0
+    assert run_launcher(["sh", "-c", left]) == 0
 
 
 def test_our_launch_leaves_time_to_save(monkeypatch):
@@ -232,7 +232,7 @@ def test_what_a_pod_has_left_of_a_launch_is_refused_by_every_stage(monkeypatch, 
     with pytest.raises(UserError, match=f"no launcher has set {lacking}: unset them"):
         launched_processes()
     with pytest.raises(UserError):
-        run_stage("sft", lambda config: pytest.fail("it ran"), TINY, "make sft")
+        call_stage("sft", lambda config: pytest.fail("it ran"), TINY, "make sft")
 
 
 # A value of each that would change what is learned, or fail.

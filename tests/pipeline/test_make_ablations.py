@@ -9,7 +9,8 @@ from stages.config.config import UserError, override_of
 from stages.config.presets import ABLATIONS, PRESETS
 from stages.pipeline.grid import GridOptions, ablations, run_grid, show_grid
 from stages.pipeline.status import status
-from stages.runs.manifest import stage_folder, why_not
+from stages.runs.manifest import stage_folder
+from stages.runs.staleness import find_problem
 from tests.lib.pipeline import EVALUATED, FAILED, Recorder, finish, make
 
 # These turn the paper's way back on where a preset starts PPO otherwise.
@@ -110,8 +111,8 @@ def test_a_run_from_another_ones_sft_keeps_its_own_reward_model_in_its_ablations
     own = [stage for stage in EVALUATED if stage not in ("base", "sft")]
     for name in ("hot", "hot-read-before-eos", "hot-dropout"):
         assert [stage for whose, _, stage in recorder.made if whose == name] == own, name
-    assert [planned.config.rm.epochs for planned in grid.others] == [3, 3]
-    assert [planned.config.upstream for planned in grid.others] == ["tiny", "tiny"]
+    assert [planned.config.rm.epochs for planned in grid.variants] == [3, 3]
+    assert [planned.config.upstream for planned in grid.variants] == ["tiny", "tiny"]
 
 
 MINE = Request(name="mine", overrides=("sft.epochs=3", "rm.epochs=3", "ppo.lam=0.9"))
@@ -143,7 +144,7 @@ def test_an_ablation_of_the_reward_model_shares_the_stages_before_it(runs):
         )
         assert (config.rm.read_at, config.rm.epochs, config.sft.epochs) == ("before_eos", 3, 3)
         assert config.own_from == "rm"
-        assert all(why_not(config, stage) is None for stage in EVALUATED)
+        assert all(find_problem(config, stage) is None for stage in EVALUATED)
         assert stage_folder(config, "sft").samefile(runs / f"mine/seed{seed}/sft")
     lines = status("mine-read-before-eos")
     assert lines[:2] == ["mine-read-before-eos, seed 1", "  from upstream         base, sft"]

@@ -96,11 +96,11 @@ REFUSED: list[tuple[list[str], str]] = [  # words after `make`, the line
     (["publish"], "name the pages"),
     (["sft", "eval", "NAME=x", "SET=judge.kind=openai"], "without a server"),
     # What a target does not read would do nothing.
-    (["ppo", "eval", "SEEDS=1"], "SEEDS is for study ablations algorithms: a run takes SEED"),
-    (["sft", "rm", "ppo", "GPU=8"], "GPU is for plan: the number of GPUs is GPUS"),
-    (["compare", "UPSTREAM=tiny"], "compare takes no UPSTREAM: runs keep the settings"),
-    (["study", "SEED=1"], "study takes no SEED: give SEEDS"),
-    (["ppo", "POST=$(shell touch hacked)"], "POST is for summarize: leave it out"),
+    (["ppo", "eval", "SEEDS=1"], "ppo eval does not read SEEDS: a run takes SEED"),
+    (["sft", "rm", "ppo", "GPU=8"], "sft rm ppo does not read GPU: the number of GPUs is GPUS"),
+    (["compare", "UPSTREAM=tiny"], "compare does not read UPSTREAM: runs keep the settings"),
+    (["study", "SEED=1"], "study does not read SEED: a grid takes SEEDS"),
+    (["ppo", "POST=$(shell touch hacked)"], "ppo does not read POST: it is for summarize"),
 ]
 
 
@@ -190,7 +190,7 @@ def test_looking_and_a_command_with_nothing_to_do_load_no_torch(tmp_path, monkey
 def test_help_names_every_target_variable_and_preset_in_80_columns():
     text = "\n".join(help_lines())
     assert all(len(line) <= 80 for line in help_lines())
-    for target in {*targets_by_name(), *(stage.goal for stage in STAGES.values())}:
+    for target in {*targets_by_name(), *(stage.target for stage in STAGES.values())}:
         assert f"\n  {target} " in text, target
     for name in PRESETS:
         assert name in text.split("presets (")[1].split()

@@ -17,9 +17,10 @@ from stages.config.sections import format_post
 from stages.config.stages import CARD, STAGES, TRAINING_STAGES
 from stages.pipeline import model_cards
 from stages.pipeline.model_cards import card
-from stages.pipeline.start import run_stage
-from stages.runs.manifest import damage, read_manifest, why_not
+from stages.pipeline.start import call_stage
+from stages.runs.manifest import read_manifest
 from stages.runs.run import open_stage
+from stages.runs.staleness import changed_output, find_problem
 
 TINY = make_config("tiny")
 PYTHIA = make_config("pythia-1b")
@@ -37,7 +38,7 @@ def finish(stage, results=MANIFEST["results"], config=TINY):
             run.finish(results)
         return run.folder
 
-    folder = run_stage(stage, work, config, "the same command")
+    folder = call_stage(stage, work, config, "the same command")
     write_cards(config, stage)
     return folder
 
@@ -217,10 +218,10 @@ def test_a_card_is_no_output_of_its_stage(runs):
 def test_a_card_that_was_edited_or_deleted_makes_nothing_stale(runs):
     path = finish("sft") / "model" / CARD
     path.write_text("written by hand")
-    assert why_not(TINY, "sft") is None
-    assert damage(TINY, "sft") is None
+    assert find_problem(TINY, "sft") is None
+    assert changed_output(TINY, "sft") is None
     path.unlink()
-    assert damage(TINY, "sft") is None
+    assert changed_output(TINY, "sft") is None
 
 
 def test_other_results_with_the_same_weights_change_only_the_card(runs):

@@ -16,7 +16,7 @@ from safetensors import SafetensorError
 from stages.config.checks import UserError, say_error
 from stages.config.faults import describe_user_error, in_one_line
 from stages.runs.files import read_lines
-from stages.runs.machine import check_threads
+from stages.training.accelerator import check_threads
 from tests.lib.places import ROOT
 
 OURS = [path for part in ("stages", "eval", "reports") for path in ROOT.glob(f"{part}/**/*.py")]

@@ -13,7 +13,7 @@ from accelerate.state import AcceleratorState, PartialState
 
 from stages.config.command_line import make_config
 from stages.config.config import UserError
-from stages.pipeline.start import is_about_another_process, run_stage
+from stages.pipeline.start import call_stage, is_about_another_process
 from stages.runs.machine import peak_memory_gib
 from tests.lib.places import ROOT
 from tests.lib.resuming import SETTINGS
@@ -23,7 +23,7 @@ TINY = make_config("tiny")
 
 def run(function, stage="sft"):
     """Run a function as a stage."""
-    return run_stage(stage, function, TINY, resume_command="make sft")
+    return call_stage(stage, function, TINY, resume_command="make sft")
 
 
 def test_a_stage_gets_the_config_and_its_result_is_returned():

@@ -8,10 +8,11 @@ from contextlib import contextmanager, redirect_stderr, redirect_stdout
 import pytest
 
 from stages.config.command_line import make_config
-from stages.pipeline.terminal import Terminal, duration
+from stages.pipeline.terminal import Terminal
 from stages.runs import progress as progress_module
 from stages.runs.progress import SHOWN, numbers_text, progress, say_result
 from stages.runs.run import open_stage
+from stages.runs.text import duration
 
 PPO = {
     "objective/kl": 3.14,

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -10,12 +11,13 @@ import pytest
 from stages.config.command_line import make_config
 from stages.config.config import UserError
 from stages.config.stages import STAGES
-from stages.pipeline import runner as runner_module
+from stages.pipeline import launch
 from stages.pipeline.end import end_lines
-from stages.pipeline.runner import StageFailedError
-from stages.pipeline.wanted import wanted_stages
+from stages.pipeline.launch import StageFailedError
+from stages.pipeline.plan import wanted_stages
 from stages.runs.files import write_json
-from stages.runs.manifest import stage_folder, why_not
+from stages.runs.manifest import stage_folder
+from stages.runs.staleness import find_problem
 from tests.lib.pipeline import (
     EVALUATED,
     FAILED,
@@ -54,6 +56,26 @@ def test_a_stage_that_reran_with_other_outputs_makes_its_followers_stale(runs):
     assert make() == ["rm", "ppo", "summaries", "report"]
 
 
+def test_a_command_runs_exactly_the_steps_of_its_plan(runs):
+    recorder = Recorder()
+    plan = recorder.plan(planned())
+    recorder.run(planned())
+    assert recorder.stages == list(plan.reasons) == EVALUATED
+
+
+def test_a_step_is_looked_at_again_only_if_one_of_its_inputs_was_rerun(runs):
+    """The deleted stage comes out as before, so what follows from it is right again."""
+    make(TINY, "ppo")
+    shutil.rmtree(stage_folder(TINY, "sft"))
+    assert Recorder().plan(planned(TINY, "ppo")).reasons == {
+        "sft": "not run yet",
+        "rm": "ran with sft, which is missing now",
+        "normalize": "if rm comes out differently than before",
+        "ppo": "ran with sft, which is missing now",
+    }
+    assert make(TINY, "ppo") == ["sft"]
+
+
 def test_dpo_joins_the_summaries_once_it_has_been_trained(runs):
     make()
     assert make(TINY, "dpo", "eval") == ["dpo", "summaries", "report"]
@@ -63,7 +85,7 @@ def test_dpo_joins_the_summaries_once_it_has_been_trained(runs):
 def test_two_judges_of_one_run_have_folders_next_to_each_other(runs):
     make()
     other = TINY.changed(judge=TINY.judge.changed(kind="reward_model"))
-    missing = [stage for stage in EVALUATED if why_not(other, stage)]
+    missing = [stage for stage in EVALUATED if find_problem(other, stage)]
     assert missing == ["judge", "controls", "win_rate", "report"]
     for stage in missing:
         finish(other, stage)
@@ -87,20 +109,20 @@ def test_other_data_in_the_users_folder_are_noticed(runs, tmp_path):
     config = make_config("tiny", name="mine", data=str(data))
     finish(config, "base")
     os.utime(data / "sft_train.jsonl", (1, 1))
-    assert why_not(config, "base") is None
+    assert find_problem(config, "base") is None
     (data / "sft_train.jsonl").write_text("2\n")
-    assert str(why_not(config, "base")) == "ran with other data"
+    assert str(find_problem(config, "base")) == "ran with other data"
 
 
 def test_only_stages_that_run_a_model_are_launched(runs, monkeypatch):
     commands = []
 
-    def run_launched(words):
+    def run_launcher(words):
         commands.append(words)
         finish(TINY, words[words.index("--stage") + 1])
         return 0
 
-    monkeypatch.setattr(runner_module, "run_launched", run_launched)
+    monkeypatch.setattr(launch, "run_launcher", run_launcher)
     recorder = Recorder(launcher=["srun", "accelerate"], resume_command="make eval GPUS=2")
     recorder.run(planned())
     launched = [words[words.index("--stage") + 1] for words in commands]
@@ -122,21 +144,21 @@ def test_only_the_command_limits_what_a_judge_may_cost(runs):
 
 
 def test_a_launched_stage_that_fails_ends_the_run_with_its_status(runs, monkeypatch):
-    monkeypatch.setattr(runner_module, "run_launched", lambda words: 9)
+    monkeypatch.setattr(launch, "run_launcher", lambda words: 9)
     with pytest.raises(StageFailedError) as failure:
         Recorder(launcher=["accelerate"]).run(planned())
     assert failure.value.status == 9
 
 
 def test_a_launched_stage_that_was_killed_is_named(runs, monkeypatch):
-    monkeypatch.setattr(runner_module, "run_launched", lambda words: 137)
+    monkeypatch.setattr(launch, "run_launcher", lambda words: 137)
     with pytest.raises(UserError, match="stage sft was killed"):
         Recorder(launcher=["accelerate"]).run(planned())
 
 
 def test_a_launched_stage_that_a_signal_ended_says_how_to_resume_it(runs, monkeypatch, capsys):
     """A cluster may stop only the launched processes; srun ends alike if one of its tasks fails."""
-    monkeypatch.setattr(runner_module, "run_launched", lambda words: 143)
+    monkeypatch.setattr(launch, "run_launcher", lambda words: 143)
     with pytest.raises(StageFailedError) as failure:
         Recorder(launcher=["srun"], resume_command="make sft LAUNCH=srun").run(planned())
     assert failure.value.status == 143

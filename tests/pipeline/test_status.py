@@ -12,16 +12,16 @@ from stages.config.checks import UserError
 from stages.config.command_line import make_config
 from stages.pipeline import status as status_module
 from stages.pipeline.status import status
-from stages.pipeline.wanted import kept
+from stages.runs.attempts import resume_point
 from stages.runs.files import read_json, write_json
-from stages.runs.progress import COLUMNS
 from stages.runs.run import open_stage
+from stages.runs.text import COLUMNS
 from tests.lib.fabricated_runs import fabricate, two_judges
 from tests.lib.fake_stages import finish, finish_alone, interrupt, run_stages
 
 ROOT = Path(__file__).parents[2]
 TINY = make_config("tiny")
-GOALS = ("sft", "rm", "ppo", "eval")
+TARGETS = ("sft", "rm", "ppo", "eval")
 ALL_DONE = [
     "tiny, seed 44413",
     "  done                  base, sft, rm, normalize, ppo, summaries, judge,",
@@ -40,7 +40,7 @@ def test_without_runs_it_says_how_to_start_one(runs):
 
 
 def test_a_finished_run(runs):
-    run_stages(TINY, *GOALS)
+    run_stages(TINY, *TARGETS)
     assert status() == ALL_DONE
 
 
@@ -177,6 +177,7 @@ def test_a_terminal_gets_a_table(runs, monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setenv("NO_COLOR", "1")
     monkeypatch.setenv("TERM", "dumb")
+    capsys.readouterr()
     status_module.main([])
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].split() == ["run", "state", "stages"]
@@ -195,14 +196,14 @@ def test_it_loads_no_torch(tmp_path):
 
 def test_what_an_interrupted_stage_keeps_is_a_checkpoint_or_its_measurements(tmp_path):
     resume = tmp_path / "resume"
-    assert kept(tmp_path) == ""
+    assert resume_point(tmp_path) == ""
     resume.mkdir()
     (resume / "checkpoint-0000003.tmp").mkdir()  # The disk was full.
-    assert kept(tmp_path) == ""
+    assert resume_point(tmp_path) == ""
     (resume / "score-references.0.jsonl").write_text("{}\n")
-    assert kept(tmp_path) == "resumes after the part that has finished"
+    assert resume_point(tmp_path) == "resumes after the part that has finished"
     (resume / "score-references.0.jsonl").unlink()
     (tmp_path / "judgements.jsonl").write_text("{}\n")
-    assert kept(tmp_path) == "resumes after the part that has finished"
+    assert resume_point(tmp_path) == "resumes after the part that has finished"
     (resume / "checkpoint-0000002").mkdir()
-    assert kept(tmp_path) == "resumes after update 2"
+    assert resume_point(tmp_path) == "resumes after update 2"

@@ -82,9 +82,9 @@ def test_a_run_with_other_settings_is_refused_by_name_and_the_others_run(runs, c
 
 def test_a_named_study_calls_each_run_after_its_preset_and_gives_all_its_settings(runs):
     grid = study_of("tiny-xs", "tiny-xl", name="other", overrides=("world.seed=2",))
-    names = [planned.config.name for planned in grid.first]
+    names = [planned.config.name for planned in grid.base_runs]
     assert names == ["tiny-xs-other", "tiny-xl-other"] * 2
-    assert {planned.config.world.seed for planned in grid.first} == {2}
+    assert {planned.config.world.seed for planned in grid.base_runs} == {2}
 
 
 @pytest.mark.parametrize(

@@ -6,14 +6,14 @@ import pytest
 
 from stages.config.command_line import make_config
 from stages.config.stages import STAGES
-from stages.pipeline.grid import show_plan
+from stages.pipeline.plan import code_warnings
 from stages.pipeline.status import status
-from stages.pipeline.wanted import code_warnings
-from stages.runs import machine
+from stages.runs import code
+from stages.runs.code import code_of
 from stages.runs.files import read_json
-from stages.runs.machine import code_of
-from stages.runs.manifest import changed_code, stage_folder
+from stages.runs.manifest import stage_folder
 from stages.runs.run import open_stage
+from stages.runs.staleness import changed_code
 from tests.lib.fake_stages import finish, interrupt, run_stages
 from tests.lib.pipeline import Recorder, make, planned
 
@@ -27,14 +27,14 @@ ADVANTAGES = "stages/rl/advantages.py"
 @pytest.fixture
 def edit(monkeypatch):
     """Makes a file look as if it had another hash; an empty hash undoes it."""
-    real = machine._hash_and_imports
+    real = code._hash_and_imports
     edited: dict[Path, str] = {}
 
     def hash_and_imports(path: Path) -> tuple[str, list[str]]:
         digest, imported = real(path)
         return edited.get(path) or digest, imported
 
-    monkeypatch.setattr(machine, "_hash_and_imports", hash_and_imports)
+    monkeypatch.setattr(code, "_hash_and_imports", hash_and_imports)
 
     def set_hash(name: str, digest: str) -> None:
         edited[ROOT / name] = digest
@@ -68,7 +68,7 @@ def test_a_hash_depends_on_every_byte_of_the_files(tmp_path, monkeypatch, new_te
         (root / "stages/b.py").write_text("x = 1\n")
         (root / "stages/c.py").write_text(text)
         (root / "stages/unused.py").write_text(folder)
-        monkeypatch.setattr(machine, "ROOT", root)
+        monkeypatch.setattr(code, "ROOT", root)
         hashes.append(code_of("stages.a"))
     assert [*hashes[0]] == ["stages/a.py", "stages/b.py", "stages/c.py"]
     assert (hashes[0] == hashes[1]) == is_same
@@ -82,9 +82,8 @@ def test_edited_code_makes_nothing_stale_and_is_named_with_the_way_to_rerun(runs
     edit(ADVANTAGES, "edited")
     assert run_stages(TINY, "ppo", "eval") == []
     assert changed_code(TINY, "ppo") == [ADVANTAGES]
-    assert (
-        f"ppo was trained with other code: {ADVANTAGES}. REPLACE=ppo reruns it."
-        in code_warnings(TINY, ["sft", "ppo"])
+    assert f"ppo ran with other code: {ADVANTAGES}. To rerun: REPLACE=ppo" in code_warnings(
+        TINY, ["sft", "ppo"]
     )
     lines = status()
     assert f"  done with other code  ppo: {ADVANTAGES}" in lines
@@ -95,7 +94,7 @@ def test_stages_with_the_same_edited_files_share_a_warning(runs, edit):
     run_stages(TINY, "rm")
     edit(FORMULAS, "edited")
     assert code_warnings(TINY, ["sft", "rm"]) == [
-        f"sft, rm were trained with other code: {FORMULAS}. REPLACE='sft rm' reruns them."
+        f"sft, rm ran with other code: {FORMULAS}. To rerun: REPLACE='sft rm'"
     ]
 
 
@@ -103,7 +102,7 @@ def test_a_stage_of_an_upstream_is_named_without_a_way_to_rerun_it(runs, edit):
     run_stages(TINY, "rm")
     ablation = make_config("tiny", name="mine", upstream="tiny", overrides=("ppo.lam=0.5",))
     edit(FORMULAS, "edited")
-    assert code_warnings(ablation, ["sft"]) == [f"sft was trained with other code: {FORMULAS}."]
+    assert code_warnings(ablation, ["sft"]) == [f"sft ran with other code: {FORMULAS}."]
 
 
 def test_replace_1_after_an_edit_reruns_only_the_stages_of_the_targets(runs, edit):
@@ -154,10 +153,10 @@ def test_a_command_names_the_edited_file_whether_it_runs_or_only_looks(runs, edi
     capsys.readouterr()
 
     if is_dry:
-        show_plan(Recorder(), planned(TINY, "sft"))
+        Recorder().show(planned(TINY, "sft"))
     else:
         assert make(TINY, "sft") == []
     warning = (
-        f"tiny seed 44413: sft was trained with other code: {FORMULAS}. REPLACE=sft reruns it."
+        f"tiny seed 44413: base, sft ran with other code: {FORMULAS}. To rerun: REPLACE='base sft'"
     )
     assert warning in capsys.readouterr().err.splitlines()

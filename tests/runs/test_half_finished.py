@@ -6,9 +6,10 @@ import pytest
 
 from stages.config.command_line import make_config
 from stages.config.config import UserError, settings_hash
-from stages.pipeline.wanted import lacking
+from stages.pipeline.plan import make_plan
 from stages.runs.files import read_json, write_json
-from stages.runs.manifest import ATTEMPT, current_inputs
+from stages.runs.inputs import current_inputs
+from stages.runs.manifest import ATTEMPT
 from stages.runs.run import open_stage
 from tests.lib.asserts import refusal_of
 from tests.lib.fake_stages import finish, interrupt, run_stages
@@ -35,7 +36,7 @@ def start(config):
 
 
 def test_the_same_command_resumes_from_the_checkpoint(half):
-    assert lacking(BEGUN, ["ppo"]) == {"ppo": "resumes after update 12"}
+    assert make_plan(BEGUN, ["ppo"]).reasons == {"ppo": "resumes after update 12"}
     with open_stage(BEGUN, "ppo") as run:
         assert (run.resume / "checkpoint-0000012").is_dir()
 
@@ -47,7 +48,7 @@ def test_other_settings_are_refused_with_the_difference_and_three_ways_out(half)
         "SEED=44413 NAME=mine SET='ppo.kl_coef=0.05 ppo.lam=0.9'`, choose another NAME, "
         "or start over with REPLACE=ppo"
     )
-    assert refusal_of(lacking, TYPO, ["ppo"]) == line  # Before any stage runs.
+    assert refusal_of(make_plan, TYPO, ["ppo"]) == line  # Before any stage runs.
     assert refusal_of(start, TYPO) == line
     assert (half / "resume/checkpoint-0000012").is_dir()
     assert read_json(half / "config.json")["ppo"]["kl_coef"] == 0.05
@@ -66,7 +67,7 @@ def test_another_input_is_refused_too(half):
 
 def test_another_name_leaves_it_alone(half):
     other = config_of("ppo.kl_coef=0.1", "ppo.lam=0.9", name="other")
-    assert "ppo" in lacking(other, ["ppo"])
+    assert "ppo" in make_plan(other, ["ppo"]).reasons
     assert half.is_dir()
 
 
@@ -97,7 +98,7 @@ def test_an_optional_input_that_joins_is_named(runs, capsys):
 
 def test_memory_settings_may_change(half):
     frugal = config_of("ppo.kl_coef=0.05", "ppo.lam=0.9", "memory.microbatch_size=1")
-    assert lacking(frugal, ["ppo"]) == {"ppo": "resumes after update 12"}
+    assert make_plan(frugal, ["ppo"]).reasons == {"ppo": "resumes after update 12"}
 
 
 # -- attempts that an earlier version began --------------------------------------------------------
@@ -121,7 +122,7 @@ def as_earlier_version(partial: Path, config) -> None:
 
 def test_an_attempt_of_an_earlier_version_resumes_without_a_word_about_code(half, capsys):
     as_earlier_version(half, BEGUN)
-    assert lacking(BEGUN, ["ppo"]) == {"ppo": "resumes after update 12"}
+    assert make_plan(BEGUN, ["ppo"]).reasons == {"ppo": "resumes after update 12"}
     finish(BEGUN, "ppo")
     assert "code" not in capsys.readouterr().err
     code = read_json(half.with_name("ppo") / "manifest.json")["code"]

@@ -13,9 +13,10 @@ from stages.config.command_line import make_config, recorded_config
 from stages.config.config import UserError
 from stages.pipeline.status import status
 from stages.runs import hub
-from stages.runs.files import KeptRows, read_json, write_json
-from stages.runs.inputs import Source
-from stages.runs.manifest import why_not
+from stages.runs.files import read_json, write_json
+from stages.runs.hub import Source
+from stages.runs.staleness import find_problem
+from stages.training.row_by_row import KeptRows
 from tests.lib.asserts import refused_by
 from tests.lib.fabricated_runs import fabricate
 from tests.lib.make_stages import run_module
@@ -50,7 +51,7 @@ def test_a_stage_whose_input_has_no_manifest_of_ours_says_so_in_one_line(runs, c
     hand_made(runs)
     config = make_config("tiny", name="mine")
     with pytest.raises(UserError, match="is not a manifest of this project: move /"):
-        why_not(config, "summaries")
+        find_problem(config, "summaries")
     line = refused_by(capsys, partial(run_module, win_rate), "--preset", "tiny", "--name", "mine")
     assert "summaries/manifest.json is not a manifest of this project" in line
 

@@ -14,8 +14,7 @@ from safetensors.torch import load
 from stages import rm
 from stages.config.checks import UserError
 from stages.runs import hub as hub_client
-from stages.runs.hub import fetch_model
-from stages.runs.inputs import model_source
+from stages.runs.hub import fetch_model, model_source
 from tests.lib import hub_repositories as layouts
 from tests.lib.hub_client import (
     HELD_OUT,

@@ -7,10 +7,12 @@ import pytest
 from stages.config.command_line import config_from_arguments, make_config
 from stages.config.config import Config
 from stages.config.judge import JudgeSettings
-from stages.pipeline.wanted import lacking, settings_warnings
+from stages.pipeline.plan import make_plan, settings_warnings
+from stages.runs.differences import unknown_settings
 from stages.runs.files import read_json, write_json
-from stages.runs.manifest import make_command, unknown_settings, why_not
+from stages.runs.make_command import make_command
 from stages.runs.run import Run
+from stages.runs.staleness import find_problem
 from tests.lib.asserts import refusal_of
 from tests.lib.fake_stages import finish, finish_alone, run_stages
 
@@ -29,7 +31,7 @@ def refusal(config: Config, stage: str) -> str:
 def test_a_changed_output_is_found_by_its_hash(runs):
     folder = finish_alone(TINY, "sft", text="made")
     (folder / "out.txt").write_text("fade")
-    assert why_not(TINY, "sft") is None  # The size is the same.
+    assert find_problem(TINY, "sft") is None  # The size is the same.
     assert refusal(TINY, "sft").startswith("stage sft has changed on disk (out.txt): ")
 
 
@@ -53,7 +55,7 @@ def test_a_removed_output_is_found_and_the_line_says_how_to_replace_the_stage(ru
 def test_a_file_that_is_no_manifest_is_one_line(runs, text, line):
     folder = finish_alone(TINY, "sft")
     (folder / "manifest.json").write_text(text)
-    assert line in refusal_of(why_not, TINY, "sft")
+    assert line in refusal_of(find_problem, TINY, "sft")
 
 
 # -- settings --------------------------------------------------------------------------------------
@@ -88,16 +90,16 @@ def edit_recorded_settings(folder, edit):
 def test_a_setting_that_is_newer_than_a_manifest_had_its_default(runs):
     folder = finish_alone(TINY, "ppo")
     edit_recorded_settings(folder, lambda settings: settings["ppo"].pop("kl_target"))
-    assert why_not(TINY, "ppo") is None
+    assert find_problem(TINY, "ppo") is None
     config = TINY.changed(ppo=TINY.ppo.changed(kl_target=6.0))
-    assert "ppo.kl_target: ran with nothing, now 6.0" in str(why_not(config, "ppo"))
+    assert "ppo.kl_target: ran with nothing, now 6.0" in str(find_problem(config, "ppo"))
 
 
 def test_a_section_that_is_newer_than_a_manifest_had_its_defaults(runs):
     config = make_config("tiny", name="mine", overrides=("normalize.posts=0",))
     folder = finish_alone(config, "normalize")
     edit_recorded_settings(folder, lambda settings: settings.pop("normalize"))
-    assert why_not(config, "normalize") is None
+    assert find_problem(config, "normalize") is None
 
 
 @pytest.mark.parametrize(
@@ -110,7 +112,7 @@ def test_a_section_that_is_newer_than_a_manifest_had_its_defaults(runs):
 def test_recorded_settings_of_another_branch_are_ignored_with_a_warning(runs, change, name):
     folder = finish_alone(TINY, "sft")
     edit_recorded_settings(folder, lambda settings: settings.update(change))
-    assert why_not(TINY, "sft") is None
+    assert find_problem(TINY, "sft") is None
     assert unknown_settings(TINY, "sft") == [name]
     assert settings_warnings(TINY, ["base", "sft"]) == [
         f"sft recorded settings that this version does not know: {name}. They are ignored."
@@ -121,7 +123,7 @@ def test_a_section_that_no_longer_counts_is_a_difference(runs):
     adapted = make_config("tiny", name="mine", overrides=("lora.rank=2",))
     finish_alone(adapted, "sft")
     config = make_config("tiny", name="mine")
-    assert "lora.rank: ran with 2, now nothing" in str(why_not(config, "sft"))
+    assert "lora.rank: ran with 2, now nothing" in str(find_problem(config, "sft"))
 
 
 # -- inputs ----------------------------------------------------------------------------------------
@@ -130,7 +132,7 @@ def test_a_section_that_no_longer_counts_is_a_difference(runs):
 def test_an_input_that_came_out_differently_makes_a_stage_stale(runs):
     run_stages(TINY, "sft")
     finish(TINY, "base", text="other")
-    assert str(why_not(TINY, "sft")) == "ran with an earlier base"
+    assert str(find_problem(TINY, "sft")) == "ran with an earlier base"
     assert run_stages(TINY, "sft") == ["sft"]
 
 
@@ -150,16 +152,16 @@ def test_other_wording_of_the_judges_prompt_makes_every_stage_that_asks_the_judg
     monkeypatch.setenv("OPENAI_API_KEY", "none")
     judge = TINY.judge.changed(kind="openai", model="a-model")
     config = TINY.changed(judge=judge)
-    goals = ("eval", "judge-calibration")
+    targets = ("eval", "judge-calibration")
     use_wording("first")
-    run_stages(config, *goals)
-    assert run_stages(config, *goals) == []
+    run_stages(config, *targets)
+    assert run_stages(config, *targets) == []
 
     use_wording("second")
-    stale = [*lacking(config, goals)]
+    stale = [*make_plan(config, targets).reasons]
     assert {"judge", "controls", "calibration", "win_rate", "report"} <= {*stale}
     assert "summaries" not in stale
-    assert {*lacking(config, goals, replace="judge")} == {*stale}
+    assert {*make_plan(config, targets, replace="judge").reasons} == {*stale}
 
 
 # -- the command to type ---------------------------------------------------------------------------
@@ -167,7 +169,7 @@ def test_other_wording_of_the_judges_prompt_makes_every_stage_that_asks_the_judg
 
 def typed(command: str) -> tuple[str, Config]:
     """The target of a make command, and the config that it asks for."""
-    make, goal, *words = shlex.split(command)
+    make, target, *words = shlex.split(command)
     assert make == "make"
     variables = dict(word.split("=", 1) for word in words)
     preset = variables["PRESET"]
@@ -181,21 +183,21 @@ def typed(command: str) -> tuple[str, Config]:
         upstream=variables.get("UPSTREAM", ""),
         overrides=tuple(variables.get("SET", "").split()),
     )
-    return goal, config
+    return target, config
 
 
 def test_the_command_runs_exactly_the_run_that_needs_the_stage(tmp_path):
     folder = tmp_path / "my posts"
     folder.mkdir()
-    goals = {"base": "data", "sft": "sft", "ppo": "ppo", "judge": "eval"}
+    targets = {"base": "data", "sft": "sft", "ppo": "ppo", "judge": "eval"}
     for config in (
         make_config("tiny", seed=3),
         make_config("tiny", name="another"),
         make_config("posts", data=str(folder), tokenizer="a tokenizer"),
         make_config("tiny", name="mine", overrides=("ppo.lam=0.5", "ppo.whiten_rewards=true")),
     ):
-        for stage, goal in goals.items():
-            assert typed(make_command(config, stage)) == (goal, config)
+        for stage, target in targets.items():
+            assert typed(make_command(config, stage)) == (target, config)
 
 
 def test_the_command_for_an_upstream_stage_runs_the_upstream(runs):

@@ -3,11 +3,12 @@
 import pytest
 
 from stages.config.command_line import make_config, recorded_config
+from stages.pipeline.plan import code_warnings, make_plan
 from stages.pipeline.status import status
-from stages.pipeline.wanted import lacking, warnings
 from stages.rl.algorithms import ALGORITHMS
 from stages.runs.files import read_json, write_json
-from stages.runs.manifest import changed_code, has_same_code, read_manifest, why_not
+from stages.runs.manifest import read_manifest
+from stages.runs.staleness import changed_code, find_problem, has_same_code
 from tests.lib.fabricated_runs import fabricate
 from tests.lib.fake_stages import finish, run_stages
 
@@ -34,14 +35,14 @@ def test_its_manifests_are_read_whatever_their_seal_says(sealed):
 
 def test_nothing_is_said_about_its_code_because_the_hashes_are_of_another_kind(sealed):
     assert changed_code(TINY, "ppo") == []
-    assert warnings(TINY, ["sft", "ppo"]) == []
+    assert code_warnings(TINY, ["sft", "ppo"]) == []
     assert "done with other code" not in " ".join(status())
     assert not has_same_code(TINY, "ppo")  # It is unknown.
 
 
 def test_its_stages_are_done(sealed):
     """Pages show manifests, which the fixture has edited."""
-    assert {*lacking(TINY, ["ppo", "eval"])} <= {"report"}
+    assert {*make_plan(TINY, ["ppo", "eval"]).reasons} <= {"report"}
 
 
 # Settings that PPO got after runs had been recorded.
@@ -74,12 +75,12 @@ def older_ppo(runs):
 def test_a_run_recorded_without_newer_settings_loads_and_counts_as_the_same(older_ppo):
     config = make_config("tiny")
     assert recorded_config(older_ppo) == config
-    assert why_not(config, "ppo") is None
+    assert find_problem(config, "ppo") is None
 
 
 def test_a_newer_setting_that_has_an_effect_makes_another_run(older_ppo):
     config = make_config("tiny").changed(ppo=make_config("tiny").ppo.changed(kl_target=6.0))
-    assert "ppo.kl_target: ran with nothing, now 6.0" in str(why_not(config, "ppo"))
+    assert "ppo.kl_target: ran with nothing, now 6.0" in str(find_problem(config, "ppo"))
 
 
 @pytest.mark.parametrize("algorithm", [name for name in ALGORITHMS if name != "ppo"])
@@ -106,8 +107,8 @@ def test_a_setting_that_a_record_lacks_had_its_default(runs):
     write_json(folder / "config.json", record)
 
     assert recorded_config(folder) == config
-    assert why_not(config, "sft") is None
+    assert find_problem(config, "sft") is None
 
     overrides = ("lora.rank=2", "lora.target_modules=dense")
     other = make_config("tiny", name="older", overrides=overrides)
-    assert "lora.target_modules: ran with nothing, now dense" in str(why_not(other, "sft"))
+    assert "lora.target_modules: ran with nothing, now dense" in str(find_problem(other, "sft"))

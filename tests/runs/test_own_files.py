@@ -7,12 +7,13 @@ import pytest
 
 from stages.config.command_line import make_config
 from stages.config.config import HUB, UserError
-from stages.pipeline.wanted import lacking
+from stages.pipeline.plan import make_plan
 from stages.runs import files
 from stages.runs.files import read_json, write_json
-from stages.runs.inputs import own_inputs
-from stages.runs.manifest import read_manifest, stage_folder, why_not
+from stages.runs.inputs import user_inputs
+from stages.runs.manifest import read_manifest, stage_folder
 from stages.runs.run import open_stage
+from stages.runs.staleness import find_problem
 from tests.lib.fake_stages import interrupt, run_stages
 from tests.lib.rows import write_folder
 
@@ -34,7 +35,7 @@ def finished(config, stage="base"):
     with open_stage(config, stage) as run:
         (run.partial / "out.txt").write_text("made")
         run.finish({})
-    assert why_not(config, stage) is None
+    assert find_problem(config, stage) is None
 
 
 def own_config(*overrides, **more):
@@ -74,7 +75,7 @@ def test_a_folder_that_a_setting_names_counts_by_what_it_holds(
     config = own_config(*overrides)
     finished(config, stage)
     (folders / changed).write_text("other")
-    assert str(why_not(config, stage)) == f"ran with another version of {setting}"
+    assert str(find_problem(config, stage)) == f"ran with another version of {setting}"
 
 
 def test_files_that_no_stage_loads_from_a_folder_count_for_nothing(folders):
@@ -84,45 +85,45 @@ def test_files_that_no_stage_loads_from_a_folder_count_for_nothing(folders):
     (folders / "model/checkpoint-9").mkdir()
     (folders / "model/checkpoint-9/model.safetensors").write_text("of a trainer")
     (folders / "tokenizer/model.safetensors").write_text("weights of a tokenizer's model")
-    assert why_not(config, "base") is None
+    assert find_problem(config, "base") is None
 
 
 def test_the_words_random_train_and_toy_name_no_folder(folders):
     for word in ("random", "train", "toy"):
         (folders / word).mkdir()
-    assert own_inputs(own_config(), "base") == {}
+    assert user_inputs(own_config(), "base") == {}
 
 
 def test_other_tables_in_the_folder_of_posts_are_not_read_and_make_nothing_stale(folders):
     config = own_config(data="data")
-    only_read = own_inputs(config, "base")
+    only_read = user_inputs(config, "base")
     finished(config)
     (folders / "data/notes.jsonl").write_text("{}\n")
-    assert own_inputs(config, "base") == only_read
-    assert why_not(config, "base") is None
+    assert user_inputs(config, "base") == only_read
+    assert find_problem(config, "base") is None
     (folders / "data/sft_train.jsonl").write_text("{}\n")
-    assert str(why_not(config, "base")) == "ran with other data"
+    assert str(find_problem(config, "base")) == "ran with other data"
 
 
 def test_two_files_of_one_split_are_refused(folders):
     (folders / "data/sft_train.JSON").write_text("[]")
     with pytest.raises(UserError, match=r"data: sft_train\.JSON and sft_train\.jsonl are both"):
-        own_inputs(own_config(data="data"), "base")
+        user_inputs(own_config(data="data"), "base")
 
 
 def test_a_folder_may_be_written_in_several_ways(folders):
     finished(own_config(data="data", tokenizer="tokenizer"))
     for data in ("data/", "./data", str(folders / "data"), "tokenizer/../data"):
         config = own_config(data=data, tokenizer=str(folders / "tokenizer/"))
-        assert why_not(config, "base") is None, data
+        assert find_problem(config, "base") is None, data
     write_folder(folders / "toy")
     other = own_config(data=str(folders / "toy"), tokenizer="tokenizer")
-    assert "data.source: ran with data, now" in str(why_not(other, "base"))
+    assert "data.source: ran with data, now" in str(find_problem(other, "base"))
     finished(make_config("tiny", name="built-in", overrides=("base.vocab_size=600",)))
     own = make_config(
         "tiny", name="built-in", data=str(folders / "toy"), overrides=("base.vocab_size=600",)
     )
-    assert "data.source: ran with toy" in str(why_not(own, "base"))
+    assert "data.source: ran with toy" in str(find_problem(own, "base"))
 
 
 def test_a_run_from_an_upstream_may_write_its_folder_differently(folders):
@@ -171,7 +172,7 @@ def test_a_file_is_hashed_once_by_a_process_until_it_changes(place, monkeypatch)
 
 # -- the reward function ---------------------------------------------------------------------------
 
-GOALS = ("sft", "rm", "ppo", "rloo", "dpo", "eval")
+TARGETS = ("sft", "rm", "ppo", "rloo", "dpo", "eval")
 
 
 @pytest.fixture
@@ -180,34 +181,34 @@ def rewarded(runs, place):
     (place / "my_reward.py").write_text("from my_words import WORDS\n\ndef score(): return WORDS\n")
     (place / "my_words.py").write_text("WORDS = 1\n")
     config = own_config("reward.function=my_reward:score", "ppo.critic_init=sft")
-    run_stages(config, *GOALS)
-    assert run_stages(config, *GOALS) == []
+    run_stages(config, *TARGETS)
+    assert run_stages(config, *TARGETS) == []
     return config
 
 
 @pytest.mark.parametrize("name", ["my_reward.py", "my_words.py"])
 def test_an_edited_reward_function_makes_everything_stale_that_calls_it(rewarded, place, name):
     (place / name).write_text((place / name).read_text() + "# edited\n")
-    stale = [*lacking(rewarded, GOALS)]
+    stale = [*make_plan(rewarded, TARGETS).reasons]
     assert stale[:5] == ["rm", "normalize", "ppo", "rloo", "summaries"]
     for stage in stale[:5]:
-        assert str(why_not(rewarded, stage)) == "ran with another version of reward.function"
+        assert str(find_problem(rewarded, stage)) == "ran with another version of reward.function"
 
 
 def test_an_edited_reward_function_leaves_base_sft_and_dpo(rewarded, place):
     (place / "my_reward.py").write_text("def score(): return 2\n")
-    assert not {"base", "sft", "dpo"} & {*run_stages(rewarded, *GOALS, text="other")}
-    assert run_stages(rewarded, *GOALS) == []
+    assert not {"base", "sft", "dpo"} & {*run_stages(rewarded, *TARGETS, text="other")}
+    assert run_stages(rewarded, *TARGETS) == []
 
 
 def test_a_policy_that_was_trained_with_a_function_is_stale_without_it(rewarded):
     config = own_config("ppo.critic_init=sft")
-    assert str(why_not(config, "ppo")) == "ran with reward.function, which is not set now"
+    assert str(find_problem(config, "ppo")) == "ran with reward.function, which is not set now"
 
 
 def test_a_file_that_the_reward_function_does_not_import_counts_for_nothing(rewarded, place):
     (place / "notes.py").write_text("x = 1\n")
-    assert run_stages(rewarded, *GOALS) == []
+    assert run_stages(rewarded, *TARGETS) == []
 
 
 def test_a_checkpoint_of_another_reward_function_is_refused(rewarded, place):
@@ -215,7 +216,7 @@ def test_a_checkpoint_of_another_reward_function_is_refused(rewarded, place):
     interrupt(rewarded, "ppo", update=3)
     (place / "my_words.py").write_text("WORDS = 2\n")
     with pytest.raises(UserError, match=r"it began with another version of reward\.function"):
-        lacking(rewarded, ["ppo"])
+        make_plan(rewarded, ["ppo"])
 
 
 def test_an_edit_while_a_stage_runs_counts_for_the_next_run(rewarded, place):
@@ -223,7 +224,7 @@ def test_an_edit_while_a_stage_runs_counts_for_the_next_run(rewarded, place):
     with open_stage(rewarded, "ppo") as run:
         (place / "my_reward.py").write_text("def score(): return 2\n")
         run.finish({})
-    assert str(why_not(rewarded, "ppo")) == "ran without base"
+    assert str(find_problem(rewarded, "ppo")) == "ran without base"
 
 
 def test_manifests_of_an_earlier_version_which_recorded_it_for_rm_only_stay_done(rewarded):
@@ -233,4 +234,4 @@ def test_manifests_of_an_earlier_version_which_recorded_it_for_rm_only_stay_done
         del manifest["inputs"]["reward.function"]
         manifest["code"] = {"module": "", "files": {}}
         write_json(path, manifest)
-        assert why_not(rewarded, stage) is None
+        assert find_problem(rewarded, stage) is None

@@ -14,11 +14,14 @@ import pytest
 
 from stages.config.command_line import make_config
 from stages.config.config import UserError
+from stages.runs import locks
 from stages.runs import run as runs_module
+from stages.runs.code import code_version
 from stages.runs.files import file_hash, hash_files, read_lines, write_json
-from stages.runs.machine import code_version
-from stages.runs.manifest import lock_of, read_manifest, stage_folder, why_not
-from stages.runs.run import Run, held, is_under_way, open_stage
+from stages.runs.locks import held, is_under_way
+from stages.runs.manifest import lock_of, read_manifest, stage_folder
+from stages.runs.run import Run, open_stage
+from stages.runs.staleness import find_problem
 from tests.lib.asserts import refusal_of
 from tests.lib.fake_stages import finish_alone as finish
 
@@ -91,7 +94,7 @@ def test_the_manifest_hashes_the_outputs_and_names_what_the_stage_ran_with(runs)
 def test_another_machine_makes_nothing_stale(runs, monkeypatch):
     finish(TINY, "sft")
     monkeypatch.setattr(runs_module, "processor", lambda: {"model": "another one"})
-    assert why_not(TINY, "sft") is None
+    assert find_problem(TINY, "sft") is None
 
 
 def test_an_interrupted_stage_replaces_nothing_and_the_next_one_starts_over(runs):
@@ -134,7 +137,7 @@ def test_what_is_replaced_moves_aside_and_an_equal_one_is_not_kept_twice(runs):
 
 
 def test_only_the_main_process_writes(runs):
-    with open_stage(TINY, "sft", main=False) as run:
+    with open_stage(TINY, "sft", is_main=False) as run:
         run.log(1, loss=1.0)
         run.append("samples.jsonl", {})
         run.finish({})
@@ -207,7 +210,7 @@ def other_process(runs):
 
 
 def test_a_stage_is_not_run_twice_at_once(runs, monkeypatch):
-    monkeypatch.setattr(runs_module, "LOCK_SECONDS", 0.1)
+    monkeypatch.setattr(locks, "LOCK_SECONDS", 0.1)
     folder = stage_folder(TINY, "sft")
     with other_process(runs):
         assert is_under_way(folder)

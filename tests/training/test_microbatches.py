@@ -183,7 +183,7 @@ def small(reward_model, tokenizer, before_ppo, policy_folder, tmp_path):
         learner=learner_of(before_ppo, config),
         run=SimpleNamespace(
             config=config,
-            main=False,
+            is_main=False,
             resume=None,
             require=lambda stage: policy_folder.parent / stage,
         ),

@@ -61,7 +61,7 @@ import os
 from stages.runs.run import Run
 log = Run.log
 def log_or_die(run, step, **metrics):
-    if step == 2 and not run.main:
+    if step == 2 and not run.is_main:
         print("error: the test ends this process", flush=True)
         os._exit(9)
     log(run, step, **metrics)

@@ -14,9 +14,12 @@ from eval import judge, summaries
 from eval.judges import protocol
 from stages.config.command_line import make_config
 from stages.runs import run as runs_module
-from stages.runs.files import KeptRows, read_lines
-from stages.runs.manifest import ATTEMPT, current_inputs, read_manifest, why_not
+from stages.runs.files import read_lines
+from stages.runs.inputs import current_inputs
+from stages.runs.manifest import ATTEMPT, read_manifest
 from stages.runs.run import WHILE_WORKING, Run, open_stage
+from stages.runs.staleness import find_problem
+from stages.training.row_by_row import KeptRows
 from tests.lib.make_stages import run_module
 from tests.lib.resuming import (
     ARGUMENTS,
@@ -135,7 +138,7 @@ def test_a_kill_while_a_finished_stage_is_put_in_place_leaves_no_checkpoint(
         with pytest.raises(KeyboardInterrupt):
             runs_module.put_in_place(TINY, "sft")
     runs_module.put_in_place(TINY, "sft")
-    assert why_not(TINY, "sft") is None
+    assert find_problem(TINY, "sft") is None
     assert not {path.name for path in run.folder.iterdir()} & {*WHILE_WORKING}
 
 
@@ -149,7 +152,7 @@ def test_a_stage_behind_a_link_is_made_again_and_what_the_link_names_stays(runs)
     folder.rename(elsewhere)
     folder.symlink_to(elsewhere)
     make()
-    assert why_not(TINY, "sft") is None
+    assert find_problem(TINY, "sft") is None
     assert (elsewhere / "manifest.json").exists()
 
 
@@ -165,7 +168,7 @@ def test_a_file_that_a_full_disk_left_half_written_is_no_output(runs, monkeypatc
                 (run.partial / "progress.json.partial").write_text("{")
                 patch.setattr(runs_module, "write_json", write_half)
             run.finish({})
-    assert why_not(TINY, "sft") is None
+    assert find_problem(TINY, "sft") is None
     manifest = json.loads((run.folder / "manifest.json").read_text())
     assert [*manifest["outputs"]] == ["config.json"]
 

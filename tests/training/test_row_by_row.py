@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from stages.runs.files import KeptRows, whole_lines
+from stages.runs.files import whole_lines
 from stages.training import processes
 from stages.training.memory import MemoryBudget, PassSize
 from stages.training.processes import gather_rows, global_max, global_sum, local_share
-from stages.training.row_by_row import measure_rows, measure_share
+from stages.training.row_by_row import KeptRows, measure_rows, measure_share
 from tests.lib.processes import Process
 
 # -- sharing out -----------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from eval.judges.protocol import (
     Reply,
 )
 from stages.config.judge import JudgeSettings
-from stages.runs.progress import told
+from stages.runs.text import told
 
 # Finish reasons that a second attempt would not change.
 FINAL_REASONS = (TOO_LONG, FILTERED, CONTENT_FILTER)

@@ -8,7 +8,7 @@ import importlib
 import os
 import secrets
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,11 +16,12 @@ from stages.config.checks import UserError, first_line, say_error
 from stages.config.config import Config, public_settings
 from stages.config.judge import file_name
 from stages.config.stages import STAGES
+from stages.runs.code import code_version
 from stages.runs.files import read_json, write_json
-from stages.runs.machine import code_version
 from stages.runs.manifest import partial_of, stage_folder
-from stages.runs.run import TRACKED, Show
 
+TRACKED = "tracked.json"
+"""The id of the stage's run at wandb."""
 WANDB = "wandb"
 TENSORBOARD = "tensorboard"
 SETTINGS = {WANDB: "WANDB_PROJECT", TENSORBOARD: "TENSORBOARD_LOGGING_DIR"}
@@ -35,16 +36,17 @@ QUIET: dict[str, Any] = {
     "host": "not shown",
     "init_timeout": 30.0,
 }
+Send = Callable[[int | None, Mapping[str, Any]], None]
+"""Takes the number of a step and its metrics, or None and the results of the stage."""
 
 
 @contextmanager
-def tracked(config: Config, stage: str) -> Iterator[Show]:
-    """A function that takes a stage's metrics, and its results without a step.
+def tracked(config: Config, stage: str) -> Iterator[Send]:
+    """Yield a function that sends metrics and results of a stage to the trackers that are on.
 
-    What goes wrong is printed in one line, and the stage continues. Raises UserError for a package
-    that is missing.
+    If a tracker fails, one line says so, and the stage continues without it. Raises UserError for a
+    package that is missing.
     """
-    key = f"{stage}/{config.judge.folder}" if STAGES[stage].per_judge else stage
     trackers = {}
     for library, setting in SETTINGS.items():
         if os.environ.get(setting):
@@ -52,28 +54,34 @@ def tracked(config: Config, stage: str) -> Iterator[Show]:
             if tracker is not None:
                 trackers[library] = tracker
 
-    def call(method: str, *values: Any, **options: Any) -> None:
-        for library in list(trackers):
-            try:
-                getattr(trackers[library], method)(*values, **options)
-            except Exception as error:
-                del trackers[library]
-                text = f"{method} failed ({first_line(error)}): the stage continues without it"
-                print(f"{library}: {text}", file=sys.stderr, flush=True)
+    prefix = f"results/{stage}"
+    if STAGES[stage].per_judge:
+        prefix += f"/{config.judge.folder}"
 
-    def show(step: int | None, values: Mapping[str, Any]) -> None:
-        prefix = f"results/{key}/" if step is None else ""
-        numbers = {
-            f"{prefix}{name}": value
-            for name, value in values.items()
-            if isinstance(value, int | float)
-        }
-        call("log", numbers, step=step)
+    def drop(library: str, method: str, error: Exception) -> None:
+        del trackers[library]
+        text = f"{method} failed ({first_line(error)}): the stage continues without it"
+        print(f"{library}: {text}", file=sys.stderr, flush=True)
+
+    def send(step: int | None, values: Mapping[str, Any]) -> None:
+        numbers = {}
+        for name, value in values.items():
+            if isinstance(value, int | float):
+                numbers[f"{prefix}/{name}" if step is None else name] = value
+        for library, tracker in list(trackers.items()):
+            try:
+                tracker.log(numbers, step=step)
+            except Exception as error:
+                drop(library, "log", error)
 
     try:
-        yield show
+        yield send
     finally:
-        call("finish")
+        for library, tracker in list(trackers.items()):
+            try:
+                tracker.finish()
+            except Exception as error:
+                drop(library, "finish", error)
 
 
 def start_tracker(config: Config, stage: str, library: str) -> Any:
@@ -106,11 +114,11 @@ def make_tracker(config: Config, stage: str, library: str, place: str) -> Any:
     if library == TENSORBOARD:
         return tracking.TensorBoardTracker(name, place)
 
-    note = partial_of(stage_folder(config, stage)) / TRACKED
-    identifier = read_json(note)
+    id_file = partial_of(stage_folder(config, stage)) / TRACKED
+    identifier = read_json(id_file)
     if not identifier:
         identifier = f"{file_name(config.name)[:60]}-{stage}-{secrets.token_hex(4)}"
-    write_json(note, identifier)
+    write_json(id_file, identifier)
 
     import wandb
 

@@ -1,0 +1,285 @@
+"""What a command does about each stage of a run, and why. Planning runs and writes nothing.
+
+A command runs the stages that lead to its targets, as far as they are missing or stale, and those
+that REPLACE asks for:
+
+    REPLACE=1             reruns the stages of the targets
+    REPLACE="ppo rloo"    reruns these stages and what follows from either
+
+Stages that an upstream supplies never run. Changed code reruns nothing: a warning names the stages
+that ran with other code. What a later stage would refuse is refused now, before the first one runs.
+"""
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from stages.config.checks import UserError, check_dealt, check_filled, unknown
+from stages.config.config import Config
+from stages.config.judge_models import check_asking
+from stages.config.sections import COMPARISONS, POSTS
+from stages.config.stages import GIVEN_BY, NO_PART, STAGES, TRAINED, row_of, with_inputs
+from stages.runs.attempts import check_resumable, is_resumable, resume_point
+from stages.runs.differences import unknown_settings
+from stages.runs.gold import check_gold
+from stages.runs.manifest import partial_of, read_manifest, stage_folder
+from stages.runs.staleness import MISSING, Problem, changed_code, find_problem, refusal
+from stages.runs.text import first_few
+
+REPLACE_TARGETS = "1"
+"""The value of REPLACE that stands for the stages of the targets."""
+TARGETS = tuple(dict.fromkeys(row.target for row in STAGES.values()))
+# The split that fills the batches of a stage.
+TRAINING_SPLITS = {"sft": POSTS[0], "rm": COMPARISONS[0], "dpo": COMPARISONS[0]}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """What a command does about one stage of a run."""
+
+    stage: str
+    reason: str = ""
+    """Why it runs, to be read in brackets; empty if it has finished and is kept."""
+    is_replaced: bool = False
+    """Whether REPLACE asks for it: its result, if there is one, moves aside first."""
+    has_rerun_inputs: bool = False
+    """Whether one of its inputs runs before it. Then it runs only if it is missing or stale after
+    that: an input that comes out as before changes nothing."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What a command does about a run."""
+
+    steps: tuple[Step, ...]
+    """One for each stage that leads to the targets, in order; none for those of an upstream."""
+    warnings: tuple[str, ...]
+    """Lines about finished stages that are kept although code or settings have changed."""
+
+    @property
+    def stages(self) -> list[str]:
+        """All stages that lead to the targets, those that have finished included."""
+        return [step.stage for step in self.steps]
+
+    @property
+    def reasons(self) -> dict[str, str]:
+        """The stages that are to run, with the reason."""
+        return {step.stage: step.reason for step in self.steps if step.reason}
+
+    @property
+    def replaced(self) -> list[str]:
+        """The stages that REPLACE asks for."""
+        return [step.stage for step in self.steps if step.is_replaced]
+
+
+def make_plan(
+    config: Config, targets: Sequence[str], replace: str = "", processes: int = 1
+) -> Plan:
+    """Return what a command does to reach some targets with a run.
+
+    Raises UserError for an unknown target, for a stage that only REPLACE may rerun, for a stage
+    that an upstream lacks, for a checkpoint of other settings, and for what a stage would refuse.
+    """
+    wanted = wanted_stages(config, targets)
+    own = [stage for stage in wanted if not config.is_upstreams(stage)]
+    replaced = replaced_stages(config, replace, targets, own)
+
+    for stage in wanted:
+        if config.is_upstreams(stage):
+            problem = find_problem(config, stage)
+            if problem is not None:
+                raise refusal(config, stage, problem)
+
+    steps: list[Step] = []
+    for stage in own:
+        if stage in replaced:
+            steps.append(Step(stage=stage, reason="rerun by REPLACE", is_replaced=True))
+            continue
+
+        row = row_of(stage, config.kind)
+        inputs = (*row.inputs, *row.joined_by)
+        rerun_inputs = [step.stage for step in steps if step.reason and step.stage in inputs]
+        problem = find_problem(config, stage)
+        if problem is not None:
+            if problem.needs_replace:
+                raise refusal(config, stage, problem)
+            check_resumable(config, stage)
+            reason = reason_to_run(config, stage, problem)
+        elif rerun_inputs:
+            reason = f"if {rerun_inputs[-1]} comes out differently than before"
+        else:
+            reason = ""
+        steps.append(Step(stage=stage, reason=reason, has_rerun_inputs=bool(rerun_inputs)))
+
+    to_run = [step.stage for step in steps if step.reason]
+    kept = [stage for stage in wanted if stage not in to_run]
+    check_can_run(config, to_run, processes)
+    warnings = [*code_warnings(config, kept), *settings_warnings(config, kept)]
+    return Plan(steps=tuple(steps), warnings=tuple(warnings))
+
+
+# -- which stages ----------------------------------------------------------------------------------
+
+
+def stages_of(config: Config, targets: Sequence[str]) -> set[str]:
+    """Return the stages that some targets name.
+
+    Raises UserError for an unknown target, and for training in a run that trains nothing.
+    """
+    stages: set[str] = set()
+    left_out = set(NO_PART[config.kind])
+    for target in targets:
+        named = {name for name, row in STAGES.items() if target in (name, row.target)}
+        if not named:
+            raise unknown("target", target, (*TARGETS, *STAGES))
+        # The stages of `eval` are other ones in each kind of run.
+        if named & left_out and target != "eval":
+            raise UserError(no_part(target, config.kind))
+        stages |= named - left_out
+
+    # A file of summaries with labels is itself the judge's calibration data.
+    if config.outputs.label and "report" in stages:
+        stages.add("calibration")
+    return stages
+
+
+def no_part(target: str, kind: str) -> str:
+    """Return why a target has no part in a run of this kind, and what to do."""
+    if kind == TRAINED:
+        return f"{target} needs a released policy: add POLICY= (SET=released.policy=...)"
+    variable = GIVEN_BY[kind]
+    return f"{target} trains, and {variable} is judged without training: leave out one of the two"
+
+
+def wanted_stages(config: Config, targets: Sequence[str]) -> list[str]:
+    """Return the stages that lead to some targets, in order, also those of an upstream.
+
+    Optional stages that have finished join: a trained DPO policy is summarized and judged with the
+    others. Raises UserError as `stages_of` does.
+    """
+    needed = with_inputs(stages_of(config, targets), config.kind)
+    joining = set()
+    for stage in needed:
+        for name in STAGES[stage].joined_by:
+            has_part = name not in NO_PART[config.kind]
+            if has_part and read_manifest(stage_folder(config, name)) is not None:
+                joining.add(name)
+    return with_inputs({*needed, *joining}, config.kind)
+
+
+def replaced_stages(
+    config: Config, replace: str, targets: Sequence[str], own: Sequence[str]
+) -> list[str]:
+    """Return the stages that a REPLACE reruns, in the order of the run.
+
+    `own`: the stages that the run does not take from an upstream. Raises UserError for another one.
+    """
+    if replace == REPLACE_TARGETS:
+        stages = stages_of(config, targets)
+        return [stage for stage in own if stage in stages]
+
+    named = replace.split()
+    for stage in named:
+        if stage not in STAGES:
+            raise unknown("stage", stage, STAGES)
+        if stage not in own:
+            fix = f"add {STAGES[stage].target}"
+            if config.is_upstreams(stage):
+                fix = "leave out UPSTREAM="
+            raise UserError(f"REPLACE={stage}: no target of this command runs it: {fix}")
+
+    replaced: list[str] = []
+    for stage in own:
+        row = row_of(stage, config.kind)
+        follows = not {*row.inputs, *row.joined_by}.isdisjoint(replaced)
+        if stage in named or follows:
+            replaced.append(stage)
+    return replaced
+
+
+def reason_to_run(config: Config, stage: str, problem: Problem) -> str:
+    """Return why a stage runs that `find_problem` has found a problem with."""
+    if is_resumable(config, stage):
+        partial = partial_of(stage_folder(config, stage))
+        return resume_point(partial) or "begun, no checkpoint yet"
+    if problem == MISSING:
+        return "not run yet"
+    return problem.text
+
+
+# -- what stages would refuse ----------------------------------------------------------------------
+
+
+def check_can_run(config: Config, stages: Sequence[str], processes: int) -> None:
+    """Raise UserError if one of some stages cannot run, or not in this number of processes."""
+    if any("judge" in STAGES[stage].sections for stage in stages):
+        check_asking(config)
+        check_gold(config)
+    for stage in stages:
+        section: Any = getattr(config, stage, None)
+        if hasattr(section, "batch_size"):
+            check_dealt(
+                stage,
+                section.batch_size,
+                processes,
+                num_minibatches=getattr(section, "num_minibatches", 1),
+                samples=getattr(section, "samples_per_query", 1),
+            )
+
+
+def check_rows(config: Config, stages: Sequence[str]) -> None:
+    """Raise UserError if the finished base stage counted too few rows for one of some stages."""
+    manifest = read_manifest(stage_folder(config, "base"))
+    if manifest is None:
+        return
+    counts = manifest["results"].get("rows", {})
+    rows = {split: counts_of_split["rows"] for split, counts_of_split in counts.items()}
+    for stage in stages:
+        split = TRAINING_SPLITS.get(stage)
+        if split in rows:
+            check_filled(stage, getattr(config, stage).batch_size, rows[split])
+
+    posts = rows.get(POSTS[1], config.eval.posts)
+    if "summaries" in stages and config.eval.posts > posts:
+        raise UserError(
+            f"eval.posts is {config.eval.posts} but the validation split has {posts} posts: "
+            "lower it, or 0 for all"
+        )
+
+
+# -- warnings --------------------------------------------------------------------------------------
+
+
+def code_warnings(config: Config, stages: Sequence[str]) -> list[str]:
+    """Return a line for each group of stages that ran with other code, and how to rerun them.
+
+    `ppo ran with other code: stages/rl/advantages.py. To rerun: REPLACE=ppo`
+    """
+    stages_by_files: dict[str, list[str]] = {}
+    for stage in stages:
+        files = changed_code(config, stage)
+        if files:
+            stages_by_files.setdefault(first_few(files), []).append(stage)
+
+    lines = []
+    for files_text, names in stages_by_files.items():
+        line = f"{', '.join(names)} ran with other code: {files_text}."
+        own = [name for name in names if not config.is_upstreams(name)]
+        if own:
+            line += f" To rerun: REPLACE={shlex.quote(' '.join(own))}"
+        lines.append(line)
+    return lines
+
+
+def settings_warnings(config: Config, stages: Sequence[str]) -> list[str]:
+    """Return a line for each stage that recorded settings that this version does not know."""
+    lines = []
+    for stage in stages:
+        names = unknown_settings(config, stage)
+        if names:
+            lines.append(
+                f"{stage} recorded settings that this version does not know: {first_few(names)}. "
+                "They are ignored."
+            )
+    return lines
