@@ -15,7 +15,8 @@ from eval.judge import judge_summaries, make_judge
 from eval.judges.gold import GoldJudge
 from eval.judges.protocol import Comparison, judge_all
 from eval.scores import proxy_and_gold
-from reports.sections.scores import _reading
+from reports.results import Interval
+from reports.scores import ScoreRow
 from stages import base, normalize, rm, sft
 from stages.config.command_line import make_config
 from stages.config.config import Checks, JudgeSettings, UserError
@@ -169,9 +170,16 @@ def test_gains_are_paired_by_post_and_a_text_without_a_score_is_left_out():
 @pytest.mark.parametrize(
     ("low", "high", "is_over"), [(-0.4, -0.2, True), (0.1, 0.2, False), (-0.1, 0.2, False)]
 )
-def test_over_optimisation_is_said_only_where_the_proxy_rose_and_the_gold_fell(low, high, is_over):
-    gains = {"proxy": {"low": 0.2, "high": 0.4}, "gold": {"low": low, "high": high}}
-    assert ("OVER-OPTIMISATION" in _reading("ppo", gains).markdown("")) == is_over
+def test_over_optimization_is_a_proxy_that_rose_and_a_gold_score_that_fell(low, high, is_over):
+    row = ScoreRow(
+        name="ppo",
+        title="PPO",
+        proxy=None,
+        gold=None,
+        proxy_gain=Interval(estimate=0.3, low=0.2, high=0.4),
+        gold_gain=Interval(estimate=(low + high) / 2, low=low, high=high),
+    )
+    assert row.is_over_optimized == is_over
 
 
 def test_an_interrupted_scoring_goes_on_where_it_was(config, monkeypatch):

@@ -9,7 +9,7 @@ from accelerate import Accelerator
 
 from eval.summaries import describe, make_rows
 from reports.parts.sentences import unshown
-from reports.sections.scores import asks
+from reports.scores import asks
 from stages.config.sections import format_post
 from stages.data.text_metrics import copied_title_words, distinct
 from stages.models.tokenizers import load_tokenizer
