@@ -123,7 +123,7 @@ def test_unknown_pages_broken_ones_and_two_judges_are_refused_in_one_line(place,
     broken.write_text("{}")
     with pytest.raises(SystemExit):
         publish.main(["--pages", "tiny-seed44413", "--judge", "facts"])
-    assert "other.json is no record of a page" in capsys.readouterr().err
+    assert "other.json is not the record of a page" in capsys.readouterr().err
 
 
 # -- what is committed -----------------------------------------------------------------------------

@@ -11,8 +11,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from reports.about_runs import folder as folder_about_runs
 from reports.parts.blocks import escape, link
-from reports.parts.page import PUBLIC, beside_the_runs, files_of, record_of
+from reports.render import PUBLIC, files_of, read_page_record
 from stages.config import config as settings
 from stages.config.checks import unknown
 from stages.config.config import UserError
@@ -40,7 +41,7 @@ def find_page(stem: str, judge: str) -> Path:
 
     Raises UserError for an unknown page, and where several judges have one of this name.
     """
-    folders = [beside_the_runs(), settings.RUNS / "bench"]
+    folders = [folder_about_runs(), settings.RUNS / "bench"]
     folders += settings.RUNS.glob("*/seed*/*report/*")
     there = [path for folder in sorted(folders) for path in folder.glob("*.md")]
     named = [path for path in there if path.stem == stem]
@@ -56,7 +57,7 @@ def find_page(stem: str, judge: str) -> Path:
 
 def check_page(path: Path, allow_dirty: bool) -> None:
     """Raise UserError where files or stages have changed, or code was not committed."""
-    record, again = record_of(path.parent, path.stem), "make the page again"
+    record, again = read_page_record(path.parent, path.stem), "make the page again"
     for name, hash_ in record["files"].items():
         file = path.parent / name
         if not file.exists() or file_hash(file) != hash_:
@@ -91,7 +92,9 @@ def publish(stems: Sequence[str], judge: str, allow_dirty: bool) -> None:
 
 def index(folder: Path) -> str:
     """The list of a folder's pages by question: the answer as a link, and what it is made from."""
-    records = {path.stem: record_of(folder, path.stem) for path in sorted(folder.glob("*.json"))}
+    records = {
+        path.stem: read_page_record(folder, path.stem) for path in sorted(folder.glob("*.json"))
+    }
     parts = [f"# Published pages\n\n{LEAD}"]
     for question, kinds in QUESTIONS.items():
         about = [(stem, x) for kind in kinds for stem, x in records.items() if _kind(x) == kind]
