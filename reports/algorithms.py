@@ -229,8 +229,8 @@ def write_page(name: str, kl_coefs: Sequence[str], judge: str = "") -> str:
         left_out=left_out,
         main_figure=main_figure(found, pairs),
         outside=outside_the_zoom(found),
-        gold_figure=over_kl_figure(found, "gold"),
-        rate_figure=over_kl_figure(found, "win-rate"),
+        gold_figure=over_kl_figure(found, is_gold=True),
+        rate_figure=over_kl_figure(found, is_gold=False),
     )
     return terminal_text(name, pairs, len(seeds), path)
 
@@ -634,22 +634,35 @@ def _mean_points(points: Sequence[Point], algorithm: str) -> list[tuple[float, f
     ]
 
 
-def zoom_of(points: Sequence[Point]) -> tuple[Interval, Interval] | None:
-    """Return the ranges of mean KL and win rate of the trained algorithms, with a margin."""
+@dataclass(frozen=True)
+class Zoom:
+    """The part of a plot of win rate, in percent, over KL that is drawn."""
+
+    kls: tuple[float, float]
+    rates: tuple[float, float]
+
+    def shows(self, kl: float, rate: float) -> bool:
+        """Whether a point is in this part."""
+        return self.kls[0] <= kl <= self.kls[1] and self.rates[0] <= rate <= self.rates[1]
+
+
+def zoom_of(points: Sequence[Point]) -> Zoom | None:
+    """Return where the trained algorithms are, with a margin; None without any."""
     trained = [name for name in algorithms_of(points) if name in POLICY_GRADIENT_STAGES]
     means = [mean for name in trained for mean in _mean_points(points, name)]
     if not means:
         return None
-    kls = [kl for kl, _ in means]
-    rates = [rate for _, rate in means]
-    return _padded(kls, at_least=0.2), _padded(rates, at_least=1.0)
+    return Zoom(
+        kls=_padded([kl for kl, _ in means], at_least=0.2),
+        rates=_padded([rate for _, rate in means], at_least=1.0),
+    )
 
 
-def _padded(values: Sequence[float], at_least: float) -> Interval:
+def _padded(values: Sequence[float], at_least: float) -> tuple[float, float]:
     low = min(values)
     high = max(values)
     margin = max(at_least, 0.12 * (high - low))
-    return Interval(estimate=fmean(values), low=low - margin, high=high + margin)
+    return low - margin, high + margin
 
 
 def outside_the_zoom(points: Sequence[Point]) -> list[str]:
@@ -657,13 +670,9 @@ def outside_the_zoom(points: Sequence[Point]) -> list[str]:
     zoom = zoom_of(points)
     if zoom is None:
         return []
-    kls, rates = zoom
     outside = []
     for algorithm in algorithms_of(points):
-        is_shown = any(
-            kls.low <= kl <= kls.high and rates.low <= rate <= rates.high
-            for kl, rate in _mean_points(points, algorithm)
-        )
+        is_shown = any(zoom.shows(kl, rate) for kl, rate in _mean_points(points, algorithm))
         if not is_shown:
             outside.append(named(algorithm))
     return outside
@@ -690,9 +699,8 @@ def _zoomed_panel(points: Sequence[Point]) -> Panel:
                 label=named(algorithm),
             )
         if zoom is not None:
-            kls, rates = zoom
-            axes.set_xlim(kls.low, kls.high)
-            axes.set_ylim(rates.low, min(100.0, rates.high))
+            axes.set_xlim(*zoom.kls)
+            axes.set_ylim(zoom.rates[0], min(100.0, zoom.rates[1]))
         axes.xaxis.set_major_locator(MaxNLocator(5))
         axes.yaxis.set_major_locator(MaxNLocator(5))
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}%"))
@@ -703,9 +711,8 @@ def _zoomed_panel(points: Sequence[Point]) -> Panel:
     return Panel(title="Win rate over KL", draw=draw, height=2.9)
 
 
-def over_kl_figure(points: Sequence[Point], measure: str) -> Figure | None:
-    """Draw `gold` or `win-rate` over the root of KL, means with intervals; None without any."""
-    is_gold = measure == "gold"
+def over_kl_figure(points: Sequence[Point], is_gold: bool) -> Figure | None:
+    """Draw gold scores or win rates over the root of KL, with intervals; None without any."""
     drawn = []
     for algorithm in lines_of(points):
         means = []
@@ -739,7 +746,8 @@ def over_kl_figure(points: Sequence[Point], measure: str) -> Figure | None:
         draw_legend(axes)
 
     title = "Gold score over KL" if is_gold else "Win rate over KL"
-    return figure(measure, [Panel(title=title, draw=draw, width=5.2, height=3.4)])
+    name = "gold-score" if is_gold else "win-rate"
+    return figure(name, [Panel(title=title, draw=draw, width=5.2, height=3.4)])
 
 
 # -- the terminal ----------------------------------------------------------------------------------

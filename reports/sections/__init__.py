@@ -2,7 +2,6 @@
 
 judging      who judged, every rate, controls
 calibration  the judge beside labels, and the rates that they correct
-scores       proxy and gold score
 samples      posts with every summary
 curves       everything that training logged
 reward       the reward model, and DPO's policy as one

@@ -122,6 +122,8 @@ def test_the_difference_over_posts_has_the_same_weights():
 def test_an_algorithm_is_better_if_posts_and_seeds_show_it():
     (pair,) = pairs_of(PPO + RLOO)
     assert pair.name == "RLOO minus PPO"
+    assert pair.verdict is not None
+    assert pair.verdict.interval is not None
     assert pair.verdict.word == Word.BETTER
     assert pair.verdict.interval_is_over == "seeds"
     assert pair.verdict.p_value == pytest.approx(0.0131, abs=1e-4)
