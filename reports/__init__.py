@@ -2,10 +2,10 @@
 
 run_page          one run
 scaling_page      sizes side by side
-ablations_page    one switch at a time
+ablations         one change at a time, over seeds
 algorithms_page       PPO and its rivals at equal KL
-calibration_page  a judge beside labels
-compare_page      policies of finished runs beside the first of them
+calibration       a judge compared with labels
+compare           policies of finished runs compared with the first of them
 outputs_page      summaries that existed already
 parts             what pages share: blocks, plots, words, tables
 sections          parts of pages

@@ -182,16 +182,15 @@ def _runs_of_seed(runs: Sequence[RunResult], text: str, name: str, seed: str) ->
 def _entry(
     runs: Sequence[RunResult], text: str, name: str, seed: str, policy: str
 ) -> tuple[Entry, list[str]]:
-    """Return the entry of the runs that have the policy, and a line about each other run."""
+    """Return the entry of the runs that have the policy, and a line about the other runs."""
     with_policy = [run for run in runs if policy in run.policies]
     if not with_policy:
         known = ", ".join(runs[0].policies)
         raise UserError(f"{text}: run {name} has no policy {policy}: it has {known}")
-    left_out = [
-        f"{name} seed{run.seed} is left out: it has no policy {policy}."
-        for run in runs
-        if policy not in run.policies
-    ]
+    without = [str(run.seed) for run in runs if policy not in run.policies]
+    left_out = []
+    if without:
+        left_out.append(f"{name} has no policy {policy} in seed {', '.join(without)}.")
     title = title_of(policy, list(with_policy[0].policies))
     entry = Entry(name=name, seed=seed, policy=policy, runs=tuple(with_policy), label=title)
     return entry, left_out

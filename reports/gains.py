@@ -40,14 +40,29 @@ class Gain:
         return Interval(estimate=fmean(estimates), low=bounds[0], high=bounds[1])
 
     @property
+    def moves(self) -> list[str]:
+        """Whether the score rose or fell in each seed, by its interval over posts."""
+        return [direction(gain) for gain in self.by_seed]
+
+    @property
     def rose(self) -> int:
-        """The number of seeds whose interval over posts lies above 0."""
-        return sum(direction(gain) == ROSE for gain in self.by_seed)
+        """The number of seeds in which it rose."""
+        return self.moves.count(ROSE)
 
     @property
     def fell(self) -> int:
-        """The number of seeds whose interval over posts lies below 0."""
-        return sum(direction(gain) == FELL for gain in self.by_seed)
+        """The number of seeds in which it fell."""
+        return self.moves.count(FELL)
+
+    @property
+    def lowest(self) -> float:
+        """The gain of the seed with the lowest one."""
+        return min(gain.estimate for gain in self.by_seed)
+
+    @property
+    def highest(self) -> float:
+        """The gain of the seed with the highest one."""
+        return max(gain.estimate for gain in self.by_seed)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,10 +78,8 @@ class Gains:
         """The number of seeds in which the proxy rose and the gold score fell."""
         if self.proxy is None or self.gold is None:
             return 0
-        return sum(
-            direction(proxy) == ROSE and direction(gold) == FELL
-            for proxy, gold in zip(self.proxy.by_seed, self.gold.by_seed, strict=True)
-        )
+        moves = list(zip(self.proxy.moves, self.gold.moves, strict=True))
+        return moves.count((ROSE, FELL))
 
 
 def gains_of(entries: Sequence[Entry]) -> list[Gains]:

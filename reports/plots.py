@@ -42,6 +42,7 @@ THEME = {"--plot-ink": (INK, "#c3cbd3"), "--plot-grid": (GRID, "#3a424a")}
 
 WIDTH = 3.6  # inches; 346 CSS pixels, so that a panel fills a phone's screen
 HEIGHT = 2.5
+ROUND_STEPS = (1, 2, 2.5, 5, 10)  # between ticks, times a power of ten
 MOST_POINTS = 120  # of a line; more are averaged
 BAND_CAPTION = (
     f"With more than {MOST_POINTS} updates, a line shows the mean of neighboring updates and the"
@@ -150,8 +151,8 @@ def lines(
             _draw_line(axes, line)
         axes.set_xlabel(x_label)
         axes.set_ylabel(unit)
-        axes.xaxis.set_major_locator(MaxNLocator(4, integer=True))
-        axes.yaxis.set_major_locator(MaxNLocator(4))
+        axes.xaxis.set_major_locator(MaxNLocator(4, integer=True, steps=ROUND_STEPS))
+        axes.yaxis.set_major_locator(MaxNLocator(4, steps=ROUND_STEPS))
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.4g}"))
         axes.margins(x=0.02)
         if is_share:
@@ -168,7 +169,7 @@ def win_rates(title: str, bars: Sequence[Bar]) -> Panel:
     """Win rates with their intervals, one row each; the dashed line is even."""
 
     def draw_rates(axes: Axes) -> None:
-        _draw_bars(axes, bars, write="{:.1%}", reference=0.5)
+        _draw_bars(axes, bars, write=lambda rate: f"{round(100 * rate, 1):.1f}%", reference=0.5)
         axes.set_xlim(0, 1)
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:g}%"))
         axes.set_xlabel("win rate against the references")
@@ -203,7 +204,7 @@ def differences(title: str, bars: Sequence[Bar], x_label: str) -> Panel:
 
     def draw_differences(axes: Axes) -> None:
         axes.axvspan(-NO_DIFFERENCE, NO_DIFFERENCE, color=INK, alpha=0.1, lw=0)
-        _draw_bars(axes, bars, write="{:+.1f}", reference=0.0)
+        _draw_bars(axes, bars, write=lambda gap: f"{round(gap, 1) + 0.0:+.1f}", reference=0.0)
         axes.margins(x=0.1)
         axes.set_xlabel(x_label)
 
@@ -214,13 +215,15 @@ def _bars_height(bars: Sequence[Bar]) -> float:
     return max(1.6, 0.9 + 0.32 * len(bars))
 
 
-def _draw_bars(axes: Axes, bars: Sequence[Bar], write: str, reference: float) -> None:
+def _draw_bars(
+    axes: Axes, bars: Sequence[Bar], write: Callable[[float], str], reference: float
+) -> None:
     for place, bar in enumerate(bars):
         if bar.interval is not None:
             axes.plot(list(bar.interval), [place, place], color=bar.color, lw=5, alpha=0.35)
         axes.plot([bar.value], [place], "o", color=bar.color, ms=7)
         axes.annotate(  # to the right of the plot, where no line crosses it
-            write.format(round(bar.value, 3) + 0.0),
+            write(bar.value),
             xy=(1.0, place),
             xytext=(5, 0),
             xycoords=("axes fraction", "data"),
@@ -230,7 +233,7 @@ def _draw_bars(axes: Axes, bars: Sequence[Bar], write: str, reference: float) ->
     axes.axvline(reference, color=INK, lw=1, ls=(0, (4, 3)))
     axes.set_yticks(range(len(bars)), [bar.label for bar in bars])
     axes.set_ylim(len(bars) - 0.5, -0.7)
-    axes.xaxis.set_major_locator(MaxNLocator(5))
+    axes.xaxis.set_major_locator(MaxNLocator(5, steps=ROUND_STEPS))
     axes.grid(visible=False, axis="y")
 
 
@@ -294,8 +297,8 @@ def _shortened(svg: str) -> str:
     svg = re.sub(r"^.*?(?=<svg)", "", svg, flags=re.DOTALL)
     svg = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->", "", svg, flags=re.DOTALL)
     # Ids that are not referred to would clash with those of other figures on a page.
-    used = set(re.findall(r'(?:url\(#|href="#)([\w-]+)', svg))
-    svg = re.sub(r' id="([\w-]+)"', lambda match: match[0] if match[1] in used else "", svg)
+    used = set(re.findall(r'(?:url\(#|href="#)([\w.-]+)', svg))
+    svg = re.sub(r' id="([\w.-]+)"', lambda match: match[0] if match[1] in used else "", svg)
     svg = re.sub(r"<[^>]+>", lambda tag: re.sub(r"(\d+\.\d\d)\d+", r"\1", tag[0]), svg)
     return re.sub(r"\n\s*\n+", "\n", svg)
 

@@ -25,7 +25,7 @@ from markupsafe import Markup
 
 from reports import formats, limits
 from reports.plots import Figure
-from stages.config.checks import UserError
+from stages.config.checks import UserError, visible
 from stages.runs.files import file_hash, read_record, write_json, write_text
 
 TEMPLATES = Path(__file__).with_name("templates")
@@ -90,8 +90,8 @@ def fill(template: str, stem: str, **values: Any) -> Page:
 
 
 def fill_text(template: str, **values: Any) -> str:
-    """Fill in a template for the terminal. Control characters are removed from what it prints."""
-    environment = _environment(finalize=lambda value: Markup(_printable(str(value))))
+    """Fill in a template for the terminal. Control characters of what it prints are replaced."""
+    environment = _environment(finalize=lambda value: Markup(visible(str(value))))
     text = environment.get_template(template).render(**values)
     lines = [_wrapped(line) for line in _tidy(text).replace("**", "").splitlines()]
     return "\n".join(lines) + "\n"
@@ -132,7 +132,7 @@ def _environment(finalize: Callable[[Any], Markup]) -> Environment:
 
 def escape(text: str) -> str:
     """Return plain text as Markdown that shows it: no markup, HTML, table or list by accident."""
-    text = html.escape(_printable(text), quote=False)
+    text = html.escape(visible(text), quote=False)
     text = re.sub(r"(?m)^[ \t]+", "", text)
     text = re.sub(r"([\\`*|~])", r"\\\1", text)
     text = re.sub(r"\](?=[(\[:])", r"\\]", text)  # no link, and no definition of one
@@ -153,11 +153,6 @@ def quote(text: str) -> Markup:
     return Markup("\n>\n".join(quoted))
 
 
-def _printable(text: str) -> str:
-    """Remove control characters, which a terminal would obey; tabs and line breaks stay."""
-    return re.sub(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", "", text)
-
-
 def _tidy(text: str) -> str:
     """Remove the empty lines that the statements of a template leave."""
     text = re.sub(r"(?m)[ \t]+$", lambda spaces: "  " if spaces[0] == "  " else "", text)
@@ -176,8 +171,13 @@ def _wrapped(line: str) -> str:
     """Break a long line of prose for the terminal; tables and paths keep their lines."""
     if len(line) <= TERMINAL_COLUMNS or "  " in line.strip():
         return line
-    indent = "  " if line.startswith("- ") else ""
-    return textwrap.fill(line, TERMINAL_COLUMNS, subsequent_indent=indent, break_on_hyphens=False)
+    return textwrap.fill(
+        line,
+        TERMINAL_COLUMNS,
+        subsequent_indent="  " if line.startswith("- ") else "",
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
 
 
 # -- HTML ------------------------------------------------------------------------------------------

@@ -85,8 +85,8 @@ def write_report(config: Config) -> str:
 
 
 def numbers(run: RunResult) -> RunResult:
-    """Return the numbers of a run as its JSON has them: without the stages' raw records."""
-    return replace(run, stages={}, calibration_pairs=())
+    """Return the numbers of a run as its JSON has them: without raw records and settings."""
+    return replace(run, stages={}, settings={}, calibration_pairs=())
 
 
 def page_values(run: RunResult) -> dict[str, Any]:

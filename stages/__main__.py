@@ -306,12 +306,12 @@ def stage_function(config: Config, stage: str) -> Callable[[Config], Any]:
 
         return write_report
     if is_existing:
-        from reports import outputs_page
+        from reports import outputs
 
-        return outputs_page.write_report
-    from reports import run_page
+        return outputs.write_report
+    from reports import run
 
-    return run_page.write_report
+    return run.write_report
 
 
 def run_tool(name: str, options: list[str]) -> None:
@@ -337,9 +337,9 @@ def run_tool(name: str, options: list[str]) -> None:
 
         summarize.main(options)
     elif name == "compare":
-        from reports import compare_page
+        from reports import compare
 
-        compare_page.main(options)
+        compare.main(options)
     elif name == "scaling":
         from reports import scaling_page
 

@@ -91,6 +91,7 @@ def place(tmp_path, monkeypatch):
 def no_drawing(monkeypatch):
     """Empty plots: what is drawn is test_reports' to look at."""
     monkeypatch.setattr("reports.parts.plots.drawn", lambda *_, **__: "<svg></svg>")
+    monkeypatch.setattr("reports.plots.draw", lambda panel: "<svg></svg>")
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import pytest
 
 from eval import outputs
 from eval.judges.openai.cache import ReplyCache
-from reports import run_page
+from reports import run as run_page
 from stages import base, ppo, sft
 from stages.__main__ import main as make
 from stages.config.checks import HIDDEN

@@ -28,13 +28,13 @@ RANKS = (
     "eval.judges",
     "eval.judges.openai",
     "eval",
+    "reports",  # typed results, formats, plots, and one file a page
     "reports.parts",
     "reports.sections",
     "reports.scaling",
     "reports.sharing",
     "reports.needs",
     "reports.speed",
-    "reports",  # one file a page
     "top",  # the command line, which starts stages, judges and pages
 )
 # The files of `stages/` that are no stage, and the folder of their height.
@@ -44,11 +44,11 @@ MARKED = {
     "stages.__main__": "top",
 }
 # Here the modules of a rank are siblings that never import each other.
-SIBLINGS = ("stages", "reports.sections", "reports")
+SIBLINGS = ("stages", "reports.sections")
 WITHOUT_TORCH = """
     stages.config.* stages.runs.* stages.pipeline.*
     stages.data.builtin stages.data.readers eval.judge eval.win_rate eval.stats.*
-    eval.judges.openai.budget eval.judges.openai.cache reports.*_page
+    eval.judges.openai.budget eval.judges.openai.cache reports.*
     reports.parts.* reports.sections.* reports.scaling.*
     reports.sharing.* reports.needs.plan
 """.split()

@@ -16,7 +16,7 @@ from eval.judge import judge_summaries
 from eval.outputs import take_outputs
 from eval.win_rate import measure_win_rates, names_of_pair
 from reports import calibration
-from reports.outputs_page import write_report
+from reports.outputs import write_report
 from stages.config.command_line import make_config
 from stages.config.config import Outputs, UserError
 from stages.pipeline.wanted import wanted_stages
@@ -183,9 +183,9 @@ def test_a_file_becomes_a_run_with_win_rates_controls_calibration_and_a_page(run
     calibration = (read_manifest(stage_folder(config, "calibration")) or {})["results"]
     assert (calibration["pairs"], calibration["of_pairs"]) == (80, 80)
     assert "no run here wrote them" in page
-    assert "Not an LLM judged" in page
-    assert "of 40 posts, in the order of the data" in page  # whether held out, nobody knows
-    assert "PPO's numbers" not in page
+    assert "The judge is not an LLM" in page
+    assert "of 40 posts in the order of the data" in page  # whether held out, nobody knows
+    assert "are the paper's" not in page
     assert "differs from the preset or from the defaults.*" in page
     assert "after Holm" in page
     assert "Agreement" in page or "agreement" in page
@@ -198,8 +198,8 @@ def test_three_posts_decide_nothing_and_every_page_says_so(runs, tmp_path):
     _, page = reported(config)
     run_module(calibration, ["--preset", "outputs", "--set", *config.overrides])
     calibrated = next(runs.glob("*/*/calibration_report/*/*.md")).read_text()
-    assert "is inconclusive against the reference" in page
-    assert "reliably" not in page.replace("does not reliably", "")
+    assert "**not significantly different** from the references" in " ".join(page.split())
+    assert "**reliably" not in page
     for needed in ("too few posts (3 of 20 needed)", "too few posts (3 of 125 needed)"):
         assert needed in page
     assert "FAILED" not in page + calibrated

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from reports import ablations_page, compare_page, run_page, scaling_page
+from reports import ablations, compare, scaling_page
+from reports import run as run_page
 from reports.parts.page import beside_the_runs
 from stages.config import config as settings
 from stages.config.command_line import make_config
@@ -38,8 +39,8 @@ def pages(tmp_path_factory):
         fabricate(make_config("tiny", seed=1, **switch), ppo=0.6, texts=texts[::-1])
         run_page.write_report(make_config("tiny", seed=1))
         scaling_page.main(["--names", "tiny-s", "tiny"])
-        ablations_page.main(["--name", "tiny", "--ablations", "dropout"])
-        compare_page.main(["--runs", "tiny:ppo", "tiny:sft", "tiny-s:ppo"])
+        ablations.main(["--name", "tiny", "--ablations", "dropout"])
+        compare.main(["--runs", "tiny:ppo", "tiny:sft", "tiny-s:ppo"])
         yield {
             "run": stage_folder(make_config("tiny", seed=1), "report") / "tiny-seed1.html",
             "scaling": beside_the_runs() / "scaling-tiny-s-tiny.html",

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from reports import calibration, compare_page, run_page, scaling_page
+from reports import calibration, compare, scaling_page
+from reports import run as run_page
 from reports.parts.page import beside_the_runs
 from reports.sharing import publish
 from reports.sharing.publish import GENERATED, INDEX, index
@@ -53,7 +54,7 @@ def test_pages_are_copied_and_listed_and_a_second_time_replaced_wholly(place, ca
     run_page.write_report(make_config("tiny", seed=1))
     run_module(calibration, ["--seed", "1"])
     scaling_page.main(["--names", "tiny"])
-    compare_page.main(["--runs", "tiny:ppo", "tiny:sft"])
+    compare.main(["--runs", "tiny:ppo", "tiny:sft"])
     stems = ["scaling-tiny", "tiny-seed1", "compare-tiny-ppo-sft", "tiny-seed1-judge-calibration"]
     capsys.readouterr()
     publish.main(["--pages", *stems])

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from eval import controls, judge, outputs, win_rate
-from reports import outputs_page
+from reports import outputs as outputs_page
 from stages import sft
 from stages.config.checks import UserError
 from stages.config.command_line import make_config

@@ -13,7 +13,7 @@ from transformers import AutoModelForTokenClassification
 
 from eval import controls, judge, summaries, win_rate
 from eval.scores import with_statistics
-from reports import run_page
+from reports import run as run_page
 from stages import base, dpo, normalize, ppo, rm, sft
 from stages.config.command_line import make_config
 from stages.config.stages import SHARED_STAGES

@@ -170,7 +170,7 @@ ROWS = {
     ),
     "report": judged(
         "the page of the run",
-        "reports.run_page",
+        "reports.run",
         "page",
         inputs=("base", "sft", "rm", "normalize", "ppo", *JUDGED),
         joined_by=("calibration",),
@@ -236,7 +236,7 @@ OTHER_ROWS = {
             computes=False,
         ),
         "calibration": replace(STAGES["calibration"], inputs=("summaries",)),
-        "report": replace(STAGES["report"], module="reports.outputs_page", inputs=JUDGED),
+        "report": replace(STAGES["report"], module="reports.outputs", inputs=JUDGED),
     },
 }
 

@@ -12,16 +12,15 @@ from eval.judges.offline import FactsJudge
 from eval.judges.protocol import Reply
 from eval.outputs import take_outputs
 from eval.win_rate import measure_win_rates
-from reports import run_page
-from reports.outputs_page import write_report
-from reports.parts import collect
+from reports import render
+from reports import run as run_page
+from reports.outputs import write_report
+from reports.results import load_run
 from stages.config.command_line import make_config
 from stages.config.config import UserError
 from stages.runs.manifest import read_manifest, stage_folder
 from tests.lib.fabricated_runs import fabricate
 from tests.test_outputs import config_of_file, rows_of_world, write_jsonl
-
-NOTHING = {"estimate": None, "low": None, "high": None, "p_value": None, "headline": False}
 
 
 class Choosy(FactsJudge):
@@ -78,9 +77,9 @@ def test_where_no_system_has_any_verdict_one_line_says_so(runs, three, monkeypat
 def test_a_trained_policy_without_a_verdict_still_has_a_page(runs):
     config = make_config("tiny")
     fabricate(config, unjudged=1.0, found={"win_rate": {"differences": {}}})
-    record = collect.load_run(config)
-    numbers = collect.numbers_of(record)
-    assert numbers["differences"] == {"ppo-sft": NOTHING}
-    assert "– (100.0% unjudged)" in run_page.headline(numbers, Path("page"))
-    page = "\n".join(block.markdown("x") for block in run_page.blocks(record))
-    assert "| PPO - SFT | – (too many unjudged) | – |" in page
+    run = load_run(config)
+    (difference,) = run.differences
+    assert (difference.interval, difference.p_value) == (None, None)
+    assert "– (100.0% unjudged)" in run_page.terminal_text(run, Path("page"))
+    page = render.fill("run.md", "x", **run_page.page_values(run), is_public=False)
+    assert "| PPO minus SFT | – (too many unjudged) | – |" in page.markdown

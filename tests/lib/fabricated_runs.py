@@ -4,8 +4,8 @@ import json
 import random
 from typing import Any
 
-from reports.parts import paper
-from reports.sections.curves import GRADIENT_GROUPS
+from reports import paper
+from reports.curves import GRADIENT_GROUPS
 from stages.config import config as settings
 from stages.config.command_line import make_config
 from stages.config.config import JudgeSettings
@@ -25,7 +25,7 @@ def curves(stage):
         "sft": ["loss/train"],
         "rm": ["loss/train", "accuracy/train"],
         "ppo": [
-            key for _, group in GRADIENT_GROUPS.values() for keys in group.values() for key in keys
+            key for group in GRADIENT_GROUPS for metric in group.metrics for key in metric.keys
         ],
     }[stage]
     rows = [{"step": s, **{key: s / 60 + noise.random() for key in keys}} for s in range(1, 61)]
@@ -331,7 +331,7 @@ def calibrated(config, flags):
     (folder / "config.json").write_text(json.dumps(config.model_dump()))
     keys = ("agreement", "agreement_decided", "sensitivity", "specificity")
     results = {key: interval(0.75) | {"pairs": 200} for key in keys}
-    results |= {"pairs": 200, "of_pairs": 900, "ties": 3, "flags": flags}
+    results |= {"pairs": 200, "of_pairs": 900, "posts": 180, "ties": 3, "flags": flags}
     results |= {"statistics": statistics(0.5, 0.0), "source": "labelled comparisons"}
     results |= {"judge": OFFLINE}
     results |= {"error_pairs": 200, "with_reference": True, "by_family": {}}

@@ -10,7 +10,7 @@ import torch
 from accelerate import Accelerator
 
 from eval import controls, judge, summaries, win_rate
-from reports import run_page
+from reports import run as run_page
 from stages import base, dpo, normalize, ppo, rm, sft
 from stages.config import config as settings
 from stages.config.checks import UserError

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, AutoModelForTokenClassification
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from eval import controls, judge, summaries, win_rate
-from reports import run_page
+from reports import run as run_page
 from stages import base, normalize, ppo, rm, sft
 from stages.config.command_line import make_config
 from stages.config.ppo import Ppo

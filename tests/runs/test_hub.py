@@ -180,7 +180,7 @@ def test_the_first_commit_stays_and_a_commit_in_the_setting_is_taken_as_it_is(hu
 def test_after_make_data_every_stage_to_the_page_runs_offline(made, monkeypatch):
     # In this process HF_HUB_OFFLINE is set.
     from eval import controls, judge, summaries, win_rate
-    from reports import run_page
+    from reports import run as run_page
     from stages import normalize, ppo, sft
 
     made.hub.requests.clear()

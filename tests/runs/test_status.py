@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from reports import run_page
+from reports import run as run_page
 from reports.sharing import status as status_module
 from reports.sharing.status import status
 from stages.config.checks import UserError

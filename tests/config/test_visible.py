@@ -6,15 +6,9 @@ import sys
 
 import pytest
 
-from reports import run_page
 from stages.config.checks import HIDDEN, UserError, visible
-from stages.config.command_line import make_config
 from stages.config.faults import in_one_line
 from stages.runs.files import write_json
-from stages.runs.manifest import stage_folder
-from tests.lib import fabricated_runs
-from tests.lib.fabricated_runs import fabricate
-from tests.lib.make_stages import run_module
 
 STEERING = "\x1b[31mred\x1b]0;title\x07\x00nul\x08\x7f\x85\x9b2J\u202eright to left\u2066\ud83d"
 HOSTILE = f"a post{STEERING}\r\nand\ra line\tand ▄ é אב"
@@ -49,19 +43,6 @@ def test_what_a_command_prints_steers_nothing(capsys):
         print(HOSTILE, flush=True)
         sys.stdout.write(HOSTILE)
     assert capsys.readouterr().out == f"{visible(HOSTILE)}\n{visible(HOSTILE)}"
-
-
-def test_the_page_of_a_run_on_hostile_posts_is_free_of_it(runs, no_drawing, monkeypatch, capsys):
-    monkeypatch.setattr(fabricated_runs, "NASTY", f"TITLE: {WHOLE}\n\nPOST: x\n\nTL;DR:")
-    fabricate(make_config("tiny"))
-    run_module(run_page, ["--preset", "tiny"])
-    folder = stage_folder(make_config("tiny"), "report")
-    texts = [path for path in folder.rglob("*") if path.suffix in (".md", ".html", ".txt")]
-    assert len(texts) == 3
-    for path in texts:
-        assert not hidden_in(path.read_text(encoding="utf-8")), path
-    assert "�[31mred" in (folder / "tiny-seed44413.html").read_text(encoding="utf-8")
-    assert not hidden_in(capsys.readouterr().out)
 
 
 def test_data_keep_every_character(tmp_path):

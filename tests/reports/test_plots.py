@@ -1,0 +1,77 @@
+"""Plots: the same bytes for the same numbers, axes that are named, colors that follow the theme."""
+
+import re
+
+import pytest
+
+from reports import plots
+from reports.results import Curve, Interval
+from stages.rl.algorithms import ALGORITHMS
+
+
+def line(values, label="x"):
+    steps = tuple(range(1, len(values) + 1))
+    curve = Curve(key="x", steps=steps, values=tuple(values))
+    return plots.Line(label=label, color="#123456", curve=curve)
+
+
+def texts_of(svg):
+    return re.findall(r">([^<>]+)</text>", svg)
+
+
+def test_two_drawings_of_the_same_numbers_are_equal():
+    panel = plots.lines("Score", "mean score", [line([1.0, 2.0, 3.0])])
+    assert plots.draw(panel) == plots.draw(panel)
+
+
+def test_the_axes_are_named():
+    texts = texts_of(plots.draw(plots.lines("KL", "nats per summary", [line([0.0, 1.0])])))
+    assert {"KL", "update", "nats per summary"} <= set(texts)
+
+
+def test_an_axis_of_shares_ends_at_100_percent():
+    panel = plots.lines("EOS", "share", [line([1.0, 0.98, 1.0])], is_share=True)
+    shown = [float(text[:-1]) for text in texts_of(plots.draw(panel)) if text.endswith("%")]
+    assert max(shown) == 100.0
+
+
+def test_text_and_grid_follow_the_readers_theme_and_the_background_is_transparent():
+    svg = plots.draw(plots.lines("KL", "nats", [line([0.0, 1.0])]))
+    assert "prefers-color-scheme: dark" in svg
+    assert f"var(--plot-ink, {plots.INK})" in svg
+    assert "#ffffff" not in svg.lower()
+
+
+def test_a_long_curve_is_drawn_as_the_mean_and_range_of_neighbors(monkeypatch):
+    monkeypatch.setattr(plots, "MOST_POINTS", 2)
+    axes = plots.MatplotlibFigure().add_subplot()
+    plots.lines("x", "", [line([1.0, 3.0, 5.0, 9.0])]).draw(axes)
+    (drawn,) = axes.lines
+    assert list(drawn.get_xdata()) == [1.5, 3.5]
+    assert list(drawn.get_ydata()) == [2.0, 7.0]
+    assert len(axes.collections) == 1  # the band
+
+
+def test_a_plot_of_differences_shades_what_counts_as_no_difference():
+    bar = plots.Bar(label="RLOO", color="#123456", value=-2.3, interval=(-3.2, -1.4))
+    axes = plots.MatplotlibFigure().add_subplot()
+    plots.differences("Difference", [bar], x_label="points").draw(axes)
+    (band,) = axes.patches
+    assert band.get_x() == -3.0
+    assert band.get_x() + band.get_width() == 3.0
+
+
+def test_every_algorithm_has_a_color_of_its_own():
+    policies = ["sft", "dpo", *ALGORITHMS]
+    assert len({plots.color_of(policy) for policy in policies}) == len(policies)
+
+
+def test_policies_without_a_rate_have_no_bar():
+    rate = Interval(estimate=0.6, low=0.5, high=0.7)
+    (bar,) = plots.bars_of({"ppo": ("PPO", rate), "sft": ("SFT", None)})
+    assert (bar.label, bar.value, bar.interval) == ("PPO", 0.6, (0.5, 0.7))
+
+
+@pytest.mark.parametrize("panels", [[]])
+def test_a_figure_without_panels_is_none(panels):
+    assert plots.figure("empty", panels) is None
