@@ -1,13 +1,20 @@
-"""One file a page (`*_page`), and what they are made of.
+"""Pages: typed results of finished runs, and templates that hold the text.
 
-run_page          one run
-scaling           model sizes, compared with each other and with the paper
-ablations_page    one switch at a time
-algorithms        PPO and the other algorithms at equal KL
-calibration_page  a judge beside labels
-compare           policies of finished runs compared with the first of them
-outputs_page      summaries that existed already
-parts             what pages share: blocks, plots, words, tables
-sections          parts of pages
-publish           copies finished pages to reports/generated
+results             finished runs, read from their folders into types
+posts, samples      the judged posts of a run, and examples of them
+scores, gains       proxy and gold scores
+verdicts            one word for every comparison of two policies
+entries             policies of runs that are compared, paired by seed and post
+curves, plots       what is drawn
+formats, render     numbers as text; templates -> Markdown -> HTML
+limits              when a limitation is worth a line
+provenance          settings, code, machines and files behind a page
+run                 the page of one run
+outputs             the page of summaries that existed already
+calibration         the page of a judge compared with labels
+compare             the page about policies of finished runs
+ablations           the page about one changed setting at a time
+algorithms          the page about PPO and the other algorithms at equal KL
+scaling             the page about model sizes, compared with the paper
+publish             copies finished pages to reports/generated
 """

@@ -29,6 +29,7 @@ from reports.ablation_runs import (
     p_of_failures,
     read_study,
 )
+from reports.entries import Paired
 from reports.formats import MISSING, p_value, points, text_table
 from reports.gains import gains_of
 from reports.plots import Bar, Figure, color_of, differences, figure
@@ -103,6 +104,8 @@ class AblationRow:
     failures: Failures
     changed_summaries: float | None
     """The share of the held-out summaries that are not the default's, word for word."""
+    has_same_summaries: bool
+    """Whether it changed no held-out summary."""
     has_fewer_seeds: bool
     """Whether the default has seeds that this ablation does not have."""
     hides_errors: bool
@@ -194,6 +197,7 @@ def write_page(name: str, ablations: Sequence[str] | None = None, judge: str = "
         names = ablations_named(ablations)
     runs = read_study(name, names, judge)
     study = study_of(name, group_of(names), runs)
+    compared = [ablation.paired.entry for ablation in runs.ablations if ablation.paired]
     path = about_runs.write_page(
         "ablations.md",
         stem="-".join(part for part in ("ablations", name, study.group) if part),
@@ -204,7 +208,7 @@ def write_page(name: str, ablations: Sequence[str] | None = None, judge: str = "
         has_real_texts=any(run.has_real_texts for run in runs.all_runs),
         is_pretrained=any(run.training and run.training.is_pretrained for run in runs.all_runs),
         differences=differences_figure(study),
-        gains=gains_of([runs.default.entry, *(row.seeds.entry for row in runs.ablations)]),
+        gains=gains_of([runs.default.entry, *compared]),
         left_out=runs.left_out,
         seeds_by_run=seeds_by_run(runs),
         unjudged=unjudged_seeds(runs),
@@ -230,7 +234,7 @@ def group_of(names: Sequence[str]) -> str:
 def study_of(name: str, group: str, runs: AblationRuns) -> Study:
     """Return the numbers of a study, with verdicts that are corrected for all its ablations."""
     compared = [ablation for ablation in runs.ablations if ablation.paired]
-    comparisons = [ablation.paired.comparison for ablation in compared if ablation.paired]
+    comparisons = [_comparison(ablation.paired) for ablation in compared if ablation.paired]
     verdict_of = dict(zip([row.name for row in compared], verdicts(comparisons), strict=True))
     p_values = [p_of_failures(ablation.seeds, runs.default) for ablation in runs.ablations]
     corrected = holm(p_values)
@@ -253,6 +257,21 @@ def study_of(name: str, group: str, runs: AblationRuns) -> Study:
         default_tried=runs.default.tried,
         ablations=tuple(sorted(rows, key=_place)),
     )
+
+
+def _comparison(paired: Paired) -> Comparison:
+    """Return the difference of the win rates, which is exactly 0 if no summary is changed."""
+    if not _has_same_summaries(paired):
+        return paired.comparison
+    return Comparison(
+        over_posts=Interval(estimate=0.0, low=0.0, high=0.0),
+        p_over_posts=1.0,
+        by_seed=(0.0,) * len(paired.comparison.by_seed),
+    )
+
+
+def _has_same_summaries(paired: Paired) -> bool:
+    return paired.changes.identical == paired.changes.summaries
 
 
 def _place(row: AblationRow) -> tuple[int, float]:
@@ -283,7 +302,8 @@ def _ablation_row(
         what=listed.what,
         settings=listed.settings,
         verdict=verdict,
-        comparison=paired.comparison if paired else None,
+        comparison=_comparison(paired) if paired else None,
+        has_same_summaries=paired is not None and _has_same_summaries(paired),
         failures=failures,
         changed_summaries=changed_summaries,
         has_fewer_seeds=len(ablation.compared_runs) < len(default.runs),

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from reports import ablations_page, compare, scaling
+from reports import ablations, compare, scaling
 from reports import run as run_page
 from reports.parts.page import beside_the_runs
 from stages.config import config as settings
@@ -39,7 +39,7 @@ def pages(tmp_path_factory):
         fabricate(make_config("tiny", seed=1, **switch), ppo=0.6, texts=texts[::-1])
         run_page.write_report(make_config("tiny", seed=1))
         scaling.main(["--names", "tiny-s", "tiny"])
-        ablations_page.main(["--name", "tiny", "--ablations", "dropout"])
+        ablations.main(["--name", "tiny", "--ablations", "dropout"])
         compare.main(["--runs", "tiny:ppo", "tiny:sft", "tiny-s:ppo"])
         yield {
             "run": stage_folder(make_config("tiny", seed=1), "report") / "tiny-seed1.html",

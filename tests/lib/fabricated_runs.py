@@ -332,7 +332,7 @@ def calibrated(config, flags):
     (folder / "config.json").write_text(json.dumps(config.model_dump()))
     keys = ("agreement", "agreement_decided", "sensitivity", "specificity")
     results = {key: interval(0.75) | {"pairs": 200} for key in keys}
-    results |= {"pairs": 200, "of_pairs": 900, "ties": 3, "flags": flags}
+    results |= {"pairs": 200, "of_pairs": 900, "posts": 180, "ties": 3, "flags": flags}
     results |= {"statistics": statistics(0.5, 0.0), "source": "labelled comparisons"}
     results |= {"judge": OFFLINE}
     results |= {"error_pairs": 200, "with_reference": True, "by_family": {}}

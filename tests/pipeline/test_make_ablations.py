@@ -2,7 +2,7 @@
 
 import pytest
 
-from reports.parts import ablated
+from reports.ablation_runs import settings_changed_by
 from stages.config import config as settings
 from stages.config.command_line import Request, make_config
 from stages.config.config import UserError, override_of
@@ -45,7 +45,7 @@ def test_every_ablation_is_valid_and_changes_what_it_names_alone(name, preset):
     differing = {key: value for key, value in after.items() if value != before[key]}
     named_keys = {f"{section}.{key}" for section, key, _ in map(override_of, changes)}
     assert named_keys <= set(differing)
-    assert differing == ablated.switched(name)
+    assert differing == settings_changed_by(name)
     assert len(differing) == len(named_keys) or name == "compat-paper"
 
 

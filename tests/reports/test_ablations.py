@@ -1,0 +1,494 @@
+"""The page of an ablation study says what fabricated runs say, and no more."""
+
+import json
+import math
+import statistics
+
+import pytest
+
+from eval.stats.formulas import fisher_exact
+from reports import ablations, about_runs
+from reports.ablation_runs import read_study
+from reports.verdicts import Word
+from stages.config import config as settings
+from stages.config.command_line import make_config
+from stages.config.config import UserError
+from stages.config.presets import ABLATIONS, GROUPS, ablations_named
+from stages.runs.manifest import partial_of, stage_folder
+from tests.lib.asserts import refused_by
+from tests.lib.fabricated_runs import OFFLINE, fabricate, write_rows
+
+SEEDS = (1, 2, 3)
+SIX_SEEDS = (1, 2, 3, 4, 5, 6)
+T2 = 4.302653  # Student's t at 97.5% with 2 degrees of freedom, from a table
+POSTS = 20
+OWN_TEXTS = [f"summary {index}" for index in range(9)]
+
+
+@pytest.fixture(autouse=True)
+def folder(runs, no_drawing):
+    """A runs folder of the test's own, and pages with empty plots."""
+    return runs
+
+
+def wins(count):
+    """Scores of posts of which this number is won and all others are lost."""
+    return [1.0] * count + [0.0] * (POSTS - count)
+
+
+def config_of(name, seed, *overrides, upstream="tiny"):
+    """The config that `make ablations` gives an ablation."""
+    return make_config(
+        "tiny",
+        seed=seed,
+        name=f"tiny-{name}",
+        upstream=upstream,
+        overrides=(*ABLATIONS[name].settings, *overrides),
+    )
+
+
+def make_default(seeds=SEEDS, won=0, **changes):
+    for seed in seeds:
+        fabricate(make_config("tiny", seed=seed), scores=wins(won), **changes)
+
+
+def make_ablation(name, won, overrides=(), texts=OWN_TEXTS, **changes):
+    """An ablation that wins this number of the 20 posts, seed by seed."""
+    for seed, count in zip(SEEDS, won, strict=False):
+        config = config_of(name, seed, *overrides)
+        fabricate(config, scores=wins(count), texts=texts, **changes)
+
+
+def break_ppo(config):
+    """A run whose PPO ended in an error."""
+    partial = partial_of(stage_folder(config, "ppo"))
+    partial.mkdir(parents=True)
+    (partial / "failed.json").write_text(json.dumps({"error": "the loss is not finite"}))
+
+
+def study_of(*names):
+    return ablations.study_of("tiny", "", read_study("tiny", names))
+
+
+def page_of(*names):
+    """The Markdown of the page."""
+    ablations.write_page("tiny", names)
+    (path,) = about_runs.folder().glob("*.md")
+    return path.read_text()
+
+
+def title_of(page):
+    return page.splitlines()[0].removeprefix("# tiny: ")
+
+
+def first_screen(page):
+    return page.partition("\n## Limitations")[0]
+
+
+def section(page, title):
+    return page.partition(f"## {title}\n")[2].partition("\n## ")[0]
+
+
+def row_of(table, *first):
+    """The cells of the row that begins with these cells, without them."""
+    start = "".join(f"| {cell} " for cell in first)
+    line = next(line for line in table.splitlines() if line.startswith(start))
+    return [cell.strip() for cell in line.split("|")[1 + len(first) : -1]]
+
+
+def t_interval(values):
+    """The mean of three values with its 95% t interval."""
+    mean = sum(values) / 3
+    half = T2 * statistics.stdev(values) / math.sqrt(3)
+    return mean, mean - half, mean + half
+
+
+# -- numbers ---------------------------------------------------------------------------------------
+
+
+def test_the_difference_from_the_default_is_that_computed_by_hand():
+    make_default()
+    make_ablation("dropout", (10, 11, 9))  # +50, +55 and +45 points
+
+    page = page_of("dropout")
+
+    verdict, difference, over, _, seeds, _ = row_of(first_screen(page), "dropout")
+    assert (verdict, seeds) == ("better", "3")
+    # Nine posts are won in all seeds, one in two and one in one. With one more post of 1 and one of
+    # -1 (Bonett and Price 2012) the mean is 10 / 22 and the error 0.1232, which is wider than the
+    # interval over seeds, [37.6, 62.4].
+    assert (difference, over) == ("+50.0 points [+21.3, +69.6]", "posts")
+    over_seeds, over_posts, *_ = row_of(section(page, "How the verdicts are reached"), "dropout")
+    mean, low, high = (100 * value for value in t_interval((0.5, 0.55, 0.45)))
+    assert over_seeds == f"{mean:+.1f} points [{low:+.1f}, {high:+.1f}]"
+    assert over_posts == difference
+
+
+def test_means_over_seeds_have_t_intervals():
+    make_default()
+    rates = (0.5, 0.55, 0.4)
+    kls = (1.0, 1.2, 1.7)
+    for seed, rate, kl in zip(SEEDS, rates, kls, strict=True):
+        found = {"objective/kl": kl, "policy/eos_rate": 0.9 + seed / 100}
+        fabricate(config_of("dropout", seed), ppo=rate, scores=wins(1), found=found)
+
+    cells = row_of(section(page_of("dropout"), "Means over seeds"), "dropout")
+
+    percent = "{:.1f}% [{:.1f}, {:.1f}]".format
+    assert cells[1] == percent(*(100 * value for value in t_interval(rates)))
+    assert cells[2] == "{:.2f} [{:.2f}, {:.2f}]".format(*t_interval(kls))
+    assert cells[3] == "19.8"  # tokens, which are the same in all seeds
+    assert cells[4] == percent(*(100 * value for value in t_interval((0.91, 0.92, 0.93))))
+
+
+def test_each_seed_has_a_row_with_its_own_difference():
+    make_default()
+    make_ablation("dropout", (10, 11, 9), ppo=0.55)
+
+    table = section(page_of("dropout"), "Each seed")
+
+    assert row_of(table, "dropout", "2")[:3] == ["+55.0 points", "55.0% [52.0, 58.0]", "7.31"]
+    assert row_of(table, "default", "3")[:3] == ["–", "63.0% [60.0, 66.0]", "7.31"]
+
+
+def test_changed_summaries_are_counted_by_their_text():
+    make_default(texts=OWN_TEXTS)
+    make_ablation("dropout", (1, 2, 3), texts=[*OWN_TEXTS[:6], "a", "b", "c"])
+    assert row_of(section(page_of("dropout"), "Means over seeds"), "dropout")[0] == "33.3%"
+
+
+def test_pace_is_the_update_that_ends_the_rise_of_the_score():
+    """With a score of 1 after n updates, the first five of 1 end with update n + 5."""
+    make_default(won=0)
+    make_ablation("dropout", (1, 1, 1))
+    for seed in SEEDS:
+        write_scores(make_config("tiny", seed=seed), first_of_one=3)
+        write_scores(config_of("dropout", seed), first_of_one=seed)
+
+    cells = row_of(section(page_of("dropout"), "Speed of learning, and the critic"), "dropout")
+
+    assert cells[:2] == ["7.0 [4.5, 9.5]", "-1.0 [-3.5, +1.5]"]
+
+
+def write_scores(config, first_of_one, explained=()):
+    """Twelve updates of PPO whose score becomes 1, and the critic's explained variance."""
+    rows = [
+        {"objective/scores": float(update >= first_of_one), "step": update + 1}
+        for update in range(12)
+    ]
+    for row, value in zip(rows, explained, strict=False):
+        row |= {"val/explained_variance": value, "policy/eos_rate": 1.0}
+    write_rows(stage_folder(config, "ppo") / "metrics.jsonl", rows)
+
+
+def test_the_critics_explained_variance_is_a_mean_without_its_warm_up():
+    make_default()
+    explained = {1: (-9.0, 0.2, -0.1, 0.5), 2: (-9.0, 0.4, 0.1, 0.6), 3: (-9.0, -0.3, 0.1, 0.1)}
+    for seed, values in explained.items():
+        config = config_of("dropout", seed, "ppo.critic_updates=1")
+        fabricate(config, scores=wins(1), texts=OWN_TEXTS)
+        write_scores(config, first_of_one=1, explained=values)
+
+    cells = row_of(section(page_of("dropout"), "Speed of learning, and the critic"), "dropout")
+
+    # (0.2 + 0.4 - 0.3) / 3 and (0.5 + 0.6 + 0.1) / 3; two of nine are below 0.
+    assert cells[2:] == ["0.10", "0.40", "2 of 9"]
+
+
+# -- what the page says ----------------------------------------------------------------------------
+
+
+def test_the_title_names_the_ablations_that_change_the_win_rate():
+    make_default(won=10)
+    make_ablation("no-eos-trick", (1, 1, 2))
+    make_ablation("dropout", (18, 19, 19))
+    make_ablation("entropy", (10, 10, 10), texts=None)
+
+    page = page_of("no-eos-trick", "dropout", "entropy")
+
+    assert title_of(page) == "no EOS trick makes PPO worse; dropout makes PPO better"
+    assert "**No difference of 3 points:** entropy bonus." in page
+    verdicts = [
+        line.split("|")[2].strip() for line in first_screen(page).splitlines() if "|" in line
+    ]
+    assert verdicts[2:] == ["worse", "better", "no difference of 3 points (no summary changed)"]
+
+
+def test_a_study_without_any_difference_says_so_in_its_title():
+    make_default()
+    make_ablation("dropout", (0, 0, 0), texts=None)
+    make_ablation("entropy", (0, 0, 0), texts=None)
+    page = page_of("dropout", "entropy")
+    assert title_of(page) == "neither of 2 ablations changes PPO's win rate by 3 points"
+
+
+def test_an_inconclusive_ablation_is_not_said_to_change_anything():
+    make_default(won=10)
+    make_ablation("dropout", (7, 14, 9))
+    make_ablation("entropy", (10, 10, 10), texts=None)
+    page = page_of("dropout", "entropy")
+    assert title_of(page) == "neither of 2 ablations is shown to change PPO's win rate"
+    assert "**Inconclusive:** dropout." in page
+
+
+def test_an_inconclusive_ablation_says_how_many_seeds_would_narrow_it():
+    make_default(won=10)
+    make_ablation("dropout", (9, 10, 11))  # -5, 0 and +5 points
+    # t * 5 / sqrt(n): 3.01 with 13 seeds and t = 2.179, 2.89 with 14 and t = 2.160.
+    cells = row_of(section(page_of("dropout"), "How the verdicts are reached"), "dropout")
+    assert cells[-1] == "14"
+
+
+def test_every_ablation_has_a_title_and_is_explained(capsys):
+    make_default()
+    for name in ABLATIONS:
+        make_ablation(name, (1, 2, 0))
+
+    ablations.main(["--name", "tiny"])
+
+    page = (about_runs.folder() / "ablations-tiny.md").read_text()
+    table = section(page, "What each ablation changes")
+    for name, ablation in ABLATIONS.items():
+        setting, what = row_of(table, rf"{ablation.title} (\`{name}\`)".replace("\\", ""))
+        assert setting == " ".join(ablation.settings)
+        assert what == ablation.what
+    printed = capsys.readouterr().out
+    assert all(f"\n{ablation.title} " in printed for ablation in ABLATIONS.values())
+    assert printed.splitlines()[-1] == str(about_runs.folder() / "ablations-tiny.html")
+    assert len({ablation.title for ablation in ABLATIONS.values()}) == len(ABLATIONS)
+
+
+def test_a_group_of_ablations_has_a_page_of_its_own():
+    make_default()
+    for name in GROUPS["critic"]:
+        make_ablation(name, (10, 11, 9))
+    make_ablation("dropout", (10, 11, 9))
+
+    group_page = ablations.write_page("tiny", ["critic"])
+    other_page = ablations.write_page("tiny", ["lambda-1", "dropout"])
+
+    assert group_page.rstrip().endswith("ablations-tiny-critic.html")
+    assert other_page.rstrip().endswith("ablations-tiny.html")
+    assert ablations_named(["dropout", "critic", "lambda-1"]) == ["dropout", *GROUPS["critic"]]
+
+
+def test_no_cell_of_a_table_has_more_than_three_numbers():
+    make_default(seeds=SIX_SEEDS)
+    for seed in SIX_SEEDS:
+        fabricate(config_of("dropout", seed), scores=wins(seed), texts=OWN_TEXTS)
+    page = page_of("dropout").partition("## Runs, code and versions")[0]
+    for line in page.splitlines():
+        if line.startswith("| dropout") and "ppo." not in line:
+            assert max(len(cell.split()) for cell in line.split("|")) <= 5, line
+
+
+# -- failed seeds ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("failed", "tried", "p"),
+    [
+        ((3, 0), (6, 6), 2 * 20 / 220),  # both tails: C(6,3) of C(12,3)
+        ((5, 0), (6, 6), 2 * 6 / 792),
+        ((4, 0), (4, 4), 2 / 70),
+        ((3, 1), (4, 4), 34 / 70),  # Fisher's tea: 1 + 16 + 16 + 1 of 70 ways
+        ((3, 0), (3, 6), 1 / 84),  # sides of other sizes: only one tail
+        ((0, 2), (2, 3), 4 / 10),  # 1, 6 and 3 ways: the middle one is likelier
+        ((0, 0), (6, 6), 1.0),
+        ((6, 6), (6, 6), 1.0),
+    ],
+)
+def test_fishers_exact_test_counts_tables_by_hand(failed, tried, p):
+    assert fisher_exact(failed, tried) == pytest.approx(p, rel=1e-12)
+    assert fisher_exact(failed[::-1], tried[::-1]) == pytest.approx(p, rel=1e-12)
+
+
+@pytest.mark.parametrize(("rate", "failed"), [(0.30, 3), (0.451, 3), (0.453, 0), (0.63, 0)])
+def test_a_seed_fails_if_ppo_is_not_shown_to_beat_its_sft_model(rate, failed):
+    """SFT wins 41.2%, and the interval of the difference is 4 points to either side."""
+    make_default()
+    make_ablation("dropout", (1, 1, 1), ppo=rate)
+    (row,) = study_of("dropout").ablations
+    assert (row.failures.failed, row.failures.tried) == (failed, 3)
+
+
+def test_an_ablation_that_changes_how_many_seeds_fail_is_said_to_do_so():
+    make_default(seeds=SIX_SEEDS, won=12)
+    for seed in SIX_SEEDS:
+        config = config_of("no-eos-trick", seed)
+        if seed < 3:
+            break_ppo(config)
+        else:  # three of the other four are not above their SFT model
+            rate = 0.40 if seed < 6 else 0.63
+            fabricate(config, ppo=rate, scores=wins(seed), texts=OWN_TEXTS)
+
+    page = page_of("no-eos-trick")
+
+    assert "no EOS trick changes how many seeds fail" in title_of(page)
+    assert "**No EOS trick changes how many seeds fail:** 5 of 6, and 0 of 6 by default." in page
+    assert row_of(first_screen(page), r"no EOS trick \*")[-1] == "5 of 6 (changed)"
+    tests = row_of(section(page, "How the verdicts are reached"), "no EOS trick")
+    assert tests[2:6] == ["5 of 6", "0 of 6", "p = 0.015", "p = 0.015"]
+    assert "tiny-no-eos-trick seed1 failed: its PPO ended in an error." in page
+    assert "seed1 is left out" not in page
+
+
+def test_failures_are_corrected_for_all_ablations():
+    make_default(seeds=SIX_SEEDS, won=12)
+    for seed in SIX_SEEDS:
+        rate = 0.40 if seed < 6 else 0.63
+        fabricate(config_of("no-eos-trick", seed), ppo=rate, scores=wins(12), texts=None)
+        for name in ("dropout", "entropy", "lambda-1"):
+            fabricate(config_of(name, seed), scores=wins(12), texts=None)
+
+    study = study_of("no-eos-trick", "dropout", "entropy", "lambda-1")
+
+    row = next(row for row in study.ablations if row.name == "no-eos-trick")
+    assert row.failures.p_value == pytest.approx(2 * 6 / 792)
+    assert row.failures.corrected_p_value == pytest.approx(4 * 2 * 6 / 792)
+    assert study.failing == []
+    assert [more.name for more in study.failing_more] == ["no-eos-trick"]
+
+
+def test_an_ablation_in_which_every_seed_ended_in_an_error_is_on_the_page():
+    make_default(seeds=SIX_SEEDS[:4], won=12)
+    for seed in SIX_SEEDS[:4]:
+        break_ppo(config_of("dropout", seed))
+
+    page = page_of("dropout")
+
+    assert title_of(page) == "dropout changes how many seeds fail"
+    assert row_of(first_screen(page), r"dropout \*") == [
+        "–",
+        "–",
+        "–",
+        "–",
+        "0",
+        "4 of 4 (changed)",
+    ]
+    assert row_of(section(page, "Speed of learning, and the critic"), "dropout") == ["–"] * 5
+
+
+def test_seeds_that_ended_in_an_error_forbid_that_an_ablation_makes_no_difference():
+    make_default(seeds=SIX_SEEDS[:4])
+    make_ablation("dropout", (0, 0, 0), texts=None)
+    break_ppo(config_of("dropout", 4))
+
+    study = study_of("dropout")
+
+    assert study.ablations[0].verdict.word is Word.INCONCLUSIVE
+    assert "seeds that ended in an error have no win rate" in page_of("dropout")
+
+
+# -- limitations -----------------------------------------------------------------------------------
+
+
+def test_only_common_seeds_are_compared_and_a_row_with_fewer_is_marked():
+    make_default()
+    make_ablation("dropout", (5, 6, 7))
+    (stage_folder(config_of("dropout", 2), "judge") / "manifest.json").unlink()
+
+    page = page_of("dropout")
+
+    assert row_of(first_screen(page), r"dropout \*")[4] == "2"
+    assert "Fewer seeds than the default" in page
+    assert "tiny-dropout seed2 is left out: stage judge is missing." in page
+
+
+def test_an_ablation_with_too_many_unjudged_posts_is_left_out_and_others_are_compared():
+    make_default()
+    make_ablation("dropout", (5, 6, 7), unjudged=0.015)
+    make_ablation("critic-sft", (5, 6, 7), unjudged=0.05)
+
+    page = page_of("dropout", "critic-sft")
+
+    assert "tiny-critic-sft seed2 is left out: too many of its posts have no verdict." in page
+    assert "Dropout, seed 2: 1.5% of PPO's posts have no verdict." in page
+    assert "| critic from SFT" not in page
+    with pytest.raises(UserError, match="no seed of an ablation has a win rate"):
+        read_study("tiny", ["critic-sft"])
+
+
+def test_a_single_seed_is_said_to_say_little_about_others():
+    make_default(seeds=(1,))
+    make_ablation("dropout", (5,))
+    assert "Dropout has 1 seed. Its verdict is over posts only" in page_of("dropout")
+
+
+def test_a_run_that_changed_something_else_is_noted_once_for_all_its_seeds():
+    make_default()
+    make_ablation("dropout", (5, 5), overrides=("ppo.kl_coef=0.1",))
+    lines = page_of("dropout").splitlines()
+    (line,) = [line for line in lines if "does not have exactly the settings" in line]
+    assert line.startswith("- Dropout (seeds 1, 2)")
+    assert line.endswith("ppo.kl_coef (0.1).")
+
+
+def test_a_run_with_another_value_or_another_sft_model_is_noted():
+    make_default()
+    own = make_config("tiny", seed=2, name="tiny-dropout", overrides=("ppo.dropout=0.3",))
+    fabricate(own, accuracy=0.7, scores=wins(5))
+    page = page_of("dropout")
+    assert "Dropout (seed 2) does not have exactly the settings" in page
+    assert "ppo.dropout (0.3)." in page
+    assert "Dropout (seed 2) started from another SFT or reward model than the default." in page
+
+
+def test_an_ablation_of_the_reward_model_says_that_it_trains_its_own():
+    make_default()
+    make_ablation("read-before-eos", (5, 6, 7), accuracy=0.7)
+    make_ablation("dropout", (5, 6, 7))
+
+    page = page_of("read-before-eos", "dropout")
+
+    stages = {path.name for path in (settings.RUNS / "tiny-read-before-eos/seed1").iterdir()}
+    assert {"rm", "normalize", "ppo"} <= stages
+    assert not {"base", "sft"} & stages
+    assert "Score read before EOS runs the stages rm and normalize again" in page
+    assert "Dropout runs the stages" not in page
+    assert "does not have exactly the settings" not in page
+    assert "than the default." not in page
+
+
+def test_an_ablation_that_is_judged_by_its_own_reward_model_is_noted():
+    make_default()
+    make_ablation("read-before-eos", (5, 6, 7), judge=OFFLINE | {"kind": "reward_model"})
+    page = page_of("read-before-eos")
+    assert "Score read before EOS (seeds 1, 2, 3) was judged by its own reward model" in page
+
+
+# -- errors ----------------------------------------------------------------------------------------
+
+
+def test_a_run_without_any_rate_is_refused():
+    make_default(unjudged=0.05)
+    with pytest.raises(UserError, match="no seed of tiny has a win rate: tiny seed1 is left out"):
+        read_study("tiny", ["dropout"])
+
+
+def test_an_ablation_without_a_common_seed_is_refused():
+    make_default(seeds=(2, 3))
+    fabricate(make_config("tiny", seed=1, name="base"))
+    fabricate(config_of("dropout", 1, upstream="base"))
+    with pytest.raises(UserError, match="dropout has no seed in common with the default run"):
+        read_study("tiny", ["dropout"])
+
+
+def test_an_ablation_that_was_not_run_is_refused():
+    make_default()
+    with pytest.raises(UserError, match="tiny-critic-sft"):
+        read_study("tiny", ["critic-sft"])
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (["dropuot"], "unknown ablation 'dropuot': did you mean dropout?"),
+        ([], "no ablation is named: choose from"),
+    ],
+)
+def test_unknown_names_and_none_are_refused_in_one_line(capsys, names, message):
+    make_default()
+    line = refused_by(capsys, ablations.main, "--name", "tiny", "--ablations", *names)
+    assert message in line
+    assert not about_runs.folder().exists()

@@ -1,0 +1,174 @@
+"""The page of a judge's calibration says what follows for the judge."""
+
+import json
+
+import pytest
+
+from reports import calibration
+from reports.judging import calibration_result
+from reports.results import Interval
+from stages.config import config as settings
+from stages.config.command_line import make_config
+from stages.config.config import UserError
+from stages.runs.manifest import read_manifest, stage_folder
+from tests.lib.fabricated_runs import calibrated, fabricate, interval, write_manifest
+from tests.lib.make_stages import run_module
+
+STEM = "tiny-seed44413-judge-calibration"
+FLAG = "it is not shown to agree more often than the longest text: +1.5% [-2.2%, +5.2%]"
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch, no_drawing):
+    """A runs folder of the test's own, and pages with empty plots."""
+    monkeypatch.setattr(settings, "RUNS", tmp_path / "runs")
+
+
+def page_of(flags=(), **changes):
+    """The Markdown of the page of a calibration whose results have these changes."""
+    config = make_config("tiny")
+    fabricate(config)
+    calibrated(config, flags=list(flags))
+    results = (read_manifest(stage_folder(config, "calibration")) or {})["results"]
+    write_manifest(config, "calibration", results | changes)
+    run_module(calibration, ["--preset", "tiny"])
+    return (stage_folder(config, "calibration_report") / f"{STEM}.md").read_text()
+
+
+def compared(**differences):
+    """Results in which the judge agrees more often than simple rules by these intervals."""
+    simple = {}
+    for name, (low, high) in differences.items():
+        middle = (low + high) / 2
+        difference = {"estimate": middle, "low": low, "high": high, "posts": 180}
+        agreement = interval(0.75 - middle)
+        simple[name] = {"agreement": agreement, "kappa": None, "difference": difference}
+    return {"simple": simple}
+
+
+def title_of(page):
+    return page.splitlines()[0].removeprefix("# tiny: ")
+
+
+# -- the title -------------------------------------------------------------------------------------
+
+
+def test_a_judge_that_beats_all_rules_is_compared_with_the_best_of_them():
+    page = page_of(**compared(longest=(0.10, 0.14), majority=(0.20, 0.24), overlap=(0.05, 0.07)))
+    assert title_of(page) == (
+        "the judge agrees with the labels on 75.0% of the pairs, 6.0 points more often than the"
+        " best simple rule"
+    )
+    assert "choosing the text that repeats more of the post, which agrees on 69.0%" in page
+
+
+def test_a_judge_that_is_not_shown_to_beat_the_longer_text_says_so():
+    page = page_of(**compared(majority=(-0.01, 0.05), longest=(-0.02, 0.05)))
+    assert title_of(page) == "the judge is not significantly better than choosing the longer text"
+
+
+def test_a_judge_that_loses_to_a_rule_says_so():
+    page = page_of(**compared(longest=(0.01, 0.05), overlap=(-0.08, -0.02)))
+    assert title_of(page) == (
+        "the judge is worse than choosing the text that repeats more of the post"
+    )
+
+
+def test_too_few_posts_decide_nothing():
+    undecided = "its calibration, too few posts (3 of 125 needed)"
+    page = page_of(**compared(longest=(-0.3, 0.4)), posts=3, undecided=undecided)
+    assert title_of(page) == "3 posts are too few to tell how well the judge agrees with the labels"
+    assert f"neither passed nor failed a check: {undecided}." in page
+
+
+def test_a_judge_without_verdicts_says_so():
+    page = page_of(agreement=None, simple={}, flags=["no pair has a verdict in both orders"])
+    assert title_of(page) == "the judge gave no usable verdict on the labelled pairs"
+    assert "<img" not in page
+
+
+# -- the page --------------------------------------------------------------------------------------
+
+
+def test_each_failed_check_is_listed_once():
+    page = page_of(flags=[FLAG])
+    assert page.count("than the longest text") == 1
+    assert f"- **The judge failed a check:** {FLAG}." in page
+    assert "**The judge failed 1 check**" in page
+
+
+def test_the_numbers_are_those_of_the_calibration():
+    page = page_of()
+    assert "| this judge | 75.0% [72.0, 78.0] | – | 0.50 [0.40, 0.60] | – | – |" in page
+    row = "| choose the longer text | 63.0% [60.0, 66.0] | +12.0 points [+7.0, +17.0] |"
+    assert row in page
+    assert "| agreement where it decides | 75.0% [72.0, 78.0] |" in page
+    assert "200 pairs of summaries of 180 posts" in page
+
+
+def test_win_rates_of_an_evaluated_run_are_corrected():
+    # Judged right on 9 of 10 labels of each kind, a raw 0.5 stays 0.5.
+    page = page_of()
+    assert "| PPO | 50.0% [" in page.partition("corrected win rate")[2]
+    assert "(clipped)" not in page
+
+
+def test_without_an_evaluated_run_nothing_is_corrected():
+    config = make_config("tiny")
+    calibrated(config, flags=[])
+    run_module(calibration, ["--preset", "tiny"])
+    page = (stage_folder(config, "calibration_report") / f"{STEM}.md").read_text()
+    assert "there is no win rate to correct" in page
+
+
+def test_the_json_has_the_numbers():
+    page_of()
+    folder = stage_folder(make_config("tiny"), "calibration_report")
+    record = json.loads((folder / f"{STEM}.json").read_text())
+    assert record["numbers"]["agreement"]["estimate"] == 0.75
+    assert record["title"].startswith("tiny: the judge agrees")
+
+
+# -- the plot --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("source", "is_drawn"), [("labelled comparisons", True), ("built-in world", False)]
+)
+def test_peoples_agreement_is_a_band_only_for_labels_by_people(monkeypatch, source, is_drawn):
+    bands = []
+    monkeypatch.setattr(
+        calibration, "agreements", lambda title, bars, ceiling: bands.append(ceiling)
+    )
+    monkeypatch.setattr(calibration, "figure", lambda name, panels: None)
+    config = make_config("tiny")
+    calibrated(config, flags=[])
+    results = calibration.find_calibration(config) | {"source": source}
+    found = calibration_result(results, corrected={})
+    assert found is not None
+    calibration.agreement_figure(found)
+    assert bands == [(0.72, 0.77) if is_drawn else None]
+
+
+def test_the_plot_has_the_judge_the_rules_and_other_judges():
+    config = make_config("tiny")
+    calibrated(config, flags=[])
+    results = calibration.find_calibration(config)
+    other = results["simple"]["longest"]
+    results = results | {"simple": {"longest": other, "another judge": other}}
+
+    found = calibration_result(results, corrected={})
+
+    assert found is not None
+    assert [row.title for row in found.others] == ["choose the longer text", "another judge"]
+    assert [row.is_rule for row in found.others] == [True, False]
+    assert found.agreement == Interval(estimate=0.75, low=0.72, high=0.78)
+
+
+# -- errors ----------------------------------------------------------------------------------------
+
+
+def test_a_judge_that_was_not_calibrated_is_refused_with_the_command():
+    fabricate(make_config("tiny"))
+    with pytest.raises(UserError, match="was not calibrated for tiny: run `make judge-calibration"):
+        calibration.write_report(make_config("tiny"))

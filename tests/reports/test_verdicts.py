@@ -1,0 +1,151 @@
+"""Verdicts on comparisons, by numbers computed by hand."""
+
+from math import sqrt
+
+import pytest
+
+from eval.stats.formulas import p_of_seeds, within_margin
+from reports.results import Interval
+from reports.verdicts import Comparison, Word, verdict, verdicts
+
+T2 = 4.302653  # Student's t at 97.5% with 2 degrees of freedom, from a table
+
+
+def comparison(*by_seed, posts, p_over_posts=0.0001):
+    """A comparison with these differences by seed and this interval over posts."""
+    estimate = sum(by_seed) / len(by_seed)
+    return Comparison(
+        over_posts=Interval(estimate=estimate, low=posts[0], high=posts[1]),
+        p_over_posts=p_over_posts,
+        by_seed=by_seed,
+    )
+
+
+UNCLEAR = comparison(0.05, -0.05, 0.0, posts=(-0.02, 0.02), p_over_posts=0.9)
+
+
+# -- the four words --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("sign", "word"), [(1, Word.BETTER), (-1, Word.WORSE)])
+def test_a_difference_that_posts_and_seeds_show_is_better_or_worse(sign, word):
+    posts = sorted((sign * 0.08, sign * 0.16))
+    found = verdict(comparison(sign * 0.10, sign * 0.12, sign * 0.14, posts=posts))
+
+    assert found.word is word
+    # t = 0.12 / (0.02 / sqrt(3)); with two degrees of freedom p = 1 - t / sqrt(t^2 + 2).
+    t = 0.12 / (0.02 / sqrt(3))
+    assert found.p_value == pytest.approx(1 - t / sqrt(t**2 + 2))
+
+
+def test_a_difference_within_three_points_for_posts_and_seeds_is_no_difference():
+    found = verdict(comparison(0.01, -0.01, 0.0, posts=(-0.015, 0.015), p_over_posts=0.9))
+    assert found.word is Word.NO_DIFFERENCE
+
+
+def test_a_difference_that_neither_shows_nor_excludes_is_inconclusive():
+    assert verdict(UNCLEAR).word is Word.INCONCLUSIVE
+
+
+def test_without_a_win_rate_a_comparison_is_inconclusive():
+    found = verdict(Comparison(over_posts=None, p_over_posts=1.0, by_seed=()))
+    assert (found.word, found.interval, found.p_value) == (Word.INCONCLUSIVE, None, 1.0)
+
+
+def test_a_small_but_clear_difference_is_better_and_not_no_difference():
+    found = verdict(comparison(0.010, 0.012, 0.011, posts=(0.009, 0.013)))
+    assert found.word is Word.BETTER
+
+
+# -- which interval decides ------------------------------------------------------------------------
+
+
+def test_the_interval_over_seeds_decides_if_it_reaches_further_toward_zero():
+    found = verdict(comparison(0.10, 0.12, 0.14, posts=(0.08, 0.16)))
+
+    half = T2 * 0.02 / sqrt(3)
+    assert found.interval_is_over == "seeds"
+    assert (found.interval.low, found.interval.high) == pytest.approx((0.12 - half, 0.12 + half))
+
+
+def test_the_interval_over_posts_decides_if_it_reaches_further_toward_zero():
+    found = verdict(comparison(-0.10, -0.12, -0.14, posts=(-0.25, -0.01)))
+    assert (found.interval_is_over, found.interval.high) == ("posts", -0.01)
+
+
+def test_seeds_that_agree_on_posts_that_do_not_are_inconclusive():
+    found = verdict(comparison(-0.10, -0.12, -0.14, posts=(-0.25, 0.01), p_over_posts=0.06))
+    assert (found.word, found.interval_is_over) == (Word.INCONCLUSIVE, "posts")
+
+
+def test_posts_that_agree_for_seeds_that_do_not_are_inconclusive():
+    found = verdict(comparison(0.01, 0.20, 0.09, posts=(0.08, 0.12)))
+    assert (found.word, found.interval_is_over) == (Word.INCONCLUSIVE, "seeds")
+
+
+@pytest.mark.parametrize(("low", "word"), [(0.01, Word.BETTER), (-0.01, Word.INCONCLUSIVE)])
+def test_of_a_single_seed_posts_decide(low, word):
+    found = verdict(comparison(0.06, posts=(low, 0.12), p_over_posts=0.01))
+    assert (found.word, found.interval_is_over) == (word, "posts")
+
+
+# -- no difference: two one-sided tests ------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("half", "word"), [(0.0357, Word.NO_DIFFERENCE), (0.0358, Word.INCONCLUSIVE)]
+)
+def test_over_posts_the_90_percent_interval_has_to_lie_within_the_margin(half, word):
+    # The normal quantiles 1.644854 and 1.959964: 0.0357 * 0.83923 = 0.02996, 0.0358 gives 0.03004.
+    found = verdict(comparison(0.0, posts=(-half, half), p_over_posts=1.0))
+    assert found.word is word
+
+
+def test_over_seeds_the_90_percent_t_interval_has_to_lie_within_the_margin():
+    # t(2) at 95% is 2.919986: 2.919986 * 1 / sqrt(3) = 1.6859 points to either side.
+    assert within_margin([0.01, -0.01, 0.0], 0.0169)
+    assert not within_margin([0.01, -0.01, 0.0], 0.0168)
+    assert not within_margin([0.0232, 0.0032, 0.0132], 0.03)  # the upper end is 3.006
+    assert within_margin([0.0231, 0.0031, 0.0131], 0.03)  # 2.996
+    assert not within_margin([-0.0232, -0.0032, -0.0132], 0.03)
+
+
+def test_seeds_of_one_difference_leave_the_margin_to_posts():
+    found = verdict(comparison(0.0, 0.0, 0.0, posts=(-0.01, 0.01), p_over_posts=1.0))
+    assert found.word is Word.NO_DIFFERENCE
+
+
+# -- correction for many comparisons ---------------------------------------------------------------
+
+
+def test_p_values_are_corrected_by_holms_steps():
+    singles = [
+        comparison(0.06, posts=(0.01, 0.11), p_over_posts=p_value) for p_value in (0.01, 0.04, 0.03)
+    ]
+    found = verdicts(singles)
+    # The smallest times 3, the next times 2, and never below the one before.
+    assert [row.p_value for row in found] == pytest.approx([0.03, 0.06, 0.06])
+    assert [row.word for row in found] == [Word.BETTER, Word.INCONCLUSIVE, Word.INCONCLUSIVE]
+    assert {row.comparisons for row in found} == {3}
+
+
+def test_a_difference_is_judged_again_among_all_comparisons():
+    # t = 0.10 / (0.01 / sqrt(3)) = 17.32, so p = 1 - sqrt(300 / 302) = 0.0033; times 16: 0.053.
+    strong = comparison(0.09, 0.10, 0.11, posts=(0.08, 0.12))
+
+    assert verdicts([strong, *[UNCLEAR] * 14])[0].word is Word.BETTER
+    found = verdicts([strong, *[UNCLEAR] * 15])[0]
+
+    assert found.word is Word.INCONCLUSIVE
+    assert found.p_value == pytest.approx(16 * (1 - sqrt(300 / 302)))
+
+
+def test_a_small_difference_that_the_correction_leaves_unclear_is_no_difference():
+    small = comparison(0.009, 0.010, 0.011, posts=(0.008, 0.012))
+    assert verdicts([small, *[UNCLEAR] * 15])[0].word is Word.NO_DIFFERENCE
+
+
+def test_the_p_value_over_seeds_is_that_of_students_t():
+    # -5, -10, -15 have t = -10 / (5 / sqrt(3)) = -3.464, and p = 1 - 3.464 / sqrt(14).
+    assert p_of_seeds([-0.05, -0.10, -0.15]) == pytest.approx(1 - sqrt(12 / 14))
+    assert p_of_seeds([-0.1, -0.1, -0.1]) == p_of_seeds([-0.1]) == 1.0
