@@ -176,7 +176,7 @@ def lines(
             low, high = axes.get_ylim()
             axes.set_ylim(max(low, -0.005), min(high, 1.005))  # no share lies beyond
         if len(lines) > 1:
-            _add_legend(axes)
+            draw_legend(axes)
 
     return Panel(title=title, draw=draw_lines)
 
@@ -185,7 +185,7 @@ def win_rates(title: str, bars: Sequence[Bar]) -> Panel:
     """Win rates with their intervals, one row each; the dashed line is even."""
 
     def draw_rates(axes: Axes) -> None:
-        _draw_bars(axes, bars, write="{:.1%}", reference=0.5)
+        _draw_bars(axes, bars, write=lambda rate: f"{round(100 * rate, 1):.1f}%", reference=0.5)
         axes.set_xlim(0, 1)
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:g}%"))
         axes.set_xlabel("win rate against the references")
@@ -198,7 +198,7 @@ def differences(title: str, bars: Sequence[Bar], x_label: str) -> Panel:
 
     def draw_differences(axes: Axes) -> None:
         axes.axvspan(-NO_DIFFERENCE, NO_DIFFERENCE, color=INK, alpha=0.1, lw=0)
-        _draw_bars(axes, bars, write="{:+.1f}", reference=0.0)
+        _draw_bars(axes, bars, write=lambda gap: f"{round(gap, 1) + 0.0:+.1f}", reference=0.0)
         axes.margins(x=0.1)
         axes.set_xlabel(x_label)
 
@@ -224,10 +224,10 @@ def rates_over_parameters(title: str, all_series: Sequence[Series]) -> Panel:
         axes.xaxis.set_minor_locator(NullLocator())
         axes.set_xlabel("parameters (logarithmic axis)")
         axes.margins(x=0.08)
-        axes.set_ylim(0, 1)
+        axes.set_ylim(-0.02, 1.02)  # room for dots at 0 and 100%
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:g}%"))
         axes.set_ylabel("win rate against the references")
-        _add_legend(axes)
+        draw_legend(axes)
 
     return Panel(title=title, draw=draw_rates, height=3.0)
 
@@ -236,7 +236,9 @@ def _bars_height(bars: Sequence[Bar]) -> float:
     return max(1.6, 0.9 + 0.32 * len(bars))
 
 
-def _draw_bars(axes: Axes, bars: Sequence[Bar], write: str, reference: float) -> None:
+def _draw_bars(
+    axes: Axes, bars: Sequence[Bar], write: Callable[[float], str], reference: float
+) -> None:
     for place, bar in enumerate(bars):
         if bar.interval is not None:
             axes.plot(list(bar.interval), [place, place], color=bar.color, lw=5, alpha=0.35)
@@ -244,7 +246,7 @@ def _draw_bars(axes: Axes, bars: Sequence[Bar], write: str, reference: float) ->
             axes.plot([seed], [place], "|", color=bar.color, ms=12, mew=1.2)
         axes.plot([bar.value], [place], "o", color=bar.color, ms=7)
         axes.annotate(  # to the right of the plot, where no line crosses it
-            write.format(round(bar.value, 3) + 0.0),
+            write(bar.value),
             xy=(1.0, place),
             xytext=(5, 0),
             xycoords=("axes fraction", "data"),
@@ -275,7 +277,7 @@ def _draw_line(axes: Axes, line: Line) -> None:
     axes.plot(middles, means, color=line.color, label=line.label)
 
 
-def _add_legend(axes: Axes) -> None:
+def draw_legend(axes: Axes) -> None:
     """Put the legend between the title and the plot, where it covers no line."""
     handles, labels = axes.get_legend_handles_labels()
     longest = max(len(label) for label in labels)

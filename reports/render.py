@@ -177,13 +177,12 @@ def _wrapped(line: str) -> str:
     """Break a long line of prose for the terminal; tables and paths keep their lines."""
     if len(line) <= TERMINAL_COLUMNS or "  " in line.strip():
         return line
-    indent = "  " if line.startswith("- ") else ""
     return textwrap.fill(
         line,
         TERMINAL_COLUMNS,
-        subsequent_indent=indent,
-        break_on_hyphens=False,
+        subsequent_indent="  " if line.startswith("- ") else "",
         break_long_words=False,
+        break_on_hyphens=False,
     )
 
 

@@ -76,6 +76,8 @@ class Answer:
     is_same_at_equal_length: bool
     at_equal_length: Mapping[Outcome, tuple[str, ...]]
     """The labels of the sizes with a rate at equal length, by what it shows."""
+    without_equal_length: tuple[str, ...]
+    """The labels of the sizes without such a rate."""
     extrapolated: tuple[str, ...]
 
 
@@ -204,6 +206,9 @@ def answer(sizes: Sequence[SizeResult], trained: str) -> Answer:
         others={word: labels for word, labels in by_outcome.items() if word is not Outcome.BEATS},
         is_same_at_equal_length=at_equal_length == outcomes,
         at_equal_length=_labels_by_outcome(at_equal_length),
+        without_equal_length=tuple(
+            label for label, row in policies.items() if row.at_equal_length is None
+        ),
         extrapolated=tuple(label for label, row in policies.items() if row.is_extrapolated),
     )
 

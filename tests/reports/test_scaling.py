@@ -95,7 +95,9 @@ def test_a_size_without_a_rate_at_equal_length_is_not_called_inconclusive_there(
     small, large = sizes_of("tiny-s", "tiny")
     ppo = replace(small.policies["ppo"], at_equal_length=None)
     small = replace(small, policies={**small.policies, "ppo": ppo})
-    assert scaling.answer([small, large], "ppo").at_equal_length == {Outcome.INCONCLUSIVE: ("1M",)}
+    answer = scaling.answer([small, large], "ppo")
+    assert answer.at_equal_length == {Outcome.INCONCLUSIVE: ("1M",)}
+    assert answer.without_equal_length == ("100K",)
 
 
 def test_two_wide_seeds_show_nothing():
