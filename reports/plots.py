@@ -248,7 +248,7 @@ def rates_over_parameters(title: str, all_series: Sequence[Series]) -> Panel:
         axes.xaxis.set_minor_locator(NullLocator())
         axes.set_xlabel("parameters (logarithmic axis)")
         axes.margins(x=0.08)
-        axes.set_ylim(0, 1)
+        axes.set_ylim(-0.02, 1.02)  # room for dots at 0 and 100%
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:g}%"))
         axes.set_ylabel("win rate against the references")
         draw_legend(axes)

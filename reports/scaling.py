@@ -15,6 +15,7 @@ from typing import Any
 from eval.scores import START
 from reports import about_runs, paper, render
 from reports.formats import percent, points, text_table
+from reports.limits import EVEN, FEW_EOS
 from reports.paper_comparison import SAME, PaperComparison, compare_with_paper
 from reports.plots import (
     Bar,
@@ -68,11 +69,15 @@ class Answer:
     """The labels of the sizes at which it does."""
     holds_from: str
     """The smallest of them, if it also does at every larger size; else empty."""
+    is_below_everywhere: bool
+    """Whether it does not reach the references at any size."""
     others: Mapping[Outcome, tuple[str, ...]]
     """The labels of the other sizes, by what their win rates show."""
     is_same_at_equal_length: bool
     at_equal_length: Mapping[Outcome, tuple[str, ...]]
-    """The labels of all sizes, by what the rates at equal length show."""
+    """The labels of the sizes with a rate at equal length, by what it shows."""
+    without_equal_length: tuple[str, ...]
+    """The labels of the sizes without such a rate."""
     extrapolated: tuple[str, ...]
 
 
@@ -162,6 +167,8 @@ def page_values(
             for run in runs
             for policy in unjudged_policies(run)
         ],
+        "weak_reward_models": [run for run in runs if has_weak_reward_model(run)],
+        "few_eos": [run for run in runs if has_few_eos(run)],
         "left_out": left_out,
         "paper_comparisons": numbers.paper,
         "paper": paper.load(),
@@ -183,18 +190,25 @@ def answer(sizes: Sequence[SizeResult], trained: str) -> Answer:
     policies = {size.label: size.policies[trained] for size in sizes}
     beaten = [label for label, row in policies.items() if row.outcome is Outcome.BEATS]
     largest = list(policies)[len(policies) - len(beaten) :]
-    by_outcome = _labels_by_outcome({label: row.outcome for label, row in policies.items()})
-    at_equal_length = {label: row.outcome_at_equal_length for label, row in policies.items()}
+    outcomes = {label: row.outcome for label, row in policies.items()}
+    by_outcome = _labels_by_outcome(outcomes)
+    at_equal_length = {
+        label: row.outcome_at_equal_length
+        for label, row in policies.items()
+        if row.at_equal_length is not None
+    }
     return Answer(
         trained=next(iter(policies.values())).title,
         sizes=len(sizes),
         beaten=tuple(beaten),
         holds_from=beaten[0] if beaten and beaten == largest else "",
+        is_below_everywhere=set(by_outcome) == {Outcome.LOSES},
         others={word: labels for word, labels in by_outcome.items() if word is not Outcome.BEATS},
-        is_same_at_equal_length=all(
-            row.outcome is row.outcome_at_equal_length for row in policies.values()
-        ),
+        is_same_at_equal_length=at_equal_length == outcomes,
         at_equal_length=_labels_by_outcome(at_equal_length),
+        without_equal_length=tuple(
+            label for label, row in policies.items() if row.at_equal_length is None
+        ),
         extrapolated=tuple(label for label, row in policies.items() if row.is_extrapolated),
     )
 
@@ -215,6 +229,18 @@ def policy_titles(sizes: Sequence[SizeResult]) -> dict[str, str]:
     for size in sizes:
         titles |= {name: policy.title for name, policy in size.policies.items()}
     return titles
+
+
+def has_weak_reward_model(run: RunResult) -> bool:
+    """Whether a run's reward model is not significantly better than chance."""
+    accuracy = run.training.reward_accuracy if run.training else None
+    return accuracy is not None and not accuracy.is_above(EVEN)
+
+
+def has_few_eos(run: RunResult) -> bool:
+    """Whether many summaries of the trained policy are cut off at the length limit."""
+    eos_rate = run.main.eos_rate if run.main else None
+    return eos_rate is not None and eos_rate < FEW_EOS
 
 
 def different_judges(runs: Sequence[RunResult]) -> list[JudgeResult]:

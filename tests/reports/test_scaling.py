@@ -84,6 +84,22 @@ def test_the_answer_names_the_other_sizes_by_their_outcome():
     assert not answer.is_same_at_equal_length
 
 
+def test_rates_below_50_percent_at_every_size_do_not_reach_the_references():
+    two_sizes()
+    sizes = [with_rate(size, 0.2, 0.4) for size in sizes_of("tiny-s", "tiny")]
+    assert scaling.answer(sizes, "ppo").is_below_everywhere
+
+
+def test_a_size_without_a_rate_at_equal_length_is_not_called_inconclusive_there():
+    two_sizes()
+    small, large = sizes_of("tiny-s", "tiny")
+    ppo = replace(small.policies["ppo"], at_equal_length=None)
+    small = replace(small, policies={**small.policies, "ppo": ppo})
+    answer = scaling.answer([small, large], "ppo")
+    assert answer.at_equal_length == {Outcome.INCONCLUSIVE: ("1M",)}
+    assert answer.without_equal_length == ("100K",)
+
+
 def test_two_wide_seeds_show_nothing():
     two_sizes()
     page = page_of("tiny-s", "tiny")
@@ -218,6 +234,13 @@ def test_a_judge_that_failed_a_control_is_named_once():
     page = page_of("tiny")
     assert page.count("does not reliably prefer the reference to the post's title") == 1
     assert "**The judge failed its checks.**" in page
+
+
+def test_a_reward_model_no_better_than_chance_is_named():
+    fabricate(make_config("tiny", seed=1), accuracy=0.51)  # 49 to 53%
+    fabricate(make_config("tiny", seed=2), accuracy=0.60)
+    line = "not significantly better than chance in seed 1 (51.0% [49.0, 53.0]), so PPO may"
+    assert line in page_of("tiny")
 
 
 def test_an_unfinished_seed_is_left_out_and_named():
