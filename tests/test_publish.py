@@ -130,7 +130,7 @@ def test_unknown_pages_broken_ones_and_two_judges_are_refused_in_one_line(place,
 
 COMMITTED = ROOT / GENERATED
 FRONT = (ROOT / "README.md").read_text(encoding="utf-8")
-RESULTS = FRONT.split("\n## What came out, and how far to believe it\n")[1].split("\n## ")[0]
+RESULTS = FRONT.split("\n## Results, and how far to trust them\n")[1].split("\n## ")[0]
 FINDINGS = (ROOT / "reports/FINDINGS.md").read_text(encoding="utf-8").split("\n## ")[1:]
 WITHOUT_NUMBERS = re.compile(r"!?\[[^\]]*\]\([^)]*\)|```.*?```|`[^`]*`|<!-- .*? -->", re.DOTALL)
 NUMBER = re.compile(r"(?<![\w.-])[+-]?\d+(?:,\d{3})*(?:\.\d+)?(?![\w-])")
