@@ -449,13 +449,13 @@ def _policy_at_size(policy: str, runs: Sequence[RunResult]) -> PolicyAtSize:
 
 def _seed_result(run: RunResult) -> SeedResult:
     assert run.training is not None
-    assert run.is_main is not None
+    assert run.main is not None
     return SeedResult(
         seed=run.seed,
         win_rates={name: policy.win_rate for name, policy in run.policies.items()},
         gain=gain_of(run),
         kl=run.training.kl,
-        tokens=run.is_main.tokens,
+        tokens=run.main.tokens,
         reward_accuracy=run.training.reward_accuracy,
     )
 

@@ -15,8 +15,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from stages.config.checks import UserError, check_dealt, check_filled, unknown
+from stages.config.checks import UserError, unknown
 from stages.config.config import Config
+from stages.config.fitting import check_batch_divides, check_batch_not_larger_than_data
 from stages.config.judge_models import check_asking
 from stages.config.sections import COMPARISONS, POSTS
 from stages.config.stages import GIVEN_BY, NO_PART, STAGES, TRAINED, row_of, with_inputs
@@ -219,7 +220,7 @@ def check_can_run(config: Config, stages: Sequence[str], processes: int) -> None
     for stage in stages:
         section: Any = getattr(config, stage, None)
         if hasattr(section, "batch_size"):
-            check_dealt(
+            check_batch_divides(
                 stage,
                 section.batch_size,
                 processes,
@@ -238,7 +239,7 @@ def check_rows(config: Config, stages: Sequence[str]) -> None:
     for stage in stages:
         split = TRAINING_SPLITS.get(stage)
         if split in rows:
-            check_filled(stage, getattr(config, stage).batch_size, rows[split])
+            check_batch_not_larger_than_data(stage, getattr(config, stage).batch_size, rows[split])
 
     posts = rows.get(POSTS[1], config.eval.posts)
     if "summaries" in stages and config.eval.posts > posts:

@@ -92,7 +92,7 @@ def test_a_child_sets_what_is_the_same_for_all_algorithms_after_its_parent(write
 
 
 def test_the_example_of_the_document_is_a_preset(write):
-    document = (ROOT / "stages/README.md").read_text(encoding="utf-8")
+    document = (ROOT / "docs/change-it.md").read_text(encoding="utf-8")
     (example,) = re.findall(r"```yaml\n(.*?)```", document, re.DOTALL)
     config = make_config(write(example, "my_preset.yaml"))
     assert config.name == "my_preset"

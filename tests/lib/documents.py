@@ -7,6 +7,16 @@ from tests.lib.places import ROOT
 
 DOCUMENTS = (
     "README.md",
+    "CONTRIBUTING.md",
+    "docs/quickstart.md",
+    "docs/ppo-walkthrough.md",
+    "docs/own-data.md",
+    "docs/change-it.md",
+    "docs/judges.md",
+    "docs/gpus.md",
+    "docs/troubleshooting.md",
+    "docs/paper-details.md",
+    "docs/reproduce.md",
     "stages/README.md",
     "eval/README.md",
     "reports/README.md",

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-TEXT = (ROOT / "stages/README.md").read_text(encoding="utf-8").partition("## From another project")
+TEXT = (ROOT / "docs/change-it.md").read_text(encoding="utf-8").partition("## From another project")
 MINE = """
 import copy
 import torch
