@@ -61,7 +61,7 @@ def write_summaries(config: Config) -> None:
     """Run the stage."""
     accelerator = make_accelerator(config)
     budget = MemoryBudget.from_settings(config.memory)
-    with open_stage(config, "summaries", main=accelerator.is_main_process) as run:
+    with open_stage(config, "summaries", is_main=accelerator.is_main_process) as run:
         posts = held_out(run, config.eval.posts)
         tokenizer, reward_model = load_scorer(run, accelerator)
         evaluation = Evaluation(

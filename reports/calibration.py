@@ -28,9 +28,10 @@ from reports.results import CALIBRATION, Interval, Json, failed_checks, load_run
 from stages.config.checks import UserError
 from stages.config.config import Config
 from stages.runs.inputs import inputs_now
-from stages.runs.manifest import mend, read_manifest, stage_folder
+from stages.runs.make_command import make_command
+from stages.runs.manifest import read_manifest, stage_folder
 from stages.runs.run import open_stage
-from stages.runs.staleness import MISSING, find_problem, refusal
+from stages.runs.staleness import find_problem, refusal
 
 LABEL_WIDTH = 18  # characters of a plot's label
 
@@ -85,8 +86,8 @@ def find_calibration(config: Config) -> Json:
     """
     results = calibration_of(stage_folder(config, CALIBRATION))
     if results is None:
-        command = mend(config, CALIBRATION, MISSING)
-        raise UserError(f"this judge was not calibrated for {config.name}: {command}")
+        command = make_command(config, CALIBRATION)
+        raise UserError(f"this judge was not calibrated for {config.name}: run `{command}`")
     problem = find_problem(config, CALIBRATION)
     if problem:
         raise refusal(config, CALIBRATION, problem)

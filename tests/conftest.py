@@ -94,7 +94,6 @@ def place(tmp_path, monkeypatch):
 @pytest.fixture
 def no_drawing(monkeypatch):
     """Empty plots: what is drawn is test_reports' to look at."""
-    monkeypatch.setattr("reports.parts.plots.drawn", lambda *_, **__: "<svg></svg>")
     monkeypatch.setattr("reports.plots.draw", lambda panel: "<svg></svg>")
 
 

@@ -30,8 +30,6 @@ RANKS = (
     "eval.judges.openai",
     "eval",
     "reports",  # typed results, formats, plots, and one file a page
-    "reports.parts",
-    "reports.sections",
     "top",  # the command line, which starts stages, judges and pages
 )
 # The files of `stages/` that are no stage, and the folder of their height.
@@ -41,12 +39,11 @@ MARKED = {
     "stages.__main__": "top",
 }
 # Here the modules of a rank are siblings that never import each other.
-SIBLINGS = ("stages", "reports.sections")
+SIBLINGS = ("stages",)
 WITHOUT_TORCH = """
     stages.config.* stages.runs.* stages.pipeline.* stages.planning.plan
     stages.data.builtin stages.data.readers eval.judge eval.win_rate eval.stats.*
     eval.judges.openai.budget eval.judges.openai.cache reports.*
-    reports.parts.* reports.sections.*
 """.split()
 
 TOP_LEVEL = {

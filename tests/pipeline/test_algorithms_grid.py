@@ -12,10 +12,10 @@ from tests.lib.pipeline import FAILED, Recorder
 def test_each_coefficient_is_a_run_of_all_algorithms_and_the_first_has_best_of_n_too(runs):
     coefs = GridOptions().kl_coefs
     grid = algorithms(Request(preset="tiny", seed=1), GridOptions(seeds=[1, 2]))
-    assert [planned.targets for planned in grid.first] == [("rm",)] * 2
-    names = [planned.config.name for planned in grid.others[:4]]
+    assert [planned.targets for planned in grid.base_runs] == [("rm",)] * 2
+    names = [planned.config.name for planned in grid.variants[:4]]
     assert names == [f"tiny-kl{coef}" for coef in coefs]
-    for place, planned in enumerate(grid.others[:4]):
+    for place, planned in enumerate(grid.variants[:4]):
         config = planned.config
         assert config.upstream == "tiny"
         assert {getattr(config, name).kl_coef for name in ALGORITHMS} == {float(coefs[place])}

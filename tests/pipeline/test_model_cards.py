@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from huggingface_hub import ModelCard
 
-from eval.summarize import Finished, finished_policies
+from eval.summarize import FinishedRun, finished_policies
 from stages.__main__ import write_cards
 from stages.config import config as settings
 from stages.config.command_line import make_config, recorded_config
@@ -173,7 +173,7 @@ def card_of(stage_folder: Path) -> str:
 def run(whole, monkeypatch):
     """The small run, opened as `make summarize` does."""
     monkeypatch.setattr(settings, "RUNS", whole.parents[1])
-    return Finished(finished_policies("tiny", "resumed", 44413))
+    return FinishedRun(finished_policies("tiny", "resumed", 44413))
 
 
 @pytest.mark.parametrize("stage", ["sft", "ppo", "dpo"])

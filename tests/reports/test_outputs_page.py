@@ -23,7 +23,13 @@ def judged_systems(said) -> Any:
         policy: [{"id": post, "summary": "one two", "reference": "three"} for post in post_of]
         for policy in said
     }
-    wins = rates_of(written, rows, post_scores(rows), post_of, "facts")
+    wins = rates_of(
+        written=written,
+        judgements=rows,
+        scores=post_scores(rows),
+        post_of=post_of,
+        judge_kind="facts",
+    )
     policies = {}
     for name, row in wins["policies"].items():
         rate = Interval(estimate=row["win_rate"], low=row["low"], high=row["high"])

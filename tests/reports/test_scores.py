@@ -32,7 +32,7 @@ def run_of(others, proxies=PROXIES) -> Any:
         policy = file.removesuffix(".jsonl")
         rows = []
         for post, text in enumerate(texts[policy]):
-            row = {"id": str(post), "query": str(post), "summary": text}
+            row: dict[str, Any] = {"id": str(post), "query": str(post), "summary": text}
             row["score"] = proxies[post] if policy == "ppo" else 0.0
             row["has_eos"] = policy == "sft" or post < 3
             rows.append(row)
