@@ -184,7 +184,7 @@ def agreements(title: str, bars: Sequence[Bar], ceiling: tuple[float, float] | N
     """
 
     def draw_agreements(axes: Axes) -> None:
-        _draw_bars(axes, bars, write="{:.1%}", reference=0.5)
+        _draw_bars(axes, bars, write="{:.1%}".format, reference=0.5)
         axes.set_ylim(len(bars) - 0.5, -1.2)  # room for the names of line and band
         axes.text(0.51, -0.9, "chance", ha="left", va="center")
         if ceiling is not None:
