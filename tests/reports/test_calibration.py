@@ -6,6 +6,7 @@ import pytest
 
 from reports import calibration
 from reports.judging import calibration_result
+from reports.plots import Bar, agreements, draw
 from reports.results import Interval
 from stages.config import config as settings
 from stages.config.command_line import make_config
@@ -148,6 +149,13 @@ def test_peoples_agreement_is_a_band_only_for_labels_by_people(monkeypatch, sour
     assert found is not None
     calibration.agreement_figure(found)
     assert bands == [(0.72, 0.77) if is_drawn else None]
+
+
+def test_the_plot_names_chance_and_people():
+    bar = Bar(label="this judge", color="#4f8f92", value=0.75, interval=(0.72, 0.78))
+    drawn = draw(agreements("Agreement", [bar], ceiling=(0.72, 0.77)))
+    assert all(f">{text}<" in drawn for text in ("this judge", "75.0%", "chance", "people"))
+    assert ">people<" not in draw(agreements("Agreement", [bar], ceiling=None))
 
 
 def test_the_plot_has_the_judge_the_rules_and_other_judges():

@@ -64,12 +64,14 @@ def test_the_interval_over_seeds_decides_if_it_reaches_further_toward_zero():
     found = verdict(comparison(0.10, 0.12, 0.14, posts=(0.08, 0.16)))
 
     half = T2 * 0.02 / sqrt(3)
+    assert found.interval is not None
     assert found.interval_is_over == "seeds"
     assert (found.interval.low, found.interval.high) == pytest.approx((0.12 - half, 0.12 + half))
 
 
 def test_the_interval_over_posts_decides_if_it_reaches_further_toward_zero():
     found = verdict(comparison(-0.10, -0.12, -0.14, posts=(-0.25, -0.01)))
+    assert found.interval is not None
     assert (found.interval_is_over, found.interval.high) == ("posts", -0.01)
 
 
