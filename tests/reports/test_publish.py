@@ -196,7 +196,7 @@ def test_a_page_by_an_earlier_version_is_marked_with_its_commit(place):
 
 COMMITTED = ROOT / GENERATED
 FRONT = (ROOT / "README.md").read_text(encoding="utf-8")
-RESULTS = FRONT.split("\n## What came out, and how far to believe it\n")[1].split("\n## ")[0]
+RESULTS = FRONT.split("\n## Results, and how far to trust them\n")[1].split("\n## ")[0]
 FINDINGS = (ROOT / "reports/FINDINGS.md").read_text(encoding="utf-8").split("\n## ")[1:]
 WITHOUT_NUMBERS = re.compile(r"!?\[[^\]]*\]\([^)]*\)|```.*?```|`[^`]*`|<!-- .*? -->", re.DOTALL)
 NUMBER = re.compile(r"(?<![\w.-])[+-]?\d+(?:,\d{3})*(?:\.\d+)?(?![\w-])")
