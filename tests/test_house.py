@@ -47,6 +47,7 @@ WITHOUT_TORCH = """
 """.split()
 
 TOP_LEVEL = {
+    "AGENTS.md",
     "CHANGELOG.md",
     "CITATION.cff",
     "CONTRIBUTING.md",

@@ -7,6 +7,7 @@ from tests.lib.places import ROOT
 
 DOCUMENTS = (
     "README.md",
+    "AGENTS.md",
     "CONTRIBUTING.md",
     "docs/quickstart.md",
     "docs/ppo-walkthrough.md",
