@@ -96,7 +96,8 @@ def fill_text(template: str, **values: Any) -> str:
 
 
 def _escaped(value: object) -> Markup:
-    return value if isinstance(value, Markup) else Markup(escape(str(value)))
+    """Escape a printed value, in one line: a line break could end a heading or a paragraph."""
+    return value if isinstance(value, Markup) else cell(value)
 
 
 def _printable(value: object) -> Markup:

@@ -370,7 +370,7 @@ def refusal(status: int, text: str = "no way", **more: str) -> tuple[int, Any]:
 SERVER: list[tuple[Any, str]] = [  # what it answers, the line
     (refusal(401, "line\nbreak"), "401"),
     (refusal(401, "\x1b[31mred"), "\\u001b[31mred"),
-    (refusal(429, code="insufficient_quota"), "credit"),
+    (refusal(429, code="insufficient_quota"), "quota"),
     (refusal(500), "run the same command again"),
     ((200, "<html>a page</html>"), "base_url"),
     ((200, {"choices": []}), "run the same command again"),

@@ -333,7 +333,7 @@ def test_a_module_that_is_not_there_is_refused_before_any_stage_is_made(runs, ca
 
 
 def test_the_example_of_the_document_counts_what_it_says():
-    text = (Path(__file__).parents[2] / "stages" / "README.md").read_text(encoding="utf-8")
+    text = (Path(__file__).parents[2] / "docs" / "own-data.md").read_text(encoding="utf-8")
     (code,) = re.findall(r"^```python\n(def asks.*?)^```$", text, re.MULTILINE | re.DOTALL)
     names: dict[str, Any] = {}
     exec(code, names)

@@ -69,7 +69,7 @@ def test_a_rehearsal_that_fails_prints_the_stages_that_finished(place, capsys, m
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        (["eval"], "eval takes no REHEARSE: name sft rm ppo, or other training targets"),
+        (["eval"], "eval does not read REHEARSE: name sft rm ppo, or other training targets"),
         (["sft", "eval"], "REHEARSE=1 judges nothing: leave out eval"),
         (["sft", "POLICY=a/b"], "REHEARSE=1 trains models: leave out POLICY= and INPUT="),
         (["sft", "DRY=1"], "REHEARSE=1 and DRY=1 exclude each other"),
