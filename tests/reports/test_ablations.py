@@ -5,8 +5,8 @@ import math
 import statistics
 
 import pytest
-from eval.stats.hypothesis_tests import fisher_exact
 
+from eval.stats.hypothesis_tests import fisher_exact
 from reports import ablations, about_runs
 from reports.ablation_runs import read_study
 from reports.verdicts import Word

@@ -3,8 +3,8 @@
 from math import sqrt
 
 import pytest
-from eval.stats.hypothesis_tests import p_of_seeds, within_margin
 
+from eval.stats.hypothesis_tests import p_of_seeds, within_margin
 from reports.results import Interval
 from reports.verdicts import Comparison, Word, verdict, verdicts
 
