@@ -8,6 +8,7 @@ no critic, or too many comparisons had no verdict for a win rate.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import combinations
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -574,31 +575,27 @@ def _below_penalty(stages: Mapping[str, StageRecord], policy: str) -> float | No
 
 
 def _read_differences(wins: Json, policies: Mapping[str, PolicyResult]) -> tuple[Difference, ...]:
-    """Read the difference of each pair of policies; first those against the first policy."""
+    """Read the difference of each pair of policies; first those from the first policy.
+
+    A pair is read in the direction in which it was measured. One without a post that both were
+    judged on was not measured, and has no interval.
+    """
+    measured = {names_of_pair(pair): row for pair, row in wins["differences"].items()}
     differences = []
-    names = list(policies)
-    for place, other in enumerate(names):
-        for policy in names[place + 1 :]:
-            differences.append(_read_difference(wins, policies, policy, other))
+    for first, second in combinations(policies, 2):
+        pair = (first, second) if (first, second) in measured else (second, first)
+        policy, other = pair
+        row = measured.get(pair, {})
+        is_shown = policies[policy].win_rate is not None and policies[other].win_rate is not None
+        difference = Difference(
+            policy=policy,
+            other=other,
+            interval=interval_from(row) if is_shown else None,
+            p_value=row.get("p_value") if is_shown else None,
+            identical=row.get("alike", 0.0),
+        )
+        differences.append(difference)
     return tuple(differences)
-
-
-def _read_difference(
-    wins: Json, policies: Mapping[str, PolicyResult], policy: str, other: str
-) -> Difference:
-    """Read one difference; a pair without a post that both were judged on has no interval."""
-    row: Json = {}
-    for pair, candidate in wins["differences"].items():
-        if names_of_pair(pair) == (policy, other):
-            row = candidate
-    is_shown = policies[policy].win_rate is not None and policies[other].win_rate is not None
-    return Difference(
-        policy=policy,
-        other=other,
-        interval=interval_from(row) if is_shown else None,
-        p_value=row.get("p_value") if is_shown else None,
-        identical=row.get("alike", 0.0),
-    )
 
 
 def _read_judge(stages: Mapping[str, StageRecord], calibration: Json | None) -> JudgeResult:

@@ -533,3 +533,18 @@ def test_a_stage_from_an_earlier_one_is_refused(places, capsys):
 def test_the_html_shows_what_the_markdown_says(page):
     assert "63.0% [60.0, 66.0]" in html.unescape(page.html)
     assert page.html.count("<details>") == page.markdown.count("<details>") > 8
+
+
+def test_differences_are_read_in_the_direction_in_which_they_were_measured(places):
+    config = make_config("tiny")
+    results = fabricate(config)
+    gap = results["win_rate"]["differences"]["ppo-sft"]
+    turned = gap | {"estimate": -gap["estimate"], "low": -gap["high"], "high": -gap["low"]}
+    path = stage_folder(config, "win_rate") / "manifest.json"
+    manifest = json.loads(path.read_text())
+    manifest["results"]["differences"] = {"sft-ppo": turned}
+    path.write_text(json.dumps(manifest))
+    (difference,) = load_run(config).differences
+    assert (difference.policy, difference.other) == ("sft", "ppo")
+    assert difference.interval is not None
+    assert difference.interval.estimate == -gap["estimate"]
