@@ -94,7 +94,7 @@ def test_every_environment_and_makefile_variable_named_exists():
         name
         for name in named
         if name
-        not in VARIABLES | environment | {"LD_PRELOAD", "OMP_WAIT_POLICY", "PIP_EXTRA_INDEX_URL"}
+        not in VARIABLES | environment | {"LD_PRELOAD", "OMP_WAIT_POLICY", "PIP_EXTRA_INDEX_URL", "STAGES"}
     } == set()
 
 
@@ -180,4 +180,4 @@ def test_every_preset_and_every_switch_is_told():
 
 def test_the_front_door_says_who_judges_and_what_was_not_run():
     assert "NOT an LLM" in FRONT
-    assert "We have not run the Pythia presets: we had a GPU for some minutes." in FRONT
+    assert "No Pythia preset has been run as a whole, and nothing has run on several GPUs" in FRONT

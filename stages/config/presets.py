@@ -49,7 +49,7 @@ NAMES = (
     "own",
     "outputs",
 )
-SMOLLM2 = "runs/models/smollm2-135m-instruct"  # what `make smollm` writes
+SMOLLM2 = "runs/models/smollm2-135m-instruct"  # `python -m tests.lib.offline_models smollm2` writes it
 
 Changes = dict[str, dict[str, Any]]
 """Section -> field -> value."""
