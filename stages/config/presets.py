@@ -49,7 +49,8 @@ NAMES = (
     "own",
     "outputs",
 )
-SMOLLM2 = "runs/models/smollm2-135m-instruct"  # `python -m tests.lib.offline_models smollm2` writes it
+# `python -m tests.lib.offline_models smollm2` writes it.
+SMOLLM2 = "runs/models/smollm2-135m-instruct"
 
 Changes = dict[str, dict[str, Any]]
 """Section -> field -> value."""

@@ -99,9 +99,7 @@ def test_the_page_opens_with_the_answer_and_its_scope(places, ppo, answer):
     markdown = write_page(ppo=ppo)
     opening = in_one_line(markdown.split("\n\n")[1])
     assert opening.startswith(answer)
-    scope = (
-        "Judge: facts rule (not an LLM); one seed; built-in posts; a model without pretraining."
-    )
+    scope = "Judge: facts rule (not an LLM); one seed; built-in posts; a model without pretraining."
     assert opening.endswith(scope)
 
 
