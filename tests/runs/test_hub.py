@@ -255,7 +255,10 @@ GATED = errors.GatedRepoError("no", response=mock.Mock(headers={}, status_code=4
     ("error", "said"),
     [
         (GATED, "x/y is gated: accept its terms at"),
-        (ConnectionResetError("gone"), "the download was cut off (gone): the same command"),
+        (
+            ConnectionResetError("gone"),
+            "the download was cut off (ConnectionResetError: gone): the same command",
+        ),
     ],
 )
 def test_what_the_client_raises_is_one_line(monkeypatch, error, said):
