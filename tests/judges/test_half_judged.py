@@ -82,4 +82,4 @@ def test_a_trained_policy_without_a_verdict_still_has_a_page(runs):
     assert (difference.interval, difference.p_value) == (None, None)
     assert "– (100.0% unjudged)" in run_page.terminal_text(run, Path("page"))
     page = render.fill("run.md", "x", **run_page.page_values(run), is_public=False)
-    assert "| PPO minus SFT | – (too many unjudged) | – |" in page.markdown
+    assert "| PPO minus SFT | – (not compared) | – |" in page.markdown
