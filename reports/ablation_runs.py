@@ -174,7 +174,8 @@ def read_seeds(name: str, title: str, judge: str) -> Seeds:
     except UserError:
         if not ended:
             raise
-        finished, lines = [], []
+        finished = []
+        lines = []
 
     runs = []
     left_out = [f"{name} seed{seed} failed: its PPO ended in an error." for seed in ended]

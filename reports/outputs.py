@@ -12,15 +12,12 @@ from eval.stats.hypothesis_tests import holm
 from reports import render
 from reports.formats import MISSING, percent, text_table
 from reports.judging import calibration_of_run, control_rows, judge_prompt
-from reports.provenance import folders_of, made_from, provenance, settings_table
+from reports.provenance import provenance, settings_table
 from reports.results import Interval, PolicyResult, RunResult, load_run
-from reports.run import numbers, sample_note, win_rates_figure
+from reports.run import sample_note, win_rates_figure, write_stage
 from reports.samples import NUMBER_OF_SAMPLES, samples_of
 from reports.verdicts import SIGNIFICANCE
 from stages.config.config import Config
-from stages.runs.files import write_json, write_text
-from stages.runs.inputs import inputs_now
-from stages.runs.run import open_stage
 
 EVEN = 0.5
 TERMINAL_NAME = 22  # columns of a system's name in the terminal
@@ -79,21 +76,14 @@ def write_report(config: Config) -> str:
     Raises UserError, with the command to run, if a stage is missing or stale.
     """
     run = load_run(config)
-    stem = f"{run.name}-seed{run.seed}"
-    with open_stage(config, "report") as stage:
-        stage.inputs = inputs_now(config, "report")
-        origin = made_from("run", [run.name], folders_of([run]))
-        values = page_values(run)
-        page = render.fill("outputs.md", stem, **values, is_public=False)
-        # The posts may be other people's words.
-        public_page = render.fill("outputs.md", stem, **values, is_public=True)
-        render.write(stage.partial / render.PUBLIC, public_page, numbers(run), origin)
-        render.write(stage.partial, page, numbers(run), origin)
-        headline = terminal_text(run, stage.folder / f"{stem}.html")
-        write_text(stage.partial / "headline.txt", headline)
-        write_json(stage.partial / "numbers.json", render.plain(numbers(run)))
-        stage.finish({})
-    return headline
+    return write_stage(
+        config,
+        run,
+        template="outputs.md",
+        values=page_values(run),
+        has_public_page=True,  # the posts may be other people's words
+        terminal_text=terminal_text,
+    )
 
 
 def page_values(run: RunResult) -> dict[str, Any]:

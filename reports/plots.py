@@ -286,7 +286,8 @@ def _draw_bars(
 
 def _draw_line(axes: Axes, line: Line) -> None:
     """Draw a curve; of many points, the mean and the range of neighbors."""
-    steps, values = line.curve.steps, line.curve.values
+    steps = line.curve.steps
+    values = line.curve.values
     if line.has_dots:
         axes.plot(steps, values, "o:", color=line.color, label=line.label, ms=4)
         return

@@ -6,6 +6,7 @@ numbers.json (the run's numbers). The text of the page is `templates/run.md`. `p
 page once more without other people's texts: `make publish` copies that one.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -67,14 +68,35 @@ def write_report(config: Config) -> str:
     Raises UserError, with the command to run, if a stage is missing or stale.
     """
     run = load_run(config)
+    return write_stage(
+        config,
+        run,
+        template="run.md",
+        values=page_values(run),
+        has_public_page=run.has_real_texts,
+        terminal_text=terminal_text,
+    )
+
+
+def write_stage(
+    config: Config,
+    run: RunResult,
+    template: str,
+    values: dict[str, Any],
+    has_public_page: bool,
+    terminal_text: Callable[[RunResult, Path], str],
+) -> str:
+    """Run the stage `report`: write page, headline.txt and numbers.json; return the headline.
+
+    `has_public_page` asks for the page once more, without other people's texts.
+    """
     stem = f"{run.name}-seed{run.seed}"
     with open_stage(config, "report") as stage:
         stage.inputs = inputs_now(config, "report")
         origin = made_from("run", [run.name], folders_of([run]))
-        values = page_values(run)
-        page = render.fill("run.md", stem, **values, is_public=False)
-        if run.has_real_texts:
-            public_page = render.fill("run.md", stem, **values, is_public=True)
+        page = render.fill(template, stem, **values, is_public=False)
+        if has_public_page:
+            public_page = render.fill(template, stem, **values, is_public=True)
             render.write(stage.partial / render.PUBLIC, public_page, numbers(run), origin)
         render.write(stage.partial, page, numbers(run), origin)
         headline = terminal_text(run, stage.folder / f"{stem}.html")

@@ -66,10 +66,9 @@ class Comparison(NamedTuple):
 
 def comparison_of(row: Row, order: str) -> Comparison:
     """The question that a summary and its reference make, shown in one order."""
-    first, second = row["summary"], row["reference"]
     if order == "reference_first":
-        first, second = second, first
-    return Comparison(row["id"], row["query"], first, second)
+        return Comparison(row["id"], row["query"], row["reference"], row["summary"])
+    return Comparison(row["id"], row["query"], row["summary"], row["reference"])
 
 
 class Judge:

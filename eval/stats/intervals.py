@@ -208,7 +208,8 @@ def mean_with_t_interval(values: Floats, posts: Posts | None = None) -> Interval
             low, high = bounds
     elif count > 1:
         half_width = float(t.ppf(TAILS[1], df=count - 1)) * _error_of_ratio(sums, sizes)
-        low, high = mean - half_width, mean + half_width
+        low = mean - half_width
+        high = mean + half_width
     return Interval(estimate=mean, low=low, high=high, posts=count)
 
 

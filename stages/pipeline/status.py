@@ -88,7 +88,8 @@ def stage_status(folder: Path, stage: str, label: str) -> StageStatus:
     try:
         state, detail = _state_of(folder, stage)
     except (UserError, OSError) as error:
-        state, detail = UNREADABLE, describe_user_error(error) or ""
+        state = UNREADABLE
+        detail = describe_user_error(error) or ""
     return StageStatus(label=label, state=state, detail=detail)
 
 

@@ -127,7 +127,7 @@ def test_errors_are_counted_for_each_kind_of_label(eight_pairs):
 
 
 def test_the_results_are_plain_json(eight_pairs):
-    json.dumps(eight_pairs, allow_nan=False)
+    assert json.loads(json.dumps(eight_pairs, allow_nan=False)) == eight_pairs
 
 
 def test_150_pairs_about_3_posts_count_as_3_posts():

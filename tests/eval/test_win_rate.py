@@ -267,7 +267,8 @@ def test_the_stage_measures_each_policy(results_of_30_posts):
 
 
 def test_the_results_are_plain_json(results_of_30_posts):
-    json.dumps(results_of_30_posts, allow_nan=False)
+    text = json.dumps(results_of_30_posts, allow_nan=False)
+    assert json.loads(text) == results_of_30_posts
 
 
 def test_the_stage_writes_the_score_of_every_post(results_of_30_posts):

@@ -46,7 +46,8 @@ def document_rows():
 def test_the_documents_table_obeys_the_equations_up_to_rounding():
     rows = document_rows()
     assert len(rows) == 17
-    score, kl = 2.98, sum(logprob - ref_logprob for logprob, ref_logprob, *_ in rows)
+    score = 2.98
+    kl = sum(logprob - ref_logprob for logprob, ref_logprob, *_ in rows)
     assert kl == pytest.approx(1.83, abs=2 * len(rows) * ROUNDED)
     rewards = sum(row[2] for row in rows)
     assert rewards == pytest.approx(score - 0.05 * kl, abs=len(rows) * ROUNDED)
