@@ -175,5 +175,6 @@ def test_every_preset_and_every_switch_is_told():
 
 
 def test_the_front_door_says_who_judges_and_what_was_not_run():
-    assert "NOT an LLM" in FRONT
-    assert "No Pythia preset has been run as a whole, and nothing has run on several GPUs" in FRONT
+    assert "**not an LLM**" in FRONT
+    assert "No Pythia preset has been run from start to end" in FRONT
+    assert "nothing has run on several GPUs" in FRONT

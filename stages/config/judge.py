@@ -121,7 +121,7 @@ class Checks(Section):
     control_posts: PositiveInt = 50
     """Number of posts whose reference is judged against negative controls."""
     calibration_pairs: NonNegativeInt = 0
-    """Number of labelled comparisons that `make judge-calibration` asks about, drawn by the seed.
+    """Number of labeled comparisons that `make judge-calibration` asks about, drawn by the seed.
     0: all."""
 
 

@@ -105,7 +105,7 @@ STAGES = {
         models=("model",),
     ),
     "normalize": Stage(
-        what="the reward of a human summary becomes 0",
+        what="shifts the reward so that references average 0",
         head="norm",
         module="stages.normalize",
         target="rm",
@@ -127,7 +127,7 @@ STAGES = {
         makes_policy=True,
     ),
     "released": Stage(
-        what="a released policy, and its reward model in our layout",
+        what="a policy that others trained, and its reward model, converted to our layout",
         module="stages.released",
         target="eval",
         sections=("released",),
@@ -175,7 +175,7 @@ STAGES = {
         per_judge=True,
     ),
     "calibration": Stage(
-        what="the judge compared with labelled comparisons",
+        what="the judge compared with labeled comparisons",
         module="eval.calibration",
         target="judge-calibration",
         sections=("world", "data", "judge", "checks"),

@@ -91,7 +91,7 @@ GROUPS: dict[str, list[Target]] = {
         ),
         Target(
             name="judge-calibration",
-            help="the judge compared with labelled comparisons",
+            help="the judge compared with labeled comparisons",
             variables=RUN,
         ),
         Target(
@@ -155,7 +155,7 @@ GROUPS: dict[str, list[Target]] = {
     "develop (done by make itself)": [
         Target(name="install", help="only install the environment"),
         Target(name="check", help="lint and types"),
-        Target(name="test", help="the tests, in minutes"),
+        Target(name="test", help="the tests: 15 to 30 minutes"),
         Target(name="walks", help="tests with servers, browsers, processes and kills"),
         Target(name="simulations", help="how often 95% intervals cover the true rate"),
         Target(
