@@ -24,7 +24,7 @@ DOCUMENTS = (
     "reports/FINDINGS.md",
 )
 TEXTS = {name: (ROOT / name).read_text(encoding="utf-8") for name in DOCUMENTS}
-FENCE = re.compile(r"^```(?:python|yaml)?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+FENCE = re.compile(r"^```\w*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
 def make_commands(text: str) -> list[list[str]]:
@@ -42,3 +42,16 @@ def make_commands(text: str) -> list[list[str]]:
 
 
 COMMANDS = [command for text in TEXTS.values() for command in make_commands(text)]
+
+
+def section(document: str, heading: str) -> str:
+    """The text of a document below one of its second-level headings, up to the next one."""
+    _, _, after = TEXTS[document].partition(f"\n## {heading}\n")
+    assert after, f"{document} has no heading {heading!r}"
+    return after.partition("\n## ")[0]
+
+
+def code_blocks(text: str, language: str) -> list[str]:
+    """What is between the fences of a language, such as `python`, in a part of a document."""
+    pattern = rf"^```{language}\n(.*?)^```$"
+    return re.findall(pattern, text, re.MULTILINE | re.DOTALL)
