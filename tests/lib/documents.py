@@ -41,7 +41,14 @@ def make_commands(text: str) -> list[list[str]]:
     return commands
 
 
-COMMANDS = [command for text in TEXTS.values() for command in make_commands(text)]
+# The algorithm that docs/change-it.md adds, so there is no such target without the change.
+ADDED_TARGET = "raft"
+COMMANDS = [
+    command
+    for text in TEXTS.values()
+    for command in make_commands(text)
+    if ADDED_TARGET not in command
+]
 
 
 def section(document: str, heading: str) -> str:
