@@ -1,6 +1,5 @@
 """A preset of your own is a YAML file: what it may say, and how its mistakes are answered."""
 
-import re
 import shutil
 
 import pytest
@@ -13,7 +12,6 @@ from stages.rl.algorithms import ALGORITHMS
 from stages.runs.staleness import find_problem
 from tests.lib.asserts import refusal_of
 from tests.lib.fabricated_runs import fabricate
-from tests.lib.places import ROOT
 
 SMALL = """
 description: Smaller than tiny.
@@ -89,15 +87,6 @@ def test_a_child_sets_what_is_the_same_for_all_algorithms_after_its_parent(write
         write("extends: small.yaml\npolicy_gradient:\n  learning_rate: 2e-3\n", "child.yaml")
     )
     assert {getattr(config, name).learning_rate for name in ALGORITHMS} == {2e-3}
-
-
-def test_the_example_of_the_document_is_a_preset(write):
-    document = (ROOT / "docs/change-it.md").read_text(encoding="utf-8")
-    (example,) = re.findall(r"```yaml\n(.*?)```", document, re.DOTALL)
-    config = make_config(write(example, "my_preset.yaml"))
-    assert config.name == "my_preset"
-    assert (config.ppo.kl_coef, config.ppo.total_episodes) == (0.1, 51_200)
-    assert config.base.checkpoint == "EleutherAI/pythia-1b-deduped"
 
 
 def test_folders_of_the_file_stay_off_pages(write, place):
