@@ -16,7 +16,7 @@ from reports.algorithm_points import (
     named,
     settings_of,
 )
-from reports.equal_kl import AlgorithmPair
+from reports.equal_kl import AlgorithmPair, pairs_with_base
 from reports.penalties import differences_at_equal_penalty
 from reports.plots import (
     INK,
@@ -50,23 +50,20 @@ def main_figure(points: Sequence[Point], pairs: Sequence[AlgorithmPair]) -> Figu
 def bars_against_base(pairs: Sequence[AlgorithmPair]) -> list[Bar]:
     """Return each algorithm's difference from PPO with the interval that decides."""
     bars = []
-    for pair in pairs:
-        if BASE not in (pair.first, pair.second):
-            continue
+    for pair in pairs_with_base(pairs):
         if pair.verdict is None or pair.verdict.interval is None:
             continue
         interval = pair.verdict.interval
-        ends = (100 * interval.low, 100 * interval.high)
-        value = 100 * interval.estimate
-        algorithm = pair.first
-        if pair.first == BASE:  # the difference is PPO's from the other one
-            ends = (-ends[1], -ends[0])
-            value = -value
-            algorithm = pair.second
-        label = named(algorithm)
+        label = pair.first_title
         if pair.compared_seeds < pair.all_seeds:
-            label = f"{label} ({pair.compared_seeds} of {pair.all_seeds} seeds)"
-        bars.append(Bar(label=label, color=line_color(algorithm), value=value, interval=ends))
+            label = f"{label}\n({pair.compared_seeds} of {pair.all_seeds} seeds)"
+        bar = Bar(
+            label=label,
+            color=line_color(pair.first),
+            value=100 * interval.estimate,
+            interval=(100 * interval.low, 100 * interval.high),
+        )
+        bars.append(bar)
     return bars
 
 

@@ -15,8 +15,15 @@ from pathlib import Path
 
 from reports import about_runs, render
 from reports.algorithm_figures import main_figure, outside_the_zoom, over_kl_figure
-from reports.algorithm_points import BEST_OF_N, points_of
-from reports.equal_kl import PLACES, AlgorithmPair, by_verdict, pairs_of
+from reports.algorithm_points import BASE, BEST_OF_N, named, points_of
+from reports.equal_kl import (
+    PLACES,
+    AlgorithmPair,
+    by_verdict,
+    other_pairs,
+    pairs_of,
+    pairs_with_base,
+)
 from reports.formats import MISSING, p_value, points, text_table
 from reports.penalties import PenaltyEffect, SettingRow, penalty_effects, setting_rows
 from reports.results import find_all
@@ -67,7 +74,9 @@ def write_page(name: str, kl_coefs: Sequence[str], judge: str = "") -> str:
         numbers=Numbers(pairs=pairs, settings=settings, penalties=penalties),
         name=name,
         pairs=pairs,
-        verdict_groups=by_verdict(pairs),
+        base=named(BASE),
+        base_groups=by_verdict(pairs_with_base(pairs)),
+        other_groups=by_verdict(other_pairs(pairs)),
         has_lines=bool(pairs),
         penalties=penalties,
         settings=settings,
@@ -100,7 +109,9 @@ def terminal_text(name: str, pairs: Sequence[AlgorithmPair], seed_count: int, pa
     return render.fill_text(
         "algorithms_terminal.txt",
         name=name,
-        verdict_groups=by_verdict(pairs),
+        base=named(BASE),
+        base_groups=by_verdict(pairs_with_base(pairs)),
+        other_groups=by_verdict(other_pairs(pairs)),
         pairs=pairs,
         has_lines=bool(pairs),
         seed_count=seed_count,

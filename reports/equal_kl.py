@@ -13,7 +13,7 @@ import numpy as np
 
 from eval.stats.hypothesis_tests import p_of_interval
 from eval.stats.intervals import Floats, mean_over_posts, post_numbers
-from reports.algorithm_points import Point, lines_of, named
+from reports.algorithm_points import BASE, Point, lines_of, named
 from reports.results import Interval
 from reports.verdicts import Comparison, Verdict, Word, mean_over_seeds, verdicts
 
@@ -42,7 +42,10 @@ class Overlap:
 
 @dataclass(frozen=True, kw_only=True)
 class AlgorithmPair:
-    """Two algorithms at equal KL; the one with the higher win rate is the first."""
+    """Two algorithms at equal KL; every difference is the first's number minus the second's.
+
+    PPO is the second of its pairs. Of other pairs the first has the higher win rate.
+    """
 
     first: str
     second: str
@@ -126,10 +129,10 @@ def _weighted(line: Sequence[Point], roots: Floats) -> tuple[tuple[Point, float]
 
 
 def pairs_of(points: Sequence[Point]) -> list[AlgorithmPair]:
-    """Return all pairs of algorithms, each with the better one first.
+    """Return all pairs of algorithms.
 
-    Pairs that were compared on all seeds come first, then by difference; those that share no KL
-    come last.
+    Pairs that were compared on all seeds come first, and of these the pairs with PPO, the largest
+    difference first. Pairs that share no KL come last.
     """
     pairs = [_pair(points, first, second) for first, second in combinations(lines_of(points), 2)]
 
@@ -139,9 +142,11 @@ def pairs_of(points: Sequence[Point]) -> list[AlgorithmPair]:
     verdict_of = dict(zip([pair.name for pair in tested], found, strict=True))
     pairs = [replace(pair, verdict=verdict_of.get(pair.name)) for pair in pairs]
 
-    def place(pair: AlgorithmPair) -> tuple[bool, int, float]:
+    def place(pair: AlgorithmPair) -> tuple[bool, int, bool, float]:
+        has_no_comparison = pair.comparison is None
         missing_seeds = pair.all_seeds - pair.compared_seeds
-        return pair.comparison is None, missing_seeds, -pair.mean if pair.comparison else 0.0
+        difference = 0.0 if pair.comparison is None else pair.mean
+        return has_no_comparison, missing_seeds, pair.second != BASE, -difference
 
     return sorted(pairs, key=place)
 
@@ -149,7 +154,8 @@ def pairs_of(points: Sequence[Point]) -> list[AlgorithmPair]:
 def _pair(points: Sequence[Point], first: str, second: str) -> AlgorithmPair:
     overlaps, all_seeds = overlaps_of(points, first, second)
     by_seed = [overlap.difference(lambda point: point.win_rate) for overlap in overlaps]
-    if by_seed and fmean(by_seed) < 0:
+    is_second_better = bool(by_seed) and fmean(by_seed) < 0
+    if first == BASE or (is_second_better and second != BASE):
         return _pair(points, second, first)
     return AlgorithmPair(
         first=first,
@@ -205,6 +211,16 @@ def _gold_difference(points: Sequence[Point], first: str, second: str) -> float 
 def _gold_of(point: Point) -> float:
     assert point.gold is not None
     return point.gold
+
+
+def pairs_with_base(pairs: Sequence[AlgorithmPair]) -> list[AlgorithmPair]:
+    """Return the pairs of PPO with another algorithm."""
+    return [pair for pair in pairs if pair.second == BASE]
+
+
+def other_pairs(pairs: Sequence[AlgorithmPair]) -> list[AlgorithmPair]:
+    """Return the pairs without PPO."""
+    return [pair for pair in pairs if pair.second != BASE]
 
 
 def by_verdict(pairs: Sequence[AlgorithmPair]) -> dict[str, list[AlgorithmPair]]:

@@ -7,9 +7,9 @@ from reports.equal_kl import pairs_of
 from tests.lib.algorithm_points import PPO, RLOO, line, lines
 
 
-def test_the_plot_shows_differences_from_ppo_whichever_is_better():
+def test_the_plot_has_the_sign_of_the_table():
     (pair,) = pairs_of(PPO + lines("rloo", 0.74, 0.75, 0.76))
-    assert pair.name == "PPO minus RLOO"
+    assert pair.name == "RLOO minus PPO"
     (bar,) = bars_against_base([pair])
     assert bar.label == "RLOO"
     assert bar.value == pytest.approx(-5.0)

@@ -55,6 +55,7 @@ def test_points_have_the_penalty_and_the_kl_of_their_run(runs):
     ("points", "title"),
     [
         (PPO + RLOO, "at equal KL RLOO is better than PPO"),
+        (PPO + lines("rloo", 0.74, 0.75, 0.76), "at equal KL RLOO is worse than PPO"),
         (PPO + lines("rloo", 0.7, 0.8, 0.9), "at equal KL no algorithm is shown to be better"),
         (PPO + lines("rloo", 0.8, 0.8, 0.8), "at equal KL no algorithm is 3 points better"),
         (line("ppo", 0.8, 0.8) + line("rloo", 0.9, 0.9), "takes several seeds, and this is one"),

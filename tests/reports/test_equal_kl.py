@@ -85,8 +85,8 @@ def test_pairs_with_fewer_seeds_do_not_lead():
     pairs = pairs_of(PPO + RLOO + best + lines("grpo", 0.1, 0.1, 0.1, kls=(30, 31)))
     assert [(pair.name, pair.compared_seeds) for pair in pairs[:3]] == [
         ("RLOO minus PPO", 3),
+        ("best-of-n minus PPO", 1),
         ("RLOO minus best-of-n", 1),
-        ("PPO minus best-of-n", 1),
     ]
     assert {pair.compared_seeds for pair in pairs[3:]} == {0}
 
@@ -97,5 +97,23 @@ def test_the_gold_score_is_compared_at_equal_kl_too():
         points += line("ppo", 0.8, 0.8, seed=seed, golds=(1.0, 1.0))
         points += line("rloo", 0.8, 0.8, seed=seed, golds=(gold, gold))
     (pair,) = pairs_of(points)
+    assert pair.name == "RLOO minus PPO"
     assert isinstance(pair.gold, Interval)
-    assert abs(pair.gold.estimate) == pytest.approx(0.5)
+    assert pair.gold.estimate == pytest.approx(0.5)
+
+
+def test_every_difference_is_the_first_algorithm_minus_the_second():
+    """RLOO wins 5 points less often than PPO, and 10 points less often than GRPO."""
+    (first, second, third) = pairs_of(
+        PPO + lines("rloo", 0.74, 0.75, 0.76) + lines("grpo", 0.84, 0.85, 0.86)
+    )
+    assert (first.name, second.name) == ("Dr.GRPO minus PPO", "RLOO minus PPO")
+    assert (first.mean, second.mean) == pytest.approx((0.05, -0.05))
+    assert third.name == "Dr.GRPO minus RLOO"
+    assert third.mean == pytest.approx(0.10)
+
+
+def test_an_algorithm_that_wins_less_often_than_ppo_is_worse():
+    assert names_and_words(PPO + lines("rloo", 0.74, 0.75, 0.76)) == [
+        ("RLOO minus PPO", Word.WORSE)
+    ]
