@@ -106,7 +106,7 @@ def slow_kl_coefs(runs: Sequence[RunResult]) -> list[RunResult]:
 
     Its horizon is half of the run's episodes or more.
     """
-    slow = {}
+    slow: dict[str, RunResult] = {}
     for run in runs:
         ppo = run.settings.get("ppo", {})
         if ppo.get("kl_target") and 2 * ppo["kl_horizon"] >= ppo["total_episodes"]:

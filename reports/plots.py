@@ -222,19 +222,22 @@ def differences(title: str, bars: Sequence[Bar], x_label: str) -> Panel:
     """Differences in percentage points; within the shaded band counts as no difference.
 
     An interval that reaches far beyond the others is cut off at the edge. An arrow and the number
-    stand there instead, so that one outlier does not squeeze all others.
+    mark it, so that one outlier does not squeeze all others.
     """
+    low, high = limits_of_differences(bars)
+    is_cut = any(_ends_of(bar)[0] < low or _ends_of(bar)[1] > high for bar in bars)
+    label = f"{x_label}\n(arrow: reaches beyond the axis)" if is_cut else x_label
+    label_height = 0.2 if is_cut else 0.0  # of its second line
 
     def draw_differences(axes: Axes) -> None:
         axes.axvspan(-NO_DIFFERENCE, NO_DIFFERENCE, color=INK, alpha=0.1, lw=0)
         _draw_bars(axes, bars, write=_signed, reference=0.0)
-        limits = limits_of_differences(bars)
-        axes.set_xlim(*limits)
+        axes.set_xlim(low, high)
         for place, bar in enumerate(bars):
-            _mark_cut_ends(axes, bar, place, limits)
-        axes.set_xlabel(x_label)
+            _mark_cut_ends(axes, bar, place)
+        axes.set_xlabel(label)
 
-    return Panel(title=title, draw=draw_differences, height=_bars_height(bars))
+    return Panel(title=title, draw=draw_differences, height=_bars_height(bars) + label_height)
 
 
 def limits_of_differences(bars: Sequence[Bar]) -> tuple[float, float]:
@@ -257,29 +260,31 @@ def _ends_of(bar: Bar) -> tuple[float, float]:
     return bar.interval or (bar.value, bar.value)
 
 
-def _mark_cut_ends(axes: Axes, bar: Bar, place: int, limits: tuple[float, float]) -> None:
-    """Draw an arrow at each edge that cuts a bar off, with the number that lies beyond."""
+def _mark_cut_ends(axes: Axes, bar: Bar, place: int) -> None:
+    """Draw an arrow inside each edge that cuts a bar off, with the numbers that lie beyond."""
+    left, right = axes.get_xlim()
     low, high = _ends_of(bar)
-    if low < limits[0]:
-        _mark_edge(axes, bar, place, edge=limits[0], arrow="<", end=low)
-    if high > limits[1]:
-        _mark_edge(axes, bar, place, edge=limits[1], arrow=">", end=high)
+    inset = 0.025 * (right - left)
+    is_value_shown = left <= bar.value <= right
+    all_numbers = f"{_signed(bar.value)} [{_signed(low)}, {_signed(high)}]"
+
+    if low < left:
+        note = f"to {_signed(low)}" if is_value_shown else all_numbers
+        axes.plot([left + inset], [place], "<", color=bar.color, ms=8)
+        _write_above(axes, note, x=left + inset, place=place, align="left")
+    if high > right:
+        note = f"to {_signed(high)}" if is_value_shown else all_numbers
+        axes.plot([right - inset], [place], ">", color=bar.color, ms=8)
+        _write_above(axes, note, x=right - inset, place=place, align="right")
 
 
-def _mark_edge(axes: Axes, bar: Bar, place: int, edge: float, arrow: str, end: float) -> None:
-    is_left = arrow == "<"
-    axes.plot([edge], [place], arrow, color=bar.color, ms=8, clip_on=False)
-    is_inside = axes.get_xlim()[0] <= bar.value <= axes.get_xlim()[1]
-    note = f"to {_signed(end)}"
-    if not is_inside:
-        low, high = _ends_of(bar)
-        note = f"{_signed(bar.value)} [{_signed(low)}, {_signed(high)}]"
+def _write_above(axes: Axes, note: str, x: float, place: int, align: str) -> None:
     axes.annotate(
         note,
-        xy=(edge, place),
-        xytext=(8 if is_left else -8, 5),
+        xy=(x, place),
+        xytext=(0, 5),
         textcoords="offset points",
-        ha="left" if is_left else "right",
+        ha=align,
         va="bottom",
         fontsize=7.5,
     )
