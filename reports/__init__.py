@@ -14,7 +14,11 @@ outputs             the page of summaries that existed already
 calibration         the page of a judge compared with labels
 compare             the page about policies of finished runs
 ablations           the page about one changed setting at a time
-algorithms          the page about PPO and the other algorithms at equal KL
-scaling             the page about model sizes, compared with the paper
+algorithms          the page about PPO and the other algorithms at equal KL: what it is
+                    computed from (algorithm_points), who is better (equal_kl), each setting
+                    (penalties), what is drawn (algorithm_figures)
+scaling             the page about model sizes, compared with the paper: win rates over seeds
+                    (pooled_rates), failed_seeds, each size (sizes), and how numbers change with
+                    size (growth)
 publish             copies finished pages to reports/generated
 """

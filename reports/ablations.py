@@ -436,6 +436,11 @@ def differences_figure(study: Study) -> Figure | None:
                 color=color_of(POLICY),
                 value=100 * interval.estimate,
                 interval=(100 * interval.low, 100 * interval.high),
+                seeds=tuple(
+                    100 * seed.difference
+                    for seed in row.numbers.seeds
+                    if seed.difference is not None
+                ),
             )
         )
     if not bars:

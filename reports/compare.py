@@ -31,13 +31,21 @@ from reports.plots import Bar, Figure, color_of, differences, figure, win_rates
 from reports.posts import judged_posts, side_by_side
 from reports.results import Interval, RunResult
 from reports.run import sample_note
-from reports.samples import NUMBER_OF_SAMPLES, Sample, samples_from
+from reports.samples import (
+    NUMBER_OF_SAMPLES,
+    Sample,
+    WantedFacts,
+    first_example,
+    samples_from,
+    wanted_facts,
+)
 from reports.scores import gains_by_cut_off, gains_by_question
 from reports.verdicts import MARGIN, Comparison, Verdict, Word, verdicts
 from stages.config.faults import Parser, in_one_line
 
 MOST_NAMED_SETTINGS = 3  # of an entry, in the opening
 MOST_LISTED_SEEDS = 6  # whose differences a cell lists
+MOST_EXPLAINED_ROWS = 5  # whose differences the first paragraph has
 MOST_UNCLEAR_NAMES = 3  # of policies without a clear difference, in the title
 TITLE_KIND_OF = {
     Word.BETTER: "better",
@@ -133,6 +141,10 @@ class ComparedPosts:
     """Posts whose verdict is better or worse than the first entry's."""
     samples: list[Sample]
     """First those whose verdict changed, in the order of the data."""
+    example: Sample | None
+    """The first post that is fit to open the page."""
+    facts: WantedFacts | None
+    """What the readers of the example want to know, if it is a built-in post."""
 
 
 @in_one_line()
@@ -170,6 +182,7 @@ def write_page(texts: Sequence[str], judge: str = "") -> str:
         main_figure=main_figure(rows, base.label),
         margin=100 * MARGIN,
         most_listed_seeds=MOST_LISTED_SEEDS,
+        most_explained_rows=MOST_EXPLAINED_ROWS,
         critic_runs=_different([run for x in entries if x.policy == "ppo" for run in x.runs]),
         left_out=left_out,
         gain_runs=[
@@ -321,6 +334,8 @@ def compared_posts(entries: Sequence[Entry]) -> ComparedPosts:
     changed: list[Sample] = []
     unchanged: list[Sample] = []
     samples = samples_from(frames, authors=[entry.label for entry in entries])
+    has_real_texts = any(run.has_real_texts for entry in entries for run in entry.runs)
+    example = first_example(samples, has_real_texts)
     for sample, rows in zip(samples, side_by_side(frames), strict=True):
         changes = {change_of(rows[0]["verdict"], row["verdict"]) for row in rows[1:]}
         is_changed = not changes.isdisjoint((BETTER, WORSE))
@@ -330,6 +345,8 @@ def compared_posts(entries: Sequence[Entry]) -> ComparedPosts:
         count=len(samples),
         changed=len(changed),
         samples=[*changed, *unchanged][:NUMBER_OF_SAMPLES],
+        example=example,
+        facts=wanted_facts(example, has_real_texts),
     )
 
 
@@ -351,6 +368,7 @@ def main_figure(rows: Sequence[EntryRow], base: str) -> Figure | None:
             color=color_of(row.policy),
             value=100 * row.verdict.interval.estimate,
             interval=(100 * row.verdict.interval.low, 100 * row.verdict.interval.high),
+            seeds=_seed_ticks(row.comparison),
         )
         for row in rows
         if row.verdict is not None and row.verdict.interval is not None
@@ -361,6 +379,13 @@ def main_figure(rows: Sequence[EntryRow], base: str) -> Figure | None:
     if gaps:
         panels.append(differences(f"Difference from {base}", gaps, x_label="percentage points"))
     return figure("win-rate", panels)
+
+
+def _seed_ticks(comparison: Comparison | None) -> tuple[float, ...]:
+    """Return the difference of each seed in percentage points; none for one seed."""
+    if comparison is None or len(comparison.by_seed) < 2:
+        return ()
+    return tuple(100 * gap for gap in comparison.by_seed)
 
 
 def terminal_text(rows: Sequence[EntryRow], base: EntryRow, path: Path) -> str:

@@ -101,6 +101,19 @@ def poor_critics(runs: Sequence[RunResult]) -> list[PoorCritic]:
     return rows
 
 
+def slow_kl_coefs(runs: Sequence[RunResult]) -> list[RunResult]:
+    """Return the runs, one seed of each, whose KL coefficient had little time to adapt.
+
+    Its horizon is half of the run's episodes or more.
+    """
+    slow: dict[str, RunResult] = {}
+    for run in runs:
+        ppo = run.settings.get("ppo", {})
+        if ppo.get("kl_target") and 2 * ppo["kl_horizon"] >= ppo["total_episodes"]:
+            slow.setdefault(run.name, run)
+    return list(slow.values())
+
+
 def is_over_optimized(run: RunResult) -> bool:
     """Whether the reward model's score rose while the win rate fell below SFT's."""
     difference = run.difference(run.trained, "sft")

@@ -10,7 +10,7 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean
+from statistics import fmean, median_low
 from typing import Any
 
 import matplotlib
@@ -35,6 +35,7 @@ OTHER_COLORS = ("#4f8f92", "#7a6a4f", "#c1912f", "#6b7bc1")
 REWARD_MODEL_COLOR = "#2c9a6b"
 JUDGE_COLOR = "#4f8f92"
 NO_DIFFERENCE = 3.0  # percentage points; the shaded band of a plot of differences
+FAR_OFF = 3.0  # how many times as far as a typical bar an end is that a plot cuts off
 
 INK = "#48515b"
 GRID = "#dfe3e8"
@@ -218,15 +219,79 @@ def agreements(title: str, bars: Sequence[Bar], ceiling: tuple[float, float] | N
 
 
 def differences(title: str, bars: Sequence[Bar], x_label: str) -> Panel:
-    """Differences in percentage points; within the shaded band counts as no difference."""
+    """Differences in percentage points; within the shaded band counts as no difference.
+
+    An interval that reaches far beyond the others is cut off at the edge. An arrow and the number
+    mark it, so that one outlier does not squeeze all others.
+    """
+    low, high = limits_of_differences(bars)
+    is_cut = any(_ends_of(bar)[0] < low or _ends_of(bar)[1] > high for bar in bars)
+    label = f"{x_label}\n(arrow: reaches beyond the axis)" if is_cut else x_label
+    label_height = 0.2 if is_cut else 0.0  # of its second line
 
     def draw_differences(axes: Axes) -> None:
         axes.axvspan(-NO_DIFFERENCE, NO_DIFFERENCE, color=INK, alpha=0.1, lw=0)
-        _draw_bars(axes, bars, write=lambda gap: f"{round(gap, 1) + 0.0:+.1f}", reference=0.0)
-        axes.margins(x=0.1)
-        axes.set_xlabel(x_label)
+        _draw_bars(axes, bars, write=_signed, reference=0.0)
+        axes.set_xlim(low, high)
+        for place, bar in enumerate(bars):
+            _mark_cut_ends(axes, bar, place)
+        axes.set_xlabel(label)
 
-    return Panel(title=title, draw=draw_differences, height=_bars_height(bars))
+    return Panel(title=title, draw=draw_differences, height=_bars_height(bars) + label_height)
+
+
+def limits_of_differences(bars: Sequence[Bar]) -> tuple[float, float]:
+    """Return the ends of the axis: the band and all bars, without ends that are far off.
+
+    An end is far off if it is more than FAR_OFF times as far from 0 as a typical bar reaches.
+    """
+    reaches = [max(abs(end) for end in _ends_of(bar)) for bar in bars]
+    farthest = FAR_OFF * max(NO_DIFFERENCE, median_low(reaches))
+    shown = [-NO_DIFFERENCE, NO_DIFFERENCE]
+    for bar in bars:
+        shown += [end for end in (bar.value, *_ends_of(bar)) if abs(end) <= farthest]
+    low = min(shown)
+    high = max(shown)
+    margin = 0.1 * (high - low)
+    return low - margin, high + margin
+
+
+def _ends_of(bar: Bar) -> tuple[float, float]:
+    return bar.interval or (bar.value, bar.value)
+
+
+def _mark_cut_ends(axes: Axes, bar: Bar, place: int) -> None:
+    """Draw an arrow inside each edge that cuts a bar off, with the numbers that lie beyond."""
+    left, right = axes.get_xlim()
+    low, high = _ends_of(bar)
+    inset = 0.025 * (right - left)
+    is_value_shown = left <= bar.value <= right
+    all_numbers = f"{_signed(bar.value)} [{_signed(low)}, {_signed(high)}]"
+
+    if low < left:
+        note = f"to {_signed(low)}" if is_value_shown else all_numbers
+        axes.plot([left + inset], [place], "<", color=bar.color, ms=8)
+        _write_above(axes, note, x=left + inset, place=place, align="left")
+    if high > right:
+        note = f"to {_signed(high)}" if is_value_shown else all_numbers
+        axes.plot([right - inset], [place], ">", color=bar.color, ms=8)
+        _write_above(axes, note, x=right - inset, place=place, align="right")
+
+
+def _write_above(axes: Axes, note: str, x: float, place: int, align: str) -> None:
+    axes.annotate(
+        note,
+        xy=(x, place),
+        xytext=(0, 5),
+        textcoords="offset points",
+        ha=align,
+        va="bottom",
+        fontsize=7.5,
+    )
+
+
+def _signed(value: float) -> str:
+    return f"{round(value, 1) + 0.0:+.1f}"
 
 
 def rates_over_parameters(title: str, all_series: Sequence[Series]) -> Panel:

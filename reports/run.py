@@ -126,7 +126,7 @@ def page_values(run: RunResult) -> dict[str, Any]:
         "score_and_kl": score_and_kl(run),
         "win_rates": win_rates_figure(run),
         "example": example,
-        "facts": wanted_facts(run, example),
+        "facts": wanted_facts(example, run.has_real_texts),
         "question_gains": gains_by_question(run),
         "cut_off_gains": gains_by_cut_off(run),
         "gold": gold,

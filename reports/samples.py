@@ -101,13 +101,18 @@ def samples_from(frames: Sequence[pd.DataFrame], authors: Sequence[str]) -> list
 
 
 def example_of(run: RunResult) -> Sample | None:
-    """Return the post that opens a page: the first held-out one.
+    """Return the post that opens a run's page, with the summaries of SFT and the trained policy."""
+    policies = [policy for policy in (START, run.trained) if policy in run.policies]
+    return first_example(samples_of(run, policies or list(run.policies)), run.has_real_texts)
+
+
+def first_example(samples: Sequence[Sample], has_real_texts: bool) -> Sample | None:
+    """Return the first post that is fit to open a page; None if there is none.
 
     Some references of the built-in posts tell wrong facts on purpose; such a post is passed over.
     """
-    policies = [policy for policy in (START, run.trained) if policy in run.policies]
-    for sample in samples_of(run, policies or list(run.policies)):
-        if run.has_real_texts:
+    for sample in samples:
+        if has_real_texts:
             return sample
         _, wrong = read_summary(sample.texts[0].text, facts_of(sample.post_id))
         if not wrong:
@@ -115,9 +120,9 @@ def example_of(run: RunResult) -> Sample | None:
     return None
 
 
-def wanted_facts(run: RunResult, sample: Sample | None) -> WantedFacts | None:
+def wanted_facts(sample: Sample | None, has_real_texts: bool) -> WantedFacts | None:
     """Return what a built-in post's readers want to know; None for real posts."""
-    if run.has_real_texts or sample is None:
+    if has_real_texts or sample is None:
         return None
     facts, rows = facts_told(sample.post_id, [text.text for text in sample.texts])
     wanted = [row[0] for row in rows[len(EVENT) : -1]]

@@ -14,7 +14,9 @@ from typing import Any
 
 from eval.scores import START
 from reports import about_runs, paper, render
+from reports.failed_seeds import FAR_BELOW, OverOptimizedSeed, over_optimized_seed
 from reports.formats import percent, points, text_table
+from reports.growth import FEWEST_SIZES, Growth, growth
 from reports.limits import EVEN, FEW_EOS
 from reports.paper_comparison import SAME, PaperComparison, compare_with_paper
 from reports.plots import (
@@ -27,19 +29,13 @@ from reports.plots import (
     rates_over_parameters,
     win_rates,
 )
+from reports.pooled_rates import Outcome
 from reports.results import JudgeResult, PolicyResult, RunResult, find_all
-from reports.scaling_measures import (
-    FAR_BELOW,
-    FEWEST_SIZES,
-    Growth,
-    Outcome,
-    OverOptimizedSeed,
+from reports.sizes import (
     PolicyAtSize,
     SizeResult,
     differing_settings,
-    growth,
     have_same_seeds,
-    over_optimized_seed,
     runs_by_label,
     size_result,
     unjudged_policies,

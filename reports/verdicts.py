@@ -68,6 +68,13 @@ class Verdict:
     comparisons: int
     """The number of comparisons that it was corrected for."""
 
+    @property
+    def is_inconclusive_by_p_value(self) -> bool:
+        """Whether the interval leaves out 0, but the corrected p-value is not small enough."""
+        if self.word is not Word.INCONCLUSIVE or self.interval is None:
+            return False
+        return self.interval.is_above(0) or self.interval.is_below(0)
+
 
 def mean_over_seeds(values: Sequence[float]) -> float | Interval | None:
     """Return the mean over seeds with its 95% t interval.

@@ -5,7 +5,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from eval.judges.protocol import About, Choice, Comparison, Judge, Reply, Row, scored_rows
 from stages.config.checks import UserError
 from stages.config.judge import JudgeSettings
-from stages.data.builtin import EVENT, OPTIONAL, Facts, facts_of, read_summary, score_summary
+from stages.data.builtin import (
+    COMPLETE_WORDS,
+    EVENT,
+    LONG_COST,
+    OPTIONAL,
+    UNWANTED_COST,
+    WRONG_COST,
+    Facts,
+    facts_of,
+    read_summary,
+    score_summary,
+)
 
 
 class FactsJudge(Judge):
@@ -15,9 +26,11 @@ class FactsJudge(Judge):
         kind="facts",
         name="facts (offline rule, not an LLM)",
         is_llm=False,
-        note="offline rule of the built-in world, not an LLM: a right fact that the post's "
-        "subreddit wants gains 1, a right one that it does not want costs 0.5, a wrong one costs "
-        "1, each word beyond a complete summary costs 0.25",
+        note="a fixed rule that counts facts, not an LLM; a summary gains 1 point for each correct "
+        "fact that readers of the post's subreddit want, and loses "
+        f"{WRONG_COST:g} for each wrong fact, {UNWANTED_COST:g} for each correct fact that they do "
+        f"not want, and {LONG_COST:g} for each word beyond {COMPLETE_WORDS}; the summary with more "
+        "points wins",
     )
     label = "the rule of the built-in world"
 
@@ -41,7 +54,7 @@ def facts_told(post_id: str, texts: Sequence[str]) -> tuple[Facts, list[list[str
     """A post's facts, and what each text says about them.
 
     There is a row for each fact that the post's readers want: its name, its word, and what each
-    text says. The last row counts what is right.
+    text says. The last row counts the wanted facts that each text gets right.
     """
     facts = facts_of(post_id)
     wanted = [*EVENT, *(slot for slot in OPTIONAL if slot in facts.wanted)]
@@ -60,7 +73,7 @@ def facts_told(post_id: str, texts: Sequence[str]) -> tuple[Facts, list[list[str
         for slot in wanted
     ]
     counts = [f"{len(right.intersection(wanted))} of {len(wanted)}" for right, _ in read]
-    rows.append(["right", "", *counts])
+    rows.append(["wanted facts told correctly", f"{len(wanted)} of {len(wanted)}", *counts])
     return facts, rows
 
 

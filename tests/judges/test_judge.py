@@ -69,6 +69,15 @@ def test_identical_texts_tie_without_a_question():
     assert "identical" in judged["reply"]
 
 
+def test_the_facts_judge_says_in_one_sentence_what_it_does():
+    assert FactsJudge.about.note == (
+        "a fixed rule that counts facts, not an LLM; a summary gains 1 point for each correct fact"
+        " that readers of the post's subreddit want, and loses 1 for each wrong fact, 0.5 for each"
+        " correct fact that they do not want, and 0.25 for each word beyond 11; the summary with"
+        " more points wins"
+    )
+
+
 def test_the_facts_judge_prefers_what_is_wanted_to_what_is_not_wrong_or_too_long():
     judge, facts = FactsJudge(), facts_of(POST)
     liar = "uncle" if facts.words["who"] != "uncle" else "aunt"

@@ -166,6 +166,26 @@ def test_posts_whose_verdict_changed_come_first():
     assert [sample.post_id for sample in posts.samples] == ["toy0", "toy2", "toy4", "toy8", "toy1"]
 
 
+def test_the_page_shows_one_post_with_the_summary_of_every_policy():
+    """The fabricated references state no fact, so that none of them is wrong."""
+    finish("tiny", A, 1, texts=TEXTS)
+    finish("b", B, 1)
+    markdown = page_of("tiny", "b")
+    example = markdown.split("## An example: ")[1].split("<details>")[0]
+    assert example.startswith("the first held-out post whose reference has no wrong fact\n")
+    assert "| PPO (tiny) | My aunt sold lamp 0. |" in example
+    assert "| PPO (b) |" in example
+    assert "| wanted facts told correctly | 6 of 6 |" in example
+
+
+def test_the_opening_has_the_difference_of_each_policy_from_the_first():
+    finish("tiny", LOST, 1, texts=TEXTS)
+    finish("b", WON, 1)
+    finish("c", LOST, 1)
+    opening = opening_of(page_of("tiny", "b", "c"))
+    assert "Compared with PPO (tiny) on the same posts: PPO (b) +100.0 points" in opening
+
+
 def test_the_settings_that_differ_are_named():
     finish("tiny", A, 1, texts=TEXTS)
     finish("b", B, 1)

@@ -58,3 +58,23 @@ def test_poor_critics_are_counted_over_the_seeds_of_a_run():
     runs = [run("gated", 2, 4, 1), run("gated", 4, 4, 0), run("good", 0, 4, 4)]
     (row,) = limits.poor_critics(runs)
     assert (row.name, row.below_zero, row.updates, row.used) == ("gated", 6, 8, 1)
+
+
+def run_with_kl_target(name, **ppo) -> Any:
+    settings = {"kl_target": 2, "kl_horizon": 128, "total_episodes": 3584, **ppo}
+    return SimpleNamespace(name=name, settings={"ppo": settings})
+
+
+def test_a_horizon_of_half_of_the_run_or_more_is_long():
+    runs = [
+        run_with_kl_target("short"),
+        run_with_kl_target("half", kl_horizon=1792),
+        run_with_kl_target("half", kl_horizon=1792),  # another seed
+        run_with_kl_target("fixed", kl_horizon=10_000, kl_target=0),
+    ]
+    assert [run.name for run in limits.slow_kl_coefs(runs)] == ["half"]
+
+
+def test_a_run_without_ppo_has_no_horizon():
+    run: Any = SimpleNamespace(name="dpo", settings={})
+    assert limits.slow_kl_coefs([run]) == []

@@ -14,7 +14,7 @@ from reports.paper_comparison import (
     welch,
 )
 from reports.results import Interval, find_all
-from reports.scaling_measures import runs_by_label
+from reports.sizes import runs_by_label
 from stages.config.command_line import make_config
 from tests.lib.fabricated_runs import ONLINE, fabricate, pythia_study
 

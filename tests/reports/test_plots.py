@@ -63,6 +63,35 @@ def test_a_plot_of_differences_shades_what_counts_as_no_difference():
     assert (edges.x0, edges.x1) == pytest.approx((-3.0, 3.0))
 
 
+def bar(value, half=1.0):
+    return plots.Bar(label="x", color="#123456", value=value, interval=(value - half, value + half))
+
+
+def test_an_axis_of_differences_shows_the_band_and_all_bars():
+    # From -3 to 9, and a tenth of that on each side.
+    assert plots.limits_of_differences([bar(1), bar(8)]) == pytest.approx((-4.2, 10.2))
+
+
+def test_one_difference_far_off_does_not_squeeze_the_others():
+    # The bars reach 2, 3 and 41: more than 3 times 3 is far off.
+    limits = plots.limits_of_differences([bar(1), bar(2), bar(-40)])
+    assert limits == pytest.approx((-3.6, 3.6))
+
+
+def test_differences_that_are_all_large_are_all_shown():
+    assert plots.limits_of_differences([bar(32), bar(34)]) == pytest.approx((-6.8, 38.8))
+
+
+def test_a_difference_beyond_the_axis_is_an_arrow_with_its_numbers():
+    svg = plots.draw(plots.differences("Gap", [bar(1), bar(2), bar(-40)], x_label="points"))
+    assert {"-40.0 [-41.0, -39.0]", "(arrow: reaches beyond the axis)"} <= set(texts_of(svg))
+
+
+def test_an_interval_that_is_cut_off_says_where_it_ends():
+    svg = plots.draw(plots.differences("Gap", [bar(1), bar(2), bar(2, 50)], x_label="points"))
+    assert {"to -48.0", "to +52.0"} <= set(texts_of(svg))
+
+
 def test_every_algorithm_has_a_color_of_its_own():
     policies = ["sft", "dpo", *ALGORITHMS]
     assert len({plots.color_of(policy) for policy in policies}) == len(policies)

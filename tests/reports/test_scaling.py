@@ -6,8 +6,9 @@ import pytest
 
 from reports import about_runs, scaling
 from reports.about_runs import stem_about
+from reports.pooled_rates import Outcome, Pooled
 from reports.results import Interval, find_all
-from reports.scaling_measures import Outcome, Pooled, SizeResult, runs_by_label
+from reports.sizes import SizeResult, runs_by_label
 from stages.config.command_line import make_config
 from stages.runs.manifest import stage_folder
 from tests.lib.asserts import refused_by

@@ -153,3 +153,19 @@ def test_the_p_value_over_seeds_is_that_of_students_t():
     # -5, -10, -15 have t = -10 / (5 / sqrt(3)) = -3.464, and p = 1 - 3.464 / sqrt(14).
     assert p_of_seeds([-0.05, -0.10, -0.15]) == pytest.approx(1 - sqrt(12 / 14))
     assert p_of_seeds([-0.1, -0.1, -0.1]) == p_of_seeds([-0.1]) == 1.0
+
+
+def test_an_interval_beyond_0_can_be_inconclusive_by_its_corrected_p_value():
+    """Over seeds t = 5.77 gives p = 0.029, and the interval leaves out 0; twice that is 0.057."""
+    gain = comparison(0.07, 0.10, 0.13, posts=(0.05, 0.15))
+    (alone,) = verdicts([gain])
+    (corrected, _) = verdicts([gain, gain])
+
+    assert alone.word is Word.BETTER
+    assert not alone.is_inconclusive_by_p_value
+    assert corrected.word is Word.INCONCLUSIVE
+    assert corrected.is_inconclusive_by_p_value
+
+
+def test_an_interval_that_includes_0_is_not_inconclusive_by_its_p_value():
+    assert not verdict(UNCLEAR).is_inconclusive_by_p_value

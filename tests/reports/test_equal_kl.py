@@ -1,0 +1,119 @@
+"""Algorithms compared where their lines over the square root of KL overlap."""
+
+import pytest
+
+from reports.algorithm_points import BEST_OF_N
+from reports.equal_kl import difference_over_posts, overlaps_of, pairs_of
+from reports.results import Interval
+from reports.verdicts import Word
+from tests.lib.algorithm_points import POSTS, PPO, RLOO, line, lines
+
+
+def names_and_words(points):
+    """Each pair with its verdict."""
+    return [(pair.name, pair.verdict.word if pair.verdict else None) for pair in pairs_of(points)]
+
+
+def test_two_lines_are_compared_where_both_are_over_the_root_of_kl():
+    """By hand: over roots 1.5 to 2 the first rises from 0.6 to 0.8 and the other stays at 0.4."""
+    points = line("ppo", 0.4, 0.8) + line("rloo", 0.4, 0.4, kls=(2.25, 9))
+    (overlap,), seeds = overlaps_of(points, "ppo", "rloo")
+    assert (overlap.kl_from, overlap.kl_to) == pytest.approx((2.25, 4.0))
+    assert overlap.difference(lambda point: point.win_rate) == pytest.approx(0.3)
+    assert seeds == 1
+
+
+def test_lines_without_a_kl_in_common_are_not_compared():
+    points = line("ppo", 0.4, 0.8, kls=(1, 2)) + line("rloo", 0.4, 0.4, kls=(3, 9))
+    assert overlaps_of(points, "ppo", "rloo") == ([], 1)
+    (pair,) = pairs_of(points)
+    assert (pair.comparison, pair.verdict) == (None, None)
+
+
+def test_an_algorithm_with_one_point_has_no_line():
+    assert pairs_of(PPO + line("dpo", 0.9, kls=(2,)) + line("sft", 0.5, kls=(0,))) == []
+
+
+def test_the_difference_over_posts_has_the_same_weights():
+    """By hand: 0.3 on all posts, as in the comparison of the lines; one post is 0.1 lower."""
+    points = line("ppo", 0.4, 0.8) + line("rloo", 0.4, 0.4, kls=(2.25, 9))
+    for point in points:
+        if point.algorithm == "rloo":
+            point.post_scores["post0"] += 0.1
+    overlaps, _ = overlaps_of(points, "ppo", "rloo")
+    over_posts = difference_over_posts(overlaps)
+    assert over_posts is not None
+    assert over_posts.estimate == pytest.approx(0.3 - 0.1 / POSTS)
+
+
+def test_an_algorithm_is_better_if_posts_and_seeds_show_it():
+    (pair,) = pairs_of(PPO + RLOO)
+    assert pair.name == "RLOO minus PPO"
+    assert pair.verdict is not None
+    assert pair.verdict.interval is not None
+    assert pair.verdict.word == Word.BETTER
+    assert pair.verdict.interval_is_over == "seeds"
+    assert pair.verdict.p_value == pytest.approx(0.0131, abs=1e-4)
+    interval = pair.verdict.interval
+    assert (interval.low, interval.high) == pytest.approx((0.0252, 0.0748), abs=1e-4)
+
+
+def test_seeds_that_disagree_are_inconclusive():
+    assert names_and_words(PPO + lines("rloo", 0.76, 0.85, 0.86)) == [
+        ("RLOO minus PPO", Word.INCONCLUSIVE)
+    ]
+
+
+def test_p_values_are_corrected_for_all_pairs():
+    """Of three pairs 0.0131 becomes 0.039, which is below 0.05, and of six 0.079."""
+    three = PPO + lines("grpo", 0.8, 0.8, 0.8) + RLOO
+    words = [word for _, word in names_and_words(three)]
+    assert words.count(Word.BETTER) == 2
+    six = three + lines(BEST_OF_N, 0.8, 0.8, 0.8)
+    assert Word.BETTER not in [word for _, word in names_and_words(six)]
+
+
+def test_one_seed_gives_no_verdict():
+    (pair,) = pairs_of(line("ppo", 0.8, 0.8) + line("rloo", 0.9, 0.9))
+    assert pair.mean == pytest.approx(0.1)
+    assert pair.verdict is None
+
+
+def test_pairs_with_fewer_seeds_do_not_lead():
+    best = lines(BEST_OF_N, 0.5, 0.5, 0.5, kls=(21, 24))
+    best[0:2] = line(BEST_OF_N, 0.5, 0.5, seed=0)
+    pairs = pairs_of(PPO + RLOO + best + lines("grpo", 0.1, 0.1, 0.1, kls=(30, 31)))
+    assert [(pair.name, pair.compared_seeds) for pair in pairs[:3]] == [
+        ("RLOO minus PPO", 3),
+        ("best-of-n minus PPO", 1),
+        ("RLOO minus best-of-n", 1),
+    ]
+    assert {pair.compared_seeds for pair in pairs[3:]} == {0}
+
+
+def test_the_gold_score_is_compared_at_equal_kl_too():
+    points = []
+    for seed, gold in enumerate((1.4, 1.5, 1.6)):
+        points += line("ppo", 0.8, 0.8, seed=seed, golds=(1.0, 1.0))
+        points += line("rloo", 0.8, 0.8, seed=seed, golds=(gold, gold))
+    (pair,) = pairs_of(points)
+    assert pair.name == "RLOO minus PPO"
+    assert isinstance(pair.gold, Interval)
+    assert pair.gold.estimate == pytest.approx(0.5)
+
+
+def test_every_difference_is_the_first_algorithm_minus_the_second():
+    """RLOO wins 5 points less often than PPO, and 10 points less often than GRPO."""
+    (first, second, third) = pairs_of(
+        PPO + lines("rloo", 0.74, 0.75, 0.76) + lines("grpo", 0.84, 0.85, 0.86)
+    )
+    assert (first.name, second.name) == ("Dr.GRPO minus PPO", "RLOO minus PPO")
+    assert (first.mean, second.mean) == pytest.approx((0.05, -0.05))
+    assert third.name == "Dr.GRPO minus RLOO"
+    assert third.mean == pytest.approx(0.10)
+
+
+def test_an_algorithm_that_wins_less_often_than_ppo_is_worse():
+    assert names_and_words(PPO + lines("rloo", 0.74, 0.75, 0.76)) == [
+        ("RLOO minus PPO", Word.WORSE)
+    ]
