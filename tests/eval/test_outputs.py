@@ -151,7 +151,7 @@ def test_several_columns_are_several_systems_for_each_name_of_a_system(tmp_path)
         (
             [GOOD | {"people": "yes"}],
             {"label": "people"},
-            "x.jsonl:1: column people is 'yes': write 1 where the summary is preferred, 0 where",
+            "x.jsonl:1: column people is 'yes': write 1 if the summary is preferred, 0 if",
         ),
     ],
 )
