@@ -229,7 +229,7 @@ def test_what_a_pod_has_left_of_a_launch_is_refused_by_every_stage(monkeypatch, 
     if lacking is None:
         assert launched_processes() == 1
         return
-    with pytest.raises(UserError, match=f"no launcher has set {lacking}: unset them"):
+    with pytest.raises(UserError, match=f"no launcher has set {lacking}: unset the former"):
         launched_processes()
     with pytest.raises(UserError):
         call_stage("sft", lambda config: pytest.fail("it ran"), TINY, "make sft")
