@@ -1,18 +1,18 @@
 # make sft rm ppo eval         train on the built-in posts, judge, and write the page
 # make ppo NAME=mine SET='ppo.kl_coef=0.1 ppo.total_episodes=4096'
-# make ppo DRY=1               say what would run
+# make ppo DRY=1               print what would run
 # make status                  the state of each stage of each run
 # make help                    all targets, variables and presets
 #
 # The first command installs into .venv. All pipeline targets of a command run in one process,
-# `python -m stages` (stages/__main__.py), which reads NAME, SET and the others from MAKEFLAGS.
+# `python -m stages` (stages/__main__.py), which reads NAME, SET and other variables from MAKEFLAGS.
 
 PYTHON ?= python3
 # VENV= (empty) uses PYTHON as it is.
 VENV ?= .venv
 PY := $(if $(VENV),$(VENV)/bin/python,$(PYTHON))
 PIP := $(PY) -m pip install --quiet --no-compile --constraint constraints.txt
-# Empty files that say when the environment was installed; none without one of our own.
+# Empty files whose time says when the environment was installed; none if VENV is empty.
 INSTALL_STAMP := $(if $(VENV),$(VENV)/installed)
 DEVELOP_STAMP := $(if $(VENV),$(VENV)/developed)
 MAKE_TARGETS := help install check test walks simulations bench
@@ -20,11 +20,11 @@ TARGETS := $(filter-out $(MAKE_TARGETS) $(VENV)/%,$(MAKECMDGOALS))
 .DEFAULT_GOAL := help
 .PHONY: $(MAKE_TARGETS) $(TARGETS) pipeline
 
-# Python reads what was typed from MAKEFLAGS. In the environment make would have expanded it.
+# Python reads the typed values from MAKEFLAGS. In the environment, make would have expanded them.
 unexport $(foreach name,$(.VARIABLES),$(if $(findstring command,$(origin $(name))),$(name)))
 unexport PYTHONDONTWRITEBYTECODE
 
-# Every other target is one of the pipeline. All of them run in one process.
+# Every other target belongs to the pipeline. All of them run in one process.
 $(TARGETS): pipeline
 	@:
 pipeline: $(INSTALL_STAMP)
@@ -33,7 +33,7 @@ help:
 	@$(or $(wildcard $(PY)),$(PYTHON)) -m stages.pipeline.targets
 
 install: $(INSTALL_STAMP)
-# flock: of two commands that start at once, one installs and the other waits.
+# flock: if two commands start at the same time, one installs and the other waits.
 $(VENV)/installed: pyproject.toml constraints.txt
 	@mkdir -p $(VENV) && flock $(VENV) sh -ec 'test $@ -nt pyproject.toml -a $@ -nt constraints.txt || { \
 	    echo "installing into $(VENV)"; $(PYTHON) -m venv $(VENV); $(PIP) setuptools torch; \
@@ -54,6 +54,6 @@ walks: $(DEVELOP_STAMP)
 	ONEDNN_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=avx2 $(PYTEST) -m learns
 simulations: $(DEVELOP_STAMP)
 	$(PY) -m tests.lib.simulations
-# Speed and memory compared with TRL, which is installed into an environment of its own.
+# Speed and memory compared with TRL, which is installed into a separate environment.
 bench: $(INSTALL_STAMP)
 	@$(PY) -m tests.bench

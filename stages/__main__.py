@@ -1,15 +1,16 @@
 """The command line of the project: `make sft rm ppo NAME=x` calls `python -m stages sft rm ppo`.
 
-What a command such as `make ppo` does:
+A command such as `make ppo` takes these steps:
 
-1. `main` reads its targets and variables (pipeline/variables.py); `config_of` makes the settings.
+1. `main` reads targets and variables (pipeline/variables.py); `config_of` creates the settings.
 2. `make_plan` (pipeline/plan.py) says which stages are missing or stale, and why. A stage is stale
-   if `find_problem` (runs/staleness.py) finds other settings, inputs or outputs in its manifest.
+   if `find_problem` (runs/staleness.py) finds that its settings, inputs or outputs differ from
+   those in its manifest.
 3. `Runner.run` (pipeline/runner.py) runs the stages of the plan in turn. `run_stage` below calls
    the function of a stage in this process. With GPUS or LAUNCH, `launch_stage` (pipeline/launch.py)
    starts several processes for a stage instead, and each of them begins in `launched_main`.
 4. The function of a stage works inside `open_stage` (runs/run.py), which locks the stage's folder
-   and resumes an interrupted attempt. Its last act is to write the manifest.
+   and resumes an interrupted attempt. Writing the manifest is its last step.
 
 Functions are imported when they are called, so that a command with nothing to do loads neither
 torch nor transformers.
@@ -81,11 +82,11 @@ def main(argv: list[str] | None = None) -> None:
 
         values = with_choices(values)
 
-    # Stages may be combined; any other target is a command of its own.
+    # Stages may be combined; any other target must be the only one.
     first = targets[0] if targets else "help"
     single = [target for target in targets if target in (*GRIDS, *TOOLS, *DONE_BY_MAKE)]
     if single and len(targets) > 1:
-        raise UserError(f"{single[0]} is a command of its own: give the other targets separately")
+        raise UserError(f"{single[0]} must be the only target: run the others separately")
 
     if first in DONE_BY_MAKE:
         raise UserError(f"{first} is done by make itself: run `make {first}`")
@@ -103,7 +104,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def run_targets(targets: Sequence[str], values: Values) -> None:
-    """Run the stages that are missing or stale for some targets of a run, and print the result."""
+    """Run the stages that a run's targets need and that are missing or stale; print the result."""
     from stages.pipeline.end import end_lines
 
     request = variables.request_from(values, is_judging="judge" in targets)
@@ -126,13 +127,13 @@ def run_targets(targets: Sequence[str], values: Values) -> None:
 
 
 def run_rehearsal(targets: Sequence[str], values: Values) -> None:
-    """Measure a run by a short one, which is removed, and print the memory and time it took."""
+    """Print the memory and time that a run needs, measured in a short run that is then removed."""
     from stages.planning import rehearsal
 
     if is_on("DRY", values):
-        raise UserError("REHEARSE=1 and DRY=1 exclude each other: leave out one of them")
+        raise UserError("REHEARSE=1 and DRY=1 cannot be combined: leave out one of them")
     if values.get("LAUNCH"):
-        raise UserError("REHEARSE=1 must know the number of processes: give GPUS= for LAUNCH=")
+        raise UserError("REHEARSE=1 with LAUNCH= needs the number of processes: add GPUS=")
     require_packages()
     runner = make_runner(values, resume_command(targets, values))
     rehearsed = rehearsal.prepare(
@@ -213,7 +214,7 @@ def run_stage(config: Config, stage: str, resume_command: str) -> Any:
 def launched_main(words: Sequence[str]) -> None:
     """Run one stage in one of the processes that a launcher has started: `--stage ppo ...`.
 
-    On a signal the process of the pipeline prints how to resume, so this one prints nothing.
+    On a signal, the pipeline's process prints how to resume, so this one prints nothing.
     """
     parser = Parser()
     parser.add_argument("--stage", required=True)
@@ -242,19 +243,19 @@ def write_cards(config: Config, stage: str) -> None:
 
 
 def dollars(text: str) -> float:
-    """Return the amount in MAX_COST; 0 without one. Raises UserError if it is not above 0."""
+    """Return the amount in MAX_COST; 0 if it is not set. Raises UserError unless it is above 0."""
     if not text:
         return 0
     if not is_above_0(text):
-        raise UserError(f"MAX_COST={text}: give dollars above 0, such as MAX_COST=20")
+        raise UserError(f"MAX_COST={text} is not above 0: give US dollars, such as MAX_COST=20")
     return float(text)
 
 
 def is_on(name: str, values: Values) -> bool:
-    """Return whether a variable is 1. Raises UserError for another value than 1 or 0."""
+    """Return whether a variable is 1. Raises UserError for any value other than 1 or 0."""
     text = values.get(name, "")
     if text not in ("", "0", "1"):
-        raise UserError(f"{name}={text}: give {name}=1, or leave it out")
+        raise UserError(f"{name}={text} is neither 1 nor 0: give {name}=1, or leave it out")
     return text == "1"
 
 
@@ -267,12 +268,12 @@ def resume_command(targets: Sequence[str], values: Values) -> str:
 def whole_number(name: str, text: str) -> int:
     """Return the value of a variable as a number. Raises UserError if it is not one."""
     if not text.isdecimal():
-        raise UserError(f"{name}={text}: give whole numbers")
+        raise UserError(f"{name}={text} is not a whole number: correct it")
     return int(text)
 
 
 def needs_settings(targets: Sequence[str]) -> bool:
-    """Return whether one of some targets reads settings."""
+    """Return whether one of these targets reads settings."""
     return any("SET" in variables.target_of(target).variables for target in targets)
 
 

@@ -228,12 +228,12 @@ def test_a_folder_without_a_config_is_refused(tmp_path):
 
 def test_a_policy_is_no_reward_model(whole):
     line = refusal_of(load_released_reward_model, whole / "sft/model")
-    assert "holds no reward model: 0 of its weights are a head" in line
+    assert "is not a reward model: it has 0 heads" in line
 
 
 def test_a_folder_without_weights_is_refused(paper):
     (paper / "model.safetensors").unlink()
-    assert "holds no weights" in refusal_of(load_released_reward_model, paper)
+    assert "has no weights" in refusal_of(load_released_reward_model, paper)
 
 
 def test_a_missing_weight_is_refused(paper):
@@ -248,12 +248,12 @@ def test_an_unexpected_weight_is_refused(paper):
 
 def test_a_head_of_another_width_is_refused(paper):
     line = refusal_of_weights(paper, **{HEAD: torch.ones(1, 1)})
-    assert "0 of its weights are a head" in line
+    assert "it has 0 heads" in line
 
 
 def test_a_weight_of_another_shape_is_refused(paper):
     line = refusal_of_weights(paper, **{NORM: torch.ones(3)})
-    assert "its weights have other shapes than its configuration says" in line
+    assert "the shapes of its weights differ from its configuration" in line
 
 
 def test_a_weight_that_is_not_finite_is_refused(paper):
@@ -296,7 +296,7 @@ def test_a_reward_model_with_another_tokenizer_is_refused(attempt, whole, paper,
     shutil.copy(whole / "sft/model/tokenizer_config.json", paper)
     with pytest.raises(SystemExit):
         run_module(rm, [*ARGUMENTS, f"released.reward_model={paper}"])
-    assert "has another tokenizer than random" in capsys.readouterr().err
+    assert "has a different tokenizer than random" in capsys.readouterr().err
 
 
 def make(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:

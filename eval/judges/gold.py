@@ -1,8 +1,8 @@
 """A gold reward model as judge: another run's reward model, which no policy here was trained on.
 
-It reads the texts with its own tokenizer, so the two runs may differ in everything. A post is cut
-as in the gold model's training. A summary gets one leading space and its EOS, even if it was cut at
-the limit. Scores are computed in float32. Not an LLM.
+It reads the texts with its own tokenizer, so the two runs may differ in every respect. A post is
+cut as in the gold model's training. A summary gets one leading space and an EOS, even if it was cut
+at the limit. Scores are computed in float32. Not an LLM.
 Source: Gao et al. 2022, arXiv 2210.10760, where a gold reward model stands in for people.
 """
 
@@ -57,7 +57,7 @@ class TokenizedText(NamedTuple):
         return len(self.query) + len(self.summary)
 
 
-# -- what is known about the model -----------------------------------------------------------------
+# -- facts about the model -------------------------------------------------------------------------
 
 
 def find_gold(config: Config) -> tuple[Path, Config | None]:
@@ -78,9 +78,9 @@ def find_gold(config: Config) -> tuple[Path, Config | None]:
 
 
 def training_note(config: Config, maker: Config | None) -> str:
-    """Whether the gold model was trained on other comparisons than the run's own reward model.
+    """A note on whether the gold model and the run's own reward model share training comparisons.
 
-    `maker` is the config of the gold model's run, None if it is not known.
+    `maker` is the config of the gold model's run, None if it is unknown.
     """
     if config.kind != TRAINED:
         return "another reward model; whether a policy was optimized against it is NOT KNOWN"
@@ -127,7 +127,7 @@ def accuracy_note(maker: Config | None) -> str:
 
 
 def weights_note(checkpoint: str) -> str:
-    """That weights began as a 4-bit copy, for checkpoints of the offline models; else empty."""
+    """A note if the weights began as a 4-bit copy, as the offline models' do; else empty."""
     path = Path(checkpoint)
     if path.parent != Path(SMOLLM2).parent:
         return ""
@@ -148,7 +148,7 @@ class GoldJudge(Judge):
         weights = weights_note(maker.base.checkpoint) if maker else ""
         self.note = f"{training_note(config, maker)}; {accuracy_note(maker)}{weights}"
 
-        # A judgement must not depend on the precision in which a policy was trained.
+        # A judgement must not depend on the precision of the policy's training.
         memory = config.memory.changed(mixed_precision="no")
         self.accelerator = make_accelerator(config.changed(memory=memory))
         self.budget = MemoryBudget.from_settings(memory)
@@ -156,7 +156,7 @@ class GoldJudge(Judge):
         self.model = model.to(self.accelerator.device).eval()
         self.positions = getattr(self.model.config, "max_position_embeddings", None)
 
-        # Texts are written as in the gold model's training, as far as that is known.
+        # Texts are formatted as in the gold model's training, as far as it is known.
         self.prompt = config.data.prompt
         self.gold_data = maker.data if maker else config.data
         uses_chat_template = maker is not None and maker.data.chat_template
@@ -173,7 +173,7 @@ class GoldJudge(Judge):
 
     @property
     def about(self) -> About:
-        """Who judges, and how far to trust it."""
+        """The judge's name, and notes on how far to trust it."""
         return About(kind="gold_reward_model", name=self.name, is_llm=False, note=self.note)
 
     def prepare(
@@ -253,7 +253,7 @@ class GoldJudge(Judge):
             for texts in posts
         ]
         most_texts = max(len(texts) for texts in posts)
-        # Scores are kept by the number of their post, so other texts need another folder.
+        # Scores are stored by the number of their post, so other texts need another folder.
         keep = self.keep / f"gold-posts-{hash_of(list(tokens))}" if self.keep else None
         scores_of_posts = measure_rows(
             self.accelerator,

@@ -1,4 +1,4 @@
-"""Judges that are no LLM, and say so in every row that they write."""
+"""Judges that are not LLMs, and say so in every row that they write."""
 
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -26,7 +26,7 @@ class FactsJudge(Judge):
         try:
             facts = facts_of(comparison.post_id)
         except ValueError as error:
-            raise UserError(f"judge.kind=facts knows only the built-in world: {error}") from None
+            raise UserError(f"judge.kind=facts knows only the built-in posts: {error}") from None
         first = score_summary(comparison.first, facts)
         second = score_summary(comparison.second, facts)
         text = f"[facts judge, not an LLM] A {first}, B {second}"

@@ -12,7 +12,7 @@ from typing import NoReturn, TextIO
 RESTORE = "restore it, or rerun what wrote it (REPLACE=)"
 # transformers advises this option if weights do not fit the config.
 SHAPE_MISMATCH = "ignore_mismatched_sizes"
-# Control characters but for newline and tab, what turns the direction of a text, half characters.
+# Control characters except newline and tab, marks of text direction, and unpaired surrogates.
 HIDDEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
@@ -38,9 +38,9 @@ def fail(error: Exception) -> NoReturn:
 
 
 def say_error(text: str) -> None:
-    """Print a sentence on stderr: in lines of 80 columns on a terminal, else in one line.
+    """Print a sentence on stderr: wrapped at 80 columns on a terminal, otherwise in one line.
 
-    A log is searched by line. On a terminal, commands in backticks and paths are not broken.
+    Logs are searched line by line. On a terminal, commands in backticks and paths are not broken.
     """
     if sys.stderr.isatty() and "\n" not in text:
         unbroken = re.sub(r"`[^`]*`", lambda code: code[0].replace(" ", "\0"), text)
@@ -54,7 +54,7 @@ def first_line(error: BaseException) -> str:
     kind = type(error).__name__
     text = visible(str(error))
     if SHAPE_MISMATCH in text:
-        return "its weights have other shapes than its config.json says"
+        return "the shapes of its weights differ from those in its config.json"
 
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     if not lines:
@@ -67,9 +67,9 @@ def first_line(error: BaseException) -> str:
 
 
 def unknown(what: str, name: str, known: Iterable[str], where: str = "") -> UserError:
-    """The error for a name of the kind `what` that does not exist, with the nearest names.
+    """Return the error for an unknown name of the kind `what`, with the names closest to it.
 
-    If none is near, it says `where` all names are shown; if that is empty, it lists them.
+    If none is close, the error says `where` all names are shown; if that is empty, it lists them.
     """
     names = list(dict.fromkeys(known))
     near = difflib.get_close_matches(name, names, n=3, cutoff=0.6)

@@ -45,7 +45,7 @@ from stages.config.stages import (
 
 # An override of these needs no name of its own: another judge is another opinion of the same run.
 SAME_RUN = ("judge", "checks", "memory")
-# What ends a setting's value, which may hold spaces itself, in a word of several.
+# Ends a setting's value in a word of several settings. The value may contain spaces itself.
 NEXT = re.compile(r"\s+(?=[A-Za-z_]\w*\.\w+=)")
 TRAINING_SECTIONS = {"base", "sft", "rm", "ppo", "dpo", "lora"}
 MOST_SHOWN = 3  # changed settings that one line names
@@ -53,7 +53,7 @@ MOST_SHOWN = 3  # changed settings that one line names
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """What a command line asks for; `config_of` makes a config of it."""
+    """What a command line asks for; `config_of` turns it into a config."""
 
     preset: str = "tiny"
     """The name of a preset, or a file."""
@@ -63,10 +63,10 @@ class Request:
     data: str = ""
     tokenizer: str = ""
     upstream: str = ""
-    """Run that supplies the stages before PPO whose settings no override changes. Empty: none."""
+    """Run that supplies those stages before PPO whose settings no override changes. Empty: none."""
     recorded: tuple[str, ...] = ()
-    """Settings of a run whose preset is a file, or is gone: they are used in place of the preset.
-    Empty: the preset counts."""
+    """Recorded settings that replace the preset, for a run whose preset is a file or no longer
+    exists. Empty: the preset is used."""
     overrides: tuple[str, ...] = ()
 
     @property
@@ -96,13 +96,13 @@ def config_of(
 
     If the run has an upstream, the sections of the shared stages are those of the upstream's record
     on disk, or of `upstream`, the config of an upstream that has not run yet, with the overrides.
-    With `require_data=False` a preset's folder of posts may be missing, as to show its settings.
-    Raises UserError for an unknown preset or key, a bad value, a missing folder, an override
-    without a name of its own, and one that has no effect.
+    With `require_data=False` a preset's folder of posts may be missing, for example to show its
+    settings. Raises UserError for an unknown preset or key, a bad value, a missing folder, an
+    override in a run without its own name, and an override that has no effect.
     """
-    for word in request.arguments:  # surrogates stand for bytes that are no text
+    for word in request.arguments:  # surrogates stand for bytes that are not text
         if not word.isprintable():
-            raise UserError(f"{ascii(word)[:80]} must hold no control characters, and be UTF-8")
+            raise UserError(f"{ascii(word)[:80]} must be UTF-8 without control characters")
 
     # 1. The preset, or what the run recorded.
     config = _settings_before_overrides(request)
@@ -169,7 +169,8 @@ def _settings_before_overrides(request: Request) -> Config:
 def _use_released_policy(config: Config, request: Request, changes: Changes) -> Config:
     """Return the config with a released policy, if there is one, in place of the base checkpoint.
 
-    Raises UserError for settings that have no effect or no model without training.
+    Raises UserError for settings that have no effect, or that need a model which only training
+    provides.
     """
     if config.kind == TRAINED:
         return config
@@ -182,7 +183,7 @@ def _use_released_policy(config: Config, request: Request, changes: Changes) -> 
 
     has_model = config.judge.gold or config.released.reward_model
     if config.judge.kind == "reward_model" and not has_model:
-        way_out = "add REWARD_MODEL=" if config.kind == RELEASED else "name it by judge.model"
+        way_out = "add REWARD_MODEL=" if config.kind == RELEASED else "set judge.model"
         raise UserError(
             f"judge.kind=reward_model needs a reward model: {way_out}, or choose another judge,"
             " such as SET=judge.kind=openai"
@@ -202,9 +203,9 @@ def _check_names(request: Request, name: str, overrides: Sequence[str]) -> None:
     if request.upstream:
         changed.append(f"upstream {request.upstream}")
     if changed and name in PRESETS:
-        raise UserError(f"{changed[0]} needs a run name of its own: add --name (make: NAME=...)")
+        raise UserError(f"{changed[0]} needs a run with its own name: add --name (make: NAME=...)")
     if name in PRESETS and name != request.preset:
-        raise UserError(f"--name {name} is the folder of that preset: choose another")
+        raise UserError(f"--name {name} is the folder of the preset {name}: choose another name")
 
 
 # -- upstream --------------------------------------------------------------------------------------
@@ -254,7 +255,7 @@ def recorded_sections(request: Request) -> dict[str, Any]:
         if config is None:
             path = folder / stage / "config.json"
             if path.exists():
-                raise UserError(f"{path} is no config of a run: {RESTORE}")
+                raise UserError(f"{path} is not the config of a run: {RESTORE}")
             continue
         if _base_of_preset(config) != base:
             raise UserError(
@@ -297,9 +298,9 @@ def _check_data(config: Config) -> None:
             f"preset {config.preset} needs a tokenizer folder: add --tokenizer (make: TOKENIZER=)"
         )
     if source not in (settings.TOY, settings.HUB) and not Path(source).exists():
-        raise UserError(f"data.source: no file or folder {source}, nor hub id: correct DATA=")
+        raise UserError(f"data.source: {source} is not a file, folder or hub id: correct DATA=")
     module = config.reward.module
-    if module and not module.exists():  # refused here, hours before it is called
+    if module and not module.exists():  # checked here, hours before it is called
         raise UserError(f"reward.function: no file {module} in this folder: correct the name")
 
 
@@ -323,7 +324,7 @@ class SplitOverrides(argparse.Action):
 
 
 def add_overrides(parser: argparse.ArgumentParser) -> None:
-    """The option `--set` of a command line, as `overrides`."""
+    """The option `--set` of a command line, stored as `overrides`."""
     parser.add_argument(
         "--set",
         metavar="KEY=VALUE",
@@ -336,12 +337,14 @@ def add_overrides(parser: argparse.ArgumentParser) -> None:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options that every stage takes."""
-    parser.add_argument("--preset", default="", help="a preset or a file; else tiny, or --name's")
+    parser.add_argument("--preset", default="", help="a preset or a file; default: tiny")
     parser.add_argument("--seed", type=int, default=44413)
     parser.add_argument("--name", default="", help="the run's folder below runs/")
     parser.add_argument("--data", default="", help="folder with posts and comparisons")
     parser.add_argument("--tokenizer", default="", help="tokenizer folder or hub id")
-    parser.add_argument("--upstream", default="", help="run to take equal stages from")
+    parser.add_argument(
+        "--upstream", default="", help="run that supplies stages with equal settings"
+    )
     parser.add_argument("--recorded", nargs="*", default=[], help=argparse.SUPPRESS)
     add_overrides(parser)
 
@@ -371,15 +374,15 @@ def config_from_arguments(
     return config_of(request_of(parser.parse_args(argv)), require_data=require_data)
 
 
-# -- a run that is named, with the settings that it recorded ---------------------------------------
+# -- the recorded settings of a named run ----------------------------------------------------------
 
 
 def as_recorded(request: Request) -> Request:
-    """The request with the preset, data and settings of the run that it names, if there is one, or
-    of another seed of it. A section that the request sets itself counts as it says.
+    """The request with the preset, data and settings recorded by the run that it names, if there is
+    one, or by another seed of that run. Sections that the request sets itself take precedence.
 
-    A preset that is a file, or is gone, is replaced by the values that the run recorded. One line
-    on stderr says if the file has changed or cannot be read.
+    A preset that is a file, or no longer exists, is replaced by the values that the run recorded.
+    One line on stderr says if the file has changed or cannot be read.
     """
     configs = _configs_of_run(request)
     if not configs:
@@ -409,7 +412,7 @@ def as_recorded(request: Request) -> Request:
         overrides=(*kept.values(), *request.overrides),
     )
     if last.preset in PRESETS:
-        # What the preset has itself need not be given.
+        # Values that equal the preset's need not be repeated.
         preset = PRESETS[last.preset]()
         return replace(
             request,
@@ -428,7 +431,7 @@ def as_recorded(request: Request) -> Request:
 
 
 def _configs_of_run(request: Request) -> dict[str, Config]:
-    """Stage -> what it recorded, of the request's seed, or else of the first seed with records."""
+    """Stage -> its record, from the request's seed, or else from the first seed with records."""
     root = settings.RUNS / request.name
     for folder in (root / f"seed{request.seed}", *sorted(root.glob("seed*"))):
         configs = {}
@@ -436,7 +439,7 @@ def _configs_of_run(request: Request) -> dict[str, Config]:
             if STAGES[stage].per_judge:
                 continue
             config = recorded_config(folder / stage)
-            if config is None:  # a half-finished stage has recorded what it began with
+            if config is None:  # A half-finished stage has recorded its settings, too.
                 config = recorded_config(folder / f"{stage}.partial")
             if config is not None:
                 configs[stage] = config
@@ -462,7 +465,7 @@ def _as_overrides(config: Config, leave_out: set[str]) -> tuple[str, ...]:
 
 
 def _say_if_preset_changed(recorded: Config, overrides: dict[str, str]) -> None:
-    """Print one line if a run's preset cannot be read, or says other settings than the run has."""
+    """Print one line if a run's preset cannot be read, or if its settings differ from the run's."""
     run = f"run {recorded.name} keeps the settings that it recorded"
     try:
         preset = preset_config(recorded.preset)

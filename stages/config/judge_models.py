@@ -1,4 +1,4 @@
-"""What the models that judge cost, who made them, and the key."""
+"""Prices and makers of the models that judge, and the API key."""
 
 import os
 import re
@@ -18,13 +18,13 @@ class Known:
     written: float | None = None
     """Includes reasoning."""
     cached: float | None = None
-    """Tokens that the server says it has read before. None: the price of `read`."""
+    """Input tokens that the server found in its cache. None: the price of `read`."""
     cache_written: float | None = None
-    """Tokens that the server keeps for later. None: the price of `read`."""
+    """Input tokens that the server wrote into its cache. None: the price of `read`."""
 
 
 # List prices of the makers, on 2026-11-24. A dated snapshot costs what the undated name costs.
-# Prompts above 100,000 tokens cost more: no question here is so long.
+# Prompts above 100,000 tokens cost more, but no prompt here is that long.
 MODELS = {
     "gpt-6-luna": Known(0.10, 0.50, cached=0.01, cache_written=0.125),
     "gpt-6.1-sol": Known(2.00, 10.00, cached=0.10, cache_written=2.50),
@@ -80,7 +80,7 @@ def is_model(requested: str, returned: str) -> bool:
 def key_of_environment() -> str:
     """OPENAI_API_KEY without outer spaces; it is never part of a message.
 
-    Raises UserError if it holds what a header cannot, because a client would print that.
+    Raises UserError for characters that a header cannot contain, because a client would print them.
     """
     text = os.environ.get("OPENAI_API_KEY", "")
     if not text:
@@ -91,14 +91,14 @@ def key_of_environment() -> str:
     key = text.strip()
     if not key or not all("!" <= letter <= "~" for letter in key):
         raise UserError(
-            "OPENAI_API_KEY is blank or holds a space, a line break or a letter that no key has:"
-            " set it again"
+            "OPENAI_API_KEY is blank, or contains a space, a line break or a character that keys do"
+            " not have: set it again"
         )
     return key
 
 
 def without_price(model: str) -> UserError:
-    """The error for a cap on a cost that cannot be counted."""
+    """The error for a cost cap without known prices."""
     return UserError(
         f"judge.max_cost needs the price of {model}, which the table in"
         " stages/config/judge_models.py lacks: set judge.input_price and judge.output_price"
@@ -106,7 +106,7 @@ def without_price(model: str) -> UserError:
 
 
 def check_asking(config: Config, capped: bool = False) -> None:
-    """Raise UserError if the judge cannot be asked: no key, no readable prompt, a cap without a
+    """Raise UserError if the judge cannot run: no key, no readable prompt, a cost cap without a
     price, or posts that it does not know.
 
     `capped`: whether a cap is given in addition to the settings.
@@ -114,7 +114,7 @@ def check_asking(config: Config, capped: bool = False) -> None:
     judge = config.judge
     if judge.kind == "facts" and config.kind != OUTPUTS and config.data.source != TOY:
         raise UserError(
-            "judge.kind=facts knows only the built-in world: choose another judge:"
+            "judge.kind=facts knows only the built-in posts: choose another judge:"
             f" {_without_a_server(config)}"
         )
     if judge.kind != "openai":

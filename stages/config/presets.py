@@ -7,8 +7,8 @@
     ppo:
       kl_coef: 0.1
 
-A preset says how it differs from the paper's settings, which are the defaults, or from what it
-extends. Values are written as in SET.
+A preset lists how it differs from the defaults, which are the paper's settings, or from the preset
+that it extends. Values are written as in SET.
 """
 
 from collections.abc import Callable, Sequence
@@ -58,7 +58,7 @@ Changes = dict[str, dict[str, Any]]
 
 @dataclass(frozen=True, kw_only=True)
 class Preset:
-    """What a preset file and all that it extends say."""
+    """The contents of a preset file, combined with those of every file that it extends."""
 
     name: str
     """Its name, or the file's path as it was given."""
@@ -90,13 +90,13 @@ def preset_config(name: str) -> Config:
     """The settings of a preset, which is a name or a file.
 
     Raises UserError, with the file and the key, for an unknown preset or setting, a wrong value, a
-    file that is no YAML, and files that extend each other in a circle.
+    file that is not YAML, and files that extend each other in a circle.
     """
     return read_preset(name).config
 
 
 def read_preset(name: str) -> Preset:
-    """What a preset and all that it extends say. Raises UserError as `preset_config` does."""
+    """A preset, combined with all that it extends. Raises UserError as `preset_config` does."""
     if name in NAMES:
         return _built_in(name)
     if not is_file(name):
@@ -112,7 +112,7 @@ def _built_in(name: str) -> Preset:
 def _read_file(name: str, path: Path, extended_by: tuple[Path, ...]) -> Preset:
     """Read a preset file after the one that it extends. Messages call it `name`."""
     if path.resolve() in extended_by:
-        raise UserError(f"{name} extends itself, through other files: change one `extends`")
+        raise UserError(f"{name} extends itself through other files: change one `extends`")
 
     document = read_yaml(path, name)
     description = document.pop("description", "")
@@ -135,7 +135,7 @@ def _read_file(name: str, path: Path, extended_by: tuple[Path, ...]) -> Preset:
         )
         changes = {section: dict(values) for section, values in extended.changes.items()}
 
-    # An algorithm's own section comes after what is the same for all algorithms.
+    # An algorithm's own section overrides what is the same for all algorithms.
     common = _read_section(name, "policy_gradient", document.pop("policy_gradient", {}))
     for algorithm in POLICY_GRADIENT_STAGES:
         changes.setdefault(algorithm, {}).update(common)
@@ -149,7 +149,7 @@ def _read_file(name: str, path: Path, extended_by: tuple[Path, ...]) -> Preset:
 def _read_section(name: str, section: str, texts: Any) -> dict[str, Any]:
     """The values of a section of a file."""
     if not isinstance(texts, dict):
-        raise UserError(f"{name}: {section} must hold settings, such as `batch_size: 64`")
+        raise UserError(f"{name}: {section} must contain settings, such as `batch_size: 64`")
     # What is the same for all algorithms has the types of PPO's section.
     type_section = "ppo" if section == "policy_gradient" else section
     fields = (PolicyGradient if section == "policy_gradient" else SECTIONS[section]).model_fields
@@ -161,7 +161,7 @@ def _read_section(name: str, section: str, texts: Any) -> dict[str, Any]:
             near = [f"{section}.{other}" for other in fields]
             raise UserError(f"{name}: {unknown('setting', key, [*near, *TYPES])}")
         if not isinstance(text, str):
-            raise UserError(f"{name}: {key} takes one value")
+            raise UserError(f"{name}: {key} takes one value, not a list or a mapping")
         try:
             values[field] = value_from_text(f"{type_section}.{field}", text)
         except UserError as error:
@@ -177,7 +177,7 @@ PRESETS: dict[str, Callable[[], Config]] = {name: partial(preset_config, name) f
 
 @dataclass(frozen=True, kw_only=True)
 class Ablation:
-    """One change to a run, and where the paper speaks of it."""
+    """One change to a run, and the detail of the paper that it is about."""
 
     title: str
     """Its name on pages."""

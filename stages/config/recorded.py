@@ -1,4 +1,4 @@
-"""The configs that runs have recorded, also those of older versions and of other branches."""
+"""The configs that runs have recorded, including those of older versions and other branches."""
 
 import json
 import sys
@@ -13,7 +13,7 @@ ALWAYS_RECORDED = ("preset", "name", "seed")
 
 
 def recorded_config(folder: Path) -> Config | None:
-    """The config that a stage's folder recorded; None if it holds none that a run wrote.
+    """The config that a stage recorded in its folder; None if there is none that a run wrote.
 
     A setting that the record lacks has its default. Settings that this version does not have are
     ignored, and a warning lists them once. Raises UserError, with the file, for a wrong value.
@@ -47,13 +47,13 @@ def recorded_config(folder: Path) -> Config | None:
 def section_from(name: str, saved: Any) -> Any:
     """A section as a run recorded it. Raises UserError for a value that it cannot have."""
     if not isinstance(saved, dict):
-        raise UserError(f"{name} must hold settings")
+        raise UserError(f"{name} must contain settings")
     fields = SECTIONS[name].model_fields
     return SECTIONS[name](**{field: value for field, value in saved.items() if field in fields})
 
 
 def unknown_settings(saved: dict[str, Any]) -> list[str]:
-    """What a record has and this version has not: `section`, or `section.field`."""
+    """What a record has but this version does not: `section`, or `section.field`."""
     names = []
     for name, value in saved.items():
         if name not in Config.model_fields:

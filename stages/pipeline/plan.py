@@ -1,13 +1,14 @@
-"""What a command does about each stage of a run, and why. Planning runs and writes nothing.
+"""What a command does with each stage of a run, and why. Planning runs and writes nothing.
 
-A command runs the stages that lead to its targets, as far as they are missing or stale, and those
-that REPLACE asks for:
+A command runs those stages leading to its targets that are missing or stale, and those that REPLACE
+asks for:
 
     REPLACE=1             reruns the stages of the targets
-    REPLACE="ppo rloo"    reruns these stages and what follows from either
+    REPLACE="ppo rloo"    reruns these stages and all that depend on either
 
-Stages that an upstream supplies never run. Changed code reruns nothing: a warning names the stages
-that ran with other code. What a later stage would refuse is refused now, before the first one runs.
+Stages that an upstream supplies never run. Changed code does not rerun anything, but a warning
+names the stages that ran with different code. Errors that a later stage would raise are raised now,
+before the first one runs.
 """
 
 import shlex
@@ -37,35 +38,35 @@ TRAINING_SPLITS = {"sft": POSTS[0], "rm": COMPARISONS[0], "dpo": COMPARISONS[0]}
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """What a command does about one stage of a run."""
+    """What a command does with one stage of a run."""
 
     stage: str
     reason: str = ""
-    """Why it runs, to be read in brackets; empty if it has finished and is kept."""
+    """Why it runs, to be shown in brackets; empty if it has finished and is kept."""
     is_replaced: bool = False
     """Whether REPLACE asks for it: its result, if there is one, moves aside first."""
     has_rerun_inputs: bool = False
-    """Whether one of its inputs runs before it. Then it runs only if it is missing or stale after
-    that: an input that comes out as before changes nothing."""
+    """Whether one of its inputs is rerun first. Then it runs only if it is missing or stale after
+    that: an input with the same result as before changes nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What a command does about a run."""
+    """What a command does with a run."""
 
     steps: tuple[Step, ...]
-    """One for each stage that leads to the targets, in order; none for those of an upstream."""
+    """One step for each stage leading to the targets, in order, without those of an upstream."""
     warnings: tuple[str, ...]
-    """Lines about finished stages that are kept although code or settings have changed."""
+    """Lines about finished stages that are kept even though code or settings have changed."""
 
     @property
     def stages(self) -> list[str]:
-        """All stages that lead to the targets, those that have finished included."""
+        """All stages that lead to the targets, including finished ones."""
         return [step.stage for step in self.steps]
 
     @property
     def reasons(self) -> dict[str, str]:
-        """The stages that are to run, with the reason."""
+        """The stages that will run, with the reason."""
         return {step.stage: step.reason for step in self.steps if step.reason}
 
     @property
@@ -77,10 +78,10 @@ class Plan:
 def make_plan(
     config: Config, targets: Sequence[str], replace: str = "", processes: int = 1
 ) -> Plan:
-    """Return what a command does to reach some targets with a run.
+    """Return what a command does to reach its targets with a run.
 
     Raises UserError for an unknown target, for a stage that only REPLACE may rerun, for a stage
-    that an upstream lacks, for a checkpoint of other settings, and for what a stage would refuse.
+    that an upstream lacks, for a checkpoint of other settings, and if a stage could not run.
     """
     wanted = wanted_stages(config, targets)
     own = [stage for stage in wanted if not config.is_upstreams(stage)]
@@ -108,7 +109,7 @@ def make_plan(
             check_resumable(config, stage)
             reason = reason_to_run(config, stage, problem)
         elif rerun_inputs:
-            reason = f"if {rerun_inputs[-1]} comes out differently than before"
+            reason = f"if the result of {rerun_inputs[-1]} changes"
         else:
             reason = ""
         steps.append(Step(stage=stage, reason=reason, has_rerun_inputs=bool(rerun_inputs)))
@@ -124,9 +125,9 @@ def make_plan(
 
 
 def stages_of(config: Config, targets: Sequence[str]) -> set[str]:
-    """Return the stages that some targets name.
+    """Return the stages that these targets name.
 
-    Raises UserError for an unknown target, and for training in a run that trains nothing.
+    Raises UserError for an unknown target, and for a training target in a run without training.
     """
     stages: set[str] = set()
     left_out = set(NO_PART[config.kind])
@@ -134,29 +135,29 @@ def stages_of(config: Config, targets: Sequence[str]) -> set[str]:
         named = {name for name, row in STAGES.items() if target in (name, row.target)}
         if not named:
             raise unknown("target", target, (*TARGETS, *STAGES))
-        # The stages of `eval` are other ones in each kind of run.
+        # Each kind of run has different stages of `eval`.
         if named & left_out and target != "eval":
             raise UserError(no_part(target, config.kind))
         stages |= named - left_out
 
-    # A file of summaries with labels is itself the judge's calibration data.
+    # A labeled file of summaries is also the data for the judge's calibration.
     if config.outputs.label and "report" in stages:
         stages.add("calibration")
     return stages
 
 
 def no_part(target: str, kind: str) -> str:
-    """Return why a target has no part in a run of this kind, and what to do."""
+    """Return why a run of this kind does not have a target, and what to do."""
     if kind == TRAINED:
         return f"{target} needs a released policy: add POLICY= (SET=released.policy=...)"
     variable = GIVEN_BY[kind]
-    return f"{target} trains, and {variable} is judged without training: leave out one of the two"
+    return f"{target} trains, but {variable} is judged without training: leave out one of the two"
 
 
 def wanted_stages(config: Config, targets: Sequence[str]) -> list[str]:
-    """Return the stages that lead to some targets, in order, also those of an upstream.
+    """Return the stages that lead to these targets, in order, including those of an upstream.
 
-    Optional stages that have finished join: a trained DPO policy is summarized and judged with the
+    Finished optional stages are included: a trained DPO policy is summarized and judged with the
     others. Raises UserError as `stages_of` does.
     """
     needed = with_inputs(stages_of(config, targets), config.kind)
@@ -200,20 +201,20 @@ def replaced_stages(
 
 
 def reason_to_run(config: Config, stage: str, problem: Problem) -> str:
-    """Return why a stage runs that `find_problem` has found a problem with."""
+    """Return why a stage runs in which `find_problem` has found a problem."""
     if is_resumable(config, stage):
         partial = partial_of(stage_folder(config, stage))
-        return resume_point(partial) or "begun, no checkpoint yet"
+        return resume_point(partial) or "started, no checkpoint yet"
     if problem == MISSING:
         return "not run yet"
     return problem.text
 
 
-# -- what stages would refuse ----------------------------------------------------------------------
+# -- errors before the first stage runs ------------------------------------------------------------
 
 
 def check_can_run(config: Config, stages: Sequence[str], processes: int) -> None:
-    """Raise UserError if one of some stages cannot run, or not in this number of processes."""
+    """Raise UserError if one of these stages cannot run, or not with this number of processes."""
     if any("judge" in STAGES[stage].sections for stage in stages):
         check_asking(config)
         check_gold(config)
@@ -230,7 +231,7 @@ def check_can_run(config: Config, stages: Sequence[str], processes: int) -> None
 
 
 def check_rows(config: Config, stages: Sequence[str]) -> None:
-    """Raise UserError if the finished base stage counted too few rows for one of some stages."""
+    """Raise UserError if the finished base stage has too few rows for one of these stages."""
     manifest = read_manifest(stage_folder(config, "base"))
     if manifest is None:
         return
@@ -253,9 +254,9 @@ def check_rows(config: Config, stages: Sequence[str]) -> None:
 
 
 def code_warnings(config: Config, stages: Sequence[str]) -> list[str]:
-    """Return a line for each group of stages that ran with other code, and how to rerun them.
+    """Return a line for each group of stages that ran with different code, and how to rerun them.
 
-    `ppo ran with other code: stages/rl/advantages.py. To rerun: REPLACE=ppo`
+    `ppo ran with different code: stages/rl/advantages.py. To rerun: REPLACE=ppo`
     """
     stages_by_files: dict[str, list[str]] = {}
     for stage in stages:
@@ -265,7 +266,7 @@ def code_warnings(config: Config, stages: Sequence[str]) -> list[str]:
 
     lines = []
     for files_text, names in stages_by_files.items():
-        line = f"{', '.join(names)} ran with other code: {files_text}."
+        line = f"{', '.join(names)} ran with different code: {files_text}."
         own = [name for name in names if not config.is_upstreams(name)]
         if own:
             line += f" To rerun: REPLACE={shlex.quote(' '.join(own))}"

@@ -1,4 +1,4 @@
-"""What each run has done: `make status`. It reads only, and loads no torch."""
+"""The state of each run: `make status`. It writes nothing and does not load torch."""
 
 import sys
 import textwrap
@@ -26,7 +26,7 @@ from stages.runs.staleness import changed_code, find_problem
 from stages.runs.text import COLUMNS, first_few
 
 DONE = "done"
-OTHER_CODE = "done with other code"
+OTHER_CODE = "done, code changed"
 STALE = "stale"
 RUNNING = "running"
 HALF = "half finished"
@@ -52,25 +52,25 @@ NO_RUNS = "no runs yet: make sft rm ppo eval"
 
 @dataclass(frozen=True, kw_only=True)
 class StageStatus:
-    """What is known about one stage of a run."""
+    """The state of one stage of a run."""
 
     label: str
-    """The stage, with its judge if there are several."""
+    """The name of the stage, with its judge if there are several."""
     state: str
     detail: str = ""
-    """Why it is in this state, or how far it is."""
+    """Why it is in this state, or its progress."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunStatus:
-    """What is known about one seed of a run."""
+    """The state of one seed of a run."""
 
     name: str
     stages: tuple[StageStatus, ...]
 
     @property
     def rows(self) -> list[tuple[str, str]]:
-        """States with their stages. Stages share a row if state and detail are the same."""
+        """Rows of states and their stages. Stages share a row if state and detail are the same."""
         rows = []
         for state in COLORS:
             labels: dict[str, list[str]] = {}  # by detail
@@ -103,13 +103,13 @@ def _state_of(folder: Path, stage: str) -> tuple[str, str]:
         failure = read_record(partial / FAILED)
         if failure is not None:
             return FAILURE, _with_checkpoint(failure["error"], partial)
-        return HALF, resume_point(partial) or "it has no checkpoint and starts over"
+        return HALF, resume_point(partial) or "starts over, no checkpoint"
     if not is_finished:
         return MISSING, ""
 
     config = recorded_config(folder)
     if config is None:
-        return UNREADABLE, f"{folder / 'config.json'} holds no settings of this project"
+        return UNREADABLE, f"{folder / 'config.json'} does not contain settings of this project"
     problem = find_problem(config, stage)
     if problem is not None:
         return STALE, _with_checkpoint(str(problem), partial)
@@ -118,21 +118,21 @@ def _state_of(folder: Path, stage: str) -> tuple[str, str]:
         return OTHER_CODE, first_few(files)
     unknown = unknown_settings(config, stage)
     if unknown:
-        return DONE, f"this version does not know {first_few(unknown)}, which it recorded"
+        return DONE, f"this version does not know the recorded settings {first_few(unknown)}"
     return DONE, ""
 
 
 def _with_checkpoint(text: str, partial: Path) -> str:
-    """A text, and from where the stage resumes if it was interrupted."""
+    """A text, followed by where the stage resumes if it was interrupted."""
     resumes = resume_point(partial)
     return f"{text} ({resumes})" if resumes else text
 
 
 def _progress(partial: Path, stage: str) -> str:
-    """How far a stage is that is under way, in its main loop or in another one."""
+    """The progress of a running stage, in its main loop or in another one."""
     progress = read_record(partial / PROGRESS)
     if progress is None:
-        return "it has just begun"
+        return "it has just started"
     seconds = progress["seconds_left"]
     left = f"{seconds} s" if seconds < 120 else f"{seconds / 60:.0f} min"
     count = f"{progress['done']} of {progress['total']}, {left} left"
@@ -168,7 +168,7 @@ def run_status(seed: Path) -> RunStatus:
 
 
 def _any_config(seed: Path) -> Config | None:
-    """The settings that one of a seed's stages recorded; they say which stages it has."""
+    """The settings that one of a seed's stages recorded; they decide which stages it has."""
     for path in sorted(seed.rglob("config.json")):
         if "aside" in path.relative_to(seed).parts:
             continue
@@ -230,8 +230,8 @@ def table(runs: Sequence[RunStatus]) -> Table:
 @in_one_line()
 def main(argv: list[str] | None = None) -> None:
     """Print the state of all runs, or of one."""
-    parser = Parser(description="what each run has done")
-    parser.add_argument("--name", default="", help="the run's folder; else all runs")
+    parser = Parser(description="show the state of each run")
+    parser.add_argument("--name", default="", help="the run's folder; default: all runs")
     runs = statuses(parser.parse_args(argv).name)
     if runs and sys.stdout.isatty():
         Console().print(table(runs))

@@ -1,6 +1,6 @@
 """The variables of a command: read from make or the command line, checked, and turned into options.
 
-Make passes its command line to Python in MAKEFLAGS, where nothing has expanded a value.
+Make passes its command line to Python in MAKEFLAGS, in which no value has been expanded.
 """
 
 import os
@@ -33,7 +33,7 @@ def read_command(words: Sequence[str]) -> tuple[list[str], dict[str, str]]:
     check(targets, typed)
 
     variables = {name: os.environ[name] for name in VARIABLES if os.environ.get(name)}
-    if "WSL_DISTRO_NAME" in os.environ:  # there NAME is the name of the machine
+    if "WSL_DISTRO_NAME" in os.environ:  # in the environment, NAME may be the name of the machine
         variables.pop("NAME", None)
     return targets, {**variables, **typed}
 
@@ -55,7 +55,7 @@ def variables_of_make(flags: str) -> dict[str, str]:
 
 
 def target_of(name: str) -> Target:
-    """Return the target of a name. A stage that is not a target reads what `sft` reads.
+    """Return the target of a name. A stage without a target reads the same variables as `sft`.
 
     Raises UserError for a name that is neither.
     """
@@ -82,7 +82,7 @@ def check(targets: Sequence[str], typed: Mapping[str, str]) -> None:
 
 
 def instead_of(name: str, targets: Sequence[str]) -> str:
-    """Return what to give to some targets instead of a variable that they do not read."""
+    """Return what to do instead of setting a variable that these targets do not read."""
     if VARIABLES[name].hint:
         return VARIABLES[name].hint
     readers = [target.name for target in targets_by_name().values() if name in target.variables]
@@ -97,7 +97,7 @@ def instead_of(name: str, targets: Sequence[str]) -> str:
 def with_hub_rows(variables: Mapping[str, str]) -> dict[str, str]:
     """Return the variables with DATA=owner/name replaced by settings that read it from the hub.
 
-    A path keeps its meaning, also one that does not exist in a folder that does: it is a typo.
+    A path keeps its meaning. If it does not exist but its folder does, it is a typo, not a hub id.
     """
     text = variables.get("DATA", "")
     is_path = Path(text).exists() or Path(text).parent.exists()

@@ -15,8 +15,8 @@ def differing_settings(
 ) -> list[str]:
     """Return the settings of a stage that differ from a record: `ppo.lam: ran with 0.9, now 1.0`.
 
-    `recorded` is what `settings_of` returned then, and `past` the verb. A setting that the record
-    lacks had its default. One that this version does not know is no difference: see
+    `recorded` is what `settings_of` returned then, and `past` is the verb. A setting that the
+    record lacks had its default. One that this version does not know is not a difference: see
     `unknown_settings`.
     """
     before = by_full_name(recorded)
@@ -27,7 +27,7 @@ def differing_settings(
         if name in now:
             is_equal = is_same(name, before.get(name), now[name])
         elif has_setting(config, name):
-            # It no longer counts for this stage. It had no effect if it had its default.
+            # This stage no longer depends on it. It had no effect if it had its default.
             is_equal = is_same(name, None, before[name])
         else:
             is_equal = True
@@ -59,7 +59,7 @@ def has_setting(config: Config, name: str) -> bool:
 
 
 def by_full_name(sections: Mapping[str, Any]) -> dict[str, Any]:
-    """Return recorded settings by names such as `ppo.kl_coef`; those in no section keep theirs."""
+    """Return recorded settings by names such as `ppo.kl_coef`; the seed keeps its name."""
     values = {}
     for name, section in sections.items():
         if isinstance(section, dict):
@@ -73,8 +73,8 @@ def by_full_name(sections: Mapping[str, Any]) -> dict[str, Any]:
 def differing_inputs(config: Config, stage: str, record: Mapping[str, Any]) -> list[str]:
     """Return how the inputs of a stage have changed, in phrases such as `with an earlier sft`.
 
-    `record` is a manifest, or what an attempt recorded. An input that the stage no longer has is no
-    difference.
+    `record` is a manifest, or what an attempt recorded. An input that the stage no longer has is
+    not a difference.
     """
     recorded = record["inputs"]
     current = current_inputs(config, stage)

@@ -1,4 +1,4 @@
-"""Text for a terminal or a log: lines of 80 columns, durations, and lists that are cut short."""
+"""Text for a terminal or a log: lines of 80 columns, durations, and shortened lists."""
 
 import textwrap
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ def folded(text: str, indent: str = "    ") -> list[str]:
 
 
 def told(who: str, text: str) -> str:
-    """Return a text in lines that begin with the name of who says it, if the name is short."""
+    """Return a text wrapped into lines that each start with `who: `, if that is short."""
     prefix = f"{who}: "
     return "\n".join(folded(prefix + text, prefix if len(prefix) <= COLUMNS / 2 else "    "))
 

@@ -63,7 +63,10 @@ def test_auto_is_no_other_number():
         ("ppo.num_minibatches=7", "times ppo.num_minibatches, 7"),
         ("ppo.total_episodes=3", "ppo.total_episodes must fill one batch"),
         ("base.num_heads=5", "base.hidden_size must be an even multiple"),
-        ("base.checkpoint=me/model", "base.tokenizer must be empty (its own) or name one"),
+        (
+            "base.checkpoint=me/model",
+            "base.tokenizer must be empty (the checkpoint's own) or name a",
+        ),
         ("memory.mixed_precision=fp16", "memory.mixed_precision must be 'no' or 'bf16'"),
         ("judge.request_seconds=1e300", "judge.request_seconds must be at most 86400"),
         ("judge.requests_per_minute=1e-300", "judge.requests_per_minute must be at least 0.01"),

@@ -240,7 +240,7 @@ def test_control_tokens_in_a_text_are_refused(chat_tokenizer, family):
     row = {"prompt": f"Why?{END_OF_TURN[family]}", "completion": "So."}
     line = refusal_of(posts_of, chat_tokenizer, limits_of(chat_tokenizer), row)
     assert line.startswith(
-        f"x:1: data.chat_template: the text holds the control token {END_OF_TURN[family]}"
+        f"x:1: data.chat_template: the text contains the control token {END_OF_TURN[family]}"
     )
 
 

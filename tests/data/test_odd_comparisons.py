@@ -145,7 +145,7 @@ def test_base_lists_and_counts_skipped_rows(place, capsys):
 
         printed = " ".join(capsys.readouterr().err.split())
         path = f"runs/{name}/seed44413/base/data/skipped.jsonl"
-        assert f"3 bad rows were skipped, with the reasons in {path}" in printed
+        assert f"3 bad rows were skipped; the reasons are in {path}" in printed
 
 
 # -- positions of a model --------------------------------------------------------------------------

@@ -306,7 +306,7 @@ def test_the_built_in_judge_agrees_with_the_built_in_labels(runs, capsys):
 
 
 def test_a_judge_of_its_own_texts_is_refused(runs):
-    with pytest.raises(UserError, match="cannot be calibrated"):
+    with pytest.raises(UserError, match="which have no labels"):
         calibrate(small_config(judge=JudgeSettings(kind="reward_model")))
 
 

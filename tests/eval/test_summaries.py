@@ -155,7 +155,9 @@ def test_numbers_of_best_of_n_are_checked(wrong):
 
 
 def test_best_of_n_needs_a_trained_sft():
-    with pytest.raises(UserError, match=r"eval\.best_of must be empty where no SFT is trained"):
+    with pytest.raises(
+        UserError, match=r"eval\.best_of must be empty in a run that trains no SFT model"
+    ):
         make_config("outputs", overrides=("outputs.file=x", "eval.best_of=4"))
 
 

@@ -279,7 +279,7 @@ FAILURES = [
     ("alone", "mine.py:{line}: TypeError: alone() takes 1 positional argument but 3 were given"),
     ("fewer", "returned 1 numbers for 2 texts"),
     ("none", "returned NoneType instead of a list of 2 numbers"),
-    ("words", "returned 'good', which is no number"),
+    ("words", "returned 'good', which is not a number"),
     ("infinite", "returned inf, for 'long'"),
 ]
 

@@ -86,7 +86,7 @@ def test_a_matrix_of_zeros_is_refused(folder):
 def test_quantized_weights_are_refused(folder, dtype, name):
     weights = load_file(folder / "model.safetensors")
     save_weights(folder, {**weights, MATRIX: weights[MATRIX].to(dtype)})
-    assert f"has weights of type {name} ({MATRIX})" in refusal_of(load_policy, folder)
+    assert f"has quantized weights of type {name} ({MATRIX})" in refusal_of(load_policy, folder)
 
 
 def test_an_output_layer_is_refused_where_the_config_says_that_it_is_the_embedding(folder):

@@ -78,7 +78,7 @@ def test_an_ablation_that_changes_nothing_or_what_another_does_is_left_out(runs,
     together = Request(name="together", overrides=("ppo.critic_updates=0",))
     grid = grid_of(together, names)
     assert names_in(grid.page_options) == ["critic-zero", "dropout"]
-    left_out = "ablation {} is left out: with these settings it is {}"
+    left_out = "ablation {} is left out: with these settings it equals {}"
     assert capsys.readouterr().out.splitlines() == [
         left_out.format("no-critic-updates", "the run itself"),
         left_out.format("critic-zero-alone", "critic-zero"),
@@ -147,7 +147,7 @@ def test_an_ablation_of_the_reward_model_shares_the_stages_before_it(runs):
         assert all(find_problem(config, stage) is None for stage in EVALUATED)
         assert stage_folder(config, "sft").samefile(runs / f"mine/seed{seed}/sft")
     lines = status("mine-read-before-eos")
-    assert lines[:2] == ["mine-read-before-eos, seed 1", "  from upstream         base, sft"]
+    assert lines[:2] == ["mine-read-before-eos, seed 1", "  from upstream       base, sft"]
 
 
 def test_another_sft_of_the_default_is_another_one_of_its_ablations(runs):

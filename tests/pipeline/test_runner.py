@@ -70,7 +70,7 @@ def test_a_step_is_looked_at_again_only_if_one_of_its_inputs_was_rerun(runs):
     assert Recorder().plan(planned(TINY, "ppo")).reasons == {
         "sft": "not run yet",
         "rm": "ran with sft, which is missing now",
-        "normalize": "if rm comes out differently than before",
+        "normalize": "if the result of rm changes",
         "ppo": "ran with sft, which is missing now",
     }
     assert make(TINY, "ppo") == ["sft"]

@@ -24,8 +24,8 @@ TINY = make_config("tiny")
 TARGETS = ("sft", "rm", "ppo", "eval")
 ALL_DONE = [
     "tiny, seed 44413",
-    "  done                  base, sft, rm, normalize, ppo, summaries, judge,",
-    "                          controls, win_rate, report",
+    "  done                base, sft, rm, normalize, ppo, summaries, judge,",
+    "                        controls, win_rate, report",
 ]
 
 
@@ -48,67 +48,67 @@ def test_missing_stages(runs):
     run_stages(TINY, "sft")
     assert status() == [
         "tiny, seed 44413",
-        "  done                  base, sft",
-        "  missing               rm, normalize, ppo, summaries, judge, controls,",
-        "                          win_rate, report",
+        "  done                base, sft",
+        "  missing             rm, normalize, ppo, summaries, judge, controls,",
+        "                        win_rate, report",
     ]
 
 
 def test_stale_stages_say_why(runs):
     run_stages(TINY, "sft")
     finish(TINY, "base", text="other")
-    assert "  stale                 sft: ran with an earlier base" in status()
+    assert "  stale               sft: ran with an earlier base" in status()
 
 
 def test_stages_that_are_stale_for_the_same_reason_share_a_row(runs):
     run_stages(TINY, "sft", "rm")
     finish(TINY, "base", text="other")
-    assert "  stale                 sft, rm, normalize: ran with an earlier base" in status()
+    assert "  stale               sft, rm, normalize: ran with an earlier base" in status()
 
 
 def test_a_stage_whose_input_was_deleted_is_stale_and_names_the_input(runs):
     run_stages(TINY, "rm")
     shutil.rmtree(runs / "tiny/seed44413/sft")
-    assert "  stale                 rm: ran with sft, which is missing now" in status()
+    assert "  stale               rm: ran with sft, which is missing now" in status()
 
 
 def test_a_stale_stage_whose_rerun_was_interrupted_says_from_where_it_resumes(runs):
     run_stages(TINY, "sft")
     finish(TINY, "base", text="other")
     interrupt(TINY, "sft", update=12)
-    expected = "  stale                 sft: ran with an earlier base (resumes after update 12)"
+    expected = "  stale               sft: ran with an earlier base (resumes after update 12)"
     assert expected in status()
 
 
 def test_a_stage_under_way_says_how_far_it_is(runs):
     run_stages(TINY, "data")
     with open_stage(TINY, "sft") as run:
-        assert "  running               sft: it has just begun" in status()
+        assert "  running             sft: it has just started" in status()
         progress = {"label": "sft", "done": 3, "total": 9, "seconds_left": 400}
         write_json(run.partial / "progress.json", progress)
         before = everything(runs)
-        assert "  running               sft: 3 of 9, 7 min left" in status()
+        assert "  running             sft: 3 of 9, 7 min left" in status()
         assert everything(runs) == before
 
         write_json(run.partial / "progress.json", progress | {"label": "held-out loss"})
-        assert "  running               sft: held-out loss, 3 of 9, 7 min left" in status()
+        assert "  running             sft: held-out loss, 3 of 9, 7 min left" in status()
 
 
 def test_a_half_finished_stage_says_from_where_it_resumes(runs):
     run_stages(TINY, "rm")
     interrupt(TINY, "ppo", update=12)
-    assert "  half finished         ppo: resumes after update 12" in status()
+    assert "  half finished       ppo: resumes after update 12" in status()
 
 
 def test_a_failed_stage_says_why(runs):
     run_stages(TINY, "data")
     with pytest.raises(RuntimeError), open_stage(TINY, "sft"):
         raise RuntimeError("no space left")
-    assert "  failed                sft: no space left" in status()
+    assert "  failed              sft: no space left" in status()
 
     checkpoint = runs / "tiny/seed44413/sft.partial/resume/checkpoint-0000012"
     checkpoint.mkdir(parents=True)
-    assert "  failed                sft: no space left (resumes after update 12)" in status()
+    assert "  failed              sft: no space left (resumes after update 12)" in status()
 
 
 def test_the_stages_of_an_upstream(runs):
@@ -117,14 +117,14 @@ def test_the_stages_of_an_upstream(runs):
     finish(ablation, "ppo")
     assert status("mine")[:3] == [
         "mine, seed 44413",
-        "  from upstream         base, sft, rm, normalize",
-        "  done                  ppo",
+        "  from upstream       base, sft, rm, normalize",
+        "  done                ppo",
     ]
 
 
 def test_an_optional_stage_is_listed_once_it_exists(runs):
     run_stages(TINY, "dpo")
-    assert status()[1] == "  done                  base, sft, dpo"
+    assert status()[1] == "  done                base, sft, dpo"
 
 
 def test_each_of_several_judges_is_listed(runs):
@@ -144,7 +144,7 @@ def test_settings_that_this_version_does_not_know_are_named(runs):
     manifest["settings"]["adapters"] = {"kind": "none"}
     write_json(folder / "manifest.json", manifest)
     text = " ".join(" ".join(status()).split())
-    assert "done base: this version does not know adapters.kind, which it recorded" in text
+    assert "done base: this version does not know the recorded settings adapters.kind" in text
 
 
 def test_an_unreadable_record_hides_no_other_run(runs):
@@ -152,7 +152,7 @@ def test_an_unreadable_record_hides_no_other_run(runs):
         fabricate(make_config("tiny", seed=seed))
     (runs / "tiny/seed1/ppo/manifest.json").write_text("{")
     lines = status()
-    assert any(line.startswith("  unreadable            ppo, ") for line in lines)
+    assert any(line.startswith("  unreadable          ppo, ") for line in lines)
     assert "tiny, seed 2" in lines
 
 
@@ -201,9 +201,9 @@ def test_what_an_interrupted_stage_keeps_is_a_checkpoint_or_its_measurements(tmp
     (resume / "checkpoint-0000003.tmp").mkdir()  # The disk was full.
     assert resume_point(tmp_path) == ""
     (resume / "score-references.0.jsonl").write_text("{}\n")
-    assert resume_point(tmp_path) == "resumes after the part that has finished"
+    assert resume_point(tmp_path) == "resumes after the finished part"
     (resume / "score-references.0.jsonl").unlink()
     (tmp_path / "judgements.jsonl").write_text("{}\n")
-    assert resume_point(tmp_path) == "resumes after the part that has finished"
+    assert resume_point(tmp_path) == "resumes after the finished part"
     (resume / "checkpoint-0000002").mkdir()
     assert resume_point(tmp_path) == "resumes after update 2"

@@ -90,7 +90,7 @@ def test_a_named_study_calls_each_run_after_its_preset_and_gives_all_its_setting
 @pytest.mark.parametrize(
     ("preset", "request_options", "line"),
     [
-        ("tiny-xs", {"overrides": ("world.seed=2",)}, "needs a run name of its own"),
+        ("tiny-xs", {"overrides": ("world.seed=2",)}, "needs a run with its own name"),
         ("tiny-xs", {"upstream": "tiny"}, "leave out UPSTREAM="),
         ("tiny-xx", {}, "unknown preset 'tiny-xx': did you mean tiny-x"),
     ],

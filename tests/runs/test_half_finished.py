@@ -43,7 +43,7 @@ def test_the_same_command_resumes_from_the_checkpoint(half):
 
 def test_other_settings_are_refused_with_the_difference_and_three_ways_out(half):
     line = (
-        "stage ppo has a checkpoint after update 12, from other settings or inputs "
+        "stage ppo has a checkpoint after update 12, with other settings or inputs "
         "(ppo.kl_coef: began with 0.05, now 0.1): resume it with `make ppo PRESET=tiny "
         "SEED=44413 NAME=mine SET='ppo.kl_coef=0.05 ppo.lam=0.9'`, choose another NAME, "
         "or start over with REPLACE=ppo"
@@ -58,7 +58,7 @@ def test_another_input_is_refused_too(half):
     finish(BEGUN, "sft", text="other")
     run_stages(BEGUN, "rm")
     assert refusal_of(start, BEGUN) == (
-        "stage ppo has a checkpoint after update 12, from other settings or inputs (it began with "
+        "stage ppo has a checkpoint after update 12, with other settings or inputs (it began with "
         "an earlier sft): restore them to resume it, choose another NAME, or start over with "
         "REPLACE=ppo"
     )

@@ -83,7 +83,7 @@ def test_kept_measurements_that_no_stage_wrote_are_named(tmp_path):
     kept.add([1], [0.5])
     assert KeptRows(tmp_path, "scores", 0).known == {1: 0.5}
     kept.path.write_text('{"rows": 5}\n')
-    with pytest.raises(UserError, match=r"scores\.0\.jsonl holds a line that no stage wrote"):
+    with pytest.raises(UserError, match=r"scores\.0\.jsonl has a line that no stage wrote"):
         KeptRows(tmp_path, "scores", 0)
 
 

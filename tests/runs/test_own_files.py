@@ -144,7 +144,7 @@ def test_files_that_change_while_a_stage_reads_them_stop_it(folders):
             (folders / "model/model.safetensors").write_text("other")
             run.finish({})
 
-    text = "stage base: base.checkpoint, data changed while it was under way: run it again"
+    text = "stage base: base.checkpoint, data changed while the stage was running: run it again"
     with pytest.raises(UserError, match=text):
         disturbed()
     assert read_manifest(stage_folder(config, "base")) is None

@@ -111,7 +111,7 @@ def test_a_replace_moves_nothing_while_another_process_runs_one_of_its_stages(ru
     summaries = stage_folder(TINY, "summaries")
     with (
         held(lock_of(summaries), "summaries"),
-        pytest.raises(UserError, match="stage summaries is already under way"),
+        pytest.raises(UserError, match="stage summaries is already running"),
     ):
         move_all_aside(TINY, FROM_PPO)
     assert not (runs / "tiny/seed44413/aside").exists()

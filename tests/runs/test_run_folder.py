@@ -216,7 +216,7 @@ def test_a_stage_is_not_run_twice_at_once(runs, monkeypatch):
         assert is_under_way(folder)
         line = refusal_of(finish, TINY, "sft")
         assert line == (
-            f"stage sft is already under way in another process ({folder.parent}): "
+            f"stage sft is already running in another process ({folder.parent}): "
             "wait for it or stop it"
         )
         # Other seeds and stages of the same run may run.

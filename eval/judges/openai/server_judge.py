@@ -1,4 +1,4 @@
-"""An LLM as judge. Every reply is cached before it is used, so only what is missing is asked."""
+"""An LLM as judge. Every reply is cached before it is used, so only missing ones are requested."""
 
 import asyncio
 from collections.abc import Generator, Iterable, Sequence
@@ -37,25 +37,25 @@ class OpenAIJudge(Judge):
         self.settings = judge
         self.price = price_of(judge)
         self.chat = Chat(judge, ReplyCache(cache), self.price)
-        # Two policies may have written the same summary: the judge is asked once.
+        # Two policies may have written the same summary: then the judge is asked only once.
         self.answers: dict[Comparison, Future[Reply]] = {}
         self.error: Exception | None = None
         """The first error, which has stopped all questions."""
 
     @property
     def about(self) -> About:
-        """The model, and with which parameters of the protocol it was asked."""
+        """The judge's name, with the parameters that were used."""
         judge = self.settings
         left_out = self.chat.left_out
         if not self.chat.has_answered:
-            note = "all replies kept from before"
+            note = "all replies from the cache"
         else:
             temperature = f"temperature {judge.temperature:g}"
             if "temperature" in left_out:
                 temperature = "its own temperature (it takes no other)"
             effort = f"reasoning effort {judge.reasoning_effort}"
             if "reasoning_effort" in left_out or judge.reasoning_effort == "default":
-                effort = "no reasoning effort said"
+                effort = "no reasoning effort given"
             form = "by a JSON schema" if self.chat.uses_schema else "in plain text"
             note = f"{temperature}, {effort}, replies {form}"
         return About(
@@ -70,10 +70,10 @@ class OpenAIJudge(Judge):
     def prepare(
         self, comparisons: Sequence[Comparison], same_cap: Iterable[Comparison] = ()
     ) -> None:
-        """Print what the missing replies will cost, before the first is asked for.
+        """Print what the missing replies will cost, before the first one is requested.
 
-        The shortest question is asked alone, and more if they bring no answer, to learn which
-        parameters the server takes and in the name of which model it answers.
+        The shortest question is asked first, and others if it has no answer, to learn which
+        parameters the server accepts and which model answers.
         """
         keys = {key for texts in chain(comparisons, same_cap) for key in self.chat.keys(texts)}
         self.chat.budget.spent = self.chat.cache.spent(keys)
@@ -98,9 +98,9 @@ class OpenAIJudge(Judge):
     def replies(
         self, comparisons: Sequence[Comparison], concurrency: int
     ) -> Generator[Reply, None, None]:
-        """Yield the replies in the order of the comparisons, `concurrency` asked for at once.
+        """Yield the replies in the order of the comparisons, with `concurrency` requests at once.
 
-        The first error stops all questions. Requests that were sent are received and kept first.
+        The first error stops all questions, after the replies to sent requests have been kept.
         """
         slots = asyncio.Semaphore(concurrency)
         for texts in map(anonymous, comparisons):
@@ -131,7 +131,7 @@ class OpenAIJudge(Judge):
     # -- one question ------------------------------------------------------------------------------
 
     async def _judge(self, texts: Comparison, slots: asyncio.Semaphore) -> Reply:
-        """Return the reply to a comparison. An error ends the other questions too."""
+        """Return the reply to a comparison. An error stops the other questions, too."""
         async with slots:
             if self.error is not None:
                 raise self.error
@@ -143,7 +143,7 @@ class OpenAIJudge(Judge):
                 raise
 
     async def _ask(self, texts: Comparison) -> Reply:
-        """Ask, and once more if the reply is no verdict; without one the last reply counts."""
+        """Ask, and ask again if the reply has no verdict; without one, the last reply counts."""
         replies = self._kept_replies(texts)
         attempt = next_attempt(replies)
         while attempt is not None:
@@ -166,7 +166,7 @@ class OpenAIJudge(Judge):
         return replies
 
     async def _new_reply(self, texts: Comparison, attempt: int) -> Reply:
-        """Return the reply of the server, or its reason for none."""
+        """Return the server's reply, or the reason why there is none."""
         try:
             completion = await self.chat.ask(texts, attempt)
         except PostError as error:
@@ -180,7 +180,7 @@ class OpenAIJudge(Judge):
         return self._as_reply(texts, completion)
 
     def _as_reply(self, texts: Comparison, completion: Completion) -> Reply:
-        """Return a completion with its verdict, if it is finished and the judge's own words."""
+        """Return a completion as a reply. It has a verdict only if finished and not an echo."""
         question = self.chat.question(texts, self.chat.uses_schema)
         is_own = completion.is_finished and not question.is_echo(completion.text)
         return Reply(
@@ -228,5 +228,5 @@ def anonymous(comparison: Comparison) -> Comparison:
 
 
 def usd(amount: float) -> str:
-    """Return dollars as lines show them: cents from ten dollars on, and more digits below."""
+    """Format dollars: with cents from ten dollars on, with more digits below."""
     return f"{amount:,.2f}" if amount >= 10 else f"{amount:.4f}"
