@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, redirect_stdout
 from importlib.util import find_spec
 from io import TextIOWrapper
-from typing import Any, NoReturn, TextIO
+from typing import Any, NoReturn, TextIO, cast
 
 from stages.config.checks import RESTORE, UserError, discard_output, fail, first_line, visible
 from stages.config.judge import is_server_address
@@ -72,6 +72,17 @@ class VisibleStream:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.stream, name)
+
+
+def unfiltered_stdout() -> TextIO:
+    """Return stdout without the filter, for rich: its colors are control characters.
+
+    What rich prints there must have passed through `visible` itself.
+    """
+    stream: Any = sys.stdout
+    while isinstance(stream, VisibleStream):
+        stream = stream.stream
+    return cast(TextIO, stream)
 
 
 def describe_user_error(error: BaseException) -> str | None:
