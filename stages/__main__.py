@@ -15,7 +15,6 @@ Functions are imported when they are called, so that a command with nothing to d
 torch nor transformers.
 """
 
-import shlex
 import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -30,7 +29,7 @@ from stages.config.command_line import (
     request_of,
 )
 from stages.config.config import Config
-from stages.config.faults import Parser, in_one_line, is_above_0, require_packages, show
+from stages.config.faults import Parser, in_one_line, require_packages, show
 from stages.config.listing import settings_lines
 from stages.config.stages import OUTPUTS, STAGES
 from stages.pipeline import grid, variables
@@ -57,13 +56,6 @@ TOOLS = (
 )
 # The page that is written when a grid has finished.
 GRID_PAGES = {"study": "scaling", "ablations": "ablations-page", "algorithms": "algorithms-page"}
-GRID_OPTIONS = {
-    "SEEDS": "seeds",
-    "PRESETS": "presets",
-    "JOB": "targets",
-    "ABLATIONS": "ablations",
-    "PENALTIES": "kl_coefs",
-}
 
 
 @in_one_line()
@@ -76,7 +68,7 @@ def main(argv: list[str] | None = None) -> None:
 
     targets, values = variables.read_command(words)
     values = variables.with_hub_rows(values)
-    if values.get("PRESET") == "own" and needs_settings(targets):
+    if values.get("PRESET") == "own" and variables.needs_settings(targets):
         from stages.planning.own import with_choices
 
         values = with_choices(values)
@@ -93,7 +85,7 @@ def main(argv: list[str] | None = None) -> None:
         run_grid(first, values)
     elif first in TOOLS:
         run_tool(first, variables.options(first, values))
-    elif is_on("REHEARSE", values):
+    elif variables.is_one(values, "REHEARSE"):
         run_rehearsal(targets, values)
     else:
         run_targets(targets, values)
@@ -110,9 +102,9 @@ def run_targets(targets: Sequence[str], values: Values) -> None:
     config = config_of(request)
     reached = tuple(ALIASES.get(target, target) for target in targets)
     planned = PlannedRun(request=request, config=config, targets=reached)
-    command = resume_command(targets, values)
+    command = variables.resume_command(targets, values)
     runner = make_runner(values, command)
-    if is_on("DRY", values):
+    if variables.is_one(values, "DRY"):
         runner.show(planned)
         return
 
@@ -129,12 +121,12 @@ def run_rehearsal(targets: Sequence[str], values: Values) -> None:
     """Measure a run by a short one, which is removed, and print the memory and time it took."""
     from stages.planning import rehearsal
 
-    if is_on("DRY", values):
+    if variables.is_one(values, "DRY"):
         raise UserError("REHEARSE=1 and DRY=1 exclude each other: leave out one of them")
     if values.get("LAUNCH"):
         raise UserError("REHEARSE=1 must know the number of processes: give GPUS= for LAUNCH=")
     require_packages()
-    runner = make_runner(values, resume_command(targets, values))
+    runner = make_runner(values, variables.resume_command(targets, values))
     rehearsed = rehearsal.prepare(
         variables.request_from(values),
         targets,
@@ -158,14 +150,16 @@ def run_rehearsal(targets: Sequence[str], values: Values) -> None:
 
 def run_grid(target: str, values: Values) -> None:
     """Run a study, the ablations or the algorithms, and write the page about them."""
-    chosen: dict[str, Any] = {}
-    for name, option in GRID_OPTIONS.items():
-        if values.get(name):
-            chosen[option] = values[name].split()
-    if "seeds" in chosen:
-        chosen["seeds"] = [whole_number("SEEDS", text) for text in chosen["seeds"]]
-    options = grid.GridOptions(**chosen)
     request = variables.request_from(values)
+    seeds = [variables.whole_number("SEEDS", word) for word in variables.words_of(values, "SEEDS")]
+    defaults = grid.GridOptions()
+    options = grid.GridOptions(
+        seeds=seeds or defaults.seeds,
+        presets=variables.words_of(values, "PRESETS") or defaults.presets,
+        targets=variables.words_of(values, "JOB") or defaults.targets,
+        ablations=variables.words_of(values, "ABLATIONS") or defaults.ablations,
+        kl_coefs=variables.words_of(values, "PENALTIES") or defaults.kl_coefs,
+    )
     if target == "study":
         planned = grid.study(request, options)
     elif target == "ablations":
@@ -173,9 +167,9 @@ def run_grid(target: str, values: Values) -> None:
     else:
         planned = grid.algorithms(request, options)
 
-    command = resume_command([target], values)
+    command = variables.resume_command([target], values)
     runner = make_runner(values, command)
-    if is_on("DRY", values):
+    if variables.is_one(values, "DRY"):
         grid.show_grid(runner, planned)
         return
     require_packages()
@@ -187,13 +181,13 @@ def run_grid(target: str, values: Values) -> None:
 
 def make_runner(values: Values, command: str) -> Runner:
     """Return the runner of a command, which starts stages as GPUS, ENGINE and LAUNCH say."""
-    gpus = whole_number("GPUS", values.get("GPUS") or "1")
+    gpus = variables.whole_number("GPUS", values.get("GPUS") or "1")
     launcher = launcher_words(gpus, values.get("ENGINE") or "ddp", values.get("LAUNCH", ""))
     return Runner(
         run_stage=partial(run_stage, resume_command=command),
         launcher=launcher,
         processes=gpus,
-        max_cost=dollars(values.get("MAX_COST", "")),
+        max_cost=variables.dollars(values.get("MAX_COST", "")),
         replace=values.get("REPLACE", ""),
         resume_command=command,
         on_finished=write_cards,
@@ -239,41 +233,6 @@ def write_cards(config: Config, stage: str) -> None:
     except Exception as error:
         line = f"no model card of stage {stage}: {first_line(error)}"
         print(line, file=sys.stderr, flush=True)
-
-
-def dollars(text: str) -> float:
-    """Return the amount in MAX_COST; 0 without one. Raises UserError if it is not above 0."""
-    if not text:
-        return 0
-    if not is_above_0(text):
-        raise UserError(f"MAX_COST={text}: give dollars above 0, such as MAX_COST=20")
-    return float(text)
-
-
-def is_on(name: str, values: Values) -> bool:
-    """Return whether a variable is 1. Raises UserError for another value than 1 or 0."""
-    text = values.get(name, "")
-    if text not in ("", "0", "1"):
-        raise UserError(f"{name}={text}: give {name}=1, or leave it out")
-    return text == "1"
-
-
-def resume_command(targets: Sequence[str], values: Values) -> str:
-    """Return the command that resumes this one: the same without REPLACE."""
-    typed = [f"{name}={shlex.quote(values[name])}" for name in values if name != "REPLACE"]
-    return " ".join(["make", *targets, *typed])
-
-
-def whole_number(name: str, text: str) -> int:
-    """Return the value of a variable as a number. Raises UserError if it is not one."""
-    if not text.isdecimal():
-        raise UserError(f"{name}={text}: give whole numbers")
-    return int(text)
-
-
-def needs_settings(targets: Sequence[str]) -> bool:
-    """Return whether one of some targets reads settings."""
-    return any("SET" in variables.target_of(target).variables for target in targets)
 
 
 # -- the function of each stage and tool -----------------------------------------------------------

@@ -42,12 +42,14 @@ from stages.config.stages import (
     first_changed,
     row_of,
 )
+from stages.rl.algorithms import ALGORITHMS
 
 # An override of these needs no name of its own: another judge is another opinion of the same run.
 SAME_RUN = ("judge", "checks", "memory")
 # What ends a setting's value, which may hold spaces itself, in a word of several.
 NEXT = re.compile(r"\s+(?=[A-Za-z_]\w*\.\w+=)")
-TRAINING_SECTIONS = {"base", "sft", "rm", "ppo", "dpo", "lora"}
+# Sections that have no effect on a run that trains nothing.
+TRAINING_SECTIONS = {"base", "optimizer", "sft", "rm", "normalize", "dpo", "lora", *ALGORITHMS}
 MOST_SHOWN = 3  # changed settings that one line names
 
 
@@ -313,12 +315,13 @@ class SplitOverrides(argparse.Action):
         """Called by argparse with the words of one option."""
         overrides: list[str] = []
         for word in values:
-            parts = NEXT.split(word.strip())
-            keys = [part.split("=")[0] for part in parts]
-            twice = [key for key in keys if keys.count(key) > 1]
-            if twice:
-                raise UserError(f"{twice[0]} is set twice: leave one out")
-            overrides += parts
+            overrides += NEXT.split(word.strip())
+
+        # Also in two words, as of `POLICY=a SET=released.policy=b`.
+        keys = [override.split("=")[0] for override in overrides]
+        twice = [key for key in keys if keys.count(key) > 1]
+        if twice:
+            raise UserError(f"{twice[0]} is set twice: leave one out")
         setattr(namespace, self.dest, overrides)
 
 

@@ -145,8 +145,12 @@ class FixedConfig(Settings):
     @property
     def needed_splits(self) -> tuple[str, ...]:
         """The splits that its data must have: no pairs where no reward model is trained."""
-        is_taken = self.reward.function or self.released.reward_model
-        return POSTS if is_taken else (*POSTS, *COMPARISONS)
+        return POSTS if self.has_external_reward else (*POSTS, *COMPARISONS)
+
+    @property
+    def has_external_reward(self) -> bool:
+        """Whether a reward function or a released reward model replaces training one."""
+        return bool(self.reward.function or self.released.reward_model)
 
     @property
     def kind(self) -> str:

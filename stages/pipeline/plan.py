@@ -217,7 +217,8 @@ def check_can_run(config: Config, stages: Sequence[str], processes: int) -> None
     if any("judge" in STAGES[stage].sections for stage in stages):
         check_asking(config)
         check_gold(config)
-    for stage in stages:
+    for stage in stages_with_batches(config, stages):
+        # Stages that train have a section of the same name.
         section: Any = getattr(config, stage, None)
         if hasattr(section, "batch_size"):
             check_batch_divides(
@@ -229,6 +230,11 @@ def check_can_run(config: Config, stages: Sequence[str], processes: int) -> None
             )
 
 
+def stages_with_batches(config: Config, stages: Sequence[str]) -> list[str]:
+    """Return the stages that may form batches: not `rm` if its reward comes from elsewhere."""
+    return [stage for stage in stages if not (stage == "rm" and config.has_external_reward)]
+
+
 def check_rows(config: Config, stages: Sequence[str]) -> None:
     """Raise UserError if the finished base stage counted too few rows for one of some stages."""
     manifest = read_manifest(stage_folder(config, "base"))
@@ -236,7 +242,7 @@ def check_rows(config: Config, stages: Sequence[str]) -> None:
         return
     counts = manifest["results"].get("rows", {})
     rows = {split: counts_of_split["rows"] for split, counts_of_split in counts.items()}
-    for stage in stages:
+    for stage in stages_with_batches(config, stages):
         split = TRAINING_SPLITS.get(stage)
         if split in rows:
             check_batch_not_larger_than_data(stage, getattr(config, stage).batch_size, rows[split])

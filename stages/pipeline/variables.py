@@ -5,12 +5,13 @@ Make passes its command line to Python in MAKEFLAGS, where nothing has expanded 
 
 import os
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from stages.config.checks import UserError, unknown
 from stages.config.command_line import Request, add_arguments, request_of
-from stages.config.faults import Parser
+from stages.config.faults import Parser, is_above_0
 from stages.config.stages import STAGES
 from stages.pipeline.targets import VARIABLES, Target, targets_by_name
 
@@ -24,15 +25,20 @@ HUB_ID = re.compile(r"[\w-][\w.-]*/[\w.-]+(:[\w.-]+)?(@[\w./-]+)?")  # with conf
 def read_command(words: Sequence[str]) -> tuple[list[str], dict[str, str]]:
     """Return the targets and the variables of a command.
 
-    A variable comes from the words, from make's command line, or from the environment. Raises
-    UserError for a target or variable that does not exist, or that no target reads.
+    A variable comes from the words, from make's command line, or, if a target reads it, from the
+    environment. Raises UserError for a target or variable that does not exist, or that no target
+    reads.
     """
     targets = [word for word in words if "=" not in word]
     typed = variables_of_make(os.environ.get("MAKEFLAGS", ""))
     typed |= dict(word.split("=", 1) for word in words if "=" in word)
     check(targets, typed)
 
-    variables = {name: os.environ[name] for name in VARIABLES if os.environ.get(name)}
+    # The environment may contain variables for other targets, such as those of a job script.
+    names_read = {name for target in targets for name in target_of(target).variables}
+    variables = {
+        name: os.environ[name] for name in VARIABLES if name in names_read and os.environ.get(name)
+    }
     if "WSL_DISTRO_NAME" in os.environ:  # there NAME is the name of the machine
         variables.pop("NAME", None)
     return targets, {**variables, **typed}
@@ -123,7 +129,8 @@ def options(target: str, variables: Mapping[str, str]) -> list[str]:
         if variable.setting:
             settings.append(f"{variable.setting}={value}")
         elif variable.is_list:
-            words += [option, *value.split()]
+            if value.split():
+                words += [option, *value.split()]
         else:
             words.append(f"{option}={value}")  # joined, so that a value may begin with a dash
 
@@ -142,6 +149,54 @@ def request_from(variables: Mapping[str, str], is_judging: bool = False) -> Requ
     parser = Parser()
     add_arguments(parser)
     values = {name: variables.get(name, "") for name in target_of("settings").variables}
+    if values["SEED"]:
+        whole_number("SEED", values["SEED"])  # argparse would name the option --seed
     if not values["PRESET"] and (is_judging or values["INPUT"]):
         values["PRESET"] = EXISTING_SUMMARIES
     return request_of(parser.parse_args(options("settings", values)))
+
+
+# -- the value of a variable -----------------------------------------------------------------------
+
+
+def words_of(values: Mapping[str, str], name: str) -> list[str]:
+    """Return the words of a variable; none if it is missing or blank."""
+    return values.get(name, "").split()
+
+
+def whole_number(name: str, text: str) -> int:
+    """Return the value of a variable, or one of its words, as a number.
+
+    Raises UserError if it is not one.
+    """
+    if not text.isdecimal():
+        raise UserError(f"{name}={text}: give a whole number")
+    return int(text)
+
+
+def dollars(text: str) -> float:
+    """Return the amount in MAX_COST; 0 without one. Raises UserError if it is not above 0."""
+    if not text:
+        return 0
+    if not is_above_0(text):
+        raise UserError(f"MAX_COST={text}: give dollars above 0, such as MAX_COST=20")
+    return float(text)
+
+
+def is_one(values: Mapping[str, str], name: str) -> bool:
+    """Return whether a variable is 1. Raises UserError for another value than 1 or 0."""
+    text = values.get(name, "")
+    if text not in ("", "0", "1"):
+        raise UserError(f"{name}={text}: give {name}=1, or leave it out")
+    return text == "1"
+
+
+def needs_settings(targets: Sequence[str]) -> bool:
+    """Return whether one of some targets reads settings."""
+    return any("SET" in target_of(target).variables for target in targets)
+
+
+def resume_command(targets: Sequence[str], values: Mapping[str, str]) -> str:
+    """Return the command that resumes this one: the same without REPLACE."""
+    typed = [f"{name}={shlex.quote(values[name])}" for name in values if name != "REPLACE"]
+    return " ".join(["make", *targets, *typed])

@@ -25,6 +25,7 @@ from stages.data.lengths import Limits
 from stages.data.prompt import first_tokens
 from stages.data.ragged import TokenizedSplit
 from stages.data.tokens import tokenize_comparisons, tokenize_posts
+from stages.pipeline.variables import whole_number
 from stages.planning.plan import gpus_for
 from stages.rl.algorithms import ALGORITHMS
 from stages.runs.hub import fetch_tokenizer, model_source
@@ -91,9 +92,7 @@ def _typed_config(variables: Mapping[str, str], typed: Sequence[str], checkpoint
     """The settings before anything is chosen."""
     if not checkpoint:
         raise UserError("PRESET=own needs a model: add SET=base.checkpoint=folder_or_hub_id")
-    seed = variables.get("SEED") or str(Request.seed)
-    if not seed.isdecimal():
-        raise UserError(f"SEED={seed} must be a whole number")
+    seed = whole_number("SEED", variables.get("SEED") or str(Request.seed))
 
     overrides = list(typed)
     if variables.get("REWARD_MODEL"):
@@ -101,7 +100,7 @@ def _typed_config(variables: Mapping[str, str], typed: Sequence[str], checkpoint
     return make_config(
         PRESET,
         name=variables.get("NAME") or f"{PRESET}-{Path(checkpoint.partition('@')[0]).name}",
-        seed=int(seed),
+        seed=seed,
         data=variables.get("DATA", ""),
         tokenizer=variables.get("TOKENIZER", ""),
         overrides=tuple(overrides),

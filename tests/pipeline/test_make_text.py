@@ -81,7 +81,7 @@ def test_the_name_of_a_machine_under_wsl_is_not_that_of_a_run(tmp_path):
 # -- what is refused -------------------------------------------------------------------------------
 
 REFUSED: list[tuple[list[str], str]] = [  # words after `make`, the line
-    (["sft", "SEED=one"], "invalid int value: 'one'"),
+    (["sft", "SEED=one"], "SEED=one: give a whole number"),
     (["ppo", "SET=ppo.kl_coef=0.1"], "ppo.kl_coef=0.1 needs a run name of its own"),
     (["sft", "SETT=1"], "unknown make variable 'SETT': did you mean SET"),
     (["sft", "NAME=it's; `a` $(b)/"], "name must be the name of a folder"),
