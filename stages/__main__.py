@@ -3,6 +3,7 @@
 What a command such as `make ppo` does:
 
 1. `main` reads its targets and variables (pipeline/variables.py); `config_of` makes the settings.
+   Given only NAME, the settings that the run recorded are used (`as_recorded`).
 2. `make_plan` (pipeline/plan.py) says which stages are missing or stale, and why. A stage is stale
    if `find_problem` (runs/staleness.py) finds other settings, inputs or outputs in its manifest.
 3. `Runner.run` (pipeline/runner.py) runs the stages of the plan in turn. `run_stage` below calls
@@ -36,7 +37,14 @@ from stages.pipeline import grid, variables
 from stages.pipeline.launch import StageFailedError, launcher_words
 from stages.pipeline.runner import PlannedRun, Runner
 from stages.pipeline.start import call_stage, end_process, errors_end_process
-from stages.pipeline.targets import ALIASES, DONE_BY_MAKE, GRIDS, help_lines
+from stages.pipeline.targets import (
+    ALIASES,
+    DONE_BY_MAKE,
+    GRIDS,
+    STANDALONE_TARGETS,
+    TOOLS,
+    help_lines,
+)
 from stages.rl.algorithms import ALGORITHMS
 from stages.runs.manifest import stage_folder
 from stages.runs.signals import stopping_on_signals
@@ -44,16 +52,6 @@ from stages.runs.signals import stopping_on_signals
 Values = Mapping[str, str]
 """The variables of a command: name -> value."""
 
-TOOLS = (
-    "help",
-    "status",
-    "settings",
-    "plan",
-    "summarize",
-    "compare",
-    "scaling",
-    "publish",
-)
 # The page that is written when a grid has finished.
 GRID_PAGES = {"study": "scaling", "ablations": "ablations-page", "algorithms": "algorithms-page"}
 
@@ -73,18 +71,21 @@ def main(argv: list[str] | None = None) -> None:
 
         values = with_choices(values)
 
-    # Stages may be combined; any other target is a command of its own.
+    # Only stages may be combined.
     first = targets[0] if targets else "help"
-    single = [target for target in targets if target in (*GRIDS, *TOOLS, *DONE_BY_MAKE)]
-    if single and len(targets) > 1:
-        raise UserError(f"{single[0]} is a command of its own: give the other targets separately")
+    standalone = [target for target in targets if target in STANDALONE_TARGETS]
+    if standalone and len(targets) > 1:
+        raise UserError(
+            f"{standalone[0]} cannot be combined with other targets:"
+            f" run `make {standalone[0]}` by itself"
+        )
 
     if first in DONE_BY_MAKE:
         raise UserError(f"{first} is done by make itself: run `make {first}`")
     if first in GRIDS:
         run_grid(first, values)
     elif first in TOOLS:
-        run_tool(first, variables.options(first, values))
+        run_tool(first, variables.option_words(first, values))
     elif variables.is_one(values, "REHEARSE"):
         run_rehearsal(targets, values)
     else:
@@ -100,8 +101,8 @@ def run_targets(targets: Sequence[str], values: Values) -> None:
 
     request = variables.request_from(values, is_judging="judge" in targets)
     config = config_of(request)
-    reached = tuple(ALIASES.get(target, target) for target in targets)
-    planned = PlannedRun(request=request, config=config, targets=reached)
+    stage_targets = tuple(ALIASES.get(target, target) for target in targets)
+    planned = PlannedRun(request=request, config=config, targets=stage_targets)
     command = variables.resume_command(targets, values)
     runner = make_runner(values, command)
     if variables.is_one(values, "DRY"):
@@ -114,11 +115,11 @@ def run_targets(targets: Sequence[str], values: Values) -> None:
             ran = runner.run(planned)
         except StageFailedError as failure:
             raise SystemExit(failure.status) from None
-    show(end_lines(config, reached, ran))
+    show(end_lines(config, stage_targets, ran))
 
 
 def run_rehearsal(targets: Sequence[str], values: Values) -> None:
-    """Measure a run by a short one, which is removed, and print the memory and time it took."""
+    """Run a short version of a run, print the memory and time that it took, and remove it."""
     from stages.planning import rehearsal
 
     if variables.is_one(values, "DRY"):

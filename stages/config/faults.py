@@ -1,6 +1,6 @@
 """Turn errors that the user can fix into one line.
 
-Every command's `main` is under `in_one_line`, or hands its work to `run_stage`. Only
+Every command's `main` is under `in_one_line`. Only
 `describe_user_error` tells an error that a user can fix from a defect, which keeps its traceback.
 """
 
@@ -18,7 +18,6 @@ from io import TextIOWrapper
 from typing import Any, NoReturn, TextIO, cast
 
 from stages.config.checks import RESTORE, UserError, discard_output, fail, first_line, visible
-from stages.config.judge import is_server_address
 from stages.config.out_of_memory import LESS_MEMORY, is_out_of_memory
 
 # How to fix an error of the operating system.
@@ -29,8 +28,8 @@ FIXES = {
     errno.EPERM: "make it readable and writable",
     errno.EROFS: "make it writable",
     errno.ENOENT: RESTORE,
-    errno.EISDIR: "a folder stands where a file belongs: move it away",
-    errno.ENOTDIR: "a file stands where a folder belongs: move it away",
+    errno.EISDIR: "there is a folder in place of this file: move it away",
+    errno.ENOTDIR: "there is a file in place of this folder: move it away",
     errno.EFBIG: "raise the limit on the size of files (ulimit -f)",
     errno.EMFILE: "raise the limit on open files (ulimit -n)",
     errno.ENAMETOOLONG: "give it a shorter name",
@@ -41,7 +40,7 @@ FIXES = {
     errno.ENOTSUP: "put runs/ on a disk that can lock files",
 }
 NO_SPACE = "No space left on device"
-NO_PRIMITIVE = "could not create a primitive"  # what oneDNN says, mostly of memory
+NO_PRIMITIVE = "could not create a primitive"  # oneDNN's error, usually because memory ran out
 # By their names, because the libraries that raise them are not loaded here.
 DAMAGED = {
     "ArrowInvalid",
@@ -54,9 +53,6 @@ DAMAGED = {
 }
 DAMAGED_TEXTS = ("PytorchStreamReader", "Invalid magic number", "Error(s) in loading state_dict")
 OS_ERROR = re.compile(r"\(os error (\d+)\)")  # as libraries in Rust write it
-# Variables of the environment that name a proxy.
-PROXIES = ("HTTP_PROXY", "http_proxy", "HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy")
-CERTIFICATES = ("SSL_CERT_FILE", "SSL_CERT_DIR")
 OUR_PACKAGES = {"stages", "eval", "reports", "tests"}
 
 
@@ -94,10 +90,6 @@ def describe_user_error(error: BaseException) -> str | None:
     if is_out_of_memory(error) or NO_PRIMITIVE in text:
         return f"out of memory: {LESS_MEMORY}"
 
-    network_line = network_fault(error)
-    if network_line is not None:
-        return network_line
-
     number = OS_ERROR.search(str(error))
     if number is not None:
         code = int(number[1])
@@ -117,7 +109,10 @@ def describe_user_error(error: BaseException) -> str | None:
 
 
 def _about_encoding(error: UnicodeEncodeError) -> str:
-    """Half a character is a fault of the text; any other one is a limit of the encoding."""
+    """Return the line for a character that cannot be encoded.
+
+    An unpaired surrogate is an error of the text, any other a limit of the encoding.
+    """
     character = error.object[error.start]
     if "\ud800" <= character <= "\udfff":
         return f"a text holds half a character ({error}): replace it, or save the file as UTF-8"
@@ -146,14 +141,13 @@ def _about_a_file(error: OSError, text: str) -> str:
 @contextmanager
 def in_one_line() -> Iterator[None]:
     """End the process with one line for what the user can fix; a decorator for each `main`."""
-    open_closed_streams()
     print_any_character()
     try:
         with redirect_stdout(VisibleStream(sys.stdout)):
             yield
         sys.stdout.flush()
     except KeyboardInterrupt:
-        print("stopped by SIGINT: the same command begins again", file=sys.stderr)
+        print("stopped by SIGINT: the same command begins from the start", file=sys.stderr)
         raise SystemExit(128 + signal.SIGINT) from None
     except BrokenPipeError:
         discard_output(sys.stdout)
@@ -163,37 +157,6 @@ def in_one_line() -> Iterator[None]:
         if line is None:
             raise
         fail(UserError(line))
-
-
-def open_closed_streams() -> None:
-    """Replace streams that the caller has closed (`>&-`) by /dev/null.
-
-    Otherwise the next file that is opened would get the stream's number, and what is printed.
-    """
-    for name in ("stdin", "stdout", "stderr"):
-        if getattr(sys, name) is None:
-            number = os.open(os.devnull, os.O_RDWR)
-            os.set_inheritable(number, True)
-            setattr(sys, name, os.fdopen(number, "r" if name == "stdin" else "w"))
-
-
-def network_fault(error: BaseException) -> str | None:
-    """Return the line for an environment variable that no network client accepts, or None."""
-    is_of_client = type(error).__name__ in ("InvalidURL", "SSLError") or "proxy URL" in str(error)
-    is_of_certificates = isinstance(error, FileNotFoundError) and error.filename is None
-    if not is_of_client and not is_of_certificates:
-        return None
-
-    for name in PROXIES:
-        value = os.environ.get(name, "")
-        scheme, _, address = value.rpartition("://")
-        is_proxy = scheme in ("", "http", "https", "socks5", "socks5h")
-        if value and (not is_proxy or not is_server_address(f"http://{address}")):
-            return f"{name} in the environment is no address of a proxy: correct or unset it"
-    for name in CERTIFICATES:
-        if os.environ.get(name):
-            return f"{name}={os.environ[name]} holds no certificates: correct or unset it"
-    return None
 
 
 class Parser(argparse.ArgumentParser):
@@ -216,7 +179,7 @@ def require_packages() -> None:
     """Raise UserError if this interpreter lacks a package that the stages run on."""
     for name in ("torch", "transformers", "accelerate", "datasets"):
         if find_spec(name) is None:
-            raise UserError(f"{sys.executable} has no {name}: `make install VENV=.venv` brings it")
+            raise UserError(f"{sys.executable} has no {name}: run `make install`")
 
 
 def is_above_0(text: str) -> bool:

@@ -7,6 +7,7 @@ from collections.abc import Set
 from dataclasses import dataclass, replace
 
 from stages.config.ppo import Ppo
+from stages.config.sections import COMPARISONS, POSTS
 from stages.rl.algorithms import ALGORITHMS
 
 CARD = "README.md"  # of a model, in its folder; no output of the stage
@@ -18,8 +19,6 @@ class Stage:
 
     what: str
     """One line for people."""
-    head: str = ""
-    """Title of its column in `make status`; empty: not shown."""
     module: str
     """Its module; the code that this one imports is the code of the stage."""
     target: str
@@ -60,7 +59,6 @@ OPTIONAL_POLICIES = (*(name for name in ALGORITHMS if name != "ppo"), "dpo", "re
 POLICY_GRADIENT = {
     name: Stage(
         what=algorithm.summary,
-        head=name[:4],
         module="stages.ppo",
         target=name,
         sections=("optimizer", name, "lora"),
@@ -75,7 +73,6 @@ POLICY_GRADIENT = {
 STAGES = {
     "base": Stage(
         what="posts, tokenizer and the model to start from",
-        head="base",
         module="stages.base",
         target="data",
         sections=("base", "world", "data"),
@@ -85,7 +82,6 @@ STAGES = {
     ),
     "sft": Stage(
         what="supervised fine-tuning on the reference summaries",
-        head="sft",
         module="stages.sft",
         target="sft",
         sections=("optimizer", "sft", "lora"),
@@ -96,7 +92,6 @@ STAGES = {
     ),
     "rm": Stage(
         what="the reward model, from comparisons",
-        head="rm",
         module="stages.rm",
         target="rm",
         sections=("optimizer", "rm", "lora", "reward", "released"),
@@ -106,7 +101,6 @@ STAGES = {
     ),
     "normalize": Stage(
         what="the reward of a human summary becomes 0",
-        head="norm",
         module="stages.normalize",
         target="rm",
         sections=("normalize",),
@@ -117,7 +111,6 @@ STAGES = {
     **POLICY_GRADIENT,
     "dpo": Stage(
         what="DPO on the same comparisons, to compare with PPO",
-        head="dpo",
         module="stages.dpo",
         target="dpo",
         sections=("optimizer", "dpo", "lora"),
@@ -138,7 +131,6 @@ STAGES = {
     ),
     "summaries": Stage(
         what="summaries of held-out posts by every policy",
-        head="summ",
         module="eval.summaries",
         target="eval",
         sections=("eval",),
@@ -147,7 +139,6 @@ STAGES = {
     ),
     "judge": Stage(
         what="verdicts on every summary, in both orders",
-        head="judg",
         module="eval.judge",
         target="eval",
         sections=("judge",),
@@ -157,7 +148,6 @@ STAGES = {
     ),
     "controls": Stage(
         what="negative controls: verdicts on texts that must lose",
-        head="ctrl",
         module="eval.controls",
         target="eval",
         sections=("judge", "checks"),
@@ -167,7 +157,6 @@ STAGES = {
     ),
     "win_rate": Stage(
         what="win rates with intervals",
-        head="rate",
         module="eval.win_rate",
         target="eval",
         inputs=("summaries", "judge"),
@@ -186,7 +175,6 @@ STAGES = {
     ),
     "report": Stage(
         what="the page of the run",
-        head="page",
         module="reports.run",
         target="eval",
         inputs=("base", "sft", "rm", "normalize", "ppo", *JUDGED),
@@ -207,6 +195,8 @@ STAGES = {
         reads_records=True,
     ),
 }
+# The split that fills the batches of a stage.
+TRAINING_SPLITS = {"sft": POSTS[0], "rm": COMPARISONS[0], "dpo": COMPARISONS[0]}
 SHARED_STAGES = tuple(name for name, stage in STAGES.items() if stage.shared)
 POLICY_STAGES = tuple(name for name, stage in STAGES.items() if stage.makes_policy)
 POLICY_GRADIENT_STAGES = tuple(name for name, stage in STAGES.items() if stage.policy_gradient)
@@ -223,7 +213,10 @@ def shared_before(stage: str) -> tuple[str, ...]:
 def first_changed(sections: Set[str]) -> str:
     """The first shared stage that reads one of some shared sections; empty if none does."""
     changed = sections & set(SHARED_SECTIONS)
-    return next((name for name in SHARED_STAGES if changed & set(STAGES[name].sections)), "")
+    for name in SHARED_STAGES:
+        if changed & set(STAGES[name].sections):
+            return name
+    return ""
 
 
 # What kind of run it is: it trains policies, or judges one of others, or summaries that exist.

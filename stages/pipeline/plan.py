@@ -15,24 +15,29 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from stages.config.checks import UserError, unknown
+from stages.config.checks import UserError, first_few, unknown
 from stages.config.config import Config
 from stages.config.fitting import check_batch_divides, check_batch_not_larger_than_data
 from stages.config.judge_models import check_asking
-from stages.config.sections import COMPARISONS, POSTS
-from stages.config.stages import GIVEN_BY, NO_PART, STAGES, TRAINED, row_of, with_inputs
+from stages.config.sections import POSTS
+from stages.config.stages import (
+    GIVEN_BY,
+    NO_PART,
+    STAGES,
+    TRAINED,
+    TRAINING_SPLITS,
+    row_of,
+    with_inputs,
+)
 from stages.runs.attempts import check_resumable, is_resumable, resume_point
 from stages.runs.differences import unknown_settings
 from stages.runs.gold import check_gold
 from stages.runs.manifest import partial_of, read_manifest, stage_folder
 from stages.runs.staleness import MISSING, Problem, changed_code, find_problem, refusal
-from stages.runs.text import first_few
 
 REPLACE_TARGETS = "1"
 """The value of REPLACE that stands for the stages of the targets."""
 TARGETS = tuple(dict.fromkeys(row.target for row in STAGES.values()))
-# The split that fills the batches of a stage.
-TRAINING_SPLITS = {"sft": POSTS[0], "rm": COMPARISONS[0], "dpo": COMPARISONS[0]}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,7 +128,7 @@ def make_plan(
 # -- which stages ----------------------------------------------------------------------------------
 
 
-def stages_of(config: Config, targets: Sequence[str]) -> set[str]:
+def stages_of_targets(config: Config, targets: Sequence[str]) -> set[str]:
     """Return the stages that some targets name.
 
     Raises UserError for an unknown target, and for training in a run that trains nothing.
@@ -136,7 +141,7 @@ def stages_of(config: Config, targets: Sequence[str]) -> set[str]:
             raise unknown("target", target, (*TARGETS, *STAGES))
         # The stages of `eval` are other ones in each kind of run.
         if named & left_out and target != "eval":
-            raise UserError(no_part(target, config.kind))
+            raise UserError(refusal_text(target, config.kind))
         stages |= named - left_out
 
     # A file of summaries with labels is itself the judge's calibration data.
@@ -145,7 +150,7 @@ def stages_of(config: Config, targets: Sequence[str]) -> set[str]:
     return stages
 
 
-def no_part(target: str, kind: str) -> str:
+def refusal_text(target: str, kind: str) -> str:
     """Return why a target has no part in a run of this kind, and what to do."""
     if kind == TRAINED:
         return f"{target} needs a released policy: add POLICY= (SET=released.policy=...)"
@@ -157,9 +162,9 @@ def wanted_stages(config: Config, targets: Sequence[str]) -> list[str]:
     """Return the stages that lead to some targets, in order, also those of an upstream.
 
     Optional stages that have finished join: a trained DPO policy is summarized and judged with the
-    others. Raises UserError as `stages_of` does.
+    others. Raises UserError as `stages_of_targets` does.
     """
-    needed = with_inputs(stages_of(config, targets), config.kind)
+    needed = with_inputs(stages_of_targets(config, targets), config.kind)
     joining = set()
     for stage in needed:
         for name in STAGES[stage].joined_by:
@@ -177,7 +182,7 @@ def replaced_stages(
     `own`: the stages that the run does not take from an upstream. Raises UserError for another one.
     """
     if replace == REPLACE_TARGETS:
-        stages = stages_of(config, targets)
+        stages = stages_of_targets(config, targets)
         return [stage for stage in own if stage in stages]
 
     named = replace.split()
@@ -193,7 +198,7 @@ def replaced_stages(
     replaced: list[str] = []
     for stage in own:
         row = row_of(stage, config.kind)
-        follows = not {*row.inputs, *row.joined_by}.isdisjoint(replaced)
+        follows = any(name in replaced for name in (*row.inputs, *row.joined_by))
         if stage in named or follows:
             replaced.append(stage)
     return replaced

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from stages.config import config as settings
-from stages.config.checks import UserError, visible
+from stages.config.checks import UserError, first_few, visible
 from stages.config.config import Config
 from stages.config.faults import (
     Parser,
@@ -29,7 +29,7 @@ from stages.runs.locks import is_under_way
 from stages.runs.manifest import check_run, partial_of, read_manifest
 from stages.runs.run import FAILED, PROGRESS
 from stages.runs.staleness import changed_code, find_problem
-from stages.runs.text import COLUMNS, first_few
+from stages.runs.text import COLUMNS
 
 DONE = "done"
 OTHER_CODE = "done with other code"

@@ -32,7 +32,7 @@ def read_command(words: Sequence[str]) -> tuple[list[str], dict[str, str]]:
     targets = [word for word in words if "=" not in word]
     typed = variables_of_make(os.environ.get("MAKEFLAGS", ""))
     typed |= dict(word.split("=", 1) for word in words if "=" in word)
-    check(targets, typed)
+    check_variables(targets, typed)
 
     # The environment may contain variables for other targets, such as those of a job script.
     names_read = {name for target in targets for name in target_of(target).variables}
@@ -71,7 +71,7 @@ def target_of(name: str) -> Target:
     return targets.get(name, targets["sft"])
 
 
-def check(targets: Sequence[str], typed: Mapping[str, str]) -> None:
+def check_variables(targets: Sequence[str], typed: Mapping[str, str]) -> None:
     """Raise UserError for a target or variable that does not exist, or that no target reads."""
     names_read = {name for target in targets for name in target_of(target).variables}
     for name, value in typed.items():
@@ -83,11 +83,11 @@ def check(targets: Sequence[str], typed: Mapping[str, str]) -> None:
             raise UserError(f"{name} contains a line break: leave it out")
         if value and name not in names_read:
             raise UserError(
-                f"{' '.join(targets)} does not read {name}: {instead_of(name, targets)}"
+                f"{' '.join(targets)} does not read {name}: {hint_for_unread(name, targets)}"
             )
 
 
-def instead_of(name: str, targets: Sequence[str]) -> str:
+def hint_for_unread(name: str, targets: Sequence[str]) -> str:
     """Return what to give to some targets instead of a variable that they do not read."""
     if VARIABLES[name].hint:
         return VARIABLES[name].hint
@@ -113,7 +113,7 @@ def with_hub_rows(variables: Mapping[str, str]) -> dict[str, str]:
     return {**variables, "DATA": "", "SET": f"{rows} {variables.get('SET', '')}".strip()}
 
 
-def options(target: str, variables: Mapping[str, str]) -> list[str]:
+def option_words(target: str, variables: Mapping[str, str]) -> list[str]:
     """Return the variables that a target reads, as options of a command line.
 
     Variables that stand for a setting, such as POLICY, follow the settings of SET.
@@ -122,6 +122,7 @@ def options(target: str, variables: Mapping[str, str]) -> list[str]:
     settings: list[str] = []
     for name, variable in VARIABLES.items():
         value = variables.get(name, "")
+        # DRY is no option of a tool, and SET comes last, below.
         is_read = name in target_of(target).variables and name not in ("DRY", "SET")
         if not value or not is_read:
             continue
@@ -153,7 +154,7 @@ def request_from(variables: Mapping[str, str], is_judging: bool = False) -> Requ
         whole_number("SEED", values["SEED"])  # argparse would name the option --seed
     if not values["PRESET"] and (is_judging or values["INPUT"]):
         values["PRESET"] = EXISTING_SUMMARIES
-    return request_of(parser.parse_args(options("settings", values)))
+    return request_of(parser.parse_args(option_words("settings", values)))
 
 
 # -- the value of a variable -----------------------------------------------------------------------

@@ -18,8 +18,9 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from stages.base import make_tokenizer, read_rows
 from stages.config import config as settings
 from stages.config.checks import UserError
-from stages.config.command_line import NEXT, Request, make_config, recorded_config
+from stages.config.command_line import NEXT_OVERRIDE, Request, make_config
 from stages.config.config import Config
+from stages.config.recorded import recorded_config
 from stages.config.sections import COMPARISONS, POSTS
 from stages.data.lengths import Limits
 from stages.data.prompt import first_tokens
@@ -73,7 +74,7 @@ def with_choices(variables: Mapping[str, str]) -> dict[str, str]:
 
     Raises UserError if model or data are not named, or cannot be read.
     """
-    typed = [word for word in NEXT.split(variables.get("SET", "").strip()) if word]
+    typed = [word for word in NEXT_OVERRIDE.split(variables.get("SET", "").strip()) if word]
     typed_values = dict(word.partition("=")[::2] for word in typed)
     config = _typed_config(variables, typed, typed_values.get("base.checkpoint", ""))
 

@@ -11,8 +11,8 @@ import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState, PartialState
 
+from stages.config.checks import UserError
 from stages.config.command_line import make_config
-from stages.config.config import UserError
 from stages.pipeline.start import call_stage, is_about_another_process
 from stages.runs.machine import peak_memory_gib
 from tests.lib.places import ROOT

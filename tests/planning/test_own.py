@@ -145,7 +145,7 @@ def test_a_run_that_has_begun_keeps_its_choices(variables, capsys):
     ("changes", "line"),
     [
         ({"SET": ""}, "PRESET=own needs a model: add SET=base.checkpoint="),
-        ({"DATA": ""}, "preset own needs a folder of posts: add"),
+        ({"DATA": ""}, "preset own needs posts: add DATA="),
         ({"GPU": "h100"}, "unknown GPU 'h100'"),
         ({"SEED": "one"}, "SEED=one must be a whole number"),
         ({"SET": "base.checkpoint=nowhere"}, "nowhere"),

@@ -2,7 +2,8 @@
 
 import pytest
 
-from stages.config.command_line import make_config, recorded_config
+from stages.config.command_line import make_config
+from stages.config.recorded import recorded_config
 from stages.pipeline.plan import code_warnings, make_plan
 from stages.rl.algorithms import ALGORITHMS
 from stages.runs.files import read_json, write_json
