@@ -203,7 +203,7 @@ class JudgeSettings(Section):
         Raises UserError where the prompt cannot be read.
         """
         if self.kind != "openai":
-            identity = {"kind": self.kind}
+            identity: dict[str, Any] = {"kind": self.kind}
             if self.gold:
                 identity["model"] = self.gold
             return identity

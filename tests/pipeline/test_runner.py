@@ -192,12 +192,12 @@ def test_what_the_last_stages_would_refuse_is_refused_before_the_first(
     "overrides",
     [
         ("released.reward_model=theirs",),
-        ("reward.function=mine.py:score", "ppo.critic_init=sft"),
+        ("reward.function=mine:score", "ppo.critic_init=sft"),
     ],
 )
-def test_a_reward_from_elsewhere_needs_no_batches_of_comparisons(runs, overrides):
+def test_a_reward_from_elsewhere_needs_no_batches_of_comparisons(runs, place, overrides):
     """Of 40 comparisons, and in 3 processes, no batch of 64 could be trained on."""
-    (runs.parent / "mine.py").write_text("def score(posts, summaries): ...\n")
+    (place / "mine.py").write_text("def score(posts, summaries): ...\n")
     config = named(*overrides, "rm.batch_size=64")
     RESULTS["base"] = {"rows": {"comparisons_train": {"rows": 40}}}
     finish(config, "base")
