@@ -12,19 +12,21 @@ PYTHON ?= python3
 VENV ?= .venv
 PY := $(if $(VENV),$(VENV)/bin/python,$(PYTHON))
 PIP := $(PY) -m pip install --quiet --no-compile --constraint constraints.txt
-# Empty files whose time says when the environment was installed; none if VENV is empty.
+# Stamp files: their times say when the environment was installed. If VENV is empty, there are none.
 INSTALL_STAMP := $(if $(VENV),$(VENV)/installed)
 DEVELOP_STAMP := $(if $(VENV),$(VENV)/developed)
+# The same list as DONE_BY_MAKE in stages/pipeline/targets.py, and help.
 MAKE_TARGETS := help install check test walks simulations bench
 TARGETS := $(filter-out $(MAKE_TARGETS) $(VENV)/%,$(MAKECMDGOALS))
 .DEFAULT_GOAL := help
 .PHONY: $(MAKE_TARGETS) $(TARGETS) pipeline
 
-# Python reads the typed values from MAKEFLAGS. In the environment, make would have expanded them.
+# Do not export the typed values: make would expand `$` in them. Python reads them from MAKEFLAGS.
 unexport $(foreach name,$(.VARIABLES),$(if $(findstring command,$(origin $(name))),$(name)))
 unexport PYTHONDONTWRITEBYTECODE
 
-# Every other target belongs to the pipeline. All of them run in one process.
+# Every other target belongs to the pipeline. All of them run in one process. The recipe `:` does
+# nothing, so that make does not print "Nothing to be done".
 $(TARGETS): pipeline
 	@:
 pipeline: $(INSTALL_STAMP)
@@ -48,7 +50,8 @@ check: $(DEVELOP_STAMP)
 	$(PY) -m mypy stages eval reports tests
 test: $(DEVELOP_STAMP)
 	$(PYTEST) -m 'not walk'
-# Slow tests with servers, browsers and killed processes; then the training tests without AVX-512.
+# Walks: slow end-to-end tests with servers, browsers and killed processes. Then the training tests
+# without AVX-512.
 walks: $(DEVELOP_STAMP)
 	$(PYTEST) -m walk
 	ONEDNN_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=avx2 $(PYTEST) -m learns

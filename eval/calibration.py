@@ -30,9 +30,10 @@ from eval.stats.intervals import post_numbers
 from eval.stats.simple_judges import compare_judges, compare_with_simple_judges, measured
 from eval.stats.table import leaning, leanings, verdict_table
 from eval.win_rate import post_scores
-from stages.config.config import TOY, Config, UserError
+from stages.config.checks import UserError
+from stages.config.config import Config
 from stages.config.judge import MOST_UNJUDGED
-from stages.config.sections import PROMPT, format_post
+from stages.config.sections import PROMPT, TOY, format_post
 from stages.config.stages import OUTPUTS
 from stages.data.bad_rows import BadRows
 from stages.data.builtin import world_folder

@@ -50,7 +50,7 @@ def judge_controls(config: Config) -> dict[str, Any]:
             rows,
             label="controls",
             # All questions of a run share one cap: the controls may spend what the others left.
-            same_cap=run_questions(config, policies),
+            earlier=run_questions(config, policies),
         )
         results = {"judge": asdict(judge.about), **outcome(judgements, rows)}
         run.finish(results)

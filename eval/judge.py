@@ -27,7 +27,8 @@ from eval.judges.protocol import (
     judge_all,
 )
 from stages.config import config as settings
-from stages.config.config import Config, UserError
+from stages.config.checks import UserError
+from stages.config.config import Config
 from stages.config.judge_models import check_asking
 from stages.runs.files import cut_file, read_lines, whole_lines
 from stages.runs.run import Run, open_stage, write_rows
@@ -64,7 +65,7 @@ def judge_summaries(config: Config) -> dict[str, Any]:
             policies,
             label=f"judge {judge.about.kind}",
             # Controls that an earlier attempt has judged were paid for from the same budget.
-            same_cap=run_questions(config, policies),
+            earlier=run_questions(config, policies),
         )
         results = summarize(judge.about, judgements)
 
@@ -174,13 +175,13 @@ def judge_both_orders(
     rows: Mapping[str, Sequence[Row]],
     *,
     label: str,
-    same_cap: Iterable[Comparison] = (),
+    earlier: Iterable[Comparison] = (),
 ) -> list[Row]:
     """Judge each row's `summary` against its `reference`, and append to `judgements.jsonl`.
 
     `rows` maps a name to rows; their judgements get the name as their `policy`. A row has an `id`,
     and under `post` the id of its post if that is another one. Judgements that are already in the
-    file are kept. `same_cap` are other questions that count toward the same cost cap.
+    file are kept. `earlier` are other questions that count toward the same cost cap.
     """
     tasks = tasks_of(rows)
     judgements = kept_judgements(run.partial / JUDGEMENTS, tasks)
@@ -190,14 +191,14 @@ def judge_both_orders(
 
     # Kept judgements were paid for, too.
     questions = [task.comparison for task in tasks]
-    paid_before = chain(same_cap, questions[:done])
+    paid_before = chain(earlier, questions[:done])
 
     judge.keep = run.resume
     replies = judge_all(
         judge,
         questions[done:],
         concurrency=run.config.judge.concurrency,
-        same_cap=paid_before,
+        earlier=paid_before,
     )
     with closing(replies):
         replies_with_progress = run.progress(replies, label, total=len(tasks), done=done)

@@ -16,8 +16,9 @@ from typing import Any
 
 from eval.judges.protocol import Row
 from eval.stats.length_control import mean_words
-from stages.config.config import Config, Outputs, UserError
-from stages.config.judge import file_name
+from stages.config.checks import UserError
+from stages.config.config import Config
+from stages.config.judge import Outputs, file_name
 from stages.config.sections import format_post
 from stages.data.bad_rows import BadRowError
 from stages.data.conversations import PRINTED_MESSAGES

@@ -17,10 +17,11 @@ from torch import Tensor
 
 from eval.summaries import kept_by_ppo, longest, place_of
 from stages.config import config as settings
-from stages.config.command_line import recorded_config
-from stages.config.config import Config, UserError
+from stages.config.checks import UserError
+from stages.config.config import Config
 from stages.config.faults import Parser, in_one_line, show
 from stages.config.presets import run_name
+from stages.config.recorded import recorded_config
 from stages.config.sections import parse_post
 from stages.config.stages import POLICY_STAGES
 from stages.data.chat import ChatFormat

@@ -29,15 +29,21 @@ from transformers import (
 )
 
 from stages.config import config as settings
-from stages.config.config import HUB, RANDOM, TOY, TRAIN_TOKENIZER, Config, Data, UserError
+from stages.config.checks import UserError
+from stages.config.config import Config
 from stages.config.presets import SMOLLM2
 from stages.config.sections import (
     CNNDM,
     COMPARISONS,
     EMBEDDING_MULTIPLE,
     EOS_TOKEN,
+    HUB,
     POSTS,
     PPO_TRAIN,
+    RANDOM,
+    TOY,
+    TRAIN_TOKENIZER,
+    Data,
     format_post,
 )
 from stages.data.bad_rows import SKIPPED_FILE, BadRows

@@ -54,7 +54,7 @@ def train_reward_model(config: Config) -> None:
     accelerator = make_accelerator(config)
     budget = MemoryBudget.from_settings(config.memory)
     with open_stage(config, "rm", accelerator.is_main_process) as run:
-        if config.reward.function or config.released.reward_model:
+        if config.has_external_reward:
             run.finish(take_existing(run, accelerator, budget), budget.halvings)
             return
 

@@ -104,12 +104,12 @@ def test_a_missing_earlier_stage_names_the_make_command(data, capsys):
 
 SETTINGS: list[tuple[str, str]] = [  # words of a command line, the line
     ("--preset tny", "unknown preset 'tny': did you mean tiny"),
-    ("--preset posts", "needs a folder of posts"),
+    ("--preset posts", "preset posts needs posts: add DATA="),
     ("--preset outputs", "needs a file of summaries: add INPUT="),
-    ("--name tiny-s", "is the folder of the preset"),
+    ("--name tiny-s", "NAME=tiny-s is the folder of preset tiny-s"),
     ("--name x --upstream gone", "upstream gone has no seed 44413"),
     ("--name x --data gone", "data.source: gone is not a file, folder or hub id"),
-    ("--name x --data bad\x1bname", "must be UTF-8 without control characters"),
+    ("--name x --data bad\x1bname", "contains a control character"),
     ("--set judge.model=gpt-6", "judge.model has no effect with judge.kind=facts"),
     ("--name x --set eval.posts=99999", "eval.posts must be at most 600"),
 ]

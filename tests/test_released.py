@@ -30,8 +30,8 @@ from transformers import (
 
 from eval.judge import judge_summaries
 from stages import normalize, ppo, rm
+from stages.config.checks import UserError
 from stages.config.command_line import make_config
-from stages.config.config import UserError
 from stages.models.foreign import load_released_reward_model
 from stages.models.forward import ResponseBatch, score_responses
 from stages.models.loading import load_reward_model
@@ -351,6 +351,9 @@ def test_make_eval_policy_judges_a_released_checkpoint_to_its_page(judged):
         ({}, "ppo", "ppo trains, and POLICY= is judged without training"),
         ({"upstream": "tiny"}, "eval", "leave out UPSTREAM="),
         ({"overrides": ("sft.epochs=3",)}, "eval", r"sft\.\* has no effect"),
+        ({"overrides": ("rloo.kl_coef=0.1",)}, "eval", r"rloo\.\* has no effect"),
+        ({"overrides": ("optimizer.adam_beta1=0.8",)}, "eval", r"optimizer\.\* has no effect"),
+        ({"overrides": ("normalize.posts=9",)}, "eval", r"normalize\.\* has no effect"),
         ({"overrides": ("judge.kind=reward_model",)}, "eval", "needs a reward model"),
     ],
 )

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from eval.judges.protocol import About, Choice, Comparison, Judge, Reply, Row, scored_rows
 from stages.config.checks import UserError
 from stages.config.judge import JudgeSettings
-from stages.data.builtin import EVENT, OPTIONAL, Facts, facts_of, read_summary, score_summary
+from stages.data.builtin import facts_of, score_summary
 
 
 class FactsJudge(Judge):
@@ -35,33 +35,6 @@ class FactsJudge(Judge):
     def scores_of(self, policies: Mapping[str, Sequence[Row]]) -> list[Row]:
         """The rule's scores of each policy's summary and of the reference, one row per summary."""
         return scored_rows(policies, lambda row, text: score_summary(text, facts_of(row["id"])))
-
-
-def facts_told(post_id: str, texts: Sequence[str]) -> tuple[Facts, list[list[str]]]:
-    """A post's facts, and what each text says about them.
-
-    There is a row for each fact that the post's readers want: its name, its word, and what each
-    text says. The last row counts what is right.
-    """
-    facts = facts_of(post_id)
-    wanted = [*EVENT, *(slot for slot in OPTIONAL if slot in facts.wanted)]
-    read = [read_summary(text, facts) for text in texts]
-
-    def said(slot: str, right: set[str], wrong: set[tuple[str, str]]) -> str:
-        if slot in right:
-            return facts.words[slot]
-        wrong_words = sorted(word for wrong_slot, word in wrong if wrong_slot == slot)
-        if wrong_words:
-            return f"{', '.join(wrong_words)} (wrong)"
-        return "not told"
-
-    rows = [
-        [slot, facts.words[slot], *(said(slot, right, wrong) for right, wrong in read)]
-        for slot in wanted
-    ]
-    counts = [f"{len(right.intersection(wanted))} of {len(wanted)}" for right, _ in read]
-    rows.append(["right", "", *counts])
-    return facts, rows
 
 
 def knows_own_texts_only(judge: JudgeSettings) -> bool:

@@ -99,10 +99,12 @@ class Judge:
             yield self.reply(comparison)
 
     def prepare(
-        self, comparisons: Sequence[Comparison], same_cap: Iterable[Comparison] = ()
+        self, comparisons: Sequence[Comparison], earlier: Iterable[Comparison] = ()
     ) -> None:
-        """Called once before the first `reply`, with all questions, and with earlier ones that
-        count toward the same cost cap: to print a price, or to compute in batches.
+        """Get ready for all questions: print an estimate of the cost, or score texts in batches.
+
+        Called once before the first `reply`. `earlier`: questions of other stages that count
+        toward the same cost cap.
         """
 
     def finish(self) -> None:
@@ -143,15 +145,15 @@ def judge_all(
     judge: Judge,
     comparisons: Sequence[Comparison],
     concurrency: int,
-    same_cap: Iterable[Comparison] = (),
+    earlier: Iterable[Comparison] = (),
 ) -> Generator[Reply, None, None]:
     """Return an iterator of the replies to all comparisons, in their order.
 
     The first error ends it, and so does a signal, or closing it. The judge is prepared before this
-    function returns, so that this time does not count as progress.
+    function returns, so that a progress bar does not count that time.
     """
     different = [comparison for comparison in comparisons if not comparison.is_identical]
-    judge.prepare(different, same_cap)
+    judge.prepare(different, earlier)
 
     def replies() -> Generator[Reply, None, None]:
         with closing(judge.replies(different, concurrency)) as asked:

@@ -5,14 +5,16 @@ import os
 import re
 import sys
 import textwrap
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import NoReturn, TextIO
 
 RESTORE = "restore it, or rerun what wrote it (REPLACE=)"
+MOST_LISTED = 3  # items that a line names
 # transformers advises this option if weights do not fit the config.
 SHAPE_MISMATCH = "ignore_mismatched_sizes"
-# Control characters except newline and tab, marks of text direction, and unpaired surrogates.
+# Control characters except newline and tab, marks that reverse the direction of text, and unpaired
+# surrogates.
 HIDDEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
@@ -25,7 +27,7 @@ def visible(text: str) -> str:
 
 
 class UserError(Exception):
-    """Something that the user can fix; its text is one line that says what is wrong and how."""
+    """An error that the user can fix. Its text is one line: what is wrong, where, how to fix it."""
 
     def __str__(self) -> str:
         return " ".join(visible(Exception.__str__(self)).splitlines())
@@ -66,18 +68,29 @@ def first_line(error: BaseException) -> str:
     return lines[0]
 
 
-def unknown(what: str, name: str, known: Iterable[str], where: str = "") -> UserError:
-    """Return the error for an unknown name of the kind `what`, with the names closest to it.
+def first_few(items: Sequence[str], separator: str = ", ") -> str:
+    """Return the first three items in one line, and how many follow: `a, b, c, and 2 more`."""
+    text = separator.join(items[:MOST_LISTED])
+    if len(items) > MOST_LISTED:
+        text += f"{separator}and {len(items) - MOST_LISTED} more"
+    return text
 
-    If none is close, the error says `where` all names are shown; if that is empty, it lists them.
+
+def unknown(kind: str, name: str, names: Iterable[str], hint: str = "") -> UserError:
+    """Return the error for a name of some kind that does not exist, with the nearest names.
+
+    If none is near, it ends with the hint, such as where all names are shown; without a hint it
+    lists them.
     """
-    names = list(dict.fromkeys(known))
+    names = list(dict.fromkeys(names))
     near = difflib.get_close_matches(name, names, n=3, cutoff=0.6)
     if not near and name:
         near = [candidate for candidate in names if name in candidate][:3]
     if near:
-        return UserError(f"unknown {what} {name!r}: did you mean {' or '.join(near)}?")
-    return UserError(f"unknown {what} {name!r}: {where or 'choose one of ' + ', '.join(names)}")
+        return UserError(f"unknown {kind} {name!r}: did you mean {' or '.join(near)}?")
+    if not hint:
+        hint = f"choose one of {', '.join(names)}"
+    return UserError(f"unknown {kind} {name!r}: {hint}")
 
 
 def discard_output(stream: TextIO) -> None:

@@ -1,4 +1,4 @@
-"""What a command line may change: a preset with overrides becomes a config.
+"""From a command line to a config: a preset, its overrides, an upstream, what a run recorded.
 
 make ppo PRESET=tiny SEED=44413 SET=ppo.kl_coef=0.1 NAME=tiny-kl0.1
 """
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from stages.config import config as settings
-from stages.config.checks import RESTORE, UserError
+from stages.config.checks import RESTORE, UserError, first_few
 from stages.config.config import (
     DEFAULTS,
     NO_FOLDERS,
@@ -29,8 +29,8 @@ from stages.config.config import (
 from stages.config.faults import Parser
 from stages.config.judge import at_server
 from stages.config.presets import PRESETS, Changes, preset_config
-from stages.config.recorded import recorded_config as recorded_config
-from stages.config.recorded import section_from as section_from
+from stages.config.recorded import recorded_config
+from stages.config.sections import HUB, RANDOM, TOY, Base
 from stages.config.stages import (
     GIVEN_BY,
     OUTPUTS,
@@ -42,13 +42,15 @@ from stages.config.stages import (
     first_changed,
     row_of,
 )
+from stages.rl.algorithms import ALGORITHMS
 
 # An override of these needs no name of its own: another judge is another opinion of the same run.
 SAME_RUN = ("judge", "checks", "memory")
-# Ends a setting's value in a word of several settings. The value may contain spaces itself.
-NEXT = re.compile(r"\s+(?=[A-Za-z_]\w*\.\w+=)")
-TRAINING_SECTIONS = {"base", "sft", "rm", "ppo", "dpo", "lora"}
-MOST_SHOWN = 3  # changed settings that one line names
+# Settings in one word are separated where white space precedes `section.key=`, because a value may
+# contain spaces.
+NEXT_OVERRIDE = re.compile(r"\s+(?=[A-Za-z_]\w*\.\w+=)")
+# Sections that have no effect on a run that trains nothing.
+TRAINING_SECTIONS = {"base", "optimizer", "sft", "rm", "normalize", "dpo", "lora", *ALGORITHMS}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,19 +92,21 @@ def make_config(preset: str, **changes: Any) -> Config:
 
 
 def config_of(
-    request: Request, upstream: Config | None = None, require_data: bool = True
+    request: Request, upstream_config: Config | None = None, require_data: bool = True
 ) -> Config:
     """Return the preset with what the command line changes; overrides are like `ppo.kl_coef=0.1`.
 
     If the run has an upstream, the sections of the shared stages are those of the upstream's record
-    on disk, or of `upstream`, the config of an upstream that has not run yet, with the overrides.
+    on disk, or of `upstream_config` if it has not run yet, with the overrides.
     With `require_data=False` a preset's folder of posts may be missing, for example to show its
     settings. Raises UserError for an unknown preset or key, a bad value, a missing folder, an
     override in a run without its own name, and an override that has no effect.
     """
     for word in request.arguments:  # surrogates stand for bytes that are not text
         if not word.isprintable():
-            raise UserError(f"{ascii(word)[:80]} must be UTF-8 without control characters")
+            raise UserError(
+                f"{ascii(word)[:80]} contains a control character or is not UTF-8: remove it"
+            )
 
     # 1. The preset, or what the run recorded.
     config = _settings_before_overrides(request)
@@ -117,15 +121,16 @@ def config_of(
         else:
             config = with_changes(config, changes_of([f"{key}={value}"]))
 
-    # 3. The overrides. A preset's best-of-n samples the SFT model, which a released policy lacks.
+    # 3. The overrides.
     changes = changes_of(overrides)
+    # A preset's best-of-n samples the SFT model, which a released policy lacks.
     if changes.get("released", {}).get("policy"):
         changes.setdefault("eval", {}).setdefault("best_of", "")
     config = with_changes(config, changes)
 
     # 4. Settings that follow from others, and overrides that have no effect.
     config = _use_released_policy(config, request, changes)
-    useless = sorted(changes.get("ppo", {}).keys() & config.ppo.quirks)
+    useless = sorted(name for name in changes.get("ppo", {}) if name in config.ppo.quirks)
     if useless:
         compat = config.ppo.compat
         raise UserError(f"ppo.{useless[0]} has no effect: ppo.compat={compat} sets it")
@@ -137,7 +142,7 @@ def config_of(
 
     # 6. The sections of an upstream, before its data are looked for.
     if request.upstream:
-        config = _take_shared_sections(config, request, changes, upstream)
+        config = _take_shared_sections(config, request, changes, upstream_config)
     if require_data:
         _check_data(config)
     return config.changed(
@@ -183,9 +188,9 @@ def _use_released_policy(config: Config, request: Request, changes: Changes) -> 
 
     has_model = config.judge.gold or config.released.reward_model
     if config.judge.kind == "reward_model" and not has_model:
-        way_out = "add REWARD_MODEL=" if config.kind == RELEASED else "set judge.model"
+        fix = "add REWARD_MODEL=" if config.kind == RELEASED else "set judge.model"
         raise UserError(
-            f"judge.kind=reward_model needs a reward model: {way_out}, or choose another judge,"
+            f"judge.kind=reward_model needs a reward model: {fix}, or choose another judge,"
             " such as SET=judge.kind=openai"
         )
     if config.kind == OUTPUTS:
@@ -196,42 +201,43 @@ def _use_released_policy(config: Config, request: Request, changes: Changes) -> 
 
 def _check_names(request: Request, name: str, overrides: Sequence[str]) -> None:
     if request.upstream and not settings.is_run_name(request.upstream):
-        raise UserError(f"upstream must {settings.MUST_BE_A_RUN_NAME}")
+        raise UserError(f"UPSTREAM={request.upstream} {settings.NO_RUN_NAME}")
 
     # A preset's own folder may only contain the unchanged preset.
     changed = [text for text in overrides if text.split(".")[0] not in SAME_RUN]
     if request.upstream:
-        changed.append(f"upstream {request.upstream}")
+        changed.append(f"UPSTREAM={request.upstream}")
     if changed and name in PRESETS:
-        raise UserError(f"{changed[0]} needs a run with its own name: add --name (make: NAME=...)")
+        raise UserError(f"{changed[0]} changes preset {name}: name the run with NAME=...")
     if name in PRESETS and name != request.preset:
-        raise UserError(f"--name {name} is the folder of the preset {name}: choose another name")
+        raise UserError(f"NAME={name} is the folder of preset {name}: choose another name")
 
 
 # -- upstream --------------------------------------------------------------------------------------
 
 
 def _take_shared_sections(
-    config: Config, request: Request, changes: Changes, upstream: Config | None
+    config: Config, request: Request, changes: Changes, upstream_config: Config | None
 ) -> Config:
     """The config with the shared sections as the upstream has them, and then as overrides say."""
-    recorded = {} if upstream else recorded_sections(request)
-    start = upstream or _settings_before_overrides(request)
+    recorded = {} if upstream_config else recorded_sections(request)
+    start = upstream_config or _settings_before_overrides(request)
     sections = {name: recorded.get(name, getattr(start, name)) for name in SHARED_SECTIONS}
 
     # Settings of shared stages that this run changes, and their values in the upstream.
-    differing = {
-        f"{name}.{field}": getattr(section, field)
-        for name, section in sections.items()
-        for field, value in changes.get(name, {}).items()
-        if not settings.is_same(f"{name}.{field}", getattr(section, field), value)
-    }
+    differing: dict[str, Any] = {}
+    for name, section in sections.items():
+        for field, value in changes.get(name, {}).items():
+            key = f"{name}.{field}"
+            value_in_upstream = getattr(section, field)
+            if not settings.is_same(key, value_in_upstream, value):
+                differing[key] = value_in_upstream
     first = first_changed({key.split(".")[0] for key in differing})
     if first == SHARED_STAGES[0]:
         key, value = next(iter(differing.items()))
         raise UserError(
-            f"{key}: {request.upstream} has {value}, and no stage can be taken from a run with"
-            f" another {first}: leave it out, or UPSTREAM="
+            f"{key} changes stage {first}, which UPSTREAM={request.upstream} supplies"
+            f" (with {value}): leave out one of the two"
         )
     shared = {name: section.changed(**changes.get(name, {})) for name, section in sections.items()}
     return config.changed(own_from=first, **shared)
@@ -276,7 +282,7 @@ def recorded_sections(request: Request) -> dict[str, Any]:
     return sections
 
 
-def _base_of_preset(config: Config) -> settings.Base:
+def _base_of_preset(config: Config) -> Base:
     """The base model of a run's preset; what the run recorded if its preset cannot be read."""
     try:
         return preset_config(config.preset).base
@@ -292,12 +298,10 @@ def _check_data(config: Config) -> None:
     if config.preset == "outputs":
         raise UserError("preset outputs needs a file of summaries: add INPUT=outputs.jsonl")
     if not source:
-        raise UserError(f"preset {config.preset} needs a folder of posts: add --data (make: DATA=)")
-    if config.base.checkpoint == settings.RANDOM and not config.base.tokenizer:
-        raise UserError(
-            f"preset {config.preset} needs a tokenizer folder: add --tokenizer (make: TOKENIZER=)"
-        )
-    if source not in (settings.TOY, settings.HUB) and not Path(source).exists():
+        raise UserError(f"preset {config.preset} needs posts: add DATA=folder")
+    if config.base.checkpoint == RANDOM and not config.base.tokenizer:
+        raise UserError(f"preset {config.preset} needs a tokenizer: add TOKENIZER=folder")
+    if source not in (TOY, HUB) and not Path(source).exists():
         raise UserError(f"data.source: {source} is not a file, folder or hub id: correct DATA=")
     module = config.reward.module
     if module and not module.exists():  # checked here, hours before it is called
@@ -314,12 +318,13 @@ class SplitOverrides(argparse.Action):
         """Called by argparse with the words of one option."""
         overrides: list[str] = []
         for word in values:
-            parts = NEXT.split(word.strip())
-            keys = [part.split("=")[0] for part in parts]
-            twice = [key for key in keys if keys.count(key) > 1]
-            if twice:
-                raise UserError(f"{twice[0]} is set twice: leave one out")
-            overrides += parts
+            overrides += NEXT_OVERRIDE.split(word.strip())
+
+        # Also in two words, as of `POLICY=a SET=released.policy=b`.
+        keys = [override.split("=")[0] for override in overrides]
+        twice = [key for key in keys if keys.count(key) > 1]
+        if twice:
+            raise UserError(f"{twice[0]} is set twice: leave one out")
         setattr(namespace, self.dest, overrides)
 
 
@@ -378,8 +383,10 @@ def config_from_arguments(
 
 
 def as_recorded(request: Request) -> Request:
-    """The request with the preset, data and settings recorded by the run that it names, if there is
-    one, or by another seed of that run. Sections that the request sets itself take precedence.
+    """Return the request with the preset, data and settings that the named run recorded.
+
+    If this seed has no records, another seed's are used; without any, the request is unchanged.
+    Sections that the request sets itself take precedence over the recorded overrides.
 
     A preset that is a file, or no longer exists, is replaced by the values that the run recorded.
     One line on stderr says if the file has changed or cannot be read.
@@ -407,13 +414,13 @@ def as_recorded(request: Request) -> Request:
         request,
         preset=last.preset,
         upstream=last.upstream,
-        data=_folder(last.data.source),
-        tokenizer=_folder(last.base.tokenizer),
+        data=_place_or_empty(last.data.source),
+        tokenizer=_place_or_empty(last.base.tokenizer),
         overrides=(*kept.values(), *request.overrides),
     )
     if last.preset in PRESETS:
         # Values that equal the preset's need not be repeated.
-        preset = PRESETS[last.preset]()
+        preset = preset_config(last.preset)
         return replace(
             request,
             data="" if last.data.source == preset.data.source else request.data,
@@ -448,7 +455,7 @@ def _configs_of_run(request: Request) -> dict[str, Config]:
     return {}
 
 
-def _folder(value: str) -> str:
+def _place_or_empty(value: str) -> str:
     """The value of a setting if it names a folder or a hub id; else empty."""
     return "" if value in NO_FOLDERS else value
 
@@ -458,8 +465,8 @@ def _as_overrides(config: Config, leave_out: set[str]) -> tuple[str, ...]:
     texts = []
     for key, default in DEFAULTS.items():
         value = value_of(config, key)
-        is_given = key in ("data.source", "base.tokenizer") and bool(_folder(value))
-        if value != default and not is_given and key not in leave_out:
+        has_variable = key in ("data.source", "base.tokenizer") and bool(_place_or_empty(value))
+        if value != default and not has_variable and key not in leave_out:
             texts.append(f"{key}={text_from_value(value)}")
     return tuple(texts)
 
@@ -487,9 +494,8 @@ def _say_if_preset_changed(recorded: Config, overrides: dict[str, str]) -> None:
         and key.split(".")[0] not in from_upstream
     ]
     if changed:
-        more = f"; and {len(changed) - MOST_SHOWN} more" if len(changed) > MOST_SHOWN else ""
         print(
-            f"warning: {recorded.preset} has changed ({'; '.join(changed[:MOST_SHOWN])}{more}):"
+            f"warning: {recorded.preset} has changed ({first_few(changed, '; ')}):"
             f" {run}. PRESET={recorded.preset} with another NAME uses the file",
             file=sys.stderr,
             flush=True,

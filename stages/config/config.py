@@ -1,8 +1,5 @@
 """Every setting of a run in one frozen tree, and what each stage's result depends on."""
 
-# mypy: implicit-reexport
-# Other packages import settings from here.
-
 import hashlib
 import json
 import os
@@ -41,7 +38,7 @@ from stages.rl.algorithms import ALGORITHMS
 
 # Folders below runs/ that are not runs.
 RESERVED = ("bench", "bench-check", "cache", "judge_cache", "models", "peers", "reports")
-MUST_BE_A_RUN_NAME = f"be the name of a folder, and none of {', '.join(RESERVED)}"
+NO_RUN_NAME = f"names no run: give the name of a folder, and none of {', '.join(RESERVED)}"
 
 RUNS = Path("runs")
 # Settings that may name a folder of this machine, and their values when they do not.
@@ -110,11 +107,17 @@ class FixedConfig(Settings):
     @model_validator(mode="after")
     def _check_sections(self) -> Self:
         if not is_run_name(self.name):
-            raise ValueError(f"name must {MUST_BE_A_RUN_NAME}")
+            raise ValueError(f"NAME={self.name} {NO_RUN_NAME}")
         if self.outputs.file and (self.released.policy or self.released.reward_model):
-            raise ValueError("outputs.file must be empty with released.* (POLICY, REWARD_MODEL)")
+            raise ValueError(
+                "outputs.file and released.* exclude each other: give INPUT, or POLICY and"
+                " REWARD_MODEL"
+            )
         if self.reward.function and self.released.reward_model:
-            raise ValueError("reward.function must be empty with released.reward_model")
+            raise ValueError(
+                "reward.function and released.reward_model (REWARD_MODEL) exclude each other:"
+                " leave out one of them"
+            )
         if self.reward.function and self.ppo.critic_init == "reward_model":
             raise ValueError(
                 "ppo.critic_init must be sft or zero with reward.function, because a critic cannot"
@@ -145,8 +148,12 @@ class FixedConfig(Settings):
     @property
     def needed_splits(self) -> tuple[str, ...]:
         """The splits that its data must have: no pairs where no reward model is trained."""
-        is_taken = self.reward.function or self.released.reward_model
-        return POSTS if is_taken else (*POSTS, *COMPARISONS)
+        return POSTS if self.has_external_reward else (*POSTS, *COMPARISONS)
+
+    @property
+    def has_external_reward(self) -> bool:
+        """Whether a reward function or a released reward model replaces training one."""
+        return bool(self.reward.function or self.released.reward_model)
 
     @property
     def kind(self) -> str:
@@ -156,7 +163,8 @@ class FixedConfig(Settings):
         return RELEASED if self.released.policy else TRAINED
 
 
-# A config has one more section for each algorithm of the table.
+# A config has one more section for each algorithm of the table, which may grow. mypy sees only
+# those of FixedConfig.
 if TYPE_CHECKING:
     Config = FixedConfig
 else:
@@ -193,6 +201,7 @@ def _plain_type(annotation: Any) -> type:
     return type(get_args(annotation)[0]) if get_origin(annotation) is Literal else annotation
 
 
+# Types and defaults of all settings, by names such as `ppo.kl_coef`.
 IN_WORDS = {bool: "true or false", int: "a whole number", float: "a number"}
 LINE_BREAK = "\\n"  # of a prompt, as two characters: a command line cannot contain a line break
 SECTIONS = _sections()
@@ -206,12 +215,15 @@ DEFAULTS: dict[str, Any] = {
     for section, kind in SECTIONS.items()
     for name, field in kind.model_fields.items()
 }
+
 # The memory fields that a result depends on: precision and threads change the rounding of every
 # sum, and PPO amplifies it. The others only cut batches.
 NUMERICS = ("mixed_precision", "cpu_threads")
 POLICY_NUMERICS = (*NUMERICS, "frozen_dtype")  # of PPO and the other algorithms
 SIZES = ("memory.microbatch_size", "memory.forward_batch_size")
 CUT_BATCHES = tuple(name for name in Memory.model_fields if name not in POLICY_NUMERICS)
+
+# What others may see.
 SERVERS = ("judge.base_url",)  # settings that no page shows
 FILES = ("data.source", "outputs.file")  # no ids of the hub
 NOT_SHOWN = "set (not shown)"

@@ -27,6 +27,11 @@ def forget_variables(keep: Sequence[str]) -> None:
             del os.environ[name]
 
 
+def is_one_of_several() -> bool:
+    """Return whether this process is one of several in a launch."""
+    return int(os.environ.get("WORLD_SIZE", "1")) > 1
+
+
 def launched_processes() -> int:
     """Return the number of processes of this launch; 1 without a launcher.
 

@@ -1,7 +1,7 @@
 """Turn errors that the user can fix into one line.
 
-Every command's `main` is decorated with `in_one_line`, or hands its work to `run_stage`. Only
-`describe_user_error` tells an error that a user can fix from a bug, which keeps its traceback.
+Every command's `main` is decorated with `in_one_line`. Only `describe_user_error` tells an error
+that a user can fix from a bug, which keeps its traceback.
 """
 
 import argparse
@@ -15,10 +15,9 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, redirect_stdout
 from importlib.util import find_spec
 from io import TextIOWrapper
-from typing import Any, NoReturn, TextIO
+from typing import Any, NoReturn, TextIO, cast
 
 from stages.config.checks import RESTORE, UserError, discard_output, fail, first_line, visible
-from stages.config.judge import is_server_address
 from stages.config.out_of_memory import LESS_MEMORY, is_out_of_memory
 
 # How to fix an error of the operating system.
@@ -29,8 +28,8 @@ FIXES = {
     errno.EPERM: "make it readable and writable",
     errno.EROFS: "make it writable",
     errno.ENOENT: RESTORE,
-    errno.EISDIR: "a folder is where a file belongs: move it away",
-    errno.ENOTDIR: "a file is where a folder belongs: move it away",
+    errno.EISDIR: "there is a folder in place of this file: move it away",
+    errno.ENOTDIR: "there is a file in place of this folder: move it away",
     errno.EFBIG: "raise the limit on the size of files (ulimit -f)",
     errno.EMFILE: "raise the limit on open files (ulimit -n)",
     errno.ENAMETOOLONG: "give it a shorter name",
@@ -41,7 +40,7 @@ FIXES = {
     errno.ENOTSUP: "put runs/ on a disk that can lock files",
 }
 NO_SPACE = "No space left on device"
-NO_PRIMITIVE = "could not create a primitive"  # oneDNN, mostly when memory is short
+NO_PRIMITIVE = "could not create a primitive"  # oneDNN's error, usually because memory ran out
 # Errors by name, because the libraries that raise them are not loaded here.
 DAMAGED = {
     "ArrowInvalid",
@@ -54,9 +53,6 @@ DAMAGED = {
 }
 DAMAGED_TEXTS = ("PytorchStreamReader", "Invalid magic number", "Error(s) in loading state_dict")
 OS_ERROR = re.compile(r"\(os error (\d+)\)")  # as libraries in Rust write it
-# Environment variables that name a proxy.
-PROXIES = ("HTTP_PROXY", "http_proxy", "HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy")
-CERTIFICATES = ("SSL_CERT_FILE", "SSL_CERT_DIR")
 OUR_PACKAGES = {"stages", "eval", "reports", "tests"}
 
 
@@ -74,6 +70,17 @@ class VisibleStream:
         return getattr(self.stream, name)
 
 
+def unfiltered_stdout() -> TextIO:
+    """Return stdout without the filter, for rich: its colors are control characters.
+
+    What rich prints there must have passed through `visible` itself.
+    """
+    stream: Any = sys.stdout
+    while isinstance(stream, VisibleStream):
+        stream = stream.stream
+    return cast(TextIO, stream)
+
+
 def describe_user_error(error: BaseException) -> str | None:
     """Return what is wrong and how to fix it, in one line; None for a bug in the code."""
     kind = type(error).__name__
@@ -82,10 +89,6 @@ def describe_user_error(error: BaseException) -> str | None:
         return text
     if is_out_of_memory(error) or NO_PRIMITIVE in text:
         return f"out of memory: {LESS_MEMORY}"
-
-    network_line = network_fault(error)
-    if network_line is not None:
-        return network_line
 
     number = OS_ERROR.search(str(error))
     if number is not None:
@@ -106,7 +109,10 @@ def describe_user_error(error: BaseException) -> str | None:
 
 
 def _about_encoding(error: UnicodeEncodeError) -> str:
-    """An unpaired surrogate is a fault of the text; any other character, of the encoding."""
+    """Return the line for a character that cannot be encoded.
+
+    An unpaired surrogate is an error of the text, any other a limit of the encoding.
+    """
     character = error.object[error.start]
     if "\ud800" <= character <= "\udfff":
         return f"a text has an unpaired surrogate ({error}): remove it, or save the file as UTF-8"
@@ -135,7 +141,6 @@ def _about_a_file(error: OSError, text: str) -> str:
 @contextmanager
 def in_one_line() -> Iterator[None]:
     """End the process with one line on an error that the user can fix; decorates each `main`."""
-    open_closed_streams()
     print_any_character()
     try:
         with redirect_stdout(VisibleStream(sys.stdout)):
@@ -152,37 +157,6 @@ def in_one_line() -> Iterator[None]:
         if line is None:
             raise
         fail(UserError(line))
-
-
-def open_closed_streams() -> None:
-    """Replace streams that the caller has closed (`>&-`) by /dev/null.
-
-    Otherwise the next file to be opened would get the stream's number, and the output with it.
-    """
-    for name in ("stdin", "stdout", "stderr"):
-        if getattr(sys, name) is None:
-            number = os.open(os.devnull, os.O_RDWR)
-            os.set_inheritable(number, True)
-            setattr(sys, name, os.fdopen(number, "r" if name == "stdin" else "w"))
-
-
-def network_fault(error: BaseException) -> str | None:
-    """Return the line for an environment variable that no network client accepts, or None."""
-    is_of_client = type(error).__name__ in ("InvalidURL", "SSLError") or "proxy URL" in str(error)
-    is_of_certificates = isinstance(error, FileNotFoundError) and error.filename is None
-    if not is_of_client and not is_of_certificates:
-        return None
-
-    for name in PROXIES:
-        value = os.environ.get(name, "")
-        scheme, _, address = value.rpartition("://")
-        is_proxy = scheme in ("", "http", "https", "socks5", "socks5h")
-        if value and (not is_proxy or not is_server_address(f"http://{address}")):
-            return f"{name} in the environment is not the address of a proxy: correct or unset it"
-    for name in CERTIFICATES:
-        if os.environ.get(name):
-            return f"{name}={os.environ[name]} contains no certificates: correct or unset it"
-    return None
 
 
 class Parser(argparse.ArgumentParser):
@@ -205,7 +179,7 @@ def require_packages() -> None:
     """Raise UserError if this interpreter lacks a package that the stages run on."""
     for name in ("torch", "transformers", "accelerate", "datasets"):
         if find_spec(name) is None:
-            raise UserError(f"{sys.executable} lacks {name}: `make install VENV=.venv` installs it")
+            raise UserError(f"{sys.executable} lacks {name}: run `make install`")
 
 
 def is_above_0(text: str) -> bool:

@@ -20,6 +20,7 @@ from stages.config.checks import UserError
 from stages.config.judge_prompt import OVERALL, read_prompt
 from stages.config.section import NonNegativeInt, PositiveInt, Section
 
+BEST_OF = "best-of-"  # prefix of best-of-n policies, such as best-of-4
 LONGEST_NAME = 100  # of a system or a run, in characters: file systems take 255 bytes
 MOST_UNJUDGED = 0.02  # above this share of a policy's posts, its win rate is not a headline
 OPENAI_MODEL = "gpt-6-luna"
@@ -77,9 +78,6 @@ def looks_like_a_key(word: str) -> bool:
         return True
     is_long = re.fullmatch(r"\w{32,}", word) is not None
     return is_long and all(re.search(kind, word) for kind in ("[a-z]", "[A-Z]", "[0-9]"))
-
-
-BEST_OF = "best-of-"  # begins the name of such a policy
 
 
 class Eval(Section):
@@ -211,7 +209,10 @@ class JudgeSettings(Section):
         Raises UserError where the prompt cannot be read.
         """
         if self.kind != "openai":
-            return {"kind": self.kind} | ({"model": self.gold} if self.gold else {})
+            identity: dict[str, Any] = {"kind": self.kind}
+            if self.gold:
+                identity["model"] = self.gold
+            return identity
         settings = {name: getattr(self, name) for name in VERDICT_SETTINGS}
         return {"kind": self.kind, **settings, "wording": self._wording()}
 
@@ -257,8 +258,10 @@ class JudgeSettings(Section):
         if self.kind != "openai" and not self.gold:
             return self.kind
         digest = hashlib.sha256(json.dumps(self.identity, sort_keys=True).encode()).hexdigest()
-        is_run = self.gold and not self.gold.startswith(("/", ".", "~"))
-        last = f"gold-{self.gold}" if is_run else self.model.rstrip("/").split("/")[-1]
+        if self.gold and not self.gold.startswith(("/", ".", "~")):  # a run
+            last = f"gold-{self.gold}"
+        else:
+            last = self.model.rstrip("/").split("/")[-1]
         name = re.sub(r"[^A-Za-z0-9.]+", "-", last).strip("-.")
         return f"{name[:40] or self.kind}-{digest[:6]}"
 

@@ -11,9 +11,9 @@ A preset lists how it differs from the defaults, which are the paper's settings,
 that it extends. Values are written as in SET.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +25,9 @@ from stages.config.yaml_files import read_yaml
 
 FOLDER = Path(__file__).parent
 ENDINGS = (".yaml", ".yml")  # of a preset that is a file
-# In the order in which they are listed.
-NAMES = (
+# In the order in which they are listed. A new one also needs a line in `PRESET_HELP`
+# (pipeline/targets.py) unless its family has one.
+PRESETS = (
     "tiny-xs",
     "tiny-s",
     "tiny",
@@ -97,10 +98,10 @@ def preset_config(name: str) -> Config:
 
 def read_preset(name: str) -> Preset:
     """A preset, combined with all that it extends. Raises UserError as `preset_config` does."""
-    if name in NAMES:
+    if name in PRESETS:
         return _built_in(name)
     if not is_file(name):
-        raise unknown("preset", name, NAMES)
+        raise unknown("preset", name, PRESETS)
     return _read_file(name, Path(name), extended_by=())
 
 
@@ -117,9 +118,10 @@ def _read_file(name: str, path: Path, extended_by: tuple[Path, ...]) -> Preset:
     document = read_yaml(path, name)
     description = document.pop("description", "")
     parent = document.pop("extends", "")
-    for key, value in (("description", description), ("extends", parent)):
-        if not isinstance(value, str):
-            raise UserError(f"{name}: {key} must be a text")
+    if not isinstance(description, str):
+        raise UserError(f"{name}: description must be a text")
+    if not isinstance(parent, str):
+        raise UserError(f"{name}: extends must be a text")
 
     changes: Changes = {}
     if parent:
@@ -127,7 +129,7 @@ def _read_file(name: str, path: Path, extended_by: tuple[Path, ...]) -> Preset:
         if not is_file(parent):
             parent_path = FOLDER / "presets" / f"{parent}.yaml"
             if not parent_path.is_file():
-                raise UserError(f"{name}: extends: {unknown('preset', parent, NAMES)}")
+                raise UserError(f"{name}: extends: {unknown('preset', parent, PRESETS)}")
         extended = _read_file(
             name=str(parent_path) if is_file(parent) else parent,
             path=parent_path,
@@ -150,7 +152,7 @@ def _read_section(name: str, section: str, texts: Any) -> dict[str, Any]:
     """The values of a section of a file."""
     if not isinstance(texts, dict):
         raise UserError(f"{name}: {section} must contain settings, such as `batch_size: 64`")
-    # What is the same for all algorithms has the types of PPO's section.
+    # `policy_gradient` is not a section of a config: its fields have the same types in `ppo`.
     type_section = "ppo" if section == "policy_gradient" else section
     fields = (PolicyGradient if section == "policy_gradient" else SECTIONS[section]).model_fields
 
@@ -167,9 +169,6 @@ def _read_section(name: str, section: str, texts: Any) -> dict[str, Any]:
         except UserError as error:
             raise UserError(f"{name}: {error}") from None
     return values
-
-
-PRESETS: dict[str, Callable[[], Config]] = {name: partial(preset_config, name) for name in NAMES}
 
 
 # -- ablations -------------------------------------------------------------------------------------
@@ -201,7 +200,9 @@ GROUPS: dict[str, list[str]] = ABLATIONS_FILE["groups"]
 
 def ablations_named(names: Sequence[str]) -> list[str]:
     """The ablations of these names, some of which may be names of groups."""
-    members = [member for name in names for member in GROUPS.get(name, [name])]
+    members = []
+    for name in names:
+        members += GROUPS.get(name, [name])
     return list(dict.fromkeys(members))
 
 

@@ -7,6 +7,7 @@ from collections.abc import Set
 from dataclasses import dataclass, replace
 
 from stages.config.ppo import Ppo
+from stages.config.sections import COMPARISONS, POSTS
 from stages.rl.algorithms import ALGORITHMS
 
 CARD = "README.md"  # in a model's folder; not an output of the stage
@@ -18,8 +19,6 @@ class Stage:
 
     what: str
     """One line that describes it."""
-    head: str = ""
-    """Title of its column in `make status`; empty: not shown."""
     module: str
     """Its module. The code of the stage is this module and all that it imports."""
     target: str
@@ -61,7 +60,6 @@ OPTIONAL_POLICIES = (*(name for name in ALGORITHMS if name != "ppo"), "dpo", "re
 POLICY_GRADIENT = {
     name: Stage(
         what=algorithm.summary,
-        head=name[:4],
         module="stages.ppo",
         target=name,
         sections=("optimizer", name, "lora"),
@@ -76,7 +74,6 @@ POLICY_GRADIENT = {
 STAGES = {
     "base": Stage(
         what="posts, tokenizer and the model to start from",
-        head="base",
         module="stages.base",
         target="data",
         sections=("base", "world", "data"),
@@ -86,7 +83,6 @@ STAGES = {
     ),
     "sft": Stage(
         what="supervised fine-tuning on the reference summaries",
-        head="sft",
         module="stages.sft",
         target="sft",
         sections=("optimizer", "sft", "lora"),
@@ -97,7 +93,6 @@ STAGES = {
     ),
     "rm": Stage(
         what="the reward model, from comparisons",
-        head="rm",
         module="stages.rm",
         target="rm",
         sections=("optimizer", "rm", "lora", "reward", "released"),
@@ -107,7 +102,6 @@ STAGES = {
     ),
     "normalize": Stage(
         what="shifts human summaries' mean score to 0",
-        head="norm",
         module="stages.normalize",
         target="rm",
         sections=("normalize",),
@@ -118,7 +112,6 @@ STAGES = {
     **POLICY_GRADIENT,
     "dpo": Stage(
         what="DPO on the same comparisons, to compare with PPO",
-        head="dpo",
         module="stages.dpo",
         target="dpo",
         sections=("optimizer", "dpo", "lora"),
@@ -139,7 +132,6 @@ STAGES = {
     ),
     "summaries": Stage(
         what="summaries of held-out posts by every policy",
-        head="summ",
         module="eval.summaries",
         target="eval",
         sections=("eval",),
@@ -148,7 +140,6 @@ STAGES = {
     ),
     "judge": Stage(
         what="verdicts on every summary, in both orders",
-        head="judg",
         module="eval.judge",
         target="eval",
         sections=("judge",),
@@ -158,7 +149,6 @@ STAGES = {
     ),
     "controls": Stage(
         what="verdicts on negative controls, in both orders",
-        head="ctrl",
         module="eval.controls",
         target="eval",
         sections=("judge", "checks"),
@@ -168,7 +158,6 @@ STAGES = {
     ),
     "win_rate": Stage(
         what="win rates with intervals",
-        head="rate",
         module="eval.win_rate",
         target="eval",
         inputs=("summaries", "judge"),
@@ -187,7 +176,6 @@ STAGES = {
     ),
     "report": Stage(
         what="the page of the run",
-        head="page",
         module="reports.run",
         target="eval",
         inputs=("base", "sft", "rm", "normalize", "ppo", *JUDGED),
@@ -208,6 +196,8 @@ STAGES = {
         reads_records=True,
     ),
 }
+# The split that fills the batches of a stage.
+TRAINING_SPLITS = {"sft": POSTS[0], "rm": COMPARISONS[0], "dpo": COMPARISONS[0]}
 SHARED_STAGES = tuple(name for name, stage in STAGES.items() if stage.shared)
 POLICY_STAGES = tuple(name for name, stage in STAGES.items() if stage.makes_policy)
 POLICY_GRADIENT_STAGES = tuple(name for name, stage in STAGES.items() if stage.policy_gradient)
@@ -224,7 +214,10 @@ def shared_before(stage: str) -> tuple[str, ...]:
 def first_changed(sections: Set[str]) -> str:
     """The first shared stage that reads one of these sections; empty if none does."""
     changed = sections & set(SHARED_SECTIONS)
-    return next((name for name in SHARED_STAGES if changed & set(STAGES[name].sections)), "")
+    for name in SHARED_STAGES:
+        if changed & set(STAGES[name].sections):
+            return name
+    return ""
 
 
 # The kinds of runs: they train policies, judge a released policy, or judge existing summaries.

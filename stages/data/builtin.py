@@ -27,7 +27,8 @@ from pathlib import Path
 from typing import Any
 
 from stages.config import config as settings
-from stages.config.config import Config, World
+from stages.config.config import Config
+from stages.config.sections import World
 from stages.runs.files import cached_folder, file_hash, write_lines
 from stages.runs.progress import progress
 

@@ -21,7 +21,7 @@ from stages.data.formats import (
 )
 from stages.data.schemas import check_comparison, check_post
 from stages.data.tables import LocatedRow, RawRow, parse_row, raw_rows
-from stages.runs.hub import ABOUT_THE_DISK, Fetched, Source, dataset_source, fetch
+from stages.runs.hub import DISK_ERRORS, Fetched, Source, dataset_source, fetch
 from stages.runs.user_files import split_file, unread_files
 
 SPLITS = (*POSTS, *COMPARISONS)
@@ -198,7 +198,7 @@ def read_hub(data: Data, split: str) -> Iterator[LocatedRow]:
         cause: BaseException = error
         while cause.__cause__ is not None:
             cause = cause.__cause__
-        if isinstance(cause, OSError) and cause.errno in ABOUT_THE_DISK:
+        if isinstance(cause, OSError) and cause.errno in DISK_ERRORS:
             raise cause from None
         raise UserError(
             f"{source.label}, split {part}, does not load: {first_line(cause)}: "

@@ -27,7 +27,7 @@ def end_lines(config: Config, targets: Sequence[str], ran: Sequence[str]) -> lis
 
     if ran:
         manifests = [read_manifest(stage_folder(config, stage)) or {} for stage in ran]
-        seconds = sum(manifest["seconds"] for manifest in manifests)
+        seconds = sum(manifest.get("seconds", 0.0) for manifest in manifests)
         stages_text = "1 stage" if len(ran) == 1 else f"{len(ran)} stages"
         lines += ["", f"time: {duration(seconds)} for {stages_text}"]
     return [*lines, *next_lines(config)]

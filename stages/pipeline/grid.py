@@ -8,14 +8,14 @@ import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from stages.config.checks import say_error
+from stages.config.checks import UserError, say_error
 from stages.config.command_line import Request, config_of
-from stages.config.config import Config, UserError
+from stages.config.config import Config
 from stages.config.faults import describe_user_error
 from stages.config.presets import ABLATIONS, settings_of_ablation
 from stages.config.stages import SHARED_SECTIONS, TRAINED
 from stages.pipeline.launch import StageFailedError
-from stages.pipeline.plan import no_part, wanted_stages
+from stages.pipeline.plan import refusal_text, wanted_stages
 from stages.pipeline.runner import PlannedRun, Runner
 from stages.pipeline.start import release
 from stages.rl.algorithms import ALGORITHMS
@@ -143,7 +143,7 @@ def variant_of(
         overrides=(*kept, *overrides),
     )
     # The base run may not have started yet: its config stands for its record.
-    config = config_of(variant, upstream=None if request.upstream else planned.config)
+    config = config_of(variant, upstream_config=None if request.upstream else planned.config)
     return PlannedRun(request=variant, config=config, targets=tuple(targets))
 
 
@@ -156,7 +156,7 @@ def runs_of_seeds(
         seed_request = replace(request, seed=seed)
         config = config_of(seed_request)
         if config.kind != TRAINED:
-            raise UserError(no_part("a grid of runs", config.kind))
+            raise UserError(refusal_text("a grid of runs", config.kind))
         runs.append(PlannedRun(request=seed_request, config=config, targets=tuple(targets)))
     return runs
 
@@ -169,7 +169,7 @@ def ablations(request: Request, options: GridOptions) -> Grid:
     """
     base_runs = runs_of_seeds(request, options.seeds, ["eval"])
     variants = []
-    names: dict[str, None] = {}
+    names: list[str] = []
     for planned in base_runs:
         # Config -> the run that has it.
         seen = {_without_names(planned.config): "the run itself"}
@@ -178,9 +178,10 @@ def ablations(request: Request, options: GridOptions) -> Grid:
             config = _without_names(variant.config)
             if config not in seen:
                 seen[config] = name
-                names[name] = None
+                if name not in names:
+                    names.append(name)
                 variants.append(variant)
-            elif planned is base_runs[0]:
+            elif planned is base_runs[0]:  # the same for every seed, so it is printed once
                 print(f"ablation {name} is left out: with these settings it equals {seen[config]}")
 
     if not names:

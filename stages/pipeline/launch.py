@@ -27,7 +27,7 @@ SHUTDOWN_SECONDS = "1800"
 
 
 class StageFailedError(Exception):
-    """A launched stage has failed, and has printed why."""
+    """A launched stage has failed and has printed its error."""
 
     def __init__(self, status: int) -> None:
         super().__init__(f"a stage ended with status {status}")
@@ -71,8 +71,8 @@ def launch_stage(
         return
     if status == exit_status(-signal.SIGKILL):  # it could not print this itself
         raise UserError(
-            f"stage {stage} was killed (SIGKILL), perhaps because memory ran out: run the same"
-            " command, without REPLACE, to resume it"
+            f"stage {stage} was killed (SIGKILL), perhaps because memory ran out:"
+            f" `{resume_command}` resumes it"
         )
     if status - 128 in handled_signals():
         # A cluster may stop only the launched processes. srun ends with the same status if one of

@@ -16,24 +16,29 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from stages.config.checks import UserError, unknown
+from stages.config.checks import UserError, first_few, unknown
 from stages.config.config import Config
 from stages.config.fitting import check_batch_divides, check_batch_not_larger_than_data
 from stages.config.judge_models import check_asking
-from stages.config.sections import COMPARISONS, POSTS
-from stages.config.stages import GIVEN_BY, NO_PART, STAGES, TRAINED, row_of, with_inputs
+from stages.config.sections import POSTS
+from stages.config.stages import (
+    GIVEN_BY,
+    NO_PART,
+    STAGES,
+    TRAINED,
+    TRAINING_SPLITS,
+    row_of,
+    with_inputs,
+)
 from stages.runs.attempts import check_resumable, is_resumable, resume_point
 from stages.runs.differences import unknown_settings
 from stages.runs.gold import check_gold
 from stages.runs.manifest import partial_of, read_manifest, stage_folder
 from stages.runs.staleness import MISSING, Problem, changed_code, find_problem, refusal
-from stages.runs.text import first_few
 
 REPLACE_TARGETS = "1"
 """The value of REPLACE that stands for the stages of the targets."""
 TARGETS = tuple(dict.fromkeys(row.target for row in STAGES.values()))
-# The split that fills the batches of a stage.
-TRAINING_SPLITS = {"sft": POSTS[0], "rm": COMPARISONS[0], "dpo": COMPARISONS[0]}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,7 +129,7 @@ def make_plan(
 # -- which stages ----------------------------------------------------------------------------------
 
 
-def stages_of(config: Config, targets: Sequence[str]) -> set[str]:
+def stages_of_targets(config: Config, targets: Sequence[str]) -> set[str]:
     """Return the stages that these targets name.
 
     Raises UserError for an unknown target, and for a training target in a run without training.
@@ -137,7 +142,7 @@ def stages_of(config: Config, targets: Sequence[str]) -> set[str]:
             raise unknown("target", target, (*TARGETS, *STAGES))
         # Each kind of run has different stages of `eval`.
         if named & left_out and target != "eval":
-            raise UserError(no_part(target, config.kind))
+            raise UserError(refusal_text(target, config.kind))
         stages |= named - left_out
 
     # A labeled file of summaries is also the data for the judge's calibration.
@@ -146,7 +151,7 @@ def stages_of(config: Config, targets: Sequence[str]) -> set[str]:
     return stages
 
 
-def no_part(target: str, kind: str) -> str:
+def refusal_text(target: str, kind: str) -> str:
     """Return why a run of this kind does not have a target, and what to do."""
     if kind == TRAINED:
         return f"{target} needs a released policy: add POLICY= (SET=released.policy=...)"
@@ -158,9 +163,9 @@ def wanted_stages(config: Config, targets: Sequence[str]) -> list[str]:
     """Return the stages that lead to these targets, in order, including those of an upstream.
 
     Finished optional stages are included: a trained DPO policy is summarized and judged with the
-    others. Raises UserError as `stages_of` does.
+    others. Raises UserError as `stages_of_targets` does.
     """
-    needed = with_inputs(stages_of(config, targets), config.kind)
+    needed = with_inputs(stages_of_targets(config, targets), config.kind)
     joining = set()
     for stage in needed:
         for name in STAGES[stage].joined_by:
@@ -178,7 +183,7 @@ def replaced_stages(
     `own`: the stages that the run does not take from an upstream. Raises UserError for another one.
     """
     if replace == REPLACE_TARGETS:
-        stages = stages_of(config, targets)
+        stages = stages_of_targets(config, targets)
         return [stage for stage in own if stage in stages]
 
     named = replace.split()
@@ -194,7 +199,7 @@ def replaced_stages(
     replaced: list[str] = []
     for stage in own:
         row = row_of(stage, config.kind)
-        follows = not {*row.inputs, *row.joined_by}.isdisjoint(replaced)
+        follows = any(name in replaced for name in (*row.inputs, *row.joined_by))
         if stage in named or follows:
             replaced.append(stage)
     return replaced
@@ -218,7 +223,8 @@ def check_can_run(config: Config, stages: Sequence[str], processes: int) -> None
     if any("judge" in STAGES[stage].sections for stage in stages):
         check_asking(config)
         check_gold(config)
-    for stage in stages:
+    for stage in stages_with_batches(config, stages):
+        # Stages that train have a section of the same name.
         section: Any = getattr(config, stage, None)
         if hasattr(section, "batch_size"):
             check_batch_divides(
@@ -230,6 +236,11 @@ def check_can_run(config: Config, stages: Sequence[str], processes: int) -> None
             )
 
 
+def stages_with_batches(config: Config, stages: Sequence[str]) -> list[str]:
+    """Return the stages that may form batches: not `rm` if its reward comes from elsewhere."""
+    return [stage for stage in stages if not (stage == "rm" and config.has_external_reward)]
+
+
 def check_rows(config: Config, stages: Sequence[str]) -> None:
     """Raise UserError if the finished base stage has too few rows for one of these stages."""
     manifest = read_manifest(stage_folder(config, "base"))
@@ -237,7 +248,7 @@ def check_rows(config: Config, stages: Sequence[str]) -> None:
         return
     counts = manifest["results"].get("rows", {})
     rows = {split: counts_of_split["rows"] for split, counts_of_split in counts.items()}
-    for stage in stages:
+    for stage in stages_with_batches(config, stages):
         split = TRAINING_SPLITS.get(stage)
         if split in rows:
             check_batch_not_larger_than_data(stage, getattr(config, stage).batch_size, rows[split])

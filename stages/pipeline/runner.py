@@ -92,7 +92,13 @@ class Runner:
         """Print what `run` would do, and why, without writing anything. Raises the same errors."""
         plan = self.plan(planned)
         print_warnings(planned, plan)
-        lines = [f"would run {stage} ({reason})" for stage, reason in plan.reasons.items()]
+        to_rename = stages_to_rename(planned.config, planned.targets)
+        lines = []
+        for stage, reason in plan.reasons.items():
+            if stage in to_rename and stage not in plan.replaced:
+                lines.append(f"would only rename the folder of {stage}, which has finished")
+            else:
+                lines.append(f"would run {stage} ({reason})")
         for line in lines or ["nothing to do"]:
             print(f"{planned.label}: {line}")
 
@@ -129,15 +135,19 @@ def print_warnings(planned: PlannedRun, plan: Plan) -> None:
         print(f"{planned.label}: {line}", file=sys.stderr, flush=True)
 
 
+def stages_to_rename(config: Config, targets: Sequence[str]) -> list[str]:
+    """Return the stages that were killed between writing their manifest and being renamed."""
+    own = [stage for stage in wanted_stages(config, targets) if not config.is_upstreams(stage)]
+    return [
+        stage for stage in own if read_manifest(partial_of(stage_folder(config, stage))) is not None
+    ]
+
+
 def finish_renaming(config: Config, targets: Sequence[str]) -> None:
     """Rename the folders of stages that were killed right after writing their manifest."""
-    for stage in wanted_stages(config, targets):
-        if config.is_upstreams(stage):
-            continue
-        folder = stage_folder(config, stage)
-        if read_manifest(partial_of(folder)) is not None:
-            with held(lock_of(folder), stage):
-                put_in_place(config, stage)
+    for stage in stages_to_rename(config, targets):
+        with held(lock_of(stage_folder(config, stage)), stage):
+            put_in_place(config, stage)
 
 
 def move_all_aside(config: Config, stages: Sequence[str]) -> None:

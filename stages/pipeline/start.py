@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from stages.config.checks import UserError, say_error
 from stages.config.config import Config
-from stages.config.environment import launched_processes
+from stages.config.environment import is_one_of_several, launched_processes
 from stages.config.faults import describe_user_error
 from stages.config.out_of_memory import gpu_memory_usage, is_out_of_memory
 from stages.config.stages import row_of
@@ -63,9 +63,11 @@ def call_stage(
 def process_restored(needs_torch: bool) -> Iterator[None]:
     """Leave this process like a new one, so that the next stage computes the same numbers.
 
+    All stages share one process, because importing torch and transformers takes 5 seconds.
+
     `needs_torch`: the stage will import torch, so torch's state can be read before the stage.
     """
-    if has_others():  # each of them runs one stage and ends
+    if is_one_of_several():  # each of them runs one stage and ends
         yield
         return
 
@@ -123,7 +125,7 @@ def errors_end_process() -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        if not has_others():
+        if not is_one_of_several():
             raise
         status = 1
         if isinstance(error, SystemExit):
@@ -142,18 +144,13 @@ def end_process(status: int = 0) -> None:
     An ordinary exit may wait in torch's threads for the others, while they wait for this process,
     and those threads may abort it (status 134): a finished stage would count as failed.
     """
-    if has_others():
+    if is_one_of_several():
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(status)
 
 
-def has_others() -> bool:
-    """Return whether this process is one of several in a launch."""
-    return int(os.environ.get("WORLD_SIZE", "1")) > 1
-
-
 def is_about_another_process(error: Exception) -> bool:
     """Return whether an error means that another process of the launch is gone."""
     is_dead = isinstance(error, RuntimeError) and any(text in str(error) for text in OTHER_DIED)
-    return has_others() and is_dead
+    return is_one_of_several() and is_dead

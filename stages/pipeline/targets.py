@@ -52,7 +52,7 @@ DEVICES = ("GPUS", "ENGINE", "LAUNCH")
 EXECUTION = (*DEVICES, "MAX_COST", "REPLACE", "DRY")
 RUN = (*REQUEST, *EXECUTION)
 TRAINING_RUN = (*RUN, "REHEARSE")
-# A grid takes several values of one of them instead.
+# A grid takes SEEDS in place of SEED, and a study also PRESETS in place of PRESET.
 RUN_OVER_SEEDS = ("SEEDS", *(name for name in RUN if name != "SEED"))
 RUN_OVER_PRESETS = ("PRESETS", *(name for name in RUN_OVER_SEEDS if name != "PRESET"))
 
@@ -166,8 +166,11 @@ GROUPS: dict[str, list[Target]] = {
         ),
     ],
 }
-DONE_BY_MAKE = ("install", "check", "test", "walks", "simulations", "bench")
-GRIDS = ("study", "ablations", "algorithms")
+# Targets that are not stages: each of them must be the only target.
+GRIDS = tuple(target.name for target in GROUPS["run a grid"])
+TOOLS = ("summarize", *(target.name for group in ("compare", "look") for target in GROUPS[group]))
+DONE_BY_MAKE = tuple(target.name for target in GROUPS["develop (done by make itself)"])
+STANDALONE_TARGETS = (*GRIDS, *TOOLS, *DONE_BY_MAKE)
 # Targets with the stages of another target: `judge` is `eval` of existing summaries.
 ALIASES = {"judge": "eval"}
 
@@ -320,11 +323,9 @@ def groups_of_targets() -> dict[str, list[Target]]:
         Target(name=name, help=algorithm.summary, variables=TRAINING_RUN)
         for name, algorithm in ALGORITHMS.items()
     ]
-    # DPO, which is compared with them, comes last.
-    train = GROUPS["train"]
-    others = [target for target in train if target.name != "dpo"]
-    dpo = [target for target in train if target.name == "dpo"]
-    return {**GROUPS, "train": [*others, *algorithms, *dpo]}
+    # DPO, which is compared with them, stays the last one.
+    *others, dpo = GROUPS["train"]
+    return {**GROUPS, "train": [*others, *algorithms, dpo]}
 
 
 def targets_by_name() -> dict[str, Target]:

@@ -2,7 +2,9 @@
 
 from dataclasses import dataclass, field
 
+from stages.config.checks import visible
 from stages.config.config import Config
+from stages.config.faults import unfiltered_stdout
 from stages.config.stages import row_of
 from stages.runs.manifest import read_manifest, stage_folder
 from stages.runs.progress import is_terminal, numbers_text
@@ -65,5 +67,5 @@ def print_row(*, stage: str, what: str, time: str, result: str, style: str = "")
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
     for name, width in WIDTHS.items():
         table.add_column(width=width, justify="right" if name == "time" else "left")
-    table.add_row(*(Text(cell, style=style) for cell in (stage, what, time, result)))
-    Console(width=COLUMNS, highlight=False).print(table)
+    table.add_row(*(Text(visible(cell), style=style) for cell in (stage, what, time, result)))
+    Console(file=unfiltered_stdout(), width=COLUMNS, highlight=False).print(table)

@@ -18,13 +18,15 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from stages.base import make_tokenizer, read_rows
 from stages.config import config as settings
 from stages.config.checks import UserError
-from stages.config.command_line import NEXT, Request, make_config, recorded_config
+from stages.config.command_line import NEXT_OVERRIDE, Request, make_config
 from stages.config.config import Config
+from stages.config.recorded import recorded_config
 from stages.config.sections import COMPARISONS, POSTS
 from stages.data.lengths import Limits
 from stages.data.prompt import first_tokens
 from stages.data.ragged import TokenizedSplit
 from stages.data.tokens import tokenize_comparisons, tokenize_posts
+from stages.pipeline.variables import whole_number
 from stages.planning.plan import gpus_for
 from stages.rl.algorithms import ALGORITHMS
 from stages.runs.hub import fetch_tokenizer, model_source
@@ -72,7 +74,7 @@ def with_choices(variables: Mapping[str, str]) -> dict[str, str]:
 
     Raises UserError if model or data are not given, or cannot be read.
     """
-    typed = [word for word in NEXT.split(variables.get("SET", "").strip()) if word]
+    typed = [word for word in NEXT_OVERRIDE.split(variables.get("SET", "").strip()) if word]
     typed_values = dict(word.partition("=")[::2] for word in typed)
     config = _typed_config(variables, typed, typed_values.get("base.checkpoint", ""))
 
@@ -91,9 +93,7 @@ def _typed_config(variables: Mapping[str, str], typed: Sequence[str], checkpoint
     """The settings before any choice is made."""
     if not checkpoint:
         raise UserError("PRESET=own needs a model: add SET=base.checkpoint=folder_or_hub_id")
-    seed = variables.get("SEED") or str(Request.seed)
-    if not seed.isdecimal():
-        raise UserError(f"SEED={seed} must be a whole number")
+    seed = whole_number("SEED", variables.get("SEED") or str(Request.seed))
 
     overrides = list(typed)
     if variables.get("REWARD_MODEL"):
@@ -101,7 +101,7 @@ def _typed_config(variables: Mapping[str, str], typed: Sequence[str], checkpoint
     return make_config(
         PRESET,
         name=variables.get("NAME") or f"{PRESET}-{Path(checkpoint.partition('@')[0]).name}",
-        seed=int(seed),
+        seed=seed,
         data=variables.get("DATA", ""),
         tokenizer=variables.get("TOKENIZER", ""),
         overrides=tuple(overrides),

@@ -16,10 +16,11 @@ import torch
 from stages.base import read_rows
 from stages.config import config as settings
 from stages.config.checks import UserError
-from stages.config.command_line import Request, config_of, recorded_config
+from stages.config.command_line import Request, config_of
 from stages.config.config import Config, text_from_value
-from stages.config.sections import COMPARISONS, HUB, POSTS, TOY
-from stages.config.stages import STAGES, TRAINED
+from stages.config.recorded import recorded_config
+from stages.config.sections import HUB, TOY
+from stages.config.stages import STAGES, TRAINED, TRAINING_SPLITS
 from stages.pipeline.plan import wanted_stages
 from stages.planning.memory import GIB, Setting, setting_of
 from stages.planning.parts import most_bytes, sized
@@ -31,7 +32,6 @@ from stages.runs.manifest import read_manifest, stage_folder
 
 UPDATES = 2  # In the second update the optimizer has its moments, and all libraries are loaded.
 PASSES = 2  # of an optimizer step, and of a rollout
-SPLIT_OF_STAGE = {"sft": POSTS[0], "rm": COMPARISONS[0], "dpo": COMPARISONS[0]}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -203,7 +203,7 @@ def updates_by_stage(config: Config) -> dict[str, int]:
         rows = used_rows(config, {split: len(located) for split, located in splits.items()})
 
     updates: dict[str, int] = {name: getattr(config, name).num_updates for name in ALGORITHMS}
-    for stage, split in SPLIT_OF_STAGE.items():
+    for stage, split in TRAINING_SPLITS.items():
         section = getattr(config, stage)
         updates[stage] = section.epochs * rows.get(split, 0) // section.batch_size
     return updates

@@ -4,14 +4,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from stages.config.checks import UserError
-from stages.config.command_line import recorded_config
+from stages.config.checks import UserError, first_few
 from stages.config.config import Config, settings_of
+from stages.config.recorded import recorded_config
 from stages.runs.differences import differing_inputs, differing_settings
 from stages.runs.files import read_record
 from stages.runs.make_command import make_command
 from stages.runs.manifest import ATTEMPT, RESUME, last_checkpoint, partial_of, stage_folder
-from stages.runs.text import first_few
 
 
 def is_resumable(config: Config, stage: str) -> bool:
@@ -33,7 +32,7 @@ def attempt_differences(config: Config, stage: str) -> list[str]:
     recorded_settings = attempt.get("settings")
     if recorded_settings is None:  # An earlier version recorded only the whole config.
         recorded_settings = _settings_from_config(config, stage, partial)
-    differences = differing_settings(config, stage, recorded_settings, past="began with")
+    differences = differing_settings(config, stage, recorded_settings, verb="began with")
     differences += [f"it began {text}" for text in differing_inputs(config, stage, attempt)]
     return differences
 

@@ -7,12 +7,10 @@ Changed code does not make a stage stale. The records are used to warn that it h
 import ast
 import hashlib
 import subprocess
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
-
-from stages.runs.text import first_few
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("stages", "eval", "reports")
@@ -87,18 +85,6 @@ def is_comparable(record: Mapping[str, Any]) -> bool:
 def differing_keys(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[str]:
     """Return the keys that only one of two mappings has, or whose values differ."""
     return sorted(key for key in {*first, *second} if first.get(key) != second.get(key))
-
-
-def other_code(changed: Mapping[str, Iterable[str]]) -> str:
-    """Return `ppo ran with different code (stages/functional.py)`; empty if no file has changed.
-
-    `changed` maps each stage to its changed files.
-    """
-    stages = [stage for stage, files in changed.items() if files]
-    if not stages:
-        return ""
-    files = sorted({name for names in changed.values() for name in names})
-    return f"{', '.join(stages)} ran with different code ({first_few(files)})"
 
 
 def code_of(module: str) -> dict[str, str]:

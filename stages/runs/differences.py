@@ -11,13 +11,13 @@ from stages.runs.manifest import read_manifest, stage_folder
 
 
 def differing_settings(
-    config: Config, stage: str, recorded: Mapping[str, Any], past: str
+    config: Config, stage: str, recorded: Mapping[str, Any], verb: str
 ) -> list[str]:
     """Return the settings of a stage that differ from a record: `ppo.lam: ran with 0.9, now 1.0`.
 
-    `recorded` is what `settings_of` returned then, and `past` is the verb. A setting that the
-    record lacks had its default. One that this version does not know is not a difference: see
-    `unknown_settings`.
+    `recorded` is what `settings_of` returned then, and `verb` what the stage did with it. A setting
+    that the record lacks had its default. One that this version does not know is not a difference:
+    see `unknown_settings`.
     """
     before = by_full_name(recorded)
     # Recorded values have passed through JSON, which turns tuples into lists.
@@ -34,7 +34,7 @@ def differing_settings(
         if not is_equal:
             old_value = before.get(name, "nothing")
             new_value = now.get(name, "nothing")
-            differences.append(f"{name}: {past} {old_value}, now {new_value}")
+            differences.append(f"{name}: {verb} {old_value}, now {new_value}")
     return differences
 
 

@@ -33,7 +33,7 @@ CONFIG_AND_TOKENIZER = ("*.json", "*.txt", "*.model", "*.jinja")
 MODEL_FILES = (*CONFIG_AND_TOKENIZER, *WEIGHTS, *OLD_WEIGHTS)
 COMMIT = re.compile(r"[0-9a-f]{40}")
 ANSWER_SECONDS = 10.0
-ABOUT_THE_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES)
+DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES)
 # Errors before the first byte, by name, because their module differs between versions.
 UNREACHABLE = {
     "LocalEntryNotFoundError",
@@ -142,7 +142,7 @@ def fetch(source: Source, patterns: tuple[str, ...]) -> Fetched:
     if source.is_folder:
         return Fetched(source=source, folder=Path(source.name), commit="")
     commit = _commit_of(source)
-    with _one_line(source):
+    with _hub_errors_as_user_errors(source):
         folder = _snapshot(source.name, source.kind, commit, patterns)
     return Fetched(source=source, folder=folder, commit=commit)
 
@@ -153,7 +153,7 @@ def _snapshot(name: str, kind: str, commit: str, patterns: tuple[str, ...]) -> P
     from huggingface_hub import snapshot_download
     from huggingface_hub.utils.tqdm import disable_progress_bars
 
-    # The client reports each retry; `_one_line` reports the last.
+    # The client reports each retry; `_hub_errors_as_user_errors` reports the last.
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
     if not sys.stderr.isatty():
         disable_progress_bars()
@@ -175,7 +175,7 @@ def _commit_of(source: Source) -> str:
     recorded = _recorded().get(source.key)
     if recorded is not None:
         return recorded
-    with _one_line(source):
+    with _hub_errors_as_user_errors(source):
         newest = _newest_commit(source)
     return _record(source, newest)
 
@@ -222,12 +222,12 @@ def _record(source: Source, commit: str) -> str:
 
 
 @contextmanager
-def _one_line(source: Source) -> Iterator[None]:
+def _hub_errors_as_user_errors(source: Source) -> Iterator[None]:
     """Turn an error of the hub's client into one line. An error of the disk passes unchanged."""
     try:
         yield
     except Exception as error:
-        if isinstance(error, OSError) and error.errno in ABOUT_THE_DISK:
+        if isinstance(error, OSError) and error.errno in DISK_ERRORS:
             raise
         raise UserError(f"{source.label}{_reason(source, error)}") from error
 

@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from stages.config.checks import UserError
-from stages.config.config import HUB, NO_FOLDERS, Config, hash_of
+from stages.config.config import NO_FOLDERS, Config, hash_of
+from stages.config.sections import HUB
 from stages.config.stages import OUTPUTS, STAGES, is_part, row_of
 from stages.runs.code import differing_keys
 from stages.runs.files import file_hash, known_hash

@@ -33,6 +33,7 @@ def held(path: Path, stage: str) -> Iterator[None]:
     except OSError as error:
         if error.errno not in NO_LOCKS:
             raise
+        # The error of the lock itself does not name the file.
         raise UserError(
             f"{path}: {os.strerror(error.errno)}: put runs/ on a disk that can lock files"
         ) from None

@@ -99,8 +99,8 @@ def cpu_model(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
     return platform.machine()
 
 
-def keep_freed_memory(most: int = 2**28, trim: int = -1) -> None:
-    """Make this process keep freed memory blocks smaller than `most` bytes (glibc only).
+def keep_freed_memory(largest_kept_block: int = 2**28, trim: int = -1) -> None:
+    """Make this process keep freed blocks smaller than `largest_kept_block` bytes (glibc only).
 
     By default glibc returns a large block to the system at once, and the top of its heap as soon as
     `trim` bytes are free there (-1: never). The next allocation is then zeroed page by page, which
@@ -109,6 +109,6 @@ def keep_freed_memory(most: int = 2**28, trim: int = -1) -> None:
     """
     libc = ctypes.CDLL(None)
     if hasattr(libc, "mallopt"):
-        libc.mallopt(MMAP_THRESHOLD, most)
+        libc.mallopt(MMAP_THRESHOLD, largest_kept_block)
         libc.mallopt(TRIM_THRESHOLD, trim)
         libc.malloc_trim(0)

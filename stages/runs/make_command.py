@@ -2,7 +2,8 @@
 
 import shlex
 
-from stages.config.config import HUB, TOY, TRAIN_TOKENIZER, Config, is_recorded
+from stages.config.config import Config, is_recorded
+from stages.config.sections import HUB, TOY, TRAIN_TOKENIZER
 from stages.config.stages import STAGES
 
 # Settings with their own make variable.

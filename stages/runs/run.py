@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from stages.config import config as settings
-from stages.config.checks import UserError, first_line
+from stages.config.checks import UserError, first_few, first_line
 from stages.config.config import Config, hash_of, settings_hash, settings_of
 from stages.config.stages import CARD, STAGES, row_of
 from stages.runs.attempts import attempt_differences, check_resumable
@@ -39,7 +39,6 @@ from stages.runs.machine import (
 from stages.runs.manifest import ATTEMPT, RESUME, lock_of, partial_of, read_manifest, stage_folder
 from stages.runs.progress import progress, say_result
 from stages.runs.staleness import check_stage
-from stages.runs.text import first_few
 from stages.runs.trackers import TRACKED, Send, tracked
 
 T = TypeVar("T")
@@ -196,7 +195,7 @@ def open_stage(config: Config, stage: str, is_main: bool = True) -> Iterator[Run
     has a checkpoint with different settings or inputs.
     """
     if config.is_upstreams(stage):
-        raise UserError(f"stage {stage} belongs to {config.upstream}: leave out --upstream")
+        raise UserError(f"stage {stage} comes from run {config.upstream}: leave out UPSTREAM=")
     run = Run(config, stage, is_main)
     if not is_main:
         yield run

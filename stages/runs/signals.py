@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from stages.config.checks import discard_output
+from stages.config.environment import is_one_of_several
 
 SETTLE_SECONDS = 2.0
 """Make forwards a SIGTERM that this process may already have received, and a launcher forwards
@@ -77,7 +78,7 @@ def handled_signals() -> tuple[signal.Signals, ...]:
     return always if is_ignored else (*always, signal.SIGHUP)
 
 
-def ask_to_stop(number: int) -> bool:
+def note_signal(number: int) -> bool:
     """Note a signal; return False if it must end the process at once.
 
         the first signal                               finish what is under way, and save
@@ -94,10 +95,9 @@ def ask_to_stop(number: int) -> bool:
             raise Stopped(number)
         return True
 
-    is_in_launch = int(os.environ.get("WORLD_SIZE", "1")) > 1
     is_passed_on = number == RECEIVED.first and number != signal.SIGINT
     is_recent = time.monotonic() - RECEIVED.since < SETTLE_SECONDS
-    return is_recent and (is_in_launch or is_passed_on)
+    return is_recent and (is_one_of_several() or is_passed_on)
 
 
 @contextmanager
@@ -112,7 +112,7 @@ def signals_handled(resume_command: str) -> Iterator[None]:
         for child in RECEIVED.children:
             if number != signal.SIGINT:  # a Ctrl-C reaches the child from the terminal
                 child.send_signal(number)
-        if not ask_to_stop(number):
+        if not note_signal(number):
             say_stopped(number, resume_command)
             os._exit(128 + number)  # the last save remains valid
         if is_first and resume_command:

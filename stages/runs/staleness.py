@@ -7,14 +7,14 @@ count, but a warning names stages that ran with different code (`changed_code`).
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from stages.config.config import Config, UserError
+from stages.config.checks import UserError, first_few
+from stages.config.config import Config
 from stages.config.stages import STAGES
 from stages.runs.code import changed_files, is_comparable
 from stages.runs.differences import differing_inputs, differing_settings
 from stages.runs.files import file_hash, read_record
 from stages.runs.make_command import make_command
 from stages.runs.manifest import ATTEMPT, partial_of, read_manifest, stage_folder
-from stages.runs.text import first_few
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +50,7 @@ def find_problem(
 
     # The settings of an upstream's stage are the recorded ones.
     if not config.is_upstreams(stage):
-        differences = differing_settings(config, stage, manifest["settings"], past="ran with")
+        differences = differing_settings(config, stage, manifest["settings"], verb="ran with")
         if differences:
             text = f"has finished with other settings ({first_few(differences, '; ')})"
             return Problem(text=text, needs_replace=True)

@@ -161,7 +161,7 @@ def test_a_file_that_is_no_text_is_named(place):
 
 def test_a_file_called_like_a_preset_needs_a_run_name(write):
     name = write(SMALL, "tiny.yaml")
-    assert "--name tiny is the folder of the preset tiny" in refusal_of(make_config, name)
+    assert "NAME=tiny is the folder of preset tiny" in refusal_of(make_config, name)
     assert make_config(name, name="mine").rm.center == 0.01
 
 

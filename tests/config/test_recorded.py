@@ -122,7 +122,7 @@ def test_an_invalid_value_is_refused_with_the_file(rewrite, runs, section, field
     [
         ({"seed": "one"}, "seed must be a whole number, not 'one'"),
         ({"ppo": 3}, "ppo must contain settings"),
-        ({"name": "a/b"}, "name must be the name of a folder"),
+        ({"name": "a/b"}, "NAME=a/b names no run: give the name of a folder"),
         ({"overrides": [1]}, "overrides"),
     ],
 )

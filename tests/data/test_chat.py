@@ -14,7 +14,7 @@ from eval import judge, summaries
 from eval.summarize import FinishedRun, finished_policies
 from stages import base, normalize, ppo, rm, sft
 from stages.config.checks import UserError
-from stages.config.command_line import recorded_config
+from stages.config.recorded import recorded_config
 from stages.config.sections import format_post
 from stages.data.bad_rows import BadRows
 from stages.data.chat import ChatFormat, end_answers_as_the_template

@@ -9,7 +9,8 @@ import datasets
 import pytest
 from datasets.exceptions import DatasetGenerationError
 
-from stages.config.config import HUB, Data, UserError
+from stages.config.checks import UserError
+from stages.config.sections import HUB, Data
 from stages.data.bad_rows import BadRows
 from stages.data.readers import SPLITS, describe_unread, read_hub, read_source, subsample
 from tests.lib.asserts import refusal_of

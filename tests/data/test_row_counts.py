@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from stages.base import remarks
-from stages.config.config import Data
+from stages.config.sections import Data
 from stages.data.row_counts import (
     compare_with_published,
     count_odd_comparisons,

@@ -21,8 +21,10 @@ from eval.calibration import (
     with_answers,
 )
 from eval.judges.protocol import VERDICTS, About, Judge, Reply
+from stages.config.checks import UserError
 from stages.config.command_line import make_config
-from stages.config.config import Checks, Data, JudgeSettings, UserError
+from stages.config.judge import Checks, JudgeSettings
+from stages.config.sections import Data
 from stages.runs.files import read_lines
 from stages.runs.manifest import read_manifest
 from tests.lib.make_stages import run_module

@@ -13,7 +13,8 @@ import pytest
 import torch
 
 from stages.config.command_line import make_config
-from stages.config.config import Optimizer, Ppo
+from stages.config.ppo import Ppo
+from stages.config.sections import Optimizer
 from stages.models.policy import PolicyModel
 from stages.rl.episodes import Rollout
 from stages.rl.networks import Networks, PolicyAndCritic, parameter_groups

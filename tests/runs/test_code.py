@@ -7,14 +7,13 @@ import pytest
 from stages.config.command_line import make_config
 from stages.config.stages import STAGES
 from stages.pipeline.plan import code_warnings
-from stages.pipeline.status import status
 from stages.runs import code
 from stages.runs.code import code_of
 from stages.runs.files import read_json
 from stages.runs.manifest import stage_folder
 from stages.runs.run import open_stage
 from stages.runs.staleness import changed_code
-from tests.lib.fake_stages import finish, interrupt, run_stages
+from tests.lib.fake_stages import finish, interrupt, run_stages, status_lines
 from tests.lib.pipeline import Recorder, make, planned
 
 ROOT = Path(__file__).parents[2]
@@ -85,7 +84,7 @@ def test_edited_code_makes_nothing_stale_and_is_named_with_the_way_to_rerun(runs
     assert f"ppo ran with different code: {ADVANTAGES}. To rerun: REPLACE=ppo" in code_warnings(
         TINY, ["sft", "ppo"]
     )
-    lines = status()
+    lines = status_lines()
     assert f"  done, code changed  ppo: {ADVANTAGES}" in lines
     assert all(len(line) <= 80 for line in lines)
 

@@ -4,12 +4,14 @@ from pathlib import Path
 
 import pytest
 
-from stages.config.command_line import make_config
-from stages.config.config import UserError, settings_hash
+from stages.config.checks import UserError
+from stages.config.command_line import Request, make_config
+from stages.config.config import settings_hash
 from stages.pipeline.plan import make_plan
+from stages.pipeline.runner import PlannedRun, Runner
 from stages.runs.files import read_json, write_json
 from stages.runs.inputs import current_inputs
-from stages.runs.manifest import ATTEMPT
+from stages.runs.manifest import ATTEMPT, partial_of, stage_folder
 from stages.runs.run import open_stage
 from tests.lib.asserts import refusal_of
 from tests.lib.fake_stages import finish, interrupt, run_stages
@@ -39,6 +41,25 @@ def test_the_same_command_resumes_from_the_checkpoint(half):
     assert make_plan(BEGUN, ["ppo"]).reasons == {"ppo": "resumes after update 12"}
     with open_stage(BEGUN, "ppo") as run:
         assert (run.resume / "checkpoint-0000012").is_dir()
+
+
+def test_dry_says_that_a_stage_killed_after_its_manifest_is_only_renamed(runs, capsys):
+    run_stages(BEGUN, "sft")
+    folder = stage_folder(BEGUN, "sft")
+    folder.rename(partial_of(folder))
+
+    def run_stage(config, stage) -> None:
+        raise AssertionError(f"{stage} ran again")
+
+    runner = Runner(run_stage=run_stage)
+    planned = PlannedRun(request=Request(), config=BEGUN, targets=("sft",))
+    capsys.readouterr()
+
+    runner.show(planned)
+    assert capsys.readouterr().out.splitlines() == [
+        "mine seed 44413: would only rename the folder of sft, which has finished"
+    ]
+    assert runner.run(planned) == []
 
 
 def test_other_settings_are_refused_with_the_difference_and_three_ways_out(half):

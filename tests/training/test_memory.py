@@ -11,8 +11,9 @@ import torch
 from safetensors.torch import load_file
 
 from stages import base, rm, sft
+from stages.config.checks import UserError
 from stages.config.command_line import make_config
-from stages.config.config import Memory, UserError
+from stages.config.sections import Memory
 from stages.models import loading
 from stages.models.policy import PolicyModel
 from stages.runs.manifest import read_manifest

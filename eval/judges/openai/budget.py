@@ -8,7 +8,7 @@ from typing import Any
 from eval.judges.openai.replies import Completion
 from stages.config.checks import UserError
 from stages.config.judge import JudgeSettings
-from stages.config.judge_models import Known, known_model, without_price
+from stages.config.judge_models import ListPrice, list_price, without_price
 
 CHARACTERS_PER_TOKEN = 4  # OpenAI's own rule of thumb for English text
 TEMPLATE_TOKENS = 16  # what a chat template adds to a message
@@ -57,7 +57,7 @@ def price_of(judge: JudgeSettings) -> Price | None:
 
     Raises UserError for a cost cap that cannot be enforced without a price.
     """
-    listed = known_model(judge.model) or Known()
+    listed = list_price(judge.model) or ListPrice()
     read = judge.input_price if judge.input_price >= 0 else listed.read
     written = judge.output_price if judge.output_price >= 0 else listed.written
     if read is None or written is None:

@@ -42,14 +42,14 @@ class ReplyCache:
         path.parent.mkdir(parents=True, exist_ok=True)
         self.path = path
         self.lock = Lock()
-        with self._opened():
+        with self._locked():
             self.connection = sqlite3.connect(path, SECONDS_TO_WAIT, check_same_thread=False)
             self.connection.executescript(SCHEMA)
 
     def replies(self, key: str) -> list[Completion]:
         """Return the finished replies to a request, the oldest first."""
         query = "SELECT reply FROM requests WHERE key = ? AND reply IS NOT NULL ORDER BY id"
-        with self._opened():
+        with self._locked():
             rows = self.connection.execute(query, (key,)).fetchall()
         try:
             return [Completion(**json.loads(reply)) for (reply,) in rows]
@@ -60,7 +60,7 @@ class ReplyCache:
         """Enter a request that is about to be sent, at its maximum cost; return its number."""
         query = "INSERT INTO requests (key, prompt_hash, time, usd, outcome) VALUES (?, ?, ?, ?, ?)"
         time = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
-        with self._opened(), self.connection:
+        with self._locked(), self.connection:
             cursor = self.connection.execute(query, (key, prompt_hash, time, usd, UNDER_WAY))
             return cursor.lastrowid or 0
 
@@ -68,18 +68,18 @@ class ReplyCache:
         """Enter how a request ended, what it cost, and its reply if it is finished."""
         text = json.dumps(asdict(reply)) if reply else None
         query = "UPDATE requests SET usd = ?, outcome = ?, reply = ? WHERE id = ?"
-        with self._opened(), self.connection:
+        with self._locked(), self.connection:
             self.connection.execute(query, (usd, outcome, text, number))
 
     def spent(self, keys: Iterable[str]) -> float:
         """Return the cost of these requests in USD; a lost one counts at its maximum."""
         query = "SELECT SUM(usd) FROM requests WHERE key IN (SELECT value FROM json_each(?))"
-        with self._opened():
+        with self._locked():
             row = self.connection.execute(query, (json.dumps(sorted(set(keys))),)).fetchone()
         return float(row[0] or 0)
 
     @contextmanager
-    def _opened(self) -> Iterator[None]:
+    def _locked(self) -> Iterator[None]:
         """Allow one thread at a time, and turn SQLite's errors into a UserError with the file."""
         with self.lock:
             try:

@@ -91,9 +91,9 @@ class Chat:
         # after its first answer, no other parameter is blamed for an error.
         self.left_out: set[str] = set()
         self.has_answered = False
-        self.reasons = judge.reasoning_effort not in ("none", "default")
-        self.only_thought = 0  # replies in a row
-        self.replies = 0
+        self.is_reasoning = judge.reasoning_effort not in ("none", "default")
+        self.replies_without_answer = 0  # replies in a row
+        self.reply_count = 0
 
         self.next_turn = time.monotonic()
         self.under_way: set[asyncio.Task[Completion | Failure]] = set()
@@ -118,16 +118,16 @@ class Chat:
 
         A judge that reasons spends its tokens on that first, and does not answer if they run out.
         """
-        room = self.settings.reasoning_tokens if self.reasons else 0
+        room = self.settings.reasoning_tokens if self.is_reasoning else 0
         return attempt * (self.settings.max_tokens + room)
 
-    def question(self, texts: Comparison, as_json: bool) -> Question:
+    def question(self, comparison: Comparison, as_json: bool) -> Question:
         """Return the question about a comparison."""
         return make_question(
             self.template,
-            query=texts.query,
-            first=texts.first,
-            second=texts.second,
+            query=comparison.query,
+            first=comparison.first,
+            second=comparison.second,
             as_json=as_json,
         )
 
@@ -150,19 +150,19 @@ class Chat:
         }
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
-    def keys(self, texts: Comparison) -> set[str]:
+    def keys(self, comparison: Comparison) -> set[str]:
         """Return all keys under which replies to a comparison may be kept."""
         return {
-            self.key(self.question(texts, as_json), as_json=as_json, attempt=attempt)
+            self.key(self.question(comparison, as_json), as_json=as_json, attempt=attempt)
             for as_json in self.forms
             for attempt in ATTEMPTS
         }
 
-    def request(self, texts: Comparison, attempt: int) -> ChatRequest:
+    def request(self, comparison: Comparison, attempt: int) -> ChatRequest:
         """Return the body of a request, without the parameters that the server refuses."""
         judge = self.settings
         as_json = self.uses_schema
-        question = self.question(texts, as_json)
+        question = self.question(comparison, as_json)
         limit = self.limit(attempt)
         body: dict[str, Any] = {
             "model": judge.model,
@@ -188,16 +188,16 @@ class Chat:
 
     # -- asking ------------------------------------------------------------------------------------
 
-    def find_reply(self, texts: Comparison, attempt: int) -> Completion | None:
+    def find_reply(self, comparison: Comparison, attempt: int) -> Completion | None:
         """Return a finished reply from the cache, whichever form was requested."""
         for as_json in self.forms:
-            key = self.key(self.question(texts, as_json), as_json=as_json, attempt=attempt)
+            key = self.key(self.question(comparison, as_json), as_json=as_json, attempt=attempt)
             for reply in self.cache.replies(key):
                 if accepts_model(self.settings, reply.model):
                     return reply
         return None
 
-    async def ask(self, texts: Comparison, attempt: int) -> Completion:
+    async def ask(self, comparison: Comparison, attempt: int) -> Completion:
         """Return the server's reply to a comparison, which is in the cache if it is finished.
 
         Raises PostError if the server refuses this post, and UserError if the judge has to stop. It
@@ -207,7 +207,7 @@ class Chat:
         retries = 0
         while True:
             await self._wait_for_turn()
-            request = self.request(texts, attempt)
+            request = self.request(comparison, attempt)
             reply = await self._send_once(request)
 
             if isinstance(reply, Completion):
@@ -250,16 +250,16 @@ class Chat:
 
     def _check_thought(self, reply: Completion, attempt: int) -> None:
         """Raise UserError if the server keeps sending reasoning without an answer."""
-        self.reasons = self.reasons or reply.has_thought
+        self.is_reasoning = self.is_reasoning or reply.has_thought
         if reply.text.strip():
-            self.only_thought = 0
+            self.replies_without_answer = 0
             return
 
         # A first reply that was cut off while reasoning gets more tokens in the second attempt.
         gets_more_room = reply.finish_reason == "length" and attempt < ATTEMPTS[-1]
         if reply.is_only_thought and not gets_more_room:
-            self.only_thought += 1
-        if self.only_thought >= MAX_ONLY_THOUGHT:
+            self.replies_without_answer += 1
+        if self.replies_without_answer >= MAX_ONLY_THOUGHT:
             raise self._error(
                 f"{MAX_ONLY_THOUGHT} replies in a row have reasoning_content but no answer:"
                 " start the server without its reasoning parser, raise judge.max_tokens and"
@@ -298,7 +298,7 @@ class Chat:
         if isinstance(reply, Completion):
             reply = replace(reply, prompt_hash=request.question.hash)
             self.has_answered = True
-            self.replies += 1
+            self.reply_count += 1
             outcome = "reply"
             finished = reply if reply.is_finished else None
             cost = self.price.cost(reply) if self.price else 0.0
@@ -387,7 +387,7 @@ def messages(question: Question) -> list[dict[str, str]]:
 def make_client(judge: JudgeSettings) -> openai.AsyncOpenAI:
     """Return the openai library's client, which sends each request once.
 
-    Raises UserError for a proxy in the environment that it cannot use.
+    Raises UserError for a proxy or certificates in the environment that it cannot use.
     """
     proxy = "the proxy in HTTP_PROXY, HTTPS_PROXY or ALL_PROXY"
     try:
@@ -401,6 +401,11 @@ def make_client(judge: JudgeSettings) -> openai.AsyncOpenAI:
         raise UserError(f"{proxy} needs a package: {error} Or unset the variable.") from None
     except (ValueError, httpx2.InvalidURL):  # the error's text may contain a password
         raise UserError(f"{proxy} is not the address of a proxy: correct or unset it") from None
+    except OSError as error:
+        raise UserError(
+            f"the certificates of SSL_CERT_FILE or SSL_CERT_DIR cannot be read ({error}): correct"
+            " or unset the variable"
+        ) from None
 
 
 def lost(message: str, is_free: bool = False) -> Failure:

@@ -221,10 +221,9 @@ def find_error(status: int, text: str, body: Any) -> Failure | None:
     if not isinstance(first, dict):
         return None
     error = first.get("error")
-    if not error:
-        match first:  # OpenRouter puts an error next to an unfinished reply
-            case {"choices": [{"error": error_in_choice}, *_]}:
-                error = error_in_choice
+    choices = first.get("choices")
+    if not error and isinstance(choices, list) and choices and isinstance(choices[0], dict):
+        error = choices[0].get("error")  # OpenRouter puts an error next to an unfinished reply
     is_error_itself = "choices" not in first and {"message", "detail", "code"} & first.keys()
     if error is None and is_error_itself:  # vLLM's older versions, FastAPI, Qwen
         error = first
