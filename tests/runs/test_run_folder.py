@@ -147,7 +147,7 @@ def test_only_the_main_process_writes(runs):
 def test_the_first_stages_of_an_ablation_are_in_its_upstream(runs):
     folder = finish(TINY, "sft")
     ablation = make_config("tiny", name="mine", upstream="tiny")
-    with pytest.raises(UserError, match="belongs to tiny"), open_stage(ablation, "sft"):
+    with pytest.raises(UserError, match="leave out UPSTREAM="), open_stage(ablation, "sft"):
         pass
     assert not (runs / "mine").exists()
     assert Run(ablation, "ppo").require("sft") == folder
