@@ -110,12 +110,12 @@ class FixedConfig(Settings):
             raise ValueError(f"NAME={self.name} {NO_RUN_NAME}")
         if self.outputs.file and (self.released.policy or self.released.reward_model):
             raise ValueError(
-                "outputs.file and released.* exclude each other: give INPUT, or POLICY and"
+                "outputs.file and released.* cannot be combined: give INPUT, or POLICY and"
                 " REWARD_MODEL"
             )
         if self.reward.function and self.released.reward_model:
             raise ValueError(
-                "reward.function and released.reward_model (REWARD_MODEL) exclude each other:"
+                "reward.function and released.reward_model (REWARD_MODEL) cannot be combined:"
                 " leave out one of them"
             )
         if self.reward.function and self.ppo.critic_init == "reward_model":

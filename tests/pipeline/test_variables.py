@@ -54,7 +54,7 @@ def test_a_blank_list_is_the_default_of_a_grid(runs, capsys, words, would_run):
 
 
 def test_a_seed_that_is_no_number_is_refused_by_its_variable(typed_line):
-    assert typed_line("sft", "SEED=abc") == "error: SEED=abc: give a whole number"
+    assert typed_line("sft", "SEED=abc") == "error: SEED=abc is not a whole number: correct it"
 
 
 def test_a_setting_that_is_set_by_a_variable_and_in_set_is_refused(typed_line):

@@ -147,7 +147,7 @@ def test_a_run_that_has_begun_keeps_its_choices(variables, capsys):
         ({"SET": ""}, "PRESET=own needs a model: add SET=base.checkpoint="),
         ({"DATA": ""}, "preset own needs posts: add DATA="),
         ({"GPU": "h100"}, "unknown GPU 'h100'"),
-        ({"SEED": "one"}, "SEED=one: give a whole number"),
+        ({"SEED": "one"}, "SEED=one is not a whole number"),
         ({"SET": "base.checkpoint=nowhere"}, "nowhere"),
     ],
 )

@@ -373,7 +373,7 @@ def test_a_pass_that_ran_out_of_memory_gives_the_same_numbers(
         torch.testing.assert_close(torch.as_tensor(run()), expected, rtol=0, atol=1e-4)
     assert failed
     lines = capsys.readouterr().err.splitlines()
-    assert lines[0] == f"out of memory: {setting}=4, not 8, from here on"
+    assert lines[0] == f"out of memory: {setting}=4 instead of 8 from here on"
 
     # Nothing fits.
     limit_every_pass(monkeypatch, rows=0)
