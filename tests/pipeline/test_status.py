@@ -23,8 +23,8 @@ TINY = make_config("tiny")
 TARGETS = ("sft", "rm", "ppo", "eval")
 ALL_DONE = [
     "tiny, seed 44413",
-    "  done                base, sft, rm, normalize, ppo, summaries, judge,",
-    "                        controls, win_rate, report",
+    "  done                base, sft, rm, normalize, ppo, summaries, judge, controls,",
+    "                        win_rate, report",
 ]
 
 
@@ -49,8 +49,8 @@ def test_missing_stages(runs):
     assert status_lines() == [
         "tiny, seed 44413",
         "  done                base, sft",
-        "  missing             rm, normalize, ppo, summaries, judge, controls,",
-        "                        win_rate, report",
+        "  missing             rm, normalize, ppo, summaries, judge, controls, win_rate,",
+        "                        report",
     ]
 
 
