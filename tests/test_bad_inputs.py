@@ -238,7 +238,7 @@ STATE: list[tuple[Change, str, str]] = [  # a change of a finished run, a comman
         "look",
         "sft/manifest.json is not a manifest of this project",
     ),
-    (a_folder("sft/manifest.json"), "look", "a folder is where a file belongs"),
+    (a_folder("sft/manifest.json"), "look", "there is a folder in place of this file"),
     (
         with_value("ppo/metrics.jsonl", "objective/kl", "low"),
         "page",
