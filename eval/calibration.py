@@ -1,9 +1,9 @@
 """Stage `calibration` (`make judge-calibration`): does the judge agree with labeled comparisons?
 
 The judge compares the two summaries of a seeded sample of the validation comparisons, in both
-orders and without the label. The labels are those of people in OpenAI's comparisons, and those of a
-noisy labeler in the built-in world. Posts are not truncated. The judge's errors on these pairs also
-correct its win rates.
+orders and without the label. The labels come from people in OpenAI's comparisons, and from a noisy
+labeler in the built-in world. Posts are not truncated. The judge's errors on these pairs are also
+used to correct its win rates.
 """
 
 import random
@@ -30,9 +30,10 @@ from eval.stats.intervals import post_numbers
 from eval.stats.simple_judges import compare_judges, compare_with_simple_judges, measured
 from eval.stats.table import leaning, leanings, verdict_table
 from eval.win_rate import post_scores
-from stages.config.config import TOY, Config, UserError
+from stages.config.checks import UserError
+from stages.config.config import Config
 from stages.config.judge import MOST_UNJUDGED
-from stages.config.sections import PROMPT, format_post
+from stages.config.sections import PROMPT, TOY, format_post
 from stages.config.stages import OUTPUTS
 from stages.data.bad_rows import BadRows
 from stages.data.builtin import world_folder
@@ -58,10 +59,10 @@ FEWEST_WITH_REFERENCE = 100
 LEAST_AGREEMENT = 0.6
 LEAST_KAPPA = 0.0
 LEAST_CONSISTENCY = 0.6
-# With so many posts, a judge that agrees with 72% of the labels, as people do, is shown to agree
+# With this many posts, a judge that agrees with 72% of the labels, as people do, is shown to agree
 # with more than 60% of them, with a power of 80% (two-sided test at 5%).
 POSTS_NEEDED = 125
-# What the judges that need no judgement prefer.
+# What the simple judges, which read nothing, prefer.
 NAMES = {
     "majority": "the label that most pairs have",
     "longest": "the longest text",
@@ -73,12 +74,12 @@ PAIR_KEYS = ("id", "post", "with_reference", "family", "label", "answer", "words
 def calibrate(config: Config) -> dict[str, Any]:
     """Write `judgements.jsonl` and `pairs.jsonl`, return the manifest's results.
 
-    Raises UserError for a judge that can judge no new texts, and if the labels cannot be read.
+    Raises UserError for a judge that cannot judge new texts, and if the labels cannot be read.
     """
     if knows_own_texts_only(config.judge):
         raise UserError(
-            "judge.kind=reward_model knows its own run's texts only and cannot be calibrated:"
-            " choose another judge.kind, or another run's reward model by judge.model"
+            "judge.kind=reward_model knows only its own run's texts, which have no labels: choose"
+            " another judge.kind, or set judge.model to another run's reward model"
         )
     with open_stage(config, "calibration") as run:
         bad_rows = BadRows(config.data.on_bad_row)
@@ -118,7 +119,7 @@ def labeled_pairs(run: Run, bad_rows: BadRows) -> tuple[list[Row], int]:
     if config.kind == OUTPUTS:
         rows = labeled_rows(read_policies(run.require("summaries")))
         if not rows:
-            raise UserError("no row has a label: name their column, SET=outputs.label=...")
+            raise UserError("no row has a label: name the column of labels, SET=outputs.label=...")
         return draw(rows, count, config.seed), len(rows)
 
     source = world_folder(config) if config.data.source == TOY else config.data.source
@@ -128,7 +129,7 @@ def labeled_pairs(run: Run, bad_rows: BadRows) -> tuple[list[Row], int]:
 
 
 def labeled_rows(systems: Mapping[str, Sequence[Row]]) -> list[Row]:
-    """The rows of existing summaries that have a label, as labeled pairs."""
+    """The labeled rows of existing summaries, as labeled pairs."""
     pairs = []
     for name, rows in systems.items():
         for row in rows:
@@ -213,8 +214,8 @@ def describe(pairs: Sequence[Row], judgements: Sequence[Row]) -> dict[str, Any]:
     In `agreement`, a tie (also one between the orders) counts half; `agreement_decided` leaves ties
     out. `sensitivity` and `specificity` are agreement where the label prefers `summary`, and where
     it does not, also `by_family`. `statistics` are those of `leanings`, and the remaining keys
-    those of `compare_with_simple_judges` and `find_flags`. Values are None if the judge says
-    nothing usable.
+    those of `compare_with_simple_judges` and `find_flags`. Values are None if no reply of the judge
+    is usable.
     """
     answered = [pair for pair in pairs if pair["answer"] is not None]
     frame = as_frame(answered)
@@ -270,36 +271,36 @@ def correct(scores: Sequence[tuple[str, float]], pairs: Sequence[Row]) -> Correc
 
 @dataclass(frozen=True, kw_only=True)
 class Check:
-    """Something that the judge must do more often than a bound."""
+    """A behavior that the judge must show more often than a bound."""
 
     what: str
-    """The requirement, after "it does not" or "it is not shown to"."""
+    """The behavior, as a phrase that follows "it does not" or "it is not shown to"."""
     interval: Mapping[str, Any]
-    """How often the judge does it: `estimate`, `low` and `high`."""
+    """How often the judge shows it: `estimate`, `low` and `high`."""
     bound: float
     number_format: str = ".1%"
 
     @property
     def is_passed(self) -> bool:
-        """Whether the judge is shown to do it more often than the bound."""
+        """Whether the judge significantly exceeds the bound."""
         return bool(self.interval["low"] > self.bound)
 
     @property
     def is_failed(self) -> bool:
-        """Whether the judge is shown to do it less often than the bound."""
+        """Whether the judge is significantly below the bound."""
         return bool(self.interval["high"] < self.bound)
 
     def reason(self) -> str:
-        """Why the check is not passed."""
+        """Why the check has not been passed."""
         start = "it does not" if self.is_failed else "it is not shown to"
         return f"{start} {self.what}: {_shown(self.interval, self.number_format)}"
 
 
 def find_flags(results: Mapping[str, Any]) -> dict[str, Any]:
-    """`flags`: reasons not to trust this judge; `undecided`: what posts are too few for, if any.
+    """`flags`: reasons not to trust this judge; `undecided`: why a check is undecided, if one is.
 
-    A judge that fails a check is always flagged. One that is only not shown to pass it is flagged
-    if the pairs are about `POSTS_NEEDED` posts or more; with fewer, the check is undecided.
+    A judge that clearly fails a check is always flagged. If it neither clearly fails nor passes, it
+    is flagged if the pairs are about `POSTS_NEEDED` posts or more, and undecided with fewer.
     """
     statistics = results["statistics"]
     posts = results["posts"]
@@ -316,7 +317,7 @@ def find_flags(results: Mapping[str, Any]) -> dict[str, Any]:
     if leaning({"labeled pairs": share_first}):
         flags.append(f"it prefers the text shown first in {_shown(share_first)} of its choices")
     if statistics["unjudged"] > MOST_UNJUDGED:
-        flags.append(f"{statistics['unjudged']:.1%} of its replies say nothing usable")
+        flags.append(f"{statistics['unjudged']:.1%} of its replies have no usable verdict")
 
     undecided = ""
     if not has_enough_posts and not all(check.is_failed for check in doubts):
@@ -369,7 +370,7 @@ def checks_of(results: Mapping[str, Any]) -> list[Check]:
 
 
 def _shown(interval: Mapping[str, Any], number_format: str = ".1%") -> str:
-    """An estimate with its interval, in a format of Python's."""
+    """An estimate with its interval, in this number format."""
     estimate = format(interval["estimate"], number_format)
     low = format(interval["low"], number_format)
     high = format(interval["high"], number_format)
@@ -398,8 +399,8 @@ def print_summary(results: Mapping[str, Any]) -> None:
 def calibration_of(folder: Path) -> dict[str, Any] | None:
     """The results of the finished calibration in a folder; None if it has not finished.
 
-    Other judges that were calibrated for the same run join the simple ones, each compared on the
-    pairs that both answered.
+    Other judges that were calibrated for the same run are added to the simple ones, each compared
+    on the pairs that both answered.
     """
     manifest = read_manifest(folder)
     if manifest is None:
@@ -426,7 +427,7 @@ def calibration_of(folder: Path) -> dict[str, Any] | None:
 
 @dataclass(frozen=True, kw_only=True)
 class LabeledPair:
-    """What identifies a pair of `pairs.jsonl`."""
+    """A key that identifies a pair of `pairs.jsonl`."""
 
     id: str
     post: str

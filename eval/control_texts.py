@@ -1,10 +1,10 @@
-"""Control texts: their worth compared with the human reference is known from how they are built.
+"""Control texts: how they compare with the reference is known from how they are built.
 
 No opinion is involved. A text that repeats the reference, or adds a sentence without content, says
 nothing new and is longer. A text that states the opposite of one of the post's sentences, or names
-a person, a day or a number that the post does not have, is wrong according to the post. A text of
-the post's own sentences that share least with the reference and the title is true and misses the
-point. If a post has no such sentence, name or number, it has no such control.
+a person, a day or a number that the post does not have, contradicts the post. A text of those of
+the post's sentences that share least with the reference and the title is true but misses the point.
+If a post lacks the sentence, name or number that a control needs, it does not have that control.
 """
 
 import re
@@ -26,23 +26,23 @@ class Control:
 
     what: str
     proves: str
-    """What is known about a judge that prefers the reference to it."""
+    """What it shows about a judge if the judge prefers the reference."""
 
 
 CONTROLS = {
     SELF: Control("the reference itself", "nothing: a check of the protocol"),
-    "truncated": Control("the first half of the reference's words", "it wants a whole summary"),
+    "truncated": Control("the first half of the reference's words", "it wants a complete summary"),
     "first_sentence": Control("the post's first sentence", "it wants the point, not the start"),
     "title": Control("the post's title", "it wants more than the topic"),
     "other_post": Control("the reference of another post", "it reads the post"),
-    "repeated": Control("the reference written twice", "length alone does not win it"),
-    "padded": Control("the reference and a sentence that adds nothing", "padding does not win it"),
+    "repeated": Control("the reference written twice", "length does not sway it"),
+    "padded": Control("the reference and a sentence that adds nothing", "padding does not sway it"),
     "contradicted": Control("the reference and a false sentence", "it checks added claims"),
     "swapped": Control(
         "the reference with other names or numbers", "it checks facts, at equal length and topic"
     ),
     "wrong_emphasis": Control(
-        "a longer text of the post that misses the point", "topic, truth and length do not win it"
+        "a longer text of the post that misses the point", "topic, truth and length do not sway it"
     ),
 }
 
@@ -54,10 +54,10 @@ FILLERS = (
 )
 
 SENTENCE_END = re.compile(r"(?<=[.!?])\s+|\s*\n\s*")
-FEWEST_WORDS = 4  # of a sentence that is understood without its context
+FEWEST_WORDS = 4  # of a sentence that makes sense without its context
 MOST_WORDS = 25  # of a sentence that is contradicted
 SHORTEST_CONTENT_WORD = 4  # letters
-# A summary of the wrong emphasis has at least this many times the reference's words, and at most
+# A summary with the wrong emphasis has at least this many times the reference's words, and at most
 # this share of the reference's content words.
 LONGER = 1.5
 MOST_COVERED = 1 / 3
@@ -69,7 +69,7 @@ VERB = re.compile(
     r"|(?:my|our|his|her|their)\s+\w+\s+(?:is|was|are|were))(?=\s)",
     re.IGNORECASE,
 )
-# A second "not" says little, and "not only" or "not always" is no opposite.
+# A second "not" is unclear, and "not only" or "not always" is not an opposite.
 NO_OPPOSITE = re.compile(
     r"\?|n['’]t\b|\b(?:not|never|no|none|nothing|nobody|without|hardly|only|just|always|all|every"
     r"|so|very|too|quite|if|unless)\b",
@@ -80,7 +80,7 @@ NO_OPPOSITE = re.compile(
 def control_rows(posts: Sequence[Row], prompt: str = PROMPT) -> dict[str, list[Row]]:
     """For each control one row per post that has such a text, with the text as `summary`.
 
-    A text that equals the reference does not have to lose, so it is no control.
+    A text that equals the reference should not lose, so it is left out.
     """
     rows: dict[str, list[Row]] = {name: [] for name in CONTROLS}
     for index, post in enumerate(posts):
@@ -99,7 +99,7 @@ def control_rows(posts: Sequence[Row], prompt: str = PROMPT) -> dict[str, list[R
 
 
 def control_texts(post: Row, others: Sequence[Row], prompt: str = PROMPT) -> dict[str, str]:
-    """The control texts of one post, by the names of CONTROLS; empty if it has no such text.
+    """The control texts of one post, by the names of CONTROLS; empty where the post has none.
 
     `post` has `id`, `query` and `reference`; the reference of another post comes from `others`.
     """
@@ -160,8 +160,8 @@ def contradicted(reference: str, title: str, body: str) -> str:
 
     The sentence is one of the post's with "not" at its main verb, or else with another person, day
     or number, which the post does not mention. It shares a content word with the reference or the
-    title, so that it is about the matter. If several sentences do, the one that shares most with
-    the reference is taken.
+    title, so that it is on topic. If several sentences do, the one that shares most with the
+    reference is used.
     """
     topic = content(f"{reference} {title}")
     content_of_reference = content(reference)
@@ -191,7 +191,7 @@ def _first_opposite(sentences: Sequence[str], mentioned: str) -> str:
 
 
 def negated(sentence: str) -> str:
-    """The sentence with "not" after its main verb; empty if that would be no plain opposite."""
+    """The sentence with "not" after its main verb; empty if that would not be a clear opposite."""
     verb = VERB.match(sentence)
     if verb is None or NO_OPPOSITE.search(sentence):
         return ""
@@ -208,13 +208,13 @@ def wrong_emphasis(reference: str, title: str, body: str) -> str:
     """The post's sentences that share least with reference and title, in the post's order.
 
     They have at least `LONGER` times the reference's words and at most `MOST_COVERED` of its
-    content words; empty if the post has no such sentences.
+    content words; empty if the post lacks such sentences.
     """
     topic = content(f"{reference} {title}")
     content_of_reference = content(reference)
 
     def rank(numbered: tuple[int, str]) -> tuple[float, int]:
-        """Least shared words first; of equal ones the longest."""
+        """Fewest shared words first; of equal ones the longest."""
         _, sentence = numbered
         words = content(sentence)
         shared = len(words & topic) / max(1, len(words))
@@ -233,18 +233,18 @@ def wrong_emphasis(reference: str, title: str, body: str) -> str:
 
 
 def sentences_of(body: str) -> list[str]:
-    """The sentences of a post that are understood without their context, in its order."""
+    """The sentences of a post that make sense without their context, in its order."""
     sentences = [sentence.strip() for sentence in SENTENCE_END.split(body)]
     return [sentence for sentence in sentences if len(sentence.split()) >= FEWEST_WORDS]
 
 
 def content(text: str) -> set[str]:
-    """The distinct words that carry content: those with at least four letters."""
+    """The distinct content words: those with at least four letters."""
     return {word for word in words_of(text) if len(word) >= SHORTEST_CONTENT_WORD}
 
 
 def _with_full_stop(text: str) -> str:
-    """The text with a full stop, unless it already ends a sentence."""
+    """The text with a period, unless it already ends a sentence."""
     text = text.strip()
     if text.rstrip("\"')]”’").endswith((".", "!", "?")):
         return text
@@ -368,7 +368,7 @@ SMALLEST_NUMBER_WORD = 2
 NUMBER_WORD = re.compile(rf"\b(?:{'|'.join(NUMBER_WORDS)})\b", re.IGNORECASE)
 DIGITS = re.compile(r"\d+(?:,\d{3})*")
 CARDINAL = re.compile(r"\d+(?:,\d{3})*(?!\d|st\b|nd\b|rd\b|th\b)")
-# A number with more characters counts nothing, and Python reads at most 4,300 digits.
+# Longer numbers are not quantities, and Python reads at most 4,300 digits.
 LONGEST_NUMBER = 18
 
 
@@ -383,7 +383,7 @@ def swapped(text: str, mentioned: str) -> str:
 
 
 def _swap_kind(text: str, kind: Kind, taken: set[str], flags: re.RegexFlag) -> str:
-    """Replace each thing of one kind by the next one that is not taken, and take that."""
+    """Replace each thing of one kind by the next one that is not taken, and mark that as taken."""
     place_of_word = {
         word.lower(): (thing, place)
         for thing, words in enumerate(kind)
@@ -407,7 +407,7 @@ def _swap_kind(text: str, kind: Kind, taken: set[str], flags: re.RegexFlag) -> s
             new = new.capitalize()
         return new + plural
 
-    # The longest word first, so that none hides a longer one.
+    # The longest words first, so that a short word does not hide a longer one.
     words = sorted((word for words in kind for word in words), key=len, reverse=True)
     return re.sub(rf"\b({'|'.join(words)})(s?)\b", replace, text, flags=flags)
 
@@ -447,7 +447,7 @@ def _swap_numbers(text: str, mentioned: str) -> str:
         word = NUMBER_WORDS[new - SMALLEST_NUMBER_WORD]
         return word.capitalize() if match[0].istitle() else word
 
-    # Words first, because they can become twelve at most, and digits anything.
+    # Words first, because they can become at most twelve, whereas digits can become anything.
     text = NUMBER_WORD.sub(replace_word, text)
     return CARDINAL.sub(replace_digits, text)
 
@@ -465,7 +465,7 @@ def _value_of_word(word: str) -> int:
 
 
 def _following_number_words(word: str) -> Iterator[int]:
-    """The numbers that have words, from three further on, around to the beginning."""
+    """The numbers with words, starting three further on and wrapping around to the beginning."""
     place = NUMBER_WORDS.index(word.lower())
     for step in range(len(NUMBER_WORDS)):
         yield SMALLEST_NUMBER_WORD + (place + 3 + step) % len(NUMBER_WORDS)

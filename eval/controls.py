@@ -1,10 +1,10 @@
-"""Stage `controls` (`make eval`): texts of known worth, judged by the run's judge in both orders.
+"""Stage `controls` (`make eval`): texts of known quality, judged by the run's judge in both orders.
 
 The references of some held-out posts are compared with themselves (the protocol must say tie
 without asking) and with negative controls (`eval.control_texts`). A judge passes a control if the
-whole 95% interval says that it prefers the reference. A judge that fails one is flagged on every
-page that uses it: its win rates are no evidence of good summaries. If posts are too few to tell,
-the judge has neither passed nor failed.
+whole 95% interval shows that it prefers the reference. A judge that fails one is flagged on every
+page that uses it, because its win rates are not evidence of good summaries. If there are too few
+posts to tell, the judge has neither passed nor failed.
 """
 
 from collections.abc import Mapping, Sequence
@@ -30,7 +30,7 @@ from stages.config.judge import MOST_UNJUDGED
 from stages.runs.run import open_stage
 
 EVEN = 0.5
-# With so many posts, a judge that prefers the reference on 80% of them is shown to prefer it with
+# With this many posts, a judge that prefers the reference on 80% of them is shown to prefer it with
 # a power of 80% (two-sided test at 5%).
 POSTS_NEEDED = 20
 
@@ -38,7 +38,7 @@ POSTS_NEEDED = 20
 def judge_controls(config: Config) -> dict[str, Any]:
     """Judge the controls of a run, write `judgements.jsonl`, return the manifest's results.
 
-    Raises UserError if there are no summaries or the judge cannot be asked.
+    Raises UserError if there are no summaries or the judge cannot run.
     """
     with open_stage(config, "controls") as run:
         policies = read_policies(run.require("summaries"))
@@ -50,7 +50,7 @@ def judge_controls(config: Config) -> dict[str, Any]:
             rows,
             label="controls",
             # All questions of a run share one cap: the controls may spend what the others left.
-            same_cap=run_questions(config, policies),
+            earlier=run_questions(config, policies),
         )
         results = {"judge": asdict(judge.about), **outcome(judgements, rows)}
         run.finish(results)
@@ -89,9 +89,9 @@ def describe(
 
     `preferred` is the rate at which the judge prefers the control to the reference, in [0, 1].
     `posts` counts the posts that have such a text. `passed` says whether the whole interval of the
-    rate lies below 1/2; with more unjudged than a rate may have, also if all of them had gone to
-    the control. For the reference itself it says whether every verdict is a tie. `passed` is None,
-    with the reason under `why`, if the control was not judged or has too few posts.
+    rate lies below 1/2; if too many posts are unjudged, even if the control had won all of them.
+    For the reference itself it says whether every verdict is a tie. `passed` is None, with the
+    reason under `why`, if the control was not judged or has too few posts.
     """
     judgements_of_control = [row for row in judgements if row["policy"] == name]
     post_of = posts_by_text({name: rows.get(name, [])})
@@ -106,7 +106,7 @@ def describe(
         if name in rows:
             result["why"] = "the posts have no such text"
         else:
-            result["why"] = "this judge knows no new texts"
+            result["why"] = "this judge cannot judge new texts"
         return result
 
     texts = {row["id"]: (row["summary"], row["reference"]) for row in rows[name]}
@@ -118,7 +118,7 @@ def describe(
     result["low"] = rate.low if rate else None
     result["high"] = rate.high if rate else None
     if rate is None:
-        # A judge that never says anything usable has failed.
+        # A judge without any usable verdict has failed.
         result["passed"] = False
         return result
 

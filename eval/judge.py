@@ -27,7 +27,8 @@ from eval.judges.protocol import (
     judge_all,
 )
 from stages.config import config as settings
-from stages.config.config import Config, UserError
+from stages.config.checks import UserError
+from stages.config.config import Config
 from stages.config.judge_models import check_asking
 from stages.runs.files import cut_file, read_lines, whole_lines
 from stages.runs.run import Run, open_stage, write_rows
@@ -45,7 +46,7 @@ class Task:
 
     @property
     def comparison(self) -> Comparison:
-        """What the judge is asked; it knows a row by the id of its post."""
+        """The question to the judge, which identifies a row by the id of its post."""
         post_id = self.row.get("post", self.row["id"])
         return comparison_of({**self.row, "id": post_id}, self.order)
 
@@ -53,7 +54,7 @@ class Task:
 def judge_summaries(config: Config) -> dict[str, Any]:
     """Judge all summaries of a run, write `judgements.jsonl`, return the manifest's results.
 
-    Raises UserError if there are no summaries or the judge cannot be asked.
+    Raises UserError if there are no summaries or the judge cannot run.
     """
     with open_stage(config, "judge") as run:
         policies = read_policies(run.require("summaries"))
@@ -63,8 +64,8 @@ def judge_summaries(config: Config) -> dict[str, Any]:
             judge,
             policies,
             label=f"judge {judge.about.kind}",
-            # Controls that an earlier attempt has asked about were paid for from the same budget.
-            same_cap=run_questions(config, policies),
+            # Controls that an earlier attempt has judged were paid for from the same budget.
+            earlier=run_questions(config, policies),
         )
         results = summarize(judge.about, judgements)
 
@@ -81,12 +82,12 @@ def read_policies(folder: Path) -> dict[str, list[Row]]:
     paths = sorted(folder.glob("*.jsonl"), key=lambda path: (path.stem != "sft", path.stem))
     policies = {path.stem: read_lines(path) for path in paths}
     if not any(policies.values()):
-        raise UserError(f"there is nothing to judge: {folder} holds no summaries")
+        raise UserError(f"there is nothing to judge: {folder} contains no summaries")
     return policies
 
 
 def make_judge(config: Config, policies: Mapping[str, Sequence[Row]]) -> Judge:
-    """The judge that the settings name. Raises UserError if the key for its server is missing."""
+    """The judge that the settings ask for. Raises UserError if its server's key is missing."""
     if config.judge.kind == "facts":
         return FactsJudge()
     if config.judge.gold:
@@ -149,7 +150,7 @@ def controls_of(config: Config, policies: Mapping[str, Sequence[Row]]) -> dict[s
 
 
 def run_questions(config: Config, policies: Mapping[str, Sequence[Row]]) -> Iterator[Comparison]:
-    """All questions that a run may ask its judge; together they count towards its cost cap."""
+    """All questions that a run may ask its judge; together they count toward its cost cap."""
     controls = controls_of(config, policies)
     for task in chain(tasks_of(policies), tasks_of(controls)):
         yield task.comparison
@@ -174,13 +175,13 @@ def judge_both_orders(
     rows: Mapping[str, Sequence[Row]],
     *,
     label: str,
-    same_cap: Iterable[Comparison] = (),
+    earlier: Iterable[Comparison] = (),
 ) -> list[Row]:
     """Judge each row's `summary` against its `reference`, and append to `judgements.jsonl`.
 
     `rows` maps a name to rows; their judgements get the name as their `policy`. A row has an `id`,
     and under `post` the id of its post if that is another one. Judgements that are already in the
-    file are kept. `same_cap` are other questions that count towards the same cost cap.
+    file are kept. `earlier` are other questions that count toward the same cost cap.
     """
     tasks = tasks_of(rows)
     judgements = kept_judgements(run.partial / JUDGEMENTS, tasks)
@@ -190,19 +191,19 @@ def judge_both_orders(
 
     # Kept judgements were paid for, too.
     questions = [task.comparison for task in tasks]
-    paid_before = chain(same_cap, questions[:done])
+    paid_before = chain(earlier, questions[:done])
 
     judge.keep = run.resume
     replies = judge_all(
         judge,
         questions[done:],
         concurrency=run.config.judge.concurrency,
-        same_cap=paid_before,
+        earlier=paid_before,
     )
     with closing(replies):
         replies_with_progress = run.progress(replies, label, total=len(tasks), done=done)
         for task, reply in zip(tasks[done:], replies_with_progress, strict=True):
-            # From the first reply on, there is something to resume from.
+            # After the first reply, there is something to resume from.
             run.resume.mkdir(exist_ok=True)
             row = judgement(judge.about, task, reply)
             judgements.append(row)
@@ -211,13 +212,13 @@ def judge_both_orders(
 
 
 def kept_judgements(path: Path, tasks: Sequence[Task]) -> list[Row]:
-    """The judgements of the first tasks in an interrupted stage's file; the rest is cut off."""
+    """The judgements in an interrupted stage's file that match the first tasks; the rest is cut."""
     if not path.exists():
         return []
     kept: list[Row] = []
     rows, _ = whole_lines(path)
     for row, task in zip(rows, tasks, strict=False):
-        # A judgement that somebody has edited, and all after it, are asked again.
+        # If someone has edited a judgement, it and all later ones are asked for again.
         if not is_judgement_of(row, task):
             break
         kept.append(row)

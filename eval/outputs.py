@@ -1,10 +1,10 @@
 """Stage `summaries` of existing summaries (`make judge INPUT=...`).
 
 It reads JSON, JSON Lines, CSV or Parquet, a folder of such files, or the summaries of a run, and
-writes each system's summaries where those of a policy are expected. From then on, judging and
-reporting are the same as for a trained run.
+writes each system's summaries in the place of a policy's. From then on, judging and reporting are
+the same as for a trained run.
 
-An empty summary is judged. An empty reference or post is refused, and so are null and numbers.
+An empty summary is judged. An empty reference or post is an error, and so are null and numbers.
 """
 
 import hashlib
@@ -16,8 +16,9 @@ from typing import Any
 
 from eval.judges.protocol import Row
 from eval.stats.length_control import mean_words
-from stages.config.config import Config, Outputs, UserError
-from stages.config.judge import file_name
+from stages.config.checks import UserError
+from stages.config.config import Config
+from stages.config.judge import Outputs, file_name
 from stages.config.sections import format_post
 from stages.data.bad_rows import BadRowError
 from stages.data.conversations import PRINTED_MESSAGES
@@ -30,8 +31,8 @@ LONGEST_SUMMARY = (
     10_000  # characters; ROUGE-L takes time proportional to the product of two lengths
 )
 HALF_CHARACTER = re.compile(r"[\ud800-\udfff]")
-QUERY = "query"  # the column of a prompt that is shown unchanged
-REFERENCE = "reference"  # the name of the human texts on every page, so no system may have it
+QUERY = "query"  # the column of a prompt that the judge sees unchanged
+REFERENCE = "reference"  # the name of the human texts on every page, so systems cannot use it
 # What a label means, in lower case. pandas writes a column with empty cells as 1.0, 0.0 and nan.
 LABELS: dict[str, bool | None] = {
     "1": True,
@@ -59,7 +60,7 @@ class ExistingSummary:
     where: str
     """`file:line`."""
     system: str
-    """The system's name as it is written."""
+    """The system's name as in its file."""
     id: str
     """The post's id, or a hash of its text."""
     query: str
@@ -67,16 +68,16 @@ class ExistingSummary:
     summary: str
     reference: str
     label: bool | None
-    """Whether people prefer the summary to the reference; None if they did not say."""
+    """Whether people prefer the summary to the reference; None without a label."""
 
     @property
     def name(self) -> str:
-        """The system's name as the name of its file."""
+        """The system's name as a file name."""
         return file_name(self.system)
 
 
 def take_outputs(config: Config) -> None:
-    """Run the stage. Raises UserError, with file and line, for what cannot be judged."""
+    """Run the stage. Raises UserError, with file and line, for rows that cannot be judged."""
     with open_stage(config, "summaries") as run:
         unread = unread_outputs(config.outputs.file)
         if unread:
@@ -108,11 +109,11 @@ def take_outputs(config: Config) -> None:
 
 
 def read_table(settings: Outputs) -> list[ExistingSummary]:
-    """Every summary of the files, each once. Raises UserError for what cannot be judged."""
+    """Every summary of the files, each once. Raises UserError for rows that cannot be judged."""
     rows = read_rows(settings)
     column_names = {column for _, row in rows for column in row}
 
-    # Labels and posts first, so that their faults are found before those of any summary.
+    # Labels and posts first, so that their errors are found before those of any summary.
     labels = [_read_label(where, row, settings.label) for where, row in rows]
     queries = [_read_query(where, row, column_names, settings) for where, row in rows]
 
@@ -141,8 +142,8 @@ def read_table(settings: Outputs) -> list[ExistingSummary]:
 def _system_of(where: str, row: Row, column: str, settings: Outputs) -> str:
     """The name of the system that wrote a column's summary.
 
-    It is the row's name of a system, or else the name of the file. With several columns of
-    summaries, each is a system of its own, and one for each name of a system.
+    It is the system's name in the row, or else the name of the file. With several columns of
+    summaries, each column is a system of its own, and so is each name of a system.
     """
     name = _read_name(row, settings.system)
     if len(settings.summary_columns) > 1:
@@ -155,15 +156,15 @@ def read_rows(settings: Outputs) -> list[LocatedRow]:
     paths = output_files(settings.file)
     if not paths:
         raise UserError(
-            f"{settings.file}: no file of summaries ({', '.join(ROW_FILES)}) there: correct INPUT="
+            f"{settings.file}: no file of summaries ({', '.join(ROW_FILES)}) found: correct INPUT="
         )
     rows = [row for path in paths for row in parsed_rows(path)]
     if not rows:
-        raise UserError(f"{settings.file} holds no summaries: give at least one row")
+        raise UserError(f"{settings.file} contains no summaries: give at least one row")
     first_place, _ = rows[0]
     columns = list(dict.fromkeys(column for _, row in rows for column in row))
 
-    # Each column that is needed, and the setting that names it.
+    # Each required column, and the setting that names it.
     setting_of_column = dict.fromkeys(settings.summary_columns, "outputs.summary")
     if QUERY not in columns:
         setting_of_column[settings.post] = "outputs.post"
@@ -172,7 +173,7 @@ def read_rows(settings: Outputs) -> list[LocatedRow]:
         setting_of_column[settings.label] = "outputs.label"
     missing = [column for column in setting_of_column if column not in columns]
     if missing:
-        # Several columns of summaries have one setting.
+        # Several columns of summaries share one setting.
         fixes = dict.fromkeys(f"{setting_of_column[column]}=..." for column in missing)
         raise BadRowError(
             first_place,
@@ -182,14 +183,14 @@ def read_rows(settings: Outputs) -> list[LocatedRow]:
     if QUERY in columns and settings.post in columns and settings.post != QUERY:
         raise BadRowError(
             first_place,
-            f"columns {settings.post} and {QUERY} may both be the post: drop one, or name the one "
-            f"that is meant, SET='outputs.post={QUERY}'",
+            f"columns {settings.post} and {QUERY} may both be the post: drop one, or name the "
+            f"right one, SET='outputs.post={QUERY}'",
         )
     for where, row in rows:
         for column, cell in row.items():
             if HALF_CHARACTER.search(str(cell)):
                 raise BadRowError(
-                    where, f"column {column} holds half a character: save the file as UTF-8"
+                    where, f"column {column} has an unpaired surrogate: save the file as UTF-8"
                 )
     return rows
 
@@ -208,12 +209,12 @@ def _read_text(where: str, row: Row, column: str, can_be_empty: bool = False) ->
     if not isinstance(value, str):
         raise BadRowError(
             where,
-            f"column {column} is of type {type(value).__name__}: write it as text, or name another "
+            f"column {column} has type {type(value).__name__}: write it as text, or name another "
             "column (outputs.summary, .post, .reference)",
         )
     if PRINTED_MESSAGES.match(value):
         raise BadRowError(
-            where, f"column {column} is a printed list of messages: write the text of its messages"
+            where, f"column {column} is a printed list of messages: give the text of the messages"
         )
     if not value.strip() and not can_be_empty:
         raise BadRowError(where, f"column {column} is empty: {fix}, or drop the row")
@@ -242,7 +243,7 @@ def _read_name(row: Row, column: str) -> str:
 
 
 def _read_query(where: str, row: Row, column_names: set[str], settings: Outputs) -> str:
-    """The post as the judge sees it: filled into the prompt if title and subreddit are columns.
+    """The post as the judge sees it: filled into the prompt if there are title and subreddit.
 
     If the files have no column of posts, it is the prompt in their column `query`.
     """
@@ -261,21 +262,21 @@ def _read_query(where: str, row: Row, column_names: set[str], settings: Outputs)
 
 
 def _read_label(where: str, row: Row, column: str) -> bool | None:
-    """Whether people prefer the summary; None if they did not say, or no column is named."""
+    """Whether people prefer the summary; None without a label or a column of labels."""
     if not column:
         return None
     word = str(row.get(column)).strip().lower()
     if word not in LABELS:
         raise BadRowError(
             where,
-            f"column {column} is {word!r}: write 1 where the summary is preferred, 0 where the "
-            "reference is, else nothing",
+            f"column {column} is {word!r}: write 1 if the summary is preferred, 0 if the reference "
+            "is, and leave it empty otherwise",
         )
     return LABELS[word]
 
 
 def _hash(text: str) -> str:
-    """The id of a post that has none: the beginning of a hash of its text."""
+    """The id of a post without one: the beginning of a hash of its text."""
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
@@ -285,8 +286,8 @@ def _hash(text: str) -> str:
 def check_names(summaries: Sequence[ExistingSummary]) -> None:
     """Raise BadRowError if systems or posts cannot be told apart.
 
-    Two systems must not share a name, none may be called `reference`, a system has one summary of a
-    post, and an id stands for the same post and reference in all systems.
+    Two systems must not share a name, and `reference` is not allowed as a name. A system has one
+    summary of a post, and an id means the same post and reference in all systems.
     """
     first_of_name: dict[str, ExistingSummary] = {}
     first_of_id: dict[str, ExistingSummary] = {}
@@ -295,14 +296,14 @@ def check_names(summaries: Sequence[ExistingSummary]) -> None:
         if summary.system == REFERENCE:
             raise BadRowError(
                 summary.where,
-                f"a system is called {REFERENCE}, as what it is compared with: rename it",
+                f"a system is called {REFERENCE}, like the text it is compared with: rename it",
             )
 
         same_name = first_of_name.setdefault(summary.name, summary)
         if same_name.system != summary.system:
             raise BadRowError(
                 summary.where,
-                f"system {summary.system!r} reads like {same_name.system!r}: rename it",
+                f"systems {summary.system!r} and {same_name.system!r} look alike: rename one",
             )
 
         same_post = first_of_id.setdefault(summary.id, summary)
@@ -315,7 +316,7 @@ def check_names(summaries: Sequence[ExistingSummary]) -> None:
             raise BadRowError(
                 summary.where,
                 f"the {different} of id {summary.id} differs from that at {same_post.where}: "
-                "all systems need the same",
+                "use the same for all systems",
             )
 
         first = first_of_both.setdefault((summary.name, summary.id), summary)
@@ -348,7 +349,7 @@ def read_systems(
             "query": summary.query,
             "reference": summary.reference,
             "summary": summary.summary,
-            # These are known only to whoever ran the model.
+            # Only the person who ran the model knows these.
             "tokens": None,
             "reference_tokens": None,
             "has_eos": None,
@@ -362,7 +363,7 @@ def read_systems(
     posts_of_systems = [{row["id"] for row in rows} for rows in systems.values()]
     if not set.intersection(*posts_of_systems):
         raise UserError(
-            f"{outputs.file}: no post has a summary of every system: give all systems the same"
+            f"{outputs.file}: no post has a summary by every system: give all systems the same"
             " posts (SET=outputs.id=... names the column), or raise eval.posts"
         )
     if outputs.label and not any("label" in row for rows in systems.values() for row in rows):
@@ -374,7 +375,7 @@ def read_systems(
 
 
 def describe(rows: Sequence[Row]) -> dict[str, float | None]:
-    """Means over a system's posts; None for what only whoever ran the model knows."""
+    """Means over a system's posts; None for those that only the person who ran the model knows."""
     return {
         "tokens": None,
         "score": None,

@@ -26,11 +26,11 @@ ScoredRows = Mapping[str, Sequence[Mapping[str, Any]]]
 PostOf = Mapping[str, str] | None
 """Id -> the first id with the same text (`posts_by_text`); None: all posts differ."""
 REFERENCE = "reference"
-START = "sft"  # the policy from which the others were trained
+START = "sft"  # the policy from which the others start
 
 
 def judged_posts(scores: Scores, post_of: PostOf) -> tuple[Floats, Posts]:
-    """The scores of the judged ids, and which post each is about, both [ids]."""
+    """The scores of the judged ids, and the post of each, both [ids]."""
     judged = {post_id: score for post_id, score in scores.items() if score is not None}
     values = np.array(list(judged.values()), dtype=float)
     posts = [post_of.get(post_id, post_id) if post_of else post_id for post_id in judged]
@@ -70,8 +70,8 @@ def agreement(
     """How often a scorer prefers the same text as the judge, summary or reference.
 
     `written` are rows of one policy with `id`, `score` and `reference_score`; `judged` has the
-    judge's scores. Only posts count that the judge decided and whose two scores differ; None
-    without such posts.
+    judge's scores. Only posts that the judge decided and whose two scores differ count; None if
+    there are none.
     Source: Huang et al. 2024, detail 17 (agreement of the reward model with its judge).
     """
     agrees: dict[str, float] = {}

@@ -1,8 +1,8 @@
-"""Stage `summaries` (`make eval`): what each policy writes about held-out posts, one row per post.
+"""Stage `summaries` (`make eval`): each policy's summaries of held-out posts, one row per post.
 
-The policies are SFT, PPO, other algorithms that were trained, and best-of-n of SFT's samples; or a
-released policy alone. A summary is sampled at eval.temperature and cut after EOS. The run's own
-reward model scores it and the reference. A judge sees only what is written here.
+The policies are SFT, PPO, other trained algorithms, and best-of-n of SFT's samples; or a single
+released policy. A summary is sampled at eval.temperature and cut after EOS. The run's own reward
+model scores it and the reference. A judge sees only what is written here.
 Source: the evaluation of Huang et al. 2024.
 """
 
@@ -17,7 +17,8 @@ from accelerate import Accelerator
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
-from stages.config.config import Config, UserError, settings_hash
+from stages.config.checks import UserError
+from stages.config.config import Config, settings_hash
 from stages.config.judge import BEST_OF
 from stages.config.stages import POLICY_STAGES, is_part, row_of
 from stages.data.ragged import TokenizedSplit, load_split, pad_left, pad_right, rows_of
@@ -46,7 +47,7 @@ Rows = list[dict[str, Any]]
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation:
-    """What the stage works with."""
+    """The run, its models and its posts, as the stage uses them."""
 
     run: Run
     accelerator: Accelerator
@@ -75,7 +76,7 @@ def write_summaries(config: Config) -> None:
         references = [posts.columns["summaries"][row].tolist() for row in range(len(posts))]
         policies = policies_of(config)
 
-        # Sample the summaries that no finished stage has.
+        # Sample the summaries that cannot be taken from a finished stage.
         rows_by_policy = kept_rows(run)
         texts = {REFERENCE: references}
         for policy in policies:
@@ -124,7 +125,7 @@ def kept_rows(run: Run) -> dict[str, Rows]:
     config = run.config
     rows = rows_still_right(config, made_by=config, needed=row_of(run.stage, config.kind).inputs)
     if rows:
-        # The time that they took counts as the stage's.
+        # The time that they took counts toward this stage.
         manifest = read_manifest(run.folder) or {}
         run.started -= manifest["seconds"]
         return rows
@@ -144,8 +145,9 @@ def kept_rows(run: Run) -> dict[str, Rows]:
 def rows_still_right(config: Config, made_by: Config, needed: Sequence[str]) -> dict[str, Rows]:
     """The finished rows of `made_by` that `config` would sample in the same way, by policy.
 
-    All or none of best-of-n are included. `needed` are the inputs that must be the same. The stage
-    records code, libraries and machine for all of its rows, so if these differ, it keeps no row.
+    Either all or none of best-of-n are included. `needed` are the inputs that must be the same. The
+    stage records code, libraries and machine for all of its rows, so if these differ, no row is
+    kept.
     """
     stage = "summaries"
     folder = stage_folder(made_by, stage)
@@ -166,7 +168,7 @@ def rows_still_right(config: Config, made_by: Config, needed: Sequence[str]) -> 
     }
     required = set(needed)
     if REWARD_FUNCTION in inputs:
-        # The reward model of a function has the same content, whatever the function says.
+        # The reward model of a function has the same content, whatever the function does.
         required.add(REWARD_FUNCTION)
     if not same_inputs.issuperset(required) or changed_output(made_by, stage):
         return {}
@@ -183,7 +185,7 @@ def rows_still_right(config: Config, made_by: Config, needed: Sequence[str]) -> 
 
 
 def policies_of(config: Config) -> list[str]:
-    """The policies that are compared: stages (optional ones if finished), and those PPO kept."""
+    """The policies to compare: stages (optional ones if finished), and those that PPO kept."""
     row = row_of("summaries", config.kind)
     stages = set(row.inputs)
     for stage in row.joined_by:
@@ -212,8 +214,8 @@ def model_of(run: Run, policy: str) -> Path:
 
 
 def longest(config: Config, policy: str) -> tuple[int, str]:
-    """The most tokens of a policy's summary, and the setting that says so."""
-    if policy == "dpo":  # Huang et al. 2024 lets its summaries be longer than PPO's.
+    """The maximum number of tokens of a policy's summary, and the setting for it."""
+    if policy == "dpo":  # In Huang et al. 2024, DPO's summaries may be longer than PPO's.
         return config.eval.dpo_summary_tokens, "eval.dpo_summary_tokens"
     return config.data.max_summary_tokens, "data.max_summary_tokens"
 
@@ -229,7 +231,7 @@ def held_out(run: Run, count: int) -> TokenizedSplit:
 def load_scorer(
     run: Run, accelerator: Accelerator
 ) -> tuple[PreTrainedTokenizerBase, nn.Module | None]:
-    """The run's tokenizer and reward model; a released policy may come without the latter."""
+    """The run's tokenizer and its reward model, which a released policy may lack."""
     if run.config.released.policy:
         folder = run.require("released")
         reward_model_folder = folder / "reward_model"
@@ -264,7 +266,7 @@ def sample_summaries(evaluation: Evaluation, policy: str) -> Responses:
 
 
 def sample_best(evaluation: Evaluation) -> dict[str, Responses]:
-    """Best-of-n by policy name (`best-of-4`): of n of SFT's samples, the one with the best score.
+    """Best-of-n by policy name (`best-of-4`): of n SFT samples, the one with the highest score.
 
     Samples are drawn at ppo.temperature and shared by all n. Empty if eval.best_of is.
     """
@@ -329,7 +331,7 @@ def _sample(
 
 
 def best_of(scores: Sequence[Sequence[float]], n: int) -> list[int]:
-    """The place of the highest of each post's first n scores; of equal ones the first."""
+    """The index of the highest of each post's first n scores; of equal ones the first."""
     return [max(range(n), key=lambda place: scores_of_post[place]) for scores_of_post in scores]
 
 
@@ -387,8 +389,8 @@ def kl_from_sft(
 ) -> Sequence[float | None]:
     """Log-probability of each response by its policy minus that by SFT, in nats.
 
-    Both are taken at ppo.temperature. The mean estimates KL only if summaries are sampled at that
-    temperature, too (eval.temperature). For best-of-n it is the bound of its KL. None in a run
+    Both are computed at ppo.temperature. The mean estimates KL only if summaries are sampled at
+    that temperature, too (eval.temperature). For best-of-n it is the bound of its KL. None in a run
     without SFT.
     """
     if policy == "sft":
@@ -480,7 +482,7 @@ def describe(rows: Rows) -> dict[str, float | None]:
     """
     means: dict[str, float | None] = {}
     for key in ("tokens", "score", "reference_score", "kl"):
-        # A released policy comes without SFT, and maybe without a reward model.
+        # A released policy comes without SFT, and possibly without a reward model.
         values = [row[key] for row in rows if row[key] is not None]
         means[key] = sum(values) / len(values) if values else None
     means["eos_rate"] = sum(row["has_eos"] for row in rows) / len(rows)

@@ -1,9 +1,9 @@
-"""What the policies of a finished run write about one post: `make summarize POST="..."`, or ID=.
+"""Summarizes one post by the policies of a finished run: `make summarize POST="..."`, or ID=.
 
     make summarize NAME=tiny POST="My boss sold my bike. Should I quit?"
     make summarize NAME=tiny ID=toy0-validation-3
 
-A post is a filled prompt or plain text; if it has several lines, the first one is the title.
+A post is a filled prompt or plain text. If it has several lines, the first one is the title.
 """
 
 import os
@@ -17,10 +17,11 @@ from torch import Tensor
 
 from eval.summaries import kept_by_ppo, longest, place_of
 from stages.config import config as settings
-from stages.config.command_line import recorded_config
-from stages.config.config import Config, UserError
+from stages.config.checks import UserError
+from stages.config.config import Config
 from stages.config.faults import Parser, in_one_line, show
 from stages.config.presets import run_name
+from stages.config.recorded import recorded_config
 from stages.config.sections import parse_post
 from stages.config.stages import POLICY_STAGES
 from stages.data.chat import ChatFormat
@@ -53,7 +54,7 @@ class Post:
 def finished_policies(preset: str, name: str, seed: int) -> dict[str, Config]:
     """The finished policies of a run's seed, each with its config.
 
-    Raises UserError if there is none.
+    Raises UserError if there are none.
     """
     folder = settings.RUNS / name / f"seed{seed}"
     recorded = {}
@@ -62,7 +63,7 @@ def finished_policies(preset: str, name: str, seed: int) -> dict[str, Config]:
         if config is not None:
             recorded[stage] = config
     if recorded:
-        # A policy that this run takes from its upstream is known to the config of a later stage.
+        # A policy that this run takes from its upstream is found through a later stage's config.
         last_config = next(iter(recorded.values()))
         finished = {}
         for stage in POLICY_STAGES:
@@ -76,7 +77,7 @@ def finished_policies(preset: str, name: str, seed: int) -> dict[str, Config]:
     if name != preset:
         check_run(name)
         command += f" NAME={name}"
-    raise UserError(f"{folder} holds no finished policy: run `{command}` first")
+    raise UserError(f"{folder} has no finished policy: run `{command}` first")
 
 
 class FinishedRun:
@@ -112,7 +113,7 @@ class FinishedRun:
         ids = [row["id"] for row in self.held_out.rows]
         if post_id not in ids:
             raise UserError(
-                f"ID={post_id} is no held-out post of {self.config.name}: ids are such as {ids[0]}"
+                f"ID={post_id} is not a held-out post of {self.config.name}: try ID={ids[0]}"
             )
         number = ids.index(post_id)
         row = self.held_out.rows[number]
@@ -138,7 +139,7 @@ class FinishedRun:
     def _prompt_of(self, text: str) -> Prompt:
         """A typed post as the run's prompt, with the subreddit of the first held-out post.
 
-        If the run's rows contain whole prompts, the text is one.
+        If the run's rows contain whole prompts, the text is taken as a whole prompt.
         """
         template = self.config.data.prompt
         fields = parse_post(text, template)
@@ -190,7 +191,7 @@ class FinishedRun:
         network = PolicyModel(load_policy(self._folder(stage) / model).to(device).eval())
         require_room(network, query=len(post.tokens), response=length, setting=setting)
 
-        # The random numbers with which the evaluation samples the first post.
+        # The same random numbers as for the first post of the evaluation.
         noise = sampling_noise(
             config.seed, purpose=f"{policy} summaries", step=0, rows=1, length=length
         )
@@ -256,22 +257,22 @@ class FinishedRun:
 @in_one_line()
 def main(argv: list[str] | None = None) -> None:
     """Print a post and its summaries; `make` passes the post in the environment."""
-    parser = Parser(description="summaries of one post by a finished run")
+    parser = Parser(description="summarize one post with the policies of a finished run")
     parser.add_argument("--preset", default="tiny")
     parser.add_argument("--name", default="", help="the run's folder below runs/")
     parser.add_argument("--seed", type=int, default=44413)
     parser.add_argument(
         "--post",
         default=os.environ.get("POST", ""),
-        help="text, or a filled prompt (also as POST)",
+        help="text or a filled prompt (also from the variable POST)",
     )
-    parser.add_argument("--id", default="", help="of a held-out post of the run")
+    parser.add_argument("--id", default="", help="id of a held-out post of the run")
     args = parser.parse_args(argv)
 
     has_post = bool(args.post.strip())
     has_id = bool(args.id)
     if has_post == has_id:
-        raise UserError("give one post: POST='...', or ID= of a held-out post")
+        raise UserError("there is no post to summarize: give POST='...', or ID= of a held-out post")
     name = args.name or run_name(args.preset)
     run = FinishedRun(finished_policies(args.preset, name, args.seed))
     post = run.post_of_id(args.id) if has_id else run.post_of_text(args.post)

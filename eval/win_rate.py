@@ -1,8 +1,8 @@
 """Stage `win_rate` (`make eval`): win rates against the reference, with 95% intervals.
 
 In each order a post scores 1 (policy), 1/2 (tie) or 0 (reference), and its score is the mean of
-both orders: a judge that contradicts itself has said tie. A post with an unjudged order is left out
-and counted, never imputed; `worst_case` says how far the rate could move. Differences between
+both orders, so a judge that contradicts itself has said tie. A post with an unjudged order is left
+out and counted, never imputed; `worst_case` says how far the rate could move. Differences between
 policies are paired by post, and posts are resampled (`eval.stats.intervals`).
 """
 
@@ -30,8 +30,10 @@ from eval.scores import (
 from eval.stats.hypothesis_tests import sign_flip_p_value
 from eval.stats.intervals import Interval, mean_over_posts, sums_by_post
 from eval.stats.table import POINTS, analyse, verdict_table
-from stages.config.config import TRAINED, Config, UserError
+from stages.config.checks import UserError
+from stages.config.config import Config
 from stages.config.judge import MOST_UNJUDGED
+from stages.config.stages import TRAINED
 from stages.data.halves import in_half
 from stages.data.text_metrics import first_ids, identical
 from stages.runs.files import read_lines
@@ -41,7 +43,7 @@ from stages.runs.run import open_stage, write_rows
 
 @dataclass(frozen=True, kw_only=True)
 class PairedInterval(Interval):
-    """A difference on the same posts, with the p-value of there being none."""
+    """A difference on the same posts, with the p-value of "there is no difference"."""
 
     p_value: float
 
@@ -50,7 +52,7 @@ def measure_win_rates(config: Config) -> dict[str, Any]:
     """Write `post_scores.jsonl` and return the manifest's results; all rates lie in [0, 1].
 
     A policy without verdicts has no rate, and two policies without a post that is judged for both
-    have no difference. Raises UserError if there are no judgements, or none is usable.
+    have no difference. Raises UserError if there are no usable judgements.
     """
     with open_stage(config, "win_rate") as run:
         summary_files = sorted(run.require("summaries").glob("*.jsonl"))
@@ -72,7 +74,7 @@ def measure_win_rates(config: Config) -> dict[str, Any]:
         gold_file = judge_folder / "gold_scores.jsonl"
         gold_rows = rows_by_policy(read_lines(gold_file)) if gold_file.exists() else {}
 
-        # Policies that PPO kept along the way only take part in the choice of the best one.
+        # Policies that PPO kept during training are used only to choose the best one.
         kept = []
         if config.kind == TRAINED:
             kept = [policy for policy in scores if policy.startswith("ppo-")]
@@ -130,7 +132,7 @@ def posts_by_text(policies: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[s
 
 
 def score_rows(scores: Mapping[str, Scores], post_of: Mapping[str, str]) -> list[dict[str, Any]]:
-    """The rows of `post_scores.jsonl`; `post` is the first id with the same text, if another."""
+    """The rows of `post_scores.jsonl`; `post` is an earlier id with the same text, if any."""
     rows = []
     for policy, scores_of_policy in scores.items():
         for post_id, score in scores_of_policy.items():
@@ -156,8 +158,8 @@ def post_scores(judgements: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, 
         orders = [order for order, _ in verdicts_of_post]
         if sorted(orders) != sorted(VERDICTS):
             raise UserError(
-                f"post {post_id} of {policy} was judged in the orders {', '.join(orders)}:"
-                " one of each is needed"
+                f"post {post_id} of {policy} was judged in the orders {', '.join(orders)},"
+                " but each order must occur once: judge again"
             )
         points = [POINTS[verdict] for _, verdict in verdicts_of_post if verdict in POINTS]
         scores_of_policy = scores.setdefault(policy, {})
@@ -317,7 +319,7 @@ def share_alike(a: Mapping[str, tuple[str, str]], b: Mapping[str, tuple[str, str
 
 
 def best_of_training(scores: Mapping[str, Scores], post_of: Mapping[str, str]) -> dict[str, Any]:
-    """The best policy of a training on half of the posts, and how good it is on the other half.
+    """The best policy of a training run on half of the posts, and its score on the other half.
 
     `scores` has the policies in the order of training; of equal ones the later is chosen. Only
     posts with a score of each policy count. The posts whose ids have even hashes (`in_half`) choose

@@ -10,7 +10,7 @@ from eval.stats.intervals import TAILS
 from reports import paper
 from reports.results import Interval, PolicyResult, RunResult
 from stages.config.config import TYPES
-from stages.config.presets import PRESETS
+from stages.config.presets import preset_config
 
 SAME = 0.10  # of the paper's number
 # The sections of settings that a number of the paper depends on; the judge is compared separately.
@@ -259,7 +259,7 @@ def why_not_comparable(runs: Sequence[RunResult]) -> str:
 
 def changed_settings(run: RunResult) -> list[str]:
     """Return the settings of a run that differ from its preset's, which are the paper's."""
-    preset = PRESETS[run.preset]()
+    preset = preset_config(run.preset)
     changed = []
     for section in SECTIONS:
         for key, value in run.settings.get(section, {}).items():

@@ -8,10 +8,12 @@ from typing import Any
 
 from reports.results import OUTPUTS, Json, RunResult
 from stages.config import config as settings_module
-from stages.config.config import DEFAULTS, POLICY_NUMERICS, TOY, public_value
-from stages.config.presets import PRESETS
+from stages.config.checks import first_few
+from stages.config.config import DEFAULTS, POLICY_NUMERICS, public_value
+from stages.config.presets import PRESETS, preset_config
+from stages.config.sections import TOY
 from stages.config.stages import STAGES
-from stages.runs.code import changed_files, code_version, other_code
+from stages.runs.code import changed_files, code_version
 from stages.runs.files import file_hash
 from stages.runs.manifest import read_manifest
 
@@ -92,7 +94,7 @@ def shown(name: str, value: Any) -> str:
 
 def settings_table(run: RunResult) -> SettingsTable:
     """Return the settings of a run, beside those of its preset and the defaults."""
-    built_in = PRESETS[run.preset]() if run.preset in PRESETS else None
+    built_in = preset_config(run.preset) if run.preset in PRESETS else None
     different = []
     others = []
     set_by_hand = []
@@ -169,6 +171,18 @@ def provenance(runs: Sequence[RunResult]) -> Provenance:
         precisions=tuple(sorted(precisions)),
         versions={name: ", ".join(sorted(used)) for name, used in sorted(versions.items())},
     )
+
+
+def other_code(changed: Mapping[str, Iterable[str]]) -> str:
+    """Return `ppo ran with different code (stages/functional.py)`; empty if no file has changed.
+
+    `changed` maps each stage to its changed files.
+    """
+    stages = [stage for stage, files in changed.items() if files]
+    if not stages:
+        return ""
+    files = sorted({name for names in changed.values() for name in names})
+    return f"{', '.join(stages)} ran with different code ({first_few(files)})"
 
 
 def _title(run: RunResult) -> str:

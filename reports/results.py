@@ -18,10 +18,10 @@ from eval.scores import with_statistics
 from eval.win_rate import names_of_pair
 from stages.config import config as settings_module
 from stages.config.checks import UserError, unknown
-from stages.config.command_line import recorded_config
-from stages.config.config import RANDOM, TOY, Config, public_value
+from stages.config.config import Config, public_value
 from stages.config.judge import MOST_UNJUDGED
-from stages.config.sections import COMPARISONS
+from stages.config.recorded import recorded_config
+from stages.config.sections import COMPARISONS, RANDOM, TOY
 from stages.config.stages import (
     POLICY_GRADIENT_STAGES,
     POLICY_STAGES,

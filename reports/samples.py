@@ -5,12 +5,11 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from eval.judges.offline import facts_told
 from eval.scores import START
 from eval.stats.length_control import word_count
 from reports.posts import UNJUDGED, judged_posts, side_by_side
 from reports.results import RunResult
-from stages.data.builtin import EVENT, facts_of, read_summary
+from stages.data.builtin import EVENT, OPTIONAL, Facts, facts_of, read_summary
 
 NUMBER_OF_SAMPLES = 5
 OUTCOMES = {
@@ -124,7 +123,7 @@ def wanted_facts(sample: Sample | None, has_real_texts: bool) -> WantedFacts | N
     """Return what a built-in post's readers want to know; None for real posts."""
     if has_real_texts or sample is None:
         return None
-    facts, rows = facts_told(sample.post_id, [text.text for text in sample.texts])
+    facts, rows = fact_table(sample.post_id, [text.text for text in sample.texts])
     wanted = [row[0] for row in rows[len(EVENT) : -1]]
     return WantedFacts(
         subreddit=facts.subreddit,
@@ -132,6 +131,34 @@ def wanted_facts(sample: Sample | None, has_real_texts: bool) -> WantedFacts | N
         others=tuple(wanted),
         rows=tuple(tuple(row) for row in rows),
     )
+
+
+def fact_table(post_id: str, texts: Sequence[str]) -> tuple[Facts, list[list[str]]]:
+    """A post's facts, and what each text says about them.
+
+    There is a row for each fact that the post's readers want: its name, its word, and what each
+    text says. The last row counts the wanted facts that each text gets right.
+    """
+    facts = facts_of(post_id)
+    wanted = [*EVENT, *(slot for slot in OPTIONAL if slot in facts.wanted)]
+    read = [read_summary(text, facts) for text in texts]
+
+    def said(slot: str, right: set[str], wrong: set[tuple[str, str]]) -> str:
+        if slot in right:
+            return facts.words[slot]
+        wrong_words = sorted(word for wrong_slot, word in wrong if wrong_slot == slot)
+        if wrong_words:
+            return f"{', '.join(wrong_words)} (wrong)"
+        return "not told"
+
+    rows = [
+        [slot, facts.words[slot], *(said(slot, right, wrong) for right, wrong in read)]
+        for slot in wanted
+    ]
+    counts = [f"{len(right.intersection(wanted))} of {len(wanted)}" for right, _ in read]
+    total = f"{len(wanted)} of {len(wanted)}"
+    rows.append(["wanted facts told correctly", total, *counts])
+    return facts, rows
 
 
 def _outcome(score: float, verdict: str) -> str:

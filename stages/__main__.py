@@ -1,21 +1,22 @@
 """The command line of the project: `make sft rm ppo NAME=x` calls `python -m stages sft rm ppo`.
 
-What a command such as `make ppo` does:
+A command such as `make ppo` takes these steps:
 
-1. `main` reads its targets and variables (pipeline/variables.py); `config_of` makes the settings.
+1. `main` reads targets and variables (pipeline/variables.py); `config_of` creates the settings.
+   Given only NAME, the settings that the run recorded are used (`as_recorded`).
 2. `make_plan` (pipeline/plan.py) says which stages are missing or stale, and why. A stage is stale
-   if `find_problem` (runs/staleness.py) finds other settings, inputs or outputs in its manifest.
+   if `find_problem` (runs/staleness.py) finds that its settings, inputs or outputs differ from
+   those in its manifest.
 3. `Runner.run` (pipeline/runner.py) runs the stages of the plan in turn. `run_stage` below calls
    the function of a stage in this process. With GPUS or LAUNCH, `launch_stage` (pipeline/launch.py)
    starts several processes for a stage instead, and each of them begins in `launched_main`.
 4. The function of a stage works inside `open_stage` (runs/run.py), which locks the stage's folder
-   and resumes an interrupted attempt. Its last act is to write the manifest.
+   and resumes an interrupted attempt. Writing the manifest is its last step.
 
 Functions are imported when they are called, so that a command with nothing to do loads neither
 torch nor transformers.
 """
 
-import shlex
 import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -30,14 +31,21 @@ from stages.config.command_line import (
     request_of,
 )
 from stages.config.config import Config
-from stages.config.faults import Parser, in_one_line, is_above_0, require_packages, show
+from stages.config.faults import Parser, in_one_line, require_packages, show
 from stages.config.listing import settings_lines
 from stages.config.stages import OUTPUTS, STAGES
 from stages.pipeline import grid, variables
 from stages.pipeline.launch import StageFailedError, launcher_words
 from stages.pipeline.runner import PlannedRun, Runner
 from stages.pipeline.start import call_stage, end_process, errors_end_process
-from stages.pipeline.targets import ALIASES, DONE_BY_MAKE, GRIDS, help_lines
+from stages.pipeline.targets import (
+    ALIASES,
+    DONE_BY_MAKE,
+    GRIDS,
+    STANDALONE_TARGETS,
+    TOOLS,
+    help_lines,
+)
 from stages.rl.algorithms import ALGORITHMS
 from stages.runs.manifest import stage_folder
 from stages.runs.signals import stopping_on_signals
@@ -45,25 +53,8 @@ from stages.runs.signals import stopping_on_signals
 Values = Mapping[str, str]
 """The variables of a command: name -> value."""
 
-TOOLS = (
-    "help",
-    "status",
-    "settings",
-    "plan",
-    "summarize",
-    "compare",
-    "scaling",
-    "publish",
-)
 # The page that is written when a grid has finished.
 GRID_PAGES = {"study": "scaling", "ablations": "ablations-page", "algorithms": "algorithms-page"}
-GRID_OPTIONS = {
-    "SEEDS": "seeds",
-    "PRESETS": "presets",
-    "JOB": "targets",
-    "ABLATIONS": "ablations",
-    "PENALTIES": "kl_coefs",
-}
 
 
 @in_one_line()
@@ -76,24 +67,27 @@ def main(argv: list[str] | None = None) -> None:
 
     targets, values = variables.read_command(words)
     values = variables.with_hub_rows(values)
-    if values.get("PRESET") == "own" and needs_settings(targets):
+    if values.get("PRESET") == "own" and variables.needs_settings(targets):
         from stages.planning.own import with_choices
 
         values = with_choices(values)
 
-    # Stages may be combined; any other target is a command of its own.
+    # Only stages may be combined.
     first = targets[0] if targets else "help"
-    single = [target for target in targets if target in (*GRIDS, *TOOLS, *DONE_BY_MAKE)]
-    if single and len(targets) > 1:
-        raise UserError(f"{single[0]} is a command of its own: give the other targets separately")
+    standalone = [target for target in targets if target in STANDALONE_TARGETS]
+    if standalone and len(targets) > 1:
+        raise UserError(
+            f"{standalone[0]} cannot be combined with other targets:"
+            f" run `make {standalone[0]}` by itself"
+        )
 
     if first in DONE_BY_MAKE:
         raise UserError(f"{first} is done by make itself: run `make {first}`")
     if first in GRIDS:
         run_grid(first, values)
     elif first in TOOLS:
-        run_tool(first, variables.options(first, values))
-    elif is_on("REHEARSE", values):
+        run_tool(first, variables.option_words(first, values))
+    elif variables.is_one(values, "REHEARSE"):
         run_rehearsal(targets, values)
     else:
         run_targets(targets, values)
@@ -103,16 +97,16 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def run_targets(targets: Sequence[str], values: Values) -> None:
-    """Run the stages that are missing or stale for some targets of a run, and print the result."""
+    """Run the stages that a run's targets need and that are missing or stale; print the result."""
     from stages.pipeline.end import end_lines
 
     request = variables.request_from(values, is_judging="judge" in targets)
     config = config_of(request)
-    reached = tuple(ALIASES.get(target, target) for target in targets)
-    planned = PlannedRun(request=request, config=config, targets=reached)
-    command = resume_command(targets, values)
+    stage_targets = tuple(ALIASES.get(target, target) for target in targets)
+    planned = PlannedRun(request=request, config=config, targets=stage_targets)
+    command = variables.resume_command(targets, values)
     runner = make_runner(values, command)
-    if is_on("DRY", values):
+    if variables.is_one(values, "DRY"):
         runner.show(planned)
         return
 
@@ -122,19 +116,19 @@ def run_targets(targets: Sequence[str], values: Values) -> None:
             ran = runner.run(planned)
         except StageFailedError as failure:
             raise SystemExit(failure.status) from None
-    show(end_lines(config, reached, ran))
+    show(end_lines(config, stage_targets, ran))
 
 
 def run_rehearsal(targets: Sequence[str], values: Values) -> None:
-    """Measure a run by a short one, which is removed, and print the memory and time it took."""
+    """Print the memory and time that a run needs, measured in a short run that is then removed."""
     from stages.planning import rehearsal
 
-    if is_on("DRY", values):
-        raise UserError("REHEARSE=1 and DRY=1 exclude each other: leave out one of them")
+    if variables.is_one(values, "DRY"):
+        raise UserError("REHEARSE=1 and DRY=1 cannot be combined: leave out one of them")
     if values.get("LAUNCH"):
-        raise UserError("REHEARSE=1 must know the number of processes: give GPUS= for LAUNCH=")
+        raise UserError("REHEARSE=1 with LAUNCH= needs the number of processes: add GPUS=")
     require_packages()
-    runner = make_runner(values, resume_command(targets, values))
+    runner = make_runner(values, variables.resume_command(targets, values))
     rehearsed = rehearsal.prepare(
         variables.request_from(values),
         targets,
@@ -158,14 +152,16 @@ def run_rehearsal(targets: Sequence[str], values: Values) -> None:
 
 def run_grid(target: str, values: Values) -> None:
     """Run a study, the ablations or the algorithms, and write the page about them."""
-    chosen: dict[str, Any] = {}
-    for name, option in GRID_OPTIONS.items():
-        if values.get(name):
-            chosen[option] = values[name].split()
-    if "seeds" in chosen:
-        chosen["seeds"] = [whole_number("SEEDS", text) for text in chosen["seeds"]]
-    options = grid.GridOptions(**chosen)
     request = variables.request_from(values)
+    seeds = [variables.whole_number("SEEDS", word) for word in variables.words_of(values, "SEEDS")]
+    defaults = grid.GridOptions()
+    options = grid.GridOptions(
+        seeds=seeds or defaults.seeds,
+        presets=variables.words_of(values, "PRESETS") or defaults.presets,
+        targets=variables.words_of(values, "JOB") or defaults.targets,
+        ablations=variables.words_of(values, "ABLATIONS") or defaults.ablations,
+        kl_coefs=variables.words_of(values, "PENALTIES") or defaults.kl_coefs,
+    )
     if target == "study":
         planned = grid.study(request, options)
     elif target == "ablations":
@@ -173,9 +169,9 @@ def run_grid(target: str, values: Values) -> None:
     else:
         planned = grid.algorithms(request, options)
 
-    command = resume_command([target], values)
+    command = variables.resume_command([target], values)
     runner = make_runner(values, command)
-    if is_on("DRY", values):
+    if variables.is_one(values, "DRY"):
         grid.show_grid(runner, planned)
         return
     require_packages()
@@ -187,13 +183,13 @@ def run_grid(target: str, values: Values) -> None:
 
 def make_runner(values: Values, command: str) -> Runner:
     """Return the runner of a command, which starts stages as GPUS, ENGINE and LAUNCH say."""
-    gpus = whole_number("GPUS", values.get("GPUS") or "1")
+    gpus = variables.whole_number("GPUS", values.get("GPUS") or "1")
     launcher = launcher_words(gpus, values.get("ENGINE") or "ddp", values.get("LAUNCH", ""))
     return Runner(
         run_stage=partial(run_stage, resume_command=command),
         launcher=launcher,
         processes=gpus,
-        max_cost=dollars(values.get("MAX_COST", "")),
+        max_cost=variables.dollars(values.get("MAX_COST", "")),
         replace=values.get("REPLACE", ""),
         resume_command=command,
         on_finished=write_cards,
@@ -213,7 +209,7 @@ def run_stage(config: Config, stage: str, resume_command: str) -> Any:
 def launched_main(words: Sequence[str]) -> None:
     """Run one stage in one of the processes that a launcher has started: `--stage ppo ...`.
 
-    On a signal the process of the pipeline prints how to resume, so this one prints nothing.
+    On a signal, the pipeline's process prints how to resume, so this one prints nothing.
     """
     parser = Parser()
     parser.add_argument("--stage", required=True)
@@ -239,41 +235,6 @@ def write_cards(config: Config, stage: str) -> None:
     except Exception as error:
         line = f"no model card of stage {stage}: {first_line(error)}"
         print(line, file=sys.stderr, flush=True)
-
-
-def dollars(text: str) -> float:
-    """Return the amount in MAX_COST; 0 without one. Raises UserError if it is not above 0."""
-    if not text:
-        return 0
-    if not is_above_0(text):
-        raise UserError(f"MAX_COST={text}: give dollars above 0, such as MAX_COST=20")
-    return float(text)
-
-
-def is_on(name: str, values: Values) -> bool:
-    """Return whether a variable is 1. Raises UserError for another value than 1 or 0."""
-    text = values.get(name, "")
-    if text not in ("", "0", "1"):
-        raise UserError(f"{name}={text}: give {name}=1, or leave it out")
-    return text == "1"
-
-
-def resume_command(targets: Sequence[str], values: Values) -> str:
-    """Return the command that resumes this one: the same without REPLACE."""
-    typed = [f"{name}={shlex.quote(values[name])}" for name in values if name != "REPLACE"]
-    return " ".join(["make", *targets, *typed])
-
-
-def whole_number(name: str, text: str) -> int:
-    """Return the value of a variable as a number. Raises UserError if it is not one."""
-    if not text.isdecimal():
-        raise UserError(f"{name}={text}: give whole numbers")
-    return int(text)
-
-
-def needs_settings(targets: Sequence[str]) -> bool:
-    """Return whether one of some targets reads settings."""
-    return any("SET" in variables.target_of(target).variables for target in targets)
 
 
 # -- the function of each stage and tool -----------------------------------------------------------

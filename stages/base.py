@@ -1,9 +1,9 @@
-"""Stage 0: what a preset starts from: tokenized posts, the tokenizer and the base checkpoint.
+"""Stage 0: tokenized posts, the tokenizer and the base checkpoint, from which a run starts.
 
 The checkpoint is a folder, a hub id, or a randomly initialized GPT-NeoX (Pythia's architecture) for
 presets that need no download. The tokenizer is the checkpoint's, a given one, or a BPE trained on
-the preset's own posts. Tokens are cached by content and code, and shared between runs. This is the
-only stage of training that asks the hub for anything.
+the preset's own posts. Tokens are cached by content and code, and shared between runs. No later
+training stage downloads anything from the hub.
 """
 
 import hashlib
@@ -29,15 +29,21 @@ from transformers import (
 )
 
 from stages.config import config as settings
-from stages.config.config import HUB, RANDOM, TOY, TRAIN_TOKENIZER, Config, Data, UserError
+from stages.config.checks import UserError
+from stages.config.config import Config
 from stages.config.presets import SMOLLM2
 from stages.config.sections import (
     CNNDM,
     COMPARISONS,
     EMBEDDING_MULTIPLE,
     EOS_TOKEN,
+    HUB,
     POSTS,
     PPO_TRAIN,
+    RANDOM,
+    TOY,
+    TRAIN_TOKENIZER,
+    Data,
     format_post,
 )
 from stages.data.bad_rows import SKIPPED_FILE, BadRows
@@ -76,7 +82,7 @@ from stages.runs.run import Run, open_stage
 from stages.runs.text import folded
 from stages.training.random_streams import stream_seed
 
-# The files whose code decides the tokens, of those that the tokenizing module imports.
+# Of the files that the tokenizing module imports, those whose code decides the tokens.
 TOKENIZING_MODULE = "stages.data.tokens"
 TOKENIZING_CODE = ("stages/data/", "stages/config/sections")
 
@@ -158,7 +164,7 @@ class SourceRows:
     """By the name of the tokenized split: pairs about news articles are a split of their own."""
     bad_rows: BadRows
     published: dict[str, dict[str, int]]
-    """For splits of published data sets: the rows that were read and those that are known."""
+    """For splits of published data sets: the number of rows read, and the published number."""
 
 
 def read_rows(config: Config) -> SourceRows:
@@ -182,14 +188,14 @@ def read_rows(config: Config) -> SourceRows:
         if name in splits:
             splits[name] = [(where, row) for where, row in splits[name] if not is_cnndm(row)]
             if not splits[name]:
-                raise UserError(f"{name} is only about news articles: add comparisons of posts")
+                raise UserError(f"{name} contains only news articles: add comparisons of posts")
     if articles:
         splits[CNNDM] = articles
     return SourceRows(splits=splits, bad_rows=bad_rows, published=published)
 
 
 def split_limits(data: Data, positions: int, first: tuple[int, ...]) -> dict[str, Limits]:
-    """The limits of each tokenized split; the tokens `first` begin every query."""
+    """The length limits of each tokenized split; the tokens `first` begin every query."""
     of_posts = Limits(
         query=data.max_query_tokens,
         response=data.max_summary_tokens,
@@ -241,7 +247,7 @@ def describe(run: Run, source_rows: SourceRows, limits: dict[str, Limits]) -> di
         }
         if "chosen" in split.columns:
             counts[name] |= count_odd_comparisons(kept[name])
-        # The reward model may learn only one half of the training pairs (`rm.pairs`).
+        # The reward model may be trained on only one half of the training pairs (`rm.pairs`).
         if name == COMPARISONS[0]:
             for half in ("even", "odd"):
                 halves[half] = sum(in_half(row["id"], half) for row in split.rows)
@@ -256,7 +262,7 @@ def describe(run: Run, source_rows: SourceRows, limits: dict[str, Limits]) -> di
 
 
 def remarks(results: dict[str, Any], skipped_file: Path) -> list[str]:
-    """What a user should know of the rows, one line each."""
+    """What a user should know about the rows, one line each."""
     lines = []
     counts = results["rows"].values()
 
@@ -281,7 +287,7 @@ def remarks(results: dict[str, Any], skipped_file: Path) -> list[str]:
 
     skipped = sum(split["skipped"] for split in counts)
     if skipped:
-        lines.append(f"{skipped:,} bad rows were skipped, with the reasons in {skipped_file}")
+        lines.append(f"{skipped:,} bad rows were skipped; the reasons are in {skipped_file}")
 
     differences = describe_differences(results["published"])
     if differences:
@@ -292,7 +298,7 @@ def remarks(results: dict[str, Any], skipped_file: Path) -> list[str]:
 def eos_remarks(
     tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel, chat_template: bool = False
 ) -> list[str]:
-    """A line if the checkpoint's own config ends texts with another token than its tokenizer.
+    """A line if the EOS in the checkpoint's config differs from its tokenizer's.
 
     Every stage uses the tokenizer's, so the model would have to learn an EOS that it never saw.
     With a chat template, the line says which token ends an answer.
@@ -375,12 +381,12 @@ def make_model(config: Config, tokenizer: PreTrainedTokenizerBase) -> PreTrained
         register_head_class(model.config, base.checkpoint)
         if tokenizer.pad_token_id > model.config.vocab_size:
             raise UserError(
-                f"tokenizer has {tokenizer.pad_token_id} tokens, {base.checkpoint} only "
-                f"{model.config.vocab_size} embeddings: give the checkpoint's own tokenizer"
+                f"tokenizer has {tokenizer.pad_token_id} tokens, but {base.checkpoint} has only "
+                f"{model.config.vocab_size} embeddings: use the checkpoint's own tokenizer"
             )
         return model
 
-    # Enough positions for every row that is not refused, and at least as many as Pythia has.
+    # Enough positions for every accepted row, and at least as many as Pythia has.
     data = config.data
     longest_response = FAR_OVER * max(data.max_summary_tokens, data.max_comparison_tokens)
     positions = max(data.max_query_tokens + longest_response, 2048)
@@ -432,14 +438,14 @@ def copy_tokens(
     name = f"tokens-{_tokens_key(tokenizer, source_rows, limits)}"
     cache = cached_folder(settings.RUNS / "cache" / name, tokenize_all)
     shutil.rmtree(target, ignore_errors=True)  # of an interrupted attempt
-    # Copied and not linked: what happens to a run's files must not happen to the next run's.
+    # Copied, not linked: a change to one run's files must not change another run's.
     shutil.copytree(cache, target, ignore=shutil.ignore_patterns(HASHES))
 
 
 def _tokens_key(
     tokenizer: PreTrainedTokenizerBase, source_rows: SourceRows, limits: dict[str, Limits]
 ) -> str:
-    """16 hex digits that differ if anything differs that the tokens depend on."""
+    """16 hex digits that change if anything changes on which the tokens depend."""
     hashes = code_of(TOKENIZING_MODULE)
     code = {file: hashes[file] for file in hashes if file.startswith(TOKENIZING_CODE)}
     digest = hashlib.sha256(f"{code}{tokenizer.backend_tokenizer.to_str()}".encode())

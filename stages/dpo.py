@@ -1,8 +1,8 @@
 """Direct preference optimization (`make dpo`): a policy from comparisons, without a reward model.
 
-It starts from the SFT model that PPO starts from, and learns the pairs that the reward model
-learns. Before the first update the policy computes the log-probabilities of both summaries of every
-pair. They are the reference, so no second model is held in memory. One update: both summaries of a
+It starts from the same SFT model as PPO, and learns from the same pairs as the reward model. Before
+the first update the policy computes the log-probabilities of both summaries of every pair. They are
+the reference, so no second model is needed in memory. One update: both summaries of a
 global batch of pairs in one forward pass, log-probabilities summed over the summary and its EOS,
 the loss -log sigmoid(beta * ((chosen - ref_chosen) - (rejected - ref_rejected))), one AdamW step.
 The learning rate follows a cosine to 0.
@@ -68,7 +68,7 @@ def train_dpo(config: Config) -> None:
         tokenizer = load_tokenizer(sft)
         policy = PolicyModel(load_policy(sft).to(accelerator.device))
 
-        # Summaries are sampled after the training. Find out now, not after a night of training,
+        # Summaries are sampled after training. Find out now, not after a night of training,
         # whether the model has enough positions for them.
         queries = load_split(data, "sft_validation").columns["queries"]
         require_room(
@@ -175,8 +175,8 @@ def check_first_batch(metrics: dict[str, float], tolerance: float) -> None:
         distance = abs(metrics[key] - value)
         if not distance <= tolerance:  # also if the distance is NaN
             raise UserError(
-                f"step 0: {key} is {metrics[key]:.4g}, which differs by {distance:.3g} (at most"
-                f" {tolerance}) from that of a policy equal to its reference. Stage at fault: dpo:"
+                f"dpo, update 1: {key} is {metrics[key]:.4g}, which differs by {distance:.3g} (at"
+                f" most {tolerance}) from that of a policy equal to its reference. Likely causes:"
                 " the reference belongs to other rows or another model, or dropout was left on"
             )
 

@@ -1,8 +1,8 @@
 """Stage 3: shift the reward so that human summaries score 0 on average.
 
 The mean score of the reference summaries over the SFT train split, or over `normalize.posts` of
-them, is subtracted from the bias of the reward model's head; the scale stays. Then the saved model
-is checked on some of them. PPO loads it twice: as the reward model, and as the start of the critic
+them, is subtracted from the bias of the reward model's head; the scale does not change. Then the
+saved model is checked on some of them. PPO loads it twice: as the reward model, and as the critic
 (detail 22).
 Source: Huang et al. 2024, detail 15.
 """
@@ -30,12 +30,12 @@ from stages.training.accelerator import make_accelerator
 from stages.training.memory import MemoryBudget, PassSize
 from stages.training.row_by_row import measure_rows
 
-# How far the mean may be from 0, reward units. In bf16 a score moves with the side of its padding:
+# How far the mean may be from 0, reward units. In bf16 a score depends on the side of its padding:
 # by 0.014 (standard deviation, SmolLM2-135M, where scores deviate by 0.43), and by more if scores
 # are larger. Huang et al. 2024 report -0.0005 on average at 6.9B (detail 14).
 TOLERANCES = {"no": 1e-3, "bf16": 0.05}
 NO_TOKEN = -1
-"""What pads queries and summaries here: no token has this id."""
+"""Pads queries and summaries here; no token has this id."""
 
 
 def normalize(config: Config) -> None:
@@ -89,7 +89,7 @@ def normalize(config: Config) -> None:
 def subtract_mean_score(
     run: Run, accelerator: Accelerator, budget: MemoryBudget, references: TokenizedSplit
 ) -> Tensor:
-    """Save the reward model with the references' mean score as its 0; return their scores before.
+    """Save the reward model with the references' mean score shifted to 0; return their old scores.
 
     When this function returns, the network is freed: it and the saved one are never on the device
     together.
@@ -122,7 +122,7 @@ def reference_scores(
 ) -> Tensor:
     """Return the score of every reference of a split, [rows] float64.
 
-    `score` returns those of some rows, as `score_rows` does; `keep` is that of `measure_share`.
+    `score` returns those of the given rows, as `score_rows` does; `keep` is as in `measure_share`.
     """
     queries = references.columns["queries"]
     summaries = references.columns["summaries"]
@@ -146,7 +146,7 @@ def score_rows(
     rows: Sequence[int],
     right_padded: bool = False,
 ) -> Tensor:
-    """Return the scores of the references of some rows, [rows].
+    """Return the scores of the references of the given rows, [rows].
 
     They are padded as in PPO: queries on the left, summaries on the right; or, if `right_padded`,
     only on the right.
@@ -181,8 +181,8 @@ def check_mean(mean: float, tolerance: float) -> None:
     """Raise UserError unless the saved model scores references 0 on average, reward units."""
     if not abs(mean) <= tolerance:  # also if the mean is NaN
         raise UserError(
-            f"the normalized reward model scores references {mean:.4f} on average, not 0 within"
-            f" {tolerance}: the reward model is unstable, look at the rm stage"
+            f"the normalized reward model scores references {mean:.4f} on average, which is not 0"
+            f" within {tolerance}: the reward model is unstable; check the metrics of the rm stage"
         )
 
 

@@ -80,7 +80,7 @@ def train_policy(config: Config, algorithm: Algorithm) -> None:
         kl_coef = first_kl_coef(settings, metrics_file, state.update)
         folders_to_keep = kept_models(settings)
 
-        # Only a reward function reads what the data say of a query besides its text.
+        # Only a reward function reads what the data say about a query, besides its text.
         facts = posts.rows if isinstance(networks.reward_model, TextReward) else []
 
         for update in state.remaining(stage):
@@ -134,9 +134,9 @@ def train_policy(config: Config, algorithm: Algorithm) -> None:
 def kept_models(settings: PolicyGradient) -> dict[int, str]:
     """Maps each update, counted from 0, after which the policy is kept, to the folder it goes to.
 
-    `model-24` is the policy after 24 updates, the last of them 23. The updates divide the policy's
-    cumulative learning rate into equal steps: the best stand-in for equal steps of KL that is known
-    in advance. The report shows each policy at its measured KL.
+    `model-24` is the policy after 24 updates, so its key is 23. The updates divide the policy's
+    cumulative learning rate into equal steps, which is the best stand-in for equal steps of KL that
+    is known in advance. The page shows each policy at its measured KL.
     """
     if not isinstance(settings, Ppo) or not settings.checkpoints:
         return {}

@@ -1,7 +1,7 @@
 """A released policy (`make eval POLICY=...`): a checkpoint that others trained, judged as it is.
 
-The base stage has loaded it with its own tokenizer and tokenized the posts. This stage puts it
-where policies are looked for, and next to it its reward model, if one is given, in our layout.
+The base stage has loaded it with its own tokenizer and tokenized the posts. This stage puts it into
+the folder where policies belong, together with its reward model, if one is given, in our layout.
 """
 
 import shutil
@@ -16,7 +16,7 @@ from stages.models.tokenizers import load_tokenizer
 from stages.runs.files import link_or_copy
 from stages.runs.run import Run, open_stage
 
-# What to do with a reward model that reads another tokenizer's tokens, for the message.
+# For the message: what to do with a reward model that uses a different tokenizer.
 INSTEAD = "judge with it instead (judge.kind=reward_model judge.model=<its folder>)"
 
 

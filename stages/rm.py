@@ -43,7 +43,7 @@ from stages.training.random_streams import stream
 from stages.training.state import State
 from stages.training.supervised import begin_supervised, check_batch, set_rate
 
-INSTEAD = "take it by reward.function, which gets texts"
+INSTEAD = "wrap it in a reward.function, which receives texts"
 
 
 def train_reward_model(config: Config) -> None:
@@ -54,7 +54,7 @@ def train_reward_model(config: Config) -> None:
     accelerator = make_accelerator(config)
     budget = MemoryBudget.from_settings(config.memory)
     with open_stage(config, "rm", accelerator.is_main_process) as run:
-        if config.reward.function or config.released.reward_model:
+        if config.has_external_reward:
             run.finish(take_existing(run, accelerator, budget), budget.halvings)
             return
 
@@ -120,9 +120,9 @@ def take_step(state: State, train: TokenizedSplit, rows: list[int]) -> dict[str,
 def score_pairs(
     reward_model: nn.Module, split: TokenizedSplit, rows: Sequence[int], device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    """Return the scores of the chosen and of the rejected summaries of some rows, each [rows]."""
+    """Return the scores of the chosen and of the rejected summaries of these rows, each [rows]."""
     if isinstance(reward_model, TextReward):
-        # Rows with one prompt may differ in the user's columns, so no texts are shared.
+        # Rows with the same prompt may differ in the user's columns, so no texts are shared.
         queries, chosen, rejected = (
             [split.columns[name][row] for row in rows] for name in ("queries", "chosen", "rejected")
         )
@@ -162,7 +162,7 @@ def evaluate(
 
 
 def read_scores_before(model: PreTrainedModel, token_id: int) -> None:
-    """Have a reward model's scores read before this token, EOS; its config.json records that."""
+    """Let a reward model's scores be read before this token, EOS; its config.json records that."""
     model.config.score_before_token = token_id
 
 

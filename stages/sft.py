@@ -57,7 +57,7 @@ def train_sft(config: Config) -> None:
         )
         policy = state.learner.trained
 
-        # Train; measure the validation loss before the first update, some times on the way, and
+        # Train; measure the validation loss before the first update, a few times on the way, and
         # after the last update.
         evaluation_interval = max(1, state.updates // config.sft.evaluations)
         if state.update == 0:
@@ -114,7 +114,7 @@ def summed_loss(
     loss_on_query: bool,
     device: torch.device,
 ) -> Tensor:
-    """Return the negative log-likelihood summed over the tokens of some rows that count, [] nats.
+    """Return the negative log-likelihood, summed over the tokens of these rows that count, [] nats.
 
     Logits are computed only at the positions that predict these tokens.
     """
@@ -162,7 +162,7 @@ def validation_loss(
         loss = summed_loss(unwrapped, split, rows, loss_on_query, accelerator.device)
         return [loss.item()]
 
-    # As many rows as in training, because logits of all positions exist here, as they do there.
+    # As many rows as in training, because the logits of all positions exist, as in training.
     size = PassSize(rows=budget.microbatch_size, setting=MICROBATCH)
     lengths = [sequence_length(split, row) for row in range(len(split))]
     total = 0.0

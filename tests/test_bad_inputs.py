@@ -66,7 +66,7 @@ def data(place):
 TRAIN, PAIRS = "sft_train", "comparisons_train"
 ROWS: list[tuple[str, Any, str]] = [  # file, its second row, the line
     (TRAIN, '{"id": "p1", ', "sft_train.jsonl:2: not JSON"),
-    (TRAIN, '{"id": "p1", "post": "a", "post": "b"}', "jsonl:2: key 'post' is there twice"),
+    (TRAIN, '{"id": "p1", "post": "a", "post": "b"}', "jsonl:2: key 'post' occurs twice"),
     (TRAIN, {**POST, "title": "x " * 400}, "cannot be cut to fit"),
     (TRAIN, {**POST, "summary": "x " * 90}, "limit"),
     ("sft_validation", {**POST, "summary": 1.5}, "sft_validation.jsonl:2: field summary is of"),
@@ -104,13 +104,13 @@ def test_a_missing_earlier_stage_names_the_make_command(data, capsys):
 
 SETTINGS: list[tuple[str, str]] = [  # words of a command line, the line
     ("--preset tny", "unknown preset 'tny': did you mean tiny"),
-    ("--preset posts", "needs a folder of posts"),
+    ("--preset posts", "preset posts needs posts: add DATA="),
     ("--preset outputs", "needs a file of summaries: add INPUT="),
-    ("--name tiny-s", "is the folder of that preset"),
+    ("--name tiny-s", "NAME=tiny-s is the folder of preset tiny-s"),
     ("--name x --upstream gone", "upstream gone has no seed 44413"),
-    ("--name x --data gone", "data.source: no file or folder gone"),
-    ("--name x --data bad\x1bname", "must hold no control characters"),
-    ("--set judge.model=gpt-6", "judge.model: judge.kind=facts judges and does not read it"),
+    ("--name x --data gone", "data.source: gone is not a file, folder or hub id"),
+    ("--name x --data bad\x1bname", "contains a control character"),
+    ("--set judge.model=gpt-6", "judge.model has no effect with judge.kind=facts"),
     ("--name x --set eval.posts=99999", "eval.posts must be at most 600"),
 ]
 
@@ -169,7 +169,7 @@ MODELS: list[tuple[str, Change, str]] = [
     ("half of the weights", cut("model.safetensors", 500), NEW),
     ("weights are text", written("model.safetensors", "hello"), NEW),
     ("old weights are a program", only_bin(b"cos\nsystem\n(S'touch hacked'\ntR."), OLD),
-    ("another width", config_with(hidden_size=64), "other shapes than its config.json"),
+    ("another width", config_with(hidden_size=64), "differ from those in its config.json"),
     ("a layer too many", config_with(num_hidden_layers=3), "model model lacks"),
     ("a layer too few", config_with(num_hidden_layers=1), "has unexpected"),
     ("code of its own", config_with(model_type="x", auto_map={"AutoConfig": "x.Y"}), "not load: "),
@@ -238,7 +238,7 @@ STATE: list[tuple[Change, str, str]] = [  # a change of a finished run, a comman
         "look",
         "sft/manifest.json is not a manifest of this project",
     ),
-    (a_folder("sft/manifest.json"), "look", "a folder stands where a file belongs"),
+    (a_folder("sft/manifest.json"), "look", "there is a folder in place of this file"),
     (
         with_value("ppo/metrics.jsonl", "objective/kl", "low"),
         "page",
@@ -258,7 +258,11 @@ STATE: list[tuple[Change, str, str]] = [  # a change of a finished run, a comman
             ("overrides", [1], "overrides.0 must be a text, not 1"),
         )
     ),
-    (with_value("rm/config.json", "rm", [8]), "upstream", "rm/config.json: rm must hold settings"),
+    (
+        with_value("rm/config.json", "rm", [8]),
+        "upstream",
+        "rm/config.json: rm must contain settings",
+    ),
     (written("../../hub.json", "[]"), "hub", "hub.json is not a JSON object"),
     (written("judge_cache", "garbage"), "cache", "judge_cache: the cache of replies fails"),
 ]
@@ -322,7 +326,7 @@ def lines(*rows: dict[str, Any]) -> bytes:
 
 
 OUTPUTS: list[tuple[str, bytes, str]] = [  # a file's name, its content, the line
-    ("x.jsonl", b"", "holds no summaries"),
+    ("x.jsonl", b"", "contains no summaries"),
     ("x.jsonl", b"{\n", "x.jsonl:1: not JSON"),
     (
         "x.jsonl",
@@ -339,7 +343,7 @@ OUTPUTS: list[tuple[str, bytes, str]] = [  # a file's name, its content, the lin
         b"id,post,summary,reference\n1,p,NaN,r\n",
         "x.csv:2: column summary is null (a cell such as NaN or None)",
     ),
-    ("x.json", b'[{"id": 1, "id": 2}]', "x.json:1: key 'id' is there twice"),
+    ("x.json", b'[{"id": 1, "id": 2}]', "x.json:1: key 'id' occurs twice"),
     (
         "x.jsonl",
         lines(GIVEN | {"query": "q"}),
@@ -351,7 +355,7 @@ OUTPUTS: list[tuple[str, bytes, str]] = [  # a file's name, its content, the lin
         "x.csv:2: column post is a printed list of messages",
     ),
     ("x.jsonl", lines(GIVEN | {"summary": "x " * 6000}), "x.jsonl:1: column summary has 12,000 ch"),
-    ("x.xlsx", b"x", "a file of unknown kind"),
+    ("x.xlsx", b"x", "a file of an unknown type"),
 ]
 
 

@@ -20,10 +20,11 @@ from eval.judges.openai.replies import find_error, read_completion
 from eval.judges.prompt import END_OF_THOUGHT, START_OF_THOUGHT, make_question, parse_choice
 from reports import render
 from stages.config.checks import HIDDEN, UserError
-from stages.config.command_line import config_from_arguments, section_from
+from stages.config.command_line import config_from_arguments
 from stages.config.config import SECTIONS, TYPES, settings_hash
 from stages.config.judge import Outputs
 from stages.config.judge_prompt import read_prompt
+from stages.config.recorded import section_from
 from stages.config.sections import Data
 from stages.config.stages import STAGES
 from stages.data.bad_rows import BadRows

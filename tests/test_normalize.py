@@ -12,7 +12,7 @@ def test_a_mean_of_references_that_is_not_0_is_caught_within_what_bf16_rounds():
     normalize.check_mean(5e-4, normalize.TOLERANCES["no"])
     normalize.check_mean(-0.004, normalize.TOLERANCES["bf16"])  # SmolLM2-135M, 16 rows
     for mean, precision in ((2e-3, "no"), (0.06, "bf16"), (float("nan"), "bf16")):
-        with pytest.raises(UserError, match="look at the rm stage"):
+        with pytest.raises(UserError, match="check the metrics of the rm stage"):
             normalize.check_mean(mean, normalize.TOLERANCES[precision])
 
 

@@ -107,7 +107,7 @@ def test_every_stage_and_the_judge_run_in_bf16_where_four_rows_fit(with_gpu, tmp
     run = make(tmp_path, "sft rm ppo rloo grpo dpo eval", little_memory, BF16)
     assert list(run.glob("report/facts/*.html"))
     held = "GPU memory: this process 0.0 GiB, others 30.0 GiB, total 80.0 GiB"
-    line = f"out of memory: memory.forward_batch_size=4, not 8, from here on; {held}"
+    line = f"out of memory: memory.forward_batch_size=4 instead of 8 from here on; {held}"
     assert line in (tmp_path / "log").read_text()
     fitted = [halving["to"] for halving in read_json(run / "ppo/manifest.json")["halvings"]]
     assert fitted == [64, 32, 16, 8, 4]

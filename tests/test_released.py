@@ -30,8 +30,8 @@ from transformers import (
 
 from eval.judge import judge_summaries
 from stages import normalize, ppo, rm
+from stages.config.checks import UserError
 from stages.config.command_line import make_config
-from stages.config.config import UserError
 from stages.models.foreign import load_released_reward_model
 from stages.models.forward import ResponseBatch, score_responses
 from stages.models.loading import load_reward_model
@@ -228,12 +228,12 @@ def test_a_folder_without_a_config_is_refused(tmp_path):
 
 def test_a_policy_is_no_reward_model(whole):
     line = refusal_of(load_released_reward_model, whole / "sft/model")
-    assert "holds no reward model: 0 of its weights are a head" in line
+    assert "is not a reward model: it has 0 heads" in line
 
 
 def test_a_folder_without_weights_is_refused(paper):
     (paper / "model.safetensors").unlink()
-    assert "holds no weights" in refusal_of(load_released_reward_model, paper)
+    assert "has no weights" in refusal_of(load_released_reward_model, paper)
 
 
 def test_a_missing_weight_is_refused(paper):
@@ -248,12 +248,12 @@ def test_an_unexpected_weight_is_refused(paper):
 
 def test_a_head_of_another_width_is_refused(paper):
     line = refusal_of_weights(paper, **{HEAD: torch.ones(1, 1)})
-    assert "0 of its weights are a head" in line
+    assert "it has 0 heads" in line
 
 
 def test_a_weight_of_another_shape_is_refused(paper):
     line = refusal_of_weights(paper, **{NORM: torch.ones(3)})
-    assert "its weights have other shapes than its configuration says" in line
+    assert "the shapes of its weights differ from its configuration" in line
 
 
 def test_a_weight_that_is_not_finite_is_refused(paper):
@@ -296,7 +296,7 @@ def test_a_reward_model_with_another_tokenizer_is_refused(attempt, whole, paper,
     shutil.copy(whole / "sft/model/tokenizer_config.json", paper)
     with pytest.raises(SystemExit):
         run_module(rm, [*ARGUMENTS, f"released.reward_model={paper}"])
-    assert "has another tokenizer than random" in capsys.readouterr().err
+    assert "has a different tokenizer than random" in capsys.readouterr().err
 
 
 def make(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
@@ -351,6 +351,9 @@ def test_make_eval_policy_judges_a_released_checkpoint_to_its_page(judged):
         ({}, "ppo", "ppo trains, and POLICY= is judged without training"),
         ({"upstream": "tiny"}, "eval", "leave out UPSTREAM="),
         ({"overrides": ("sft.epochs=3",)}, "eval", r"sft\.\* has no effect"),
+        ({"overrides": ("rloo.kl_coef=0.1",)}, "eval", r"rloo\.\* has no effect"),
+        ({"overrides": ("optimizer.adam_beta1=0.8",)}, "eval", r"optimizer\.\* has no effect"),
+        ({"overrides": ("normalize.posts=9",)}, "eval", r"normalize\.\* has no effect"),
         ({"overrides": ("judge.kind=reward_model",)}, "eval", "needs a reward model"),
     ],
 )

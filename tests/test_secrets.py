@@ -193,18 +193,18 @@ def test_a_password_in_the_servers_address_is_refused_before_anything_is_written
     with pytest.raises(SystemExit):
         run_module(sft, ["--preset", "tiny", "--set", f"judge.base_url={url}"])
     assert not (tmp_path / "runs").exists()
-    assert "holds a user or a password" in run_and_search(words(url), capfd, tmp_path)
+    assert "contains a user name or a password" in run_and_search(words(url), capfd, tmp_path)
     monkeypatch.setenv("OPENAI_BASE_URL", url)
-    assert "holds a user or a password" in run_and_search(words(""), capfd, tmp_path)
+    assert "contains a user name or a password" in run_and_search(words(""), capfd, tmp_path)
 
 
 @pytest.mark.parametrize(
     ("setting", "line"),
     [
-        ("base_url=http://h/v1?api_key=abcdefgh", "holds a query or a key"),
-        ("base_url=http://h/v1/sk-0123456789abcdefgh", "holds a query or a key"),
-        ("base_url=http://h/token-of-my-own-server/v1", "holds a query or a key"),
-        ("base_url=localhost:8000/v1", "is no address"),
+        ("base_url=http://h/v1?api_key=abcdefgh", "contains a query or a key"),
+        ("base_url=http://h/v1/sk-0123456789abcdefgh", "contains a query or a key"),
+        ("base_url=http://h/token-of-my-own-server/v1", "contains a query or a key"),
+        ("base_url=localhost:8000/v1", "is not an address"),
         ("model=sk-proj-0123456789abcdef", "looks like a key"),
         ("model=aB3aB3aB3aB3aB3aB3aB3aB3aB3aB3aB3", "looks like a key"),
     ],

@@ -243,5 +243,5 @@ def test_a_stage_that_diverges_stops_before_the_step(study, place, capsys, modul
     with pytest.raises(SystemExit):
         run_module(module, [*ARGUMENTS, f"{stage}.learning_rate=1e9"])
     message = capsys.readouterr().err.strip().splitlines()[-1]
-    assert f"{stage} stopped before a step of update " in message
+    assert f"{stage} stopped before an optimizer step of update " in message
     assert not (run / stage / "manifest.json").exists() or stage == "sft"

@@ -1,9 +1,9 @@
-"""Who compares two summaries of a post.
+"""The judges, which compare two summaries of a post.
 
-protocol      what a judge is and what it says
-prompt        the question to an LLM, and what its reply prefers
-prompts/      the text of the question, and the criteria of each axis
-offline       judges that are no LLM
-gold          another run's reward model
-openai        any server that speaks the OpenAI protocol
+protocol      the interface of judges, questions and verdicts
+prompt        fills an LLM's prompt, and reads the verdict from its reply
+prompts/      the text of the prompt, and the criteria of each axis
+offline       judges that are not LLMs
+gold          another run's reward model as judge
+openai        any server with an OpenAI-compatible API
 """

@@ -1,8 +1,8 @@
 """A gold reward model as judge: another run's reward model, which no policy here was trained on.
 
-It reads the texts with its own tokenizer, so the two runs may differ in everything. A post is cut
-as in the gold model's training. A summary gets one leading space and its EOS, even if it was cut at
-the limit. Scores are computed in float32. Not an LLM.
+It reads the texts with its own tokenizer, so the two runs may differ in every respect. A post is
+cut as in the gold model's training. A summary gets one leading space and an EOS, even if it was cut
+at the limit. Scores are computed in float32. Not an LLM.
 Source: Gao et al. 2022, arXiv 2210.10760, where a gold reward model stands in for people.
 """
 
@@ -17,9 +17,9 @@ import torch
 from eval.judges.offline import higher
 from eval.judges.protocol import TOO_LONG, About, Comparison, Judge, Reply, Row, scored_rows
 from eval.stats.reward_pairs import pair_accuracy
-from stages.config.command_line import recorded_config
 from stages.config.config import Config, hash_of
 from stages.config.presets import SMOLLM2
+from stages.config.recorded import recorded_config
 from stages.config.sections import format_post, parse_post
 from stages.config.stages import TRAINED
 from stages.data.chat import ChatFormat
@@ -57,7 +57,7 @@ class TokenizedText(NamedTuple):
         return len(self.query) + len(self.summary)
 
 
-# -- what is known about the model -----------------------------------------------------------------
+# -- facts about the model -------------------------------------------------------------------------
 
 
 def find_gold(config: Config) -> tuple[Path, Config | None]:
@@ -68,24 +68,24 @@ def find_gold(config: Config) -> tuple[Path, Config | None]:
     """
     folder = gold_folder(config)
     check_gold(config)
-    maker = None
+    gold_config = None
     if read_manifest(folder) is not None:
-        maker = recorded_config(folder)
-    if maker is None:
+        gold_config = recorded_config(folder)
+    if gold_config is None:
         return folder, None
-    check_stage(maker, "normalize")
-    return folder / "model", maker
+    check_stage(gold_config, "normalize")
+    return folder / "model", gold_config
 
 
-def training_note(config: Config, maker: Config | None) -> str:
-    """Whether the gold model was trained on other comparisons than the run's own reward model.
+def training_note(config: Config, gold_config: Config | None) -> str:
+    """A note on whether the gold model and the run's own reward model share training comparisons.
 
-    `maker` is the config of the gold model's run, None if it is not known.
+    `gold_config` is the config of the gold model's run, None if it is unknown.
     """
     if config.kind != TRAINED:
         return "another reward model; whether a policy was optimized against it is NOT KNOWN"
     own_posts = trained_posts(config)
-    gold_posts = trained_posts(maker) if maker else None
+    gold_posts = trained_posts(gold_config) if gold_config else None
     if own_posts is None or gold_posts is None:
         data = "whether it was trained on other comparisons than the run's own is NOT KNOWN"
     elif own_posts.isdisjoint(gold_posts):
@@ -111,9 +111,9 @@ def trained_posts(config: Config) -> set[str] | None:
     return {row["id"] for row in read_lines(path) if in_half(row["id"], recorded.rm.pairs)}
 
 
-def accuracy_note(maker: Config | None) -> str:
+def accuracy_note(gold_config: Config | None) -> str:
     """The gold model's accuracy on held-out comparisons, as its own run measured it."""
-    pairs = stage_folder(maker, "rm") / HELD_OUT_PAIRS if maker else None
+    pairs = stage_folder(gold_config, "rm") / HELD_OUT_PAIRS if gold_config else None
     if pairs is None or not pairs.exists():
         return "its accuracy is not known"
     measured = pair_accuracy(read_lines(pairs))
@@ -127,7 +127,7 @@ def accuracy_note(maker: Config | None) -> str:
 
 
 def weights_note(checkpoint: str) -> str:
-    """That weights began as a 4-bit copy, for checkpoints of the offline models; else empty."""
+    """A note if the weights began as a 4-bit copy, as the offline models' do; else empty."""
     path = Path(checkpoint)
     if path.parent != Path(SMOLLM2).parent:
         return ""
@@ -142,13 +142,17 @@ class GoldJudge(Judge):
 
     def __init__(self, config: Config) -> None:
         """Load the model. Raises the errors of `find_gold`."""
-        folder, maker = find_gold(config)
-        self.label = f"{maker.name} seed {maker.seed}" if maker else f"in folder {folder.name}"
+        folder, gold_config = find_gold(config)
+        self.label = (
+            f"{gold_config.name} seed {gold_config.seed}"
+            if gold_config
+            else f"in folder {folder.name}"
+        )
         self.name = f"gold reward model {self.label}, not an LLM"
-        weights = weights_note(maker.base.checkpoint) if maker else ""
-        self.note = f"{training_note(config, maker)}; {accuracy_note(maker)}{weights}"
+        weights = weights_note(gold_config.base.checkpoint) if gold_config else ""
+        self.note = f"{training_note(config, gold_config)}; {accuracy_note(gold_config)}{weights}"
 
-        # A judgement must not depend on the precision in which a policy was trained.
+        # A judgement must not depend on the precision of the policy's training.
         memory = config.memory.changed(mixed_precision="no")
         self.accelerator = make_accelerator(config.changed(memory=memory))
         self.budget = MemoryBudget.from_settings(memory)
@@ -156,13 +160,13 @@ class GoldJudge(Judge):
         self.model = model.to(self.accelerator.device).eval()
         self.positions = getattr(self.model.config, "max_position_embeddings", None)
 
-        # Texts are written as in the gold model's training, as far as that is known.
+        # Texts are formatted as in the gold model's training, as far as it is known.
         self.prompt = config.data.prompt
-        self.gold_data = maker.data if maker else config.data
-        uses_chat_template = maker is not None and maker.data.chat_template
+        self.gold_data = gold_config.data if gold_config else config.data
+        uses_chat_template = gold_config is not None and gold_config.data.chat_template
         self.tokenizer = load_tokenizer(folder)
         self.encode = plain_encoder(self.tokenizer)
-        bos = maker.base.bos if maker else "auto"
+        bos = gold_config.base.bos if gold_config else "auto"
         first = first_tokens(self.tokenizer, bos, chat_template=uses_chat_template)
         self.encode_query = plain_encoder(self.tokenizer, first)
         self.chat = ChatFormat(self.tokenizer, first) if uses_chat_template else None
@@ -173,11 +177,11 @@ class GoldJudge(Judge):
 
     @property
     def about(self) -> About:
-        """Who judges, and how far to trust it."""
+        """The judge's name, and notes on how far to trust it."""
         return About(kind="gold_reward_model", name=self.name, is_llm=False, note=self.note)
 
     def prepare(
-        self, comparisons: Sequence[Comparison], same_cap: Iterable[Comparison] = ()
+        self, comparisons: Sequence[Comparison], earlier: Iterable[Comparison] = ()
     ) -> None:
         """Score every text, in batches of similar length."""
         texts = set()
@@ -234,18 +238,18 @@ class GoldJudge(Judge):
         @torch.no_grad()
         def measure(rows: list[int]) -> list[list[float]]:
             """The scores of the texts of each of these posts."""
-            texts_of_rows = [posts[row] for row in rows]
-            queries = [torch.tensor(tokens[texts[0]].query) for texts in texts_of_rows]
+            texts_by_post = [posts[row] for row in rows]
+            queries = [torch.tensor(tokens[texts[0]].query) for texts in texts_by_post]
             # A post with fewer texts repeats its last one, which costs less than a row per text.
-            most_texts = max(len(texts) for texts in texts_of_rows)
+            most_texts = max(len(texts) for texts in texts_by_post)
             summaries = []
             for place in range(most_texts):
-                texts_at_place = [texts[min(place, len(texts) - 1)] for texts in texts_of_rows]
+                texts_at_place = [texts[min(place, len(texts) - 1)] for texts in texts_by_post]
                 summaries.append([torch.tensor(tokens[text].summary) for text in texts_at_place])
             scores = summary_scores(self.model, queries, summaries, self.accelerator.device)
             return [
                 scores_of_post[: len(texts)]
-                for texts, scores_of_post in zip(texts_of_rows, scores.T.tolist(), strict=True)
+                for texts, scores_of_post in zip(texts_by_post, scores.T.tolist(), strict=True)
             ]
 
         lengths = [
@@ -253,7 +257,7 @@ class GoldJudge(Judge):
             for texts in posts
         ]
         most_texts = max(len(texts) for texts in posts)
-        # Scores are kept by the number of their post, so other texts need another folder.
+        # Scores are stored by the number of their post, so other texts need another folder.
         keep = self.keep / f"gold-posts-{hash_of(list(tokens))}" if self.keep else None
         scores_of_posts = measure_rows(
             self.accelerator,

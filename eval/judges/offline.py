@@ -1,4 +1,4 @@
-"""Judges that are no LLM, and say so in every row that they write."""
+"""Judges that are not LLMs, and say so in every row that they write."""
 
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -7,14 +7,10 @@ from stages.config.checks import UserError
 from stages.config.judge import JudgeSettings
 from stages.data.builtin import (
     COMPLETE_WORDS,
-    EVENT,
     LONG_COST,
-    OPTIONAL,
     UNWANTED_COST,
     WRONG_COST,
-    Facts,
     facts_of,
-    read_summary,
     score_summary,
 )
 
@@ -39,7 +35,7 @@ class FactsJudge(Judge):
         try:
             facts = facts_of(comparison.post_id)
         except ValueError as error:
-            raise UserError(f"judge.kind=facts knows only the built-in world: {error}") from None
+            raise UserError(f"judge.kind=facts knows only the built-in posts: {error}") from None
         first = score_summary(comparison.first, facts)
         second = score_summary(comparison.second, facts)
         text = f"[facts judge, not an LLM] A {first}, B {second}"
@@ -48,33 +44,6 @@ class FactsJudge(Judge):
     def scores_of(self, policies: Mapping[str, Sequence[Row]]) -> list[Row]:
         """The rule's scores of each policy's summary and of the reference, one row per summary."""
         return scored_rows(policies, lambda row, text: score_summary(text, facts_of(row["id"])))
-
-
-def facts_told(post_id: str, texts: Sequence[str]) -> tuple[Facts, list[list[str]]]:
-    """A post's facts, and what each text says about them.
-
-    There is a row for each fact that the post's readers want: its name, its word, and what each
-    text says. The last row counts the wanted facts that each text gets right.
-    """
-    facts = facts_of(post_id)
-    wanted = [*EVENT, *(slot for slot in OPTIONAL if slot in facts.wanted)]
-    read = [read_summary(text, facts) for text in texts]
-
-    def said(slot: str, right: set[str], wrong: set[tuple[str, str]]) -> str:
-        if slot in right:
-            return facts.words[slot]
-        wrong_words = sorted(word for wrong_slot, word in wrong if wrong_slot == slot)
-        if wrong_words:
-            return f"{', '.join(wrong_words)} (wrong)"
-        return "not told"
-
-    rows = [
-        [slot, facts.words[slot], *(said(slot, right, wrong) for right, wrong in read)]
-        for slot in wanted
-    ]
-    counts = [f"{len(right.intersection(wanted))} of {len(wanted)}" for right, _ in read]
-    rows.append(["wanted facts told correctly", f"{len(wanted)} of {len(wanted)}", *counts])
-    return facts, rows
 
 
 def knows_own_texts_only(judge: JudgeSettings) -> bool:

@@ -1,8 +1,8 @@
-"""The question that an LLM judge is asked, and the verdict that its reply gives.
+"""The prompt of an LLM judge, and the verdict in its reply.
 
-Posts and summaries are untrusted text. Each is put between tags that no text can close, because
-the tags contain a number that is computed from the texts and occurs in none of them. Whatever a
-chat server could take for one of its control tokens is broken up.
+Posts and summaries are untrusted text. Each is put between tags that a text cannot close, because
+the tags contain a number that is computed from the texts and occurs in none of them. Anything that
+a chat server could take for one of its control tokens is broken up.
 """
 
 import hashlib
@@ -28,11 +28,11 @@ class Question:
 
     @property
     def hash(self) -> str:
-        """Names the prompt in rows and in the cache."""
+        """Hash that identifies the prompt in rows and in the cache."""
         return hashlib.sha256(self.prompt.encode()).hexdigest()[:16]
 
     def is_echo(self, reply: str) -> bool:
-        """Whether a reply only repeats a part of the post or of a summary."""
+        """Return whether a reply only repeats a part of the post or of a summary."""
         return any(reply.strip() in text for text in self.texts)
 
 
@@ -57,9 +57,9 @@ def tagged(name: str, tag: str, text: str) -> str:
 
 
 def disarm(text: str) -> str:
-    """The text with a space in whatever opens like a tag or a control token.
+    """The text with a space in everything that begins like a tag or a control token.
 
-    Half a surrogate pair, which no request can carry, becomes a question mark.
+    An unpaired surrogate, which a request cannot contain, becomes a question mark.
     """
     sendable = text.encode(errors="replace").decode()
     return OPENING.sub(lambda opening: f"{opening[0]} ", sendable)
@@ -76,9 +76,9 @@ def make_tag(texts: tuple[str, str, str]) -> str:
 
 # -- the verdict -----------------------------------------------------------------------------------
 
-# What a reasoning model thinks aloud is not its answer: <think>...</think> and the like, and
-# Mistral's [THINK]. Other models mark it by control tokens (<|...|>). A server with a reasoning
-# parser (`vllm serve --reasoning-parser ...`) removes them; a reply with one is no verdict.
+# A model's reasoning is not its answer: <think>...</think> and the like, and Mistral's [THINK].
+# Other models mark it with control tokens (<|...|>). A server with a reasoning parser (`vllm serve
+# --reasoning-parser ...`) removes them; a reply that contains one is not a verdict.
 THOUGHT = r"[\w:.-]*(?:think|thought|reason)[\w:.-]*"
 END_OF_THOUGHT = re.compile(rf"</{THOUGHT}>|\[/THINK\]", re.IGNORECASE)
 START_OF_THOUGHT = re.compile(rf"<{THOUGHT}(?: [^<>]*)?>|\[THINK\]|<\|", re.IGNORECASE)
@@ -88,13 +88,13 @@ FENCED = re.compile(r"```(?:json)?\s*(\{.*\})\s*```", re.DOTALL)
 
 
 def parse_choice(reply: str) -> Choice | None:
-    """Return what a reply prefers, or None if it is not in the form that was asked for.
+    """Return what a reply prefers, or None if it does not have the requested form.
 
-    That is the JSON object, or lines of which only the last says `Preferred:`.
+    The form is the JSON object, or lines of which only the last one says `Preferred:`.
     """
     answer = END_OF_THOUGHT.split(reply)[-1].strip()
     if START_OF_THOUGHT.search(answer):
-        return None  # a thought that has not ended
+        return None  # reasoning that has not ended
     fenced = FENCED.fullmatch(answer)
     if fenced:
         answer = fenced[1]
@@ -106,7 +106,7 @@ def choice_of_lines(answer: str) -> Choice | None:
     # Without the marks of Markdown: **Preferred:** **A**
     lines = [" ".join(re.sub("[*_`]", "", line).split()) for line in answer.splitlines()]
     lines = [line for line in lines if line]
-    # A list or a quotation may give a second verdict; as the last line it is not the form.
+    # A list or a quotation may contain another verdict, and as the last line it has the wrong form.
     verdicts = [line for line in lines if line.lstrip("#>-+ ").lower().startswith("preferred:")]
     if len(verdicts) != 1:
         return None

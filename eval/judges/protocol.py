@@ -1,8 +1,8 @@
-"""What a judge is and what it says: comparisons, replies, verdicts. No torch, no server.
+"""The interface of judges: comparisons, replies, verdicts. It needs neither torch nor a server.
 
-A verdict is one of policy, reference, tie and unjudged. Both orders of a pair are asked, because
-judges lean towards the text shown first. A reply that says nothing usable is `unjudged`: never a
-coin flip and never a loss (the code of Huang et al. 2024 has both).
+A verdict is one of policy, reference, tie and unjudged. Each pair is judged in both orders, because
+judges favor the text shown first. A reply without a usable verdict is `unjudged`: never a coin flip
+and never a loss (the code of Huang et al. 2024 has both).
 """
 
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-# The `finish_reason` of a post that is longer than the judge takes, of a post that a filter of the
-# server refuses, and of a reply that such a filter has cut off or emptied.
+# The `finish_reason` of a post that is too long for the judge, of a post that the server's filter
+# refuses, and of a reply that such a filter has cut off or emptied.
 TOO_LONG = "too long"
 FILTERED = "filtered"
 CONTENT_FILTER = "content_filter"
@@ -37,13 +37,13 @@ class About:
 
 @dataclass(frozen=True, kw_only=True)
 class Reply:
-    """One answer to one comparison; `choice` is None where the text says nothing usable."""
+    """One answer to one comparison; `choice` is None if the text has no usable verdict."""
 
     choice: Choice | None
     text: str
     requested_model: str = ""
     model: str = ""
-    """As the server names it; empty where no model was asked."""
+    """The model's name according to the server; empty if no model was asked."""
     finish_reason: str = ""
     prompt_hash: str = ""
     prompt_tokens: int = 0
@@ -60,12 +60,12 @@ class Comparison(NamedTuple):
 
     @property
     def is_identical(self) -> bool:
-        """Whether the texts differ in nothing but white space."""
+        """Whether the texts differ only in white space."""
         return self.first.split() == self.second.split()
 
 
 def comparison_of(row: Row, order: str) -> Comparison:
-    """The question that a summary and its reference make, shown in one order."""
+    """The question about a summary and its reference, shown in one order."""
     if order == "reference_first":
         return Comparison(row["id"], row["query"], row["reference"], row["summary"])
     return Comparison(row["id"], row["query"], row["summary"], row["reference"])
@@ -74,7 +74,7 @@ def comparison_of(row: Row, order: str) -> Comparison:
 class Judge:
     """Interface of judges, which say which of two summaries of a post is better.
 
-    Every judge has `about` and `reply`, and of the other methods those that it needs.
+    Every judge implements `about` and `reply`, and those of the other methods that it needs.
     """
 
     label = ""
@@ -84,7 +84,7 @@ class Judge:
 
     @property
     def about(self) -> About:
-        """Who this is."""
+        """The judge's name and notes."""
         raise NotImplementedError
 
     def reply(self, comparison: Comparison) -> Reply:
@@ -94,19 +94,21 @@ class Judge:
     def replies(
         self, comparisons: Sequence[Comparison], concurrency: int
     ) -> Generator[Reply, None, None]:
-        """Yield the replies in the order of the comparisons, `concurrency` asked for at once."""
+        """Yield the replies in the order of the comparisons, `concurrency` at a time."""
         for comparison in comparisons:
             yield self.reply(comparison)
 
     def prepare(
-        self, comparisons: Sequence[Comparison], same_cap: Iterable[Comparison] = ()
+        self, comparisons: Sequence[Comparison], earlier: Iterable[Comparison] = ()
     ) -> None:
-        """Called once, before the first `reply`, with all questions, and with those asked before
-        that fall under the same cap on the cost: to name a price, or to batch.
+        """Get ready for all questions: print an estimate of the cost, or score texts in batches.
+
+        Called once before the first `reply`. `earlier`: questions of other stages that count
+        toward the same cost cap.
         """
 
     def finish(self) -> None:
-        """Called once after the last comparison, to say what it took."""
+        """Called once after the last comparison, to print what it cost."""
 
     def scores_of(self, policies: Mapping[str, Sequence[Row]]) -> list[Row]:
         """A reward model's scores: rows `policy`, `id`, `score`, `reference_score`, in its unit."""
@@ -143,15 +145,15 @@ def judge_all(
     judge: Judge,
     comparisons: Sequence[Comparison],
     concurrency: int,
-    same_cap: Iterable[Comparison] = (),
+    earlier: Iterable[Comparison] = (),
 ) -> Generator[Reply, None, None]:
     """Return an iterator of the replies to all comparisons, in their order.
 
-    The first error ends it, as does a signal, or closing it. The judge is prepared before this
-    function returns, so that whoever shows progress does not count that time.
+    The first error ends it, and so does a signal, or closing it. The judge is prepared before this
+    function returns, so that a progress bar does not count that time.
     """
     different = [comparison for comparison in comparisons if not comparison.is_identical]
-    judge.prepare(different, same_cap)
+    judge.prepare(different, earlier)
 
     def replies() -> Generator[Reply, None, None]:
         with closing(judge.replies(different, concurrency)) as asked:

@@ -1,10 +1,10 @@
 """The win rate that remains after correcting for a judge's known errors.
 
 A judge's sensitivity and specificity are measured on labeled pairs. On our summaries they may
-differ, because other policies wrote them. So the interval of a corrected rate allows for a stated
-shift between labeled and judged texts. Errors are also measured for each family of policies, and
-the shift is at least as large as the difference between families. Differences between two policies
-are not corrected: a calibration that both share can reverse their sign (arXiv 2605.06939).
+differ, because different policies wrote them. So the interval of a corrected rate allows for a
+stated shift between labeled and judged texts. Errors are also measured for each family of policies,
+and the shift is at least as large as the difference between families. Differences between two
+policies are not corrected: a shared calibration can reverse their sign (arXiv 2605.06939).
 
 Labeled pairs are a frame with the columns `label` (whether it prefers the summary), `answer` (how
 far the judge prefers it, in [0, 1]), `post` (a number; pairs about one post are one cluster) and
@@ -31,10 +31,10 @@ from eval.stats.intervals import (
 )
 from eval.stats.simple_judges import agreements
 
-# If sensitivity + specificity - 1 is smaller than this, the judge's rate says nothing.
+# If sensitivity + specificity - 1 is smaller than this, the judge's rate is meaningless.
 LEAST_SKILL = 0.05
-# How far sensitivity and specificity on our summaries may be from those on labeled pairs, at least.
-# It is a choice, stated on every page: labeled pairs cannot say how the judge errs elsewhere.
+# The least shift of sensitivity and specificity between labeled pairs and our summaries. It is an
+# assumption, stated on every page: labeled pairs cannot tell how the judge errs elsewhere.
 SHIFT = 0.10
 # With fewer labels of a kind, a family's sensitivity or specificity does not affect the shift.
 FEWEST_OF_FAMILY = 50
@@ -148,7 +148,7 @@ def corrected_rate(
     lowest = _rogan_gladen(rates, resampled_pairs, shift=-shift)
     highest = _rogan_gladen(rates, resampled_pairs, shift=shift)
 
-    # In a resample in which the judge is no better than chance, every rate is possible.
+    # If the judge is not better than chance in a resample, every rate is possible.
     low = np.quantile(np.nan_to_num(lowest, nan=0.0), TAILS[0])
     high = np.quantile(np.nan_to_num(highest, nan=1.0), TAILS[1])
     return Corrected(

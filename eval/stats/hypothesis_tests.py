@@ -20,8 +20,8 @@ def sign_flip_p_value(differences: Floats) -> float:
 
     All sign patterns are counted, so the p-value is exact to about 1e-16 and never too coarse for
     a correction for many tests. Posts with differences of the same size have a binomial sum, and
-    the distributions of the sizes are convolved. `differences` are multiples of 1/4 (of 1/12 as
-    means over three seeds); otherwise ValueError is raised.
+    the distributions of the sizes are convolved. `differences` must be multiples of 1/4 (of 1/12
+    for means over three seeds); otherwise a ValueError is raised.
     Source: Fisher's paired randomization test.
     """
     from scipy.signal import fftconvolve
@@ -52,7 +52,7 @@ def _grid_of(differences: Floats) -> int:
         scaled = parts * np.abs(differences)
         if np.allclose(scaled, np.rint(scaled), rtol=0, atol=1e-6):
             return parts
-    raise ValueError("the differences are no multiples of a common part")
+    raise ValueError("the differences are not multiples of a common fraction")
 
 
 def p_of_seeds(values: Sequence[float]) -> float:
@@ -95,8 +95,8 @@ def p_of_interval(*, estimate: float, low: float, high: float, value: float) -> 
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """P-values that are corrected for the number of tests, so that the chance of even one false
-    claim stays below the level.
+    """P-values corrected for the number of tests, so that the chance of even one false claim stays
+    below the level.
 
     Source: Holm 1979.
     """
@@ -109,7 +109,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 
 def fisher_exact(failed: tuple[int, int], tried: tuple[int, int]) -> float:
-    """Two-sided p-value of two groups having the same rate of failure.
+    """Two-sided p-value of "two groups have the same failure rate".
 
     Source: Fisher's exact test (Fisher 1934).
     """

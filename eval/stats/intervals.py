@@ -20,7 +20,7 @@ from stages.config.checks import UserError
 
 Floats = NDArray[np.float64]
 Posts = NDArray[np.int64]
-"""Which post each value is about, as a number."""
+"""The post of each value, as a number."""
 
 CONFIDENCE = 0.95
 TAILS = ((1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2)
@@ -30,7 +30,7 @@ RESAMPLES = 10_000
 SMALL_SAMPLE = 50
 # If fewer posts than this differ from the most common value, a bootstrap interval is too narrow.
 FEW_POSTS = 10
-# Values that differ by less than this are equal, apart from rounding.
+# Values that differ by less than this are equal up to rounding.
 ROUNDING = 1e-12
 
 
@@ -84,7 +84,7 @@ def mean_over_posts(
     """
     if len(values) == 0:
         raise UserError(
-            "no post is judged, so there is no rate: see the replies in judgements.jsonl"
+            "no post has a verdict, so there is no rate: see the replies in judgements.jsonl"
         )
     sums, sizes = sums_by_post(values, posts)
     mean = float(sums.sum() / sizes.sum())
@@ -110,7 +110,7 @@ def mean_over_posts(
 def clustered_share(values: Floats, posts: Posts) -> Interval | None:
     """The mean of values in [0, 1] with its 95% interval over posts; None without values.
 
-    The interval is Wilson's if all values of each post are 1, or all are 0. With ties, or values
+    The interval is Wilson's if the values of each post are all 1 or all 0. With ties, or values
     that differ within a post, it is as narrow as the spread between posts allows.
     """
     if len(values) == 0:

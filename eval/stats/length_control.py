@@ -1,10 +1,10 @@
 """The win rate at equal length, reported next to the raw one and never instead of it.
 
 Judges prefer longer text, and the text that is shown first. A logistic model of "the policy is
-preferred", with a length curve for each order, says which rate would be left at a length ratio of
-1; the rates of both orders are then averaged. Where length has no effect, this agrees with the
-order-balanced rate. The model also removes what a summary gains by saying more, which is why pages
-show both rates. Length is counted in words.
+preferred", with a length curve for each order, estimates the rate at a length ratio of 1; the rates
+of both orders are then averaged. If length has no effect, this agrees with the order-balanced rate.
+The model also removes what a summary gains by saying more, which is why pages show both rates.
+Length is counted in words.
 """
 
 from collections.abc import Iterable
@@ -38,11 +38,11 @@ class ControlledRate:
     low: float
     high: float
     order_logits: list[float] | None = None
-    """What being shown first is worth, with its bounds; None if the model has no order."""
+    """Effect of being shown first, with its bounds; None if the model has no order."""
     doubled_length_logits: list[float] | None = None
-    """What doubling the length is worth, with its bounds; None if the model has no order."""
+    """Effect of doubling the length, with its bounds; None if the model has no order."""
     equal_posts: int | None = None
-    """If there is no finite fit: the number of equally long posts whose rate this is."""
+    """If there is no finite fit: the number of posts with equally long texts behind the rate."""
 
 
 def word_count(text: str) -> int:
@@ -100,7 +100,7 @@ def length_controlled(table: VerdictTable) -> dict[str, Any]:
     if rate is None:
         rate = _rate_of_equal_length(rows)
     if rate is None:
-        problem = "length or order alone decides nearly every verdict, so the model has no answer"
+        problem = "length or order decides nearly every verdict, so the model has no answer"
         return _no_rate(problem, extrapolated=True)
 
     is_near = np.abs(rows.log_ratios) <= NEARLY_EQUAL
@@ -134,11 +134,11 @@ def _why_not(rows: VerdictTable) -> str:
             f" or fewer than {fewest_posts} posts"
         )
     if len(np.unique(rows.shown_first)) < 2:
-        return "every summary was shown in the same place"
+        return "every summary was shown in the same position"
     if np.linalg.matrix_rank(_length_curve(rows)) < 3:
         return "too few different length ratios for a curve"
     if np.ptp(rows.outcomes) < ROUNDING:
-        return "all verdicts are alike"
+        return "all verdicts are the same"
     return ""
 
 
@@ -273,7 +273,7 @@ def rates_by_length(table: VerdictTable) -> list[dict[str, Any]]:
     for number in np.unique(bin_numbers):
         part = rows.only(bin_numbers == number)
         rate = clustered_share(part.outcomes, part.posts)
-        assert rate is not None  # a number that occurs has rows
+        assert rate is not None  # a bin number that occurs has rows
         ratios = np.exp(part.log_ratios)
         bins.append(
             {

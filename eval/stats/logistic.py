@@ -1,4 +1,4 @@
-"""Logistic regression of outcomes in [0, 1], with standard errors that are clustered by post."""
+"""Logistic regression of outcomes in [0, 1], with standard errors clustered by post."""
 
 import warnings
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ import numpy as np
 
 from eval.stats.intervals import Floats, Posts
 
-# A larger coefficient only says that the data are separated.
+# A larger coefficient only means that the data are separated.
 LARGEST_LOGIT = 15.0
 
 
@@ -45,7 +45,7 @@ def clustered_logit(outcomes: Floats, design: Floats, posts: Posts) -> LogisticF
     model = GLM(outcomes, design, family=Binomial())
     with warnings.catch_warnings():
         warnings.simplefilter("error", PerfectSeparationWarning)
-        # Coefficients of separated data overflow before the fit is given up.
+        # The coefficients of separated data overflow before the fit gives up.
         warnings.simplefilter("ignore", RuntimeWarning)
         try:
             fit = model.fit(cov_type="cluster", cov_kwds={"groups": posts})

@@ -4,9 +4,9 @@ The stages `rm` and `dpo` write one row per pair: `gap`, the score of the chosen
 of the rejected one; `chosen_tokens` and `rejected_tokens`, with EOS; the post's `id`, and under
 `post` the first id with the same text, if that is another one; and the pair's groups.
 
-Labelers prefer longer summaries, so part of any accuracy can be had without reading. The statistics
-therefore include the accuracy of "the longer one" on the same pairs, the scorer's accuracy on pairs
-of nearly equal length, and its accuracy at equal length by a logistic model.
+Labelers prefer longer summaries, so part of any accuracy comes from length. So the statistics
+include the accuracy of "the longer one" on the same pairs, the scorer's accuracy on pairs of nearly
+equal length, and its accuracy at equal length by a logistic model.
 Source: Stiennon et al. 2020, section 3.4 and the appendix on length.
 """
 
@@ -49,7 +49,7 @@ def accuracy_of(right: Sequence[float], posts: Sequence[str]) -> dict[str, float
     half, otherwise 0. `posts` [pairs] are ids of posts. Neither may be empty.
     """
     share = clustered_share(np.array(right, dtype=float), post_numbers(posts))
-    assert share is not None  # there are pairs
+    assert share is not None  # not None, because there are pairs
     return {
         "accuracy": share.estimate,
         "accuracy_low": share.low,
@@ -126,7 +126,7 @@ def compare_with_length(
     rejected_tokens: Sequence[int],
     posts: Sequence[str],
 ) -> dict[str, Any]:
-    """The accuracy of length alone, and the scorer's accuracy where length says nothing.
+    """The accuracy of length alone, and the scorer's accuracy without the help of length.
 
     All arguments are [pairs]; `posts` are ids. A gap of 0 and an equal length count half.
 
@@ -154,7 +154,7 @@ def compare_with_length(
 
 
 def accuracy_at_equal_length(right: Floats, log_ratios: Floats, posts: Posts) -> dict[str, Any]:
-    """The accuracy at a length ratio of 1, without what is right only because it is longer.
+    """The accuracy at a length ratio of 1, without the pairs that are right because of length.
 
     `sigmoid(b0)` of `logit P(right) = b0 + c1 * wide + c2 * narrow`, where the ratio is the chosen
     summary's length divided by the rejected one's (`length_terms`). Standard errors are clustered
@@ -163,13 +163,13 @@ def accuracy_at_equal_length(right: Floats, log_ratios: Floats, posts: Posts) ->
     if len(right) < FEWEST_PAIRS or len(np.unique(posts)) < FEWEST_PAIRS // 2:
         return _no_accuracy(f"fewer than {FEWEST_PAIRS} pairs on {FEWEST_PAIRS // 2} posts")
     if np.ptp(right) < ROUNDING or np.ptp(log_ratios) < ROUNDING:
-        return _no_accuracy("all pairs are ranked alike, or all length ratios are alike")
+        return _no_accuracy("all pairs are ranked the same way, or all length ratios are the same")
 
     wide, narrow = length_terms(log_ratios)
     design = np.column_stack([np.ones(len(right)), wide, narrow])
     fit = clustered_logit(right, design, posts)
     if fit is None:
-        return _no_accuracy("length alone decides nearly every pair: there is no finite fit")
+        return _no_accuracy("length decides nearly every pair, so there is no finite fit")
     intercept = float(fit.coefficients[0])
     error = fit.error(np.array([1.0, 0.0, 0.0]))
     return {

@@ -2,7 +2,7 @@
 
 `majority` gives every pair the label that most pairs have, `longest` prefers the text with more
 words, and `overlap` prefers the text that repeats more of the post's words. A judge that does not
-clearly agree with the labels more often than each of them may do no more than one of them does.
+clearly agree with the labels more often than each of them may be no better than one of them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -30,7 +30,7 @@ Pair = Mapping[str, Any]
 
 
 def measured(query: str, first: str, second: str) -> dict[str, list[int]]:
-    """What the simple judges know about a pair, for the first text and for the second.
+    """The features that the simple judges use, for the first text of a pair and for the second.
 
     `words`: number of words; `overlap`: number of distinct words that occur in the post.
     """
@@ -95,7 +95,7 @@ def compare_judges(
     `agreement` of the other judge with the labels, and its `kappa`; `difference`: by how much this
     judge agrees more often (paired); `same`: of the pairs that both decide, the share with the same
     verdict; `right`: of these verdicts, the share that the label agrees with. Intervals are 95%
-    over posts; a value is None if nothing is known.
+    over posts; a value is None if there are no pairs for it.
     """
     agreed = agreements(labels, answers)
     other_agreed = agreements(labels, other_answers)
@@ -116,7 +116,7 @@ def compare_judges(
 
 
 def _prefers_longer(answers: Floats, longer: Floats, posts: Posts) -> dict[str, Any] | None:
-    """Of the answers that are no tie, about texts of unequal length, the share for the longer."""
+    """Of the decided answers about texts of unequal length, the share for the longer text."""
     is_decided = (longer != 0.5) & (answers != 0.5)
     prefers_longer = (answers == longer)[is_decided]
     return as_plain(clustered_share(prefers_longer.astype(float), posts[is_decided]))
@@ -155,8 +155,8 @@ def kappas(totals: Floats) -> Floats:
     """Cohen's kappa [n] of n flat tables of two by two [n, 4]: `(po - pe) / (1 - pe)`.
 
     po is the observed agreement, and pe the agreement of independent answers with the same
-    frequencies. Kappa is 0 if pe is 1. The bootstrap needs thousands of them, and statsmodels'
-    `cohens_kappa` takes one table a call.
+    frequencies. Kappa is 0 if pe is 1. The bootstrap needs thousands of kappas, and statsmodels'
+    `cohens_kappa` takes only one table per call.
     Source: Cohen 1960.
     """
     tables = totals.reshape(-1, 2, 2)

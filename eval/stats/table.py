@@ -85,9 +85,9 @@ def analyse(table: VerdictTable) -> dict[str, Any]:
 
 
 def leanings(table: VerdictTable) -> dict[str, Any]:
-    """A judge's biases, whoever wrote the texts, with 95% intervals over posts.
+    """A judge's biases, regardless of who wrote the texts, with 95% intervals over posts.
 
-    `share_first`: of the verdicts that are no tie, the share for the text that was shown first.
+    `share_first`: of the verdicts that are not ties, the share for the text that was shown first.
     `swap_consistency`: of the ids judged in both orders, the share with the same verdict. Both are
     None without such verdicts. `unjudged`: the share of judgements without a verdict.
     """
@@ -102,7 +102,7 @@ def leanings(table: VerdictTable) -> dict[str, Any]:
 
 
 def leaning(shares: Mapping[str, Mapping[str, Any] | None]) -> list[str]:
-    """The systems whose verdicts show that the judge chooses by position.
+    """The systems for which the judge's verdicts clearly depend on position.
 
     `shares` has the `share_first` of each system that the judge compared. A share counts if it is
     far from 1/2, and different from it after Holm's correction for all systems.

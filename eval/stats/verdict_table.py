@@ -13,9 +13,9 @@ class VerdictTable:
     """One row per judgement of a policy's summary against another text; columns of equal length."""
 
     posts: Posts
-    """Which post, as a number. Rows about one post are a cluster, even if its ids differ."""
+    """The post, as a number. Rows about one post are a cluster, even if its ids differ."""
     ids: NDArray[np.int64]
-    """Which id of a post, as a number. The two orders of an id belong together."""
+    """The id of the post, as a number. The two orders of an id belong together."""
     outcomes: Floats
     """1 if the policy is preferred, 1/2 for a tie, 0 otherwise; NaN if unjudged."""
     shown_first: NDArray[np.bool_]
@@ -23,7 +23,7 @@ class VerdictTable:
     log_ratios: Floats
     """Natural logarithm of the policy's length divided by the other text's."""
     differ: NDArray[np.bool_]
-    """False if the two texts are identical: such a tie says nothing about a judge."""
+    """False if the two texts are identical, because such a tie says nothing about a judge."""
 
     def judged(self) -> "VerdictTable":
         """The rows that have a verdict."""
@@ -50,7 +50,7 @@ class BothOrders:
     outcomes: Floats
     """[ids, 2]: with the policy shown first, and shown second."""
     posts: Posts
-    """[ids]: which post each id is about."""
+    """[ids]: the post of each id."""
 
 
 def both_orders(table: VerdictTable) -> BothOrders:

@@ -5,14 +5,16 @@ import os
 import re
 import sys
 import textwrap
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import NoReturn, TextIO
 
 RESTORE = "restore it, or rerun what wrote it (REPLACE=)"
+MOST_LISTED = 3  # items that a line names
 # transformers advises this option if weights do not fit the config.
 SHAPE_MISMATCH = "ignore_mismatched_sizes"
-# Control characters but for newline and tab, what turns the direction of a text, half characters.
+# Control characters except newline and tab, marks that reverse the direction of text, and unpaired
+# surrogates.
 HIDDEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
@@ -25,7 +27,7 @@ def visible(text: str) -> str:
 
 
 class UserError(Exception):
-    """Something that the user can fix; its text is one line that says what is wrong and how."""
+    """An error that the user can fix. Its text is one line: what is wrong, where, how to fix it."""
 
     def __str__(self) -> str:
         return " ".join(visible(Exception.__str__(self)).splitlines())
@@ -38,9 +40,9 @@ def fail(error: Exception) -> NoReturn:
 
 
 def say_error(text: str) -> None:
-    """Print a sentence on stderr: in lines of 80 columns on a terminal, else in one line.
+    """Print a sentence on stderr: wrapped at 80 columns on a terminal, otherwise in one line.
 
-    A log is searched by line. On a terminal, commands in backticks and paths are not broken.
+    Logs are searched line by line. On a terminal, commands in backticks and paths are not broken.
     """
     if sys.stderr.isatty() and "\n" not in text:
         unbroken = re.sub(r"`[^`]*`", lambda code: code[0].replace(" ", "\0"), text)
@@ -54,7 +56,7 @@ def first_line(error: BaseException) -> str:
     kind = type(error).__name__
     text = visible(str(error))
     if SHAPE_MISMATCH in text:
-        return "its weights have other shapes than its config.json says"
+        return "the shapes of its weights differ from those in its config.json"
 
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     if not lines:
@@ -66,18 +68,29 @@ def first_line(error: BaseException) -> str:
     return lines[0]
 
 
-def unknown(what: str, name: str, known: Iterable[str], where: str = "") -> UserError:
-    """The error for a name of the kind `what` that does not exist, with the nearest names.
+def first_few(items: Sequence[str], separator: str = ", ") -> str:
+    """Return the first three items in one line, and how many follow: `a, b, c, and 2 more`."""
+    text = separator.join(items[:MOST_LISTED])
+    if len(items) > MOST_LISTED:
+        text += f"{separator}and {len(items) - MOST_LISTED} more"
+    return text
 
-    If none is near, it says `where` all names are shown; if that is empty, it lists them.
+
+def unknown(kind: str, name: str, names: Iterable[str], hint: str = "") -> UserError:
+    """Return the error for a name of some kind that does not exist, with the nearest names.
+
+    If none is near, it ends with the hint, such as where all names are shown; without a hint it
+    lists them.
     """
-    names = list(dict.fromkeys(known))
+    names = list(dict.fromkeys(names))
     near = difflib.get_close_matches(name, names, n=3, cutoff=0.6)
     if not near and name:
         near = [candidate for candidate in names if name in candidate][:3]
     if near:
-        return UserError(f"unknown {what} {name!r}: did you mean {' or '.join(near)}?")
-    return UserError(f"unknown {what} {name!r}: {where or 'choose one of ' + ', '.join(names)}")
+        return UserError(f"unknown {kind} {name!r}: did you mean {' or '.join(near)}?")
+    if not hint:
+        hint = f"choose one of {', '.join(names)}"
+    return UserError(f"unknown {kind} {name!r}: {hint}")
 
 
 def discard_output(stream: TextIO) -> None:

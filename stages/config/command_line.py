@@ -1,4 +1,4 @@
-"""What a command line may change: a preset with overrides becomes a config.
+"""From a command line to a config: a preset, its overrides, an upstream, what a run recorded.
 
 make ppo PRESET=tiny SEED=44413 SET=ppo.kl_coef=0.1 NAME=tiny-kl0.1
 """
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from stages.config import config as settings
-from stages.config.checks import RESTORE, UserError
+from stages.config.checks import RESTORE, UserError, first_few
 from stages.config.config import (
     DEFAULTS,
     NO_FOLDERS,
@@ -29,8 +29,8 @@ from stages.config.config import (
 from stages.config.faults import Parser
 from stages.config.judge import at_server
 from stages.config.presets import PRESETS, Changes, preset_config
-from stages.config.recorded import recorded_config as recorded_config
-from stages.config.recorded import section_from as section_from
+from stages.config.recorded import recorded_config
+from stages.config.sections import HUB, RANDOM, TOY, Base
 from stages.config.stages import (
     GIVEN_BY,
     OUTPUTS,
@@ -42,18 +42,20 @@ from stages.config.stages import (
     first_changed,
     row_of,
 )
+from stages.rl.algorithms import ALGORITHMS
 
 # An override of these needs no name of its own: another judge is another opinion of the same run.
 SAME_RUN = ("judge", "checks", "memory")
-# What ends a setting's value, which may hold spaces itself, in a word of several.
-NEXT = re.compile(r"\s+(?=[A-Za-z_]\w*\.\w+=)")
-TRAINING_SECTIONS = {"base", "sft", "rm", "ppo", "dpo", "lora"}
-MOST_SHOWN = 3  # changed settings that one line names
+# Settings in one word are separated where white space precedes `section.key=`, because a value may
+# contain spaces.
+NEXT_OVERRIDE = re.compile(r"\s+(?=[A-Za-z_]\w*\.\w+=)")
+# Sections that have no effect on a run that trains nothing.
+TRAINING_SECTIONS = {"base", "optimizer", "sft", "rm", "normalize", "dpo", "lora", *ALGORITHMS}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """What a command line asks for; `config_of` makes a config of it."""
+    """What a command line asks for; `config_of` turns it into a config."""
 
     preset: str = "tiny"
     """The name of a preset, or a file."""
@@ -63,10 +65,10 @@ class Request:
     data: str = ""
     tokenizer: str = ""
     upstream: str = ""
-    """Run that supplies the stages before PPO whose settings no override changes. Empty: none."""
+    """Run that supplies those stages before PPO whose settings no override changes. Empty: none."""
     recorded: tuple[str, ...] = ()
-    """Settings of a run whose preset is a file, or is gone: they are used in place of the preset.
-    Empty: the preset counts."""
+    """Recorded settings that replace the preset, for a run whose preset is a file or no longer
+    exists. Empty: the preset is used."""
     overrides: tuple[str, ...] = ()
 
     @property
@@ -90,19 +92,21 @@ def make_config(preset: str, **changes: Any) -> Config:
 
 
 def config_of(
-    request: Request, upstream: Config | None = None, require_data: bool = True
+    request: Request, upstream_config: Config | None = None, require_data: bool = True
 ) -> Config:
     """Return the preset with what the command line changes; overrides are like `ppo.kl_coef=0.1`.
 
     If the run has an upstream, the sections of the shared stages are those of the upstream's record
-    on disk, or of `upstream`, the config of an upstream that has not run yet, with the overrides.
-    With `require_data=False` a preset's folder of posts may be missing, as to show its settings.
-    Raises UserError for an unknown preset or key, a bad value, a missing folder, an override
-    without a name of its own, and one that has no effect.
+    on disk, or of `upstream_config` if it has not run yet, with the overrides.
+    With `require_data=False` a preset's folder of posts may be missing, for example to show its
+    settings. Raises UserError for an unknown preset or key, a bad value, a missing folder, an
+    override in a run without its own name, and an override that has no effect.
     """
-    for word in request.arguments:  # surrogates stand for bytes that are no text
+    for word in request.arguments:  # surrogates stand for bytes that are not text
         if not word.isprintable():
-            raise UserError(f"{ascii(word)[:80]} must hold no control characters, and be UTF-8")
+            raise UserError(
+                f"{ascii(word)[:80]} contains a control character or is not UTF-8: remove it"
+            )
 
     # 1. The preset, or what the run recorded.
     config = _settings_before_overrides(request)
@@ -117,15 +121,16 @@ def config_of(
         else:
             config = with_changes(config, changes_of([f"{key}={value}"]))
 
-    # 3. The overrides. A preset's best-of-n samples the SFT model, which a released policy lacks.
+    # 3. The overrides.
     changes = changes_of(overrides)
+    # A preset's best-of-n samples the SFT model, which a released policy lacks.
     if changes.get("released", {}).get("policy"):
         changes.setdefault("eval", {}).setdefault("best_of", "")
     config = with_changes(config, changes)
 
     # 4. Settings that follow from others, and overrides that have no effect.
     config = _use_released_policy(config, request, changes)
-    useless = sorted(changes.get("ppo", {}).keys() & config.ppo.quirks)
+    useless = sorted(name for name in changes.get("ppo", {}) if name in config.ppo.quirks)
     if useless:
         compat = config.ppo.compat
         raise UserError(f"ppo.{useless[0]} has no effect: ppo.compat={compat} sets it")
@@ -137,7 +142,7 @@ def config_of(
 
     # 6. The sections of an upstream, before its data are looked for.
     if request.upstream:
-        config = _take_shared_sections(config, request, changes, upstream)
+        config = _take_shared_sections(config, request, changes, upstream_config)
     if require_data:
         _check_data(config)
     return config.changed(
@@ -169,7 +174,8 @@ def _settings_before_overrides(request: Request) -> Config:
 def _use_released_policy(config: Config, request: Request, changes: Changes) -> Config:
     """Return the config with a released policy, if there is one, in place of the base checkpoint.
 
-    Raises UserError for settings that have no effect or no model without training.
+    Raises UserError for settings that have no effect, or that need a model which only training
+    provides.
     """
     if config.kind == TRAINED:
         return config
@@ -182,9 +188,9 @@ def _use_released_policy(config: Config, request: Request, changes: Changes) -> 
 
     has_model = config.judge.gold or config.released.reward_model
     if config.judge.kind == "reward_model" and not has_model:
-        way_out = "add REWARD_MODEL=" if config.kind == RELEASED else "name it by judge.model"
+        fix = "add REWARD_MODEL=" if config.kind == RELEASED else "set judge.model"
         raise UserError(
-            f"judge.kind=reward_model needs a reward model: {way_out}, or choose another judge,"
+            f"judge.kind=reward_model needs a reward model: {fix}, or choose another judge,"
             " such as SET=judge.kind=openai"
         )
     if config.kind == OUTPUTS:
@@ -195,42 +201,43 @@ def _use_released_policy(config: Config, request: Request, changes: Changes) -> 
 
 def _check_names(request: Request, name: str, overrides: Sequence[str]) -> None:
     if request.upstream and not settings.is_run_name(request.upstream):
-        raise UserError(f"upstream must {settings.MUST_BE_A_RUN_NAME}")
+        raise UserError(f"UPSTREAM={request.upstream} {settings.NO_RUN_NAME}")
 
     # A preset's own folder may only contain the unchanged preset.
     changed = [text for text in overrides if text.split(".")[0] not in SAME_RUN]
     if request.upstream:
-        changed.append(f"upstream {request.upstream}")
+        changed.append(f"UPSTREAM={request.upstream}")
     if changed and name in PRESETS:
-        raise UserError(f"{changed[0]} needs a run name of its own: add --name (make: NAME=...)")
+        raise UserError(f"{changed[0]} changes preset {name}: name the run with NAME=...")
     if name in PRESETS and name != request.preset:
-        raise UserError(f"--name {name} is the folder of that preset: choose another")
+        raise UserError(f"NAME={name} is the folder of preset {name}: choose another name")
 
 
 # -- upstream --------------------------------------------------------------------------------------
 
 
 def _take_shared_sections(
-    config: Config, request: Request, changes: Changes, upstream: Config | None
+    config: Config, request: Request, changes: Changes, upstream_config: Config | None
 ) -> Config:
     """The config with the shared sections as the upstream has them, and then as overrides say."""
-    recorded = {} if upstream else recorded_sections(request)
-    start = upstream or _settings_before_overrides(request)
+    recorded = {} if upstream_config else recorded_sections(request)
+    start = upstream_config or _settings_before_overrides(request)
     sections = {name: recorded.get(name, getattr(start, name)) for name in SHARED_SECTIONS}
 
     # Settings of shared stages that this run changes, and their values in the upstream.
-    differing = {
-        f"{name}.{field}": getattr(section, field)
-        for name, section in sections.items()
-        for field, value in changes.get(name, {}).items()
-        if not settings.is_same(f"{name}.{field}", getattr(section, field), value)
-    }
+    differing: dict[str, Any] = {}
+    for name, section in sections.items():
+        for field, value in changes.get(name, {}).items():
+            key = f"{name}.{field}"
+            value_in_upstream = getattr(section, field)
+            if not settings.is_same(key, value_in_upstream, value):
+                differing[key] = value_in_upstream
     first = first_changed({key.split(".")[0] for key in differing})
     if first == SHARED_STAGES[0]:
         key, value = next(iter(differing.items()))
         raise UserError(
-            f"{key}: {request.upstream} has {value}, and no stage can be taken from a run with"
-            f" another {first}: leave it out, or UPSTREAM="
+            f"{key} changes stage {first}, which UPSTREAM={request.upstream} supplies"
+            f" (with {value}): leave out one of the two"
         )
     shared = {name: section.changed(**changes.get(name, {})) for name, section in sections.items()}
     return config.changed(own_from=first, **shared)
@@ -254,7 +261,7 @@ def recorded_sections(request: Request) -> dict[str, Any]:
         if config is None:
             path = folder / stage / "config.json"
             if path.exists():
-                raise UserError(f"{path} is no config of a run: {RESTORE}")
+                raise UserError(f"{path} is not the config of a run: {RESTORE}")
             continue
         if _base_of_preset(config) != base:
             raise UserError(
@@ -275,7 +282,7 @@ def recorded_sections(request: Request) -> dict[str, Any]:
     return sections
 
 
-def _base_of_preset(config: Config) -> settings.Base:
+def _base_of_preset(config: Config) -> Base:
     """The base model of a run's preset; what the run recorded if its preset cannot be read."""
     try:
         return preset_config(config.preset).base
@@ -291,15 +298,13 @@ def _check_data(config: Config) -> None:
     if config.preset == "outputs":
         raise UserError("preset outputs needs a file of summaries: add INPUT=outputs.jsonl")
     if not source:
-        raise UserError(f"preset {config.preset} needs a folder of posts: add --data (make: DATA=)")
-    if config.base.checkpoint == settings.RANDOM and not config.base.tokenizer:
-        raise UserError(
-            f"preset {config.preset} needs a tokenizer folder: add --tokenizer (make: TOKENIZER=)"
-        )
-    if source not in (settings.TOY, settings.HUB) and not Path(source).exists():
-        raise UserError(f"data.source: no file or folder {source}, nor hub id: correct DATA=")
+        raise UserError(f"preset {config.preset} needs posts: add DATA=folder")
+    if config.base.checkpoint == RANDOM and not config.base.tokenizer:
+        raise UserError(f"preset {config.preset} needs a tokenizer: add TOKENIZER=folder")
+    if source not in (TOY, HUB) and not Path(source).exists():
+        raise UserError(f"data.source: {source} is not a file, folder or hub id: correct DATA=")
     module = config.reward.module
-    if module and not module.exists():  # refused here, hours before it is called
+    if module and not module.exists():  # checked here, hours before it is called
         raise UserError(f"reward.function: no file {module} in this folder: correct the name")
 
 
@@ -313,17 +318,18 @@ class SplitOverrides(argparse.Action):
         """Called by argparse with the words of one option."""
         overrides: list[str] = []
         for word in values:
-            parts = NEXT.split(word.strip())
-            keys = [part.split("=")[0] for part in parts]
-            twice = [key for key in keys if keys.count(key) > 1]
-            if twice:
-                raise UserError(f"{twice[0]} is set twice: leave one out")
-            overrides += parts
+            overrides += NEXT_OVERRIDE.split(word.strip())
+
+        # Also in two words, as of `POLICY=a SET=released.policy=b`.
+        keys = [override.split("=")[0] for override in overrides]
+        twice = [key for key in keys if keys.count(key) > 1]
+        if twice:
+            raise UserError(f"{twice[0]} is set twice: leave one out")
         setattr(namespace, self.dest, overrides)
 
 
 def add_overrides(parser: argparse.ArgumentParser) -> None:
-    """The option `--set` of a command line, as `overrides`."""
+    """The option `--set` of a command line, stored as `overrides`."""
     parser.add_argument(
         "--set",
         metavar="KEY=VALUE",
@@ -336,12 +342,14 @@ def add_overrides(parser: argparse.ArgumentParser) -> None:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options that every stage takes."""
-    parser.add_argument("--preset", default="", help="a preset or a file; else tiny, or --name's")
+    parser.add_argument("--preset", default="", help="a preset or a file; default: tiny")
     parser.add_argument("--seed", type=int, default=44413)
     parser.add_argument("--name", default="", help="the run's folder below runs/")
     parser.add_argument("--data", default="", help="folder with posts and comparisons")
     parser.add_argument("--tokenizer", default="", help="tokenizer folder or hub id")
-    parser.add_argument("--upstream", default="", help="run to take equal stages from")
+    parser.add_argument(
+        "--upstream", default="", help="run that supplies stages with equal settings"
+    )
     parser.add_argument("--recorded", nargs="*", default=[], help=argparse.SUPPRESS)
     add_overrides(parser)
 
@@ -371,15 +379,17 @@ def config_from_arguments(
     return config_of(request_of(parser.parse_args(argv)), require_data=require_data)
 
 
-# -- a run that is named, with the settings that it recorded ---------------------------------------
+# -- the recorded settings of a named run ----------------------------------------------------------
 
 
 def as_recorded(request: Request) -> Request:
-    """The request with the preset, data and settings of the run that it names, if there is one, or
-    of another seed of it. A section that the request sets itself counts as it says.
+    """Return the request with the preset, data and settings that the named run recorded.
 
-    A preset that is a file, or is gone, is replaced by the values that the run recorded. One line
-    on stderr says if the file has changed or cannot be read.
+    If this seed has no records, another seed's are used; without any, the request is unchanged.
+    Sections that the request sets itself take precedence over the recorded overrides.
+
+    A preset that is a file, or no longer exists, is replaced by the values that the run recorded.
+    One line on stderr says if the file has changed or cannot be read.
     """
     configs = _configs_of_run(request)
     if not configs:
@@ -404,13 +414,13 @@ def as_recorded(request: Request) -> Request:
         request,
         preset=last.preset,
         upstream=last.upstream,
-        data=_folder(last.data.source),
-        tokenizer=_folder(last.base.tokenizer),
+        data=_place_or_empty(last.data.source),
+        tokenizer=_place_or_empty(last.base.tokenizer),
         overrides=(*kept.values(), *request.overrides),
     )
     if last.preset in PRESETS:
-        # What the preset has itself need not be given.
-        preset = PRESETS[last.preset]()
+        # Values that equal the preset's need not be repeated.
+        preset = preset_config(last.preset)
         return replace(
             request,
             data="" if last.data.source == preset.data.source else request.data,
@@ -428,7 +438,7 @@ def as_recorded(request: Request) -> Request:
 
 
 def _configs_of_run(request: Request) -> dict[str, Config]:
-    """Stage -> what it recorded, of the request's seed, or else of the first seed with records."""
+    """Stage -> its record, from the request's seed, or else from the first seed with records."""
     root = settings.RUNS / request.name
     for folder in (root / f"seed{request.seed}", *sorted(root.glob("seed*"))):
         configs = {}
@@ -436,7 +446,7 @@ def _configs_of_run(request: Request) -> dict[str, Config]:
             if STAGES[stage].per_judge:
                 continue
             config = recorded_config(folder / stage)
-            if config is None:  # a half-finished stage has recorded what it began with
+            if config is None:  # A half-finished stage has recorded its settings, too.
                 config = recorded_config(folder / f"{stage}.partial")
             if config is not None:
                 configs[stage] = config
@@ -445,7 +455,7 @@ def _configs_of_run(request: Request) -> dict[str, Config]:
     return {}
 
 
-def _folder(value: str) -> str:
+def _place_or_empty(value: str) -> str:
     """The value of a setting if it names a folder or a hub id; else empty."""
     return "" if value in NO_FOLDERS else value
 
@@ -455,14 +465,14 @@ def _as_overrides(config: Config, leave_out: set[str]) -> tuple[str, ...]:
     texts = []
     for key, default in DEFAULTS.items():
         value = value_of(config, key)
-        is_given = key in ("data.source", "base.tokenizer") and bool(_folder(value))
-        if value != default and not is_given and key not in leave_out:
+        has_variable = key in ("data.source", "base.tokenizer") and bool(_place_or_empty(value))
+        if value != default and not has_variable and key not in leave_out:
             texts.append(f"{key}={text_from_value(value)}")
     return tuple(texts)
 
 
 def _say_if_preset_changed(recorded: Config, overrides: dict[str, str]) -> None:
-    """Print one line if a run's preset cannot be read, or says other settings than the run has."""
+    """Print one line if a run's preset cannot be read, or if its settings differ from the run's."""
     run = f"run {recorded.name} keeps the settings that it recorded"
     try:
         preset = preset_config(recorded.preset)
@@ -484,9 +494,8 @@ def _say_if_preset_changed(recorded: Config, overrides: dict[str, str]) -> None:
         and key.split(".")[0] not in from_upstream
     ]
     if changed:
-        more = f"; and {len(changed) - MOST_SHOWN} more" if len(changed) > MOST_SHOWN else ""
         print(
-            f"warning: {recorded.preset} has changed ({'; '.join(changed[:MOST_SHOWN])}{more}):"
+            f"warning: {recorded.preset} has changed ({first_few(changed, '; ')}):"
             f" {run}. PRESET={recorded.preset} with another NAME uses the file",
             file=sys.stderr,
             flush=True,

@@ -1,8 +1,5 @@
 """Every setting of a run in one frozen tree, and what each stage's result depends on."""
 
-# mypy: implicit-reexport
-# Other packages import settings from here.
-
 import hashlib
 import json
 import os
@@ -39,12 +36,12 @@ from stages.config.sections import (
 from stages.config.stages import OUTPUTS, RELEASED, STAGES, TRAINED, row_of, shared_before
 from stages.rl.algorithms import ALGORITHMS
 
-# Folders below runs/ that hold no run.
+# Folders below runs/ that are not runs.
 RESERVED = ("bench", "bench-check", "cache", "judge_cache", "models", "peers", "reports")
-MUST_BE_A_RUN_NAME = f"be the name of a folder, and none of {', '.join(RESERVED)}"
+NO_RUN_NAME = f"names no run: give the name of a folder, and none of {', '.join(RESERVED)}"
 
 RUNS = Path("runs")
-# Settings that may name a folder of this machine, and what they hold where they name none.
+# Settings that may name a folder of this machine, and their values when they do not.
 PLACES = (
     "base.checkpoint",
     "base.tokenizer",
@@ -62,14 +59,14 @@ class FixedConfig(Settings):
     preset: str
     """The preset that the settings started from: its name or its file."""
     name: str
-    """The run's folder; the preset's name unless something was overridden."""
+    """The run's folder below runs/; the preset's name unless something was overridden."""
     seed: int = Field(default=44413, ge=0)
     """Seed of all randomness but the built-in world's."""
     upstream: str = ""
     """Run whose base, sft, rm and normalize stages this one starts from. Empty: its own."""
     own_from: str = ""
-    """The first of these stages that an override changes: the run makes it and those after it
-    itself. Empty: none."""
+    """The first of these stages that an override changes: the run trains this stage and those after
+    it itself. Empty: none."""
     overrides: tuple[str, ...] = ()
     """What --set changed, so that a `make` command can repeat it."""
     base: Base = Base()
@@ -95,7 +92,7 @@ class FixedConfig(Settings):
     lora: Lora = Lora()
     """Adapters."""
     released: Released = Released()
-    """Models of others."""
+    """Models that others have trained."""
     outputs: Outputs = Outputs()
     """Existing summaries."""
     eval: Eval = Eval()
@@ -110,18 +107,24 @@ class FixedConfig(Settings):
     @model_validator(mode="after")
     def _check_sections(self) -> Self:
         if not is_run_name(self.name):
-            raise ValueError(f"name must {MUST_BE_A_RUN_NAME}")
+            raise ValueError(f"NAME={self.name} {NO_RUN_NAME}")
         if self.outputs.file and (self.released.policy or self.released.reward_model):
-            raise ValueError("outputs.file must stand without released.* (POLICY, REWARD_MODEL)")
+            raise ValueError(
+                "outputs.file and released.* cannot be combined: give INPUT, or POLICY and"
+                " REWARD_MODEL"
+            )
         if self.reward.function and self.released.reward_model:
-            raise ValueError("reward.function must stand without released.reward_model")
+            raise ValueError(
+                "reward.function and released.reward_model (REWARD_MODEL) cannot be combined:"
+                " leave out one of them"
+            )
         if self.reward.function and self.ppo.critic_init == "reward_model":
             raise ValueError(
-                "ppo.critic_init must be sft or zero with reward.function, which is no model to"
-                " start from"
+                "ppo.critic_init must be sft or zero with reward.function, because a critic cannot"
+                " start from a function"
             )
         if self.eval.best_of and self.kind != TRAINED:
-            raise ValueError("eval.best_of must be empty where no SFT is trained")
+            raise ValueError("eval.best_of must be empty in a run that trains no SFT model")
         return self
 
     @model_validator(mode="after")
@@ -145,8 +148,12 @@ class FixedConfig(Settings):
     @property
     def needed_splits(self) -> tuple[str, ...]:
         """The splits that its data must have: no pairs where no reward model is trained."""
-        is_taken = self.reward.function or self.released.reward_model
-        return POSTS if is_taken else (*POSTS, *COMPARISONS)
+        return POSTS if self.has_external_reward else (*POSTS, *COMPARISONS)
+
+    @property
+    def has_external_reward(self) -> bool:
+        """Whether a reward function or a released reward model replaces training one."""
+        return bool(self.reward.function or self.released.reward_model)
 
     @property
     def kind(self) -> str:
@@ -156,7 +163,8 @@ class FixedConfig(Settings):
         return RELEASED if self.released.policy else TRAINED
 
 
-# A config has one more section for each algorithm of the table.
+# A config has one more section for each algorithm of the table, which may grow. mypy sees only
+# those of FixedConfig.
 if TYPE_CHECKING:
     Config = FixedConfig
 else:
@@ -174,7 +182,7 @@ else:
 
 
 def is_run_name(name: str) -> bool:
-    """Whether a run may be called so: one folder, which nothing else uses."""
+    """Whether this may be the name of a run: a single folder that nothing else uses."""
     is_text = name.isprintable() and name == name.strip()  # without control characters
     return is_text and "/" not in name and name not in ("", ".", "..", *RESERVED)
 
@@ -193,8 +201,9 @@ def _plain_type(annotation: Any) -> type:
     return type(get_args(annotation)[0]) if get_origin(annotation) is Literal else annotation
 
 
+# Types and defaults of all settings, by names such as `ppo.kl_coef`.
 IN_WORDS = {bool: "true or false", int: "a whole number", float: "a number"}
-LINE_BREAK = "\\n"  # of a prompt, as two characters: no command line holds a line break
+LINE_BREAK = "\\n"  # of a prompt, as two characters: a command line cannot contain a line break
 SECTIONS = _sections()
 TYPES = {
     f"{section}.{name}": _plain_type(field.annotation)
@@ -206,19 +215,22 @@ DEFAULTS: dict[str, Any] = {
     for section, kind in SECTIONS.items()
     for name, field in kind.model_fields.items()
 }
+
 # The memory fields that a result depends on: precision and threads change the rounding of every
 # sum, and PPO amplifies it. The others only cut batches.
 NUMERICS = ("mixed_precision", "cpu_threads")
 POLICY_NUMERICS = (*NUMERICS, "frozen_dtype")  # of PPO and the other algorithms
 SIZES = ("memory.microbatch_size", "memory.forward_batch_size")
 CUT_BATCHES = tuple(name for name in Memory.model_fields if name not in POLICY_NUMERICS)
+
+# What others may see.
 SERVERS = ("judge.base_url",)  # settings that no page shows
 FILES = ("data.source", "outputs.file")  # no ids of the hub
 NOT_SHOWN = "set (not shown)"
 
 
 def is_recorded(name: str) -> bool:
-    """Whether a stage of a run has recorded the settings with which it was made."""
+    """Whether a stage of a run has recorded the settings it ran with."""
     return any(path.parent.name in STAGES for path in (RUNS / name).glob("seed*/*/config.json"))
 
 
@@ -231,7 +243,7 @@ def changes_of(texts: Iterable[str]) -> dict[str, dict[str, Any]]:
 
 
 def with_changes(config: Config, changes: dict[str, dict[str, Any]]) -> Config:
-    """The config with changes, a section's at once, because its numbers are checked together."""
+    """The config with changes, all those of a section at once: they are validated together."""
     sections = {name: getattr(config, name).changed(**values) for name, values in changes.items()}
     return config.changed(**sections)
 
@@ -248,7 +260,7 @@ def override_of(override: str) -> tuple[str, str, Any]:
 
 
 def value_from_text(key: str, text: str) -> Any:
-    """The value of a setting, such as `ppo.kl_coef`, from a text. Raises UserError if it is none.
+    """Parse the value of a setting, such as `ppo.kl_coef`. Raises UserError if it is not one.
 
     `auto` stands for a batch size that the memory plan chooses.
     """
@@ -298,7 +310,7 @@ def settings_of(config: Config, stage: str) -> dict[str, Any]:
         del sections["data"]["sft_dataset"]
         del sections["data"]["comparisons_dataset"]
 
-    if stage == "rm":  # older runs could take no reward of others, and have recorded none
+    if stage == "rm":  # older versions had no external reward models, and recorded none
         for name in ("reward", "released"):
             if not any(sections[name].values()):
                 del sections[name]
@@ -335,7 +347,7 @@ def is_same(name: str, recorded: Any, requested: Any) -> bool:
     if recorded is None:
         return name in DEFAULTS and requested == DEFAULTS[name]
     if requested is None:
-        # The judge's identity has parts that are no settings, such as its wording.
+        # The judge's identity has parts that are not settings, such as the prompt's wording.
         section, dot, _ = name.partition(".")
         return bool(dot) and section != "judge" and name not in DEFAULTS
     if name not in PLACES or recorded in NO_FOLDERS or requested in NO_FOLDERS:
@@ -344,18 +356,18 @@ def is_same(name: str, recorded: Any, requested: Any) -> bool:
 
 
 def hash_of(value: Any) -> str:
-    """Sixteen digits that name a value made of plain data."""
+    """Sixteen hex digits that identify a value of plain data."""
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
 
 
-# -- what others may see: on pages, at wandb, on model cards ---------------------------------------
+# -- what others may see: on pages, in wandb, on model cards ---------------------------------------
 
 
 def public_value(name: str, value: Any) -> Any:
     """A setting, such as `data.source`, as others may see it.
 
-    Folders are shown by their last name, except below `runs/`. Addresses are not shown, because
-    they may hold a key.
+    Folders are shown by their last component, except below `runs/`. Addresses are not shown,
+    because they may contain a key.
     """
     if name in SERVERS and value:
         return NOT_SHOWN

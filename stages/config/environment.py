@@ -19,18 +19,24 @@ def is_on(name: str) -> bool:
 def forget_variables(keep: Sequence[str]) -> None:
     """Remove what accelerate and torch's launcher read from the environment, except for `keep`.
 
-    ACCELERATE_GRADIENT_ACCUMULATION_STEPS=16 would divide every loss; PET_NNODES=2 would wait.
+    ACCELERATE_GRADIENT_ACCUMULATION_STEPS=16 would divide every loss by 16, and PET_NNODES=2 would
+    wait for a second machine.
     """
     for name in list(os.environ):
         if name.startswith(READ_BY_LIBRARIES) and name not in keep:
             del os.environ[name]
 
 
+def is_one_of_several() -> bool:
+    """Return whether this process is one of several in a launch."""
+    return int(os.environ.get("WORLD_SIZE", "1")) > 1
+
+
 def launched_processes() -> int:
     """Return the number of processes of this launch; 1 without a launcher.
 
-    Raises UserError if the environment declares several processes, as some pods do, but not where
-    they meet.
+    Raises UserError if the environment declares several processes, as some pods do, but not the
+    address at which they meet.
     """
     is_single_process = (
         os.environ.get("RANK", "0") == "0"
@@ -49,6 +55,7 @@ def launched_processes() -> int:
     if missing:
         raise UserError(
             f"the environment has {', '.join(present)}, as for one of several processes, but no"
-            f" launcher has set {', '.join(missing)}: unset them, and start several by GPUS="
+            f" launcher has set {', '.join(missing)}: unset the former, and use GPUS= to start"
+            " several processes"
         )
     return int(present["WORLD_SIZE"])

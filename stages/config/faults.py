@@ -1,7 +1,7 @@
 """Turn errors that the user can fix into one line.
 
-Every command's `main` is under `in_one_line`, or hands its work to `run_stage`. Only
-`describe_user_error` tells an error that a user can fix from a defect, which keeps its traceback.
+Every command's `main` is decorated with `in_one_line`. Only `describe_user_error` tells an error
+that a user can fix from a bug, which keeps its traceback.
 """
 
 import argparse
@@ -15,34 +15,33 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, redirect_stdout
 from importlib.util import find_spec
 from io import TextIOWrapper
-from typing import Any, NoReturn, TextIO
+from typing import Any, NoReturn, TextIO, cast
 
 from stages.config.checks import RESTORE, UserError, discard_output, fail, first_line, visible
-from stages.config.judge import is_server_address
 from stages.config.out_of_memory import LESS_MEMORY, is_out_of_memory
 
 # How to fix an error of the operating system.
 FIXES = {
-    errno.ENOSPC: "make room",
-    errno.EDQUOT: "make room",
+    errno.ENOSPC: "free some disk space",
+    errno.EDQUOT: "free some disk space",
     errno.EACCES: "make it readable and writable",
     errno.EPERM: "make it readable and writable",
     errno.EROFS: "make it writable",
     errno.ENOENT: RESTORE,
-    errno.EISDIR: "a folder stands where a file belongs: move it away",
-    errno.ENOTDIR: "a file stands where a folder belongs: move it away",
+    errno.EISDIR: "there is a folder in place of this file: move it away",
+    errno.ENOTDIR: "there is a file in place of this folder: move it away",
     errno.EFBIG: "raise the limit on the size of files (ulimit -f)",
     errno.EMFILE: "raise the limit on open files (ulimit -n)",
     errno.ENAMETOOLONG: "give it a shorter name",
     errno.ENOMEM: "close other programs, or raise the limit on memory (ulimit -v)",
-    # What a network disk says to a lock that it does not know.
+    # Network disks that do not support locks answer with one of these.
     errno.ENOSYS: "put runs/ on a disk that can lock files",
     errno.ENOLCK: "put runs/ on a disk that can lock files",
     errno.ENOTSUP: "put runs/ on a disk that can lock files",
 }
 NO_SPACE = "No space left on device"
-NO_PRIMITIVE = "could not create a primitive"  # what oneDNN says, mostly of memory
-# By their names, because the libraries that raise them are not loaded here.
+NO_PRIMITIVE = "could not create a primitive"  # oneDNN's error, usually because memory ran out
+# Errors by name, because the libraries that raise them are not loaded here.
 DAMAGED = {
     "ArrowInvalid",
     "BadZipFile",
@@ -54,14 +53,11 @@ DAMAGED = {
 }
 DAMAGED_TEXTS = ("PytorchStreamReader", "Invalid magic number", "Error(s) in loading state_dict")
 OS_ERROR = re.compile(r"\(os error (\d+)\)")  # as libraries in Rust write it
-# Variables of the environment that name a proxy.
-PROXIES = ("HTTP_PROXY", "http_proxy", "HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy")
-CERTIFICATES = ("SSL_CERT_FILE", "SSL_CERT_DIR")
 OUR_PACKAGES = {"stages", "eval", "reports", "tests"}
 
 
 class VisibleStream:
-    """A stream that passes every text through `visible`, for all that a command prints."""
+    """A stream that passes everything a command prints through `visible`."""
 
     def __init__(self, stream: TextIO) -> None:
         self.stream = stream
@@ -74,18 +70,25 @@ class VisibleStream:
         return getattr(self.stream, name)
 
 
+def unfiltered_stdout() -> TextIO:
+    """Return stdout without the filter, for rich: its colors are control characters.
+
+    What rich prints there must have passed through `visible` itself.
+    """
+    stream: Any = sys.stdout
+    while isinstance(stream, VisibleStream):
+        stream = stream.stream
+    return cast(TextIO, stream)
+
+
 def describe_user_error(error: BaseException) -> str | None:
-    """Return what is wrong and how to fix it, in one line; None for a defect in the code."""
+    """Return what is wrong and how to fix it, in one line; None for a bug in the code."""
     kind = type(error).__name__
     text = first_line(error)
     if isinstance(error, UserError):
         return text
     if is_out_of_memory(error) or NO_PRIMITIVE in text:
         return f"out of memory: {LESS_MEMORY}"
-
-    network_line = network_fault(error)
-    if network_line is not None:
-        return network_line
 
     number = OS_ERROR.search(str(error))
     if number is not None:
@@ -106,10 +109,13 @@ def describe_user_error(error: BaseException) -> str | None:
 
 
 def _about_encoding(error: UnicodeEncodeError) -> str:
-    """Half a character is a fault of the text; any other one is a limit of the encoding."""
+    """Return the line for a character that cannot be encoded.
+
+    An unpaired surrogate is an error of the text, any other a limit of the encoding.
+    """
     character = error.object[error.start]
     if "\ud800" <= character <= "\udfff":
-        return f"a text holds half a character ({error}): replace it, or save the file as UTF-8"
+        return f"a text has an unpaired surrogate ({error}): remove it, or save the file as UTF-8"
     return (
         f"the encoding {error.encoding} has no character {character!a}: "
         "set PYTHONIOENCODING=utf-8 or LANG=C.UTF-8"
@@ -117,7 +123,7 @@ def _about_encoding(error: UnicodeEncodeError) -> str:
 
 
 def print_any_character() -> None:
-    """Let a terminal of another encoding than UTF-8 show escapes, so that printing never fails."""
+    """Print escapes on a terminal whose encoding is not UTF-8, so that printing never fails."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
@@ -134,15 +140,14 @@ def _about_a_file(error: OSError, text: str) -> str:
 
 @contextmanager
 def in_one_line() -> Iterator[None]:
-    """End the process with one line for what the user can fix; a decorator for each `main`."""
-    open_closed_streams()
+    """End the process with one line on an error that the user can fix; decorates each `main`."""
     print_any_character()
     try:
         with redirect_stdout(VisibleStream(sys.stdout)):
             yield
         sys.stdout.flush()
     except KeyboardInterrupt:
-        print("stopped by SIGINT: the same command begins again", file=sys.stderr)
+        print("stopped by SIGINT: run the same command to start again", file=sys.stderr)
         raise SystemExit(128 + signal.SIGINT) from None
     except BrokenPipeError:
         discard_output(sys.stdout)
@@ -154,39 +159,8 @@ def in_one_line() -> Iterator[None]:
         fail(UserError(line))
 
 
-def open_closed_streams() -> None:
-    """Replace streams that the caller has closed (`>&-`) by /dev/null.
-
-    Otherwise the next file that is opened would get the stream's number, and what is printed.
-    """
-    for name in ("stdin", "stdout", "stderr"):
-        if getattr(sys, name) is None:
-            number = os.open(os.devnull, os.O_RDWR)
-            os.set_inheritable(number, True)
-            setattr(sys, name, os.fdopen(number, "r" if name == "stdin" else "w"))
-
-
-def network_fault(error: BaseException) -> str | None:
-    """Return the line for an environment variable that no network client accepts, or None."""
-    is_of_client = type(error).__name__ in ("InvalidURL", "SSLError") or "proxy URL" in str(error)
-    is_of_certificates = isinstance(error, FileNotFoundError) and error.filename is None
-    if not is_of_client and not is_of_certificates:
-        return None
-
-    for name in PROXIES:
-        value = os.environ.get(name, "")
-        scheme, _, address = value.rpartition("://")
-        is_proxy = scheme in ("", "http", "https", "socks5", "socks5h")
-        if value and (not is_proxy or not is_server_address(f"http://{address}")):
-            return f"{name} in the environment is no address of a proxy: correct or unset it"
-    for name in CERTIFICATES:
-        if os.environ.get(name):
-            return f"{name}={os.environ[name]} holds no certificates: correct or unset it"
-    return None
-
-
 class Parser(argparse.ArgumentParser):
-    """A command line whose mistakes are one line, without its usage."""
+    """An argument parser that reports a mistake in one line, without the usage text."""
 
     def error(self, message: str) -> NoReturn:
         """Raise UserError with what argparse says."""
@@ -194,7 +168,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def show(lines: Iterable[str]) -> None:
-    """Print the lines that a command is for; a reader such as `head` may leave before the last."""
+    """Print a command's result; a reader such as `head` may close the pipe before the last line."""
     try:
         print("\n".join(lines), flush=True)
     except BrokenPipeError:
@@ -205,7 +179,7 @@ def require_packages() -> None:
     """Raise UserError if this interpreter lacks a package that the stages run on."""
     for name in ("torch", "transformers", "accelerate", "datasets"):
         if find_spec(name) is None:
-            raise UserError(f"{sys.executable} has no {name}: `make install VENV=.venv` brings it")
+            raise UserError(f"{sys.executable} lacks {name}: run `make install`")
 
 
 def is_above_0(text: str) -> bool:

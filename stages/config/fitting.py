@@ -4,7 +4,7 @@ from stages.config.checks import UserError
 
 
 def check_batch_not_larger_than_data(section: str, batch_size: int, rows: int) -> None:
-    """Raise UserError if a stage's batch holds more rows than there are."""
+    """Raise UserError if a stage's batch is larger than the number of rows."""
     if batch_size > rows:
         raise UserError(
             f"{section}.batch_size is {batch_size} but there are only {rows} rows: lower it"
@@ -14,7 +14,10 @@ def check_batch_not_larger_than_data(section: str, batch_size: int, rows: int) -
 def check_batch_divides(
     section: str, batch_size: int, processes: int, num_minibatches: int = 1, samples: int = 1
 ) -> None:
-    """Raise UserError if processes cannot get equal minibatches, a query's `samples` together."""
+    """Raise UserError if a batch cannot be divided into equal minibatches for all processes.
+
+    The `samples` of a query stay together.
+    """
     if batch_size % (processes * num_minibatches * samples) == 0:
         return
     factors = f"{processes} (processes)"

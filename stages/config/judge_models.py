@@ -1,44 +1,45 @@
-"""What the models that judge cost, who made them, and the key."""
+"""List prices and makers of judge models, and the API key."""
 
 import os
 import re
 from dataclasses import dataclass
 
 from stages.config.checks import UserError
-from stages.config.config import TOY, Config
+from stages.config.config import Config
 from stages.config.judge_prompt import read_prompt
+from stages.config.sections import TOY
 from stages.config.stages import OUTPUTS, RELEASED
 
 
 @dataclass(frozen=True)
-class Known:
+class ListPrice:
     """A model's list price in USD per million tokens (standard tier). None: unknown."""
 
     read: float | None = None
     written: float | None = None
     """Includes reasoning."""
     cached: float | None = None
-    """Tokens that the server says it has read before. None: the price of `read`."""
+    """Input tokens that the server found in its cache. None: the price of `read`."""
     cache_written: float | None = None
-    """Tokens that the server keeps for later. None: the price of `read`."""
+    """Input tokens that the server wrote into its cache. None: the price of `read`."""
 
 
 # List prices of the makers, on 2026-11-24. A dated snapshot costs what the undated name costs.
-# Prompts above 100,000 tokens cost more: no question here is so long.
-MODELS = {
-    "gpt-6-luna": Known(0.10, 0.50, cached=0.01, cache_written=0.125),
-    "gpt-6.1-sol": Known(2.00, 10.00, cached=0.10, cache_written=2.50),
-    "claude-haiku-5-5": Known(0.10, 0.50, cached=0.01, cache_written=0.125),
+# Prompts above 100,000 tokens cost more, but no prompt here is that long.
+LIST_PRICES = {
+    "gpt-6-luna": ListPrice(0.10, 0.50, cached=0.01, cache_written=0.125),
+    "gpt-6.1-sol": ListPrice(2.00, 10.00, cached=0.10, cache_written=2.50),
+    "claude-haiku-5-5": ListPrice(0.10, 0.50, cached=0.01, cache_written=0.125),
     # The announced price from 2027-01-01 on. It is half of that until then; a cap takes the higher.
-    "gemini-3.8-flash": Known(1.50, 7.50, cached=0.15),
-    "gpt-4o": Known(2.50, 10.00),
-    "gpt-4o-mini": Known(0.15, 0.60),
-    "gpt-4.1": Known(2.00, 8.00),
-    "gpt-4.1-mini": Known(0.40, 1.60),
-    "gpt-5": Known(1.25, 10.00),
-    "gpt-5-mini": Known(0.25, 2.00),
-    "gpt-5-nano": Known(0.05, 0.40),
-    "o3": Known(2.00, 8.00),
+    "gemini-3.8-flash": ListPrice(1.50, 7.50, cached=0.15),
+    "gpt-4o": ListPrice(2.50, 10.00),
+    "gpt-4o-mini": ListPrice(0.15, 0.60),
+    "gpt-4.1": ListPrice(2.00, 8.00),
+    "gpt-4.1-mini": ListPrice(0.40, 1.60),
+    "gpt-5": ListPrice(1.25, 10.00),
+    "gpt-5-mini": ListPrice(0.25, 2.00),
+    "gpt-5-nano": ListPrice(0.05, 0.40),
+    "o3": ListPrice(2.00, 8.00),
 }
 # Maker -> how the names of its models begin, after the last slash.
 FAMILIES = {
@@ -56,10 +57,12 @@ FAMILIES = {
 }
 
 
-def known_model(name: str) -> Known | None:
-    """The prices of a model or of a snapshot of it; None if the table lacks it."""
-    names = [model for model in MODELS if is_model(model, name)]
-    return MODELS[max(names, key=len)] if names else None
+def list_price(name: str) -> ListPrice | None:
+    """Return the prices of a model or of a snapshot of it; None if the table lacks it."""
+    for model, price in LIST_PRICES.items():
+        if is_model(model, name):
+            return price
+    return None
 
 
 def family_of_model(name: str) -> str:
@@ -80,7 +83,7 @@ def is_model(requested: str, returned: str) -> bool:
 def key_of_environment() -> str:
     """OPENAI_API_KEY without outer spaces; it is never part of a message.
 
-    Raises UserError if it holds what a header cannot, because a client would print that.
+    Raises UserError for characters that a header cannot contain, because a client would print them.
     """
     text = os.environ.get("OPENAI_API_KEY", "")
     if not text:
@@ -91,30 +94,29 @@ def key_of_environment() -> str:
     key = text.strip()
     if not key or not all("!" <= letter <= "~" for letter in key):
         raise UserError(
-            "OPENAI_API_KEY is blank or holds a space, a line break or a letter that no key has:"
-            " set it again"
+            "OPENAI_API_KEY is blank, or contains a space, a line break or a character that keys do"
+            " not have: set it again"
         )
     return key
 
 
 def without_price(model: str) -> UserError:
-    """The error for a cap on a cost that cannot be counted."""
+    """Return the error for a cost cap without known prices."""
     return UserError(
         f"judge.max_cost needs the price of {model}, which the table in"
         " stages/config/judge_models.py lacks: set judge.input_price and judge.output_price"
     )
 
 
-def check_asking(config: Config, capped: bool = False) -> None:
-    """Raise UserError if the judge cannot be asked: no key, no readable prompt, a cap without a
-    price, or posts that it does not know.
+def check_asking(config: Config) -> None:
+    """Raise UserError if the judge cannot run.
 
-    `capped`: whether a cap is given in addition to the settings.
+    It may lack a key, a readable prompt, a price for its cost cap, or knowledge of the posts.
     """
     judge = config.judge
     if judge.kind == "facts" and config.kind != OUTPUTS and config.data.source != TOY:
         raise UserError(
-            "judge.kind=facts knows only the built-in world: choose another judge:"
+            "judge.kind=facts knows only the built-in posts: choose another judge:"
             f" {_without_a_server(config)}"
         )
     if judge.kind != "openai":
@@ -124,8 +126,8 @@ def check_asking(config: Config, capped: bool = False) -> None:
         key_of_environment()
     except UserError as error:
         raise UserError(f"{error}; without a server: {_without_a_server(config)}") from None
-    has_price = known_model(judge.model) or min(judge.input_price, judge.output_price) >= 0
-    if (capped or judge.max_cost) and not has_price:
+    has_price = list_price(judge.model) or min(judge.input_price, judge.output_price) >= 0
+    if judge.max_cost and not has_price:
         raise without_price(judge.model)
 
 

@@ -21,7 +21,7 @@ PLACEHOLDER = re.compile(r"\{(\w+)\}")
 CRITERIA = "criteria"
 TEXTS = ("post", "summary_a", "summary_b")
 
-# Follows the template. Which of the two depends on what the server takes.
+# The form of the reply, which follows the template. The server decides which of the two is used.
 REPLY_AS_LINES = """\
 Answer in two lines: one sentence that compares the two, then the better one, or tie:
 Comparison: <one sentence>
@@ -57,7 +57,7 @@ class PromptTemplate:
 
     @property
     def parts(self) -> list[Any]:
-        """All that decides what the judge is asked, apart from the texts."""
+        """Everything that decides what the judge is asked, apart from the texts."""
         return [self.text, REPLY_AS_LINES, REPLY_AS_JSON, RESPONSE_FORMAT]
 
     def fill(self, texts: dict[str, str]) -> str:
@@ -75,7 +75,7 @@ def read_prompt(prompt: str, axis: str) -> PromptTemplate:
     template = read_text(path, "judge.prompt")
     check_placeholders(path, template, required=TEXTS, allowed=(*TEXTS, CRITERIA))
 
-    # A prompt may have criteria in its text. Then there is nothing that an axis could change.
+    # A prompt may contain its own criteria. Then there is nothing that an axis could change.
     has_criteria = f"{{{CRITERIA}}}" in template
     if not has_criteria and axis != OVERALL:
         raise UserError(
@@ -91,9 +91,9 @@ def read_prompt(prompt: str, axis: str) -> PromptTemplate:
 
 
 def find_axis(axis: str, prompt: Path) -> Path:
-    """The file with the criteria of an axis: near the prompt's file, or one that is shipped.
+    """The file with the criteria of an axis: next to the prompt's file, or one of this project's.
 
-    Raises UserError, which lists the axes that exist, where there is none.
+    Raises UserError, which lists the existing axes, if there is no such file.
     """
     folders = (prompt.parent / "axes", prompt.parent, AXES)
     is_name = re.fullmatch(r"[\w-]+", axis) is not None
@@ -115,21 +115,25 @@ def read_text(path: Path, setting: str) -> str:
     except FileNotFoundError:
         raise UserError(f"{setting}: there is no file {path}") from None
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{setting}: {path} cannot be read as UTF-8 text ({error})") from None
+        raise UserError(
+            f"{setting}: {path} is not readable UTF-8 text ({error}): correct it"
+        ) from None
     if not text.strip():
-        raise UserError(f"{setting}: {path} is empty")
+        raise UserError(f"{setting}: {path} is empty: write the text into it")
     return text
 
 
 def check_placeholders(
     path: Path, text: str, *, required: tuple[str, ...], allowed: tuple[str, ...]
 ) -> None:
-    """Raise UserError for a placeholder that a file lacks, and for one that nothing fills."""
+    """Raise UserError for a placeholder that a file lacks, and for one that is unknown."""
     found = PLACEHOLDER.findall(text)
     for name in required:
         if name not in found:
             raise UserError(f"{path} lacks the placeholder {{{name}}}: add it to the prompt")
     for name in found:
         if name not in allowed:
-            known = ", ".join(f"{{{word}}}" for word in allowed) or "none here"
-            raise UserError(f"{path} has the unknown placeholder {{{name}}} (known: {known})")
+            known = ", ".join(f"{{{word}}}" for word in allowed) or "none in this file"
+            raise UserError(
+                f"{path} has the unknown placeholder {{{name}}}: remove it (known: {known})"
+            )

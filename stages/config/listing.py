@@ -9,7 +9,7 @@ WIDTH = 80
 
 
 def settings_lines(config: Config) -> list[str]:
-    """Every setting as SET takes it, and below it what it means, as a comment.
+    """Every setting in the form that SET takes, with its description below it as a comment.
 
     ppo.kl_coef=0.05
       # Weight of the KL penalty, reward units per nat.

@@ -10,15 +10,15 @@ ALL_LINEAR = "all-linear"
 
 
 class Lora(Section):
-    """Adapters (LoRA): they are trained instead of linear layers, and merged into them when saved.
+    """LoRA adapters, which are trained in place of linear layers and merged when a model is saved.
 
     Off by default, as in Huang et al. 2024.
     """
 
     rank: int = Field(default=0, ge=0, le=1_000_000)
-    """Width of an adapter. 0: no adapters; all weights are trained."""
+    """Rank of the adapters. 0: no adapters, all weights are trained."""
     alpha: int = Field(default=32, gt=0, le=1_000_000)
-    """An adapter's product is scaled by alpha / rank."""
+    """An adapter's output is scaled by alpha / rank."""
     target_modules: str = ALL_LINEAR
     """Layers that get adapters: `all-linear`, or names of linear layers separated by commas. A name
     may be the end of a longer one: `dense` matches `layers.0.attention.dense` too."""

@@ -1,4 +1,4 @@
-"""Errors that mean too little memory, and what to do about them."""
+"""Out-of-memory errors, and what to do about them."""
 
 import sys
 
@@ -6,7 +6,7 @@ LESS_MEMORY = (
     "free some, or try memory.gradient_checkpointing=true, lora.rank=16, "
     "memory.frozen_dtype=bf16, or GPUS= with ENGINE=fsdp2"
 )
-# What errors say that mean too little memory, of the processor, cuBLAS, CUDA and NCCL.
+# Texts of out-of-memory errors: of the CPU's allocator, cuBLAS, CUDA and NCCL.
 NO_MEMORY = (
     "can't allocate memory",
     "Cannot allocate memory",

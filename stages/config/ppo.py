@@ -1,8 +1,8 @@
 """The settings of policy-gradient algorithms: what all share, and what PPO's critic adds.
 
 Defaults are the paper's, names are TRL's. Where the paper's code has quirks (`PAPER_QUIRKS`), the
-defaults are what we consider right; `compat="paper"` sets the quirks. Algorithms without a critic
-change a few defaults in `stages/rl/algorithms.py`.
+defaults are what we consider right; `compat="paper"` restores the quirks. Algorithms without a
+critic change a few defaults in `stages/rl/algorithms.py`.
 """
 
 from typing import Any, Literal
@@ -36,52 +36,55 @@ class PolicyGradient(Section):
     """What all policy-gradient algorithms have in common. Names are TRL's."""
 
     learning_rate: PositiveFloat = 3e-6
-    """Learning rate of the first update. It decays linearly: the last of N updates has
+    """Learning rate of the first update. It decays linearly: the last of N updates uses
     learning_rate / N."""
     max_grad_norm: NonNegativeFloat = 0.0
-    """The policy's gradient is clipped to this norm. 0: never, as in Huang et al. 2024."""
+    """Maximum norm of the policy's gradient. 0: no clipping, as in Huang et al. 2024."""
     total_episodes: PositiveInt = 1_000_000
     """Episodes of the whole run."""
     batch_size: PositiveInt = 512
     """Episodes per update, over all devices."""
     samples_per_query: PositiveInt = 1
-    """Responses to each query. They are in one minibatch and share the computation of the query."""
+    """Responses to each query. They share a minibatch, and the query is computed once for all."""
     num_ppo_epochs: PositiveInt = 4
     """Passes over the episodes of an update."""
     num_minibatches: PositiveInt = 1
-    """Optimizer steps per pass. Above 1, which episodes share a minibatch depends on the number of
-    processes, as in Huang et al. 2024."""
+    """Optimizer steps per pass. If above 1, which episodes share a minibatch depends on the number
+    of processes, as in Huang et al. 2024."""
     target_kl: NonNegativeFloat = 0.0
-    """An update ends after an epoch whose mean policy/approxkl_avg is above this, nats per token. A
-    step measures it before it changes the weights. 0: never, as in Huang et al. 2024."""
+    """An update stops after an epoch whose mean policy/approxkl_avg is above this, nats per token.
+    Each step measures it before it changes the weights. 0: never, as in Huang et al. 2024."""
     loss_mean: LossMean = "tokens"
-    """`tokens`: mean over the minibatch's tokens. `sequences`: mean over its sequences' own means.
-    `episodes`: mean over its sequences' sums, so that nothing is divided by a length (RLOO,
-    Dr.GRPO). `microbatches`: mean over its microbatches' means, as in Huang et al. 2024."""
+    """How the losses of tokens are averaged. `tokens`: mean over the minibatch's tokens.
+    `sequences`: mean of the sequences' means. `episodes`: mean of the sequences' sums, so that
+    nothing is divided by a length (RLOO, Dr.GRPO). `microbatches`: mean of the microbatches' means,
+    as in Huang et al. 2024."""
     temperature: float = Field(default=0.7, ge=1e-6, le=100)
     """Temperature of sampling and of every log-probability."""
     dropout: float = Field(default=0.0, ge=0, le=0.9)
     """Dropout in policy and critic during training. Huang et al. 2024, detail 7: off."""
     logprobs: Literal["recomputed", "sampled"] = "recomputed"
-    """The rollout's log-probabilities: `recomputed` by the training pass, or `sampled`, those of
-    the sampler (Huang et al. 2024)."""
+    """Source of the rollout's log-probabilities: `recomputed` by the training pass, or `sampled`,
+    taken from the sampler (Huang et al. 2024)."""
     logprob_dtype: Literal["float32", "bf16"] = "float32"
     """Precision of the log-softmax. Huang et al. 2024 uses `bf16`."""
 
     reward_normalization: bool = True
-    """Whether scores, and a critic that starts as the reward model, are normalized (detail 15)."""
+    """Whether the mean score of the references is subtracted from all scores, and from a critic
+    that starts as the reward model (detail 15)."""
     eos_trick: Literal["replace", "subtract", "off"] = "replace"
     """For a response without EOS, missing_eos_penalty replaces the score (`replace`, as in Huang et
-    al. 2024, detail 23), is added to it (`subtract`, as in TRL), or does nothing (`off`)."""
+    al. 2024, detail 23), is added to it (`subtract`, as in TRL), or is not used (`off`)."""
     missing_eos_penalty: float = Field(default=-1.0, le=0, ge=-MOST)
-    """Reward units, at most 0. TRL subtracts a 1 where `subtract` adds this -1."""
+    """Score, or change of the score, of a response without EOS, reward units, at most 0. TRL
+    subtracts 1 where `subtract` adds this -1."""
     whiten_rewards: bool = False
     """Scale rewards to unit variance, without shifting the mean (Huang et al. 2024, detail 24)."""
     whiten_advantages: bool = True
     """Scale advantages to mean 0 and unit variance (Huang et al. 2024, detail 25)."""
     whiten_over: Literal["batch", "process"] = "batch"
-    """`batch`: whiten over the global batch. `process`: over each device's part, as in Huang et al.
-    2024."""
+    """What is whitened together: the global `batch`, or the part of each `process`, as in Huang et
+    al. 2024."""
 
     kl_coef: NonNegativeFloat = 0.05
     """Weight of the KL penalty, reward units per nat."""
@@ -89,23 +92,24 @@ class PolicyGradient(Section):
     """Where the KL penalty is applied: to every token's `reward` (Huang et al. 2024), or as a term
     of the `loss`."""
     kl_estimator: Literal["k1", "k2", "k3"] = "k1"
-    """Estimator of the KL penalty: k1 in the reward (Huang et al. 2024); k2 or k3 in the loss, and
-    with kl_correction k1 too."""
+    """Estimator of the KL penalty: k1 in the reward (Huang et al. 2024); k2 or k3 in the loss, or
+    k1 or k3 with kl_correction."""
     kl_correction: Literal["off", "token", "sequence"] = "off"
-    """Importance weight of the KL in the loss: `off`; the `token`'s ratio, exact for responses of
-    one token; or the product of the `sequence`'s ratios, exact for whole responses (k1, k3)."""
+    """Importance weight of the KL in the loss: `off`; the ratio of each `token`, which is exact for
+    responses of one token; or the product of the ratios of the `sequence`, which is exact for whole
+    responses (k1, k3)."""
     kl_target: NonNegativeFloat = 0.0
-    """kl_coef adapts so that objective/kl approaches this, nats per episode (Ziegler et al. 2019).
-    0: kl_coef is fixed, as in Huang et al. 2024."""
+    """Target of objective/kl, nats per episode, to which kl_coef adapts (Ziegler et al. 2019). 0:
+    kl_coef is fixed, as in Huang et al. 2024."""
     kl_horizon: PositiveInt = 10_000
-    """Episodes over which an adaptive kl_coef reacts; more than a fifth of batch_size."""
+    """Number of episodes over which an adaptive kl_coef reacts; more than a fifth of batch_size."""
 
     cliprange: NonNegativeFloat = 0.2
-    """The policy's ratio is clipped to 1 - cliprange and 1 + cliprange. 0: no clipping."""
+    """The policy's ratio is clipped to [1 - cliprange, 1 + cliprange]. 0: no clipping."""
     entropy_coef: NonNegativeFloat = 0.0
-    """Weight of the entropy bonus (mean entropy per token) in the loss. Huang et al. 2024: 0."""
+    """Weight of the entropy bonus (mean entropy per token) in the loss. 0 in Huang et al. 2024."""
     samples_every: PositiveInt = 20
-    """Updates between two tables of samples in samples.jsonl."""
+    """Number of updates between two groups of samples in samples.jsonl."""
 
     @model_validator(mode="after")
     def _check_batches(self) -> Self:
@@ -133,8 +137,8 @@ class PolicyGradient(Section):
         if not is_k1 and not is_in_loss:
             raise ValueError(
                 f"{section}.kl_estimator must be k1 with {section}.kl_in=reward: as a reward,"
-                f" {self.kl_estimator} hardly restrains the policy, or pushes it the wrong way."
-                f" Keep k1, or set {section}.kl_in=loss"
+                f" {self.kl_estimator} hardly restrains the policy, or pushes it the wrong way;"
+                f" keep k1, or set {section}.kl_in=loss"
             )
         if is_k1 and is_in_loss and not is_corrected:
             raise ValueError(
@@ -188,25 +192,25 @@ class Ppo(PolicyGradient):
     """PPO (Huang et al. 2024, details 20 to 25): its critic, GAE, and the pretraining term."""
 
     compat: Literal["", "paper"] = ""
-    """`paper`: whiten_over, loss_mean, logprobs and logprob_dtype as in the paper's code."""
+    """`paper` sets whiten_over, loss_mean, logprobs and logprob_dtype as in the paper's code."""
 
     critic_init: Literal["reward_model", "zero", "sft"] = "reward_model"
-    """What the critic starts from. `reward_model` (Huang et al. 2024, detail 22). `zero`: its
-    backbone with a head of zeros, so that every value is 0 at first. `sft`: the SFT model's
-    backbone with a new head."""
+    """What the critic starts from. `reward_model`: the reward model (Huang et al. 2024, detail 22).
+    `zero`: the reward model's backbone with a head of zeros, so that every value is 0 at first.
+    `sft`: the SFT model's backbone with a new head."""
     baseline: Literal["critic", "mean", "gated"] = "critic"
-    """What a return is compared with: the `critic`'s values (GAE, as in Huang et al. 2024); the
-    batch's `mean` return, without any critic; or `gated`: the critic in batches where it explains
-    some of the returns, else the mean (Pan et al. 2026, arXiv 2604.19485)."""
+    """What a return is compared with. `critic`: the critic's values (GAE, as in Huang et al. 2024).
+    `mean`: the batch's mean return, without any critic. `gated`: the critic in batches where it
+    explains some of the returns, otherwise the mean (Pan et al. 2026, arXiv 2604.19485)."""
     critic_updates: NonNegativeInt = 0
-    """Number of critic warm-up updates, of total_episodes, in which only the critic is trained
-    (VC-PPO, arXiv 2503.01491). The policy starts at a lower rate than learning_rate. 0 in Huang et
-    al. 2024."""
+    """Number of critic warm-up updates, in which only the critic is trained (VC-PPO, arXiv
+    2503.01491). They count toward total_episodes and the learning rate's decay, so the policy
+    starts below learning_rate. 0 in Huang et al. 2024."""
     critic_learning_rate: NonNegativeFloat = 0.0
-    """The critic's learning rate, which decays in the same way. 0: learning_rate, as in Huang et
-    al. 2024."""
+    """The critic's learning rate, which decays in the same way. 0: the policy's, as in Huang et al.
+    2024."""
     critic_max_grad_norm: NonNegativeFloat = 0.0
-    """The critic's gradient is clipped to this norm. 0: never, as in Huang et al. 2024."""
+    """Maximum norm of the critic's gradient. 0: no clipping, as in Huang et al. 2024."""
     score_at: Literal["after_eos", "eos"] = "after_eos"
     """Where the score is added to the rewards: at `eos`, or one position after it (`after_eos`, as
     in Huang et al. 2024)."""
@@ -216,7 +220,7 @@ class Ppo(PolicyGradient):
     lam: Fraction = 0.95
     """Lambda of GAE."""
     lam_value: float = Field(default=-1.0, ge=-1, le=1)
-    """Lambda of the critic's targets (decoupled GAE, VC-PPO). -1: that of the advantages."""
+    """Lambda of the critic's targets (decoupled GAE, VC-PPO). -1: the same as lam."""
     vf_coef: NonNegativeFloat = 0.1
     """Weight of the value loss."""
     clip_values: bool = True
@@ -224,15 +228,16 @@ class Ppo(PolicyGradient):
     cliprange_value: PositiveFloat = 0.2
     """New values are clipped to this distance from the rollout's, reward units."""
     ptx_coef: NonNegativeFloat = 0.0
-    """Weight of the SFT loss on as many reference summaries as episodes (InstructGPT's PPO-ptx)."""
+    """Weight of the SFT loss on reference summaries, one for each episode (InstructGPT's
+    PPO-ptx)."""
     checkpoints: NonNegativeInt = 0
-    """Most policies kept during training, at about equal steps of KL, as whole models on disk. They
-    are judged like the final one. 0: none."""
+    """Maximum number of policies to keep during training, at about equal steps of KL. Each is saved
+    as a whole model and judged like the final one. 0: none."""
 
     @model_validator(mode="before")
     @classmethod
     def _set_quirks(cls, values: dict[str, Any]) -> dict[str, Any]:
-        """`compat=paper` sets its settings, whatever else they are set to."""
+        """`compat=paper` overrides the settings in `PAPER_QUIRKS`."""
         return values | PAPER_QUIRKS if values.get("compat") == "paper" else values
 
     @model_validator(mode="after")
@@ -260,7 +265,7 @@ class Ppo(PolicyGradient):
 
     @property
     def uses_critic(self) -> bool:
-        """Whether a critic is trained: not where the batch's mean return takes its place."""
+        """Whether a critic is trained. With baseline=mean, the batch's mean return replaces it."""
         return self.baseline != "mean"
 
     @property

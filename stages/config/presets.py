@@ -7,13 +7,13 @@
     ppo:
       kl_coef: 0.1
 
-A preset says how it differs from the paper's settings, which are the defaults, or from what it
-extends. Values are written as in SET.
+A preset lists how it differs from the defaults, which are the paper's settings, or from the preset
+that it extends. Values are written as in SET.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +25,9 @@ from stages.config.yaml_files import read_yaml
 
 FOLDER = Path(__file__).parent
 ENDINGS = (".yaml", ".yml")  # of a preset that is a file
-# In the order in which they are listed.
-NAMES = (
+# In the order in which they are listed. A new one also needs a line in `PRESET_HELP`
+# (pipeline/targets.py) unless its family has one.
+PRESETS = (
     "tiny-xs",
     "tiny-s",
     "tiny",
@@ -58,7 +59,7 @@ Changes = dict[str, dict[str, Any]]
 
 @dataclass(frozen=True, kw_only=True)
 class Preset:
-    """What a preset file and all that it extends say."""
+    """The contents of a preset file, combined with those of every file that it extends."""
 
     name: str
     """Its name, or the file's path as it was given."""
@@ -90,17 +91,17 @@ def preset_config(name: str) -> Config:
     """The settings of a preset, which is a name or a file.
 
     Raises UserError, with the file and the key, for an unknown preset or setting, a wrong value, a
-    file that is no YAML, and files that extend each other in a circle.
+    file that is not YAML, and files that extend each other in a circle.
     """
     return read_preset(name).config
 
 
 def read_preset(name: str) -> Preset:
-    """What a preset and all that it extends say. Raises UserError as `preset_config` does."""
-    if name in NAMES:
+    """A preset, combined with all that it extends. Raises UserError as `preset_config` does."""
+    if name in PRESETS:
         return _built_in(name)
     if not is_file(name):
-        raise unknown("preset", name, NAMES)
+        raise unknown("preset", name, PRESETS)
     return _read_file(name, Path(name), extended_by=())
 
 
@@ -112,14 +113,15 @@ def _built_in(name: str) -> Preset:
 def _read_file(name: str, path: Path, extended_by: tuple[Path, ...]) -> Preset:
     """Read a preset file after the one that it extends. Messages call it `name`."""
     if path.resolve() in extended_by:
-        raise UserError(f"{name} extends itself, through other files: change one `extends`")
+        raise UserError(f"{name} extends itself through other files: change one `extends`")
 
     document = read_yaml(path, name)
     description = document.pop("description", "")
     parent = document.pop("extends", "")
-    for key, value in (("description", description), ("extends", parent)):
-        if not isinstance(value, str):
-            raise UserError(f"{name}: {key} must be a text")
+    if not isinstance(description, str):
+        raise UserError(f"{name}: description must be a text")
+    if not isinstance(parent, str):
+        raise UserError(f"{name}: extends must be a text")
 
     changes: Changes = {}
     if parent:
@@ -127,7 +129,7 @@ def _read_file(name: str, path: Path, extended_by: tuple[Path, ...]) -> Preset:
         if not is_file(parent):
             parent_path = FOLDER / "presets" / f"{parent}.yaml"
             if not parent_path.is_file():
-                raise UserError(f"{name}: extends: {unknown('preset', parent, NAMES)}")
+                raise UserError(f"{name}: extends: {unknown('preset', parent, PRESETS)}")
         extended = _read_file(
             name=str(parent_path) if is_file(parent) else parent,
             path=parent_path,
@@ -135,7 +137,7 @@ def _read_file(name: str, path: Path, extended_by: tuple[Path, ...]) -> Preset:
         )
         changes = {section: dict(values) for section, values in extended.changes.items()}
 
-    # An algorithm's own section comes after what is the same for all algorithms.
+    # An algorithm's own section overrides what is the same for all algorithms.
     common = _read_section(name, "policy_gradient", document.pop("policy_gradient", {}))
     for algorithm in POLICY_GRADIENT_STAGES:
         changes.setdefault(algorithm, {}).update(common)
@@ -149,8 +151,8 @@ def _read_file(name: str, path: Path, extended_by: tuple[Path, ...]) -> Preset:
 def _read_section(name: str, section: str, texts: Any) -> dict[str, Any]:
     """The values of a section of a file."""
     if not isinstance(texts, dict):
-        raise UserError(f"{name}: {section} must hold settings, such as `batch_size: 64`")
-    # What is the same for all algorithms has the types of PPO's section.
+        raise UserError(f"{name}: {section} must contain settings, such as `batch_size: 64`")
+    # `policy_gradient` is not a section of a config: its fields have the same types in `ppo`.
     type_section = "ppo" if section == "policy_gradient" else section
     fields = (PolicyGradient if section == "policy_gradient" else SECTIONS[section]).model_fields
 
@@ -161,7 +163,7 @@ def _read_section(name: str, section: str, texts: Any) -> dict[str, Any]:
             near = [f"{section}.{other}" for other in fields]
             raise UserError(f"{name}: {unknown('setting', key, [*near, *TYPES])}")
         if not isinstance(text, str):
-            raise UserError(f"{name}: {key} takes one value")
+            raise UserError(f"{name}: {key} takes one value, not a list or a mapping")
         try:
             values[field] = value_from_text(f"{type_section}.{field}", text)
         except UserError as error:
@@ -169,15 +171,12 @@ def _read_section(name: str, section: str, texts: Any) -> dict[str, Any]:
     return values
 
 
-PRESETS: dict[str, Callable[[], Config]] = {name: partial(preset_config, name) for name in NAMES}
-
-
 # -- ablations -------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ablation:
-    """One change to a run, and where the paper speaks of it."""
+    """One change to a run, and the detail of the paper that it is about."""
 
     title: str
     """Its name on pages."""
@@ -201,7 +200,9 @@ GROUPS: dict[str, list[str]] = ABLATIONS_FILE["groups"]
 
 def ablations_named(names: Sequence[str]) -> list[str]:
     """The ablations of these names, some of which may be names of groups."""
-    members = [member for name in names for member in GROUPS.get(name, [name])]
+    members = []
+    for name in names:
+        members += GROUPS.get(name, [name])
     return list(dict.fromkeys(members))
 
 

@@ -1,7 +1,8 @@
-"""The configs that runs have recorded, also those of older versions and of other branches."""
+"""The configs that runs have recorded, including those of older versions and other branches."""
 
 import json
 import sys
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -12,24 +13,20 @@ from stages.config.config import SECTIONS, Config
 ALWAYS_RECORDED = ("preset", "name", "seed")
 
 
-def recorded_config(folder: Path) -> Config | None:
-    """The config that a stage's folder recorded; None if it holds none that a run wrote.
+def recorded_config(folder: Path, warns: bool = True) -> Config | None:
+    """The config that a stage recorded in its folder; None if there is none that a run wrote.
 
     A setting that the record lacks has its default. Settings that this version does not have are
-    ignored, and a warning lists them once. Raises UserError, with the file, for a wrong value.
+    ignored, and with `warns` a warning lists them once. Raises UserError, with the file, for a
+    wrong value.
     """
     path = folder / "config.json"
-    if not path.exists():
-        return None
-    try:
-        saved = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError:
-        return None
-    if not isinstance(saved, dict) or not all(name in saved for name in ALWAYS_RECORDED):
+    saved = _read_record(path)
+    if saved is None:
         return None
 
-    unknown = unknown_settings(saved)
-    if unknown:
+    unknown = ignored_settings(folder)
+    if unknown and warns:
         _warn_of_unknown(f"{saved['name']} seed {saved['seed']}", tuple(unknown))
     try:
         values = {
@@ -44,17 +41,34 @@ def recorded_config(folder: Path) -> Config | None:
         raise UserError(f"{path}: {error}: {RESTORE}") from None
 
 
+def _read_record(path: Path) -> dict[str, Any] | None:
+    """Return what a run has written into a `config.json`; None if there is no such record."""
+    if not path.exists():
+        return None
+    try:
+        saved = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError:
+        return None
+    if not isinstance(saved, dict) or not all(name in saved for name in ALWAYS_RECORDED):
+        return None
+    return saved
+
+
 def section_from(name: str, saved: Any) -> Any:
     """A section as a run recorded it. Raises UserError for a value that it cannot have."""
     if not isinstance(saved, dict):
-        raise UserError(f"{name} must hold settings")
+        raise UserError(f"{name} must contain settings")
     fields = SECTIONS[name].model_fields
     return SECTIONS[name](**{field: value for field, value in saved.items() if field in fields})
 
 
-def unknown_settings(saved: dict[str, Any]) -> list[str]:
-    """What a record has and this version has not: `section`, or `section.field`."""
+def ignored_settings(folder: Path) -> list[str]:
+    """Return the names in a stage's record that this version does not have.
+
+    A name is `section` or `section.field`.
+    """
     names = []
+    saved = _read_record(folder / "config.json") or {}
     for name, value in saved.items():
         if name not in Config.model_fields:
             names.append(name)
@@ -64,8 +78,12 @@ def unknown_settings(saved: dict[str, Any]) -> list[str]:
     return names
 
 
+def ignored_line(run: str, names: Sequence[str]) -> str:
+    """Return the warning about settings in a run's record that this version does not have."""
+    return f"warning: run {run} recorded settings that this version ignores: {', '.join(names)}"
+
+
 @cache
 def _warn_of_unknown(run: str, names: tuple[str, ...]) -> None:
     """Print one line for each run; the cache keeps its other stages from repeating it."""
-    line = f"warning: run {run} recorded settings that this version ignores: {', '.join(names)}"
-    print(line, file=sys.stderr, flush=True)
+    print(ignored_line(run, names), file=sys.stderr, flush=True)

@@ -1,4 +1,4 @@
-"""The base classes of the settings, and the one line that tells what is wrong with a value."""
+"""The base classes of the settings, and the one-line error about a wrong value."""
 
 import inspect
 from copy import copy
@@ -10,7 +10,7 @@ from typing_extensions import Self
 
 from stages.config.checks import UserError, unknown
 
-# A number of rows, tokens or updates. Above it torch and C would overflow.
+# The largest number of rows, tokens or updates. Above it torch and C would overflow.
 MOST = 2**31 - 1
 # The types of most settings, whose range is part of the type.
 PositiveInt = Annotated[int, Field(gt=0, le=MOST)]
@@ -19,7 +19,7 @@ PositiveFloat = Annotated[float, Field(gt=0, le=MOST)]
 NonNegativeFloat = Annotated[float, Field(ge=0, le=MOST)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 
-# What pydantic says of a value, as the end of a sentence that begins with "<setting> must".
+# pydantic's kinds of errors, each as the end of a sentence that begins with "<setting> must".
 MUST = {
     "greater_than": "be above {gt}",
     "greater_than_equal": "be at least {ge}",
@@ -30,12 +30,12 @@ MUST = {
     "int_type": "be a whole number",
     "float_type": "be a number",
     "bool_type": "be true or false",
-    "string_type": "be a text",
+    "string_type": "be text",
 }
 
 
 class Settings(BaseModel):
-    """Frozen settings whose values are checked when they are made.
+    """Frozen settings whose values are checked when they are created.
 
     The docstring under a field is its description, which `make settings` prints. A value has
     exactly the type of its field, so the text "3" is not a number; a whole number may stand for a
@@ -72,7 +72,7 @@ class Settings(BaseModel):
         context = first.get("ctx", {})
         key = cls.key(".".join(map(str, first["loc"])))
 
-        if first["type"] == "value_error":  # our own validators, which name the field
+        if first["type"] == "value_error":  # raised by our own validators, which name the field
             line = str(context["error"])
         elif first["type"] == "extra_forbidden":
             line = str(unknown("setting", key, map(cls.key, cls.model_fields)))
@@ -89,7 +89,7 @@ class Settings(BaseModel):
 
 
 def plain_number(bound: Any) -> str:
-    """A bound as a person writes it: 1 instead of 1.0."""
+    """A bound as a person would write it: 1 instead of 1.0."""
     return str(int(bound)) if isinstance(bound, float) and bound.is_integer() else str(bound)
 
 

@@ -1,7 +1,7 @@
 """The settings of data, SFT, reward model, DPO and memory. Defaults are the paper's.
 
-The other settings are in `ppo.py` and `judge.py`. The docstring under a field describes it, with
-its unit; `make settings` prints it.
+The other settings are in `ppo.py` and `judge.py`. The docstring below a field describes it and
+gives its unit; `make settings` prints these docstrings.
 """
 
 import re
@@ -32,15 +32,15 @@ EOS, BEFORE_EOS = "eos", "before_eos"
 EOS_TOKEN = "<|endoftext|>"  # of a tokenizer that is trained here, and of Pythia's
 # A vocabulary of new weights is padded to it, as Pythia's: [PAD] fits without a resized embedding.
 EMBEDDING_MULTIPLE = 64
-# Logits of one chunk, by device. A GPU needs more to be busy.
+# Logits of one chunk, by device. A GPU needs larger chunks to stay busy.
 CHUNK = {"cpu": 2**24, "cuda": 2**27}
-# References on which `normalize` checks the saved model. A wrong shift, or padding that is read,
-# moves the score of every row, so some rows show it.
+# References on which `normalize` checks the saved model. A wrong shift, or padding that affects
+# scores, moves the score of every row, so a few rows are enough to notice it.
 CHECKED_ROWS = 1024
 # The splits of the data, by their names.
 POSTS = ("sft_train", "sft_validation")
 COMPARISONS = ("comparisons_train", "comparisons_validation")
-PPO_TRAIN = "ppo_train"  # optional: posts without a summary, for PPO's queries
+PPO_TRAIN = "ppo_train"  # optional: posts without summaries, for PPO's queries
 # Split -> the setting of section `data` that says how many of its rows are used.
 USED_ROWS = {
     "sft_train": "train_posts",
@@ -57,7 +57,7 @@ SAMPLE = {"subreddit": "tifu", "title": "My title: two words", "post": "One line
 
 
 def check_prompt(template: str) -> None:
-    """Raise ValueError unless a template holds each field once and its prompts can be read back."""
+    """Raise ValueError unless a template has each field once and its prompts can be read back."""
     try:
         parts = list(Formatter().parse(template))
     except ValueError:
@@ -67,13 +67,13 @@ def check_prompt(template: str) -> None:
 
     if names != sorted(FIELDS) or not is_plain:
         raise ValueError(
-            "data.prompt must hold {subreddit}, {title} and {post}, each once, and nothing else in"
-            " braces"
+            "data.prompt must contain {subreddit}, {title} and {post}, each once, and nothing else"
+            " in braces"
         )
     if template != template.strip():
         raise ValueError("data.prompt must not begin or end with white space")
     if parse_post(format_post(SAMPLE, template), template) != SAMPLE:
-        raise ValueError("data.prompt must have words or line breaks between its places")
+        raise ValueError("data.prompt must have words or line breaks between its placeholders")
 
 
 def format_post(row: Mapping[str, str], template: str = PROMPT) -> str:
@@ -91,7 +91,7 @@ def parse_post(query: str, template: str = PROMPT) -> dict[str, str] | None:
 
 @cache
 def _pattern(template: str) -> re.Pattern[str]:
-    """Fields end at the first text that follows them in the template, the post at the last."""
+    """Fields end where the template's next text first occurs, and the post where it last occurs."""
     pattern = ""
     for text, name, _, _ in Formatter().parse(template):
         pattern += re.escape(text)
@@ -104,20 +104,20 @@ class Base(Section):
     """The model and the tokenizer that a run starts from."""
 
     checkpoint: str = RANDOM
-    """Folder or hub id[@revision] of a causal LM. `random`: a new GPT-NeoX of the shape below."""
+    """Folder or hub id[@revision] of a causal LM. `random`: a new GPT-NeoX with the shape below."""
     tokenizer: str = ""
-    """Folder or hub id[@revision]. Empty: the checkpoint's own. `train`: a BPE trained on the
-    posts."""
+    """Folder or hub id[@revision]. Empty: the checkpoint's own. `train`: a BPE tokenizer trained on
+    the posts."""
     bos: Literal["auto", "always", "never"] = "auto"
-    """Whether a query begins with BOS: `always`, `never`, or `auto`, as the tokenizer does it."""
+    """Whether a query begins with BOS: `always`, `never`, or `auto`, the tokenizer's default."""
     vocab_size: int = Field(default=1024, gt=0, le=10_000_000)
-    """Largest vocabulary of a trained tokenizer, tokens."""
+    """Maximum vocabulary size of a trained tokenizer, tokens."""
     hidden_size: int = Field(default=128, gt=0, le=1_000_000)
     """Width of a random model."""
     num_layers: int = Field(default=4, gt=0, le=10_000)
-    """Layers of a random model."""
+    """Number of layers of a random model."""
     num_heads: int = Field(default=4, gt=0, le=100_000)
-    """Attention heads of a random model."""
+    """Number of attention heads of a random model."""
 
     @model_validator(mode="after")
     def _check_model(self) -> Self:
@@ -125,25 +125,25 @@ class Base(Section):
             raise ValueError("base.hidden_size must be an even multiple of base.num_heads")
         if self.tokenizer == TRAIN_TOKENIZER and self.checkpoint != RANDOM:
             raise ValueError(
-                "base.tokenizer must be empty (its own) or name one with"
+                "base.tokenizer must be empty (the checkpoint's own) or name a tokenizer with"
                 f" base.checkpoint={self.checkpoint}, not `train`"
             )
         return self
 
 
 class World(Section):
-    """Seed and size of the built-in world."""
+    """Seed and number of the built-in posts and comparisons."""
 
     seed: int = Field(default=1, ge=0)
-    """Seed of the world: another seed gives other posts."""
+    """Seed of the built-in data: a different seed gives different posts."""
     train_posts: PositiveInt = 8000
-    """Posts with a reference, for SFT and PPO."""
+    """Number of posts with a reference, for SFT and PPO."""
     validation_posts: PositiveInt = 600
-    """Held-out posts with a reference."""
+    """Number of held-out posts with a reference."""
     train_comparisons: PositiveInt = 12_000
-    """Pairs of summaries, for the reward model and DPO."""
+    """Number of pairs of summaries, for the reward model and DPO."""
     validation_comparisons: PositiveInt = 2000
-    """Held-out pairs of summaries."""
+    """Number of held-out pairs of summaries."""
 
 
 class Data(Section):
@@ -154,42 +154,44 @@ class Data(Section):
     sft_dataset: str = "vwxyzjn/summarize_from_feedback_tldr_3_filtered"
     """Hub id[:configuration][@revision] of posts in the schema of tldr_3_filtered, for source
     `hub`."""
-    # The repository holds a loading script, which `datasets` 4 refuses; the branch holds its rows.
+    # The main branch has a loading script, which `datasets` 4 refuses; this branch has the rows.
     comparisons_dataset: str = "openai/summarize_from_feedback:comparisons@refs/convert/parquet"
     """Hub id[:configuration][@revision] of pairs in the schema of comparisons, for source `hub`."""
     prompt: str = PROMPT
-    """Template of a query: a text with {subreddit}, {title} and {post}, each once. Write a line
-    break as \\n."""
+    """Template of a query, with {subreddit}, {title} and {post} once each. Write a line break as
+    \\n."""
     chat_template: bool = False
-    """Whether prompts and answers are formatted by the tokenizer's own chat template: for a base
-    checkpoint that is a chat model, and for rows of messages."""
+    """Whether the tokenizer's chat template formats prompts and answers: for a base checkpoint that
+    is a chat model, and for rows of messages."""
     on_bad_row: Literal["stop", "skip"] = "stop"
-    """What happens at a row that cannot be used: `stop`, or `skip`, which lists it and leaves it
-    out."""
+    """What happens at a row that cannot be used: `stop` ends the stage, `skip` leaves the row out
+    and lists it."""
     max_post_characters: NonNegativeInt = 0
-    """Longest post that is used, characters. Pairs of longer posts are kept. 0: no limit."""
+    """Maximum length of a post, characters. Longer posts are left out, but their pairs are kept. 0:
+    no limit."""
     train_posts: NonNegativeInt = 0
-    """Number of training posts that are used, the same ones for every seed. 0: all."""
+    """Number of training posts to use, the same ones for every seed. 0: all."""
     validation_posts: NonNegativeInt = 0
-    """Number of held-out posts that are used, the same ones for every seed. 0: all."""
+    """Number of held-out posts to use, the same ones for every seed. 0: all."""
     ppo_posts: NonNegativeInt = 0
-    """Number of posts without a summary that are used, the same ones for every seed. 0: all."""
+    """Number of posts without summaries to use, the same ones for every seed. 0: all."""
     train_comparisons: NonNegativeInt = 0
-    """Number of training pairs that are used, the same ones for every seed. 0: all."""
+    """Number of training pairs to use, the same ones for every seed. 0: all."""
     validation_comparisons: NonNegativeInt = 0
-    """Number of held-out pairs that are used, the same ones for every seed. 0: all."""
+    """Number of held-out pairs to use, the same ones for every seed. 0: all."""
     max_query_tokens: PositiveInt = 512
-    """Longest query, tokens. Longer posts are cut."""
+    """Maximum length of a query, tokens. Longer posts are cut."""
     max_summary_tokens: PositiveInt = 53
-    """Longest reference with its leading space and EOS, tokens, and the number of tokens that PPO
-    samples. References of up to twice this length are kept and counted."""
+    """Maximum length of a reference with its leading space and EOS, tokens; also the number of
+    tokens that PPO samples. References of up to twice this length are kept and counted."""
     max_query_summary_tokens: PositiveInt = 562
-    """Longest query and reference together, tokens. Longer ones are kept and counted."""
+    """Maximum length of query and reference together, tokens. Longer ones are kept and counted."""
     max_comparison_tokens: PositiveInt = 169
-    """Longest compared summary with EOS, tokens. Summaries of up to twice this length are kept and
-    counted."""
+    """Maximum length of a compared summary with EOS, tokens. Summaries of up to twice this length
+    are kept and counted."""
     max_query_comparison_tokens: PositiveInt = 638
-    """Longest query and compared summary together, tokens. Longer ones are kept and counted."""
+    """Maximum length of query and compared summary together, tokens. Longer ones are kept and
+    counted."""
 
     @field_validator("prompt")
     @classmethod
@@ -199,7 +201,7 @@ class Data(Section):
 
     @property
     def rows(self) -> dict[str, int]:
-        """The number of rows that are used of each split. 0: all."""
+        """The number of rows to use of each split. 0: all."""
         return {split: getattr(self, name) for split, name in USED_ROWS.items()}
 
 
@@ -207,19 +209,19 @@ class Optimizer(Section):
     """AdamW, the same in all stages (Huang et al. 2024)."""
 
     adam_eps: float = Field(default=1e-5, gt=0, le=1)
-    """Added to the denominator of a step."""
+    """Epsilon, added to the denominator of a step."""
     adam_beta1: float = Field(default=0.9, ge=0, lt=1)
-    """Decay of the mean gradient, per step."""
+    """Decay rate of the mean gradient, per step."""
     adam_beta2: float = Field(default=0.999, ge=0, lt=1)
-    """Decay of the mean squared gradient, per step."""
+    """Decay rate of the mean squared gradient, per step."""
     weight_decay: Fraction = 0.01
-    """Share of a weight that each step subtracts, times the learning rate."""
+    """Each step shrinks the weights by this fraction times the learning rate."""
     warmup_fraction: Fraction = 0.0
-    """Share of the updates in which the learning rate rises linearly from 0 (sft, rm, dpo)."""
+    """Fraction of the updates over which the learning rate rises linearly from 0 (sft, rm, dpo)."""
 
 
 class Supervised(Section):
-    """What SFT, reward model and DPO have in common."""
+    """Settings that SFT, reward model and DPO have in common."""
 
     learning_rate: PositiveFloat = 3e-6
     """Peak of the cosine schedule."""
@@ -239,7 +241,7 @@ class Sft(Supervised):
     dropout: float = Field(default=0.0, ge=0, le=0.9)
     """Dropout during training. Huang et al. 2024, detail 7: off."""
     evaluations: PositiveInt = 4
-    """About how many times the validation loss is measured between the start and the end."""
+    """Approximate number of validations between the first and the last update."""
 
 
 class Rm(Supervised):
@@ -249,16 +251,17 @@ class Rm(Supervised):
     """Dropout during training. Huang et al. 2024, detail 7: off."""
     pairs: Literal["all", "even", "odd"] = "all"
     """Pairs that the reward model and DPO learn from: `all`, or only those of posts whose id has an
-    `even` or an `odd` hash. The halves share no post, so one half can train a gold reward model."""
+    `even` or an `odd` hash. The halves have no post in common, so one of them can train a gold
+    reward model."""
     by_post: bool = False
-    """Whether all pairs of a post are in one batch, for DPO too, so that each of its texts is
+    """Whether all pairs of a post are in the same batch, for DPO too, so that each of its texts is
     computed once (Ouyang et al. 2022, section 3.5). The paper shuffles pairs."""
     read_at: Literal["eos", "before_eos"] = "eos"
     """Token at which the score is read, in training and in scoring: `eos`, or `before_eos`, the
-    last token of the text. The saved model records it. Without an EOS both are the last token."""
+    last token of the text. The saved model records it. Without an EOS, both mean the last token."""
     center: NonNegativeFloat = 0.0
-    """Weight of (chosen + rejected)^2 in the loss. Comparisons determine a post's scores up to a
-    constant; this term pulls that constant to 0. The paper has no such term (0)."""
+    """Weight of (chosen + rejected)^2 in the loss. Comparisons determine a post's scores only up to
+    a constant; this term pulls that constant to 0. 0 in the paper, which has no such term."""
 
 
 class Reward(Section):
@@ -266,7 +269,7 @@ class Reward(Section):
 
     function: str = ""
     """`module:function` that returns a number for each response, in place of a reward model. It
-    receives lists of queries, responses and rows. The module is in the working folder."""
+    receives lists of queries, responses and rows. The module is a file in the working folder."""
 
     @model_validator(mode="after")
     def _check_function(self) -> Self:
@@ -285,8 +288,8 @@ class Normalize(Section):
     """Reward normalization (Huang et al. 2024, detail 15)."""
 
     posts: NonNegativeInt = 0
-    """Number of references, evenly spaced over the SFT train split, whose mean score becomes 0.
-    0: all."""
+    """Number of references, evenly spaced over the SFT training split, whose mean score is shifted
+    to 0. 0: all."""
 
     @model_validator(mode="after")
     def _check_posts(self) -> Self:
@@ -299,7 +302,8 @@ class Dpo(Supervised):
     """Direct preference optimization (Rafailov et al. 2023, as Huang et al. 2024 run it)."""
 
     beta: PositiveFloat = 0.05
-    """Reward units per nat. A smaller beta lets the policy move further from the SFT model."""
+    """DPO's beta, reward units per nat. A smaller beta lets the policy move further from the SFT
+    model."""
 
 
 class Memory(Section):
@@ -312,20 +316,21 @@ class Memory(Section):
 
     microbatch_size: NonNegativeInt = 8
     """Sequences per forward and backward pass on one device (a pair counts as two). `auto` (0): as
-    many as the memory plan says fit into what is free when a stage begins."""
+    many as fit into the memory that is free when a stage begins, according to the memory plan."""
     forward_batch_size: NonNegativeInt = 32
-    """Sequences per pass without gradients (sampling, scoring, evaluation), or `auto`. An upper
-    limit: on a CPU, PPO measures and scores fewer at once to save padding."""
+    """Maximum number of sequences per pass without gradients (sampling, scoring, evaluation), or
+    `auto`. On a CPU, PPO measures and scores fewer at once to save padding."""
     mixed_precision: Literal["no", "bf16"] = "bf16"
-    """`bf16`: matrix products in bf16; weights, heads, softmax, losses and statistics in float32.
-    `no`: everything in float32."""
+    """`bf16`: matrix products in bf16, but weights, heads, softmax, losses and statistics in
+    float32. `no`: everything in float32."""
     frozen_dtype: Literal["float32", "bf16"] = "float32"
     """Precision of PPO's ref_policy and reward model. `bf16` halves their memory."""
     gradient_checkpointing: bool = False
-    """Whether activations are recomputed in the backward pass: less memory, more time."""
+    """Whether activations are recomputed in the backward pass, which saves memory, not time."""
     cpu_threads: int = Field(default=0, ge=0, le=1024)
-    """Threads of one process on a CPU. 0: torch's choice. The number changes rounding, and PPO
-    amplifies it, so treat it like another seed. Only the same number repeats a run exactly."""
+    """Number of threads of one process on a CPU. 0: torch's choice. It changes rounding, which PPO
+    amplifies, so treat a different number like a different seed. A run repeats exactly only with
+    the same number."""
     save_minutes: float = Field(default=5.0, ge=0, le=1_000_000)
-    """Minutes between two checkpoints, or more if saving would take over 5% of the time. 0: after
-    every update."""
+    """Minutes between two checkpoints, or longer if saving would take over 5% of the time. 0: a
+    checkpoint after every update."""

@@ -7,23 +7,22 @@ from collections.abc import Set
 from dataclasses import dataclass, replace
 
 from stages.config.ppo import Ppo
+from stages.config.sections import COMPARISONS, POSTS
 from stages.rl.algorithms import ALGORITHMS
 
-CARD = "README.md"  # of a model, in its folder; no output of the stage
+CARD = "README.md"  # in a model's folder; not an output of the stage
 
 
 @dataclass(frozen=True, kw_only=True)
 class Stage:
-    """What a stage is and what its result depends on; `stages/__main__.py` has its function."""
+    """What a stage is and what its result depends on. Its function is in `stages/__main__.py`."""
 
     what: str
-    """One line for people."""
-    head: str = ""
-    """Title of its column in `make status`; empty: not shown."""
+    """One line that describes it."""
     module: str
-    """Its module; the code that this one imports is the code of the stage."""
+    """Its module. The code of the stage is this module and all that it imports."""
     target: str
-    """The target of `make` that reaches it."""
+    """The make target that runs it."""
     sections: tuple[str, ...] = ()
     """Sections of the config that its result depends on, in addition to those of its inputs."""
     inputs: tuple[str, ...] = ()
@@ -35,22 +34,23 @@ class Stage:
     optional: bool = False
     """Whether a run may finish without it."""
     models: tuple[str, ...] = ()
-    """Folders of the models that it trains and saves; each gets a card."""
+    """Folders of the models that it trains and saves; each gets a model card."""
     makes_policy: bool = False
     """Whether its policy is summarized and judged."""
     policy_gradient: bool = False
-    """Whether it samples, scores and learns update by update, as PPO does."""
+    """Whether each of its updates samples, scores and learns, as PPO's do."""
     computes: bool = True
-    """Whether it runs a model here: GPUS starts several, precision and threads change numbers."""
+    """Whether it runs a model in this project's processes: GPUS starts several of them, and
+    precision and threads change the numbers."""
     reads_data: bool = False
     """Whether it reads posts and comparisons from their source."""
     per_judge: bool = False
     """Whether each judge has a folder of its own."""
     reads_records: bool = False
-    """Whether it shows what its inputs recorded (metrics, settings, times), not their outputs."""
+    """Whether it shows what its inputs recorded (metrics, settings, times), as pages do."""
 
 
-# What a page shows of any run: its summaries, and what was said of them.
+# What a page shows of any run: its summaries, and what the judge said about them.
 JUDGED = ("summaries", "judge", "controls", "win_rate")
 # Policies that a run may have in addition to SFT and PPO. They are summarized and shown next to
 # the others if they were trained.
@@ -60,7 +60,6 @@ OPTIONAL_POLICIES = (*(name for name in ALGORITHMS if name != "ppo"), "dpo", "re
 POLICY_GRADIENT = {
     name: Stage(
         what=algorithm.summary,
-        head=name[:4],
         module="stages.ppo",
         target=name,
         sections=("optimizer", name, "lora"),
@@ -75,7 +74,6 @@ POLICY_GRADIENT = {
 STAGES = {
     "base": Stage(
         what="posts, tokenizer and the model to start from",
-        head="base",
         module="stages.base",
         target="data",
         sections=("base", "world", "data"),
@@ -85,7 +83,6 @@ STAGES = {
     ),
     "sft": Stage(
         what="supervised fine-tuning on the reference summaries",
-        head="sft",
         module="stages.sft",
         target="sft",
         sections=("optimizer", "sft", "lora"),
@@ -96,7 +93,6 @@ STAGES = {
     ),
     "rm": Stage(
         what="the reward model, from comparisons",
-        head="rm",
         module="stages.rm",
         target="rm",
         sections=("optimizer", "rm", "lora", "reward", "released"),
@@ -106,7 +102,6 @@ STAGES = {
     ),
     "normalize": Stage(
         what="shifts the reward so that references average 0",
-        head="norm",
         module="stages.normalize",
         target="rm",
         sections=("normalize",),
@@ -117,7 +112,6 @@ STAGES = {
     **POLICY_GRADIENT,
     "dpo": Stage(
         what="DPO on the same comparisons, to compare with PPO",
-        head="dpo",
         module="stages.dpo",
         target="dpo",
         sections=("optimizer", "dpo", "lora"),
@@ -138,7 +132,6 @@ STAGES = {
     ),
     "summaries": Stage(
         what="summaries of held-out posts by every policy",
-        head="summ",
         module="eval.summaries",
         target="eval",
         sections=("eval",),
@@ -147,7 +140,6 @@ STAGES = {
     ),
     "judge": Stage(
         what="verdicts on every summary, in both orders",
-        head="judg",
         module="eval.judge",
         target="eval",
         sections=("judge",),
@@ -156,8 +148,7 @@ STAGES = {
         per_judge=True,
     ),
     "controls": Stage(
-        what="negative controls: verdicts on texts that must lose",
-        head="ctrl",
+        what="verdicts on negative controls, in both orders",
         module="eval.controls",
         target="eval",
         sections=("judge", "checks"),
@@ -167,7 +158,6 @@ STAGES = {
     ),
     "win_rate": Stage(
         what="win rates with intervals",
-        head="rate",
         module="eval.win_rate",
         target="eval",
         inputs=("summaries", "judge"),
@@ -186,7 +176,6 @@ STAGES = {
     ),
     "report": Stage(
         what="the page of the run",
-        head="page",
         module="reports.run",
         target="eval",
         inputs=("base", "sft", "rm", "normalize", "ppo", *JUDGED),
@@ -207,11 +196,13 @@ STAGES = {
         reads_records=True,
     ),
 }
+# The split that fills the batches of a stage.
+TRAINING_SPLITS = {"sft": POSTS[0], "rm": COMPARISONS[0], "dpo": COMPARISONS[0]}
 SHARED_STAGES = tuple(name for name, stage in STAGES.items() if stage.shared)
 POLICY_STAGES = tuple(name for name, stage in STAGES.items() if stage.makes_policy)
 POLICY_GRADIENT_STAGES = tuple(name for name, stage in STAGES.items() if stage.policy_gradient)
 LORA_STAGES = tuple(name for name, stage in STAGES.items() if "lora" in stage.sections)
-# A run with an upstream has these sections as the upstream has them, but for its overrides.
+# A run with an upstream takes these sections from the upstream, except for its overrides.
 SHARED_SECTIONS = ("base", "world", "data", "sft", "reward", "released", "rm", "normalize")
 
 
@@ -221,24 +212,27 @@ def shared_before(stage: str) -> tuple[str, ...]:
 
 
 def first_changed(sections: Set[str]) -> str:
-    """The first shared stage that reads one of some shared sections; empty if none does."""
+    """The first shared stage that reads one of these sections; empty if none does."""
     changed = sections & set(SHARED_SECTIONS)
-    return next((name for name in SHARED_STAGES if changed & set(STAGES[name].sections)), "")
+    for name in SHARED_STAGES:
+        if changed & set(STAGES[name].sections):
+            return name
+    return ""
 
 
-# What kind of run it is: it trains policies, or judges one of others, or summaries that exist.
+# The kinds of runs: they train policies, judge a released policy, or judge existing summaries.
 TRAINED = "trained"
 RELEASED = "released"
 OUTPUTS = "outputs"
 GIVEN_BY = {RELEASED: "POLICY=", OUTPUTS: "INPUT="}  # the make variable of a kind
 TRAINING_STAGES = tuple(name for name, row in STAGES.items() if row.models)
-# Kind of run -> the stages that do not occur in it.
+# Kind of run -> the stages that it does not have.
 NO_PART = {
     TRAINED: ("released",),
     RELEASED: TRAINING_STAGES,
     OUTPUTS: ("base", *TRAINING_STAGES, "released"),
 }
-# Kind of run -> stage -> its row there, where it is another one.
+# Kind of run -> stage -> its row there, if it differs.
 OTHER_ROWS = {
     TRAINED: {},
     RELEASED: {
@@ -265,12 +259,12 @@ def row_of(stage: str, kind: str) -> Stage:
 
 
 def is_part(stage: str, kind: str) -> bool:
-    """Whether a stage occurs in a kind of run at all."""
+    """Whether a kind of run has a stage."""
     return stage not in NO_PART[kind]
 
 
 def with_inputs(wanted: set[str], kind: str = TRAINED) -> list[str]:
-    """The wanted stages and all that they are made from, in the order in which they run."""
+    """The wanted stages and all that they depend on, in the order in which they run."""
     needed = set(wanted)
     for name in reversed(STAGES):  # inputs come before what reads them
         if name in needed:

@@ -2,7 +2,7 @@
 
 A row is bad if it has a fault that only the user's own files can have: it is not JSON, a field is
 missing or has the wrong type, its summary is far over the limit, or it has more tokens than the
-model has positions. Oddities that the published data are known to contain (empty or equal
+model has positions. Oddities that are known to occur in the published data (empty or equal
 summaries, a few tokens over a limit) are not bad: those rows are kept, and `row_counts.py` counts
 them. Standard library only.
 """
@@ -28,7 +28,7 @@ class BadRowError(UserError):
 
 
 class LeftOutError(BadRowError):
-    """A row that its own label excludes from training. It is always left out and listed."""
+    """A row that is excluded from training by its own label. It is always left out and listed."""
 
 
 class BadRows:
@@ -40,7 +40,7 @@ class BadRows:
         self.skipped: list[dict[str, str]] = []
         """The split, the place (`file:line`) and the reason of each skipped row."""
         self.changes: Counter[str] = Counter()
-        """What is done with good rows, with their number: left out by a label, cut, ..."""
+        """What was done with rows (left out by a label, cut, ...) -> the number of these rows."""
 
     @contextmanager
     def catch(self, split: str) -> Iterator[None]:

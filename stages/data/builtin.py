@@ -27,7 +27,8 @@ from pathlib import Path
 from typing import Any
 
 from stages.config import config as settings
-from stages.config.config import Config, World
+from stages.config.config import Config
+from stages.config.sections import World
 from stages.runs.files import cached_folder, file_hash, write_lines
 from stages.runs.progress import progress
 
@@ -178,9 +179,9 @@ HABITS: Mapping[str, Sequence[str]] = {
     "tifu": ("witness", "feeling", "ask"),
     "relationship_advice": ("age", "when", "place"),
 }
-HABIT_WEIGHT = 3.0  # a usual fact is told this many times as often as another one
+HABIT_WEIGHT = 3.0  # a usual fact is told this many times as often as an unusual one
 
-# What a labeler takes off; a right fact that is wanted gains 1.
+# What a labeler subtracts; a right fact that is wanted gains 1.
 WRONG_COST = 1.0  # for a wrong fact
 UNWANTED_COST = 0.5  # for a right fact that the subreddit's labelers do not want
 LONG_COST = 0.25  # for each word beyond the length of a complete summary
@@ -364,7 +365,7 @@ def make_comparison(row: dict[str, str], key: str, split: str) -> dict[str, Any]
             for text, policy in zip(texts, policies, strict=True)
         ],
         "choice": 1 if prefers_second else 0,
-        # The spelling of this value stays: the data are the same in every version.
+        # The spelling of this value must not change: the data are the same in every version.
         "worker": f"labeller-{labeler}",
         "batch": f"toy_batch{1 + rng.randrange(NUM_BATCHES)}",
         "split": split,
@@ -373,7 +374,7 @@ def make_comparison(row: dict[str, str], key: str, split: str) -> dict[str, Any]
 
 
 def write_world(folder: Path, world: World, show: Callable[..., Iterator[int]]) -> None:
-    """Write the four files of a data folder. `show` passes a range on and shows progress."""
+    """Write the four files of a data folder. `show` iterates over a range and shows progress."""
     _write_part(
         folder,
         world,

@@ -15,7 +15,7 @@ from stages.config.checks import UserError, first_line
 from stages.data.conversations import ASSISTANT, USER, Message, plain_prompt
 from stages.data.prompt import Prompt, fit_query, longest_fitting
 
-# Stands for an answer while the template is read. No text has this private character.
+# Takes the place of an answer while the template is read. No text has this private character.
 MARK = "\ue000"
 # Some templates write today's date into the prompt, so that tokens would change from day to day.
 TEMPLATE_DATE = "26 Jul 2024"
@@ -93,7 +93,7 @@ class ChatFormat:
     def query(self, messages: Sequence[Message]) -> list[int]:
         """The tokens before an answer, with BOS at most once.
 
-        Raises ValueError if a message holds a control token or the template refuses the messages.
+        Raises ValueError if a message contains a control token or the template raises an error.
         """
         for message in messages:
             self._check_content(message["content"])
@@ -106,7 +106,7 @@ class ChatFormat:
     def response(self, text: str) -> list[int]:
         """The tokens of an answer, with the token that ends the turn.
 
-        Raises ValueError if the text holds a control token.
+        Raises ValueError if the text contains a control token.
         """
         self._check_content(text)
         return self._encode(self.before_answer + text.strip() + self.after_answer)
@@ -137,14 +137,14 @@ class ChatFormat:
     def _fit_messages(self, messages: Sequence[Message], limit: int) -> list[Message]:
         """The messages without their beginning, in at most `limit` tokens.
 
-        A prompt ends with what is asked for. So the oldest turn loses its beginning, or is dropped
-        with the answer to it if nothing of it fits. A system message stays.
+        The request is at the end of a prompt. So the oldest turn loses its beginning, or is dropped
+        together with its answer if no part of it fits. A system message is kept.
         """
         kept = list(messages)
         while len(self.query(kept)) > limit:
             user_places = [place for place, turn in enumerate(kept) if turn["role"] == USER]
             if not user_places:
-                raise ValueError(f"its turns that are not the user's exceed {limit} tokens")
+                raise ValueError(f"its system and assistant turns exceed {limit} tokens")
             first_user = user_places[0]
             shortened = self._shorten_turn(kept, first_user, limit)
             if shortened is not None:
@@ -157,7 +157,7 @@ class ChatFormat:
     def _shorten_turn(
         self, messages: Sequence[Message], place: int, limit: int
     ) -> list[Message] | None:
-        """The messages with as much of the end of one turn as fits; None if nothing of it fits."""
+        """The messages with as much of the end of one turn as fits; None if no part of it fits."""
         content = messages[place]["content"]
 
         def with_end(length: int) -> list[Message]:
@@ -176,7 +176,7 @@ class ChatFormat:
         """Raise ValueError for a text in which the template's control tokens occur."""
         for token in self.control_tokens:
             if token in text:
-                raise ValueError(f"the text holds the control token {token}")
+                raise ValueError(f"the text contains the control token {token}")
 
     def _render(self, messages: Sequence[Message], *, add_generation_prompt: bool) -> str:
         try:
@@ -186,16 +186,16 @@ class ChatFormat:
                 add_generation_prompt=add_generation_prompt,
                 date_string=TEMPLATE_DATE,
             )
-        except Exception as error:  # whatever a template raises, such as for two turns of one role
+        except Exception as error:  # a template may raise anything
             raise ValueError(f"the chat template says: {first_line(error)}") from None
         return str(rendered)
 
     def _encode(self, text: str) -> list[int]:
-        """The tokens of a text of which control tokens are meant as such."""
+        """The tokens of a text in which control tokens count as control tokens."""
         backend = self.tokenizer.backend_tokenizer
         backend.no_truncation()
         backend.no_padding()
-        # `plain_encoder` turns control tokens in a text into letters, on the same backend.
+        # `plain_encoder` encodes control tokens as plain text, with the same backend.
         encodes_letters = backend.encode_special_tokens
         backend.encode_special_tokens = False
         try:

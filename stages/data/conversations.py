@@ -1,7 +1,7 @@
 """Chat messages: who says what, which turn is the answer, and the plain text of a conversation.
 
-A message is `{"role": ..., "content": ...}`, or `{"from": ..., "value": ...}` as ShareGPT writes
-it. A CSV cell may hold a list of messages as JSON or as Python prints it. Standard library only.
+A message is `{"role": ..., "content": ...}`, or `{"from": ..., "value": ...}` as in ShareGPT. A CSV
+cell may contain a list of messages as JSON or as printed by Python. Standard library only.
 """
 
 import ast
@@ -18,7 +18,7 @@ Message = dict[str, str]
 
 USER = "user"
 ASSISTANT = "assistant"
-# Names in lower case, as published data sets call the same side.
+# Names of each side in published data sets, in lower case.
 ASSISTANT_NAMES = frozenset(
     {"assistant", "model", "gpt", "bot", "ai", "chatgpt", "chatbot", "llm", "claude", "gemini"}
 )
@@ -38,7 +38,7 @@ PRINTED_DICT = re.compile(r"\s*\[?\s*\{'")
 
 
 def parse_text(where: str, field: str, value: Any) -> str | list[Message]:
-    """A field that holds a text, a message or a list of messages, printed as text or not.
+    """A field with a text, a message or a list of messages, which may be printed as text.
 
     Raises BadRowError for anything else, and for an empty text.
     """
@@ -51,7 +51,7 @@ def parse_text(where: str, field: str, value: Any) -> str | list[Message]:
     if isinstance(value, Mapping):
         value = [value]
     if not isinstance(value, list):
-        raise BadRowError(where, f"field {field} is not a text: give text or messages")
+        raise BadRowError(where, f"field {field} is not text: give text or messages")
     if not value:
         raise BadRowError(where, f"field {field} is an empty list: give text or messages")
     return [_parse_message(where, field, message) for message in value]
@@ -84,13 +84,13 @@ def _parse_printed(where: str, field: str, text: str) -> Any:
 
 def _parse_message(where: str, field: str, message: Any) -> Message:
     if not isinstance(message, Mapping):
-        raise BadRowError(where, f"field {field} has a message without a text in content")
+        raise BadRowError(where, f"field {field} has a message without text in content: add it")
     content = message.get("content", message.get("value"))
     role = message.get("role", message.get("from"))
     if not isinstance(content, str):
-        raise BadRowError(where, f"field {field} has a message without a text in content")
+        raise BadRowError(where, f"field {field} has a message without text in content: add it")
     if not isinstance(role, str) or not role.strip():
-        raise BadRowError(where, f"field {field} has a message without a role")
+        raise BadRowError(where, f"field {field} has a message without a role: add it")
     return {"role": normalize_role(role), "content": content.strip()}
 
 
@@ -112,7 +112,7 @@ class Answered:
     """All turns before the answer."""
     answer: str
     is_cut: bool
-    """Whether turns of others followed the answer, which are left out."""
+    """Whether turns after the answer were left out."""
 
 
 def split_answer(where: str, field: str, messages: Sequence[Message]) -> Answered:
@@ -127,13 +127,11 @@ def split_answer(where: str, field: str, messages: Sequence[Message]) -> Answere
         if turn["role"] != USER and turn["role"] not in OTHER_NAMES:
             raise BadRowError(
                 where,
-                f"field {field} has a turn by {turn['role']!r}: call the one who answers "
-                f"{ASSISTANT!r}, and the other one {USER!r}",
+                f"field {field} has a turn by {turn['role']!r}: name the side that answers "
+                f"{ASSISTANT!r}, and the other side {USER!r}",
             )
     if last < 0:
-        raise BadRowError(
-            where, f"field {field} ends with the user and has no turn of the assistant"
-        )
+        raise BadRowError(where, f"field {field} has no turn of the assistant: add an answer")
     return Answered(
         prompt=list(messages[:last]),
         answer=messages[last]["content"],

@@ -7,7 +7,7 @@
 A text may be a list of chat messages (`conversations.py`). Its turns become plain text,
 `User: ...`, `Assistant: ...`, with a blank line between them and `Assistant:` at the end of a
 prompt; with `data.chat_template` the model's own template formats them. Such a prompt is whole: it
-is filled into no template of ours, and one that is too long loses its beginning. A post with a
+is not filled into our template, and if it is too long, it loses its beginning. A post with a
 summary becomes the prompt "<post>\n\nTL;DR:". A row without an id gets a hash of its prompt.
 """
 
@@ -30,15 +30,15 @@ OUR_FIELDS = (WHOLE, MESSAGES, COLUMNS)
 # The fields of the published schemas; other columns of such rows are the user's own.
 POST_FIELDS = ("id", *FIELDS, "summary")
 COMPARISON_FIELDS = ("info", "summaries", "choice", "worker", "batch", "split", "extra")
-# Names of a column that holds a whole conversation.
+# Names of a column with a whole conversation.
 CONVERSATION_FIELDS = ("messages", "conversations", "conversation")
 # Labels, in lower case, of a completion that people did not want (as in KTO's data).
 BAD_LABELS = ("false", "0", "0.0")
 HELD_OUT_SHARE = 20  # one prompt in this many is held out if the data have no held-out split
 
-# What is counted of rows that are used.
+# Changes to rows that are used, which are counted.
 CUT_AFTER_ANSWER = "conversations are cut after the assistant's last turn"
-WITHOUT_ID = "rows have no id in their column id: their prompt names them"
+WITHOUT_ID = "rows have no value in column id: a hash of the prompt is used"
 
 
 def to_openai_schema(where: str, row: Row, split: str, changes: Counter[str] | None = None) -> Row:
@@ -82,7 +82,7 @@ def training_split_of(row: Row) -> str:
 
 
 def _conversation_field(row: Row) -> str | None:
-    """The name of the column that holds a whole conversation, if there is one."""
+    """The name of the column with a whole conversation, if there is one."""
     for name in CONVERSATION_FIELDS:
         if _has(row, name):
             return name
@@ -90,7 +90,7 @@ def _conversation_field(row: Row) -> str | None:
 
 
 def _has(row: Row, name: str) -> bool:
-    """Whether a row has a value in this column; null and an empty cell are none."""
+    """Whether a row has a value in this column, other than null or an empty cell."""
     return row.get(name) not in (None, "")
 
 
@@ -180,7 +180,7 @@ def _check_repeats_prompt(
 def _convert_post(where: str, row: Row, split: str, changes: Counter[str]) -> Row:
     has_bad_answer = _has(row, "label") and str(row["label"]).strip().lower() in BAD_LABELS
     if has_bad_answer and split != PPO_TRAIN:
-        raise LeftOutError(where, "their label says that the completion is a bad one")
+        raise LeftOutError(where, "their label marks the completion as bad")
 
     field = _conversation_field(row)
     prompt: str | list[Message]
@@ -246,7 +246,7 @@ def _split_conversation(
         prompt = answered.prompt
         answer = answered.answer
     if not prompt:
-        raise BadRowError(where, f"field {field} has no turn before the answer")
+        raise BadRowError(where, f"field {field} has no turn before the answer: add the prompt")
 
     # Other columns must not say something else.
     others = [name for name in (*CONVERSATION_FIELDS, "completion") if _has(row, name)]

@@ -26,9 +26,9 @@ RESPONSE_FIELDS = {
 class Limits:
     """The longest query, response, and both together, in tokens, and what they depend on.
 
-    A longer query is cut. The other limits are those that the paper's data meet by the count of its
-    tokenizer: with today's, 27 of 1,945 real rows are 1 to 4 tokens longer. So a row over them is
-    kept and counted, unless its response is more than FAR_OVER times as long as its limit.
+    A longer query is cut. The paper's data meet the other limits, as counted by its tokenizer; with
+    today's, 27 of 1,945 real rows are 1 to 4 tokens longer. So a row over these limits is kept and
+    counted, unless its response is more than FAR_OVER times as long as its limit.
     """
 
     query: int
@@ -37,9 +37,9 @@ class Limits:
     setting: str = ""
     """The setting of `response`, for messages; empty for articles, whose limits are constants."""
     sampled: int = 0
-    """Tokens that a policy will sample after the query."""
+    """Number of tokens that a policy will sample after the query."""
     positions: int = sys.maxsize
-    """Tokens that the model can take."""
+    """Number of positions of the model."""
     first: tuple[int, ...] = ()
     """The tokens that begin each query and count toward its length: see `first_tokens`."""
     prompt: str = PROMPT
@@ -52,7 +52,7 @@ CNNDM_LIMITS = Limits(query=1919, response=155, query_response=2021)
 
 
 def check_lengths(where: str, lengths: Mapping[str, int], limits: Limits) -> None:
-    """Raise BadRowError for a response far over its limit and for a row the model cannot take.
+    """Raise BadRowError for a response far over its limit, and for a row too long for the model.
 
     `lengths` maps `queries` and each column of responses to the row's number of tokens.
     """

@@ -1,4 +1,4 @@
-"""The prompt: what a policy reads of a post, and how a prompt that is too long is cut.
+"""The prompt: how a policy sees a post, and how a prompt that is too long is cut.
 
 Source: Huang et al. 2024, detail 2; the truncation is a port of OpenAI's task code.
 """
@@ -32,8 +32,7 @@ def first_tokens(
 ) -> tuple[int, ...]:
     """The tokens that begin each query: BOS or nothing, by the setting `base.bos`.
 
-    `always` and `never` say it; `auto` does what the tokenizer, or its chat template, does by
-    default.
+    With `auto` they are what the tokenizer, or its chat template, adds by default.
     Raises UserError for `always` if the tokenizer has no BOS token.
     """
     bos_id = tokenizer.bos_token_id
@@ -41,7 +40,7 @@ def first_tokens(
         return ()
     if bos_id is None:
         if bos == "always":
-            raise UserError("base.bos=always: the tokenizer has no BOS token: leave it out")
+            raise UserError("base.bos=always: the tokenizer has no BOS token: set base.bos=auto")
         return ()
     if chat_template:
         text = tokenizer.apply_chat_template([{"role": "user", "content": "a"}], tokenize=False)
@@ -59,7 +58,7 @@ def plain_encoder(tokenizer: PreTrainedTokenizerBase, first: Sequence[int] = ())
     A post that contains the letters `<|endoftext|>` or `[PAD]` gets no special token for them.
     """
     backend = tokenizer.backend_tokenizer
-    # A tokenizer keeps how it last truncated and padded texts, even when it is saved.
+    # A tokenizer remembers how it last truncated and padded texts, even when it is saved.
     backend.no_truncation()
     backend.no_padding()
     backend.encode_special_tokens = True
@@ -129,8 +128,8 @@ def fit_query(
 ) -> tuple[str, list[int]]:
     """The filled template and its tokens, after shortening one field to at most `limit` tokens.
 
-    The field is cut at its last newline after which the prompt fits. If it fits after none, the
-    first line is cut after its last such character. Title and subreddit are never cut.
+    The field is cut at its last newline at which the prompt fits. If there is none, its first line
+    is cut after the last character at which the prompt fits. Title and subreddit are never cut.
     Raises ValueError if even the empty field leaves too many tokens.
     Source: Huang et al. 2024, detail 2, a port of OpenAI's task code.
     differs: the place is found by bisection instead of removing one line or character at a time.
@@ -161,7 +160,7 @@ def fit_query(
 
 
 def keep_end(tokens: Sequence[int], first: Sequence[int], limit: int) -> list[int]:
-    """The last tokens of a whole prompt, after `first`: it ends with what is asked for.
+    """The last tokens of a whole prompt, after `first`: the request is at the end of a prompt.
 
     Raises ValueError if `first` leaves no room.
     """
@@ -172,7 +171,7 @@ def keep_end(tokens: Sequence[int], first: Sequence[int], limit: int) -> list[in
 
 
 def longest_fitting(lengths: Sequence[int], fits: Callable[[int], bool]) -> int | None:
-    """The last of some ascending lengths that fits, found by bisection; None if none does."""
+    """The largest of these ascending lengths that fits, found by bisection; None if none fits."""
     fitting = bisect_left(lengths, True, key=lambda length: not fits(length))
 
     # Bisection assumes that a longer text has at least as many tokens. But one more letter can

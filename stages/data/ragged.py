@@ -43,7 +43,7 @@ class Ragged:
 
 @dataclass(frozen=True, kw_only=True)
 class TokenizedSplit:
-    """One split: columns of token sequences, one sequence per row, and what else is known."""
+    """One split: columns of token sequences, one sequence per row, and other fields of each row."""
 
     columns: dict[str, Ragged]
     """`queries`, and `summaries` of posts, or `chosen` and `rejected` of comparisons."""
@@ -55,7 +55,7 @@ class TokenizedSplit:
 
 
 def make_ragged(sequences: Iterable[list[int]]) -> Ragged:
-    """Lay token lists end to end."""
+    """Concatenate token lists."""
     arrays = [np.asarray(sequence, dtype=np.int32) for sequence in sequences]
     lengths = [len(array) for array in arrays]
     return Ragged(
@@ -86,7 +86,7 @@ def rows_of(split: TokenizedSplit, rows: Sequence[int]) -> TokenizedSplit:
 def load_split(folder: Path, name: str) -> TokenizedSplit:
     """Read a split that `save_split` wrote. Raises UserError if the data have no such split."""
     if not (folder / f"{name}.safetensors").exists():
-        raise UserError(f"the data have no {name}, which this stage needs: add it to DATA=")
+        raise UserError(f"the data have no split {name}, which this stage needs: add it to DATA=")
     tensors = load_file(folder / f"{name}.safetensors")
     keys = {key.split(".")[0] for key in tensors}
     columns = {

@@ -1,8 +1,8 @@
 """Reads the splits of the data from a folder, a file or the hub, and checks every row.
 
-A folder holds `sft_train.jsonl`, ... (or another ending, see `tables.py`). Rows of the user's own
-kinds are converted by `formats.py`; then every row must have one of the two schemas of
-`schemas.py`. A bad row is refused with file, line and field, or skipped.
+A folder contains `sft_train.jsonl`, ... (or other file types, see `tables.py`). Rows of the user's
+own kinds are converted by `formats.py`; then every row must have one of the two schemas of
+`schemas.py`. A bad row raises an error with file, line and field, or is skipped.
 """
 
 import random
@@ -21,11 +21,11 @@ from stages.data.formats import (
 )
 from stages.data.schemas import check_comparison, check_post
 from stages.data.tables import LocatedRow, RawRow, parse_row, raw_rows
-from stages.runs.hub import ABOUT_THE_DISK, Fetched, Source, dataset_source, fetch
+from stages.runs.hub import DISK_ERRORS, Fetched, Source, dataset_source, fetch
 from stages.runs.user_files import split_file, unread_files
 
 SPLITS = (*POSTS, *COMPARISONS)
-# What is fetched of a data set: its description, and its rows.
+# The files of a data set that are fetched: its card and its rows.
 DATASET_CARDS = ("README.md", ".huggingface.yaml", "dataset_infos.json")
 DATASET_ROWS = ("*.parquet", "*.jsonl", "*.json", "*.csv")
 LONGEST_SHOWN_ID = 60  # characters of an id in a message
@@ -65,7 +65,7 @@ def read_source(
 def _missing_split(source: str, split: str) -> UserError:
     add = "add it"
     if split == COMPARISONS[0]:
-        add += ", or give reward.function, which needs no pairs"
+        add += ", or set reward.function, which needs no pairs"
     others = ""
     if unread_files(source):
         others = f" (other files there: {', '.join(unread_files(source)[:MOST_NAMES])})"
@@ -90,7 +90,7 @@ def available_splits(data: Data, source: str) -> list[str]:
     """The splits that a source has.
 
     A folder has the splits that it has files for. A single file, or a hub source with only one data
-    set, is one split: its first readable row tells whether it holds pairs or posts.
+    set, is one split: its first readable row tells whether these are pairs or posts.
     """
     is_hub = source == HUB
     if is_hub and data.sft_dataset and data.comparisons_dataset:
@@ -194,11 +194,11 @@ def read_hub(data: Data, split: str) -> Iterator[LocatedRow]:
     try:
         rows = load_dataset(str(fetched.folder), split=part, **selection)
     except (OSError, RuntimeError, ValueError, DatasetsError) as error:
-        # The outermost exception only says that something was wrong; the innermost says what.
+        # The outermost exception only says that something went wrong; the innermost says what.
         cause: BaseException = error
         while cause.__cause__ is not None:
             cause = cause.__cause__
-        if isinstance(cause, OSError) and cause.errno in ABOUT_THE_DISK:
+        if isinstance(cause, OSError) and cause.errno in DISK_ERRORS:
             raise cause from None
         raise UserError(
             f"{source.label}, split {part}, does not load: {first_line(cause)}: "
@@ -215,9 +215,9 @@ def read_hub(data: Data, split: str) -> Iterator[LocatedRow]:
 
 
 def subsample(data: Data, splits: Mapping[str, list[LocatedRow]]) -> dict[str, list[LocatedRow]]:
-    """The rows of each split that the settings use, in their order.
+    """The rows of each split that the settings select, in their order.
 
-    The draw depends only on the split, so that seeds and sizes are compared on the same rows.
+    The selection depends only on the split, so that seeds and sizes are compared on the same rows.
     Raises UserError if a split has fewer rows than the settings ask for, or no post that is short
     enough. The optional split `ppo_train` may be missing.
     """
@@ -234,7 +234,7 @@ def subsample(data: Data, splits: Mapping[str, list[LocatedRow]]) -> dict[str, l
             ]
             if not used[split]:
                 raise UserError(
-                    f"data.max_post_characters is {longest}, which leaves no post of {split}: "
+                    f"data.max_post_characters is {longest}, but all posts of {split} are longer: "
                     "raise it"
                 )
 

@@ -1,4 +1,4 @@
-"""What the manifest says about the rows: odd ones, repeated ones, and how many were published."""
+"""Statistics of the rows for the manifest: odd rows, repeated rows, and published numbers."""
 
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
@@ -26,7 +26,7 @@ def count_odd_comparisons(rows: Sequence[Row]) -> dict[str, int]:
     """The number of comparisons of each kind that are odd but kept.
 
     `empty_summaries`: a policy wrote nothing. `equal_summaries`: both have the same text.
-    `without_confidence`: these are in no group by strength. `against_choice`: the labeler's
+    `without_confidence`: these belong to no strength group. `against_choice`: the labeler's
     confidence is on the side that was not chosen; this never happens in the 3,294 published rows
     that we could read. `chose_first`: the first summary was chosen. `contradicted`: the same pair
     also occurs with the other label, as do 5% of those published rows, which several people

@@ -1,4 +1,4 @@
-"""The two schemas of the real data: what each field must be, and what is read from a row.
+"""The two schemas of the real data: what each field must be, and how fields are read.
 
 Posts have the schema of `tldr_3_filtered` (id, subreddit, title, post, summary), comparisons that
 of `openai/summarize_from_feedback` (info, summaries, choice, worker, batch, split, extra).
@@ -35,10 +35,10 @@ def check_post(where: str, row: Row, needs_summary: bool = True) -> None:
 def check_comparison(where: str, row: Row) -> None:
     """Raise BadRowError unless the row has the schema of `comparisons`.
 
-    A summary may be empty, and the two may be equal: some policies did write nothing, people
-    compared it, and the published data contain such rows.
+    A summary may be empty, and the two may be equal: the published data contain such rows, because
+    some policies wrote nothing, and people compared the result.
     """
-    # All missing fields are named together, because a row of another kind lacks several.
+    # All missing fields are named together, because a row of a different kind lacks several.
     info_fields = ("id", "article") if is_cnndm(row) else ("id", *FIELDS)
     missing = [name for name in COMPARISON_FIELDS if row.get(name) is None]
     info = row.get("info")
@@ -80,7 +80,7 @@ def check_comparison(where: str, row: Row) -> None:
 def _require_type(where: str, row: Row, name: str, kind: type, prefix: str = "") -> None:
     """Raise BadRowError unless the field is of a type, and text that UTF-8 can encode.
 
-    `prefix` is what stands before the name in a message: `info.` of a field inside `info`.
+    `prefix` comes before the name in a message: `info.` for a field inside `info`.
     """
     value = row.get(name)
     if value is None:
@@ -92,7 +92,7 @@ def _require_type(where: str, row: Row, name: str, kind: type, prefix: str = "")
         try:
             value.encode()
         except UnicodeEncodeError:  # half of a surrogate pair, as `"\ud800"` in JSON
-            raise BadRowError(where, f"field {prefix}{name} holds half a character") from None
+            raise BadRowError(where, f"field {prefix}{name} has an unpaired surrogate") from None
 
 
 def is_cnndm(row: Row) -> bool:
@@ -130,13 +130,13 @@ def info_of(row: Row) -> Row:
 
 
 def chosen_text(row: Row) -> str:
-    """The summary of a comparison that was chosen, as it is written."""
+    """The chosen summary of a comparison, unchanged."""
     text: str = row["summaries"][row["choice"]]["text"]
     return text
 
 
 def rejected_text(row: Row) -> str:
-    """The summary of a comparison that was not chosen, as it is written."""
+    """The rejected summary of a comparison, unchanged."""
     text: str = row["summaries"][1 - row["choice"]]["text"]
     return text
 

@@ -21,18 +21,18 @@ Row = dict[str, Any]
 LocatedRow = tuple[str, Row]
 """A row after its place: `file:line`, or `data set[split]:number`."""
 RawRow = bytes | Row | BadRowError
-"""A line of JSON that is not parsed yet, a row's values by column, or what is wrong with a row."""
+"""A line of unparsed JSON, a row's values by column, or the error about a bad row."""
 
 # In characters. The standard library's limit of 131,072 is too low for some posts.
 LONGEST_CSV_CELL = 2**24
-LONGEST_REASON = 80  # characters that are kept of a library's message
-# How spreadsheets and pandas write a missing value into a CSV cell.
+LONGEST_REASON = 80  # characters of a library's message that are shown
+# How spreadsheets and pandas write missing values into CSV files.
 MISSING_CELLS = frozenset({"NaN", "nan", "NaT", "<NA>", "None", "null", "NULL", "#N/A"})
 JSON_SPACE = re.compile(r"[ \t\n\r]*")
 
 
 def raw_rows(path: Path) -> Iterator[tuple[str, RawRow]]:
-    """Yield each row of a file after its place, `file:line`; the file's ending says what it is.
+    """Yield each row of a file after its place, `file:line`; the extension gives the file's type.
 
     Rows of JSON stay bytes, so that a bad line can be skipped (see `parse_row`). Blank lines are
     not rows, but they count as lines.
@@ -40,15 +40,15 @@ def raw_rows(path: Path) -> Iterator[tuple[str, RawRow]]:
     """
     read = READERS.get(path.suffix.lower())
     if read is None:
-        raise UserError(f"{path}: a file of unknown kind: give one of {', '.join(READERS)}")
+        raise UserError(f"{path} is a file of an unknown type: use one of {', '.join(READERS)}")
     yield from read(path)
 
 
 def parse_row(where: str, raw: RawRow) -> Row:
     """The row, with a missing value as None.
 
-    Raises BadRowError for what is not a JSON object, for a key that occurs twice, for a value that
-    JSON does not hold and cannot be written as text, and for a row with the wrong number of cells.
+    Raises BadRowError for anything but a JSON object, for a key that occurs twice, for a value that
+    JSON does not have and that is not text, and for a row with the wrong number of cells.
     """
     if isinstance(raw, BadRowError):
         raise raw
@@ -60,7 +60,7 @@ def parse_row(where: str, raw: RawRow) -> Row:
         values = dict(pairs)
         if len(values) < len(pairs):
             [(key, _)] = Counter(key for key, _ in pairs).most_common(1)
-            raise BadRowError(where, f"key {key!r} is there twice: remove one of the two")
+            raise BadRowError(where, f"key {key!r} occurs twice: remove one of the two")
         return values
 
     try:
@@ -70,7 +70,7 @@ def parse_row(where: str, raw: RawRow) -> Row:
     except ValueError as error:
         raise BadRowError(where, f"not JSON ({error})") from None
     except RecursionError:
-        raise BadRowError(where, "JSON that is nested too deeply to be read") from None
+        raise BadRowError(where, "the JSON is nested too deeply: flatten it") from None
     if not isinstance(row, dict):
         raise BadRowError(where, "not a JSON object")
     return row
@@ -82,7 +82,7 @@ def _missing_or_text(constant: str) -> str | None:
 
 
 def plain_value(where: str, column: Any, value: Any) -> Any:
-    """A value of Parquet or of `datasets` as JSON holds it: dates and decimals become text.
+    """A value of Parquet or of `datasets` as in JSON: dates and decimals become text.
 
     NaN becomes None. Raises BadRowError for bytes that are not UTF-8 and for other objects.
     """
@@ -109,7 +109,7 @@ def plain_value(where: str, column: Any, value: Any) -> Any:
         try:
             return value.decode()
         except UnicodeDecodeError:
-            raise BadRowError(where, f"column {column} holds bytes that are not UTF-8") from None
+            raise BadRowError(where, f"column {column} contains bytes that are not UTF-8") from None
     raise BadRowError(
         where,
         f"column {column} is of type {type(value).__name__}: write it as text or drop the column",
@@ -131,7 +131,7 @@ def _read_jsonl(path: Path) -> Iterator[tuple[str, RawRow]]:
 
 
 def _read_json(path: Path) -> Iterator[tuple[str, RawRow]]:
-    """Yield the elements of an array by their number. The file may also hold JSON Lines."""
+    """Yield the elements of an array by their number. The file may also contain JSON Lines."""
     content = path.read_bytes()
     try:
         elements = _array_elements(content.decode(json.detect_encoding(content)))
@@ -183,10 +183,10 @@ def _read_parquet(path: Path) -> Iterator[tuple[str, RawRow]]:
         table = pyarrow.parquet.read_table(path)
     except (pyarrow.ArrowException, ValueError, OSError) as error:
         if isinstance(error, OSError) and error.errno is not None:
-            raise  # a fault of the disk, not of the file
+            raise  # an error of the disk, not of the file
         reason = " ".join(str(error).split())[:LONGEST_REASON]
         raise UserError(
-            f"{path}: not a Parquet file, or a damaged one ({reason}): write it again"
+            f"{path} is not a Parquet file, or is damaged ({reason}): write it again"
         ) from None
 
     columns = {}
@@ -222,18 +222,18 @@ def _read_csv(path: Path) -> Iterator[tuple[str, RawRow]]:
                     yield where, dict(zip(header, values, strict=True))
                 else:
                     reason = f"the row has {len(cells)} cells, but the header has {len(header)}"
-                    yield where, BadRowError(where, f"{reason}: quote cells that hold a comma")
+                    yield where, BadRowError(where, f"{reason}: quote cells that contain a comma")
         except UnicodeDecodeError:
-            raise UserError(f"{path}: not UTF-8: save it as UTF-8") from None
+            raise UserError(f"{path} is not UTF-8: save it as UTF-8") from None
         except csv.Error as error:
-            raise UserError(f"{path}:{rows.line_num}: not CSV ({error})") from None
+            raise UserError(f"{path}:{rows.line_num} is not CSV ({error}): correct it") from None
 
 
 def _check_column_names(path: Path, names: Sequence[str]) -> None:
     """Raise UserError if two columns have one name. Columns without a name are ignored."""
     for name, count in Counter(names).items():
         if name and count > 1:
-            raise UserError(f"{path}: two columns are called {name}: rename or drop one of them")
+            raise UserError(f"{path} has two columns called {name}: rename or drop one of them")
 
 
 READERS: dict[str, Callable[[Path], Iterator[tuple[str, RawRow]]]] = {

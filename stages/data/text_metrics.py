@@ -25,7 +25,7 @@ def text_measures(rows: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
 
 
 def first_ids(posts: Iterable[tuple[str, str]]) -> list[str]:
-    """For each post, given as (id, text), the first id that has its text, up to white space."""
+    """For each post, given as (id, text), the first id with the same text, up to white space."""
     first_id_by_text: dict[str, str] = {}
     ids = []
     for post_id, text in posts:
@@ -129,8 +129,8 @@ def distinct(texts: Sequence[str], n: int) -> float:
 def unshown_tokens(tokenizer: Any) -> list[int]:
     """The special tokens other than EOS and [PAD].
 
-    Decoded summaries leave them out, but a reward model reads them: a policy that raises its score
-    with them learns nothing that a judge sees.
+    Decoded summaries leave them out, but a reward model reads them: if a policy uses them to raise
+    its score, a judge does not see what it learned.
     """
     return [
         token_id

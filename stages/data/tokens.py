@@ -21,7 +21,7 @@ from stages.data.tables import LocatedRow, Row
 from stages.data.text_metrics import first_ids
 from stages.runs.progress import progress
 
-ENCODE_BATCH = 1000  # queries that are encoded at once
+ENCODE_BATCH = 1000  # queries encoded together
 
 
 def tokenize_posts(
@@ -51,7 +51,7 @@ def tokenize_posts(
     if limits.chat_template:
         texts = [encoded.query_texts[number] for number in kept]
     else:
-        # The text of a query does not show the tokens that begin every query.
+        # The text of a query omits the tokens that begin every query.
         queries = encoded.columns["queries"]
         texts = tokenizer.batch_decode([queries[number][len(limits.first) :] for number in kept])
     rows = []
@@ -93,7 +93,7 @@ def tokenize_comparisons(
     rows = []
     for number, row, first_id in zip(kept, kept_rows, first_id_of_post, strict=True):
         facts = _comparison_facts(row, first_id)
-        # Without a template, a reward function reads the text of a query from its tokens.
+        # Without a chat template, a reward function gets the text of a query from its tokens.
         if limits.chat_template:
             facts["query"] = encoded.query_texts[number]
         rows.append(facts)
@@ -145,7 +145,7 @@ def _encode_rows(
     split: str,
     bad_rows: BadRows,
 ) -> _Encoded:
-    """Encode queries, and each column of responses: `texts_of` has a function from row to text."""
+    """Encode queries and each column of responses. `texts_of`: column -> a row's text."""
     if limits.chat_template:
         chat = ChatFormat(tokenizer, limits.first)
         return _encode_chats(located_rows, texts_of, chat, limits, split, bad_rows)
@@ -226,7 +226,7 @@ def _encode_queries(
 def _fit_prompt(
     where: str, prompt: Prompt, tokens: list[int], encode: Encode, limits: Limits
 ) -> list[int]:
-    """The tokens of a prompt, cut if they are more than the limit. `tokens`: those of all of it."""
+    """The tokens of a prompt, cut if it exceeds the limit. `tokens`: those of the whole prompt."""
     text = prompt.text
     if len(tokens) > limits.query:
         if not prompt.shortened_field:
@@ -249,8 +249,8 @@ def _fit_prompt(
                 "shorten its title (data.max_query_tokens)",
             ) from None
 
-    # Scored is `query.strip() + response` (Huang et al. 2024). The template of articles ends in a
-    # newline, which counts toward the limit of the query, and nowhere else.
+    # The reward model scores `query.strip() + response` (Huang et al. 2024). The template of
+    # articles ends in a newline, which counts only toward the limit of the query.
     if text.endswith("\n"):
         return encode([text.strip()])[0]
     return tokens
@@ -274,5 +274,5 @@ def _rows_that_fit(
         first_reason = ""
         if bad_rows.skipped:
             first_reason = f", the first: {bad_rows.skipped[0]['reason']}"
-        raise UserError(f"split {split}: no row is left that can be used{first_reason}")
+        raise UserError(f"split {split} has no usable row{first_reason}: correct its rows")
     return kept

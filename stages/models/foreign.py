@@ -1,6 +1,6 @@
 """Reward models that others have saved, in our layout. Weights are read as data; no code is run.
 
-The paper's released checkpoints hold the mean score of the references in their configuration
+The paper's released checkpoints have the mean score of the references in their configuration
 (Huang et al. 2024, detail 15). Here it is folded into the head's bias.
 """
 
@@ -42,7 +42,7 @@ from stages.runs.hub import fetch_model, model_source
 BACKBONE = "lm_backbone."
 # Buffers that older versions of transformers saved. They are computed, not learned.
 OLD_BUFFERS = (".attention.bias", ".attention.masked_bias", ".rotary_emb.inv_freq")
-# Fields of a backbone's configuration that describe the saved model, not its architecture.
+# Fields of a backbone's configuration that describe the saved file, not the architecture.
 SAVED_MODEL_FIELDS = {
     "model_type",
     "architectures",
@@ -57,16 +57,16 @@ SAVED_MODEL_FIELDS = {
 def fetch_reward_model(
     config: Config, policy_folder: Path, instead: str
 ) -> tuple[PreTrainedModel, float | None]:
-    """Load what `released.reward_model` names; returns as `load_released_reward_model`.
+    """Load the model that `released.reward_model` names, as `load_released_reward_model` does.
 
-    Raises UserError, which says what to do `instead`, if the model's tokenizer is not that of the
-    policy.
+    Raises UserError, which says what to do `instead`, if the model's tokenizer differs from the
+    policy's.
     """
     source = model_source("released.reward_model", config.released.reward_model)
     folder = fetch_model(source).folder
     model, mean = load_released_reward_model(folder)
 
-    # A folder without a tokenizer is taken to use the policy's.
+    # A folder without a tokenizer is assumed to use the policy's.
     policy_tokenizer = load_tokenizer(policy_folder)
     has_tokenizer = (folder / "tokenizer.json").exists()
     tokenizer = load_tokenizer(folder) if has_tokenizer else policy_tokenizer
@@ -74,8 +74,8 @@ def fetch_reward_model(
     can_embed = vocabulary_size >= policy_tokenizer.pad_token_id
     if not same_tokens(tokenizer, policy_tokenizer) or not can_embed:
         raise UserError(
-            f"{source.label} has another tokenizer than {config.base.checkpoint}, whose tokens it "
-            f"would read: {instead}"
+            f"{source.label} has a different tokenizer than {config.base.checkpoint}, whose tokens "
+            f"it would read: {instead}"
         )
     return model, mean
 
@@ -90,7 +90,7 @@ def load_released_reward_model(folder: Path) -> tuple[PreTrainedModel, float | N
     """
     saved_config = read_record(folder / "config.json")
     if saved_config is None:
-        raise UserError(f"{folder} holds no reward model: config.json is missing")
+        raise UserError(f"{folder} is not a reward model: config.json is missing")
     if _is_our_layout(saved_config):
         return load_reward_model(folder).eval(), None
 
@@ -122,9 +122,8 @@ def _find_head(folder: Path, weights: dict[str, Tensor], *, width: int) -> str:
     candidates = [name for name, tensor in weights.items() if tensor.shape == (1, width)]
     if len(candidates) != 1:
         raise UserError(
-            f"{folder} holds no reward model: {len(candidates)} of its weights are a head of one "
-            "row. Known layouts are token and sequence classification with one label, and a "
-            "ScalarModel"
+            f"{folder} is not a reward model: it has {len(candidates)} heads of one row, not 1. "
+            "Use token or sequence classification with one label, or a ScalarModel"
         )
     return candidates[0]
 
@@ -151,7 +150,7 @@ def _load_renamed(folder: Path, model: PreTrainedModel, weights: dict[str, Tenso
         loaded = model.load_state_dict(weights, strict=False)
     except RuntimeError:  # it lists every weight of another shape, on a line of its own
         raise UserError(
-            f"{folder} does not load: its weights have other shapes than its configuration says"
+            f"{folder} does not load: the shapes of its weights differ from its configuration"
         ) from None
     check_weight_names(
         folder,
@@ -170,7 +169,7 @@ class _Normalization:
 
 
 def _normalization(folder: Path, saved_config: dict[str, Any]) -> _Normalization:
-    """The normalization that a configuration holds: OpenRLHF's, or the paper's `bias`."""
+    """The normalization in a configuration: OpenRLHF's, or the paper's `bias`."""
     if saved_config.get("normalize_reward"):
         return _Normalization(
             mean=_number(folder, saved_config, "mean", default=0.0),
@@ -203,7 +202,7 @@ def _model_config(folder: Path, saved_config: dict[str, Any]) -> PretrainedConfi
             model_config = AutoConfig.from_pretrained(
                 str(folder), trust_remote_code=False, **head_options
             )
-    except Exception as error:  # whatever a library raises for a file that the user supplied
+    except Exception as error:  # a library may raise anything for a file that the user supplied
         raise UserError(
             f"{folder}: its configuration does not load ({first_line(error)}): download it again"
         ) from None

@@ -1,6 +1,6 @@
 """Forward passes: log-probabilities, values and scores of responses and of summaries.
 
-[PAD] is never embedded: padded slots hold id 0 (Huang et al. 2024, detail 3). Rows have one of two
+[PAD] is never embedded: padded slots get id 0 (Huang et al. 2024, detail 3). Rows have one of two
 layouts (Q query, A and B texts, . padding):
 
     one text per row        Q Q Q A A . .        no mask, positions count from 0
@@ -13,11 +13,11 @@ token of a causal model sees what is to its right, so such a pass needs neither 
 ids.
 
 Several responses to one query may share a row, so that the query is computed once. A response sees
-the query and itself, and its position ids continue the query's. So every token gets what it would
-get in a row of its own, and scores, values, log-probabilities and gradients are equal up to
-rounding. This needs attention that takes a mask [B, 1, L, L], and positions that come from ids
-only. `SHARING` lists the families for which tests show it; in any other family each response gets
-a row of its own.
+the query and itself, and its position ids continue the query's. So every token sees the same
+context as in its own row, and scores, values, log-probabilities and gradients are equal up to
+rounding. This needs attention that accepts a mask [B, 1, L, L], and positions that depend only on
+position ids. `SHARING` lists the families for which tests show this; in any other family each
+response gets its own row.
 """
 
 from collections.abc import Sequence
@@ -56,7 +56,7 @@ class ResponseBatch:
     samples_per_query: int = 1
     """Neighbors that answer the same query. They share a row where the model allows it."""
     facts: Sequence[Facts] = ()
-    """What the data say of each query's row, for a reward function; empty for a model."""
+    """The data columns of each query's row, for a reward function; empty for a model."""
 
     @property
     def tokens(self) -> Tensor:
@@ -65,7 +65,7 @@ class ResponseBatch:
 
     @property
     def mask(self) -> Tensor:
-        """Which of `tokens` are not padding, [B, Q+T] bool."""
+        """True where `tokens` are not padding, [B, Q+T] bool."""
         return self.tokens != self.pad_id
 
 
@@ -81,7 +81,7 @@ def response_logprobs(
     with_entropy: bool = False,
     entropy_requires_grad: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """Log-probability of each response token, and the entropy of the distribution it is from.
+    """Log-probability of each response token, and the entropy of its distribution.
 
     `policy` is called like a `PolicyModel`, whose `forward` explains the options.
     Shapes: both [B, T], nats. Values at padding are meaningless, so mask them.
@@ -232,8 +232,8 @@ def _scores(reward_model: nn.Module, rows: "SharedRows") -> Tensor:
 
 
 def token_read_before(model: nn.Module) -> int | None:
-    """The token before which a model's scores are read; None if they are read at the last token, as
-    in any model whose config.json does not say otherwise.
+    """The token before which a model's scores are read, from its config.json; None if they are read
+    at the last token.
     """
     model = _unwrapped(model)
     if isinstance(model, TextReward):

@@ -49,7 +49,7 @@ class Float32Head(nn.Linear):
 
 
 def use_float32_head(model: nn.Module) -> None:
-    """Put a `Float32Head` in the place of a model's scalar head. Names of weights stay the same."""
+    """Replace a model's scalar head by a `Float32Head`. The names of the weights do not change."""
     model.set_submodule(head_name(model), Float32Head(scalar_head(model)))
 
 
@@ -69,7 +69,7 @@ def scalar_head(model: nn.Module) -> nn.Linear:
 def register_head_class(config: PretrainedConfig, source: str) -> None:
     """Register a token-classification class for a model's family, if transformers has none.
 
-    Raises UserError for a family that has no causal LM either.
+    Raises UserError for a family without a causal LM.
     """
     family = type(config)
     if family in MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING:

@@ -3,7 +3,7 @@
 The policy is an `AutoModelForCausalLM`. The reward model and the critic are an
 `AutoModelForTokenClassification` with one label, a scalar for every token, whose head bias carries
 the reward normalization. Both load in plain transformers. A causal family that has no such class
-gets transformers' generic one here (`heads.py`); elsewhere such a model loads as an
+gets transformers' generic one here (`heads.py`); outside this project, such a model loads as an
 `AutoModelForSequenceClassification` with one label, without the bias.
 Source: Huang et al. 2024, details 11 and 15.
 """
@@ -39,7 +39,7 @@ from stages.models.weights import (
 )
 
 LM_HEAD_WEIGHTS = {"lm_head.weight", "lm_head.bias", "embed_out.weight"}
-# What a checkpoint's config.json may ask a model to output, and what models output here.
+# Outputs that a checkpoint's config.json may ask for, and their values here.
 PLAIN_OUTPUTS = {"output_attentions": False, "output_hidden_states": False, "return_dict": True}
 
 
@@ -102,7 +102,7 @@ class _Loaded:
 def _load(auto_class: Any, source: str | Path, dropout: float, **config_changes: Any) -> _Loaded:
     """Load a folder with one of transformers' Auto classes.
 
-    Raises UserError for whatever is wrong with the folder, except for the names of weights.
+    Raises UserError if anything is wrong with the folder, except for the names of weights.
     """
     quiet_loading()
     check_no_adapter(Path(source))
@@ -115,7 +115,7 @@ def _load(auto_class: Any, source: str | Path, dropout: float, **config_changes:
         loaded = _load_weights(auto_class, Path(source), config)
     except UserError:
         raise
-    except Exception as error:  # whatever a library raises for a file that the user supplied
+    except Exception as error:  # a library may raise anything for a file that the user supplied
         if is_out_of_memory(error):
             raise
         raise UserError(f"model {source} does not load: {first_line(error)}") from None
@@ -124,7 +124,7 @@ def _load(auto_class: Any, source: str | Path, dropout: float, **config_changes:
 
 
 def _check_not_quantized(config: PretrainedConfig, source: str | Path) -> None:
-    """Quantized weights do not learn, and most need a package and a device of their own."""
+    """Raise UserError for quantized weights: they cannot be trained, and most need a package."""
     quantization = getattr(config, "quantization_config", None)
     if not quantization:
         return
@@ -143,7 +143,7 @@ def _load_weights(auto_class: Any, folder: Path, config: PretrainedConfig) -> _L
         "output_loading_info": True,
     }
     if weights.has_copies:
-        # From the folder, transformers would keep whichever copy it reads last.
+        # If given the folder, transformers would keep whichever copy it reads last.
         with torch.device("meta"):
             model_class = type(auto_class.from_config(config))
         model, info = model_class.from_pretrained(
@@ -189,7 +189,7 @@ def with_plain_outputs(config: PretrainedConfig, source: str | Path) -> Pretrain
         setattr(config, name, PLAIN_OUTPUTS[name])
     if changed:
         print(
-            f"note: model {source}: {', '.join(changed)} of its config.json is not used: "
+            f"note: model {source}: {', '.join(changed)} in its config.json is ignored, because "
             "no stage reads it",
             file=sys.stderr,
         )
@@ -197,7 +197,7 @@ def with_plain_outputs(config: PretrainedConfig, source: str | Path) -> Pretrain
 
 
 def max_positions(model: nn.Module) -> int:
-    """The number of tokens that a model can take; `sys.maxsize` if its config names no limit."""
+    """The number of positions of a model; `sys.maxsize` if its config sets no limit."""
     config: Any = model.config
     limit: int | None = getattr(config.get_text_config(), "max_position_embeddings", None)
     return limit or sys.maxsize
@@ -219,7 +219,7 @@ def save_model(
 ) -> None:
     """Write model and tokenizer in the plain transformers layout.
 
-    `weights` has all weights by name if the model itself holds only its part of them. If the
+    `weights` contains all weights by name if the model itself holds only a part of them. If the
     model's embedding has no row for [PAD], the saved tokenizer pads with EOS, which has one;
     `load_tokenizer` restores [PAD].
     """
@@ -237,7 +237,7 @@ def save_model(
 def _save_tokenizer(
     tokenizer: PreTrainedTokenizerBase, folder: Path, *, pads_with_eos: bool
 ) -> None:
-    # Whether the hub could be reached is no property of a tokenizer.
+    # Not a property of the tokenizer: whether the hub could be reached.
     tokenizer.init_kwargs.pop("local_files_only", None)
     # Generation needs padding on the left. Attributes are saved only if init_kwargs name them.
     tokenizer.padding_side = "left"

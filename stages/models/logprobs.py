@@ -38,7 +38,7 @@ def chunked_logprobs(
     Shapes: hidden [R, C, H] and weight [V, H] of the same dtype, in which the product is computed;
     targets [R, C] -> both [R, C], nats, in float32 or wider.
     """
-    # Annotated because torch has no types for `apply`.
+    # Annotated because torch does not annotate `apply`.
     apply: Any = ChunkedLogprobs.apply
     with torch.autocast(hidden.device.type, enabled=False):
         logprobs, entropies = apply(
@@ -117,7 +117,7 @@ class ChunkedLogprobs(torch.autograd.Function):
         for chunk in _chunks(hidden, weight):
             is_kept = chunk.start == 0
             if is_kept:
-                # A second backward pass may need it again, so it is not written over.
+                # A second backward pass may need it again, so it is not overwritten.
                 z = first_chunk
                 z_gradient = torch.empty_like(z)
             else:
@@ -139,7 +139,7 @@ class ChunkedLogprobs(torch.autograd.Function):
                     finite = log_softmax.clamp(min=torch.finfo(log_softmax.dtype).min)
                     log_p_plus_entropy = finite + entropies[positions].unsqueeze(-1)
                     factor = logprob_grad + entropy_grad * log_p_plus_entropy
-                # Starts as p. Unless the chunk is kept, it is written over log_softmax.
+                # Starts as p. Unless the chunk is kept, it overwrites log_softmax.
                 block_gradient = torch.exp(log_softmax, out=z_gradient[block.in_chunk])
                 block_gradient.mul_(-factor)
                 block_gradient.scatter_add_(-1, targets[positions].unsqueeze(-1), logprob_grad)
@@ -165,7 +165,7 @@ def _chunks(hidden: Tensor, weight: Tensor) -> Iterator[slice]:
 
 @dataclass(frozen=True)
 class _Block:
-    """A part of a chunk that a CPU's cache can hold: where it is in the chunk and in the batch."""
+    """A part of a chunk that fits into a CPU's cache: its place in the chunk and in the batch."""
 
     in_chunk: slice
     positions: slice

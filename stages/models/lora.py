@@ -2,8 +2,8 @@
 
 An adapter is put into a plain transformers model, which keeps its class. So the code that runs,
 samples or saves models need not know about adapters. An adapter is merged before the model is
-saved, so that plain models lie on disk. With its adapter off, the policy is the SFT model: it
-serves as PPO's ref_policy, and no second copy is held.
+saved, so the models on disk are plain. With its adapter off, the policy is the SFT model: it serves
+as PPO's ref_policy, and no second copy is needed.
 """
 
 from collections.abc import Iterator
@@ -37,7 +37,7 @@ def adapt(model: PreTrainedModel, config: Config, stage: str, part: str = "") ->
     """
     if stage not in config.lora.adapted_stages:
         return
-    import peft  # it takes a second to load
+    import peft  # importing it takes a second
 
     head = head_name(model)
     adapter_config = peft.LoraConfig(
@@ -104,10 +104,10 @@ def merge(model: nn.Module) -> None:
     """Add the adapter's product to the weights next to it, and remove the adapter.
 
     The result is a plain model, whose outputs differ only by rounding. A model without an adapter
-    stays as it is.
+    does not change.
     """
     for name, layer in list(adapter_layers(model)):
-        layer.merge(safe_merge=True)  # raises ValueError rather than write a NaN
+        layer.merge(safe_merge=True)  # raises ValueError rather than writing a NaN
         model.set_submodule(name, layer.get_base_layer())
 
 
@@ -157,6 +157,6 @@ def adapter_off(model: nn.Module) -> Iterator[None]:
 def adapter_layers(model: nn.Module) -> Iterator[tuple[str, Any]]:
     """Name and layer of every layer of a model that holds an adapter."""
     for name, layer in model.named_modules():
-        # Not isinstance: importing peft takes a second, also in runs without adapters.
+        # Not isinstance, because importing peft takes a second, even in runs without adapters.
         if hasattr(layer, "lora_A"):
             yield name, layer

@@ -1,7 +1,7 @@
 """A causal LM as a policy: log-probabilities of chosen tokens instead of logits of every position.
 
 `PolicyModel` is what the training code calls, what accelerate wraps and what is sharded. The model
-inside is a plain transformers model, which is loaded and saved without a trace of it.
+inside is a plain transformers model, which is loaded and saved without this wrapper.
 """
 
 from collections.abc import Iterator
@@ -31,7 +31,7 @@ class PolicyModel(nn.Module):
 
     def __init__(self, model: PreTrainedModel) -> None:
         super().__init__()
-        # Any: what is called below differs from family to family.
+        # Any, because the attributes used below differ between families.
         self.model: Any = model
         self._keeps_head_copy = False
         self._head_copy: Tensor | None = None
@@ -89,8 +89,8 @@ class PolicyModel(nn.Module):
             logits: Tensor = output_layer(self._hidden_states(inputs, columns))
             return logits
 
-        # The model may do more to its logits than multiply, so they are its own: those from the
-        # first needed column to the end. A family that cannot leave columns out returns all.
+        # The model may do more than multiply, so it computes its logits itself, from the first
+        # needed column to the end. A family that cannot leave out columns returns all.
         length = inputs["input_ids"].shape[1]
         needed = length - int(columns.min())
         logits = self.model(**inputs, use_cache=False, logits_to_keep=needed).logits
@@ -108,7 +108,7 @@ class PolicyModel(nn.Module):
 
     @contextmanager
     def head_cast_once(self) -> Iterator[None]:
-        """While this lasts, the output layer's weight is converted to another dtype only once.
+        """Inside this context, the output layer's weight is converted to another dtype only once.
 
         Autocast cannot keep this copy: `chunked_logprobs` needs the weight itself, not a product.
         """
@@ -152,7 +152,7 @@ def _at_columns(x: Tensor, columns: Tensor) -> Tensor:
 
 @contextmanager
 def weights_cast_once(network: nn.Module) -> Iterator[None]:
-    """While this lasts, autocast makes one copy of each weight of a network, not one per pass.
+    """Inside this context, autocast makes one copy of each weight of a network, not one per pass.
 
     No weight may change meanwhile. Networks that never learn are included if gradients are off.
     """

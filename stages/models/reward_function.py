@@ -1,9 +1,9 @@
 """A Python function in place of a reward model (`reward.function=module:function`).
 
 The module is a file in the working folder. `function(queries, responses, rows)` gets a list of
-query texts, a list of response texts without EOS, and for each of them a dict: the columns of the
-user's row, with `id`, `query` and `reference` where the row has no column of that name. It returns
-a number for each response.
+query texts, a list of response texts without EOS, and a list of dicts: the columns of the user's
+rows, plus `id`, `query` and `reference` unless a row has a column of that name. It returns a number
+for each response.
 """
 
 import importlib
@@ -25,14 +25,14 @@ from stages.runs.files import read_json, write_json
 RECORD = "reward.json"
 TEXT_SHOWN = 60  # characters of a response in an error message
 FACTS_SHOWN = ("id", "title", "query", "reference")
-"""The facts that a function gets besides the user's columns."""
+"""The fields that a function gets besides the user's columns."""
 Facts = Mapping[str, Any]
-"""What a tokenized split keeps of a row besides tokens."""
+"""The fields that a tokenized split keeps of each row, besides tokens."""
 RewardFunction = Callable[[list[str], list[str], list[dict[str, Any]]], Sequence[float]]
 
 
 class TextReward(nn.Module):
-    """A function of texts in the place of a reward model."""
+    """A function of texts in place of a reward model."""
 
     def __init__(
         self, function: str, tokenizer: PreTrainedTokenizerBase, bias: float = 0.0
@@ -77,10 +77,10 @@ class TextReward(nn.Module):
         try:
             # Copies, so that a function that changes its arguments changes nothing here.
             return _as_numbers(self.function([*queries], [*responses], [*rows]), len(responses))
-        except (Exception, SystemExit) as error:  # whatever the user's function raises
+        except (Exception, SystemExit) as error:  # the user's function may raise anything
             problem = self._describe(error)
 
-        # Call it with one text at a time, to name one that fails if others do not.
+        # Call it with one text at a time, to find one that fails if others do not.
         failing = []
         for query, response, row in zip(queries, responses, rows, strict=True):
             try:
@@ -109,7 +109,7 @@ class TextReward(nn.Module):
 
 
 class _WrongNumbersError(Exception):
-    """A function has returned something else than a finite number for each response."""
+    """A function has returned something other than a finite number for each response."""
 
 
 def _as_numbers(returned: Any, expected: int) -> list[float]:
@@ -123,7 +123,7 @@ def _as_numbers(returned: Any, expected: int) -> list[float]:
             numbers.append(float(number))
         except (TypeError, ValueError):
             raise _WrongNumbersError(
-                f"returned {str(number)[:TEXT_SHOWN]!r}, which is no number"
+                f"returned {str(number)[:TEXT_SHOWN]!r}, which is not a number"
             ) from None
     if len(numbers) != expected:
         raise _WrongNumbersError(f"returned {len(numbers)} numbers for {expected} texts")
@@ -134,7 +134,7 @@ def _as_numbers(returned: Any, expected: int) -> list[float]:
 
 
 def function_row(facts: Facts) -> dict[str, Any]:
-    """What a function gets of a row: our facts, and the user's columns, which take precedence."""
+    """The dict that a function gets for a row: our fields, overridden by the user's columns."""
     shown = {name: facts[name] for name in FACTS_SHOWN if name in facts}
     return shown | facts.get(COLUMNS, {})
 
@@ -171,7 +171,7 @@ def load_function(name: str) -> RewardFunction:
     try:
         module = importlib.import_module(module_name)
         function = getattr(module, function_name)
-    except (Exception, SystemExit) as error:  # whatever the user's module raises
+    except (Exception, SystemExit) as error:  # the user's module may raise anything
         problem = place_of_error(error, module_name) + text_of_error(error)
         raise UserError(
             f"reward.function={name} does not load ({problem}): correct the name or the module"

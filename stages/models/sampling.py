@@ -1,7 +1,7 @@
-"""Sampling: responses drawn from a policy, with noise that belongs to the place in the batch.
+"""Sampling responses from a policy, with noise that depends on the place in the batch.
 
 transformers' DynamicCache copies all keys and values for every token. Here a layer reserves room
-for the whole response together with the prompt, and each token is written into it.
+for the prompt and the whole response, and each token is written into it.
 """
 
 from dataclasses import dataclass
@@ -27,14 +27,13 @@ from stages.training.row_by_row import measure_share
 from stages.training.sharding import is_sharded
 
 ENDED_SHARE = 0.25
-"""Rows that have emitted EOS leave the batch once they are this share of it: leaving copies the
-cache."""
+"""Finished rows leave the batch once they are this share of it: leaving copies the cache."""
 COUNTED_EVERY = {"cuda": 8}
-"""After how many tokens the finished rows are counted, by device: counting waits for a GPU."""
+"""Number of tokens between two counts of the finished rows, by device: counting waits for a GPU."""
 FIXED_SHAPE = ("cuda",)
 """Devices on which all steps have the same shape, so that a CUDA graph can repeat them."""
 FEWEST_REPLAYS = 4
-"""A graph is recorded only for at least this many steps: recording takes as long as a step."""
+"""A graph is recorded only for at least this many steps, because recording takes a step's time."""
 
 
 def sampling_noise(seed: int, purpose: str, step: int, rows: int, length: int) -> Tensor:
@@ -44,14 +43,14 @@ def sampling_noise(seed: int, purpose: str, step: int, rows: int, length: int) -
 
 @dataclass(frozen=True, kw_only=True)
 class Noise:
-    """Which uniform numbers responses are drawn with, and how many tokens they may have."""
+    """The uniform numbers with which responses are drawn, and their maximum length."""
 
     seed: int
     purpose: str
     """Names the noise, together with the step."""
     step: int = 0
     length: int
-    """The most tokens of a response."""
+    """Maximum number of tokens of a response."""
 
     def uniforms(self, rows: int) -> Tensor:
         """Uniform numbers [rows, length] in float64, one for each token of a global batch."""
@@ -130,9 +129,9 @@ def sample(
 ) -> tuple[Tensor, Tensor]:
     """Responses drawn from softmax(logits / temperature), one given uniform number per token.
 
-    Token t of row b is where the cumulative distribution passes uniforms[b, t]. So a row does not
-    depend on the other rows of the batch, and a row that has its EOS need not be sampled further:
-    the tokens up to EOS are the same as without stopping. Ids from [PAD] up are not tokens and are
+    Token t of row b is the one at which the cumulative distribution passes uniforms[b, t]. So a row
+    does not depend on the other rows of the batch, and sampling of a row can stop at EOS: the
+    tokens up to EOS are the same as without stopping. Ids from [PAD] up are not tokens and are
     never drawn. The keys and values of a query are computed once for its K responses.
 
     Shapes: queries [R, Q] left-padded, uniforms [B, T] in [0, 1), B = K R, those of a query are
@@ -199,7 +198,7 @@ def draw(logits: Tensor, uniforms: Tensor, temperature: float) -> Tensor:
 class Decoding:
     """A policy that reads its rows token by token; `logits` [B, 1, V] predict the next token.
 
-    On a device of FIXED_SHAPE a step writes into a cache that has room for all tokens, and sees all
+    On a FIXED_SHAPE device, a step writes into a cache that has room for all tokens, and sees all
     of its columns through a mask: tensors keep their shape and address until rows leave.
     """
 
@@ -279,7 +278,7 @@ class Decoding:
                 self.logits = self._step()
             self.graph = graph
         except RuntimeError as error:
-            # Leaving the recording after an error raises another one.
+            # Leaving the recording after an error raises a second error.
             first_error = error.__context__ or error
             if is_out_of_memory(first_error):
                 raise first_error from None
@@ -370,7 +369,7 @@ class ReservedLayer(DynamicLayer):
 def sampler_cache(config: PretrainedConfig, room: int) -> DynamicCache:
     """An empty cache for prompts that `room` tokens will follow.
 
-    A layer of another kind, such as one with a sliding window, stays as transformers made it.
+    Other kinds of layers, such as those with a sliding window, stay as transformers created them.
     """
     cache = DynamicCache(config=config)
     cache.layers = [

@@ -20,7 +20,7 @@ SAMPLE_TEXTS = (
 
 
 def load_tokenizer(source: str | Path) -> PreTrainedTokenizerBase:
-    """The tokenizer, with a new [PAD] as its last id, whatever it pads with itself.
+    """The tokenizer, with a new [PAD] as its last id, whatever its own pad token is.
 
     If the pad were EOS, as in many chat models, masking pads would hide every EOS from the loss,
     and the model would never learn to stop. If it were another real token, sampling would leave out
@@ -30,7 +30,7 @@ def load_tokenizer(source: str | Path) -> PreTrainedTokenizerBase:
     try:
         tokenizer = AutoTokenizer.from_pretrained(str(source), trust_remote_code=False)
         tokenizer = _prefer_file(tokenizer, Path(source) / "tokenizer.json")
-    except Exception as error:  # whatever a library raises for a file that the user supplied
+    except Exception as error:  # a library may raise anything for a file that the user supplied
         raise UserError(f"tokenizer {source} does not load: {first_line(error)}") from None
 
     if not isinstance(tokenizer, PreTrainedTokenizerFast):
@@ -58,7 +58,7 @@ def _prefer_file(tokenizer: Any, file: Path) -> Any:
 
     class_name = type(tokenizer).__name__
     print(
-        f"note: {class_name} of transformers does not split texts as {file} says: the file is used",
+        f"note: transformers' {class_name} does not split texts as {file} says: the file is used",
         file=sys.stderr,
     )
     return PreTrainedTokenizerFast.from_pretrained(
@@ -71,7 +71,7 @@ def _check_has_tokens(tokenizer: PreTrainedTokenizerFast, source: str | Path) ->
     words = SAMPLE_TEXTS[0].split()
     encodings = tokenizer.backend_tokenizer.encode_batch(words, add_special_tokens=False)
     if not any(encoding.ids for encoding in encodings):
-        raise UserError(f"tokenizer {source} has no tokens for texts: its vocabulary is empty")
+        raise UserError(f"tokenizer {source} cannot encode text: its vocabulary is empty")
 
 
 def _add_pad_token(tokenizer: PreTrainedTokenizerFast, source: str | Path) -> None:

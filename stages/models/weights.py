@@ -1,4 +1,4 @@
-"""Weights of a model's folder, read as data and checked. No code in the folder is run.
+"""Weights in a model's folder, read as data and checked. No code in the folder is run.
 
 Each tensor is taken from the shard to which the index assigns it. transformers reads all shards
 instead, and keeps the copy that it reads last.
@@ -40,7 +40,7 @@ class FolderWeights:
     tensors: dict[str, Tensor]
     """By name. Files are mapped, so a tensor is read when it is used."""
     has_copies: bool
-    """Whether a shard holds a copy of a tensor that the index assigns to another shard."""
+    """Whether a shard contains a copy of a tensor that the index assigns to another shard."""
 
 
 def read_weights(folder: Path) -> FolderWeights:
@@ -69,12 +69,12 @@ def read_weights(folder: Path) -> FolderWeights:
                 has_copies = True
 
     for name, tensor in tensors.items():
-        # Only weights: old files hold masks and positions too, which are integers.
+        # Only weights: old files also contain masks and positions, which are integers.
         if name.endswith("weight") and tensor.dtype not in FLOAT_TYPES:
             dtype = str(tensor.dtype).removeprefix("torch.")
             raise UserError(
-                f"model {folder} has weights of type {dtype} ({name}), which mean nothing without "
-                "their scales: use the weights before quantization"
+                f"model {folder} has quantized weights of type {dtype} ({name}): use the weights "
+                "before quantization"
             )
     return FolderWeights(tensors=tensors, has_copies=has_copies)
 
@@ -86,7 +86,7 @@ def _shards(folder: Path) -> dict[str, set[str]]:
     """
     present = [name for name in WEIGHT_FILES if (folder / name).exists()]
     if not present:
-        raise UserError(f"model {folder} holds no weights: neither {SAFETENSORS} nor {PYTORCH_BIN}")
+        raise UserError(f"model {folder} has no weights: add {SAFETENSORS} or {PYTORCH_BIN}")
 
     first = present[0]
     ignored = present[1:]
@@ -114,7 +114,7 @@ def _read_file(path: Path) -> dict[str, Tensor]:
         # Only the zip format of torch.save, the usual one since 1.6, can be mapped.
         can_map = zipfile.is_zipfile(path)
         content: Any = torch.load(path, map_location="cpu", weights_only=True, mmap=can_map)
-    except Exception as error:  # whatever a library raises for a file that the user supplied
+    except Exception as error:  # a library may raise anything for a file that the user supplied
         if is_out_of_memory(error):
             raise
         raise UserError(f"{path} does not load: {first_line(error)}") from None
@@ -123,7 +123,7 @@ def _read_file(path: Path) -> dict[str, Tensor]:
         isinstance(value, Tensor) for value in content.values()
     )
     if not is_weights:
-        raise UserError(f"{path} does not load: it holds something other than weights by name")
+        raise UserError(f"{path} does not load: it is not a dict of weights: download it again")
     return content
 
 
@@ -152,7 +152,7 @@ def check_no_adapter(folder: Path) -> None:
 
 
 def check_weight_names(source: str | Path, missing: set[str], unexpected: set[str]) -> None:
-    """Raise UserError if a model's folder lacks weights, or has some that the model has not."""
+    """Raise UserError if a model's folder lacks weights, or has weights that the model does not."""
     for problem, names in (("lacks", missing), ("has unexpected", unexpected)):
         if names:
             shown = ", ".join(sorted(names)[:NAMES_SHOWN])
@@ -164,8 +164,8 @@ def check_weight_names(source: str | Path, missing: set[str], unexpected: set[st
 def check_weight_values(source: str | Path, model: PreTrainedModel) -> None:
     """Raise UserError for NaN, infinity, matrices of zeros, and two output layers.
 
-    A single NaN makes every output NaN, matrices of zeros are what a broken download leaves, and an
-    output layer of its own contradicts a configuration that ties it to the embedding.
+    A single NaN makes every output NaN, a broken download leaves matrices of zeros, and a separate
+    output layer contradicts a configuration that ties it to the embedding.
     """
     for name, tensor in model.state_dict().items():
         problem = _problem_of_values(tensor)

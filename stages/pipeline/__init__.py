@@ -1,10 +1,10 @@
 """What a command does: which stages run, and how they are started.
 
-targets     every target and variable of `make`, and its help
-variables   reads and checks what was typed
+targets     all targets and variables of `make`, and its help
+variables   reads and checks the variables of a command
 plan        which stages are missing or stale, and why each of them runs
 runner      runs the stages of a plan one after the other
-start       one stage in this process: its errors, and what it leaves behind
+start       runs one stage in this process, and cleans up after it
 launch      a stage in several processes: GPUS, ENGINE, LAUNCH
 terminal    the table of stages that a terminal shows
 status      the command `make status`

@@ -1,4 +1,4 @@
-"""The last lines of a command: the result, the path of the page, the time, and what to do next."""
+"""The last lines of a command: the result, the path of the page, the time, and the next step."""
 
 import json
 import shlex
@@ -13,13 +13,13 @@ from stages.runs.text import duration
 
 
 def end_lines(config: Config, targets: Sequence[str], ran: Sequence[str]) -> list[str]:
-    """Return the last lines of a command that reached some targets; `ran`: the stages it ran."""
+    """Return the last lines of a command that has reached its targets; `ran`: the stages it ran."""
     stages = wanted_stages(config, targets)
     lines = []
     if not ran:
         count = sum(not config.is_upstreams(stage) for stage in stages)
         run = f"{config.name} seed {config.seed}"
-        lines.append(f"{run}: nothing to do, {count} stages have finished")
+        lines.append(f"{run}: nothing to do, all {count} stages have finished")
 
     if "report" in stages:
         headline = stage_folder(config, "report") / "headline.txt"
@@ -27,7 +27,7 @@ def end_lines(config: Config, targets: Sequence[str], ran: Sequence[str]) -> lis
 
     if ran:
         manifests = [read_manifest(stage_folder(config, stage)) or {} for stage in ran]
-        seconds = sum(manifest["seconds"] for manifest in manifests)
+        seconds = sum(manifest.get("seconds", 0.0) for manifest in manifests)
         stages_text = "1 stage" if len(ran) == 1 else f"{len(ran)} stages"
         lines += ["", f"time: {duration(seconds)} for {stages_text}"]
     return [*lines, *next_lines(config)]

@@ -1,21 +1,21 @@
 """Grids of runs over seeds: ablations, algorithms, and the study over presets.
 
-A run that fails stops no other, and the end names those that failed. `stages/__main__.py` calls
-this.
+A run that fails does not stop the others, and the last line names those that failed.
+`stages/__main__.py` calls `run_grid`.
 """
 
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from stages.config.checks import say_error
+from stages.config.checks import UserError, say_error
 from stages.config.command_line import Request, config_of
-from stages.config.config import Config, UserError
+from stages.config.config import Config
 from stages.config.faults import describe_user_error
 from stages.config.presets import ABLATIONS, settings_of_ablation
 from stages.config.stages import SHARED_SECTIONS, TRAINED
 from stages.pipeline.launch import StageFailedError
-from stages.pipeline.plan import no_part, wanted_stages
+from stages.pipeline.plan import refusal_text, wanted_stages
 from stages.pipeline.runner import PlannedRun, Runner
 from stages.pipeline.start import release
 from stages.rl.algorithms import ALGORITHMS
@@ -26,7 +26,7 @@ BEST_OF_N = "1,2,4,8,16,32,64"
 
 @dataclass(frozen=True, kw_only=True)
 class GridOptions:
-    """What the variables of a grid choose."""
+    """What the variables of a command choose for a grid."""
 
     seeds: Sequence[int] = (44413, 55513, 66613)
     presets: Sequence[str] = LADDER
@@ -43,19 +43,19 @@ class Grid:
     """The runs of a grid, and the page about them."""
 
     base_runs: list[PlannedRun]
-    """Those that variants start from, or all runs of a grid without variants."""
+    """The runs that variants start from, or all runs of a grid without variants."""
     variants: list[PlannedRun]
-    """Those that start from the base run of the same seed."""
+    """The runs that start from the base run of the same seed."""
     page_options: list[str]
-    """The command line of the page."""
+    """The command that writes the page."""
     page_names: list[str]
     """The runs that the page compares; those that have failed are left out."""
 
 
 def run_grid(runner: Runner, grid: Grid, write_page: Callable[[list[str]], None]) -> int:
-    """Run the runs of a grid, then write its page if they were evaluated; return the exit status.
+    """Run a grid, then write its page if the runs were evaluated; return the exit status.
 
-    A seed whose base run fails has no variants. The last line names the runs that failed.
+    If a seed's base run fails, its variants do not run. The last line names the runs that failed.
     """
     count = len(grid.base_runs) + len(grid.variants)
     statuses: dict[str, int] = {}  # label -> exit status
@@ -99,14 +99,14 @@ def run_safely(runner: Runner, planned: PlannedRun, place: str) -> int:
             traceback.print_exc()
         else:
             say_error(f"error: {planned.label}: {line}")
-    release()  # an exception keeps the models of its stage until here
-    outcome = f"FAILED with status {status}" if status else "is done"
+    release()  # the exception kept its stage's models in memory until here
+    outcome = f"FAILED with status {status}" if status else "has finished"
     print(f"\n{planned.label} {outcome} ({place} runs)", flush=True)
     return status
 
 
 def show_grid(runner: Runner, grid: Grid) -> None:
-    """Print what would run; nothing is written. Raises UserError as the runs would."""
+    """Print what would run, without writing anything. Raises UserError as the runs would."""
     for planned in grid.base_runs:
         runner.show(planned)
     for planned in grid.variants:
@@ -120,9 +120,9 @@ def show_grid(runner: Runner, grid: Grid) -> None:
 def variant_of(
     planned: PlannedRun, name: str, overrides: Sequence[str], targets: Sequence[str]
 ) -> PlannedRun:
-    """Return a run with other settings that starts from another run, or from its upstream.
+    """Return a run with different settings that starts from another run, or from its upstream.
 
-    It takes the stages before the first one that the settings change.
+    It takes over the stages before the first one that the settings change.
     """
     request = planned.request
     changed = {text.partition("=")[0] for text in overrides}
@@ -143,33 +143,33 @@ def variant_of(
         overrides=(*kept, *overrides),
     )
     # The base run may not have started yet: its config stands for its record.
-    config = config_of(variant, upstream=None if request.upstream else planned.config)
+    config = config_of(variant, upstream_config=None if request.upstream else planned.config)
     return PlannedRun(request=variant, config=config, targets=tuple(targets))
 
 
 def runs_of_seeds(
     request: Request, seeds: Sequence[int], targets: Sequence[str]
 ) -> list[PlannedRun]:
-    """Return a run for each seed. Raises UserError for a run that trains nothing."""
+    """Return a run for each seed. Raises UserError for a run without training."""
     runs = []
     for seed in dict.fromkeys(seeds):
         seed_request = replace(request, seed=seed)
         config = config_of(seed_request)
         if config.kind != TRAINED:
-            raise UserError(no_part("a grid of runs", config.kind))
+            raise UserError(refusal_text("a grid of runs", config.kind))
         runs.append(PlannedRun(request=seed_request, config=config, targets=tuple(targets)))
     return runs
 
 
 def ablations(request: Request, options: GridOptions) -> Grid:
-    """Return a run for each seed, and the same with one setting changed, for each ablation.
+    """Return a run for each seed, and for each ablation the same run with one setting changed.
 
-    An ablation may change nothing, or the same as another: then a line says which run it equals.
+    If an ablation changes nothing, or the same as another one, a line says which run it equals.
     Raises UserError for an unknown ablation.
     """
     base_runs = runs_of_seeds(request, options.seeds, ["eval"])
     variants = []
-    names: dict[str, None] = {}
+    names: list[str] = []
     for planned in base_runs:
         # Config -> the run that has it.
         seen = {_without_names(planned.config): "the run itself"}
@@ -178,13 +178,14 @@ def ablations(request: Request, options: GridOptions) -> Grid:
             config = _without_names(variant.config)
             if config not in seen:
                 seen[config] = name
-                names[name] = None
+                if name not in names:
+                    names.append(name)
                 variants.append(variant)
-            elif planned is base_runs[0]:
-                print(f"ablation {name} is left out: with these settings it is {seen[config]}")
+            elif planned is base_runs[0]:  # the same for every seed, so it is printed once
+                print(f"ablation {name} is left out: with these settings it equals {seen[config]}")
 
     if not names:
-        raise UserError("no ablation is left: name another one, see ABLATIONS= in make help")
+        raise UserError("no ablation is left that changes the run: name another one in ABLATIONS=")
     return Grid(
         base_runs=base_runs,
         variants=variants,
@@ -194,7 +195,7 @@ def ablations(request: Request, options: GridOptions) -> Grid:
 
 
 def _without_names(config: Config) -> Config:
-    """Return a config without what names it."""
+    """Return a config without the fields that name the run."""
     return config.changed(name="run", upstream="", own_from="", overrides=())
 
 
@@ -202,9 +203,9 @@ def algorithms(request: Request, options: GridOptions) -> Grid:
     """Return all algorithms at several coefficients of the KL penalty, for each seed.
 
     The base run trains SFT and the reward model; each coefficient is a variant with all algorithms.
-    The first one also has best-of-n and DPO, on which the penalty has no effect. Summaries are
-    sampled at PPO's temperature, because the KL is that of samples. Raises UserError for
-    coefficients that are not numbers.
+    The first variant also has best-of-n and DPO, on which the penalty has no effect. Summaries are
+    sampled at PPO's temperature, because the KL is estimated from such samples. Raises UserError
+    for coefficients that are not numbers.
     """
     base_runs = runs_of_seeds(request, options.seeds, ["rm"])
     variants = []
@@ -226,9 +227,9 @@ def algorithms(request: Request, options: GridOptions) -> Grid:
 
 
 def study(request: Request, options: GridOptions) -> Grid:
-    """Return a run for each preset and seed: all sizes of a seed before the next seed.
+    """Return a run for each preset and seed: all sizes of one seed, then those of the next.
 
-    With a name each run is called after its preset and that name, such as tiny-xs-other. Raises
+    With a name, each run is named after its preset and that name, such as tiny-xs-other. Raises
     UserError for an unknown preset or target, a setting without a name, and an upstream.
     """
     if request.upstream:

@@ -27,7 +27,7 @@ SHUTDOWN_SECONDS = "1800"
 
 
 class StageFailedError(Exception):
-    """A launched stage has failed; it has said why."""
+    """A launched stage has failed and has printed its error."""
 
     def __init__(self, status: int) -> None:
         super().__init__(f"a stage ended with status {status}")
@@ -37,14 +37,14 @@ class StageFailedError(Exception):
 def launcher_words(gpus: int, engine: str, launch: str) -> list[str]:
     """Return the words that start a stage in several processes; none for a single process.
 
-    Raises UserError for a number below 1, an unknown engine, and for both ways at once.
+    Raises UserError for a number below 1, an unknown engine, and if both GPUS and LAUNCH are set.
     """
     if gpus < 1:
-        raise UserError(f"GPUS={gpus}: give the number of GPUs of this machine")
+        raise UserError(f"GPUS={gpus} is below 1: give the number of GPUs to use on this machine")
     if engine not in ENGINES:
         raise unknown("ENGINE", engine, ENGINES)
     if launch and gpus > 1:
-        raise UserError("LAUNCH already says how many processes run: leave out GPUS=")
+        raise UserError("LAUNCH already sets the number of processes: leave out GPUS=")
     if launch:
         try:
             return shlex.split(launch)
@@ -69,10 +69,10 @@ def launch_stage(
     status = run_launcher([*launcher, *stage_words, *request.arguments])
     if status == 0:
         return
-    if status == exit_status(-signal.SIGKILL):  # it could not say so itself
+    if status == exit_status(-signal.SIGKILL):  # it could not print this itself
         raise UserError(
-            f"stage {stage} was killed (SIGKILL), perhaps because memory ran out: the same"
-            " command, without REPLACE, resumes it"
+            f"stage {stage} was killed (SIGKILL), perhaps because memory ran out:"
+            f" `{resume_command}` resumes it"
         )
     if status - 128 in handled_signals():
         # A cluster may stop only the launched processes. srun ends with the same status if one of
@@ -97,7 +97,7 @@ def run_launcher(words: Sequence[str]) -> int:
         except FileNotFoundError:
             raise UserError(f"there is no program {words[0]}: correct LAUNCH=") from None
         RECEIVED.children.append(process)
-        early_signal = stop_asked()  # it may have come before the process was in the list
+        early_signal = stop_asked()  # the signal may have come before the process was in the list
         if early_signal and early_signal != signal.SIGINT:
             process.send_signal(early_signal)
         try:
@@ -141,7 +141,7 @@ def accelerate_launch(arguments: Sequence[str]) -> int:
 
     try:
         launch_command(launch_command_parser().parse_args(list(arguments)))
-    except ChildFailedError as error:  # its processes have said what is wrong
+    except ChildFailedError as error:  # its processes have printed what is wrong
         _, failure = error.get_first_failure()
         return exit_status(failure.exitcode)
     except SignalException as stopped:

@@ -48,7 +48,7 @@ def write_cards(config: Config, stage: str, accuracy: Mapping[str, float]) -> No
 def card(config: Config, stage: str, folder: str, manifest: Mapping[str, Any]) -> str:
     """The card of the model in a stage's folder `model` or `critic`.
 
-    Of the stage's manifest, `inputs` and `results` are read.
+    From the stage's manifest it uses `inputs` and `results`.
     """
     is_policy = stage in POLICY_STAGES and folder == "model"
     metadata = ModelCardData(

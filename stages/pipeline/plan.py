@@ -1,13 +1,14 @@
-"""What a command does about each stage of a run, and why. Planning runs and writes nothing.
+"""What a command does with each stage of a run, and why. Planning runs and writes nothing.
 
-A command runs the stages that lead to its targets, as far as they are missing or stale, and those
-that REPLACE asks for:
+A command runs those stages leading to its targets that are missing or stale, and those that REPLACE
+asks for:
 
     REPLACE=1             reruns the stages of the targets
-    REPLACE="ppo rloo"    reruns these stages and what follows from either
+    REPLACE="ppo rloo"    reruns these stages and all that depend on either
 
-Stages that an upstream supplies never run. Changed code reruns nothing: a warning names the stages
-that ran with other code. What a later stage would refuse is refused now, before the first one runs.
+Stages that an upstream supplies never run. Changed code does not rerun anything, but a warning
+names the stages that ran with different code. Errors that a later stage would raise are raised now,
+before the first one runs.
 """
 
 import shlex
@@ -15,57 +16,62 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from stages.config.checks import UserError, unknown
+from stages.config.checks import UserError, first_few, unknown
 from stages.config.config import Config
 from stages.config.fitting import check_batch_divides, check_batch_not_larger_than_data
 from stages.config.judge_models import check_asking
-from stages.config.sections import COMPARISONS, POSTS
-from stages.config.stages import GIVEN_BY, NO_PART, STAGES, TRAINED, row_of, with_inputs
+from stages.config.sections import POSTS
+from stages.config.stages import (
+    GIVEN_BY,
+    NO_PART,
+    STAGES,
+    TRAINED,
+    TRAINING_SPLITS,
+    row_of,
+    with_inputs,
+)
 from stages.runs.attempts import check_resumable, is_resumable, resume_point
 from stages.runs.differences import unknown_settings
 from stages.runs.gold import check_gold
 from stages.runs.manifest import partial_of, read_manifest, stage_folder
 from stages.runs.staleness import MISSING, Problem, changed_code, find_problem, refusal
-from stages.runs.text import first_few
 
 REPLACE_TARGETS = "1"
 """The value of REPLACE that stands for the stages of the targets."""
 TARGETS = tuple(dict.fromkeys(row.target for row in STAGES.values()))
-# The split that fills the batches of a stage.
-TRAINING_SPLITS = {"sft": POSTS[0], "rm": COMPARISONS[0], "dpo": COMPARISONS[0]}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """What a command does about one stage of a run."""
+    """What a command does with one stage of a run."""
 
     stage: str
     reason: str = ""
-    """Why it runs, to be read in brackets; empty if it has finished and is kept."""
+    """Why it runs, to be shown in brackets; empty if it has finished and is kept."""
     is_replaced: bool = False
     """Whether REPLACE asks for it: its result, if there is one, moves aside first."""
     has_rerun_inputs: bool = False
-    """Whether one of its inputs runs before it. Then it runs only if it is missing or stale after
-    that: an input that comes out as before changes nothing."""
+    """Whether one of its inputs is rerun first. Then it runs only if it is missing or stale after
+    that: an input with the same result as before changes nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What a command does about a run."""
+    """What a command does with a run."""
 
     steps: tuple[Step, ...]
-    """One for each stage that leads to the targets, in order; none for those of an upstream."""
+    """One step for each stage leading to the targets, in order, without those of an upstream."""
     warnings: tuple[str, ...]
-    """Lines about finished stages that are kept although code or settings have changed."""
+    """Lines about finished stages that are kept even though code or settings have changed."""
 
     @property
     def stages(self) -> list[str]:
-        """All stages that lead to the targets, those that have finished included."""
+        """All stages that lead to the targets, including finished ones."""
         return [step.stage for step in self.steps]
 
     @property
     def reasons(self) -> dict[str, str]:
-        """The stages that are to run, with the reason."""
+        """The stages that will run, with the reason."""
         return {step.stage: step.reason for step in self.steps if step.reason}
 
     @property
@@ -77,10 +83,10 @@ class Plan:
 def make_plan(
     config: Config, targets: Sequence[str], replace: str = "", processes: int = 1
 ) -> Plan:
-    """Return what a command does to reach some targets with a run.
+    """Return what a command does to reach its targets with a run.
 
     Raises UserError for an unknown target, for a stage that only REPLACE may rerun, for a stage
-    that an upstream lacks, for a checkpoint of other settings, and for what a stage would refuse.
+    that an upstream lacks, for a checkpoint of other settings, and if a stage could not run.
     """
     wanted = wanted_stages(config, targets)
     own = [stage for stage in wanted if not config.is_upstreams(stage)]
@@ -108,7 +114,7 @@ def make_plan(
             check_resumable(config, stage)
             reason = reason_to_run(config, stage, problem)
         elif rerun_inputs:
-            reason = f"if {rerun_inputs[-1]} comes out differently than before"
+            reason = f"if the result of {rerun_inputs[-1]} changes"
         else:
             reason = ""
         steps.append(Step(stage=stage, reason=reason, has_rerun_inputs=bool(rerun_inputs)))
@@ -123,10 +129,10 @@ def make_plan(
 # -- which stages ----------------------------------------------------------------------------------
 
 
-def stages_of(config: Config, targets: Sequence[str]) -> set[str]:
-    """Return the stages that some targets name.
+def stages_of_targets(config: Config, targets: Sequence[str]) -> set[str]:
+    """Return the stages that these targets name.
 
-    Raises UserError for an unknown target, and for training in a run that trains nothing.
+    Raises UserError for an unknown target, and for a training target in a run without training.
     """
     stages: set[str] = set()
     left_out = set(NO_PART[config.kind])
@@ -134,32 +140,32 @@ def stages_of(config: Config, targets: Sequence[str]) -> set[str]:
         named = {name for name, row in STAGES.items() if target in (name, row.target)}
         if not named:
             raise unknown("target", target, (*TARGETS, *STAGES))
-        # The stages of `eval` are other ones in each kind of run.
+        # Each kind of run has different stages of `eval`.
         if named & left_out and target != "eval":
-            raise UserError(no_part(target, config.kind))
+            raise UserError(refusal_text(target, config.kind))
         stages |= named - left_out
 
-    # A file of summaries with labels is itself the judge's calibration data.
+    # A labeled file of summaries is also the data for the judge's calibration.
     if config.outputs.label and "report" in stages:
         stages.add("calibration")
     return stages
 
 
-def no_part(target: str, kind: str) -> str:
-    """Return why a target has no part in a run of this kind, and what to do."""
+def refusal_text(target: str, kind: str) -> str:
+    """Return why a run of this kind does not have a target, and what to do."""
     if kind == TRAINED:
         return f"{target} needs a released policy: add POLICY= (SET=released.policy=...)"
     variable = GIVEN_BY[kind]
-    return f"{target} trains, and {variable} is judged without training: leave out one of the two"
+    return f"{target} trains, but {variable} is judged without training: leave out one of the two"
 
 
 def wanted_stages(config: Config, targets: Sequence[str]) -> list[str]:
-    """Return the stages that lead to some targets, in order, also those of an upstream.
+    """Return the stages that lead to these targets, in order, including those of an upstream.
 
-    Optional stages that have finished join: a trained DPO policy is summarized and judged with the
-    others. Raises UserError as `stages_of` does.
+    Finished optional stages are included: a trained DPO policy is summarized and judged with the
+    others. Raises UserError as `stages_of_targets` does.
     """
-    needed = with_inputs(stages_of(config, targets), config.kind)
+    needed = with_inputs(stages_of_targets(config, targets), config.kind)
     joining = set()
     for stage in needed:
         for name in STAGES[stage].joined_by:
@@ -177,7 +183,7 @@ def replaced_stages(
     `own`: the stages that the run does not take from an upstream. Raises UserError for another one.
     """
     if replace == REPLACE_TARGETS:
-        stages = stages_of(config, targets)
+        stages = stages_of_targets(config, targets)
         return [stage for stage in own if stage in stages]
 
     named = replace.split()
@@ -193,31 +199,32 @@ def replaced_stages(
     replaced: list[str] = []
     for stage in own:
         row = row_of(stage, config.kind)
-        follows = not {*row.inputs, *row.joined_by}.isdisjoint(replaced)
+        follows = any(name in replaced for name in (*row.inputs, *row.joined_by))
         if stage in named or follows:
             replaced.append(stage)
     return replaced
 
 
 def reason_to_run(config: Config, stage: str, problem: Problem) -> str:
-    """Return why a stage runs that `find_problem` has found a problem with."""
+    """Return why a stage runs in which `find_problem` has found a problem."""
     if is_resumable(config, stage):
         partial = partial_of(stage_folder(config, stage))
-        return resume_point(partial) or "begun, no checkpoint yet"
+        return resume_point(partial) or "started, no checkpoint yet"
     if problem == MISSING:
         return "not run yet"
     return problem.text
 
 
-# -- what stages would refuse ----------------------------------------------------------------------
+# -- errors before the first stage runs ------------------------------------------------------------
 
 
 def check_can_run(config: Config, stages: Sequence[str], processes: int) -> None:
-    """Raise UserError if one of some stages cannot run, or not in this number of processes."""
+    """Raise UserError if one of these stages cannot run, or not with this number of processes."""
     if any("judge" in STAGES[stage].sections for stage in stages):
         check_asking(config)
         check_gold(config)
-    for stage in stages:
+    for stage in stages_with_batches(config, stages):
+        # Stages that train have a section of the same name.
         section: Any = getattr(config, stage, None)
         if hasattr(section, "batch_size"):
             check_batch_divides(
@@ -229,14 +236,19 @@ def check_can_run(config: Config, stages: Sequence[str], processes: int) -> None
             )
 
 
+def stages_with_batches(config: Config, stages: Sequence[str]) -> list[str]:
+    """Return the stages that may form batches: not `rm` if its reward comes from elsewhere."""
+    return [stage for stage in stages if not (stage == "rm" and config.has_external_reward)]
+
+
 def check_rows(config: Config, stages: Sequence[str]) -> None:
-    """Raise UserError if the finished base stage counted too few rows for one of some stages."""
+    """Raise UserError if the finished base stage has too few rows for one of these stages."""
     manifest = read_manifest(stage_folder(config, "base"))
     if manifest is None:
         return
     counts = manifest["results"].get("rows", {})
     rows = {split: counts_of_split["rows"] for split, counts_of_split in counts.items()}
-    for stage in stages:
+    for stage in stages_with_batches(config, stages):
         split = TRAINING_SPLITS.get(stage)
         if split in rows:
             check_batch_not_larger_than_data(stage, getattr(config, stage).batch_size, rows[split])
@@ -253,9 +265,9 @@ def check_rows(config: Config, stages: Sequence[str]) -> None:
 
 
 def code_warnings(config: Config, stages: Sequence[str]) -> list[str]:
-    """Return a line for each group of stages that ran with other code, and how to rerun them.
+    """Return a line for each group of stages that ran with different code, and how to rerun them.
 
-    `ppo ran with other code: stages/rl/advantages.py. To rerun: REPLACE=ppo`
+    `ppo ran with different code: stages/rl/advantages.py. To rerun: REPLACE=ppo`
     """
     stages_by_files: dict[str, list[str]] = {}
     for stage in stages:
@@ -265,7 +277,7 @@ def code_warnings(config: Config, stages: Sequence[str]) -> list[str]:
 
     lines = []
     for files_text, names in stages_by_files.items():
-        line = f"{', '.join(names)} ran with other code: {files_text}."
+        line = f"{', '.join(names)} ran with different code: {files_text}."
         own = [name for name in names if not config.is_upstreams(name)]
         if own:
             line += f" To rerun: REPLACE={shlex.quote(' '.join(own))}"

@@ -1,4 +1,4 @@
-"""Runs the stages of a run in turn, as a plan says, up to the first that fails.
+"""Runs the stages of a run in turn, as planned, until one fails.
 
 Each stage is called in this process. If there is a launcher, stages that train or run a model are
 started by it instead, as `<launcher> -m stages --stage ppo ...`.
@@ -23,7 +23,7 @@ from stages.runs.staleness import find_problem
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedRun:
-    """A run that was requested, its config, and the targets that it is to reach."""
+    """A requested run, its config, and its targets."""
 
     request: Request
     config: Config
@@ -44,19 +44,19 @@ class Runner:
     launcher: Sequence[str] = ()
     """The words that start a stage in several processes; empty: all stages run in this process."""
     processes: int = 1
-    """How many processes a launched stage has, as far as that is known here."""
+    """The number of processes of a launched stage, as far as it is known here."""
     max_cost: float = 0
-    """The most that a judge may cost, in USD; 0: what the settings say."""
+    """Maximum cost of a judge, in USD. 0: the limit in the settings."""
     replace: str = ""
-    """What to rerun although it has finished: `1` for the targets, or stages."""
+    """What to rerun even if it has finished: `1` for the targets, or names of stages."""
     resume_command: str = "the same command"
-    """What a launched stage names if it fails."""
+    """The command that a launched stage prints if it fails."""
     on_finished: Callable[[Config, str], None] | None = None
     """Called after each stage that has finished."""
     terminal: Terminal = field(default_factory=Terminal)
 
     def run(self, planned: PlannedRun) -> list[str]:
-        """Run what is missing or stale; return the stages that ran.
+        """Run the stages that are missing or stale; return those that ran.
 
         Raises UserError as `make_plan` does, and StageFailedError.
         """
@@ -89,15 +89,21 @@ class Runner:
         return ran
 
     def show(self, planned: PlannedRun) -> None:
-        """Print what `run` would do, and why; nothing is written. Raises UserError as it would."""
+        """Print what `run` would do, and why, without writing anything. Raises the same errors."""
         plan = self.plan(planned)
         print_warnings(planned, plan)
-        lines = [f"would run {stage} ({reason})" for stage, reason in plan.reasons.items()]
+        to_rename = stages_to_rename(planned.config, planned.targets)
+        lines = []
+        for stage, reason in plan.reasons.items():
+            if stage in to_rename and stage not in plan.replaced:
+                lines.append(f"would only rename the folder of {stage}, which has finished")
+            else:
+                lines.append(f"would run {stage} ({reason})")
         for line in lines or ["nothing to do"]:
             print(f"{planned.label}: {line}")
 
     def plan(self, planned: PlannedRun) -> Plan:
-        """Return what this runner does about a run. Raises UserError as `make_plan` does."""
+        """Return what this runner does with a run. Raises UserError as `make_plan` does."""
         return make_plan(
             self.limit_cost(planned.config),
             planned.targets,
@@ -106,16 +112,16 @@ class Runner:
         )
 
     def limit_cost(self, config: Config) -> Config:
-        """Return a config with the most that a judge may cost."""
+        """Return a config with the maximum cost of the judge."""
         if not self.max_cost:
             return config
         return config.changed(judge=config.judge.changed(max_cost=self.max_cost))
 
 
 def reason_now(config: Config, step: Step) -> str:
-    """Return why a step of a plan runs, now that the steps before it are done; empty if it is kept.
+    """Return why a step runs, now that the steps before it are done; empty if it is kept.
 
-    A step whose inputs were rerun depends on how they came out.
+    A step whose inputs were rerun depends on their results.
     """
     if not step.has_rerun_inputs:
         return step.reason
@@ -124,24 +130,28 @@ def reason_now(config: Config, step: Step) -> str:
 
 
 def print_warnings(planned: PlannedRun, plan: Plan) -> None:
-    """Print what is odd about finished stages that are kept, such as other code."""
+    """Print warnings about finished stages that are kept, such as changed code."""
     for line in plan.warnings:
         print(f"{planned.label}: {line}", file=sys.stderr, flush=True)
 
 
+def stages_to_rename(config: Config, targets: Sequence[str]) -> list[str]:
+    """Return the stages that were killed between writing their manifest and being renamed."""
+    own = [stage for stage in wanted_stages(config, targets) if not config.is_upstreams(stage)]
+    return [
+        stage for stage in own if read_manifest(partial_of(stage_folder(config, stage))) is not None
+    ]
+
+
 def finish_renaming(config: Config, targets: Sequence[str]) -> None:
-    """Rename the folders of stages that were killed after they had written their manifest."""
-    for stage in wanted_stages(config, targets):
-        if config.is_upstreams(stage):
-            continue
-        folder = stage_folder(config, stage)
-        if read_manifest(partial_of(folder)) is not None:
-            with held(lock_of(folder), stage):
-                put_in_place(config, stage)
+    """Rename the folders of stages that were killed right after writing their manifest."""
+    for stage in stages_to_rename(config, targets):
+        with held(lock_of(stage_folder(config, stage)), stage):
+            put_in_place(config, stage)
 
 
 def move_all_aside(config: Config, stages: Sequence[str]) -> None:
-    """Move stages aside, finished or half done.
+    """Move stages aside, whether finished or not.
 
     Raises UserError, and moves nothing, if one of them is running elsewhere.
     """

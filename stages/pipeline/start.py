@@ -1,4 +1,4 @@
-"""One stage in this process: its errors in one line, and what it leaves behind."""
+"""Run one stage in this process: report its errors in one line, and clean up after it."""
 
 import gc
 import importlib
@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from stages.config.checks import UserError, say_error
 from stages.config.config import Config
-from stages.config.environment import launched_processes
+from stages.config.environment import is_one_of_several, launched_processes
 from stages.config.faults import describe_user_error
 from stages.config.out_of_memory import gpu_memory_usage, is_out_of_memory
 from stages.config.stages import row_of
@@ -20,12 +20,12 @@ from stages.runs.machine import keep_freed_memory
 
 T = TypeVar("T")
 
-# What errors say that mean that another process of a launch is gone.
+# Texts of errors which mean that another process of the launch is gone.
 OTHER_DIED = (
     "Connection closed by peer",
     "Connection reset by peer",
     "Broken pipe",
-    # NCCL's other errors are about this process.
+    # NCCL's other errors concern this process.
     "ncclRemoteError",
     "remote process exited",
 )
@@ -38,7 +38,7 @@ def call_stage(
 
     Raises UserError, with the command that resumes, for every error that a user can fix.
     """
-    launched_processes()  # raises UserError for the remains of a launch
+    launched_processes()  # raises UserError for leftover variables of a launch
     try:
         with process_restored(needs_torch=row_of(stage, config.kind).computes):
             return function(config)
@@ -47,7 +47,7 @@ def call_stage(
     except Exception as error:
         line = describe_user_error(error)
         if line is None and is_about_another_process(error):
-            line = "another process of this launch has died: look at its error"
+            line = "another process of this launch has died: fix its error"
         if line is None:
             raise
         memory = gpu_memory_usage() if is_out_of_memory(error) else ""
@@ -61,11 +61,13 @@ def call_stage(
 
 @contextmanager
 def process_restored(needs_torch: bool) -> Iterator[None]:
-    """Leave this process as a new one would be, so that the next stage computes the same numbers.
+    """Leave this process like a new one, so that the next stage computes the same numbers.
+
+    All stages share one process, because importing torch and transformers takes 5 seconds.
 
     `needs_torch`: the stage will import torch, so torch's state can be read before the stage.
     """
-    if has_others():  # each of them runs one stage and ends
+    if is_one_of_several():  # each of them runs one stage and ends
         yield
         return
 
@@ -111,7 +113,7 @@ def release() -> None:
     if torch is not None:
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
-        keep_freed_memory()  # it also gives back to the system what is free at this moment
+        keep_freed_memory()  # it also returns freed memory to the system
 
 
 # -- one of several processes ----------------------------------------------------------------------
@@ -119,11 +121,11 @@ def release() -> None:
 
 @contextmanager
 def errors_end_process() -> Iterator[None]:
-    """In a launch of several processes, end this one at once on an error, with its message."""
+    """In a launch of several processes, print an error's message and end this process at once."""
     try:
         yield
     except BaseException as error:
-        if not has_others():
+        if not is_one_of_several():
             raise
         status = 1
         if isinstance(error, SystemExit):
@@ -137,23 +139,18 @@ def errors_end_process() -> Iterator[None]:
 
 
 def end_process(status: int = 0) -> None:
-    """End a process of a launch of several at once; return if there is only this one.
+    """End this process at once if it is one of several in a launch; otherwise return.
 
     An ordinary exit may wait in torch's threads for the others, while they wait for this process,
     and those threads may abort it (status 134): a finished stage would count as failed.
     """
-    if has_others():
+    if is_one_of_several():
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(status)
 
 
-def has_others() -> bool:
-    """Return whether this process is one of several of a launch."""
-    return int(os.environ.get("WORLD_SIZE", "1")) > 1
-
-
 def is_about_another_process(error: Exception) -> bool:
-    """Return whether an error says that another process of a launch of several is gone."""
+    """Return whether an error means that another process of the launch is gone."""
     is_dead = isinstance(error, RuntimeError) and any(text in str(error) for text in OTHER_DIED)
-    return has_others() and is_dead
+    return is_one_of_several() and is_dead

@@ -1,4 +1,4 @@
-"""What each run has done: `make status`. It reads only, and loads no torch."""
+"""The state of each run: `make status`. It writes nothing and does not load torch."""
 
 import sys
 import textwrap
@@ -11,10 +11,16 @@ from rich.table import Table
 from rich.text import Text
 
 from stages.config import config as settings
-from stages.config.checks import UserError
-from stages.config.command_line import recorded_config
+from stages.config.checks import UserError, first_few, visible
 from stages.config.config import Config
-from stages.config.faults import Parser, describe_user_error, in_one_line, show
+from stages.config.faults import (
+    Parser,
+    describe_user_error,
+    in_one_line,
+    show,
+    unfiltered_stdout,
+)
+from stages.config.recorded import ignored_line, ignored_settings, recorded_config
 from stages.config.stages import STAGES, is_part
 from stages.runs.attempts import resume_point
 from stages.runs.differences import unknown_settings
@@ -23,10 +29,10 @@ from stages.runs.locks import is_under_way
 from stages.runs.manifest import check_run, partial_of, read_manifest
 from stages.runs.run import FAILED, PROGRESS
 from stages.runs.staleness import changed_code, find_problem
-from stages.runs.text import COLUMNS, first_few
+from stages.runs.text import COLUMNS
 
 DONE = "done"
-OTHER_CODE = "done with other code"
+OTHER_CODE = "done, code changed"
 STALE = "stale"
 RUNNING = "running"
 HALF = "half finished"
@@ -52,25 +58,25 @@ NO_RUNS = "no runs yet: make sft rm ppo eval"
 
 @dataclass(frozen=True, kw_only=True)
 class StageStatus:
-    """What is known about one stage of a run."""
+    """The state of one stage of a run."""
 
     label: str
-    """The stage, with its judge if there are several."""
+    """The name of the stage, with its judge if there are several."""
     state: str
     detail: str = ""
-    """Why it is in this state, or how far it is."""
+    """Why it is in this state, or its progress."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunStatus:
-    """What is known about one seed of a run."""
+    """The state of one seed of a run."""
 
     name: str
     stages: tuple[StageStatus, ...]
 
     @property
     def rows(self) -> list[tuple[str, str]]:
-        """States with their stages. Stages share a row if state and detail are the same."""
+        """Rows of states and their stages. Stages share a row if state and detail are the same."""
         rows = []
         for state in COLORS:
             labels: dict[str, list[str]] = {}  # by detail
@@ -103,13 +109,13 @@ def _state_of(folder: Path, stage: str) -> tuple[str, str]:
         failure = read_record(partial / FAILED)
         if failure is not None:
             return FAILURE, _with_checkpoint(failure["error"], partial)
-        return HALF, resume_point(partial) or "it has no checkpoint and starts over"
+        return HALF, resume_point(partial) or "starts over, no checkpoint"
     if not is_finished:
         return MISSING, ""
 
-    config = recorded_config(folder)
+    config = recorded_config(folder, warns=False)
     if config is None:
-        return UNREADABLE, f"{folder / 'config.json'} holds no settings of this project"
+        return UNREADABLE, f"{folder / 'config.json'} does not contain settings of this project"
     problem = find_problem(config, stage)
     if problem is not None:
         return STALE, _with_checkpoint(str(problem), partial)
@@ -118,21 +124,21 @@ def _state_of(folder: Path, stage: str) -> tuple[str, str]:
         return OTHER_CODE, first_few(files)
     unknown = unknown_settings(config, stage)
     if unknown:
-        return DONE, f"this version does not know {first_few(unknown)}, which it recorded"
+        return DONE, f"this version does not know the recorded settings {first_few(unknown)}"
     return DONE, ""
 
 
 def _with_checkpoint(text: str, partial: Path) -> str:
-    """A text, and from where the stage resumes if it was interrupted."""
+    """A text, followed by where the stage resumes if it was interrupted."""
     resumes = resume_point(partial)
     return f"{text} ({resumes})" if resumes else text
 
 
 def _progress(partial: Path, stage: str) -> str:
-    """How far a stage is that is under way, in its main loop or in another one."""
+    """The progress of a running stage, in its main loop or in another one."""
     progress = read_record(partial / PROGRESS)
     if progress is None:
-        return "it has just begun"
+        return "it has just started"
     seconds = progress["seconds_left"]
     left = f"{seconds} s" if seconds < 120 else f"{seconds / 60:.0f} min"
     count = f"{progress['done']} of {progress['total']}, {left} left"
@@ -168,12 +174,10 @@ def run_status(seed: Path) -> RunStatus:
 
 
 def _any_config(seed: Path) -> Config | None:
-    """The settings that one of a seed's stages recorded; they say which stages it has."""
-    for path in sorted(seed.rglob("config.json")):
-        if "aside" in path.relative_to(seed).parts:
-            continue
+    """The settings that one of a seed's stages recorded; they decide which stages it has."""
+    for folder in _recorded_folders(seed):
         try:
-            config = recorded_config(path.parent)
+            config = recorded_config(folder, warns=False)
         except UserError:  # The stage itself is listed with this error.
             continue
         if config is not None:
@@ -181,21 +185,44 @@ def _any_config(seed: Path) -> Config | None:
     return None
 
 
-def statuses(name: str = "") -> list[RunStatus]:
-    """The state of all runs and seeds, or of those of one run.
+def _recorded_folders(seed: Path) -> list[Path]:
+    """Return the folders of a seed that have a record, without those that were moved aside."""
+    paths = sorted(seed.rglob("config.json"))
+    return [path.parent for path in paths if "aside" not in path.relative_to(seed).parts]
+
+
+def seed_folders(name: str = "") -> list[Path]:
+    """Return the folders of all runs and seeds, or of the seeds of one run.
 
     Raises UserError if `name` is given and there is no such run.
     """
     if name:
         check_run(name)
     folders = settings.RUNS.glob(f"{name or '*'}/seed*")
-    seeds = sorted(folders, key=lambda seed: (seed.parent.name, len(seed.name), seed.name))
-    return [run_status(seed) for seed in seeds]
+    return sorted(folders, key=lambda seed: (seed.parent.name, len(seed.name), seed.name))
 
 
-def status(name: str = "") -> list[str]:
-    """The state of all runs, or of one, as lines of at most 80 columns. Raises as `statuses`."""
-    return plain_lines(statuses(name)) or [NO_RUNS]
+def statuses(name: str = "") -> list[RunStatus]:
+    """The state of all runs and seeds, or of those of one run. Raises as `seed_folders`."""
+    return [run_status(seed) for seed in seed_folders(name)]
+
+
+def ignored_lines(seeds: Iterable[Path]) -> list[str]:
+    """Return one warning for each run and set of recorded settings that this version ignores."""
+    seeds_of: dict[tuple[str, tuple[str, ...]], list[str]] = {}  # run and settings -> its seeds
+    for seed in seeds:
+        names: dict[str, None] = {}  # in the order of the records, each once
+        for folder in _recorded_folders(seed):
+            names |= dict.fromkeys(ignored_settings(folder))
+        if names:
+            key = (seed.parent.name, tuple(names))
+            seeds_of.setdefault(key, []).append(seed.name.removeprefix("seed"))
+
+    lines = []
+    for (run, ignored), numbers in seeds_of.items():
+        word = "seed" if len(numbers) == 1 else "seeds"
+        lines.append(ignored_line(f"{run} {word} {', '.join(numbers)}", ignored))
+    return lines
 
 
 def plain_lines(runs: Iterable[RunStatus]) -> list[str]:
@@ -222,7 +249,11 @@ def table(runs: Sequence[RunStatus]) -> Table:
         name = run.name
         for state, text in run.rows:
             # Text, because square brackets in a string would be markup.
-            grid.add_row(Text(name), Text(state, style=COLORS[state]), Text(text))
+            grid.add_row(
+                Text(visible(name)),
+                Text(state, style=COLORS[state]),
+                Text(visible(text)),
+            )
             name = ""
     return grid
 
@@ -230,11 +261,14 @@ def table(runs: Sequence[RunStatus]) -> Table:
 @in_one_line()
 def main(argv: list[str] | None = None) -> None:
     """Print the state of all runs, or of one."""
-    parser = Parser(description="what each run has done")
-    parser.add_argument("--name", default="", help="the run's folder; else all runs")
-    runs = statuses(parser.parse_args(argv).name)
+    parser = Parser(description="show the state of each run")
+    parser.add_argument("--name", default="", help="the run's folder; default: all runs")
+    name = parser.parse_args(argv).name
+    for line in ignored_lines(seed_folders(name)):
+        print(line, file=sys.stderr, flush=True)
+    runs = statuses(name)
     if runs and sys.stdout.isatty():
-        Console().print(table(runs))
+        Console(file=unfiltered_stdout()).print(table(runs))
     else:
         show(plain_lines(runs) or [NO_RUNS])
 

@@ -1,7 +1,7 @@
 """Every target and every variable of `make`, and the text of `make help`.
 
 `make help` runs this file before anything is installed, so it imports only the standard library at
-the top. What needs more (algorithms, presets) is left out of the help until then.
+the top. Algorithms and presets need more, so the help lists them only after the installation.
 """
 
 import signal
@@ -16,13 +16,14 @@ class Variable:
     name: str
     help: str
     hint: str = ""
-    """What to do if a target does not read it; empty: a line names the targets that do."""
+    """What to do instead if a target does not read it; empty: the error names the targets that do.
+    """
     setting: str = ""
-    """The setting that it stands for, if it is short for one."""
+    """The setting that it is short for, if there is one."""
     option: str = ""
-    """The option of a tool's command line that takes it; empty: the name in lower case."""
+    """The command-line option that takes it; empty: the name in lower case."""
     is_list: bool = False
-    """Whether the value is several words."""
+    """Whether the value may be several words."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +35,7 @@ class Target:
     variables: tuple[str, ...] = ()
 
 
-# What several targets read.
+# Variables that several targets read.
 REQUEST = (
     "PRESET",
     "SEED",
@@ -51,7 +52,7 @@ DEVICES = ("GPUS", "ENGINE", "LAUNCH")
 EXECUTION = (*DEVICES, "MAX_COST", "REPLACE", "DRY")
 RUN = (*REQUEST, *EXECUTION)
 TRAINING_RUN = (*RUN, "REHEARSE")
-# A grid takes several of one of them instead.
+# A grid takes SEEDS in place of SEED, and a study also PRESETS in place of PRESET.
 RUN_OVER_SEEDS = ("SEEDS", *(name for name in RUN if name != "SEED"))
 RUN_OVER_PRESETS = ("PRESETS", *(name for name in RUN_OVER_SEEDS if name != "PRESET"))
 
@@ -59,7 +60,7 @@ GROUPS: dict[str, list[Target]] = {
     "train": [
         Target(
             name="data",
-            help="posts, tokenizer and checkpoint; offline from then on",
+            help="posts, tokenizer and checkpoint; later stages work offline",
             variables=RUN,
         ),
         Target(
@@ -69,12 +70,12 @@ GROUPS: dict[str, list[Target]] = {
         ),
         Target(
             name="rm",
-            help="the reward model, and its normalization",
+            help="the reward model and its normalization",
             variables=TRAINING_RUN,
         ),
         Target(
             name="dpo",
-            help="DPO on the same comparisons, to compare with PPO",
+            help="DPO on the same comparisons, as a baseline for PPO",
             variables=TRAINING_RUN,
         ),
     ],
@@ -96,7 +97,7 @@ GROUPS: dict[str, list[Target]] = {
         ),
         Target(
             name="summarize",
-            help="one post by a run's policies: POST='...' or ID=",
+            help="one post summarized by a run's policies: POST='...' or ID=",
             variables=("NAME", "PRESET", "SEED", "POST", "ID"),
         ),
     ],
@@ -108,7 +109,7 @@ GROUPS: dict[str, list[Target]] = {
         ),
         Target(
             name="scaling",
-            help="runs of several sizes on one page: NAMES='tiny-s tiny'",
+            help="runs of several sizes: NAMES='tiny-s tiny'",
             variables=("NAMES", "JUDGE"),
         ),
         Target(
@@ -120,12 +121,12 @@ GROUPS: dict[str, list[Target]] = {
     "run a grid": [
         Target(
             name="study",
-            help="PRESETS x SEEDS, then the page that compares sizes",
+            help="PRESETS x SEEDS, and a page that compares sizes",
             variables=(*RUN_OVER_PRESETS, "JOB"),
         ),
         Target(
             name="ablations",
-            help="a run and variants with one setting changed, over SEEDS",
+            help="a run, and variants with one setting changed, over SEEDS",
             variables=(*RUN_OVER_SEEDS, "ABLATIONS"),
         ),
         Target(
@@ -148,7 +149,7 @@ GROUPS: dict[str, list[Target]] = {
         ),
         Target(
             name="plan",
-            help="the memory that a run needs",
+            help="the memory that a run needs, before any download",
             variables=(*REQUEST, "GPUS", "ENGINE", "GPU"),
         ),
     ],
@@ -156,8 +157,8 @@ GROUPS: dict[str, list[Target]] = {
         Target(name="install", help="only install the environment"),
         Target(name="check", help="lint and types"),
         Target(name="test", help="the tests: 15 to 30 minutes"),
-        Target(name="walks", help="tests with servers, browsers, processes and kills"),
-        Target(name="simulations", help="how often 95% intervals cover the true rate"),
+        Target(name="walks", help="slow tests with servers, browsers and killed processes"),
+        Target(name="simulations", help="check how often 95% intervals cover the true rate"),
         Target(
             name="bench",
             help="speed and memory compared with TRL",
@@ -165,9 +166,12 @@ GROUPS: dict[str, list[Target]] = {
         ),
     ],
 }
-DONE_BY_MAKE = ("install", "check", "test", "walks", "simulations", "bench")
-GRIDS = ("study", "ablations", "algorithms")
-# Targets that reach the stages of another one: `judge` is `eval` of existing summaries.
+# Targets that are not stages: each of them must be the only target.
+GRIDS = tuple(target.name for target in GROUPS["run a grid"])
+TOOLS = ("summarize", *(target.name for group in ("compare", "look") for target in GROUPS[group]))
+DONE_BY_MAKE = tuple(target.name for target in GROUPS["develop (done by make itself)"])
+STANDALONE_TARGETS = (*GRIDS, *TOOLS, *DONE_BY_MAKE)
+# Targets with the stages of another target: `judge` is `eval` of existing summaries.
 ALIASES = {"judge": "eval"}
 
 RECORDED = "runs keep the settings that they were started with"
@@ -177,7 +181,7 @@ VARIABLES = {
     for variable in [
         Variable(
             name="PRESET",
-            help="the kind of run, see below",
+            help="preset of the run's settings, see below",
             hint="a study takes PRESETS, and a page names its runs",
         ),
         Variable(name="SEED", help="seed of a run (44413)", hint="a grid takes SEEDS"),
@@ -195,12 +199,12 @@ VARIABLES = {
         ),
         Variable(
             name="UPSTREAM",
-            help="run whose SFT and reward model this run starts from",
+            help="run that supplies the SFT and reward model",
             hint=RECORDED,
         ),
         Variable(
             name="JUDGE",
-            help="which of several judges",
+            help="which judge, if a run has several",
             hint="choose the judge by SET=judge.kind=...",
         ),
         Variable(
@@ -210,12 +214,12 @@ VARIABLES = {
         ),
         Variable(
             name="ABLATIONS",
-            help="which ones (default: all): ABLATIONS='dropout lambda-1'",
+            help="which ablations (default: all): ABLATIONS='dropout lambda-1'",
             is_list=True,
         ),
         Variable(
             name="PENALTIES",
-            help="kl_coef of the algorithms: PENALTIES='0.02 0.1'",
+            help="for algorithms: values of kl_coef, PENALTIES='0.02 0.1'",
             option="kl-coefs",
             is_list=True,
         ),
@@ -229,12 +233,12 @@ VARIABLES = {
         Variable(name="TOKENIZER", help="folder with a tokenizer, for PRESET=posts"),
         Variable(
             name="GPUS",
-            help="GPUS=8 starts a process for each GPU of this machine",
+            help="GPUS=8 starts 8 processes on this machine, one for each GPU",
             hint=ONE_PROCESS,
         ),
         Variable(
             name="ENGINE",
-            help="ddp: each process has all weights; fsdp2: a share",
+            help="ddp: each process holds all weights; fsdp2: only a share",
             hint=ONE_PROCESS,
         ),
         Variable(
@@ -244,13 +248,13 @@ VARIABLES = {
         ),
         Variable(
             name="JOB",
-            help="targets of each run of a study: JOB='ppo eval'",
+            help="for study: targets of each run, JOB='ppo eval'",
             hint="name the targets themselves",
             is_list=True,
         ),
         Variable(
             name="GPU",
-            help="for plan: the kind of GPU, such as h100-80gb",
+            help="for plan: the GPU model, such as h100-80gb",
             hint="the number of GPUs is GPUS",
         ),
         Variable(
@@ -283,19 +287,19 @@ VARIABLES = {
         ),
         Variable(name="POST", help="for summarize: the text of a post"),
         Variable(name="ID", help="for summarize: a held-out post of the run"),
-        Variable(name="MAX_COST", help="the most that an LLM judge may cost, in USD"),
+        Variable(name="MAX_COST", help="maximum cost of an LLM judge, in USD"),
         Variable(
             name="REPLACE",
-            help="1 reruns the named stages; REPLACE=ppo also what follows",
+            help="1: rerun the named stages; REPLACE=ppo: and all later ones",
         ),
         Variable(
             name="REHEARSE",
-            help="1 measures memory and time in two updates of each stage",
+            help="1: measure memory and time in two updates of each stage",
             hint="name sft rm ppo, or other training targets",
         ),
-        Variable(name="DRY", help="DRY=1 says what would run and writes nothing"),
+        Variable(name="DRY", help="1: print what would run, without running it"),
         Variable(name="PYTHON", help="interpreter that creates the environment (python3)"),
-        Variable(name="VENV", help="the environment (.venv); VENV= uses PYTHON as it is"),
+        Variable(name="VENV", help="the environment (.venv); VENV= uses PYTHON directly"),
     ]
 }
 
@@ -303,9 +307,9 @@ PRESET_HELP = {
     "tiny": "0.07 to 3 M parameters on built-in posts: minutes on 2 cores",
     "own": "your model and your pairs (SET=base.checkpoint=..., DATA)",
     "posts": "14 M parameters from scratch, on your posts (DATA, TOKENIZER)",
-    "smollm2": "a pretrained 135 M model, human labels (DATA): 1 to 4 h",
-    "outputs": "summaries in your files (INPUT): nothing is trained",
-    "pythia": "the paper's study on the hub's TL;DR data: a GPU, an LLM judge",
+    "smollm2": "a pretrained 135 M model and human labels (DATA): 1 to 4 h",
+    "outputs": "summaries in your files (INPUT), without training",
+    "pythia": "the paper's study on TL;DR data from the hub: needs a GPU and an LLM judge",
 }
 
 
@@ -319,11 +323,9 @@ def groups_of_targets() -> dict[str, list[Target]]:
         Target(name=name, help=algorithm.summary, variables=TRAINING_RUN)
         for name, algorithm in ALGORITHMS.items()
     ]
-    # DPO, which is compared with them, comes last.
-    train = GROUPS["train"]
-    others = [target for target in train if target.name != "dpo"]
-    dpo = [target for target in train if target.name == "dpo"]
-    return {**GROUPS, "train": [*others, *algorithms, *dpo]}
+    # DPO, which is compared with them, stays the last one.
+    *others, dpo = GROUPS["train"]
+    return {**GROUPS, "train": [*others, *algorithms, dpo]}
 
 
 def targets_by_name() -> dict[str, Target]:
@@ -357,7 +359,7 @@ def help_lines() -> list[str]:
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Print the help. A closed pipe, as of `make help | head`, is no error."""
+    """Print the help. A closed pipe, as in `make help | head`, is not an error."""
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     print("\n".join(help_lines()))
 

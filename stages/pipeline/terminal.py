@@ -1,8 +1,10 @@
-"""What is printed about the stages of a run: a table that fills on a terminal, lines in a log."""
+"""Prints the stages of a run: as a table that fills up on a terminal, as lines in a log."""
 
 from dataclasses import dataclass, field
 
+from stages.config.checks import visible
 from stages.config.config import Config
+from stages.config.faults import unfiltered_stdout
 from stages.config.stages import row_of
 from stages.runs.manifest import read_manifest, stage_folder
 from stages.runs.progress import is_terminal, numbers_text
@@ -16,8 +18,8 @@ WIDTHS = {"stage": 11, "what": 29, "time": 6, "result": 28}
 class Terminal:
     """Prints what happens to the stages of a run, one after the other.
 
-    A terminal has one row of a table for each stage, when it has finished; the progress line is
-    below it meanwhile. A log has a heading when a stage begins; the stage prints its own result.
+    A terminal shows a table, which gets a row when a stage has finished; the progress line is below
+    it. A log gets a heading when a stage begins, and the stage prints its own result.
     """
 
     shows_table: bool = field(default_factory=is_terminal)
@@ -32,10 +34,10 @@ class Terminal:
             print_row(stage="stage", what="what", time="time", result="result", style="bold")
 
     def skip(self, config: Config, stage: str) -> None:
-        """Print that a stage has finished before."""
+        """Print that a stage had already finished."""
         if self.shows_table:
             what = row_of(stage, config.kind).what
-            print_row(stage=stage, what=what, time="", result="finished before", style="dim")
+            print_row(stage=stage, what=what, time="", result="already finished", style="dim")
 
     def begin(self, config: Config, stage: str, reason: str) -> None:
         """Print the heading of a stage in a log."""
@@ -65,5 +67,5 @@ def print_row(*, stage: str, what: str, time: str, result: str, style: str = "")
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
     for name, width in WIDTHS.items():
         table.add_column(width=width, justify="right" if name == "time" else "left")
-    table.add_row(*(Text(cell, style=style) for cell in (stage, what, time, result)))
-    Console(width=COLUMNS, highlight=False).print(table)
+    table.add_row(*(Text(visible(cell), style=style) for cell in (stage, what, time, result)))
+    Console(file=unfiltered_stdout(), width=COLUMNS, highlight=False).print(table)

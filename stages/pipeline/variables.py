@@ -1,16 +1,17 @@
 """The variables of a command: read from make or the command line, checked, and turned into options.
 
-Make passes its command line to Python in MAKEFLAGS, where nothing has expanded a value.
+Make passes its command line to Python in MAKEFLAGS, in which no value has been expanded.
 """
 
 import os
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from stages.config.checks import UserError, unknown
 from stages.config.command_line import Request, add_arguments, request_of
-from stages.config.faults import Parser
+from stages.config.faults import Parser, is_above_0
 from stages.config.stages import STAGES
 from stages.pipeline.targets import VARIABLES, Target, targets_by_name
 
@@ -24,16 +25,21 @@ HUB_ID = re.compile(r"[\w-][\w.-]*/[\w.-]+(:[\w.-]+)?(@[\w./-]+)?")  # with conf
 def read_command(words: Sequence[str]) -> tuple[list[str], dict[str, str]]:
     """Return the targets and the variables of a command.
 
-    A variable comes from the words, from make's command line, or from the environment. Raises
-    UserError for a target or variable that does not exist, or that no target reads.
+    A variable comes from the words, from make's command line, or, if a target reads it, from the
+    environment. Raises UserError for a target or variable that does not exist, or that no target
+    reads.
     """
     targets = [word for word in words if "=" not in word]
     typed = variables_of_make(os.environ.get("MAKEFLAGS", ""))
     typed |= dict(word.split("=", 1) for word in words if "=" in word)
-    check(targets, typed)
+    check_variables(targets, typed)
 
-    variables = {name: os.environ[name] for name in VARIABLES if os.environ.get(name)}
-    if "WSL_DISTRO_NAME" in os.environ:  # there NAME is the name of the machine
+    # The environment may contain variables for other targets, such as those of a job script.
+    names_read = {name for target in targets for name in target_of(target).variables}
+    variables = {
+        name: os.environ[name] for name in VARIABLES if name in names_read and os.environ.get(name)
+    }
+    if "WSL_DISTRO_NAME" in os.environ:  # there, NAME may be the name of the machine
         variables.pop("NAME", None)
     return targets, {**variables, **typed}
 
@@ -55,7 +61,7 @@ def variables_of_make(flags: str) -> dict[str, str]:
 
 
 def target_of(name: str) -> Target:
-    """Return the target of a name. A stage that is not a target reads what `sft` reads.
+    """Return the target of a name. A stage without a target reads the same variables as `sft`.
 
     Raises UserError for a name that is neither.
     """
@@ -65,7 +71,7 @@ def target_of(name: str) -> Target:
     return targets.get(name, targets["sft"])
 
 
-def check(targets: Sequence[str], typed: Mapping[str, str]) -> None:
+def check_variables(targets: Sequence[str], typed: Mapping[str, str]) -> None:
     """Raise UserError for a target or variable that does not exist, or that no target reads."""
     names_read = {name for target in targets for name in target_of(target).variables}
     for name, value in typed.items():
@@ -77,12 +83,12 @@ def check(targets: Sequence[str], typed: Mapping[str, str]) -> None:
             raise UserError(f"{name} contains a line break: leave it out")
         if value and name not in names_read:
             raise UserError(
-                f"{' '.join(targets)} does not read {name}: {instead_of(name, targets)}"
+                f"{' '.join(targets)} does not read {name}: {hint_for_unread(name, targets)}"
             )
 
 
-def instead_of(name: str, targets: Sequence[str]) -> str:
-    """Return what to give to some targets instead of a variable that they do not read."""
+def hint_for_unread(name: str, targets: Sequence[str]) -> str:
+    """Return what to do instead of setting a variable that these targets do not read."""
     if VARIABLES[name].hint:
         return VARIABLES[name].hint
     readers = [target.name for target in targets_by_name().values() if name in target.variables]
@@ -97,7 +103,7 @@ def instead_of(name: str, targets: Sequence[str]) -> str:
 def with_hub_rows(variables: Mapping[str, str]) -> dict[str, str]:
     """Return the variables with DATA=owner/name replaced by settings that read it from the hub.
 
-    A path keeps its meaning, also one that does not exist in a folder that does: it is a typo.
+    A path keeps its meaning. If it does not exist but its folder does, it is a typo, not a hub id.
     """
     text = variables.get("DATA", "")
     is_path = Path(text).exists() or Path(text).parent.exists()
@@ -107,7 +113,7 @@ def with_hub_rows(variables: Mapping[str, str]) -> dict[str, str]:
     return {**variables, "DATA": "", "SET": f"{rows} {variables.get('SET', '')}".strip()}
 
 
-def options(target: str, variables: Mapping[str, str]) -> list[str]:
+def option_words(target: str, variables: Mapping[str, str]) -> list[str]:
     """Return the variables that a target reads, as options of a command line.
 
     Variables that stand for a setting, such as POLICY, follow the settings of SET.
@@ -116,6 +122,7 @@ def options(target: str, variables: Mapping[str, str]) -> list[str]:
     settings: list[str] = []
     for name, variable in VARIABLES.items():
         value = variables.get(name, "")
+        # DRY is no option of a tool, and SET comes last, below.
         is_read = name in target_of(target).variables and name not in ("DRY", "SET")
         if not value or not is_read:
             continue
@@ -123,7 +130,8 @@ def options(target: str, variables: Mapping[str, str]) -> list[str]:
         if variable.setting:
             settings.append(f"{variable.setting}={value}")
         elif variable.is_list:
-            words += [option, *value.split()]
+            if value.split():
+                words += [option, *value.split()]
         else:
             words.append(f"{option}={value}")  # joined, so that a value may begin with a dash
 
@@ -142,6 +150,54 @@ def request_from(variables: Mapping[str, str], is_judging: bool = False) -> Requ
     parser = Parser()
     add_arguments(parser)
     values = {name: variables.get(name, "") for name in target_of("settings").variables}
+    if values["SEED"]:
+        whole_number("SEED", values["SEED"])  # argparse would name the option --seed
     if not values["PRESET"] and (is_judging or values["INPUT"]):
         values["PRESET"] = EXISTING_SUMMARIES
-    return request_of(parser.parse_args(options("settings", values)))
+    return request_of(parser.parse_args(option_words("settings", values)))
+
+
+# -- the value of a variable -----------------------------------------------------------------------
+
+
+def words_of(values: Mapping[str, str], name: str) -> list[str]:
+    """Return the words of a variable; none if it is missing or blank."""
+    return values.get(name, "").split()
+
+
+def whole_number(name: str, text: str) -> int:
+    """Return the value of a variable, or one of its words, as a number.
+
+    Raises UserError if it is not one.
+    """
+    if not text.isdecimal():
+        raise UserError(f"{name}={text} is not a whole number: correct it")
+    return int(text)
+
+
+def dollars(text: str) -> float:
+    """Return the amount in MAX_COST; 0 if it is not set. Raises UserError unless it is above 0."""
+    if not text:
+        return 0
+    if not is_above_0(text):
+        raise UserError(f"MAX_COST={text} is not above 0: give US dollars, such as MAX_COST=20")
+    return float(text)
+
+
+def is_one(values: Mapping[str, str], name: str) -> bool:
+    """Return whether a variable is 1. Raises UserError for any value other than 1 or 0."""
+    text = values.get(name, "")
+    if text not in ("", "0", "1"):
+        raise UserError(f"{name}={text} is neither 1 nor 0: give {name}=1, or leave it out")
+    return text == "1"
+
+
+def needs_settings(targets: Sequence[str]) -> bool:
+    """Return whether one of these targets reads settings."""
+    return any("SET" in target_of(target).variables for target in targets)
+
+
+def resume_command(targets: Sequence[str], values: Mapping[str, str]) -> str:
+    """Return the command that resumes this one: the same without REPLACE."""
+    typed = [f"{name}={shlex.quote(values[name])}" for name in values if name != "REPLACE"]
+    return " ".join(["make", *targets, *typed])

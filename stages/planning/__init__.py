@@ -1,7 +1,7 @@
-"""What a run needs: by counting before it starts, and by a short run on this machine.
+"""What a run needs: computed before it starts, and measured in a short run on this machine.
 
 shapes         published shapes of models, and their parameters
-rows           rows of the data, as far as they are known before the run
+rows           numbers of rows, as far as they are known before the run
 memory         bytes on one device, moment by moment
 parts          the memory of every part of every stage, and the batch sizes that fit
 plan           the command `make plan`

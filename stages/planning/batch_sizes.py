@@ -1,6 +1,6 @@
-"""The sequences of a pass where memory.microbatch_size or memory.forward_batch_size is `auto`.
+"""The batch sizes of a pass if memory.microbatch_size or memory.forward_batch_size is `auto`.
 
-They are chosen when a stage begins: as many as the memory plan says fit into what is free.
+They are chosen when a stage begins: as many as fit into free memory, according to the memory plan.
 """
 
 import os
@@ -18,7 +18,7 @@ from stages.planning.parts import most_bytes, sized
 from stages.planning.shapes import Shape, read_shape, shape_of
 from stages.runs.manifest import stage_folder
 
-# For a model whose family has no plan.
+# For a model whose family has no memory plan.
 MICROBATCH_WITHOUT_PLAN = 4
 FORWARD_BATCH_WITHOUT_PLAN = 16
 # The share of its memory that a stage may take.
@@ -27,7 +27,7 @@ SHARE_OF_GPU = 0.9
 
 
 def with_sizes(config: Config, stage: str) -> Config:
-    """The config with a number in the place of each `auto`; one line on stderr says which and why.
+    """The config with a number in place of each `auto`; one line on stderr says which and why.
 
     The config of a stage that runs no model is not changed.
     """
@@ -40,7 +40,7 @@ def with_sizes(config: Config, stage: str) -> Config:
             microbatch_size=config.memory.microbatch_size or MICROBATCH_WITHOUT_PLAN,
             forward_batch_size=config.memory.forward_batch_size or FORWARD_BATCH_WITHOUT_PLAN,
         )
-        reason = "its family has no plan"
+        reason = "no memory plan for this family"
 
     if os.environ.get("RANK", "0") == "0":
         sizes = f"memory.microbatch_size={memory.microbatch_size}"
@@ -62,7 +62,7 @@ def _planned_sizes(config: Config, stage: str) -> tuple[Memory, str]:
     )
     setting = sized(setting, usable, stage)
     most = most_bytes(setting, stage)
-    reason = f"{most / GIB:.1f} GiB at most, of {usable / GIB:.1f}"
+    reason = f"at most {most / GIB:.1f} of {usable / GIB:.1f} GiB"
     if most > usable:
         reason += ": TOO LARGE, add lora.rank=16"
     return setting.config.memory, reason
@@ -71,7 +71,7 @@ def _planned_sizes(config: Config, stage: str) -> tuple[Memory, str]:
 def usable_bytes(processes: int) -> float:
     """Bytes that a stage may take: a share of the GPU's free memory, or of the machine's memory.
 
-    With several processes a GPU's total memory counts, so that each process gets the same number.
+    With several processes a GPU's total memory counts, so that all processes get the same sizes.
     """
     if not torch.cuda.is_available():
         machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

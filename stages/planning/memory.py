@@ -45,7 +45,7 @@ class Setting:
 
     @property
     def shards(self) -> int:
-        """Parts that each weight is cut into."""
+        """Number of parts that each weight is cut into."""
         return self.devices if self.sharded else 1
 
     @property
@@ -78,10 +78,10 @@ def setting_of(
 ) -> Setting:
     """A run on some devices.
 
-    Raises UserError as `shape_of` does, and for a run that does not read its logits in chunks.
+    Raises UserError as `shape_of` does, and for a run that does not compute its logits in chunks.
     """
     if config.ppo.logprob_dtype == "bf16":
-        raise UserError("ppo.logprob_dtype=bf16 has no plan: leave it at float32 here")
+        raise UserError("there is no memory plan for ppo.logprob_dtype=bf16: set float32")
     return Setting(
         config=config,
         shape=shape_of(config.base),

@@ -1,8 +1,8 @@
 """What the preset `own` chooses: lengths and batches from the data, rates from the model's size.
 
 The command line calls `with_choices` before the first stage, and each choice becomes a part of SET.
-So it is a setting like any other: what you type takes precedence, and a run that has begun keeps
-what it began with.
+So it is a setting like any other: your own settings take precedence, and a run that has started
+keeps its choices.
 """
 
 import math
@@ -18,13 +18,15 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from stages.base import make_tokenizer, read_rows
 from stages.config import config as settings
 from stages.config.checks import UserError
-from stages.config.command_line import NEXT, Request, make_config, recorded_config
+from stages.config.command_line import NEXT_OVERRIDE, Request, make_config
 from stages.config.config import Config
+from stages.config.recorded import recorded_config
 from stages.config.sections import COMPARISONS, POSTS
 from stages.data.lengths import Limits
 from stages.data.prompt import first_tokens
 from stages.data.ragged import TokenizedSplit
 from stages.data.tokens import tokenize_comparisons, tokenize_posts
+from stages.pipeline.variables import whole_number
 from stages.planning.plan import gpus_for
 from stages.rl.algorithms import ALGORITHMS
 from stages.runs.hub import fetch_tokenizer, model_source
@@ -70,9 +72,9 @@ class Choice:
 def with_choices(variables: Mapping[str, str]) -> dict[str, str]:
     """The make variables of PRESET=own, with NAME, and with every choice in SET.
 
-    Raises UserError if model or data are not named, or cannot be read.
+    Raises UserError if model or data are not given, or cannot be read.
     """
-    typed = [word for word in NEXT.split(variables.get("SET", "").strip()) if word]
+    typed = [word for word in NEXT_OVERRIDE.split(variables.get("SET", "").strip()) if word]
     typed_values = dict(word.partition("=")[::2] for word in typed)
     config = _typed_config(variables, typed, typed_values.get("base.checkpoint", ""))
 
@@ -80,7 +82,7 @@ def with_choices(variables: Mapping[str, str]) -> dict[str, str]:
     if chosen is None:
         choices = choices_for(config, variables.get("GPU", ""))
         choices = {key: choice for key, choice in choices.items() if key not in typed_values}
-        print("own chooses, unless you set it:")
+        print("own chooses these settings, unless you set them:")
         for key, choice in choices.items():
             print(f"{key:33}{choice.value!s:>8}  {choice.reason}"[:80])
         chosen = [f"{key}={choice.value}" for key, choice in choices.items()]
@@ -88,12 +90,10 @@ def with_choices(variables: Mapping[str, str]) -> dict[str, str]:
 
 
 def _typed_config(variables: Mapping[str, str], typed: Sequence[str], checkpoint: str) -> Config:
-    """The settings before anything is chosen."""
+    """The settings before any choice is made."""
     if not checkpoint:
         raise UserError("PRESET=own needs a model: add SET=base.checkpoint=folder_or_hub_id")
-    seed = variables.get("SEED") or str(Request.seed)
-    if not seed.isdecimal():
-        raise UserError(f"SEED={seed} must be a whole number")
+    seed = whole_number("SEED", variables.get("SEED") or str(Request.seed))
 
     overrides = list(typed)
     if variables.get("REWARD_MODEL"):
@@ -101,7 +101,7 @@ def _typed_config(variables: Mapping[str, str], typed: Sequence[str], checkpoint
     return make_config(
         PRESET,
         name=variables.get("NAME") or f"{PRESET}-{Path(checkpoint.partition('@')[0]).name}",
-        seed=int(seed),
+        seed=seed,
         data=variables.get("DATA", ""),
         tokenizer=variables.get("TOKENIZER", ""),
         overrides=tuple(overrides),
@@ -109,7 +109,7 @@ def _typed_config(variables: Mapping[str, str], typed: Sequence[str], checkpoint
 
 
 def recorded_choices(config: Config, typed_keys: set[str]) -> list[str] | None:
-    """What was chosen when the run began, such as `sft.batch_size=64`; None for a new run."""
+    """The choices made when the run began, such as `sft.batch_size=64`; None for a new run."""
     base = settings.RUNS / config.name / f"seed{config.seed}" / "base"
     begun = recorded_config(base)
     if begun is None or begun.base != config.base or begun.data.source != config.data.source:
@@ -123,7 +123,7 @@ def recorded_choices(config: Config, typed_keys: set[str]) -> list[str] | None:
 def choices_for(config: Config, gpu: str) -> dict[str, Choice]:
     """Every setting that depends on model, data or device, with its choice.
 
-    `gpu`: the GPU to choose for, by its name in `make plan`; empty: the devices of this machine.
+    `gpu`: the GPU to plan for, by its name in `make plan`; empty: the devices of this machine.
     Raises UserError for an unknown GPU, and for a checkpoint without a language model.
     """
     gpus_for(PRESET, gpu)  # raises for an unknown GPU
@@ -134,7 +134,7 @@ def choices_for(config: Config, gpu: str) -> dict[str, Choice]:
             parameters = AutoModelForCausalLM.from_config(model_config).num_parameters()
     except (OSError, ValueError) as error:
         reason = str(error).partition("\n")[0][:60]
-        raise UserError(f"base.checkpoint: no language model in {folder}: {reason}") from None
+        raise UserError(f"base.checkpoint: {folder} is not a language model: {reason}") from None
     positions = getattr(model_config.get_text_config(), "max_position_embeddings", None)
 
     located_rows = read_rows(config).splits
@@ -150,7 +150,7 @@ def choices_for(config: Config, gpu: str) -> dict[str, Choice]:
 def length_choices(
     config: Config, located_rows: Mapping[str, Any], positions: int
 ) -> dict[str, Choice]:
-    """Limits that 99% of the rows meet, for a model with this many positions."""
+    """Length limits that 99% of the rows meet, for a model with this many positions."""
     tokenizer = make_tokenizer(config, located_rows[POSTS[0]])
     first = first_tokens(tokenizer, config.base.bos, config.data.chat_template)
     limits = Limits(
@@ -180,7 +180,7 @@ def length_choices(
         "data.max_query_tokens": query,
         "data.max_summary_tokens": summary,
         "data.max_query_summary_tokens": Choice(value=query.value + summary.value, reason="both"),
-        "eval.dpo_summary_tokens": Choice(value=summary.value, reason="as PPO's"),
+        "eval.dpo_summary_tokens": Choice(value=summary.value, reason="the same as PPO's"),
     }
     if pairs is not None:
         sides = [pairs.columns[side].lengths() for side in ("chosen", "rejected")]
@@ -200,7 +200,7 @@ def _length(lengths: Tensor, most: int) -> Choice:
 
 
 def count_choices(rows: Mapping[str, int], has_gpu: bool) -> dict[str, Choice]:
-    """Batches, updates and numbers of posts. `rows`: split -> the number of its rows."""
+    """Batch sizes, updates and numbers of posts. `rows`: split -> the number of its rows."""
     posts = rows[POSTS[0]]
     pairs = rows.get(COMPARISONS[0], 0)
     held_out = rows[POSTS[1]]

@@ -43,14 +43,14 @@ def part_bytes(setting: Setting) -> dict[str, Bytes]:
 
 
 def most_bytes(setting: Setting, stage: str = "") -> float:
-    """The most that a part of a stage needs; that any part needs if the stage has no plan."""
+    """The memory of a stage's largest part; of the largest part of all if the stage has none."""
     parts = part_bytes(setting)
     of_stage = [held.total for part, held in parts.items() if part.split()[0] == stage]
     return max(of_stage or [held.total for held in parts.values()])
 
 
 def rows_per_device(batch_size: int, setting: Setting) -> int:
-    """Rows of a global batch that one device gets."""
+    """Number of rows of a global batch that one device gets."""
     return max(1, batch_size // setting.devices)
 
 
@@ -188,11 +188,11 @@ def _ppo_learn(setting: Setting) -> Bytes:
 
 
 def sized(setting: Setting, usable: float, stage: str = "") -> Setting:
-    """The setting with a number in the place of each `auto` in memory.*.
+    """The setting with a number in place of each `auto` in memory.*.
 
     It is the largest power of two with which every part of the stage (of all stages, if none is
-    named) fits into `usable` bytes; 1 if none does. With `loss_mean=microbatches` the microbatch
-    decides what is learned, so it is the paper's at 1B.
+    named) fits into `usable` bytes; 1 if none does. With `loss_mean=microbatches` the size of the
+    microbatch affects what is learned, so it is the paper's at 1B.
     """
     config = setting.config
     if not config.memory.microbatch_size and _microbatch_changes_result(setting):

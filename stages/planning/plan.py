@@ -1,9 +1,9 @@
-"""What a run needs, before anything is downloaded: `make plan`.
+"""The memory that a run needs, before anything is downloaded: `make plan`.
 
     python -m stages.planning.plan --preset pythia-6.9b --gpus 8
 
-It prints parameters, the bytes on each GPU part by part, and which settings would make them fit.
-Hours are not counted but measured, by `make sft rm ppo REHEARSE=1`.
+It prints the number of parameters, the memory on each GPU part by part, and settings that make a
+run fit. It does not estimate hours: `make sft rm ppo REHEARSE=1` measures them.
 """
 
 import argparse
@@ -49,7 +49,7 @@ GPUS = {
 CONTEXT_GIB = 1.0
 USABLE_SHARE = 0.94
 
-# The GPUs that a preset is made for, and their number.
+# The GPUs that a preset is meant for, and their number.
 MADE_FOR = {
     "pythia-1b-24gb": ("rtx4090-24gb", 1),
     "pythia-2.8b": ("h200-141gb", 1),
@@ -57,7 +57,7 @@ MADE_FOR = {
     "pythia-6.9b-lora": ("h100-80gb", 8),
 }
 USUAL = ("h100-80gb", 1)
-# Presets whose networks one GPU cannot hold: several share them.
+# Presets whose networks do not fit on one GPU: several GPUs share them.
 SHARDED = ("pythia-6.9b",)
 
 
@@ -69,13 +69,13 @@ def gpus_for(preset: str, gpu: str = "", gpus: int = 0) -> tuple[str, int]:
     if gpu and gpu not in GPUS:
         raise unknown("GPU", gpu, GPUS)
     if gpus < 0:
-        raise UserError(f"GPUS={gpus}: give the number of GPUs, at least 1")
+        raise UserError(f"GPUS={gpus} is below 1: give the number of GPUs")
     usual_gpu, usual_gpus = MADE_FOR.get(preset, USUAL)
     return gpu or usual_gpu, gpus or usual_gpus
 
 
 def usable_bytes(gpu: str) -> float:
-    """Bytes of a GPU that are for tensors."""
+    """Bytes of a GPU that are available for tensors."""
     return (GPUS[gpu] * USABLE_SHARE - CONTEXT_GIB) * GIB
 
 
@@ -88,7 +88,7 @@ def gib(count: float) -> str:
 
 
 def title_lines(setting: Setting, gpu: str) -> list[str]:
-    """Which run, which model, which GPUs."""
+    """Lines that name the run, its model and the GPUs."""
     config = setting.config
     policy = parameters(setting.shape)
     scorer = parameters(setting.shape, is_scalar=True)
@@ -99,8 +99,8 @@ def title_lines(setting: Setting, gpu: str) -> list[str]:
         f"  starts from {config.base.checkpoint} ({setting.shape.family})",
         f"  {policy:,} parameters; reward model and critic {scorer:,}",
         f"  {setting.devices} x {gpu}{engine}, {precision}",
-        f"  of {GPUS[gpu]:.1f} GiB of a GPU {gib(usable_bytes(gpu))} are for tensors: "
-        f"{USABLE_SHARE:.0%} less {CONTEXT_GIB:g} for CUDA",
+        f"  {gib(usable_bytes(gpu))} of the {GPUS[gpu]:.1f} GiB of a GPU are for tensors: "
+        f"{USABLE_SHARE:.0%}, minus {CONTEXT_GIB:g} for CUDA",
     ]
     return [line[:WIDTH] for line in lines]
 
@@ -111,7 +111,7 @@ def memory_lines(setting: Setting, gpu: str) -> list[str]:
     usable = usable_bytes(gpu)
     memory = setting.config.memory
     lines = [
-        "GiB at the worst moment, with passes of "
+        "peak GiB, with passes of "
         f"{memory.microbatch_size} rows in training and {memory.forward_batch_size} elsewhere",
         _row("", list(COLUMNS.values())),
     ]
@@ -124,10 +124,10 @@ def memory_lines(setting: Setting, gpu: str) -> list[str]:
         lines += textwrap.wrap(f"does not fit: {', '.join(too_large)}", WIDTH)
         if setting.devices > setting.shards:
             lines.append("ENGINE=fsdp2 shares the weights")
-        lines.append("smaller memory.* settings need less, and so does lora.rank=16")
+        lines.append("smaller memory.* settings or lora.rank=16 need less")
     else:
         largest = max(parts, key=lambda name: parts[name].total)
-        lines.append(f"everything fits; the most is {largest}, {gib(parts[largest].total)} GiB")
+        lines.append(f"everything fits; the peak is {gib(parts[largest].total)} GiB ({largest})")
     return lines
 
 
@@ -142,16 +142,16 @@ def _row(name: str, cells: Sequence[str], end: str = "") -> str:
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
     """The command line of a plan."""
-    parser = Parser(description="what a run needs, before anything is downloaded")
+    parser = Parser(description="print the memory that a run needs, before anything is downloaded")
     add_arguments(parser)
     parser.add_argument("--gpu", default="", help="name of the GPU; default: the preset's")
-    parser.add_argument("--gpus", type=int, default=0, help="number of GPUs, of all machines")
+    parser.add_argument("--gpus", type=int, default=0, help="number of GPUs on all machines")
     parser.add_argument("--engine", default="", help="ddp or fsdp2; default: the preset's")
     return parser.parse_args(argv)
 
 
 def lines_of(args: argparse.Namespace) -> list[str]:
-    """What is printed.
+    """The text of the plan.
 
     Raises UserError for an unknown preset, setting, GPU or shape, and for numbers out of range.
     """
@@ -164,7 +164,7 @@ def lines_of(args: argparse.Namespace) -> list[str]:
 
     setting = setting_of(config_of(request), devices=devices, sharded=engine == "fsdp2")
     setting = sized(setting, usable_bytes(gpu))
-    measure = f"its hours, measured: make sft rm ppo PRESET={request.preset} REHEARSE=1"
+    measure = f"to measure its hours: make sft rm ppo PRESET={request.preset} REHEARSE=1"
     return [*title_lines(setting, gpu), "", *memory_lines(setting, gpu), "", measure]
 
 

@@ -1,4 +1,4 @@
-"""What a rehearsal reads: random weights of the run's shape, and the longest rows.
+"""The inputs of a rehearsal: random weights of the run's shape, and the longest possible rows.
 
 Memory and speed depend on shapes, not on what a model has learned, and the longest rows need the
 most. Nothing is downloaded.

@@ -1,4 +1,4 @@
-"""A short run that measures what the whole run needs: `make sft rm ppo REHEARSE=1`.
+"""A short run that measures the memory and time of the whole run: `make sft rm ppo REHEARSE=1`.
 
 It is a change of settings: random weights of the run's shape, rows as long as the limits allow, and
 two updates of every stage. The pipeline runs it like any other run, in `runs/rehearsal-<name>`.
@@ -16,10 +16,11 @@ import torch
 from stages.base import read_rows
 from stages.config import config as settings
 from stages.config.checks import UserError
-from stages.config.command_line import Request, config_of, recorded_config
+from stages.config.command_line import Request, config_of
 from stages.config.config import Config, text_from_value
-from stages.config.sections import COMPARISONS, HUB, POSTS, TOY
-from stages.config.stages import STAGES, TRAINED
+from stages.config.recorded import recorded_config
+from stages.config.sections import HUB, TOY
+from stages.config.stages import STAGES, TRAINED, TRAINING_SPLITS
 from stages.pipeline.plan import wanted_stages
 from stages.planning.memory import GIB, Setting, setting_of
 from stages.planning.parts import most_bytes, sized
@@ -29,9 +30,8 @@ from stages.rl.algorithms import ALGORITHMS
 from stages.runs.files import read_lines
 from stages.runs.manifest import read_manifest, stage_folder
 
-UPDATES = 2  # The second one has the optimizer's moments, and all libraries are loaded.
+UPDATES = 2  # In the second update the optimizer has its moments, and all libraries are loaded.
 PASSES = 2  # of an optimizer step, and of a rollout
-SPLIT_OF_STAGE = {"sft": POSTS[0], "rm": COMPARISONS[0], "dpo": COMPARISONS[0]}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +39,7 @@ class Rehearsal:
     """A run, and the short run that measures it."""
 
     setting: Setting
-    """The whole run on its devices, with numbers in the place of `auto`."""
+    """The whole run on its devices, with numbers in place of `auto`."""
     request: Request
     """The short run."""
 
@@ -57,15 +57,15 @@ def prepare(
 ) -> Rehearsal:
     """Write the weights and rows of a rehearsal, in place of those of an earlier one.
 
-    Raises UserError for a run that trains nothing, for targets that need a judge, and for a model
-    of unknown shape.
+    Raises UserError for a run without training, for targets that need a judge, and for a model of
+    unknown shape.
     """
     config = config_of(request)
     if config.kind != TRAINED:
-        raise UserError("REHEARSE=1 trains models: leave out POLICY= and INPUT=")
+        raise UserError("REHEARSE=1 only measures training: leave out POLICY= and INPUT=")
     for target in targets:
         if any(STAGES[stage].per_judge for stage in wanted_stages(config, [target])):
-            raise UserError(f"REHEARSE=1 judges nothing: leave out {target}")
+            raise UserError(f"REHEARSE=1 only measures training: leave out {target}")
 
     on_gpu = torch.cuda.is_available()
     setting = setting_of(config, devices=processes, on_gpu=on_gpu, sharded=sharded)
@@ -102,7 +102,7 @@ def prepare(
 
 
 def short_settings(config: Config, processes: int) -> dict[str, Any]:
-    """The settings that a rehearsal changes: batches of a few passes, and two updates of them."""
+    """The settings that a rehearsal changes: batches of a few passes, and two updates."""
     memory = config.memory
     changes: dict[str, Any] = {
         "base.tokenizer": "",
@@ -119,7 +119,7 @@ def short_settings(config: Config, processes: int) -> dict[str, Any]:
         "ppo.critic_updates": 0,
         "ppo.checkpoints": 0,
         "eval.posts": 0,
-        "checks.updates": "off",  # They would be a part of the measured time.
+        "checks.updates": "off",  # They would count as part of the measured time.
     }
 
     pairs = max(1, memory.microbatch_size // 2)
@@ -146,13 +146,13 @@ def short_settings(config: Config, processes: int) -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class Measurement:
-    """What a stage of a rehearsal needed, next to the memory plan."""
+    """The measured memory and time of a rehearsed stage, and its memory plan."""
 
     stage: str
     planned: float
     """GiB."""
     peak: float
-    """GiB of the GPU; on a CPU those of the whole process."""
+    """Peak GiB of the GPU; on a CPU, of the whole process."""
     update_seconds: float | None = None
     """Seconds of the last update. None for a stage without updates."""
     hours: float | None = None
@@ -160,7 +160,7 @@ class Measurement:
 
 
 def measurements(rehearsal: Rehearsal) -> list[Measurement]:
-    """What each finished stage of a rehearsal needed."""
+    """The measurements of each finished stage of a rehearsal."""
     setting = rehearsal.setting
     short = config_of(rehearsal.request)
     updates = updates_by_stage(setting.config)
@@ -203,14 +203,14 @@ def updates_by_stage(config: Config) -> dict[str, int]:
         rows = used_rows(config, {split: len(located) for split, located in splits.items()})
 
     updates: dict[str, int] = {name: getattr(config, name).num_updates for name in ALGORITHMS}
-    for stage, split in SPLIT_OF_STAGE.items():
+    for stage, split in TRAINING_SPLITS.items():
         section = getattr(config, stage)
         updates[stage] = section.epochs * rows.get(split, 0) // section.batch_size
     return updates
 
 
 def table_lines(rehearsal: Rehearsal) -> list[str]:
-    """The table that ends a rehearsal; nothing if no stage has finished."""
+    """The table at the end of a rehearsal; empty if no stage has finished."""
     measured = measurements(rehearsal)
     if not measured:
         return []
@@ -226,7 +226,7 @@ def table_lines(rehearsal: Rehearsal) -> list[str]:
         lines.append(f"{row.stage:10}" + "".join(f"{cell:>13}" for cell in cells))
 
     hours = sum(row.hours or 0.0 for row in measured)
-    lines.append(f"All updates take at most {hours:,.2f} hours: real rows are shorter.")
+    lines.append(f"All updates take at most {hours:,.2f} hours, because real rows are shorter.")
     if not rehearsal.setting.on_gpu:
         lines.append("On a CPU the peak includes Python and its libraries.")
     return lines

@@ -1,4 +1,4 @@
-"""How many rows each split of a run's data has, as far as that is known before the run."""
+"""The number of rows in each split of a run's data, as far as it is known before the run."""
 
 from pathlib import Path
 
@@ -15,7 +15,7 @@ PUBLISHED_ROWS = {
 
 
 def split_rows(config: Config) -> dict[str, int]:
-    """Rows of every split that a run uses. 0: not known, or not there."""
+    """Number of rows of every split that a run uses. 0: not known, or no such split."""
     world = config.world
     if config.data.source == TOY:
         rows = {

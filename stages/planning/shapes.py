@@ -25,7 +25,7 @@ GPT_NEOX_TOKENS = 50_278  # of Pythia's tokenizer, with our [PAD]
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """What the memory and the work of a transformer follow from."""
+    """The dimensions that determine the memory and the computation of a transformer."""
 
     family: str
     """`model_type` of its configuration."""
@@ -42,7 +42,7 @@ class Shape:
     head_width: int = 0
     """Width of one head. 0: hidden / heads."""
     tied: bool = False
-    """Whether the output layer is the embedding."""
+    """Whether the output layer and the embedding share their weights."""
 
     @property
     def embedding(self) -> int:
@@ -201,7 +201,7 @@ def shape_of(base: Base) -> Shape:
         name = name.removesuffix(ending)
     if name not in PUBLISHED:
         raise UserError(
-            f"base.checkpoint: the shape of {base.checkpoint} is not known: give a folder with its "
+            f"base.checkpoint: the shape of {base.checkpoint} is unknown: give a folder with its "
             f"config.json, or one of {', '.join(PUBLISHED)}"
         )
     return PUBLISHED[name]
@@ -217,7 +217,7 @@ def read_shape(path: Path) -> Shape:
         family = saved["model_type"]
         if family not in FAMILIES:
             names = ", ".join(FAMILIES)
-            raise UserError(f"{path}: no formula for model_type {family}: known are {names}")
+            raise UserError(f"{path}: unknown model_type {family}: choose one of {names}")
         return Shape(
             family=family,
             hidden=saved["hidden_size"],
@@ -230,4 +230,4 @@ def read_shape(path: Path) -> Shape:
             tied=saved.get("tie_word_embeddings", family == GEMMA),
         )
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{path}: not the configuration of a model ({error})") from None
+        raise UserError(f"{path} is not a model's configuration ({error}): correct it") from None

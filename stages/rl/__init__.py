@@ -8,7 +8,7 @@ advantages     4. assign rewards to tokens, 5. compute advantages
 loss           what step 6 minimizes
 pretraining    the SFT loss on references, if it is mixed in
 update         6. optimize: minibatches and optimizer steps
-metrics        what is reported about an update
-start_checks   what must hold before the first update
-update_checks  what must hold in the first updates, computed a second way
+metrics        metrics of an update, samples, warnings
+start_checks   checks before the first update
+update_checks  checks of the first updates, which are computed a second way
 """

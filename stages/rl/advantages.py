@@ -26,7 +26,7 @@ def assign_rewards(
     # By default the score is at the position after EOS. That position has a value, the critic's at
     # EOS, but no token: the value mask reaches one position further than the response mask.
     response_mask, value_mask = functional.response_masks(episodes.responses, pad_id)
-    score_at = "after_eos"  # only PPO has a setting for it
+    score_at = "after_eos"  # only PPO has a setting for this
     if isinstance(settings, Ppo) and settings.score_at == "eos":
         # The episode is then over at EOS, so the value one position further does not count.
         score_at = "eos"
@@ -56,8 +56,8 @@ def compute_advantages(
     """
     rewards = shaped.rewards
     if settings.whiten_rewards:
-        # Without shifting the mean (detail 24): a shift adds a constant to the reward of every
-        # token, and so would reward or punish length.
+        # The mean is not shifted (detail 24): a shift would add a constant to the reward of every
+        # token, and so reward or punish length.
         rewards = whiten(accelerator, rewards, shaped.value_mask, settings, shift_mean=False)
 
     # Compute on the episodes of all devices, then keep this process's rows.
@@ -91,7 +91,7 @@ def global_batch(accelerator: Accelerator, shaped: Shaped, rewards: Tensor) -> G
 
 
 def own_rows(accelerator: Accelerator, gathered: Tensor, count: int) -> Tensor:
-    """This process's rows of a gathered tensor, to which each process contributes `count` rows."""
+    """This process's rows of a gathered tensor that has `count` rows from each process."""
     first = accelerator.process_index * count
     return gathered[first : first + count]
 

@@ -1,13 +1,13 @@
 """The table of policy-gradient algorithms.
 
-An entry says how rewards become advantages (step 5 of an update), and what the settings default to.
-The rest is one loop, `train_policy` in `stages/ppo.py`. The make target, the settings section, the
-stage, the part in `make algorithms` and the name on pages all come from this table. Beyond it, code
-only asks whether the settings are `Ppo`, which adds a critic to what all algorithms have.
+An entry says how rewards become advantages (step 5 of an update), and gives the defaults of the
+settings. The rest is one loop, `train_policy` in `stages/ppo.py`. The make target, the settings
+section, the stage, the part in `make algorithms` and the name on pages all come from this table.
+Other code only asks whether the settings are `Ppo`, which adds a critic to the common settings.
 
 To add an algorithm, write its formula in `stages/functional.py`. Then add three things to this
-file: a function that calls the formula, a settings class with the defaults, and an entry. A default
-is changed by its line alone, such as `samples_per_query: int = 4`: range and description stay.
+file: a function that calls the formula, a settings class with the defaults, and an entry. To change
+a default, only write a line such as `samples_per_query: int = 4`: range and description are kept.
 
 Advantages are computed on the batch of all devices, so a formula may use statistics of the whole
 batch. Afterwards `compute_advantages` masks them, and whitens them if `whiten_advantages` is on.
@@ -62,7 +62,7 @@ class Algorithm:
     settings: type[PolicyGradient]
     """The class of its settings, with this algorithm's defaults."""
     advantages: "Callable[[GlobalBatch, Any], tuple[Tensor, Tensor | None]]"
-    """Step 5. Gets the batch and the settings; returns advantages [B, T] before whitening, and the
+    """Step 5. Takes the batch and the settings; returns advantages [B, T] before whitening, and the
     critic's targets [B, T] (None without a critic)."""
 
     @property
@@ -75,9 +75,9 @@ class Algorithm:
 
 
 def ppo_advantages(batch: GlobalBatch, ppo: Ppo) -> "tuple[Tensor, Tensor | None]":
-    """GAE with the critic, or returns minus the batch's mean return, as `ppo.baseline` says.
+    """GAE with the critic, or returns minus the batch's mean return, depending on `ppo.baseline`.
 
-    With baseline=gated each batch takes one of the two, and the critic learns in either case.
+    With baseline=gated each batch uses one of the two, and the critic learns in either case.
     """
     if not ppo.uses_critic:
         return mean_return_advantages(batch, ppo), None
@@ -120,7 +120,7 @@ def critic_passes_gate(batch: GlobalBatch, returns: "Tensor", ppo: Ppo) -> bool:
 
 
 class Grouped(PolicyGradient):
-    """Several responses to each query are each other's baseline."""
+    """Settings of algorithms in which the responses to a query are each other's baseline."""
 
     loss_mean: LossMean = "episodes"
     samples_per_query: int = 4
@@ -219,4 +219,5 @@ ALGORITHMS = {
         advantages=return_advantages,
     ),
 }
-"""In the order in which they run and are listed. PPO is in every run, the others on request."""
+"""In the order in which they run and are listed. PPO is part of every run, the others are optional.
+"""

@@ -10,9 +10,9 @@ from torch import Tensor
 from stages.models.forward import ResponseBatch
 
 ONE_PER_EPISODE = ("scores", "sampler_gaps")
-"""Fields of shape [B]. All others but the queries have a column per response token."""
+"""Fields of shape [B]. All others, except the queries, have a column per response token."""
 CPU_COLUMNS = 1024
-"""Token columns of a pass on a CPU, where large matrix products are as fast as larger ones."""
+"""Token columns of a pass on a CPU. Larger matrix products are not faster there."""
 E = TypeVar("E", bound="Sampled")
 
 
@@ -79,7 +79,7 @@ class Measured(Sampled):
 
 @dataclass(frozen=True, kw_only=True)
 class Episodes(Measured):
-    """Shapes: scores [B], reward units, with what a missing EOS costs."""
+    """Shapes: scores [B], reward units, including the penalty for a missing EOS."""
 
     scores: Tensor
 
@@ -95,8 +95,8 @@ class Shaped(Episodes):
 
 @dataclass(frozen=True, kw_only=True)
 class Rollout(Shaped):
-    """All that an update learns from. Shapes: advantages, returns [B, T]; returns are the critic's
-    targets, None without a critic.
+    """Everything an update learns from. Shapes: advantages, returns [B, T]; returns are the
+    critic's targets, None without a critic.
     """
 
     advantages: Tensor
@@ -110,7 +110,7 @@ def trim_left(queries: Tensor, pad_id: int) -> Tensor:
 
 
 def concatenate(parts: Sequence[E], queries: Tensor) -> E:
-    """The parts as one, with these queries, which are padded to one length."""
+    """The parts combined, with these queries, which are padded to the same length."""
     facts = [facts_of_row for part in parts for facts_of_row in part.facts]
     changes: dict[str, Any] = {"queries": queries, "facts": facts}
     for field in fields(parts[0]):

@@ -1,10 +1,10 @@
-"""The losses of an update: policy loss, value loss and what the settings add to them.
+"""The losses of an update: policy loss, value loss, and the terms that settings add to them.
 
-A minibatch is processed in microbatches. Each contributes a sum, divided by a number that is
-counted over the whole minibatch on all devices, so that the parts add up to the minibatch's mean.
+A minibatch is processed in microbatches. Each contributes a sum, divided by a count over the whole
+minibatch on all devices, so that the parts add up to the minibatch's mean.
 `loss_mean` chooses between means of tokens, sequences, episodes and microbatches (`loss_weights` in
-`stages/functional.py`). The devices' gradients are summed: DDP averages them, and
-`optimizer_step` undoes it.
+`stages/functional.py`). The gradients of all devices are summed: DDP averages them, and
+`optimizer_step` undoes that.
 """
 
 import math
@@ -28,7 +28,7 @@ class Divisors:
     """What a minibatch's sums are divided by, over all devices."""
 
     policy: float
-    """For the policy loss: how many of what `loss_mean` names, such as tokens or episodes."""
+    """For the policy loss: the number of tokens, episodes, ..., whichever `loss_mean` names."""
     value: float
     """For the value loss: the same, where a token is a position at which a value counts."""
     tokens: float

@@ -1,4 +1,4 @@
-"""What is reported about an update: means over its episodes, samples, results and warnings."""
+"""Reports about an update: means over its episodes, samples, results and warnings."""
 
 import sys
 from collections.abc import Iterator, Sequence
@@ -26,9 +26,9 @@ SAMPLES_LOGGED = 8
 DIGITS = 4  # significant digits of a token's numbers in samples.jsonl
 MAX_TOKENS_PER_CHARACTER = 4  # a character has at most four bytes, and a token at least one
 NOTHING_ENDS = "try more sft.epochs, or a larger data.max_summary_tokens"
-"""How to fix a policy none of whose responses end."""
+"""What to do if no response of a policy ends."""
 FINAL_SHARE = 0.05
-"""The results average over this share of the updates, the last ones."""
+"""The results are averages over this share of the updates, at the end of training."""
 SUMMARIZED = (
     "objective/kl",
     "objective/scores",
@@ -44,11 +44,11 @@ SUMMARIZED = (
 def describe(
     learner: PolicyLearner, rollout: Rollout, settings: PolicyGradient, kl_coef: float
 ) -> dict[str, float]:
-    """What the rollout looks like: means over all episodes of the batch; names as in TRL.
+    """Metrics of the rollout: means over all episodes of the batch; names as in TRL.
 
-    KL and entropy are in nats per episode; only real tokens enter a sum. `objective/kl` is the k1
-    estimate, whatever is trained on. `val/sampler_mismatch` is in nats per token. `compilations`,
-    where torch compiles: graphs so far.
+    KL and entropy are in nats per episode and sum over real tokens only. `objective/kl` is the k1
+    estimate, whichever estimator the training uses. `val/sampler_mismatch` is in nats per token.
+    `compilations`, if torch compiles: the number of graphs so far.
     """
     accelerator = learner.accelerator
 
@@ -92,7 +92,7 @@ def compilations() -> dict[str, int]:
 
 
 def describe_critic(accelerator: Accelerator, rollout: Rollout, ppo: Ppo) -> dict[str, float]:
-    """How good the critic is, whether it is used, and how noisy advantages are with and without it.
+    """How good the critic is, if it is used, and how noisy advantages are with and without it.
 
     The variances are those of the advantages of response tokens before whitening, reward units
     squared, once with the critic and once with the batch's mean return in its place.
@@ -115,7 +115,7 @@ def describe_critic(accelerator: Accelerator, rollout: Rollout, ppo: Ppo) -> dic
 
 
 def describe_advantages(learner: PolicyLearner, rollout: Rollout) -> dict[str, float]:
-    """Whether the critic's advantages follow the scores, and what they say about ending.
+    """Whether advantages follow the scores, and whether they reward ending.
 
     `val/advantage_score_correlation`: Pearson correlation, over response tokens, between the
     advantage and the episode's score minus the mean score of its query's K samples (of the batch,
@@ -147,7 +147,7 @@ def describe_advantages(learner: PolicyLearner, rollout: Rollout) -> dict[str, f
 def describe_texts(
     learner: PolicyLearner, rollout: Rollout, tokenizer: PreTrainedTokenizerBase
 ) -> dict[str, float]:
-    """What the batch's texts look like: words copied from titles, and how varied they are.
+    """Metrics of the batch's texts: words copied from titles, and diversity.
 
     `text/copied_title_words` is left out if no query has a title.
     """
@@ -202,7 +202,7 @@ def samples(
 
 
 def token_texts(tokenizer: PreTrainedTokenizerBase, tokens: list[int]) -> list[str]:
-    """The text of each token; a character of several tokens is put with the last one."""
+    """The text of each token; a character of several tokens belongs to the last one."""
     texts = []
     start = 0
     for end in range(1, len(tokens) + 1):
@@ -239,7 +239,7 @@ def token_numbers(rollout: Rollout, row: int) -> dict[str, list[float]]:
 
 
 def summarize(history: Sequence[dict[str, Any]], settings: PolicyGradient) -> dict[str, float]:
-    """The stage's results: means over the last updates of what they logged."""
+    """The stage's results: means of the logged metrics over the last updates."""
     last_rows = history[-max(1, round(FINAL_SHARE * len(history))) :]
     results = {}
     for key in SUMMARIZED:
@@ -254,19 +254,20 @@ def summarize(history: Sequence[dict[str, Any]], settings: PolicyGradient) -> di
 def say_what_is_odd(
     learner: PolicyLearner, metrics_file: Path, metrics: dict[str, float], settings: PolicyGradient
 ) -> None:
-    """Print lines on stderr about an update that will teach little. They stop nothing.
+    """Print warnings on stderr about an update from which little will be learned.
 
-    - No response ends: the EOS trick gives all the same score (Huang et al. 2024, detail 23).
-    - Many responses end and score below what a missing EOS gets. Comparisons within a post leave
-      its scores free up to a constant, so all may lie below it, and not ending is rewarded.
+    - No response ends: the EOS trick gives all of them the same score (Huang et al. 2024, detail
+      23).
+    - Many responses end and score below the score without an EOS. Comparisons determine a post's
+      scores only up to a constant, so all may be below it, and then not ending is rewarded.
     - The critic, if it is the only baseline, explains less of the returns than a constant when the
-      policy starts to learn: advantages hardly follow scores. That is common for the reward model,
-      the paper's critic, because its scalar before EOS means nothing (detail 13).
+      policy starts to learn: advantages hardly follow scores. This is common for the reward model,
+      the paper's critic, because its scalar before EOS is meaningless (detail 13).
     - After a quarter of the policy's updates the mean score is not above the SFT model's, which is
-      that of the policy's first update and those before. With fewer than eight updates nothing is
-      said.
+      measured in the policy's first update and those before. Not checked with fewer than eight
+      updates.
 
-    metrics_file: metrics.jsonl with the updates before. metrics: this update's.
+    metrics_file: metrics.jsonl with the earlier updates. metrics: those of this update.
     """
     update = learner.update
     lines = []

@@ -35,8 +35,8 @@ from stages.training.step import Learner
 
 
 class PolicyAndCritic(nn.Module):
-    """The networks that learn in one module, so that one optimizer and one engine serve both (Huang
-    et al. 2024, detail 22). A stage may learn without a critic.
+    """The trained networks in one module, so that one optimizer and one engine serve both (Huang et
+    al. 2024, detail 22). A stage may train without a critic.
     """
 
     def __init__(self, policy: PolicyModel, critic: PreTrainedModel | None) -> None:
@@ -48,7 +48,7 @@ class PolicyAndCritic(nn.Module):
         """`response_logprobs` of the "policy", with its options, or `response_values` of the
         "critic".
 
-        One network per call: the activations of the other need not be in memory at the same time.
+        One network per call, so that the activations of both are never in memory at the same time.
         """
         if network == "policy":
             return response_logprobs(self.policy, batch, **options)
@@ -59,22 +59,22 @@ class PolicyAndCritic(nn.Module):
 
 @dataclass(frozen=True, kw_only=True)
 class Origins:
-    """What the networks of a policy-gradient stage start from."""
+    """The models from which the networks of a policy-gradient stage start."""
 
     policy: Path
-    """The SFT model, of policy and ref_policy."""
+    """The SFT model, from which policy and ref_policy start."""
     reward_model: Path
-    """The normalized reward model, of reward model and critic."""
+    """The normalized reward model, from which reward model and critic start."""
     score_shift: float = 0.0
     """Added to every score: the mean that normalization subtracted, with detail 15 off."""
     seed: int = 0
-    """Of a critic's new head."""
+    """Seed of a critic's new head."""
     adapt: Callable[..., None] | None = None
     """Called as adapt(network, part=name), it may put an adapter into `policy` and `critic`."""
 
 
 def origins_of(run: Run, settings: PolicyGradient) -> Origins:
-    """What a stage's networks start from: the run's SFT model and its normalized reward model."""
+    """The models from which a stage's networks start: the run's SFT model and its reward model."""
     normalized = run.require("normalize")
     return Origins(
         policy=run.require("sft") / "model",
@@ -86,7 +86,7 @@ def origins_of(run: Run, settings: PolicyGradient) -> Origins:
 
 
 def score_shift(normalized: Path, settings: PolicyGradient) -> float:
-    """What reward_normalization=false adds back to every score of a finished `normalize` stage."""
+    """The mean that `normalize` subtracted and that reward_normalization=false adds back."""
     if settings.reward_normalization:
         return 0.0
     manifest = read_record(normalized / "manifest.json") or {}
@@ -132,7 +132,7 @@ class PolicyLearner(Learner):
 
     networks: Networks
     has_warned: bool = False
-    """Whether a check of an update has printed a warning: then no later update is checked."""
+    """Whether an update check has printed a warning, after which no update is checked."""
 
 
 def make_learner(
@@ -177,7 +177,7 @@ def load_networks(
     settings: PolicyGradient,
     frozen_dtype: str,
 ) -> Networks:
-    """Load all networks. `frozen_dtype`, float32 or bf16, is that of those that do not learn."""
+    """Load all networks. `frozen_dtype`, float32 or bf16, is the dtype of the frozen ones."""
     policy_model = load_policy(origins.policy, settings.dropout)
     critic = None
     if isinstance(settings, Ppo) and settings.uses_critic:
@@ -205,7 +205,7 @@ def load_networks(
 
 
 def freeze(model: PreTrainedModel, dtype: str) -> PreTrainedModel:
-    """A model that never learns, held in `float32` or `bf16`; a scalar head stays in float32."""
+    """A frozen model in `float32` or `bf16`; a scalar head stays in float32."""
     if dtype == "bf16":
         # Not `model.to`: it would round the frequencies of rotary positions too, which are buffers.
         for weight in model.parameters():
@@ -223,7 +223,7 @@ def load_scorer(origins: Origins, dropout: float = 0.0) -> PreTrainedModel:
 
 
 def load_critic(origins: Origins, ppo: Ppo) -> PreTrainedModel:
-    """The reward model; its backbone with a head of zeros; or the SFT model's with a new head.
+    """The critic: the reward model, its backbone with a head of zeros, or the SFT model's backbone.
 
     A reward function has no backbone: the SFT model's takes its place.
     """

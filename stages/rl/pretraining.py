@@ -42,13 +42,13 @@ class PretrainingMix:
         return batch_rows(len(self.split), self.batch_size, index, self.seed, "ptx")
 
     def batch(self, rows: Sequence[int], device: torch.device) -> ResponseBatch:
-        """Some rows as a batch whose responses are the tokens that count."""
+        """These rows as a batch whose responses are the tokens that count."""
         queries = []
         responses = []
         for row in rows:
             query = self.split.columns["queries"][row]
             tokens = torch.cat([query, self.split.columns["summaries"][row]])
-            start = 1 if self.loss_on_query else len(query)  # the very first is not predicted
+            start = 1 if self.loss_on_query else len(query)  # the first token is not predicted
             queries.append(tokens[:start])
             responses.append(tokens[start:])
         return ResponseBatch(
@@ -58,7 +58,7 @@ class PretrainingMix:
         )
 
     def count_tokens(self, rows: Sequence[int]) -> int:
-        """How many tokens of some rows count."""
+        """The number of tokens of these rows that count."""
         count = 0
         for row in rows:
             count += len(self.split.columns["summaries"][row])

@@ -66,7 +66,7 @@ def sample_responses(
         logprob_dtype=settings.logprob_dtype,
     )
 
-    # Noise is drawn for the whole batch, so that it does not depend on the number of processes.
+    # Draw noise for the whole batch, so that it does not depend on the number of processes.
     places = share_of_batch(accelerator, queries, samples_per_query)
     uniforms = noise.uniforms(len(queries) * samples_per_query)[places].to(accelerator.device)
     own_queries = [queries[place // samples_per_query] for place in places]
@@ -75,7 +75,7 @@ def sample_responses(
 
     def sample_pass(queries_of_pass: Tensor, uniforms_of_pass: Tensor) -> Sampled:
         trimmed = trim_left(queries_of_pass, networks.pad_id)
-        # Processes stop at different steps, so a sharded network is gathered first.
+        # Processes stop at different steps, so gather a sharded network first.
         with gathered(networks.policy), accelerator.autocast():
             responses, logprobs = sample(
                 networks.policy,
@@ -108,7 +108,7 @@ def share_of_batch(
 ) -> list[int]:
     """This process's places in a global batch of responses, those of the shortest queries first.
 
-    The noise belongs to the place: neither order nor process changes it.
+    The noise depends on the place only, not on the order or the process.
     """
     own_queries = local_share(range(len(queries)), accelerator)
     own_queries.sort(key=lambda query: len(queries[query]))
@@ -120,7 +120,7 @@ def share_of_batch(
 
 
 def in_passes(learner: PolicyLearner, settings: PolicyGradient, run: Callable[[int], T]) -> T:
-    """What `run` returns, called with the sequences of a forward pass that fit into memory.
+    """Call `run` with the number of sequences that fit into memory, and return its result.
 
     The samples of a query are in one pass. Weights are cast once for all passes.
     """
@@ -202,7 +202,7 @@ def score(
     `in_float32`: whatever the mixed precision is, for comparisons with saved scores.
     """
     reward_model = learner.networks.reward_model
-    # A function of texts gets as many at once as the setting says; of shards as in `measure`.
+    # A function of texts gets as many at once as the setting says. For shards, see `measure`.
     is_function = isinstance(reward_model, TextReward)
     is_small_on_cpu = not is_function and not is_sharded(learner.trained)
 

@@ -1,8 +1,8 @@
-"""Checks before the first update, which name the likely causes of what does not hold.
+"""Checks before the first update. If one fails, it names the likely causes.
 
-RLHF fails silently: a reward on the wrong token, or a policy that is not its own reference, still
-trains. These checks cost one small batch, and stop the run with a diagnosis before it costs a
-night. `checks.start` turns them into warnings, or off.
+RLHF fails silently: with a reward on the wrong token, or a policy that differs from its reference,
+training still runs. These checks cost one small batch, and stop the run with a diagnosis before it
+wastes a night. `checks.start` turns them into warnings, or off.
 """
 
 import json
@@ -38,23 +38,23 @@ class Bounds:
     """How far two ways to compute the same numbers may differ, in nats or reward units."""
 
     mean: float
-    """Of the absolute differences, at most."""
+    """Maximum mean of the absolute differences."""
     high: float
-    """Their `quantile`, at most."""
+    """Maximum of their `quantile`."""
     quantile: float
 
 
-# Float32 differs by rounding only. BF16 keeps three digits, and of thousands of tokens some are
+# Float32 differs only by rounding. BF16 keeps three digits, and among thousands of tokens a few are
 # always far off, so a high quantile is bounded instead of the largest difference. Measured at
-# temperature 0.7 on healthy models, the largest of three: one batch against one row at a time,
-# sampler against whole pass, weights held in bf16 against autocast.
+# temperature 0.7 on healthy models, as the largest of three comparisons: one batch with one row at
+# a time, sampler with whole pass, bf16 weights with autocast.
 #     random GPT-NeoX 14M   mean 0.002  quantile 0.008  largest 0.008
 #     random GPT-NeoX 70M   mean 0.005  quantile 0.016  largest 0.017
 #     SmolLM2-135M          mean 0.047  quantile 0.209  largest 0.277
-# The bounds are twice the last line's. Scores held in bf16 move together, by up to 0.11 (70M), so
-# those that are compared with float32 have bounds of their own. Draws are shares of probability.
-# In float32 none was off; in bf16 SmolLM2's were by 0.0008 (quantile 0.020, largest 0.032). Where
-# the 50 likeliest tokens alone were drawn: 0.0013 (largest 0.054), and in bf16 0.0022.
+# The bounds are twice the last line's. Scores in bf16 move together, by up to 0.11 (70M), so scores
+# that are compared with float32 have their own bounds. Draws are shares of probability. In float32
+# all were exact; in bf16 SmolLM2's were off by 0.0008 (quantile 0.020, largest 0.032). If only the
+# 50 likeliest tokens are drawn, they are off by 0.0013 (largest 0.054), and in bf16 by 0.0022.
 BOUNDS = {
     "float32": Bounds(mean=1e-3, high=1e-3, quantile=1.0),
     "bf16": Bounds(mean=0.1, high=0.5, quantile=0.99),
@@ -64,18 +64,18 @@ BOUNDS = {
 }
 KNOWN_ANSWERS = "known_answers.json"
 CHECKED = 8
-"""Most episodes that a model reads again. Wrong padding or dropout is wrong in each of them."""
+"""Maximum number of episodes to compute again. Wrong padding or dropout shows in each of them."""
 KNOWN = 20
-"""Texts whose scores are saved with a reward model."""
-GO_ON = "checks.start=warn continues all the same"
+"""Number of texts whose scores are saved with a reward model."""
+GO_ON = "checks.start=warn continues anyway"
 
 
 class StartCheckError(UserError):
-    """Something that must hold before the first update does not."""
+    """A condition that must be true before the first update is not."""
 
 
 def precision(settings: PolicyGradient, memory: Memory) -> str:
-    """The key of BOUNDS for a run: bf16 as soon as anything that is compared is in bf16."""
+    """The key of BOUNDS for a run: bf16 if anything that is compared is in bf16."""
     dtypes = (memory.mixed_precision, memory.frozen_dtype, settings.logprob_dtype)
     return "bf16" if "bf16" in dtypes else "float32"
 
@@ -90,9 +90,9 @@ def check_start(
 ) -> None:
     """All checks before the first update, as `checks.start` says: stop, warn or off.
 
-    `score` is step 3 as the stage takes it. Raises StartCheckError, with `stop`, that says what
-    does not hold, by how much, and which stages and settings would explain it; with `warn` the same
-    is printed.
+    `score` is step 3 as the stage takes it. With `stop`, raises a StartCheckError that says what is
+    wrong, by how much, and which stages and settings would explain it. With `warn` the same is
+    printed.
     """
     if config.checks.start == "off":
         return
@@ -116,9 +116,9 @@ def run_start_checks(
     memory: Memory,
     score: Callable[..., Episodes],
 ) -> list[str]:
-    """All checks, on the first episodes of the first rollout; what failed in this process.
+    """Run all checks on the first episodes of the first rollout; return this process's failures.
 
-    A failed check does not end the others, because the passes of sharded networks wait for all
+    A failed check does not stop the others, because the passes of sharded networks wait for all
     processes.
     """
     networks = learner.networks
@@ -156,7 +156,7 @@ def run_start_checks(
         with collected(failures):
             check_kl(episodes, bounds, learner.stage)
 
-        # The ratio is 1 in the mode in which the policy is trained, unless dropout is on.
+        # Unless dropout is on, the ratio is 1 in training mode, too.
         learner.trained.train(mode=not settings.dropout)
         temperature = settings.temperature
         with collected(failures):
@@ -193,7 +193,7 @@ def collected(failures: list[str]) -> Iterator[None]:
 
 
 def starts_as_reward_model(settings: PolicyGradient) -> bool:
-    """Whether the critic is a copy of the reward model at the start."""
+    """Whether the critic starts as a copy of the reward model."""
     return isinstance(settings, Ppo) and settings.critic_init == "reward_model"
 
 
@@ -217,9 +217,9 @@ def check_ratio(
 def check_draws(
     learner: PolicyLearner, parts: Sequence[Rollout], temperature: float, bounds: Bounds
 ) -> None:
-    """Each token must be where the cumulative distribution passes its uniform number.
+    """Each token must be the one at which the cumulative distribution passes its uniform number.
 
-    Then no token is drawn more or less often than the policy says. `bounds` are in probability.
+    Then every token is drawn exactly as often as the policy says. `bounds` are in probability.
     """
     distances = []
     for part in parts:
@@ -267,7 +267,7 @@ def check_kl(rollout: Rollout, bounds: Bounds, stage: str) -> None:
 
 
 def check_critic(rollout: Rollout, eos_id: int, bounds: Bounds, before_eos: bool = False) -> None:
-    """A critic that starts as the reward model must say what the reward model says.
+    """A critic that starts as the reward model must give the same number as the reward model.
 
     Compared at the EOS token, or one token earlier if the reward model is read there.
     """
@@ -310,7 +310,7 @@ def score_in_passes(reward_model: nn.Module, batch: ResponseBatch, size: int) ->
 def check_padding(
     reward_model: nn.Module, batch: ResponseBatch, bounds: Bounds, size: int = CHECKED
 ) -> None:
-    """A score must not depend on the padding that longer texts of its pass bring."""
+    """A score must not depend on the padding that longer texts in the same pass cause."""
     _require_small(
         score_in_passes(reward_model, batch, size) - score_in_passes(reward_model, batch, 1),
         bounds,
@@ -321,7 +321,7 @@ def check_padding(
 
 
 def check_scores_at_eos(rollout: Rollout, eos_id: int, stage: str) -> None:
-    """If a response has an EOS, that is its last real token, at or before which it is scored."""
+    """If a response has an EOS, it must be its last real token, where the score is read."""
     last = rollout.response_mask.sum(dim=1, keepdim=True) - 1
     last_tokens = rollout.responses.gather(1, last).squeeze(1)
     has_eos = (rollout.responses == eos_id).any(dim=1)
@@ -335,7 +335,7 @@ def check_scores_at_eos(rollout: Rollout, eos_id: int, stage: str) -> None:
 def save_known_answers(
     path: Path, queries: Sequence[Tensor], responses: Sequence[Tensor], scores: Tensor
 ) -> None:
-    """Keep some texts with the scores that the saved reward model gives them."""
+    """Write a few texts with the scores that the saved reward model gives them."""
     answers = []
     for query, response, score in zip(queries, responses, scores.tolist(), strict=True):
         answers.append({"query": query.tolist(), "response": response.tolist(), "score": score})
@@ -351,10 +351,10 @@ def replay_known_answers(
     settings: PolicyGradient,
     bounds: Bounds,
 ) -> None:
-    """Step 3 must give the saved texts the scores that their reward model was saved with.
+    """Step 3 must give the saved texts the scores that were saved with the reward model.
 
     `shift` is added to the saved scores. Texts without EOS are left out. With a reward function
-    nothing is compared: its scores are those of another function.
+    nothing is compared, because the saved scores may be those of another function.
     """
     networks = learner.networks
     saved = json.loads(known_answers.read_text(encoding="utf-8"))

@@ -23,7 +23,7 @@ from stages.training.step import optimizer_step
 
 
 def check_episodes(section: str, settings: PolicyGradient, accelerator: Accelerator) -> None:
-    """Raise UserError if a process cannot deal its episodes into minibatches of equal size.
+    """Raise UserError if a process cannot divide its episodes into minibatches of equal size.
 
     The samples of a query stay together. `section` is the name of the settings.
     """
@@ -62,8 +62,8 @@ def first_kl_coef(settings: PolicyGradient, metrics_file: Path, update: int) -> 
 def next_kl_coef(settings: PolicyGradient, kl_coef: float, kl: float, update: int) -> float:
     """The KL coefficient after an update, counted from 0, with the given mean KL.
 
-    It is constant unless kl_target is set. In critic warm-up the policy is still the SFT model:
-    its KL of 0 says nothing about the coefficient, which waits.
+    It is constant unless kl_target is set. In critic warm-up it does not change either, because the
+    policy is still the SFT model: its KL of 0 says nothing about the coefficient.
     """
     if not settings.kl_target or not settings.policy_learns(update):
         return kl_coef
@@ -87,10 +87,11 @@ def optimize(
     """Step 6: num_ppo_epochs passes over the rollout; returns the statistics averaged over them.
 
     The same weights, rollout and `seed` give the same new weights; `seed` decides how episodes are
-    dealt into minibatches. `kl_coef` is this update's, `mix` the pretraining term if there is one.
-    An epoch whose mean approxkl is above target_kl is the last one; a step measures it before it
-    changes the weights, so with one minibatch the epoch's own step is not part of it. In critic
-    warm-up only the critic is trained. Raises NonFiniteError before a step that is not finite.
+    divided into minibatches. `kl_coef` is this update's, `mix` the pretraining term if there is
+    one. An epoch whose mean approxkl is above target_kl is the last one; each step measures it
+    before it changes the weights, so with one minibatch the effect of the epoch's own step is not
+    included. In critic warm-up only the critic is trained. Raises NonFiniteError before a step that
+    is not finite.
     """
     learner.trained.train()
     generator = torch.Generator().manual_seed(seed)
@@ -177,5 +178,5 @@ def take_step(
 
 
 def mean_statistics(steps: Sequence[dict[str, float]]) -> dict[str, float]:
-    """The mean of every statistic over some optimizer steps."""
+    """The mean of every statistic over the given optimizer steps."""
     return {key: sum(step[key] for step in steps) / len(steps) for key in steps[0]}

@@ -1,14 +1,14 @@
 """Checks of an update before anything is learned from it, by computing it a second way.
 
-The checks at the start see a KL of 0 and an optimizer without moments. Errors in what follows from
-these train on without a word. So the rewards, advantages and policy gradient of a few updates are
-computed again in float64, by closed formulas instead of recursions, and with masks read off the
-tokens: in the first three updates of the critic's warm-up, and in the first three that train the
-policy. They cost sums over [B, T].
+The checks before the first update see a KL of 0 and an optimizer without moments, so they miss
+errors that depend on these. Therefore the rewards, advantages and policy gradient of a few updates
+are computed again in float64, with closed formulas instead of recursions, and with masks derived
+from the tokens: in the first three updates of critic warm-up, and in the first three that train the
+policy. The cost is a few sums over [B, T].
 
-`checks.updates` says what a difference does: `warn` prints one line (the default), `stop` ends the
-stage, `off` computes nothing. The checks know the original formulas. If you change one on purpose,
-a warning is what you should see.
+`checks.updates` says what happens at a difference: `warn` prints one line (the default), `stop`
+ends the stage, `off` computes nothing. The checks use the original formulas. If you change one on
+purpose, you should see a warning.
 """
 
 import math
@@ -29,21 +29,21 @@ from stages.rl.metrics import NOTHING_ENDS
 from stages.rl.networks import PolicyLearner
 
 CHECKED_UPDATES = 3
-"""Updates that are checked in critic warm-up, and again when the policy is trained."""
+"""Number of updates to check in critic warm-up, and again when the policy is trained."""
 TOLERANCE = 2e-3
-"""Of a difference to the largest number compared: float32 rounds to 1e-7, sums of it to 1e-5."""
+"""Maximum difference relative to the largest number: float32 rounds to 1e-7, its sums to 1e-5."""
 MIN_VARIANCE = 1e-6
-"""Advantages that vary less than this are not compared after whitening: rounding decides them."""
+"""Advantages that vary less than this are not compared after whitening, because of rounding."""
 WHITEN_EPS = 1e-8
 """Added to the variance in whitening by the code of Huang et al. 2024."""
 ON_PURPOSE = (
-    "If you changed a formula, that is expected: the checks compare with the original one, and "
+    "If you changed a formula, this is expected, because the checks use the original one: "
     "checks.updates=off turns them off"
 )
 
 
 class UpdateCheckError(UserError):
-    """A number of an update is not what its definition says."""
+    """A number of an update differs from its definition."""
 
 
 def is_checked(update: int, settings: PolicyGradient) -> bool:
@@ -59,9 +59,9 @@ def check_update(
 ) -> None:
     """All checks of one update, before its first optimizer step.
 
-    `mode` is checks.updates. Raises UpdateCheckError, with `stop`, that says which update, what
-    does not hold, by how much, and the likely causes. With `warn` the same is printed, and later
-    updates are not checked: a changed formula differs in each of them.
+    `mode` is checks.updates. With `stop`, raises an UpdateCheckError that names the update, what is
+    wrong, by how much, and the likely causes. With `warn` the same is printed, and later updates
+    are not checked, because a changed formula would differ in each of them.
     """
     if is_checked(learner.update, settings) and not skips_checks(learner, mode):
         report(learner, compare_update(learner, rollout, settings, kl_coef), mode)
@@ -70,11 +70,11 @@ def check_update(
 def check_statistics(
     learner: PolicyLearner, statistics: dict[str, float], settings: PolicyGradient, mode: str
 ) -> None:
-    """What must hold of an update's statistics after its optimizer steps; as `check_update`.
+    """Check an update's statistics after its optimizer steps; options as in `check_update`.
 
-    After a step the policy is another one, so with several steps the mean of the log-ratio's square
-    cannot be exactly 0. It is if the old log-probabilities are computed again at each step, and
-    then nothing is ever clipped.
+    A step changes the policy, so with several steps the mean of the log-ratio's square cannot be
+    exactly 0. It is 0 if the old log-probabilities are computed again at each step, and then
+    nothing is ever clipped.
     """
     if skips_checks(learner, mode) or not is_checked(learner.update, settings):
         return
@@ -89,7 +89,7 @@ def check_statistics(
 
 
 def skips_checks(learner: PolicyLearner, mode: str) -> bool:
-    """Whether no update is checked any more: by request, or because a check has already warned."""
+    """Whether checks are off: by request, or because one of them has already warned."""
     return mode == "off" or learner.has_warned
 
 
@@ -111,7 +111,7 @@ def compare_update(
 ) -> list[str]:
     """Compare an update's numbers with their definitions; return what failed in this process.
 
-    A failed check does not end the others, because some of them wait for all processes.
+    A failed check does not stop the others, because some of them wait for all processes.
     """
     update = f"{learner.stage}, update {learner.update + 1}"
     accelerator = learner.accelerator
@@ -185,7 +185,7 @@ def check_rewards(
 def check_returns(update: str, rollout: Rollout, real: Tensor, ppo: Ppo) -> None:
     """The critic's targets are the returns of this update's rewards and values.
 
-    They are those of advantages that are not whitened (Huang et al. 2024, detail 25).
+    They belong to advantages that are not whitened (Huang et al. 2024, detail 25).
     """
     if rollout.values is None or rollout.returns is None:
         raise ValueError("these episodes have no critic's values")
@@ -307,7 +307,7 @@ def check_gradient(
     """The loss has, for each token, the gradient of its own ratio, clipped (Schulman et al. 2017,
     equation 7), plus that of the KL if it is in the loss.
 
-    Taken at log-probabilities that a later step might have, some of them beyond the clip.
+    It is computed at log-probabilities that a later step might have, some of them beyond the clip.
     """
     real = rollout.responses != learner.networks.pad_id
     shifts = torch.linspace(-0.5, 0.5, real.shape[1], device=real.device)
@@ -322,7 +322,7 @@ def check_gradient(
     )
     (gradient,) = torch.autograd.grad(policy_loss, new_logprobs)
     gradient = gradient.double()
-    # Undo the division that the caller does not do: by the sequence's or the microbatch's tokens.
+    # Undo the division by the number of the sequence's or the microbatch's tokens.
     if settings.loss_mean == "sequences":
         gradient = gradient * real.sum(dim=1, keepdim=True)
     elif settings.loss_mean == "microbatches":
@@ -366,8 +366,8 @@ def _kl_gradient(difference: Tensor, ratios: Tensor, settings: PolicyGradient) -
 def check_reference(update: str, rollout: Rollout, real: Tensor, eos_id: int) -> None:
     """After two updates of the policy, not every token's KL is 0.
 
-    Where no response ends, the EOS trick gives all the same score. Without a critic no advantage is
-    left then, so the policy cannot learn.
+    If no response ends, the EOS trick gives all of them the same score. Without a critic, all
+    advantages are then 0, and the policy cannot learn.
     """
     if not torch.equal(rollout.logprobs[real], rollout.ref_logprobs[real]):
         return
@@ -384,7 +384,7 @@ def check_reference(update: str, rollout: Rollout, real: Tensor, eos_id: int) ->
 
 
 def check_moments(update: str, learner: PolicyLearner, settings: PolicyGradient) -> None:
-    """Adam has counted every step of the updates before; with target_kl, at least one pass each."""
+    """Adam must have counted all steps of earlier updates; with target_kl, at least a pass each."""
     passes = 1 if settings.target_kl else settings.num_ppo_epochs
     expected = learner.update * passes * settings.num_minibatches
     states = learner.optimizer.state.values()
@@ -392,7 +392,7 @@ def check_moments(update: str, learner: PolicyLearner, settings: PolicyGradient)
     if counted < expected:
         raise UpdateCheckError(
             f"{update}: the optimizer has counted {counted} steps, not {expected}. Likely causes: "
-            f"step 6, or a checkpoint has lost its moments. {ON_PURPOSE}"
+            f"step 6 (optimizer steps), or a checkpoint without its moments. {ON_PURPOSE}"
         )
 
 

@@ -1,21 +1,20 @@
-"""Half-finished stages: what an interrupted attempt left, and whether a config can resume it."""
+"""Half-finished stages: what an interrupted attempt left, and which configs can resume it."""
 
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from stages.config.checks import UserError
-from stages.config.command_line import recorded_config
+from stages.config.checks import UserError, first_few
 from stages.config.config import Config, settings_of
+from stages.config.recorded import recorded_config
 from stages.runs.differences import differing_inputs, differing_settings
 from stages.runs.files import read_record
 from stages.runs.make_command import make_command
 from stages.runs.manifest import ATTEMPT, RESUME, last_checkpoint, partial_of, stage_folder
-from stages.runs.text import first_few
 
 
 def is_resumable(config: Config, stage: str) -> bool:
-    """Return whether this config resumes what an interrupted attempt at a stage has left."""
+    """Return whether this config can resume an interrupted attempt at a stage."""
     partial = partial_of(stage_folder(config, stage))
     return (partial / RESUME).is_dir() and not attempt_differences(config, stage)
 
@@ -33,7 +32,7 @@ def attempt_differences(config: Config, stage: str) -> list[str]:
     recorded_settings = attempt.get("settings")
     if recorded_settings is None:  # An earlier version recorded only the whole config.
         recorded_settings = _settings_from_config(config, stage, partial)
-    differences = differing_settings(config, stage, recorded_settings, past="began with")
+    differences = differing_settings(config, stage, recorded_settings, verb="began with")
     differences += [f"it began {text}" for text in differing_inputs(config, stage, attempt)]
     return differences
 
@@ -54,7 +53,7 @@ def _settings_from_config(config: Config, stage: str, partial: Path) -> dict[str
 def check_resumable(config: Config, stage: str) -> None:
     """Raise UserError if a stage has a checkpoint that this config cannot resume.
 
-    Otherwise hours of training would be moved aside because of a typo.
+    Otherwise a typo would move hours of training aside.
     """
     partial = partial_of(stage_folder(config, stage))
     update = last_checkpoint(partial)
@@ -70,16 +69,16 @@ def check_resumable(config: Config, stage: str) -> None:
         if recorded is not None and settings_of(recorded, stage) != settings_of(config, stage):
             resume = f"resume it with `{make_command(recorded, stage)}`"
     raise UserError(
-        f"stage {stage} has a checkpoint after update {update}, from other settings or inputs "
+        f"stage {stage} has a checkpoint after update {update}, with other settings or inputs "
         f"({first_few(differences, '; ')}): {resume}, choose another NAME, or start over with "
         f"REPLACE={stage}"
     )
 
 
 def resume_point(partial: Path) -> str:
-    """Return from where an interrupted stage resumes, in words; empty if it starts over."""
+    """Return where an interrupted stage resumes, in words; empty if it starts over."""
     update = last_checkpoint(partial)
     if update is not None:
         return f"resumes after update {update}"
     measured = [*(partial / RESUME).glob("*.jsonl"), *partial.glob("judgements.jsonl")]
-    return "resumes after the part that has finished" if measured else ""
+    return "resumes after the finished part" if measured else ""

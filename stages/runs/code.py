@@ -1,29 +1,27 @@
 """The code of a stage: the hash of each file that its module reaches by import statements.
 
 The statements are read from the source, anywhere in a file; only modules of this project count.
-Changed code makes no stage stale. The records serve to warn which stage ran with other code.
+Changed code does not make a stage stale. The records are used to warn that it has changed.
 """
 
 import ast
 import hashlib
 import subprocess
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from stages.runs.text import first_few
-
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("stages", "eval", "reports")
 CODE_FORMAT = "sha256 of files"
-"""The kind of hashes in a code record. A record without it contains hashes of syntax trees, which
-an earlier version wrote; they cannot be compared with today's files."""
+"""The kind of hashes in a code record. Records without it are from an earlier version and contain
+hashes of syntax trees, which cannot be compared with hashes of files."""
 Record = dict[str, Any]
 
 
 def code_version() -> str:
-    """Return the git commit that runs, or `unknown`; it ends with `-dirty` if files differ from it.
+    """Return the current git commit, or `unknown`; it ends with `-dirty` if files differ from it.
 
     Published pages and Markdown files may differ, because no run reads them.
     """
@@ -50,8 +48,8 @@ def code_record(module: str) -> Record:
 def resumed_code_record(module: str, before: Record, version_before: str) -> Record:
     """Return the code record of a stage that resumes an attempt with the record `before`.
 
-    Each version trained a part of the stage. So `earlier` lists, for each attempt whose code was
-    different, its commit and the hashes that its files had then.
+    Each version trained a part of the stage. So `earlier` lists, for each attempt with different
+    code, its commit and the hashes of its files at that time.
     """
     record = code_record(module)
     record["earlier"] += before.get("earlier", [])
@@ -67,7 +65,7 @@ def resumed_code_record(module: str, before: Record, version_before: str) -> Rec
 
 
 def changed_files(record: Record) -> list[str]:
-    """Return the files whose code now differs from that of a record, or of a part of its stage.
+    """Return the files whose code now differs from a record, or from a part of its stage.
 
     Empty for a record of an earlier version of this project, whose hashes are of another kind.
     """
@@ -89,18 +87,6 @@ def differing_keys(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[
     return sorted(key for key in {*first, *second} if first.get(key) != second.get(key))
 
 
-def other_code(changed: Mapping[str, Iterable[str]]) -> str:
-    """Return `ppo ran with other code (stages/functional.py)`; empty if no file has changed.
-
-    `changed` maps each stage to its changed files.
-    """
-    stages = [stage for stage, files in changed.items() if files]
-    if not stages:
-        return ""
-    files = sorted({name for names in changed.values() for name in names})
-    return f"{', '.join(stages)} ran with other code ({first_few(files)})"
-
-
 def code_of(module: str) -> dict[str, str]:
     """Return file -> hash, for a module and all modules of this project that it imports."""
     hashes: dict[str, str] = {}
@@ -114,7 +100,7 @@ def code_of(module: str) -> dict[str, str]:
     return dict(sorted(hashes.items()))
 
 
-@cache  # A file that is edited while this process runs was loaded as it was before.
+@cache  # If a file is edited while this process runs, its old version has been loaded.
 def _hash_and_imports(path: Path) -> tuple[str, list[str]]:
     """Return the hash of a file, and the modules of this project that it imports."""
     source = path.read_bytes()

@@ -11,13 +11,13 @@ from stages.runs.manifest import read_manifest, stage_folder
 
 
 def differing_settings(
-    config: Config, stage: str, recorded: Mapping[str, Any], past: str
+    config: Config, stage: str, recorded: Mapping[str, Any], verb: str
 ) -> list[str]:
     """Return the settings of a stage that differ from a record: `ppo.lam: ran with 0.9, now 1.0`.
 
-    `recorded` is what `settings_of` returned then, and `past` the verb. A setting that the record
-    lacks had its default. One that this version does not know is no difference: see
-    `unknown_settings`.
+    `recorded` is what `settings_of` returned then, and `verb` what the stage did with it. A setting
+    that the record lacks had its default. One that this version does not know is not a difference:
+    see `unknown_settings`.
     """
     before = by_full_name(recorded)
     # Recorded values have passed through JSON, which turns tuples into lists.
@@ -27,14 +27,14 @@ def differing_settings(
         if name in now:
             is_equal = is_same(name, before.get(name), now[name])
         elif has_setting(config, name):
-            # It no longer counts for this stage. It had no effect if it had its default.
+            # This stage no longer depends on it. It had no effect if it had its default.
             is_equal = is_same(name, None, before[name])
         else:
             is_equal = True
         if not is_equal:
             old_value = before.get(name, "nothing")
             new_value = now.get(name, "nothing")
-            differences.append(f"{name}: {past} {old_value}, now {new_value}")
+            differences.append(f"{name}: {verb} {old_value}, now {new_value}")
     return differences
 
 
@@ -59,7 +59,7 @@ def has_setting(config: Config, name: str) -> bool:
 
 
 def by_full_name(sections: Mapping[str, Any]) -> dict[str, Any]:
-    """Return recorded settings by names such as `ppo.kl_coef`; those in no section keep theirs."""
+    """Return recorded settings by names such as `ppo.kl_coef`; the seed keeps its name."""
     values = {}
     for name, section in sections.items():
         if isinstance(section, dict):
@@ -73,8 +73,8 @@ def by_full_name(sections: Mapping[str, Any]) -> dict[str, Any]:
 def differing_inputs(config: Config, stage: str, record: Mapping[str, Any]) -> list[str]:
     """Return how the inputs of a stage have changed, in phrases such as `with an earlier sft`.
 
-    `record` is a manifest, or what an attempt recorded. An input that the stage no longer has is no
-    difference.
+    `record` is a manifest, or what an attempt recorded. An input that the stage no longer has is
+    not a difference.
     """
     recorded = record["inputs"]
     current = current_inputs(config, stage)

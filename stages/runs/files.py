@@ -53,7 +53,7 @@ def hash_files(
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write a JSON file that is never half-written, whenever the machine stops."""
+    """Write a JSON file that is never half-written, even if the machine stops."""
     write_whole(path, json.dumps(value, indent=1, ensure_ascii=False) + "\n")
 
 
@@ -64,12 +64,12 @@ def write_lines(path: Path, rows: Iterable[dict[str, Any]]) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a text for people, as `visible` makes it, and as safely as `write_whole`."""
+    """Write a text for people, passed through `visible`, as safely as `write_whole`."""
     write_whole(path, visible(text))
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a text file so that it is either complete or unchanged, whenever the machine stops."""
+    """Write a text file so that it is either complete or unchanged, even if the machine stops."""
     partial = path.with_name(path.name + ".partial")
     with partial.open("w", encoding="utf-8") as handle:
         handle.write(text)
@@ -129,7 +129,7 @@ def read_json(path: Path) -> Any:
         return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
-    except ValueError:  # Also for bytes that are no UTF-8.
+    except ValueError:  # Also for bytes that are not UTF-8.
         raise UserError(f"{path} is not JSON: {RESTORE}") from None
 
 
@@ -168,7 +168,7 @@ def whole_lines(path: Path) -> tuple[list[Any], int]:
         for line in lines:
             try:
                 row = json.loads(line)
-            except ValueError:  # Also for bytes that are no UTF-8.
+            except ValueError:  # Also for bytes that are not UTF-8.
                 break
             if not line.endswith(b"\n"):
                 break

@@ -28,7 +28,7 @@ def gold_folder(config: Config) -> Path:
 
 
 def gold_inputs(config: Config, stage: str) -> dict[str, str | None]:
-    """Return a hash of the gold reward model if a stage asks one; None if the model is missing."""
+    """Return a hash of the gold reward model if a stage uses one; None if the model is missing."""
     if "judge" not in STAGES[stage].sections or not config.judge.gold:
         return {}
     folder = gold_folder(config)

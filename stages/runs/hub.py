@@ -27,14 +27,14 @@ RECORDS = "hub.json"
 """The file below `runs/` that lists the commits in use."""
 MAIN = "main"
 WEIGHTS = ("*.safetensors",)
-# Loaded only if there are no others.
+# These are loaded only if there are no other weights.
 OLD_WEIGHTS = ("*.bin",)
 CONFIG_AND_TOKENIZER = ("*.json", "*.txt", "*.model", "*.jinja")
 MODEL_FILES = (*CONFIG_AND_TOKENIZER, *WEIGHTS, *OLD_WEIGHTS)
 COMMIT = re.compile(r"[0-9a-f]{40}")
 ANSWER_SECONDS = 10.0
-ABOUT_THE_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES)
-# Errors that come before the first byte, by name: their module differs between versions.
+DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES)
+# Errors before the first byte, by name, because their module differs between versions.
 UNREACHABLE = {
     "LocalEntryNotFoundError",
     "OfflineModeIsEnabled",
@@ -43,7 +43,7 @@ UNREACHABLE = {
     "ConnectTimeout",
     "ProxyError",
 }
-NETWORK = "run `make data PRESET=...` on a machine with a network"
+NETWORK = "run `make data PRESET=...` on a machine with network access"
 LOGIN = "correct the id, or log in with `hf auth login` or HF_TOKEN"
 
 
@@ -57,7 +57,7 @@ class Source:
     name: str
     """Folder or hub id."""
     configuration: str = ""
-    """Of a data set; empty if it has only one."""
+    """Of a data set; empty if the data set has only one."""
     revision: str = MAIN
 
     @property
@@ -137,23 +137,23 @@ def fetch_tokenizer(source: Source) -> Fetched:
 def fetch(source: Source, patterns: tuple[str, ...]) -> Fetched:
     """Return the files of a source that match one of the patterns, at the recorded commit.
 
-    Raises UserError if the source does not exist or is not permitted, or if a download fails.
+    Raises UserError if the source does not exist or access is denied, or if a download fails.
     """
     if source.is_folder:
         return Fetched(source=source, folder=Path(source.name), commit="")
     commit = _commit_of(source)
-    with _one_line(source):
+    with _hub_errors_as_user_errors(source):
         folder = _snapshot(source.name, source.kind, commit, patterns)
     return Fetched(source=source, folder=folder, commit=commit)
 
 
 @cache
 def _snapshot(name: str, kind: str, commit: str, patterns: tuple[str, ...]) -> Path:
-    """Return the folder of a commit's files in the hub's cache, which a process looks up once."""
+    """Return the folder of a commit's files in the hub's cache; each process looks it up once."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.utils.tqdm import disable_progress_bars
 
-    # The client reports each retry; `_one_line` reports the last.
+    # The client reports each retry; `_hub_errors_as_user_errors` reports the last.
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
     if not sys.stderr.isatty():
         disable_progress_bars()
@@ -175,7 +175,7 @@ def _commit_of(source: Source) -> str:
     recorded = _recorded().get(source.key)
     if recorded is not None:
         return recorded
-    with _one_line(source):
+    with _hub_errors_as_user_errors(source):
         newest = _newest_commit(source)
     return _record(source, newest)
 
@@ -222,12 +222,12 @@ def _record(source: Source, commit: str) -> str:
 
 
 @contextmanager
-def _one_line(source: Source) -> Iterator[None]:
+def _hub_errors_as_user_errors(source: Source) -> Iterator[None]:
     """Turn an error of the hub's client into one line. An error of the disk passes unchanged."""
     try:
         yield
     except Exception as error:
-        if isinstance(error, OSError) and error.errno in ABOUT_THE_DISK:
+        if isinstance(error, OSError) and error.errno in DISK_ERRORS:
             raise
         raise UserError(f"{source.label}{_reason(source, error)}") from error
 
@@ -243,19 +243,19 @@ def _reason(source: Source, error: Exception) -> str:
     if isinstance(error, errors.RevisionNotFoundError):
         return f" has no revision {source.revision}: correct the part after @"
     if isinstance(error, errors.RepositoryNotFoundError):
-        return f" is neither a folder here nor on the hub, or it is private: {LOGIN}"
+        return f" is neither a folder nor on the hub, or it is private: {LOGIN}"
     if isinstance(error, errors.HFValidationError):
-        return " is neither a folder here nor a hub id: correct it"
+        return " is neither a folder nor a hub id: correct it"
     if constants.is_offline_mode():
         return f" is not in the hub's cache, and HF_HUB_OFFLINE is set: {NETWORK}"
     line = first_line(_cause(error))[:120]
     if UNREACHABLE & {kind.__name__ for kind in type(error).__mro__}:
         return f" is not in the hub's cache, and {constants.ENDPOINT} fails ({line}): {NETWORK}"
-    return f": the download was cut off ({line}): the same command continues it"
+    return f": the download was interrupted ({line}): run the same command to continue it"
 
 
 def _cause(error: BaseException) -> BaseException:
-    """Return the error that caused the others, which says most."""
+    """Return the error that caused the others, which is the most specific one."""
     while error.__cause__ is not None:
         error = error.__cause__
     return error

@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from stages.config.checks import UserError
-from stages.config.config import HUB, NO_FOLDERS, Config, hash_of
+from stages.config.config import NO_FOLDERS, Config, hash_of
+from stages.config.sections import HUB
 from stages.config.stages import OUTPUTS, STAGES, is_part, row_of
 from stages.runs.code import differing_keys
 from stages.runs.files import file_hash, known_hash
@@ -50,8 +51,8 @@ def inputs_now(config: Config, stage: str) -> dict[str, str]:
 def stage_identity(config: Config, stage: str, reader: str) -> str | None:
     """Return the identity of a finished stage as an input of another one; None if it is missing.
 
-    A page shows what a stage recorded, so for a page it is the hash of the manifest. For any other
-    `reader` it is the hash of the stage's outputs.
+    For a page it is the hash of the manifest, because a page shows what a stage recorded. For any
+    other `reader` it is the hash of the stage's outputs.
     """
     folder = stage_folder(config, stage)
     manifest = read_manifest(folder)
@@ -70,14 +71,14 @@ def outside_inputs(config: Config, stage: str) -> dict[str, str | None]:
 def check_unchanged(config: Config, stage: str, before: Mapping[str, str | None]) -> None:
     """Raise UserError if an outside input has changed since the stage began.
 
-    Otherwise the manifest would name files that the stage has not read. A reward function may
-    change, because the stage imported it when it began.
+    Otherwise the manifest would list files that the stage has not read. A reward function may
+    change, because the stage imported it at its start.
     """
     changed = differing_keys(before, outside_inputs(config, stage))
     changed = [name for name in changed if name != REWARD_FUNCTION]
     if changed:
         names = ", ".join(changed)
-        raise UserError(f"stage {stage}: {names} changed while it was under way: run it again")
+        raise UserError(f"stage {stage}: {names} changed while the stage was running: run it again")
 
 
 # -- the user's files ------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Locks of stages: two processes never run the same stage of a run at once."""
+"""Locks of stages, so that two processes never run the same stage of a run at the same time."""
 
 import errno
 import os
@@ -18,7 +18,7 @@ NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.ENOTSUP)
 
 @contextmanager
 def held(path: Path, stage: str) -> Iterator[None]:
-    """Hold a stage's lock, which the kernel releases if this process dies.
+    """Hold the lock of a stage. The kernel releases it if this process dies.
 
     Raises UserError if another process holds it, or if the disk cannot lock files.
     """
@@ -27,19 +27,20 @@ def held(path: Path, stage: str) -> Iterator[None]:
         lock.acquire()
     except Timeout:
         raise UserError(
-            f"stage {stage} is already under way in another process ({path.parent}): "
+            f"stage {stage} is already running in another process ({path.parent}): "
             "wait for it or stop it"
         ) from None
     except OSError as error:
         if error.errno not in NO_LOCKS:
             raise
+        # The error of the lock itself does not name the file.
         raise UserError(
             f"{path}: {os.strerror(error.errno)}: put runs/ on a disk that can lock files"
         ) from None
     try:
         yield
     finally:
-        # Before the release: a process that waits sees that its file is gone, and opens a new one.
+        # Before the release: a waiting process sees that its file is gone, and opens a new one.
         path.unlink(missing_ok=True)
         lock.release()
 

@@ -99,16 +99,16 @@ def cpu_model(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
     return platform.machine()
 
 
-def keep_freed_memory(most: int = 2**28, trim: int = -1) -> None:
-    """Make this process keep freed blocks smaller than `most` bytes, if the C library is glibc.
+def keep_freed_memory(largest_kept_block: int = 2**28, trim: int = -1) -> None:
+    """Make this process keep freed blocks smaller than `largest_kept_block` bytes (glibc only).
 
     By default glibc returns a large block to the system at once, and the top of its heap as soon as
     `trim` bytes are free there (-1: never). The next allocation is then zeroed page by page, which
     took a fifth of an update's time at pythia-14m's shape. At SmolLM2-135M's shape an update took
-    21 seconds with trimming and 17 without. Two small numbers return all freed memory instead.
+    21 seconds with trimming and 17 without. With two small numbers, freed memory is returned.
     """
     libc = ctypes.CDLL(None)
     if hasattr(libc, "mallopt"):
-        libc.mallopt(MMAP_THRESHOLD, most)
+        libc.mallopt(MMAP_THRESHOLD, largest_kept_block)
         libc.mallopt(TRIM_THRESHOLD, trim)
         libc.malloc_trim(0)

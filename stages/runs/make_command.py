@@ -2,10 +2,11 @@
 
 import shlex
 
-from stages.config.config import HUB, TOY, TRAIN_TOKENIZER, Config, is_recorded
+from stages.config.config import Config, is_recorded
+from stages.config.sections import HUB, TOY, TRAIN_TOKENIZER
 from stages.config.stages import STAGES
 
-# Settings that have a variable of their own.
+# Settings with their own make variable.
 VARIABLE_OF_SETTING = {
     "released.policy": "POLICY",
     "released.reward_model": "REWARD_MODEL",

@@ -1,4 +1,4 @@
-"""Where the folder of a stage is, and what the manifest in it records.
+"""The folder of a stage, and the manifest in it.
 
 runs/<name>/seed<k>/<stage>/           a finished stage, with its manifest.json
 runs/<name>/seed<k>/<stage>.partial/   the same stage until it has finished
@@ -16,7 +16,7 @@ from stages.runs.files import read_record
 RESUME = "resume"
 """The subfolder from which an interrupted stage resumes."""
 ATTEMPT = "attempt.json"
-"""The settings, inputs and code with which a stage under way began."""
+"""The settings, inputs and code with which a running stage began."""
 MANIFEST_PARTS = ("settings", "inputs", "outputs", "sizes", "results", "code")
 
 
@@ -65,4 +65,4 @@ def check_run(name: str) -> None:
     """Raise UserError, with the nearest names, if there are runs but none of this name."""
     names = sorted({path.parent.name for path in settings.RUNS.glob("*/seed*")})
     if names and name not in names:
-        raise unknown("run", name, names, "run `make status` to see what there is")
+        raise unknown("run", name, names, "run `make status` to see all runs")

@@ -1,4 +1,4 @@
-"""How far a stage is and what it learns: a progress line on a terminal, plain lines in a log."""
+"""The progress and the metrics of a stage: a progress bar on a terminal, plain lines in a log."""
 
 import sys
 import time
@@ -16,7 +16,7 @@ SECONDS_BETWEEN_NOTES = 2.0
 SECONDS_BETWEEN_DRAWINGS = 0.2
 SECONDS_BEFORE_DRAWING = 1.0
 
-# Metrics and results that are shown of a stage, and how; the first matter most.
+# The metrics and results of a stage that are shown, with their formats; the first matter most.
 SHOWN = {
     "objective/scores": "score {:.2f}",
     "objective/kl": "KL {:.1f}",
@@ -37,7 +37,7 @@ SHOWN = {
 
 
 def is_terminal() -> bool:
-    """Return whether a person watches: neither output nor errors go to a file or a pipe."""
+    """Return whether a person is watching: neither output nor errors go to a file or a pipe."""
     return sys.stdout.isatty() and sys.stderr.isatty()
 
 
@@ -49,10 +49,10 @@ def progress(
     note: Note | None = None,
     numbers: Numbers = dict,
 ) -> Iterator[T]:
-    """Yield the items and show how many are done and how long the rest takes.
+    """Yield the items, and show how many are done and how long the rest will take.
 
-    `done` of the `total` were done before. Every few seconds `note` gets the number of items that
-    are done and the seconds that are left. `numbers` returns the latest metrics.
+    `done` of the `total` were done before. Every few seconds, `note` is called with the number of
+    items that are done and the number of seconds left. `numbers` returns the latest metrics.
     """
     started = time.monotonic()
     last_line = started
@@ -80,7 +80,7 @@ class ProgressLine:
     """A bar with the time left, and the latest metrics below it; only one is drawn at a time."""
 
     drawn: "ProgressLine | None" = None
-    """The one that the terminal shows. An outer loop keeps it while an inner loop runs."""
+    """The bar on the terminal. An outer loop keeps it while an inner loop runs."""
 
     def __init__(self, label: str, total: int) -> None:
         self.label = label
@@ -89,7 +89,7 @@ class ProgressLine:
         self.next_drawing = time.monotonic() + SECONDS_BEFORE_DRAWING
 
     def draw(self, done: int, seconds_left: float, numbers: Mapping[str, Any]) -> None:
-        """Draw it, unless that was done a moment ago or an outer loop has one."""
+        """Draw the bar, unless it was drawn a moment ago or an outer loop shows one."""
         now = time.monotonic()
         if now < self.next_drawing or ProgressLine.drawn not in (None, self):
             return
@@ -116,14 +116,14 @@ class ProgressLine:
         ProgressLine.drawn = self
 
     def clear(self) -> None:
-        """Take it off the terminal."""
+        """Remove the bar from the terminal."""
         if self.live is not None:
             self.live.stop()
             ProgressLine.drawn = None
 
 
 def say_result(stage: str, seconds: float, results: Mapping[str, Any]) -> None:
-    """Print one line about a stage with a result to look at; a terminal has a table instead."""
+    """Print one line with a stage's time and result; a terminal shows a table instead."""
     if numbers_text(results) and not is_terminal():
         print_line(f"{stage}: done in {seconds:.0f} s", results)
 
@@ -135,7 +135,7 @@ def print_line(start: str, numbers: Mapping[str, Any]) -> None:
 
 
 def numbers_text(numbers: Mapping[str, Any]) -> str:
-    """Return those of some metrics or results that are worth showing: `score 1.53, KL 3.1`."""
+    """Return the metrics or results that are worth showing: `score 1.53, KL 3.1`."""
     parts = []
     if "loss/value_avg" in numbers and "loss/policy_avg" not in numbers:
         parts.append("critic warm-up")

@@ -1,12 +1,12 @@
-"""A stage under way: its folder, settings, metrics, progress, and the manifest at its end.
+"""A running stage: its folder, settings, metrics, progress, and the manifest at its end.
 
     runs/<name>/seed<k>/<stage>/   config.json (first)  metrics.jsonl  ...  manifest.json (last)
 
 A stage works in `<stage>.partial`, which is renamed when the stage has finished. So a folder
 `<stage>` with a manifest exists exactly when the stage is done. An interrupted stage stays in its
-partial folder and resumes from there, given the same settings and inputs. A stage that is replaced
-moves to `aside/`. A stage opens its inputs by `require`, which checks hashes; it never guesses a
-newest file. Stages that depend on the judge have a folder for each judge, such as `judge/facts`.
+partial folder and resumes from there, given the same settings and inputs. A replaced stage moves to
+`aside/`. A stage opens its inputs with `require`, which checks hashes; it never guesses which file
+is newest. Stages that depend on the judge have a folder for each judge, such as `judge/facts`.
 """
 
 import json
@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from stages.config import config as settings
-from stages.config.checks import UserError, first_line
+from stages.config.checks import UserError, first_few, first_line
 from stages.config.config import Config, hash_of, settings_hash, settings_of
 from stages.config.stages import CARD, STAGES, row_of
 from stages.runs.attempts import attempt_differences, check_resumable
@@ -39,7 +39,6 @@ from stages.runs.machine import (
 from stages.runs.manifest import ATTEMPT, RESUME, lock_of, partial_of, read_manifest, stage_folder
 from stages.runs.progress import progress, say_result
 from stages.runs.staleness import check_stage
-from stages.runs.text import first_few
 from stages.runs.trackers import TRACKED, Send, tracked
 
 T = TypeVar("T")
@@ -50,11 +49,11 @@ RECORDS = ("config.json", "metrics.jsonl", "samples.jsonl", HELD_OUT_PAIRS, HELD
 PROGRESS = "progress.json"
 FAILED = "failed.json"
 WHILE_WORKING = (RESUME, ATTEMPT, TRACKED, PROGRESS, f"{PROGRESS}.partial")
-"""Files and folders that exist only while a stage is under way. They are no outputs."""
+"""Files and folders that exist only while a stage is running. They are not outputs."""
 
 
 class Run:
-    """A stage of a run while it is under way; `open_stage` makes one.
+    """A stage of a run while it is running. `open_stage` creates it.
 
     Only the main process writes. Every process may read and `require`.
     """
@@ -83,17 +82,17 @@ class Run:
         """Return the folder of an earlier stage of this run, after checking it.
 
         Raises UserError, with the make command to run, if the stage has not finished, if it ran
-        with other settings or inputs, or if one of its files has changed.
+        with different settings or inputs, or if one of its files has changed.
         """
         check_stage(self.config, stage)
         self.inputs[stage] = str(stage_identity(self.config, stage, reader=self.stage))
         return stage_folder(self.config, stage)
 
     def progress(self, items: Iterable[T], label: str, total: int, done: int = 0) -> Iterator[T]:
-        """Pass the items on and show the progress, to `make status` too.
+        """Yield the items and show the progress, also in `make status`.
 
-        The stage's main loop, whose label is the stage's name, shows metrics next to it. Of several
-        processes only the main one shows anything.
+        The stage's main loop, whose label is the stage's name, also shows metrics. With several
+        processes, only the main one shows anything.
         """
         if not self.is_main:
             yield from items
@@ -106,7 +105,7 @@ class Run:
                 "total": total,
                 "seconds_left": round(seconds_left),
             }
-            with suppress(OSError):  # On a full disk the work continues without a note.
+            with suppress(OSError):  # On a full disk the work continues without progress notes.
                 write_json(self.partial / PROGRESS, state)
 
         def metrics() -> Mapping[str, float]:
@@ -130,7 +129,7 @@ class Run:
     def finish(self, results: dict[str, Any], halvings: Sequence[dict[str, Any]] = ()) -> None:
         """Write the manifest and move the stage to its place. Main process only.
 
-        `halvings`: the memory settings that this attempt halved, as a `MemoryBudget` lists them.
+        `halvings`: the memory settings that this attempt halved, as listed by `MemoryBudget`.
         Raises UserError if an input of the stage has changed since it began.
         """
         if not self.is_main:
@@ -142,7 +141,7 @@ class Run:
         outputs = {name: digest for name, digest in hashes.items() if Path(name).name != CARD}
         content = {name: digest for name, digest in outputs.items() if name not in RECORDS}
 
-        # The manifest says that all outputs are on the disk, so they are written there first.
+        # A manifest means that all outputs are on disk, so they are flushed first.
         for name in outputs:
             sync(self.partial / name)
 
@@ -182,7 +181,7 @@ class Run:
 
 
 def write_rows(run: Run, name: str, rows: Sequence[dict[str, Any]]) -> None:
-    """Write a JSONL file of a stage, over the part that an interrupted attempt left."""
+    """Write a JSONL file of a stage, replacing any part that an interrupted attempt left."""
     if run.is_main:
         write_lines(run.partial / name, rows)
 
@@ -192,11 +191,11 @@ def open_stage(config: Config, stage: str, is_main: bool = True) -> Iterator[Run
     """Yield a `Run` for a stage, locked against a second process. An interrupted stage resumes.
 
     An error is recorded in the partial folder. A UserError before there is anything to resume from
-    leaves no trace. Raises UserError if the stage is under way elsewhere, belongs to the upstream,
-    or has a checkpoint of other settings or inputs.
+    leaves no trace. Raises UserError if the stage is running elsewhere, belongs to the upstream, or
+    has a checkpoint with different settings or inputs.
     """
     if config.is_upstreams(stage):
-        raise UserError(f"stage {stage} belongs to {config.upstream}: leave out --upstream")
+        raise UserError(f"stage {stage} comes from run {config.upstream}: leave out UPSTREAM=")
     run = Run(config, stage, is_main)
     if not is_main:
         yield run
@@ -243,10 +242,10 @@ def _resume_or_start(run: Run) -> None:
 
 
 def _resume(run: Run, module: str) -> None:
-    """Continue an interrupted attempt; say so if the code differs from that which began it."""
+    """Continue an interrupted attempt; print a line if its code has changed since it began."""
     attempt = read_record(run.partial / ATTEMPT)
 
-    # The time of an attempt counts as the stage's. It ended with the last change of a file: a kill
+    # The time of an attempt counts toward the stage's. It ended when a file last changed: a kill
     # leaves no other trace.
     attempt_started = (run.partial / ATTEMPT).stat().st_mtime
     last_change = max(path.stat().st_mtime for path in run.partial.rglob("*"))
@@ -261,7 +260,7 @@ def _resume(run: Run, module: str) -> None:
     files = changed_files(attempt["code"])
     if files:
         print(
-            f"{run.stage} resumes with other code than it began with: {first_few(files)}. "
+            f"{run.stage} resumes with different code than it began with: {first_few(files)}. "
             f"REPLACE={run.stage} starts it over.",
             file=sys.stderr,
         )
@@ -274,7 +273,7 @@ def _resume(run: Run, module: str) -> None:
 
 
 def _write_attempt(run: Run, seconds: float) -> None:
-    """Record with what this attempt begins; `seconds`: the time of earlier attempts."""
+    """Record what this attempt begins with; `seconds`: the time of earlier attempts."""
     attempt = {
         "settings": settings_of(run.config, run.stage),
         "inputs": current_inputs(run.config, run.stage),

@@ -1,9 +1,9 @@
 """Signals that stop the work: the first one saves, the second one ends the process at once.
 
-Training and measuring take place inside `finishing_first()`. A signal only leaves a note there;
-the loop asks for it (`stop_asked`) between two updates or batches, saves, and raises `Stopped`.
-Anywhere else a signal raises `Stopped` immediately. Ctrl-C, SIGTERM and a closing terminal (SIGHUP,
-unless `nohup` ignores it) are treated alike.
+Training and measuring run inside `finishing_first()`. There a signal is only noted; the loop checks
+for it (`stop_asked`) between two updates or batches, saves, and raises `Stopped`. Anywhere else a
+signal raises `Stopped` immediately. Ctrl-C, SIGTERM and a closing terminal (SIGHUP, unless `nohup`
+ignores it) are treated alike.
 """
 
 import os
@@ -17,14 +17,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from stages.config.checks import discard_output
+from stages.config.environment import is_one_of_several
 
 SETTLE_SECONDS = 2.0
-"""Make passes on a SIGTERM that this process may already have, and a launcher passes on every
-signal. Within this time a repeated signal counts as the first one."""
+"""Make forwards a SIGTERM that this process may already have received, and a launcher forwards
+every signal. Within this time a repeated signal counts as the first one."""
 
 
 class Stopped(BaseException):
-    """A signal has stopped the work, which can be resumed. Like KeyboardInterrupt, no Exception."""
+    """A signal has stopped the work, which can be resumed. Not an Exception."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
@@ -33,7 +34,7 @@ class Stopped(BaseException):
 
 @dataclass
 class Received:
-    """What signals this process has received; a process has one set of signal handlers."""
+    """The signals that this process has received; a process has one set of signal handlers."""
 
     first: int = 0
     """The number of the first signal; 0 before any."""
@@ -42,7 +43,7 @@ class Received:
     unfinished: int = 0
     """How many `finishing_first` contexts are open."""
     children: list[subprocess.Popen[bytes]] = field(default_factory=list)
-    """Launchers that are running: SIGTERM and SIGHUP are passed on to them."""
+    """Running launchers, to which SIGTERM and SIGHUP are forwarded."""
 
 
 RECEIVED = Received()
@@ -62,7 +63,7 @@ def forget_signals() -> None:
 
 @contextmanager
 def finishing_first() -> Iterator[None]:
-    """Let no signal interrupt the block, which must call `stop_asked` often enough."""
+    """Let no signal interrupt the block, which must call `stop_asked` regularly."""
     RECEIVED.unfinished += 1
     try:
         yield
@@ -77,7 +78,7 @@ def handled_signals() -> tuple[signal.Signals, ...]:
     return always if is_ignored else (*always, signal.SIGHUP)
 
 
-def ask_to_stop(number: int) -> bool:
+def note_signal(number: int) -> bool:
     """Note a signal; return False if it must end the process at once.
 
         the first signal                               finish what is under way, and save
@@ -94,10 +95,9 @@ def ask_to_stop(number: int) -> bool:
             raise Stopped(number)
         return True
 
-    is_in_launch = int(os.environ.get("WORLD_SIZE", "1")) > 1
     is_passed_on = number == RECEIVED.first and number != signal.SIGINT
     is_recent = time.monotonic() - RECEIVED.since < SETTLE_SECONDS
-    return is_recent and (is_in_launch or is_passed_on)
+    return is_recent and (is_one_of_several() or is_passed_on)
 
 
 @contextmanager
@@ -112,9 +112,9 @@ def signals_handled(resume_command: str) -> Iterator[None]:
         for child in RECEIVED.children:
             if number != signal.SIGINT:  # a Ctrl-C reaches the child from the terminal
                 child.send_signal(number)
-        if not ask_to_stop(number):
+        if not note_signal(number):
             say_stopped(number, resume_command)
-            os._exit(128 + number)  # what was saved before remains valid
+            os._exit(128 + number)  # the last save remains valid
         if is_first and resume_command:
             say_at_once(number)
 
@@ -142,7 +142,7 @@ def stopping_on_signals(resume_command: str) -> Iterator[None]:
 
 
 def say_at_once(number: int) -> None:
-    """Say on stderr that a signal has come and what happens now, without waiting for a buffer."""
+    """Print to stderr, unbuffered, that a signal has arrived and what happens now."""
     leave_closed_terminal()
     name = signal.Signals(number).name
     line = f"\n{name}: finishing the current update or batch; a second signal stops at once\n"
@@ -151,7 +151,7 @@ def say_at_once(number: int) -> None:
 
 
 def say_stopped(number: int, resume_command: str) -> None:
-    """Say on stderr which command resumes the work; nothing if no command is given."""
+    """Print to stderr which command resumes the work; nothing if no command is given."""
     leave_closed_terminal()
     if resume_command:
         name = signal.Signals(number).name
@@ -159,7 +159,7 @@ def say_stopped(number: int, resume_command: str) -> None:
 
 
 def leave_closed_terminal() -> None:
-    """Print nowhere if the terminal has closed: an error there would end what is finishing."""
+    """Discard output if the terminal has closed: an error would interrupt the work being saved."""
     for stream in (sys.stdout, sys.stderr):
         try:
             os.write(stream.fileno(), b"")

@@ -1,30 +1,30 @@
-"""Whether a finished stage is what a config asks for, and what to do if it is not.
+"""Whether a finished stage matches a config, and what to do if it does not.
 
-Content decides: the hashes of settings, inputs and outputs that a manifest records. Code decides
-nothing: a stage that ran with other code is named in a warning (`changed_code`).
+Content decides: the hashes of settings, inputs and outputs that a manifest records. Code does not
+count, but a warning names stages that ran with different code (`changed_code`).
 """
 
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from stages.config.config import Config, UserError
+from stages.config.checks import UserError, first_few
+from stages.config.config import Config
 from stages.config.stages import STAGES
 from stages.runs.code import changed_files, is_comparable
 from stages.runs.differences import differing_inputs, differing_settings
 from stages.runs.files import file_hash, read_record
 from stages.runs.make_command import make_command
 from stages.runs.manifest import ATTEMPT, partial_of, read_manifest, stage_folder
-from stages.runs.text import first_few
 
 
 @dataclass(frozen=True, kw_only=True)
 class Problem:
-    """Why a stage is not what a config asks for."""
+    """Why a stage does not match a config."""
 
     text: str
-    """To be read after the stage's name."""
+    """A phrase that follows the stage's name."""
     needs_replace: bool = False
-    """Whether the stage reruns only if REPLACE asks for it, because finished work would go."""
+    """Whether the stage reruns only if REPLACE asks for it, because that replaces finished work."""
 
     def __str__(self) -> str:
         return self.text
@@ -36,7 +36,7 @@ MISSING = Problem(text="is missing")
 def find_problem(
     config: Config, stage: str, compare: Literal["sizes", "records", "hashes"] = "sizes"
 ) -> Problem | None:
-    """Return why a finished stage is not what this config asks for; None if it is.
+    """Return why a finished stage does not match this config; None if it does.
 
     Settings, inputs as they are now, and outputs must be those that its manifest records. Outputs
     are compared by size, because hashing the models of a large run takes a while; with `hashes`
@@ -48,9 +48,9 @@ def find_problem(
     if manifest is None:
         return MISSING
 
-    # The settings of an upstream's stage are those that it recorded.
+    # The settings of an upstream's stage are the recorded ones.
     if not config.is_upstreams(stage):
-        differences = differing_settings(config, stage, manifest["settings"], past="ran with")
+        differences = differing_settings(config, stage, manifest["settings"], verb="ran with")
         if differences:
             text = f"has finished with other settings ({first_few(differences, '; ')})"
             return Problem(text=text, needs_replace=True)
@@ -87,13 +87,13 @@ def changed_output(config: Config, stage: str, records_only: bool = False) -> Pr
 
 
 def _output_problem(stage: str, name: str) -> Problem:
-    """Return the problem of a changed file. Only pages are written again without REPLACE."""
+    """Return the problem of a changed file. Only pages are rewritten without REPLACE."""
     is_page = STAGES[stage].reads_records
     return Problem(text=f"has changed on disk ({name})", needs_replace=not is_page)
 
 
 def check_stage(config: Config, stage: str) -> None:
-    """Raise UserError, with the fix, unless a stage is as this config asks, to the last byte."""
+    """Raise UserError, with the fix, unless a stage matches this config, to the last byte."""
     problem = find_problem(config, stage, compare="hashes")
     if problem is not None:
         raise refusal(config, stage, problem)
@@ -117,7 +117,7 @@ def refusal(config: Config, stage: str, problem: Problem) -> UserError:
 def changed_code(config: Config, stage: str) -> list[str]:
     """Return the files whose code has changed since a stage finished, or began if half finished.
 
-    Empty without such a stage, and if an earlier version wrote its record.
+    Empty if there is no such stage, or if an earlier version wrote its record.
     """
     folder = stage_folder(config, stage)
     record: dict[str, Any] | None = read_manifest(folder)

@@ -1,10 +1,8 @@
-"""Text for a terminal or a log: lines of 80 columns, durations, and lists that are cut short."""
+"""Text for a terminal or a log: lines of 80 columns, and durations."""
 
 import textwrap
-from collections.abc import Sequence
 
 COLUMNS = 80
-MOST_LISTED = 3
 
 
 def folded(text: str, indent: str = "    ") -> list[str]:
@@ -12,18 +10,11 @@ def folded(text: str, indent: str = "    ") -> list[str]:
     return textwrap.wrap(text, COLUMNS, subsequent_indent=indent, break_on_hyphens=False)
 
 
-def told(who: str, text: str) -> str:
-    """Return a text in lines that begin with the name of who says it, if the name is short."""
-    prefix = f"{who}: "
-    return "\n".join(folded(prefix + text, prefix if len(prefix) <= COLUMNS / 2 else "    "))
-
-
-def first_few(items: Sequence[str], separator: str = ", ") -> str:
-    """Return the first three items in one line, and how many follow: `a, b, c, and 2 more`."""
-    text = separator.join(items[:MOST_LISTED])
-    if len(items) > MOST_LISTED:
-        text += f"{separator}and {len(items) - MOST_LISTED} more"
-    return text
+def labeled(label: str, text: str) -> str:
+    """Return a text wrapped into lines that each start with the label, if that is short."""
+    prefix = f"{label}: "
+    indent = prefix if len(prefix) <= COLUMNS / 2 else "    "
+    return "\n".join(folded(prefix + text, indent))
 
 
 def duration(seconds: float) -> str:

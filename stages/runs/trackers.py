@@ -1,7 +1,7 @@
-"""Metrics and results of a stage for wandb and TensorBoard, if the environment asks for them.
+"""Sends metrics and results of a stage to wandb and TensorBoard, if the environment asks for it.
 
-WANDB_PROJECT and TENSORBOARD_LOGGING_DIR turn them on; whether wandb is online is its own
-WANDB_MODE. The record of a run remains its metrics.jsonl and its manifests.
+WANDB_PROJECT and TENSORBOARD_LOGGING_DIR turn them on, and wandb's own WANDB_MODE says whether it
+is online. The record of a run remains its metrics.jsonl and its manifests.
 """
 
 import importlib
@@ -21,13 +21,13 @@ from stages.runs.files import read_json, write_json
 from stages.runs.manifest import partial_of, stage_folder
 
 TRACKED = "tracked.json"
-"""The id of the stage's run at wandb."""
+"""The id of the stage's run in wandb."""
 WANDB = "wandb"
 TENSORBOARD = "tensorboard"
 SETTINGS = {WANDB: "WANDB_PROJECT", TENSORBOARD: "TENSORBOARD_LOGGING_DIR"}
 
-# What wandb would send in addition to what is logged: output of the terminal, command line, host,
-# folder, and the address of the repository. Each of them can contain a name, a server or a key.
+# wandb would also send the terminal's output, the command line, host, folder, and the address of
+# the repository. Each of them can contain a name, a server or a key.
 QUIET: dict[str, Any] = {
     "console": "off",
     "x_disable_meta": True,
@@ -42,7 +42,7 @@ Send = Callable[[int | None, Mapping[str, Any]], None]
 
 @contextmanager
 def tracked(config: Config, stage: str) -> Iterator[Send]:
-    """Yield a function that sends metrics and results of a stage to the trackers that are on.
+    """Yield a function that sends metrics and results of a stage to the active trackers.
 
     If a tracker fails, one line says so, and the stage continues without it. Raises UserError for a
     package that is missing.
@@ -105,7 +105,7 @@ def start_tracker(config: Config, stage: str, library: str) -> Any:
 def make_tracker(config: Config, stage: str, library: str, place: str) -> Any:
     """Return accelerate's tracker of a stage.
 
-    A resumed stage continues its run at wandb, by an id that is kept in its partial folder.
+    A resumed stage continues its wandb run, whose id is kept in the stage's partial folder.
     """
     from accelerate import PartialState, tracking
 
@@ -122,7 +122,7 @@ def make_tracker(config: Config, stage: str, library: str, place: str) -> Any:
 
     import wandb
 
-    # After an hour what was not sent remains on this disk, and the pipeline continues.
+    # After an hour, unsent data remain on this disk, and the pipeline continues.
     os.environ.setdefault("WANDB_FINISH_TIMEOUT", "3600")
     return tracking.WandBTracker(
         place,

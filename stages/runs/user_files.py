@@ -6,7 +6,7 @@ from stages.config.checks import UserError
 from stages.config.sections import COMPARISONS, POSTS, PPO_TRAIN
 from stages.runs.code import PACKAGES, imported_names
 
-# The endings of files of rows, in any case.
+# The extensions of files of rows, in lower or upper case.
 ROW_FILES = (".jsonl", ".json", ".csv", ".parquet")
 SPLITS = (*POSTS, *COMPARISONS, PPO_TRAIN)
 

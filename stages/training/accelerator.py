@@ -1,6 +1,6 @@
 """Starting accelerate in this process, and putting networks on its device.
 
-Under ENGINE=ddp every process holds all networks whole, and accelerate wraps the one that learns.
+Under ENGINE=ddp every process holds complete networks, and accelerate wraps the one that learns.
 Under ENGINE=fsdp2 they are sharded here, without accelerate (`stages/training/sharding.py`).
 """
 
@@ -25,8 +25,8 @@ from stages.training.compiling import compile_layers, recomputes_activations
 from stages.training.random_streams import stream_seed
 from stages.training.sharding import shard, shard_with_optimizer
 
-# By these variables `accelerate launch` tells its processes about the engine (`started_engine`), or
-# a user asks for the CPU.
+# With these variables, `accelerate launch` tells its processes about the engine (`started_engine`),
+# or a user asks for the CPU.
 KEPT_VARIABLES = (
     "ACCELERATE_USE_FSDP",
     "ACCELERATE_USE_DEEPSPEED",
@@ -36,10 +36,10 @@ KEPT_VARIABLES = (
     "FSDP_OFFLOAD_PARAMS",
 )
 
-# Others wait while one process reads and writes a checkpoint: 165 GB at 6.9B. By default, NCCL
-# gives up after ten minutes.
+# The others wait while one process reads or writes a checkpoint, which is 165 GB at 6.9B. By
+# default, NCCL gives up after ten minutes.
 LONGEST_WAIT = timedelta(hours=2)
-# A launcher starts all processes at once: they differ only by the time they take to load libraries.
+# A launcher starts all processes at once: they differ only in the time they take to load libraries.
 MEETING_WAIT = timedelta(minutes=1)
 
 
@@ -74,8 +74,8 @@ def started_engine() -> str:
         else:
             return "fsdp2"
     raise UserError(
-        f"the environment starts {', '.join(sorted(untested))}, which is untested with these"
-        " stages: use GPUS=.. with ENGINE=ddp or ENGINE=fsdp2, and lora.rank or memory.* if memory"
+        f"the environment asks for {', '.join(sorted(untested))}, which is untested with these"
+        " stages: use GPUS= with ENGINE=ddp or ENGINE=fsdp2, and lora.rank or memory.* if memory"
         " is short"
     )
 
@@ -88,9 +88,9 @@ def shards_networks(accelerator: Accelerator) -> bool:
 def make_accelerator(config: Config, find_unused_parameters: bool = False) -> Accelerator:
     """Return the accelerator of this process, with seeds and threads set.
 
-    `find_unused_parameters`: a forward pass of the trained module uses only some of its weights, as
-    where policy and critic run one after the other. Raises UserError as `new_accelerator` does, and
-    for more threads than the machine has cores.
+    `find_unused_parameters`: a forward pass of the trained module uses only some of its weights,
+    for example if policy and critic run one after the other. Raises UserError as `new_accelerator`
+    does, and for more threads than the machine has cores.
     """
     check_threads(config.memory.cpu_threads)
     if config.memory.cpu_threads:
@@ -106,9 +106,10 @@ def make_accelerator(config: Config, find_unused_parameters: bool = False) -> Ac
 
 
 def new_accelerator(mixed_precision: str, find_unused_parameters: bool = False) -> Accelerator:
-    """Return the accelerator of this process. Without a GPU, processes meet through gloo.
+    """Return the accelerator of this process. Without a GPU, processes communicate through gloo.
 
-    Raises UserError if there are fewer devices than processes, or if the processes do not meet.
+    Raises UserError if there are fewer devices than processes, or if the processes do not find each
+    other.
     """
     forget_variables(keep=KEPT_VARIABLES)
     started_engine()  # raises UserError for an engine that is untested
@@ -137,21 +138,21 @@ def new_accelerator(mixed_precision: str, find_unused_parameters: bool = False) 
         )
     if accelerator.num_processes != processes:
         raise UserError(
-            f"{processes} processes were started, but each of them sees no other: start them by"
-            " GPUS=.."
+            f"{processes} processes were started, but they do not see each other: start them with"
+            " GPUS="
         )
 
     # With a mask, the gradient of cuDNN's attention, which torch 2.11 prefers on an H100, may be
     # NaN where scores are far below 0 (pytorch issue 196678), as for padding, which sees nothing.
     torch.backends.cuda.enable_cudnn_sdp(False)
-    torch.set_float32_matmul_precision("highest")  # whatever TORCH_ALLOW_TF32_CUBLAS_OVERRIDE says
+    torch.set_float32_matmul_precision("highest")  # regardless of TORCH_ALLOW_TF32_CUBLAS_OVERRIDE
     return accelerator
 
 
 def meet(on_cpu: bool) -> None:
     """Form the process group of this launch, unless it exists.
 
-    Raises UserError if the other processes do not come soon.
+    Raises UserError if the other processes do not join in time.
     """
     if distributed.is_initialized():
         return
@@ -197,7 +198,7 @@ def prepare(
         if not is_to_be_sharded:
             return accelerator.prepare(network, optimizer)
         shard_with_optimizer(accelerator, network, optimizer)
-        # Only autocast and outputs in float32; no wrapper for several processes.
+        # This adds only autocast and float32 outputs, without a wrapper for several processes.
         prepared = accelerator.prepare_model(network, device_placement=False, evaluation_mode=True)
         return prepared, optimizer
     finally:

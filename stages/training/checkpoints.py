@@ -1,9 +1,10 @@
-"""Checkpoints on disk: a folder is complete and unchanged, or it is not used.
+"""Checkpoints on disk: a folder is used only if it is complete and unchanged.
 
     checkpoint-<update>/   model.safetensors  optimizer.bin  state.json  ...  checkpoint.json (last)
 
-A checkpoint is written into `checkpoint-<update>.tmp`, flushed to disk and renamed. So a kill or a
-power cut at any moment leaves the previous one. `checkpoint.json` has the hash of every other file.
+A checkpoint is written into `checkpoint-<update>.tmp`, flushed to disk and renamed. So the previous
+one survives a kill or a power cut at any moment. `checkpoint.json` has the hashes of all other
+files.
 """
 
 import json
@@ -25,7 +26,7 @@ def list_checkpoints(folder: Path) -> list[Path]:
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Remove what interrupted saves have left."""
+    """Remove the remains of interrupted saves."""
     for path in folder.glob("checkpoint-*.tmp"):
         shutil.rmtree(path)
 
@@ -37,7 +38,7 @@ def complete(partial: Path) -> Path:
         sync(path)
 
     checkpoint = partial.with_suffix("")
-    if checkpoint.exists():  # a damaged one of the same update
+    if checkpoint.exists():  # a damaged checkpoint of the same update
         shutil.rmtree(checkpoint)
     partial.rename(checkpoint)
     sync(checkpoint.parent)
@@ -48,10 +49,10 @@ def complete(partial: Path) -> Path:
 
 
 def find_damage(checkpoint: Path, run_folder: Path) -> str | None:
-    """Return what is missing from a checkpoint or has changed; None for a good one.
+    """Return what is missing from a checkpoint or has changed; None if it is good.
 
-    The run's records must be at least as long as they were when it was saved. Raises OSError if the
-    disk cannot be read: that may be temporary, and a damaged checkpoint is removed.
+    The run's records must be at least as long as when it was saved. Raises OSError if the disk
+    cannot be read: that may be temporary, whereas a damaged checkpoint is removed.
     """
     try:
         recorded = json.loads((checkpoint / HASHES).read_text(encoding="utf-8"))
@@ -67,7 +68,7 @@ def find_damage(checkpoint: Path, run_folder: Path) -> str | None:
 
     for name, length in lengths.items():
         if length_of(run_folder / name) < length:
-            return f"{name} of the run has lost lines"
+            return f"{name} of the run is shorter than when it was saved"
     return None
 
 

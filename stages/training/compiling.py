@@ -1,7 +1,7 @@
 """Decoder layers compiled by torch: on a GPU with triton, for passes without a cache.
 
-One graph serves all layers and lengths, and the names of weights stay. If a compilation fails, one
-line says so and all layers run uncompiled from then on. torch's own variable
+One graph serves all layers and lengths, and the names of weights do not change. If a compilation
+fails, one line says so, and all layers run uncompiled from then on. torch's own variable
 TORCH_COMPILE_DISABLE=1 turns compilation off.
 """
 
@@ -21,7 +21,7 @@ from stages.training.sharding import decoder_layers
 
 @dataclass
 class CompilerState:
-    """What this process compiles. torch's compiler is global to a process, and so is this state."""
+    """The state of compilation. It is global to a process, as torch's compiler is."""
 
     devices: tuple[str, ...] = ("cuda",)
     """Device types for which layers are compiled; none after a failure."""
@@ -48,13 +48,13 @@ def compile_layers(network: nn.Module, device: torch.device) -> None:
         return
 
     COMPILER.is_on = True
-    # A layer has one graph for each combination of: learning or not, dtype, mask or none, one row
-    # or several.
+    # A layer has one graph for each combination of: learning or not, dtype, with or without a mask,
+    # one row or several.
     torch._dynamo.config.recompile_limit = 64
     # Compile the backward pass together with the forward pass, where a failure is caught.
     if hasattr(
         torch._functorch.config, "force_non_lazy_backward_lowering"
-    ):  # a recent switch of torch
+    ):  # a recent option of torch
         torch._functorch.config.force_non_lazy_backward_lowering = True
     for layer in decoder_layers(network):
         layer.forward = _with_fallback(layer.forward)

@@ -2,12 +2,12 @@
 
 Every pass runs through `MemoryBudget.fit`. When memory runs out, the cache is freed and the pass
 runs once more at the same size. If it fails again, its size is halved until it fits, and all later
-passes of the same setting start at the smaller size. No result depends on the size, up to rounding:
-losses are weighted by tokens or pairs over the whole batch, and sampling noise belongs to the
-episode. An optimizer step itself is never repeated, because it might have been applied in part; its
-moments are allocated before it (`stages/training/optimizer.py`).
+passes with the same setting start at the smaller size. No result depends on the size, up to
+rounding: losses are weighted by tokens or pairs over the whole batch, and each episode has its own
+sampling noise. An optimizer step itself is never repeated, because it might have been applied in
+part; its moments are allocated before it (`stages/training/optimizer.py`).
 
-A pass in which several processes wait for each other cannot be repeated by one of them. There the
+If several processes wait for each other in a pass, one of them cannot repeat it. In that case the
 run stops, with a message that names the setting and a smaller value.
 """
 
@@ -35,7 +35,7 @@ MICROBATCH = "memory.microbatch_size"
 
 @dataclass(frozen=True, kw_only=True)
 class PassSize:
-    """How many rows one kind of forward pass holds as long as memory suffices."""
+    """How many rows one kind of forward pass holds if there is enough memory."""
 
     rows: int
     smallest: int = 1
@@ -43,7 +43,7 @@ class PassSize:
     setting: str = FORWARD
     """The setting that limits the rows, as messages name it: `FORWARD` or `MICROBATCH`."""
     fixed_by: str = ""
-    """The setting that makes the result depend on the size, which is then never halved."""
+    """The setting, if any, that makes the result depend on the size, so that it is never halved."""
     is_collective: bool = False
     """Whether several processes wait for each other in this pass."""
 
@@ -57,7 +57,7 @@ class MemoryBudget:
     microbatch_size: int
     """Sequences of a forward and backward pass on one device, as set."""
     keeps_copies: bool = True
-    """Whether the copies of weights in bf16 outlast a pass. They don't where memory is short."""
+    """Whether the bf16 copies of weights outlast a pass. They do not if memory is short."""
     halvings: list[dict[str, Any]] = field(default_factory=list)
     """Every halving so far: `setting`, and its value `from` and `to`. The manifest records them."""
     has_reported_retry: bool = False
@@ -82,8 +82,8 @@ class MemoryBudget:
     def rows(self, size: PassSize) -> int:
         """Return how many rows a pass of this size holds now."""
         rows = min(size.rows, self.sequences(size.setting))
-        # Each process halves on its own what it runs on its own. That must not change passes in
-        # which they wait for each other: all processes have to make the same number of those.
+        # A process halves only the passes that it runs on its own. It must not change passes in
+        # which processes wait for each other: all of them have to make the same number of those.
         if not size.is_collective:
             rows //= 2 ** self.times_halved(size.setting)
         return max(size.smallest, rows)
@@ -142,7 +142,7 @@ class MemoryBudget:
         value = self.sequences(size.setting) // 2 ** self.times_halved(size.setting)
         half = max(1, value // 2)
         self.halvings.append({"setting": size.setting, "from": value, "to": half})
-        say_error(f"out of memory: {size.setting}={half}, not {value}, from here on{details}")
+        say_error(f"out of memory: {size.setting}={half} instead of {value} from here on{details}")
 
     def measure(
         self, rows: Sequence[T], size: PassSize, measure: Callable[[list[T]], Sequence[R]]
@@ -159,7 +159,7 @@ class MemoryBudget:
 
     def weights_cast_once(self, network: nn.Module) -> AbstractContextManager[None]:
         """Return a context in which autocast casts each weight once, if there is memory for it."""
-        # The weights of a sharded network are whole only for a moment, so no copy can be kept.
+        # A sharded network's weights are gathered only for a moment, so no copy can be kept.
         if self.keeps_copies and not is_sharded(network):
             return weights_cast_once(network)
         return nullcontext()

@@ -4,8 +4,8 @@ Both serve the reward model and DPO's implicit reward model. The gap of a compar
 of the chosen summary minus that of the rejected one. A comparison counts as right if its gap is
 above 0.
 
-Several comparisons may be of one post, and often share summaries. A forward pass computes each post
-once and each of its different summaries once. A row of a split is one comparison, which is also
+Several comparisons may be about one post, and they often share summaries. A forward pass computes
+each post once and each of its distinct summaries once. A row of a split is one comparison, also
 called a pair.
 """
 
@@ -39,8 +39,7 @@ def training_pairs(data: Path, pairs: str) -> TokenizedSplit:
         return split
     if not rows:
         raise UserError(
-            f"rm.pairs is {pairs}, but no training comparison belongs to that half: set"
-            " rm.pairs=all"
+            f"rm.pairs is {pairs}, but that half has no training comparisons: set rm.pairs=all"
         )
     return rows_of(split, rows)
 
@@ -64,11 +63,11 @@ def measure_pairs(
     rows: Sequence[int],
     measure: Callable[[list[Tensor], list[list[Tensor]]], Tensor],
 ) -> tuple[Tensor, Tensor]:
-    """Measure the chosen and the rejected summaries of some rows; return both, each [rows].
+    """Measure the chosen and the rejected summaries of these rows; return both, each [rows].
 
     `measure` gets B queries, and K lists of B summaries: one query for each post, and in list k the
-    k-th different summary of each post. It returns a number for each summary, [K, B]. A post with
-    fewer than K different summaries has empty ones in the last lists, whose numbers are not used.
+    k-th distinct summary of each post. It returns a number for each summary, [K, B]. A post with
+    fewer than K distinct summaries has empty ones in the last lists, whose numbers are not used.
     Since each text is measured once, the gap between two equal summaries is exactly 0.
     """
     queries: list[Tensor] = []
@@ -98,7 +97,7 @@ def measure_pairs(
     measured = measure(queries, [list(summaries) for summaries in lists])  # [K, B]
 
     # One indexing operation for both sides: with two, the gradients of a text that occurs several
-    # times would be added in another order.
+    # times would be added in a different order.
     places = torch.tensor([places_of_row[row] for row in rows])  # [rows, 2]
     posts = torch.tensor([post_of_row[row] for row in rows]).unsqueeze(1)  # [rows, 1]
     chosen, rejected = measured[places, posts].unbind(1)
@@ -106,7 +105,7 @@ def measure_pairs(
 
 
 def _key(tokens: Tensor) -> bytes:
-    """Return a key that is equal for equal texts."""
+    """Return a key that is the same for equal texts."""
     return tokens.numpy().tobytes()
 
 
@@ -142,7 +141,7 @@ def pair_step(
 
 
 def microbatches_of_texts(split: TokenizedSplit, rows: Sequence[int], size: int) -> list[list[int]]:
-    """Return rows in microbatches of at most `size` different texts.
+    """Return rows in microbatches of at most `size` distinct texts.
 
     The pairs of a post stay in one microbatch if they fit. A pair of two equal texts counts as two,
     like any other.
@@ -187,7 +186,7 @@ def sorted_by_shape(split: TokenizedSplit, rows: Sequence[int]) -> list[int]:
 
 
 def count_texts(split: TokenizedSplit, rows: Sequence[int]) -> int:
-    """Return how many different summaries some rows of one post have."""
+    """Return how many distinct summaries these rows of one post have."""
     return len({_key(summary) for row in rows for summary in _summaries(split, row)})
 
 

@@ -1,4 +1,4 @@
-"""Sharing rows among the processes of a launch, and putting together what each has computed."""
+"""Distributing rows over the processes of a launch, and combining their results."""
 
 from collections.abc import Sequence
 from typing import TypeVar
@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 def local_share(items: Sequence[T], accelerator: Accelerator) -> list[T]:
-    """Return this process's items: items are dealt to the processes like cards."""
+    """Return this process's items: items are dealt to the processes in turn, like cards."""
     return list(items[accelerator.process_index :: accelerator.num_processes])
 
 

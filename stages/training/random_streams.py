@@ -1,7 +1,7 @@
 """Randomness as a pure function of (seed, purpose, step).
 
-No generator is carried from one update to the next. So a run resumes from its update number alone,
-and neither the microbatch size nor the number of processes changes what is drawn.
+No generator is carried from one update to the next. So a run can resume from just its update
+number, and neither the microbatch size nor the number of processes changes what is drawn.
 """
 
 import hashlib
@@ -11,7 +11,7 @@ import torch
 
 
 def stream_seed(seed: int, purpose: str, step: int = 0) -> int:
-    """Return the seed of one use of randomness, in [0, 2^63)."""
+    """Return the seed for one use of randomness, in [0, 2^63)."""
     digest = hashlib.sha256(f"{seed}/{purpose}/{step}".encode()).digest()
     return int.from_bytes(digest[:8], "big") >> 1
 

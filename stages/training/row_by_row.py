@@ -1,4 +1,4 @@
-"""Measuring something of every row of a data set: sorted by length, shared out, and resumable."""
+"""Measuring every row of a data set: sorted by length, shared by all processes, and resumable."""
 
 import json
 import re
@@ -23,7 +23,7 @@ class KeptRows:
     """Measurements of rows, in one JSONL file per process; floats keep every digit."""
 
     def __init__(self, folder: Path, label: str, process: int) -> None:
-        """`label` names the measurement, and is different for each measurement of a stage."""
+        """`label` names the measurement. Each measurement of a stage has a different one."""
         stem = re.sub(r"\W+", "-", label)
         folder.mkdir(parents=True, exist_ok=True)
         self.path = folder / f"{stem}.{process}.jsonl"
@@ -39,12 +39,12 @@ class KeptRows:
                     self.known |= dict(zip(line["rows"], line["measured"], strict=True))
                 except (TypeError, LookupError, ValueError):
                     raise UserError(
-                        f"{path} holds a line that no stage wrote: remove the file, and its rows "
+                        f"{path} has a line that no stage wrote: remove the file, and its rows "
                         "are measured again"
                     ) from None
 
     def add(self, rows: Sequence[int], measured: Sequence[Any]) -> None:
-        """Append the measurements of some rows."""
+        """Append the measurements of these rows."""
         with self.path.open("a", encoding="utf-8") as lines:
             lines.write(json.dumps({"rows": list(rows), "measured": list(measured)}) + "\n")
         self.known |= dict(zip(rows, measured, strict=True))
@@ -81,7 +81,8 @@ def measure_share(
 
     `keep` is the folder in which finished parts outlast the process, under the name `label`. After
     a restart, a part is measured only if one of its rows is missing there. A signal stops the
-    measurement after a part by raising Stopped. Without a folder nothing is kept or stopped.
+    measurement after a part by raising Stopped. Without a folder, nothing is kept, and signals do
+    not stop the measurement.
     """
     kept_rows = None
     measured: dict[int, T] = {}
@@ -106,7 +107,7 @@ def measure_share(
                 if signal_number:
                     break
 
-    # All processes stop, or none: one that has finished would wait for rows that never come.
+    # Either all processes stop or none: one that has finished would wait forever for rows.
     if kept_rows is not None:
         signal_number = max(gather_object([signal_number]))
         if signal_number:

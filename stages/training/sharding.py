@@ -1,9 +1,9 @@
 """Networks that are cut into one part for each process (ENGINE=fsdp2).
 
-torch's `fully_shard` cuts every weight, gradient and moment, and gathers a layer's weights just
+torch's `fully_shard` splits every weight, gradient and moment, and gathers a layer's weights just
 before they are used. accelerate's own FSDP2 takes one model with its optimizer, casts weights to
 the autocast dtype and ignores CPUs. Here policy and critic learn next to frozen networks, master
-weights are float32, and the same code runs on CPUs, where the tests see it.
+weights are float32, and the same code also runs on CPUs, where it can be tested.
 
 A forward pass of a sharded network is a collective call: all processes must make the same number of
 passes. Where their work differs (sampling, evaluation), the network is `gathered` first, and then
@@ -37,12 +37,12 @@ SHARDS = "shards"
 
 
 def shard(accelerator: Accelerator, network: nn.Module) -> None:
-    """Cut each policy, reward model or critic in a module: layer by layer, then what is left of it.
+    """Shard each policy, reward model or critic in a module: layer by layer, then the rest of it.
 
-    What is called must be what is cut last, or its weights would not be gathered: of a policy, that
-    is the `PolicyModel`, not the model inside.
+    The module that is called must be sharded last, or its weights would not be gathered. For a
+    policy, that is the `PolicyModel`, not the model inside.
     """
-    # torch warns that an in-place operation on a scalar head's output is wrong. There is none.
+    # torch warns about in-place operations on a scalar head's output, but there are none here.
     warnings.filterwarnings("ignore", message=r"FSDP2-wrapped module .* returned a view")
     mesh = init_device_mesh(accelerator.device.type, (accelerator.num_processes,))
     is_single = isinstance(network, PolicyModel | PreTrainedModel)
@@ -61,7 +61,7 @@ def shard(accelerator: Accelerator, network: nn.Module) -> None:
 def shard_with_optimizer(
     accelerator: Accelerator, network: nn.Module, optimizer: torch.optim.Optimizer
 ) -> None:
-    """Cut a network, and let its optimizer learn the parts instead of the whole weights."""
+    """Shard a network, and let its optimizer train the parts instead of the whole weights."""
     name_of_weight = {weight: name for name, weight in network.named_parameters()}
     shard(accelerator, network)
     parts = dict(network.named_parameters())
@@ -90,7 +90,7 @@ def is_sharded(network: nn.Module) -> bool:
 
 @contextmanager
 def gathered(network: nn.Module) -> Iterator[None]:
-    """Hold the whole network in every process, so that each can run it without the others.
+    """Gather the whole network in every process, so that each can run it without the others.
 
     All processes must enter and leave. A network that is not sharded stays as it is.
     """
@@ -128,9 +128,9 @@ def save_parts(network: nn.Module, optimizer: Any, folder: Path) -> None:
 def load_parts(network: nn.Module, optimizer: Any, folder: Path) -> None:
     """Read what `save_parts` wrote.
 
-    Weights that had not learned when they were saved have no optimizer state, and get none.
+    Weights that had not been trained when they were saved have no optimizer state, and get none.
     """
-    weights, optimizer_state = get_state_dict(network, optimizer)  # makes moments for every weight
+    weights, optimizer_state = get_state_dict(network, optimizer)  # adds moments for every weight
     state: dict[str, Any] = {"weights": weights, "optimizer": optimizer_state}
 
     saved_keys = FileSystemReader(folder / SHARDS).read_metadata().state_dict_metadata

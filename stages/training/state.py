@@ -1,7 +1,7 @@
 """The state of a training loop between two updates, and how it is saved, stopped and resumed.
 
-Randomness depends on seed, purpose and update only, so no generator is saved. A loop that was
-killed continues to exactly the same weights.
+Randomness depends only on seed, purpose and update, so no generator is saved. A killed loop resumes
+and reaches exactly the same weights.
 """
 
 import hashlib
@@ -103,7 +103,7 @@ class State:
 
     @property
     def noise(self) -> Noise:
-        """The random numbers with which this update's responses are sampled."""
+        """The random numbers used to sample this update's responses."""
         return Noise(
             seed=self.order.seed,
             purpose=self.order.purpose,
@@ -114,10 +114,10 @@ class State:
     # -- the loop ----------------------------------------------------------------------------------
 
     def remaining(self, label: str) -> Iterator[int]:
-        """Yield the updates that are still to do, and show progress.
+        """Yield the remaining updates, and show progress.
 
-        Between two updates the state is saved if that is due, and a signal stops the loop by
-        raising Stopped. After the last update the state is saved.
+        Between two updates the state is saved if it is time to do so, and a signal stops the loop
+        by raising Stopped. After the last update the state is saved.
         """
         self.last_save_ended = time.monotonic()
         self.last_save_seconds = 0.0
@@ -142,7 +142,7 @@ class State:
                     raise Stopped(signal_number)
 
     def is_save_due(self) -> bool:
-        """Return whether the settings want a save now, and the last one was quick enough."""
+        """Return whether it is time to save, given the settings and how long the last save took."""
         if not self.run.is_main:
             return False
         interval = self.run.config.memory.save_minutes * 60
@@ -166,7 +166,7 @@ class State:
                 write(partial)
             except (OSError, RuntimeError, SafetensorError) as error:
                 fault = str(error).strip().partition("\n")[0] or type(error).__name__
-            # If one process fails, all of them stop here: they would wait for each other otherwise.
+            # If one process fails, all of them stop here. Otherwise they would wait for each other.
             (has_failed,) = global_max(self.accelerator, int(bool(fault)))
             if has_failed:
                 self._give_up(partial, fault)
@@ -240,8 +240,8 @@ class State:
         self.learner.update = record["update"]
         if record.get("next_rows") != self.next_rows_hash():
             raise UserError(
-                f"{checkpoint} belongs to other data: its next rows would be different ones now."
-                f" Remove {checkpoint.parent} to start the stage over"
+                f"{checkpoint} belongs to other data, because its next rows would be different now:"
+                f" remove {checkpoint.parent} to start the stage over"
             )
         self._cut_records(record["lengths"])
         if self.run.is_main:
@@ -260,7 +260,7 @@ class State:
             if is_of_shards:
                 saved_with = f"GPUS={processes} ENGINE=fsdp2"
             raise UserError(
-                f"{checkpoint} was saved with {saved_with}: resume with the same, or remove"
+                f"{checkpoint} was saved with {saved_with}: resume in the same way, or remove"
                 f" {checkpoint.parent} to start the stage over"
             )
         if is_of_shards:
@@ -270,18 +270,18 @@ class State:
         try:
             self.accelerator.load_state(str(checkpoint))
         except RuntimeError as error:
-            # torch says so where names or shapes differ, which they may between versions.
+            # torch says so if names or shapes differ, as they may between versions.
             if "loading state_dict" not in str(error):
                 raise
             raise UserError(
-                f"{checkpoint} holds other weights than this stage trains, perhaps because another"
-                f" version of the code saved it. Remove {checkpoint.parent} to start the stage over"
+                f"{checkpoint} has other weights than this stage trains, perhaps because another"
+                f" version of the code saved it: remove {checkpoint.parent} to start the stage over"
             ) from error
         finally:
             hook.remove()
 
     def _unwrap_models(self, models: list[nn.Module], folder: str) -> None:
-        """Let accelerate load into the models themselves, whose weights have plain names."""
+        """Let accelerate load into the unwrapped models, whose weights have plain names."""
         models[:] = [self.accelerator.unwrap_model(model) for model in models]
 
     def _cut_records(self, lengths: dict[str, int]) -> None:
@@ -291,7 +291,7 @@ class State:
 
 
 def _unwrap_weights(models: list[nn.Module], weights: list[dict[str, Any]], folder: str) -> None:
-    """Name the weights as one process names them, so that any number of processes can resume.
+    """Name the weights as in a single process, so that any number of processes can resume.
 
     Safetensors refuses tied weights, which share memory: only the first of them is saved, and
     loading ties them again.

@@ -30,7 +30,7 @@ class NonFiniteError(UserError):
 
 @dataclass(kw_only=True)
 class StepTimes:
-    """How long a stage's steps take. Says once that a step was slow because memory was short."""
+    """The durations of a stage's steps. Warns once if a step was slow because memory was short."""
 
     seconds: list[float] = field(default_factory=list)
     has_reported: bool = False
@@ -49,7 +49,7 @@ class StepTimes:
 
 @dataclass(kw_only=True)
 class Learner:
-    """What an optimizer step needs: no run, no settings, no files."""
+    """Everything that an optimizer step needs, without a run, settings or files."""
 
     stage: str
     """The name of what learns, in messages and settings."""
@@ -86,7 +86,7 @@ def optimizer_step(
 
     def accumulate_gradients(size: int) -> tuple[dict[str, float], dict[str, float]]:
         """Return the statistics, and what else must be finite."""
-        learner.optimizer.zero_grad()  # of an attempt that ran out of memory
+        learner.optimizer.zero_grad()  # gradients of an attempt that ran out of memory
         local_sums: dict[str, Tensor] = {}
         microbatches = split(size)
         with learner.budget.weights_cast_once(learner.trained):
@@ -134,8 +134,9 @@ def _check_finite(learner: Learner, statistics: dict[str, float]) -> None:
     not_finite = [key for key, value in statistics.items() if not math.isfinite(value)]
     if not_finite:
         raise NonFiniteError(
-            f"{learner.stage} stopped before a step of update {learner.update + 1}:"
-            f" {', '.join(not_finite)} not finite: try a smaller {learner.stage}.learning_rate"
+            f"{learner.stage} stopped before an optimizer step of update {learner.update + 1},"
+            f" because these are not finite: {', '.join(not_finite)}: try a smaller"
+            f" {learner.stage}.learning_rate"
         )
 
 

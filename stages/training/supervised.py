@@ -1,4 +1,4 @@
-"""What SFT, reward model and DPO share: how their loop starts, their batches and learning rates."""
+"""Code that SFT, reward model and DPO share: the start of their loop, batches, learning rates."""
 
 from collections.abc import Sequence
 
@@ -18,7 +18,7 @@ from stages.training.step import Learner
 
 
 def check_batch(stage: str, batch_size: int, rows: int, accelerator: Accelerator) -> None:
-    """Raise UserError if a global batch cannot be filled, or not divided among the processes."""
+    """Raise UserError if there are too few rows for a batch, or if processes cannot divide it."""
     check_batch_not_larger_than_data(stage, batch_size, rows)
     check_batch_divides(stage, batch_size, accelerator.num_processes)
 
@@ -35,8 +35,8 @@ def begin_supervised(
 ) -> State:
     """Return the training loop of a stage, at the update where an earlier attempt left it.
 
-    It goes through the `rows` rows of a data set for `settings.epochs` epochs; rows of one of the
-    `groups` stay neighbors, as in `batch_rows`. The network gets an adapter (LoRA) and gradient
+    It goes through the `rows` rows of a data set for `settings.epochs` epochs; the rows of each of
+    the `groups` stay neighbors, as in `batch_rows`. The network gets an adapter (LoRA) and gradient
     checkpointing if the settings say so.
     """
     config = run.config

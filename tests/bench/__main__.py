@@ -77,7 +77,7 @@ def parse_arguments(words: list[str]) -> argparse.Namespace:
     parser.add_argument("--shapes", nargs="+", default=[])
     parser.add_argument("--runs", type=int, default=2, help="of each measurement")
     add_overrides(parser)
-    return parser.parse_args(variables.options("bench", values))
+    return parser.parse_args(variables.option_words("bench", values))
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ import torch
 from stages.config.checks import UserError
 from stages.config.command_line import Request, config_of
 from stages.config.config import Config
-from stages.config.presets import PRESETS
+from stages.config.presets import PRESETS, preset_config
 
 CASE = re.compile(r"([^:]+):([1-9]\d*):([1-9]\d*)(?::(rloo))?")
 NO_POSTS = "."  # queries are random, so no file of the folder is read
@@ -49,8 +49,7 @@ class Case:
             "memory.mixed_precision": "bf16" if torch.cuda.is_available() else "no",
             "lora.rank": 0,  # TRL trains all weights
         }
-        preset = PRESETS.get(self.preset)
-        has_posts = preset is None or bool(preset().data.source)
+        has_posts = self.preset not in PRESETS or bool(preset_config(self.preset).data.source)
         request = Request(
             preset=self.preset,
             name="one-update",  # no run has this folder

@@ -46,7 +46,7 @@ class Meter:
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.is_on_gpu = device.type == "cuda"
-        keep_freed_memory(most=SMALL_BLOCK, trim=SMALL_BLOCK)
+        keep_freed_memory(largest_kept_block=SMALL_BLOCK, trim=SMALL_BLOCK)
         load_kernels(device)
         if self.is_on_gpu:
             self.held_before = torch.cuda.memory_allocated(device)

@@ -7,6 +7,8 @@ from rich.console import Console
 from rich.table import Table
 
 from reports import plots, render
+from stages.config.checks import visible
+from stages.config.faults import unfiltered_stdout
 from tests.bench.environment import TRL
 from tests.bench.results import Bench, Comparison, fastest, peak, spread
 
@@ -55,12 +57,12 @@ def print_table(bench: Bench) -> None:
     for name in HEADER:
         table.add_column(name, justify="left" if name == "update" else "right")
     for comparison in bench.comparisons:
-        table.add_row(*cells(bench, comparison))
+        table.add_row(*map(visible, cells(bench, comparison)))
 
-    console = Console(width=COLUMNS, highlight=False, markup=False)
+    console = Console(file=unfiltered_stdout(), width=COLUMNS, highlight=False, markup=False)
     console.print(table)
     for note in bench.notes:
-        console.print(f"note: {note}")
+        console.print(f"note: {visible(note)}")
     console.print(f"Measured on: {bench.device}")
 
 

@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from stages.config.command_line import make_config
-from stages.config.config import JudgeSettings, is_same, settings_hash, settings_of
+from stages.config.config import is_same, settings_hash, settings_of
+from stages.config.judge import JudgeSettings
 from stages.config.stages import STAGES
 from tests.lib.configs import override
 

@@ -63,7 +63,10 @@ def test_auto_is_no_other_number():
         ("ppo.num_minibatches=7", "times ppo.num_minibatches, 7"),
         ("ppo.total_episodes=3", "ppo.total_episodes must fill one batch"),
         ("base.num_heads=5", "base.hidden_size must be an even multiple"),
-        ("base.checkpoint=me/model", "base.tokenizer must be empty (its own) or name one"),
+        (
+            "base.checkpoint=me/model",
+            "base.tokenizer must be empty (the checkpoint's own) or name a",
+        ),
         ("memory.mixed_precision=fp16", "memory.mixed_precision must be 'no' or 'bf16'"),
         ("judge.request_seconds=1e300", "judge.request_seconds must be at most 86400"),
         ("judge.requests_per_minute=1e-300", "judge.requests_per_minute must be at least 0.01"),
@@ -142,22 +145,22 @@ def test_every_command_repeats_the_line_breaks_of_a_prompt(runs):
 @pytest.mark.parametrize("name", ["", "tiny", "pythia-1b"])
 def test_an_override_needs_a_name_of_its_own(name):
     line = refusal_of(make_config, "tiny", name=name, overrides=("ppo.lam=0.5",))
-    assert "--name" in line
+    assert "NAME=" in line
 
 
 @pytest.mark.parametrize("name", ["a/b", "..", ".", "cache", "judge_cache", "models", "reports"])
 def test_a_name_is_one_folder_that_nothing_else_uses(name):
-    must = "must be the name of a folder, and none of bench"
-    assert refusal_of(make_config, "tiny", name=name).startswith(f"name {must}")
+    fix = "names no run: give the name of a folder, and none of bench"
+    assert refusal_of(make_config, "tiny", name=name).startswith(f"NAME={name} {fix}")
     line = refusal_of(make_config, "tiny", name="mine", upstream=name)
-    assert line.startswith(f"upstream {must}")
+    assert line.startswith(f"UPSTREAM={name} {fix}")
 
 
 def test_the_judge_and_memory_may_change_within_a_run():
     config = make_config("tiny", overrides=("judge.max_cost=2", "memory.microbatch_size=3"))
     assert (config.name, config.judge.max_cost, config.memory.microbatch_size) == ("tiny", 2, 3)
     overrides = ("judge.max_cost=2", "eval.posts=3")
-    assert "--name" in refusal_of(make_config, "tiny", overrides=overrides)
+    assert "NAME=" in refusal_of(make_config, "tiny", overrides=overrides)
 
 
 # -- the list of all settings ----------------------------------------------------------------------

@@ -28,7 +28,7 @@ def test_k2_and_k3_in_the_reward_are_refused_with_the_reason_and_both_ways_out(k
     line = refusal_of(Ppo, kl_estimator=kind)
     assert line.startswith("ppo.kl_estimator must be k1 with ppo.kl_in=reward")
     assert f"{kind} hardly restrains the policy, or pushes it the wrong way" in line
-    assert "Keep k1, or set ppo.kl_in=loss" in line
+    assert "keep k1, or set ppo.kl_in=loss" in line
 
 
 def test_k1_in_the_loss_is_refused_unless_it_is_corrected():

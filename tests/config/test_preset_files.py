@@ -126,8 +126,8 @@ def test_a_stage_is_made_with_it(write, runs):
             "ppo:\n  whiten_rewards: yes",
             "small.yaml: ppo.whiten_rewards must be true or false",
         ),
-        ("ppo: 1", "small.yaml: ppo must hold settings"),
-        ("- ppo", "small.yaml must hold sections with settings"),
+        ("ppo: 1", "small.yaml: ppo must contain settings"),
+        ("- ppo", "small.yaml must contain sections with settings"),
         ("extends: tinny", "small.yaml: extends: unknown preset 'tinny': did you mean tiny"),
         ("extends: [tiny]", "small.yaml: extends must be a text"),
         ("extends: gone.yaml", "gone.yaml: No such file or directory"),
@@ -161,7 +161,7 @@ def test_a_file_that_is_no_text_is_named(place):
 
 def test_a_file_called_like_a_preset_needs_a_run_name(write):
     name = write(SMALL, "tiny.yaml")
-    assert "--name tiny is the folder of that preset" in refusal_of(make_config, name)
+    assert "NAME=tiny is the folder of preset tiny" in refusal_of(make_config, name)
     assert make_config(name, name="mine").rm.center == 0.01
 
 

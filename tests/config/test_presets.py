@@ -10,9 +10,9 @@ from stages.config.presets import (
     ABLATIONS,
     FOLDER,
     GROUPS,
-    NAMES,
     PRESETS,
     ablations_named,
+    preset_config,
     read_preset,
     settings_of_ablation,
 )
@@ -25,10 +25,10 @@ PARENTS = {"pythia", "smollm2-common"}  # presets extend them; they are none the
 
 def test_every_file_is_a_preset_or_extended_by_one():
     files = {path.stem for path in (FOLDER / "presets").iterdir()}
-    assert files == {*NAMES, *PARENTS}
+    assert files == {*PRESETS, *PARENTS}
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", PRESETS)
 def test_a_preset_says_what_it_is_for(name):
     preset = read_preset(name)
     assert preset.description.endswith(".")
@@ -91,8 +91,8 @@ def test_the_papers_settings_are_the_defaults():
 
 def differences(name: str, other: str) -> set[str]:
     """The settings in which two presets differ."""
-    first = PRESETS[name]()
-    second = PRESETS[other]()
+    first = preset_config(name)
+    second = preset_config(other)
     return {
         f"{section}.{field}"
         for section in SECTIONS

@@ -121,8 +121,8 @@ def test_an_invalid_value_is_refused_with_the_file(rewrite, runs, section, field
     ("change", "line"),
     [
         ({"seed": "one"}, "seed must be a whole number, not 'one'"),
-        ({"ppo": 3}, "ppo must hold settings"),
-        ({"name": "a/b"}, "name must be the name of a folder"),
+        ({"ppo": 3}, "ppo must contain settings"),
+        ({"name": "a/b"}, "NAME=a/b names no run: give the name of a folder"),
         ({"overrides": [1]}, "overrides"),
     ],
 )

@@ -4,8 +4,10 @@ import json
 
 import pytest
 
-from stages.config.command_line import make_config, recorded_config
-from stages.config.config import Config, UserError
+from stages.config.checks import UserError
+from stages.config.command_line import make_config
+from stages.config.config import Config
+from stages.config.recorded import recorded_config
 from stages.config.stages import SHARED_SECTIONS, STAGES
 from tests.lib.asserts import refusal_of
 from tests.lib.configs import override
@@ -23,10 +25,10 @@ def test_upstream_needs_a_name_and_the_same_posts_and_checkpoint(runs):
     recorded(runs, make_config("tiny"))
     config = override("ppo.lam=0.5", "optimizer.adam_eps=1e-6", upstream="tiny")
     assert (config.name, config.upstream) == ("mine", "tiny")
-    with pytest.raises(UserError, match="--name"):
+    with pytest.raises(UserError, match="NAME="):
         make_config("tiny", upstream="tiny")
     for text in ("base.hidden_size=64", "data.max_query_tokens=99"):
-        assert "no stage can be taken from a run with another base" in refusal_of(
+        assert "changes stage base, which UPSTREAM=tiny supplies" in refusal_of(
             override, text, upstream="tiny"
         )
 

@@ -7,7 +7,7 @@ from transformers import AutoTokenizer
 
 from stages.base import split_limits
 from stages.config.checks import UserError
-from stages.config.config import Data
+from stages.config.sections import Data
 from stages.data.formats import to_openai_schema
 from stages.data.prompt import first_tokens, plain_encoder
 from stages.data.tokens import tokenize_comparisons, tokenize_posts

@@ -13,7 +13,7 @@ import pytest
 
 from stages.base import read_rows
 from stages.config.command_line import make_config
-from stages.config.config import World
+from stages.config.sections import World
 from stages.data import builtin
 from stages.data.builtin import (
     CLAUSES,

@@ -14,7 +14,7 @@ from eval import judge, summaries
 from eval.summarize import FinishedRun, finished_policies
 from stages import base, normalize, ppo, rm, sft
 from stages.config.checks import UserError
-from stages.config.command_line import recorded_config
+from stages.config.recorded import recorded_config
 from stages.config.sections import format_post
 from stages.data.bad_rows import BadRows
 from stages.data.chat import ChatFormat, end_answers_as_the_template
@@ -240,7 +240,7 @@ def test_control_tokens_in_a_text_are_refused(chat_tokenizer, family):
     row = {"prompt": f"Why?{END_OF_TURN[family]}", "completion": "So."}
     line = refusal_of(posts_of, chat_tokenizer, limits_of(chat_tokenizer), row)
     assert line.startswith(
-        f"x:1: data.chat_template: the text holds the control token {END_OF_TURN[family]}"
+        f"x:1: data.chat_template: the text contains the control token {END_OF_TURN[family]}"
     )
 
 

@@ -109,13 +109,13 @@ def test_ppo_train_needs_only_a_prompt(row, prompt):
         ({"completion": "x"}, "ppo_train", "no field prompt (its fields: completion): give prompt"),
         ({"post": None, "summary": "x"}, "sft_train", "field post is null or empty"),
         ({"prompt": " ", "completion": "x"}, "sft_train", "field prompt is empty"),
-        ({"prompt": 3, "completion": "x"}, "sft_train", "field prompt is not a text"),
+        ({"prompt": 3, "completion": "x"}, "sft_train", "field prompt is not text"),
         (
             {"prompt": "x", "chosen": "x", "rejected": 1},
             "comparisons_train",
-            "field rejected is not a text",
+            "field rejected is not text",
         ),
-        ({"messages": [{"role": "user"}]}, "sft_train", "a message without a text in content"),
+        ({"messages": [{"role": "user"}]}, "sft_train", "a message without text in content"),
         ({"messages": []}, "sft_train", "field messages is an empty list"),
         (
             {"prompt": "x", "post": "y", "completion": "z"},
@@ -159,7 +159,7 @@ def test_a_row_that_lacks_or_doubles_a_field_is_refused_with_its_place(row, spli
 def test_a_field_with_half_a_character_is_refused(tmp_path):
     path = tmp_path / "pairs.jsonl"
     write_rows(path, ['{"prompt": "a \\ud800", "chosen": "b", "rejected": "c"}'])
-    with pytest.raises(UserError, match=r"field info\.post holds half a character"):
+    with pytest.raises(UserError, match=r"field info\.post has an unpaired surrogate"):
         read(path)
 
 
@@ -205,11 +205,11 @@ def test_a_conversation_that_ends_with_the_user_is_cut_and_counted(tmp_path):
 @pytest.mark.parametrize(
     ("messages", "reason"),
     [
-        ([QUESTION], "field messages ends with the user and has no turn of the assistant"),
+        ([QUESTION], "field messages has no turn of the assistant"),
         ([GOOD], "field messages has no turn before the answer"),
         (
             [QUESTION, {"role": "moss", "content": "So."}],
-            "field messages has a turn by 'moss': call the one who answers 'assistant'",
+            "field messages has a turn by 'moss': name the side that answers 'assistant'",
         ),
         ([QUESTION, {"content": "So."}], "field messages has a message without a role"),
     ],
@@ -252,7 +252,7 @@ def test_a_bad_completion_is_left_out_and_counted_even_if_no_row_is_skipped(tmp_
     assert {row["summary"] for row in posts} == {"So."}
     assert [row["where"] for row in bad_rows.skipped] == [f"{path}:41"]
     [(change, count)] = bad_rows.changes.items()
-    assert change == "rows are left out: their label says that the completion is a bad one"
+    assert change == "rows are left out: their label marks the completion as bad"
     assert count == 1
 
 
@@ -330,7 +330,7 @@ def test_a_missing_id_is_replaced_by_the_prompts_and_counted(tmp_path, missing):
     splits = read_source(Data(source=path), path, bad_rows)
 
     assert len({info_of(row)["id"] for _, row in splits["comparisons_train"]}) > 30
-    assert bad_rows.changes == {"rows have no id in their column id: their prompt names them": 40}
+    assert bad_rows.changes == {"rows have no value in column id: a hash of the prompt is used": 40}
 
 
 # -- one file as all data --------------------------------------------------------------------------

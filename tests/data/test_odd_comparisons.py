@@ -9,8 +9,8 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from eval.calibration import calibrate
 from stages import base, dpo, rm
+from stages.config.checks import UserError
 from stages.config.command_line import make_config
-from stages.config.config import UserError
 from stages.data.builtin import make_comparison, make_post
 from stages.data.tokens import tokenize_comparisons
 from stages.models.loading import max_positions, require_room
@@ -145,7 +145,7 @@ def test_base_lists_and_counts_skipped_rows(place, capsys):
 
         printed = " ".join(capsys.readouterr().err.split())
         path = f"runs/{name}/seed44413/base/data/skipped.jsonl"
-        assert f"3 bad rows were skipped, with the reasons in {path}" in printed
+        assert f"3 bad rows were skipped; the reasons are in {path}" in printed
 
 
 # -- positions of a model --------------------------------------------------------------------------

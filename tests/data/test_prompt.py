@@ -8,9 +8,8 @@ from eval.control_texts import control_rows
 from eval.judges.prompt import make_question
 from stages.base import make_base
 from stages.config.command_line import make_config
-from stages.config.config import Data
 from stages.config.judge_prompt import read_prompt
-from stages.config.sections import PROMPT, format_post, parse_post
+from stages.config.sections import PROMPT, Data, format_post, parse_post
 from stages.data.ragged import load_split
 from stages.pipeline.model_cards import POST, card
 from stages.runs.files import read_lines

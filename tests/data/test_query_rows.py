@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from stages import base, normalize, ppo, rm, sft
-from stages.config.config import World
+from stages.config.sections import World
 from stages.data.builtin import make_post, write_world
 from stages.runs.files import read_json, read_lines
 from tests.lib.make_stages import run_module

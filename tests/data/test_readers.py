@@ -9,7 +9,8 @@ import datasets
 import pytest
 from datasets.exceptions import DatasetGenerationError
 
-from stages.config.config import HUB, Data, UserError
+from stages.config.checks import UserError
+from stages.config.sections import HUB, Data
 from stages.data.bad_rows import BadRows
 from stages.data.readers import SPLITS, describe_unread, read_hub, read_source, subsample
 from tests.lib.asserts import refusal_of
@@ -175,7 +176,7 @@ def test_more_rows_than_there_are_is_refused(posts_of_four_lengths):
 
 
 def test_a_length_that_leaves_no_post_is_refused(posts_of_four_lengths):
-    with pytest.raises(UserError, match="max_post_characters is 2, which leaves no post of sft_tr"):
+    with pytest.raises(UserError, match="max_post_characters is 2, but all posts of sft_tr"):
         used_rows(posts_of_four_lengths, max_post_characters=2)
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from stages.base import remarks
-from stages.config.config import Data
+from stages.config.sections import Data
 from stages.data.row_counts import (
     compare_with_published,
     count_odd_comparisons,
@@ -154,6 +154,6 @@ def test_each_remark_is_one_line():
     )
     over_limit, skipped, published = remarks(results, Path("skipped.jsonl"))
     assert over_limit.startswith("27 rows are up to 4 tokens over data.max_*: they are used whole")
-    assert skipped == "2 bad rows were skipped, with the reasons in skipped.jsonl"
+    assert skipped == "2 bad rows were skipped; the reasons are in skipped.jsonl"
     assert "1,945 rows, 116,722 were published" in published
     assert "\n" not in over_limit + skipped + published

@@ -43,7 +43,7 @@ def test_values_that_json_does_not_hold_become_plain(value, expected):
 
 @pytest.mark.parametrize(
     ("value", "reason"),
-    [(b"\xff", "column photo holds bytes that are not UTF-8"), (object(), "column photo is of")],
+    [(b"\xff", "column photo contains bytes that are not UTF-8"), (object(), "column photo is of")],
 )
 def test_a_value_without_a_text_is_refused_with_file_and_column(value, reason):
     with pytest.raises(BadRowError, match=f"x:1: {reason}"):
@@ -88,7 +88,7 @@ def test_a_csv_row_with_another_number_of_cells_is_bad_and_the_next_is_read(tmp_
 def test_a_key_that_an_object_of_an_array_has_twice_is_refused(tmp_path):
     path = tmp_path / "x.json"
     path.write_text('[{"a": 1}, {"a": 1, "b": {"c": 1, "c": 2}}]')
-    with pytest.raises(UserError, match=r"x\.json:2: key 'c' is there twice"):
+    with pytest.raises(UserError, match=r"x\.json:2: key 'c' occurs twice"):
         rows_of(path)
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from stages.config.config import UserError
+from stages.config.checks import UserError
 from stages.config.sections import format_post
 from stages.data.bad_rows import BadRows
 from stages.data.lengths import CNNDM_LIMITS
@@ -112,5 +112,5 @@ def test_news_articles_have_their_own_prompt(tokenizer):
 
 def test_a_split_without_a_usable_row_is_refused(tokenizer):
     too_long = POST | {"title": "x " * 400}
-    with pytest.raises(UserError, match="no row is left that can be used, the first: field post"):
+    with pytest.raises(UserError, match="has no usable row, the first: field post"):
         tokenize_posts([("f:1", too_long)], tokenizer, LIMITS, "posts", BadRows("skip"))

@@ -21,8 +21,10 @@ from eval.calibration import (
     with_answers,
 )
 from eval.judges.protocol import VERDICTS, About, Judge, Reply
+from stages.config.checks import UserError
 from stages.config.command_line import make_config
-from stages.config.config import Checks, Data, JudgeSettings, UserError
+from stages.config.judge import Checks, JudgeSettings
+from stages.config.sections import Data
 from stages.runs.files import read_lines
 from stages.runs.manifest import read_manifest
 from tests.lib.make_stages import run_module
@@ -306,7 +308,7 @@ def test_the_built_in_judge_agrees_with_the_built_in_labels(runs, capsys):
 
 
 def test_a_judge_of_its_own_texts_is_refused(runs):
-    with pytest.raises(UserError, match="cannot be calibrated"):
+    with pytest.raises(UserError, match="which have no labels"):
         calibrate(small_config(judge=JudgeSettings(kind="reward_model")))
 
 

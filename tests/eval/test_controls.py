@@ -11,7 +11,7 @@ from eval.controls import POSTS_NEEDED, describe, judge_controls, outcome
 from eval.judge import Task, judgement
 from eval.judges.protocol import VERDICTS, About, Judge, Reply, judge_pair
 from stages.config.command_line import make_config
-from stages.config.config import Checks
+from stages.config.judge import Checks
 from stages.config.sections import format_post
 from stages.data.builtin import make_post
 from stages.runs.files import read_lines

@@ -10,7 +10,8 @@ from eval.outputs import take_outputs
 from eval.win_rate import measure_win_rates, names_of_pair
 from reports import calibration
 from reports.outputs import write_report
-from stages.config.config import Outputs, UserError
+from stages.config.checks import UserError
+from stages.config.judge import Outputs
 from stages.pipeline.plan import wanted_stages
 from stages.runs.manifest import read_manifest, stage_folder
 from stages.runs.staleness import find_problem
@@ -144,14 +145,14 @@ def test_several_columns_are_several_systems_for_each_name_of_a_system(tmp_path)
         ([GOOD | {"reference": ""}], {}, "column reference is empty"),
         ([GOOD, GOOD | {"system": "b", "reference": "q"}], {}, "the reference of id 1 differs"),
         ([GOOD, GOOD | {"system": "b", "post": "q"}], {}, "the post of id 1 differs"),
-        ([GOOD | {"system": "a b"}, GOOD | {"id": 2, "system": "a/b"}], {}, "reads like 'a b'"),
+        ([GOOD | {"system": "a b"}, GOOD | {"id": 2, "system": "a/b"}], {}, "and 'a b' look alike"),
         ([GOOD, GOOD | {"summary": "t"}], {}, "post 1 of system x is also at .*x.jsonl:1"),
         ([GOOD], {"reference": "gold"}, r"no column gold: name it, SET='outputs.reference="),
         ([GOOD, GOOD | {"system": "reference"}], {}, "x.jsonl:2: a system is called reference"),
         (
             [GOOD | {"people": "yes"}],
             {"label": "people"},
-            "x.jsonl:1: column people is 'yes': write 1 where the summary is preferred, 0 where",
+            "x.jsonl:1: column people is 'yes': write 1 if the summary is preferred, 0 if",
         ),
     ],
 )

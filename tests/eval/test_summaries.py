@@ -19,8 +19,8 @@ from eval.summaries import (
     sample_best,
     score_all,
 )
+from stages.config.checks import UserError
 from stages.config.command_line import make_config
-from stages.config.config import UserError
 from stages.data.ragged import TokenizedSplit, make_ragged
 from stages.models.loading import load_policy, save_model
 from stages.models.tokenizers import load_tokenizer
@@ -155,7 +155,9 @@ def test_numbers_of_best_of_n_are_checked(wrong):
 
 
 def test_best_of_n_needs_a_trained_sft():
-    with pytest.raises(UserError, match=r"eval\.best_of must be empty where no SFT is trained"):
+    with pytest.raises(
+        UserError, match=r"eval\.best_of must be empty in a run that trains no SFT model"
+    ):
         make_config("outputs", overrides=("outputs.file=x", "eval.best_of=4"))
 
 

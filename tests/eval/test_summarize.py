@@ -168,12 +168,12 @@ def test_an_unknown_run_gets_the_nearest_name(runs, capsys):
 
 @pytest.mark.parametrize("options", [["--post", " "], ["--post", "x", "--id", "y"]])
 def test_one_post_is_needed(runs, capsys, options):
-    assert "give one post: POST='...', or ID=" in refused(capsys, *options)
+    assert "there is no post to summarize: give POST='...', or ID=" in refused(capsys, *options)
 
 
 def test_an_unknown_id_is_refused_with_an_example(finished, capsys):
     line = refused(capsys, "--name", "resumed", "--id", "toy1-validation-999")
-    assert "is no held-out post of resumed: ids are such as toy1-validation-0" in line
+    assert "is not a held-out post of resumed: try ID=toy1-validation-0" in line
 
 
 def test_a_title_that_is_too_long_is_refused(finished, capsys):

@@ -16,8 +16,8 @@ from eval.win_rate import (
     post_scores,
     win_rate,
 )
+from stages.config.checks import UserError
 from stages.config.command_line import make_config
-from stages.config.config import UserError
 from stages.runs.files import read_lines
 from stages.runs.manifest import read_manifest, stage_folder
 from stages.runs.run import open_stage
@@ -73,7 +73,7 @@ def test_a_post_without_both_orders_is_refused():
     three_orders = [*rows, rows[0]]
     twice_the_same = [*rows[:-1], rows[-2]]
     for broken in (missing, three_orders, twice_the_same):
-        with pytest.raises(UserError, match="one of each"):
+        with pytest.raises(UserError, match="each order"):
             post_scores(broken)
 
 

@@ -172,6 +172,12 @@ def test_an_address_that_is_no_proxy_is_one_line_without_its_password(monkeypatc
     assert "pa55word" not in str(stop.value)
 
 
+def test_certificates_that_cannot_be_read_are_one_line(monkeypatch):
+    monkeypatch.setenv("SSL_CERT_FILE", "nowhere.pem")
+    with pytest.raises(UserError, match=r"certificates of SSL_CERT_FILE or SSL_CERT_DIR cannot"):
+        ask(SimpleNamespace(url="https://judge.example/v1"), max_retries=0)
+
+
 def test_a_proxy_that_is_not_there_is_one_of_the_causes_that_are_named(monkeypatch):
     monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
     with pytest.raises(UserError, match=r"http://judge\.example/v1/: .*check .*HTTP_PROXY"):

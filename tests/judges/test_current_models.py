@@ -13,7 +13,7 @@ from eval.judges.openai.server_judge import OpenAIJudge
 from eval.judges.protocol import Comparison, judge_all
 from stages.config.checks import UserError
 from stages.config.command_line import make_config
-from stages.config.config import JudgeSettings
+from stages.config.judge import JudgeSettings
 from tests.lib.chat_server import GOOD, chat, llm_config, serving
 
 pytestmark = pytest.mark.usefixtures("judge_environment")
@@ -102,7 +102,7 @@ def test_reasoning_that_stands_in_the_total_alone_is_billed(usage, written, reas
         assert isinstance(judge, OpenAIJudge)
         (question,) = questions(1)
         reply = judge.reply(question)
-        judge.chat.reasons, reasons = False, judge.chat.reasons
+        judge.chat.is_reasoning, reasons = False, judge.chat.is_reasoning
         worst = judge.chat.maximum_cost(judge.chat.request(question, 1))
     assert reply.completion_tokens == written
     assert judge.chat.budget.spent == pytest.approx(worst if usd is None else usd)

@@ -182,12 +182,12 @@ def test_what_a_server_refuses_is_left_out():
         assert len(server.requests) == 5
         assert set(server.requests[-1]) == {"model", "messages", "max_completion_tokens"}
         assert "its own temperature" in judge.about.note
-        assert "no reasoning effort said, replies in plain text" in judge.about.note
+        assert "no reasoning effort given, replies in plain text" in judge.about.note
 
         again = make_judge(llm_config(server), {})
         again.reply(Comparison("p", "the post", "one", "two"))
         assert len(server.requests) == 5  # a new process finds the reply
-        assert again.about.note.endswith("all replies kept from before")
+        assert again.about.note.endswith("all replies from the cache")
 
 
 def test_a_schema_that_was_insisted_on_is_not_left_out():

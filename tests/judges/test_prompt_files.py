@@ -98,7 +98,7 @@ def test_a_prompt_that_is_missing_or_no_text_is_refused_by_its_file(tmp_path):
     with pytest.raises(UserError, match=r"judge\.prompt: .* cannot be read"):
         read_prompt(str(tmp_path), "overall")
     (tmp_path / "x.md").write_bytes(b"\xff\xfe{post}")
-    with pytest.raises(UserError, match=r"judge\.prompt: .*x\.md cannot be read as UTF-8"):
+    with pytest.raises(UserError, match=r"judge\.prompt: .*x\.md is not readable UTF-8"):
         read_prompt(str(tmp_path / "x.md"), "overall")
 
 

@@ -17,7 +17,8 @@ from eval.judge import judge_summaries, make_judge
 from eval.judges.openai.cache import ReplyCache, cache_file
 from eval.judges.openai.server_judge import OpenAIJudge
 from eval.judges.protocol import Comparison, judge_all
-from stages.config.config import Checks, UserError
+from stages.config.checks import UserError
+from stages.config.judge import Checks
 from stages.runs.manifest import stage_folder
 from stages.runs.run import open_stage
 from tests.lib.chat_server import GOOD, ask, chat, llm_config, serving

@@ -355,7 +355,7 @@ def test_nothing_of_an_error_is_kept(answer):
 def test_a_server_that_asks_for_a_long_wait_stops_the_judge_with_its_seconds():
     later = (429, {"error": {"message": "later"}}, {"Retry-After": "7200"})
     with serving(lambda number, body: later) as server:
-        assert "the server asks to wait 7200 s" in stop_of(server, max_retries=3)
+        assert "the server asks for a wait of 7200 s" in stop_of(server, max_retries=3)
     assert len(server.requests) == 1
 
 

@@ -10,8 +10,8 @@ from typing import Any
 
 from eval.judge import make_judge
 from eval.judges.protocol import Comparison, Reply
-from stages.config import config as settings
 from stages.config.command_line import make_config
+from stages.config.judge import JudgeSettings
 
 GOOD = "Comparison: the first one is accurate.\nPreferred: A"
 
@@ -71,9 +71,7 @@ def chat(text: Any, finish_reason: str = "stop", **changes: Any) -> tuple[int, A
 
 
 def llm_config(server: Any, **changes):
-    judge = settings.JudgeSettings(
-        model="judge", base_url=server.url, max_tokens=100, concurrency=2
-    )
+    judge = JudgeSettings(model="judge", base_url=server.url, max_tokens=100, concurrency=2)
     return make_config("tiny").changed(judge=judge.changed(**changes))
 
 

@@ -8,7 +8,7 @@ from reports import paper
 from reports.curves import GRADIENT_GROUPS
 from stages.config import config as settings
 from stages.config.command_line import make_config
-from stages.config.config import JudgeSettings
+from stages.config.judge import JudgeSettings
 from stages.config.stages import STAGES as TABLE
 from stages.runs.inputs import current_inputs
 from stages.runs.manifest import stage_folder

@@ -7,6 +7,7 @@ from stages.config.command_line import Request
 from stages.config.config import Config
 from stages.config.stages import row_of
 from stages.pipeline.runner import PlannedRun, Runner
+from stages.pipeline.status import plain_lines, statuses
 from stages.runs.manifest import partial_of, stage_folder
 from stages.runs.run import open_stage
 
@@ -52,3 +53,8 @@ def run_stages(config: Config, *targets: str, replace: str = "", text: str = "ma
 
     runner = Runner(run_stage=run_stage, replace=replace)
     return runner.run(PlannedRun(request=Request(), config=config, targets=targets))
+
+
+def status_lines(name: str = "") -> list[str]:
+    """The lines of `make status` about all runs, or about one."""
+    return plain_lines(statuses(name))

@@ -8,9 +8,10 @@ import pytest
 
 from stages.__main__ import run_stage
 from stages.config.command_line import config_from_arguments
+from stages.config.environment import is_one_of_several
 from stages.config.faults import in_one_line
 from stages.config.stages import STAGES
-from stages.pipeline.start import errors_end_process, has_others
+from stages.pipeline.start import errors_end_process
 from stages.runs.make_command import make_command
 from stages.runs.signals import stopping_on_signals
 
@@ -24,7 +25,7 @@ def run_module(module: Any, arguments: list[str], stage: str = "") -> None:
     with in_one_line(), errors_end_process():
         config = config_from_arguments(arguments, "a stage")
         command = make_command(config, stage)
-        with stopping_on_signals("" if has_others() else command):
+        with stopping_on_signals("" if is_one_of_several() else command):
             run_stage(config, stage, command)
 
 

@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from stages.config.config import Data
+from stages.config.sections import Data
 from stages.data.lengths import Limits
 from stages.data.readers import SPLITS, read_source
 from stages.data.tables import LocatedRow, Row

@@ -13,7 +13,7 @@ from pathlib import Path
 from accelerate import Accelerator
 
 from stages.config import config as settings_module
-from stages.config.command_line import recorded_config
+from stages.config.recorded import recorded_config
 from stages.config.sections import POSTS
 from stages.data.ragged import load_split
 from stages.models.loading import load_policy, load_reward_model

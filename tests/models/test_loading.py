@@ -91,9 +91,7 @@ def test_outputs_that_a_config_asks_for_are_left_out_with_a_note(folder, capsys)
     expected = load_policy(folder)(TOKENS).logits
     edit_json(folder / "config.json", output_attentions=True, return_dict=False)
     policy = load_policy(folder)
-    assert (
-        "output_attentions, return_dict of its config.json is not used" in capsys.readouterr().err
-    )
+    assert "output_attentions, return_dict in its config.json is ignored" in capsys.readouterr().err
     assert torch.equal(policy(TOKENS).logits, expected)
 
 

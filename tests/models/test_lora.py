@@ -9,7 +9,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from stages import base, dpo, normalize, ppo, rm, sft
 from stages.config.command_line import make_config
-from stages.config.config import Lora
+from stages.config.lora import Lora
 from stages.models.forward import head_scalars, model_inputs, response_logprobs
 from stages.models.loading import load_policy, load_reward_model, save_model
 from stages.models.lora import adapt, adapter_layers, adapter_off, merge

@@ -14,7 +14,8 @@ from reports import run as run_page
 from stages import base, dpo, normalize, ppo, rm, sft
 from stages.config import config as settings
 from stages.config.checks import UserError
-from stages.config.command_line import config_from_arguments, make_config, recorded_config
+from stages.config.command_line import config_from_arguments, make_config
+from stages.config.recorded import recorded_config
 from stages.data.ragged import TokenizedSplit, make_ragged, pad_right
 from stages.models.forward import ResponseBatch, score_responses
 from stages.models.heads import shift_scores
@@ -279,7 +280,7 @@ FAILURES = [
     ("alone", "mine.py:{line}: TypeError: alone() takes 1 positional argument but 3 were given"),
     ("fewer", "returned 1 numbers for 2 texts"),
     ("none", "returned NoneType instead of a list of 2 numbers"),
-    ("words", "returned 'good', which is no number"),
+    ("words", "returned 'good', which is not a number"),
     ("infinite", "returned inf, for 'long'"),
 ]
 

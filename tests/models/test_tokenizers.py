@@ -156,4 +156,4 @@ def test_a_tokenizer_of_special_tokens_alone_is_refused(digits):
     blanks = {**content["added_tokens"][0], "id": 60_000, "content": "  ", "special": False}
     content["added_tokens"].append(blanks)
     (digits / "tokenizer.json").write_text(json.dumps(content))
-    assert "has no tokens for texts: its vocabulary is empty" in refusal_of(load_tokenizer, digits)
+    assert "cannot encode text: its vocabulary is empty" in refusal_of(load_tokenizer, digits)

@@ -9,8 +9,8 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from stages import base
+from stages.config.checks import UserError
 from stages.config.command_line import make_config
-from stages.config.config import UserError
 from stages.models.loading import load_policy, load_reward_model, new_reward_model
 from stages.models.weights import read_weights
 from tests.lib.asserts import refusal_of
@@ -86,7 +86,7 @@ def test_a_matrix_of_zeros_is_refused(folder):
 def test_quantized_weights_are_refused(folder, dtype, name):
     weights = load_file(folder / "model.safetensors")
     save_weights(folder, {**weights, MATRIX: weights[MATRIX].to(dtype)})
-    assert f"has weights of type {name} ({MATRIX})" in refusal_of(load_policy, folder)
+    assert f"has quantized weights of type {name} ({MATRIX})" in refusal_of(load_policy, folder)
 
 
 def test_an_output_layer_is_refused_where_the_config_says_that_it_is_the_embedding(folder):

@@ -10,8 +10,8 @@ from datetime import timedelta
 import pytest
 import torch
 
+from stages.config.checks import UserError
 from stages.config.command_line import make_config
-from stages.config.config import UserError
 from stages.config.environment import launched_processes
 from stages.pipeline import launch
 from stages.pipeline.launch import launcher_words, run_launcher
@@ -54,7 +54,7 @@ def test_a_launcher_of_your_own_is_used_as_it_is():
         (0, "ddp", "", "GPUS=0: give the number of GPUs"),
         (2, "zero3", "", "unknown ENGINE 'zero3': choose one of ddp, fsdp2"),
         (2, "fsdp", "", "unknown ENGINE 'fsdp': did you mean fsdp2"),
-        (2, "ddp", "torchrun", "LAUNCH already says how many processes run"),
+        (2, "ddp", "torchrun", "LAUNCH already sets the number of processes"),
         (1, "ddp", "srun 'x", "close the quotation marks"),
     ],
 )
@@ -183,7 +183,7 @@ def test_the_engine_is_what_accelerate_tells_its_processes(monkeypatch):
 def test_an_untested_engine_is_refused(monkeypatch, environ, kind):
     for name, value in environ.items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(UserError, match=f"the environment starts {kind}, which is untested"):
+    with pytest.raises(UserError, match=f"the environment asks for {kind}, which is untested"):
         make_accelerator(TINY)
 
 
@@ -209,7 +209,7 @@ def test_a_launch_whose_processes_do_not_meet_ends_in_one_line(monkeypatch):
     # On a device that accelerate knows no group for.
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
-    with pytest.raises(UserError, match="2 processes were started, but each of them sees no other"):
+    with pytest.raises(UserError, match="2 processes were started, but they do not see each other"):
         make_accelerator(TINY)
 
 
@@ -229,7 +229,7 @@ def test_what_a_pod_has_left_of_a_launch_is_refused_by_every_stage(monkeypatch, 
     if lacking is None:
         assert launched_processes() == 1
         return
-    with pytest.raises(UserError, match=f"no launcher has set {lacking}: unset them"):
+    with pytest.raises(UserError, match=f"no launcher has set {lacking}: unset the former"):
         launched_processes()
     with pytest.raises(UserError):
         call_stage("sft", lambda config: pytest.fail("it ran"), TINY, "make sft")

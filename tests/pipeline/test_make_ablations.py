@@ -4,13 +4,14 @@ import pytest
 
 from reports.ablation_runs import settings_changed_by
 from stages.config import config as settings
+from stages.config.checks import UserError
 from stages.config.command_line import Request, make_config
-from stages.config.config import UserError, override_of
+from stages.config.config import override_of
 from stages.config.presets import ABLATIONS, PRESETS
 from stages.pipeline.grid import GridOptions, ablations, run_grid, show_grid
-from stages.pipeline.status import status
 from stages.runs.manifest import stage_folder
 from stages.runs.staleness import find_problem
+from tests.lib.fake_stages import status_lines
 from tests.lib.pipeline import EVALUATED, FAILED, Recorder, finish, make
 
 # These turn the paper's way back on where a preset starts PPO otherwise.
@@ -78,7 +79,7 @@ def test_an_ablation_that_changes_nothing_or_what_another_does_is_left_out(runs,
     together = Request(name="together", overrides=("ppo.critic_updates=0",))
     grid = grid_of(together, names)
     assert names_in(grid.page_options) == ["critic-zero", "dropout"]
-    left_out = "ablation {} is left out: with these settings it is {}"
+    left_out = "ablation {} is left out: with these settings it equals {}"
     assert capsys.readouterr().out.splitlines() == [
         left_out.format("no-critic-updates", "the run itself"),
         left_out.format("critic-zero-alone", "critic-zero"),
@@ -146,8 +147,8 @@ def test_an_ablation_of_the_reward_model_shares_the_stages_before_it(runs):
         assert config.own_from == "rm"
         assert all(find_problem(config, stage) is None for stage in EVALUATED)
         assert stage_folder(config, "sft").samefile(runs / f"mine/seed{seed}/sft")
-    lines = status("mine-read-before-eos")
-    assert lines[:2] == ["mine-read-before-eos, seed 1", "  from upstream         base, sft"]
+    lines = status_lines("mine-read-before-eos")
+    assert lines[:2] == ["mine-read-before-eos, seed 1", "  from upstream       base, sft"]
 
 
 def test_another_sft_of_the_default_is_another_one_of_its_ablations(runs):

@@ -8,7 +8,7 @@ import pytest
 
 from stages.config.presets import PRESETS
 from stages.config.stages import STAGES
-from stages.pipeline.targets import VARIABLES, help_lines, targets_by_name
+from stages.pipeline.targets import DONE_BY_MAKE, VARIABLES, help_lines, targets_by_name
 from stages.pipeline.variables import variables_of_make
 from tests.lib.documents import COMMANDS
 from tests.lib.pipeline import EVALUATED, everything, finish, named, typed
@@ -81,17 +81,17 @@ def test_the_name_of_a_machine_under_wsl_is_not_that_of_a_run(tmp_path):
 # -- what is refused -------------------------------------------------------------------------------
 
 REFUSED: list[tuple[list[str], str]] = [  # words after `make`, the line
-    (["sft", "SEED=one"], "invalid int value: 'one'"),
-    (["ppo", "SET=ppo.kl_coef=0.1"], "ppo.kl_coef=0.1 needs a run name of its own"),
+    (["sft", "SEED=one"], "SEED=one is not a whole number"),
+    (["ppo", "SET=ppo.kl_coef=0.1"], "ppo.kl_coef=0.1 changes preset tiny: name the run"),
     (["sft", "SETT=1"], "unknown make variable 'SETT': did you mean SET"),
-    (["sft", "NAME=it's; `a` $(b)/"], "name must be the name of a folder"),
+    (["sft", "NAME=it's; `a` $(b)/"], "names no run: give the name of a folder"),
     (["settings", "NAME=a\ntouch hacked #"], "NAME contains a line break: leave it out"),
     (["sft", "rm", "pppo"], "unknown target 'pppo': did you mean ppo"),
-    (["eval", "MAX_COST=lots"], "MAX_COST=lots: give dollars above 0"),
-    (["sft", "DRY=yes"], "DRY=yes: give DRY=1"),
-    (["sft", "GPUS=0"], "GPUS=0: give the number of GPUs"),
-    (["sft", "GPUS=2", "LAUNCH=srun"], "LAUNCH already says how many processes run"),
-    (["sft", "study"], "study is a command of its own"),
+    (["eval", "MAX_COST=lots"], "MAX_COST=lots is not above 0: give US dollars"),
+    (["sft", "DRY=yes"], "DRY=yes is neither 1 nor 0: give DRY=1"),
+    (["sft", "GPUS=0"], "GPUS=0 is below 1: give the number of GPUs"),
+    (["sft", "GPUS=2", "LAUNCH=srun"], "LAUNCH already sets the number of processes"),
+    (["sft", "study"], "study cannot be combined with other targets"),
     (["sft", "NAME=x", "SET=ppo.lam=1 ppo.kl_coef=1 ppo.lam=0.9"], "ppo.lam is set twice"),
     (["publish"], "name the pages"),
     (["sft", "eval", "NAME=x", "SET=judge.kind=openai"], "without a server"),
@@ -122,11 +122,11 @@ def test_what_the_environment_happens_to_contain_is_no_mistake(tmp_path):
 
 
 def test_every_command_of_the_documents_gives_what_its_target_reads():
-    from stages.pipeline.variables import check
+    from stages.pipeline.variables import check_variables
 
     for _, *words in COMMANDS:
         targets = [word for word in words if "=" not in word and not word.startswith("-")]
-        check(targets, dict(word.split("=", 1) for word in words if "=" in word))
+        check_variables(targets, dict(word.split("=", 1) for word in words if "=" in word))
 
 
 # -- looking ---------------------------------------------------------------------------------------
@@ -207,6 +207,12 @@ def test_help_needs_only_the_standard_library():
 
 
 # -- make ------------------------------------------------------------------------------------------
+
+
+def test_the_makefile_lists_the_targets_that_make_does_itself():
+    lines = (ROOT / "Makefile").read_text().splitlines()
+    (listed,) = [line.split()[2:] for line in lines if line.startswith("MAKE_TARGETS := ")]
+    assert {*listed} == {"help", *DONE_BY_MAKE}
 
 
 def test_make_starts_one_process_for_all_targets(tmp_path):

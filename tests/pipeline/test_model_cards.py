@@ -12,7 +12,8 @@ from huggingface_hub import ModelCard
 from eval.summarize import FinishedRun, finished_policies
 from stages.__main__ import write_cards
 from stages.config import config as settings
-from stages.config.command_line import make_config, recorded_config
+from stages.config.command_line import make_config
+from stages.config.recorded import recorded_config
 from stages.config.sections import format_post
 from stages.config.stages import CARD, STAGES, TRAINING_STAGES
 from stages.pipeline import model_cards

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import numpy
@@ -11,19 +12,33 @@ import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState, PartialState
 
+from stages.__main__ import stage_function
+from stages.config.checks import UserError
 from stages.config.command_line import make_config
-from stages.config.config import UserError
+from stages.config.stages import STAGES, is_part, row_of
 from stages.pipeline.start import call_stage, is_about_another_process
 from stages.runs.machine import peak_memory_gib
 from tests.lib.places import ROOT
 from tests.lib.resuming import SETTINGS
 
 TINY = make_config("tiny")
+SUMMARIES = make_config("outputs", overrides=("outputs.file=summaries.jsonl",))
 
 
 def run(function, stage="sft"):
     """Run a function as a stage."""
     return call_stage(stage, function, TINY, resume_command="make sft")
+
+
+@pytest.mark.parametrize("config", [TINY, SUMMARIES], ids=["trained", "outputs"])
+def test_the_table_of_stages_names_the_module_of_each_function(config):
+    """Otherwise a manifest would record the code of another file."""
+    for stage in STAGES:
+        if is_part(stage, config.kind):
+            function = stage_function(config, stage)
+            if isinstance(function, partial):
+                function = function.func
+            assert function.__module__ == row_of(stage, config.kind).module
 
 
 def test_a_stage_gets_the_config_and_its_result_is_returned():

@@ -8,19 +8,20 @@ from pathlib import Path
 
 import pytest
 
+from stages.config.checks import UserError
 from stages.config.command_line import make_config
-from stages.config.config import UserError
 from stages.config.stages import STAGES
 from stages.pipeline import launch
 from stages.pipeline.end import end_lines
 from stages.pipeline.launch import StageFailedError
-from stages.pipeline.plan import wanted_stages
+from stages.pipeline.plan import check_can_run, check_rows, wanted_stages
 from stages.runs.files import write_json
 from stages.runs.manifest import stage_folder
 from stages.runs.staleness import find_problem
 from tests.lib.pipeline import (
     EVALUATED,
     FAILED,
+    RESULTS,
     TINY,
     Recorder,
     finish,
@@ -70,7 +71,7 @@ def test_a_step_is_looked_at_again_only_if_one_of_its_inputs_was_rerun(runs):
     assert Recorder().plan(planned(TINY, "ppo")).reasons == {
         "sft": "not run yet",
         "rm": "ran with sft, which is missing now",
-        "normalize": "if rm comes out differently than before",
+        "normalize": "if the result of rm changes",
         "ppo": "ran with sft, which is missing now",
     }
     assert make(TINY, "ppo") == ["sft"]
@@ -185,6 +186,24 @@ def test_what_the_last_stages_would_refuse_is_refused_before_the_first(
     with pytest.raises(UserError, match=re.escape(complaint)):
         make(named(*overrides), processes=processes)
     assert not runs.exists()
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ("released.reward_model=theirs",),
+        ("reward.function=mine:score", "ppo.critic_init=sft"),
+    ],
+)
+def test_a_reward_from_elsewhere_needs_no_batches_of_comparisons(runs, place, overrides):
+    """Of 40 comparisons, and in 3 processes, no batch of 64 could be trained on."""
+    (place / "mine.py").write_text("def score(posts, summaries): ...\n")
+    config = named(*overrides, "rm.batch_size=64")
+    RESULTS["base"] = {"rows": {"comparisons_train": {"rows": 40}}}
+    finish(config, "base")
+    del RESULTS["base"]
+    check_can_run(config, ["rm"], processes=3)
+    check_rows(config, ["rm"])
 
 
 def test_an_upstream_without_a_stage_is_refused_with_its_command(runs):

@@ -291,15 +291,15 @@ def test_a_signal_waits_for_what_is_under_way_and_a_second_one_does_not(monkeypa
     stopping.forget_signals()
     try:
         with pytest.raises(stopping.Stopped):  # nothing is under way
-            stopping.ask_to_stop(signal.SIGINT)
+            stopping.note_signal(signal.SIGINT)
         stopping.forget_signals()
         with stopping.finishing_first():
-            assert stopping.ask_to_stop(signal.SIGTERM)
+            assert stopping.note_signal(signal.SIGTERM)
             assert stopping.stop_asked() == signal.SIGTERM
-            assert stopping.ask_to_stop(signal.SIGTERM)  # the pipeline's, after the group's
-            assert not stopping.ask_to_stop(signal.SIGINT)
+            assert stopping.note_signal(signal.SIGTERM)  # the pipeline's, after the group's
+            assert not stopping.note_signal(signal.SIGINT)
             monkeypatch.setenv("WORLD_SIZE", "2")
-            assert stopping.ask_to_stop(signal.SIGINT)  # a launcher's echo of the first
+            assert stopping.note_signal(signal.SIGINT)  # a launcher's echo of the first
         assert stopping.stop_asked() == signal.SIGTERM
     finally:
         stopping.forget_signals()

@@ -8,8 +8,8 @@ import time
 
 import pytest
 
+from stages.config.checks import UserError
 from stages.config.command_line import Request, make_config
-from stages.config.config import UserError
 from stages.pipeline.grid import Grid, GridOptions, run_grid, study
 from tests.lib.pipeline import EVALUATED, FAILED, Recorder, make, typed
 from tests.lib.places import ROOT
@@ -90,7 +90,7 @@ def test_a_named_study_calls_each_run_after_its_preset_and_gives_all_its_setting
 @pytest.mark.parametrize(
     ("preset", "request_options", "line"),
     [
-        ("tiny-xs", {"overrides": ("world.seed=2",)}, "needs a run name of its own"),
+        ("tiny-xs", {"overrides": ("world.seed=2",)}, "changes preset tiny-xs: name the run"),
         ("tiny-xs", {"upstream": "tiny"}, "leave out UPSTREAM="),
         ("tiny-xx", {}, "unknown preset 'tiny-xx': did you mean tiny-x"),
     ],

@@ -30,19 +30,19 @@ def gpu(runs, monkeypatch):
             "ppo",
             79,
             "ppo: memory.microbatch_size=32 memory.forward_batch_size=256"
-            " (61.8 GiB at most, of 71.1)",
+            " (at most 61.8 of 71.1 GiB)",
         ),
         (
             "sft",
             79,
             "sft: memory.microbatch_size=64 memory.forward_batch_size=512"
-            " (61.8 GiB at most, of 71.1)",
+            " (at most 61.8 of 71.1 GiB)",
         ),
         (
             "ppo",
             40,
             "ppo: memory.microbatch_size=1 memory.forward_batch_size=1"
-            " (41.0 GiB at most, of 36.0: TOO LARGE, add lora.rank=16)",
+            " (at most 41.0 of 36.0 GiB: TOO LARGE, add lora.rank=16)",
         ),
     ],
 )
@@ -73,5 +73,6 @@ def test_a_model_of_unknown_shape_gets_small_passes(gpu, capsys):
     config = make_config("pythia-1b", name="mine", overrides=("base.checkpoint=org/unknown",))
     with_sizes(config, "sft")
     assert capsys.readouterr().err.splitlines() == [
-        "sft: memory.microbatch_size=4 memory.forward_batch_size=16 (its family has no plan)"
+        "sft: memory.microbatch_size=4 memory.forward_batch_size=16 "
+        "(no memory plan for this family)"
     ]

@@ -4,13 +4,13 @@ from dataclasses import replace
 
 import pytest
 
-from stages.config.presets import PRESETS
+from stages.config.presets import PRESETS, preset_config
 from stages.planning.parts import most_bytes, part_bytes, sized
 from stages.planning.plan import SHARDED, gpus_for, lines_of, parse, usable_bytes
 from tests.lib.asserts import refusal_of
 from tests.lib.plan_settings import setting
 
-WITH_DATA = [name for name in PRESETS if PRESETS[name]().data.source]
+WITH_DATA = [name for name in PRESETS if preset_config(name).data.source]
 
 
 def plan(*arguments: str) -> list[str]:

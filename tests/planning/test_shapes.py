@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from stages.config.checks import UserError
 from stages.config.command_line import make_config
-from stages.config.config import UserError
 from stages.config.sections import Base
 from stages.models.loading import load_policy
 from stages.models.lora import adapt
@@ -89,15 +89,15 @@ def test_an_instruct_model_has_the_shape_of_its_base_model():
 
 
 def test_a_model_of_unknown_shape_is_refused():
-    with pytest.raises(UserError, match=r"shape of org/my-model is not known: give a folder"):
+    with pytest.raises(UserError, match=r"shape of org/my-model is unknown: give a folder"):
         shape_of(Base(checkpoint="org/my-model"))
 
 
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ('{"model_type": "rwkv"}', "no formula for model_type rwkv"),
-        ('{"model_type": "llama"}', "not the configuration of a model"),
+        ('{"model_type": "rwkv"}', "unknown model_type rwkv"),
+        ('{"model_type": "llama"}', "not a model's configuration"),
     ],
 )
 def test_a_configuration_without_a_formula_or_a_number_is_refused(tmp_path, text, reason):

@@ -18,7 +18,8 @@ from reports.scores import ScoreRow
 from reports.verdicts import Word
 from stages.config import config as settings
 from stages.config.command_line import make_config
-from stages.config.config import Base, Data, JudgeSettings
+from stages.config.judge import JudgeSettings
+from stages.config.sections import Base, Data
 from stages.runs.files import read_lines, read_record
 from stages.runs.manifest import read_manifest, stage_folder
 from tests.lib import fabricated_runs

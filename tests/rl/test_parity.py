@@ -13,7 +13,8 @@ import pytest
 import torch
 
 from stages.config.command_line import make_config
-from stages.config.config import Optimizer, Ppo
+from stages.config.ppo import Ppo
+from stages.config.sections import Optimizer
 from stages.models.policy import PolicyModel
 from stages.rl.episodes import Rollout
 from stages.rl.networks import Networks, PolicyAndCritic, parameter_groups
@@ -347,7 +348,7 @@ def test_a_step_that_is_not_finite_is_refused_and_leaves_the_weights(before_ppo)
     rollout.returns[1, 0] = float("inf")
     learner.optimizer = torch.optim.SGD(learner.trained.parameters(), lr=1.0)
     before = [weight.detach().clone() for weight in learner.trained.parameters()]
-    expected = r"ppo stopped before a step of update 7: loss/value_avg.* not finite"
+    expected = r"ppo stopped before an optimizer step of update 7, .* not finite: loss/value_avg"
     with pytest.raises(NonFiniteError, match=expected):
         optimize(learner, rollout, config.ppo, seed=1, kl_coef=config.ppo.kl_coef)
     assert all(map(torch.equal, learner.trained.parameters(), before))

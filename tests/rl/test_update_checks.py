@@ -296,7 +296,9 @@ def test_lost_moments_are_refused():
     rollout = rollout_from(two_episodes(), settings, PAD)
     with pytest.raises(UpdateCheckError, match="the optimizer has counted 4 steps, not 8"):
         check(rollout, settings, steps=4)
-    with pytest.raises(UpdateCheckError, match=r"counted 0 steps, not 8\. .* step 6, or"):
+    with pytest.raises(
+        UpdateCheckError, match=r"counted 0 steps, not 8\. .* step 6 \(optimizer steps\), or"
+    ):
         check(rollout, settings, steps=0)
 
 

@@ -7,14 +7,13 @@ import pytest
 from stages.config.command_line import make_config
 from stages.config.stages import STAGES
 from stages.pipeline.plan import code_warnings
-from stages.pipeline.status import status
 from stages.runs import code
 from stages.runs.code import code_of
 from stages.runs.files import read_json
 from stages.runs.manifest import stage_folder
 from stages.runs.run import open_stage
 from stages.runs.staleness import changed_code
-from tests.lib.fake_stages import finish, interrupt, run_stages
+from tests.lib.fake_stages import finish, interrupt, run_stages, status_lines
 from tests.lib.pipeline import Recorder, make, planned
 
 ROOT = Path(__file__).parents[2]
@@ -82,11 +81,11 @@ def test_edited_code_makes_nothing_stale_and_is_named_with_the_way_to_rerun(runs
     edit(ADVANTAGES, "edited")
     assert run_stages(TINY, "ppo", "eval") == []
     assert changed_code(TINY, "ppo") == [ADVANTAGES]
-    assert f"ppo ran with other code: {ADVANTAGES}. To rerun: REPLACE=ppo" in code_warnings(
+    assert f"ppo ran with different code: {ADVANTAGES}. To rerun: REPLACE=ppo" in code_warnings(
         TINY, ["sft", "ppo"]
     )
-    lines = status()
-    assert f"  done with other code  ppo: {ADVANTAGES}" in lines
+    lines = status_lines()
+    assert f"  done, code changed  ppo: {ADVANTAGES}" in lines
     assert all(len(line) <= 80 for line in lines)
 
 
@@ -94,7 +93,7 @@ def test_stages_with_the_same_edited_files_share_a_warning(runs, edit):
     run_stages(TINY, "rm")
     edit(FORMULAS, "edited")
     assert code_warnings(TINY, ["sft", "rm"]) == [
-        f"sft, rm ran with other code: {FORMULAS}. To rerun: REPLACE='sft rm'"
+        f"sft, rm ran with different code: {FORMULAS}. To rerun: REPLACE='sft rm'"
     ]
 
 
@@ -102,7 +101,7 @@ def test_a_stage_of_an_upstream_is_named_without_a_way_to_rerun_it(runs, edit):
     run_stages(TINY, "rm")
     ablation = make_config("tiny", name="mine", upstream="tiny", overrides=("ppo.lam=0.5",))
     edit(FORMULAS, "edited")
-    assert code_warnings(ablation, ["sft"]) == [f"sft ran with other code: {FORMULAS}."]
+    assert code_warnings(ablation, ["sft"]) == [f"sft ran with different code: {FORMULAS}."]
 
 
 def test_replace_1_after_an_edit_reruns_only_the_stages_of_the_targets(runs, edit):
@@ -123,7 +122,8 @@ def test_resuming_with_edited_code_warns_and_the_manifest_records_both_versions(
     monkeypatch.setattr("stages.runs.run.code_version", lambda: "second commit")
     finish(TINY, "sft")
     assert (
-        f"sft resumes with other code than it began with: {FORMULAS}. REPLACE=sft starts it over.\n"
+        f"sft resumes with different code than it began with: {FORMULAS}. "
+        "REPLACE=sft starts it over.\n"
     ) in capsys.readouterr().err
     manifest = read_json(stage_folder(TINY, "sft") / "manifest.json")
     assert manifest["code_version"] == "second commit"
@@ -157,6 +157,7 @@ def test_a_command_names_the_edited_file_whether_it_runs_or_only_looks(runs, edi
     else:
         assert make(TINY, "sft") == []
     warning = (
-        f"tiny seed 44413: base, sft ran with other code: {FORMULAS}. To rerun: REPLACE='base sft'"
+        f"tiny seed 44413: base, sft ran with different code: {FORMULAS}. "
+        "To rerun: REPLACE='base sft'"
     )
     assert warning in capsys.readouterr().err.splitlines()

@@ -4,12 +4,14 @@ from pathlib import Path
 
 import pytest
 
-from stages.config.command_line import make_config
-from stages.config.config import UserError, settings_hash
+from stages.config.checks import UserError
+from stages.config.command_line import Request, make_config
+from stages.config.config import settings_hash
 from stages.pipeline.plan import make_plan
+from stages.pipeline.runner import PlannedRun, Runner
 from stages.runs.files import read_json, write_json
 from stages.runs.inputs import current_inputs
-from stages.runs.manifest import ATTEMPT
+from stages.runs.manifest import ATTEMPT, partial_of, stage_folder
 from stages.runs.run import open_stage
 from tests.lib.asserts import refusal_of
 from tests.lib.fake_stages import finish, interrupt, run_stages
@@ -41,9 +43,28 @@ def test_the_same_command_resumes_from_the_checkpoint(half):
         assert (run.resume / "checkpoint-0000012").is_dir()
 
 
+def test_dry_says_that_a_stage_killed_after_its_manifest_is_only_renamed(runs, capsys):
+    run_stages(BEGUN, "sft")
+    folder = stage_folder(BEGUN, "sft")
+    folder.rename(partial_of(folder))
+
+    def run_stage(config, stage) -> None:
+        raise AssertionError(f"{stage} ran again")
+
+    runner = Runner(run_stage=run_stage)
+    planned = PlannedRun(request=Request(), config=BEGUN, targets=("sft",))
+    capsys.readouterr()
+
+    runner.show(planned)
+    assert capsys.readouterr().out.splitlines() == [
+        "mine seed 44413: would only rename the folder of sft, which has finished"
+    ]
+    assert runner.run(planned) == []
+
+
 def test_other_settings_are_refused_with_the_difference_and_three_ways_out(half):
     line = (
-        "stage ppo has a checkpoint after update 12, from other settings or inputs "
+        "stage ppo has a checkpoint after update 12, with other settings or inputs "
         "(ppo.kl_coef: began with 0.05, now 0.1): resume it with `make ppo PRESET=tiny "
         "SEED=44413 NAME=mine SET='ppo.kl_coef=0.05 ppo.lam=0.9'`, choose another NAME, "
         "or start over with REPLACE=ppo"
@@ -58,7 +79,7 @@ def test_another_input_is_refused_too(half):
     finish(BEGUN, "sft", text="other")
     run_stages(BEGUN, "rm")
     assert refusal_of(start, BEGUN) == (
-        "stage ppo has a checkpoint after update 12, from other settings or inputs (it began with "
+        "stage ppo has a checkpoint after update 12, with other settings or inputs (it began with "
         "an earlier sft): restore them to resume it, choose another NAME, or start over with "
         "REPLACE=ppo"
     )

@@ -9,9 +9,9 @@ from eval import win_rate
 from eval.judge import Task, kept_judgements
 from reports import scaling
 from reports.results import find_runs
-from stages.config.command_line import make_config, recorded_config
-from stages.config.config import UserError
-from stages.pipeline.status import status
+from stages.config.checks import UserError
+from stages.config.command_line import make_config
+from stages.config.recorded import recorded_config
 from stages.runs import hub
 from stages.runs.files import read_json, write_json
 from stages.runs.hub import Source
@@ -19,6 +19,7 @@ from stages.runs.staleness import find_problem
 from stages.training.row_by_row import KeptRows
 from tests.lib.asserts import refused_by
 from tests.lib.fabricated_runs import fabricate
+from tests.lib.fake_stages import status_lines
 from tests.lib.make_stages import run_module
 
 ROW = {"id": "1", "query": "q", "summary": "s", "reference": "r", "score": None}
@@ -41,7 +42,7 @@ def hand_made(runs, rows=(ROW,), manifest="{}", config=None, stage="summaries"):
 def test_status_lists_settings_that_no_run_recorded_and_pages_skip_them(runs, capsys, config):
     folder = hand_made(runs, config=config)
     assert recorded_config(folder) is None
-    assert "mine, seed 44413" in status()
+    assert "mine, seed 44413" in status_lines()
     with pytest.raises(UserError, match="no finished run in"):
         find_runs("mine")
     assert "no finished run in" in refused_by(capsys, scaling.main, "--names", "mine")
@@ -60,7 +61,7 @@ def test_status_lists_a_record_with_a_value_of_another_type(runs):
     fabricate(make_config("tiny"))
     path = runs / "tiny/seed44413/sft/config.json"
     write_json(path, read_json(path) | {"seed": "one"})
-    text = " ".join(" ".join(status()).split())
+    text = " ".join(" ".join(status_lines()).split())
     assert "unreadable sft: " in text
     assert "seed must be a whole number, not 'one'" in text
 
@@ -83,7 +84,7 @@ def test_kept_measurements_that_no_stage_wrote_are_named(tmp_path):
     kept.add([1], [0.5])
     assert KeptRows(tmp_path, "scores", 0).known == {1: 0.5}
     kept.path.write_text('{"rows": 5}\n')
-    with pytest.raises(UserError, match=r"scores\.0\.jsonl holds a line that no stage wrote"):
+    with pytest.raises(UserError, match=r"scores\.0\.jsonl has a line that no stage wrote"):
         KeptRows(tmp_path, "scores", 0)
 
 

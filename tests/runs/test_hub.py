@@ -227,11 +227,11 @@ def test_without_network_or_cache_the_line_says_where_to_run_what(hub, client):
         assert said.startswith(
             f"error: base.checkpoint: model {layouts.PYTHIA} is not in the hub's"
         )
-        assert said.endswith("run `make data PRESET=...` on a machine with a network")
+        assert said.endswith("run `make data PRESET=...` on a machine with network access")
     hub.broken = True
     said = fetched(client)
     assert "503" in said
-    assert said.endswith("run `make data PRESET=...` on a machine with a network")
+    assert said.endswith("run `make data PRESET=...` on a machine with network access")
 
 
 HF_DOWNLOAD = f"import huggingface_hub; huggingface_hub.snapshot_download({layouts.PYTHIA!r})"
@@ -257,7 +257,7 @@ GATED = errors.GatedRepoError("no", response=mock.Mock(headers={}, status_code=4
         (GATED, "x/y is gated: accept its terms at"),
         (
             ConnectionResetError("gone"),
-            "the download was cut off (ConnectionResetError: gone): the same command",
+            "the download was interrupted (ConnectionResetError: gone): run the same command",
         ),
     ],
 )
@@ -291,4 +291,4 @@ def test_a_data_set_without_the_configuration_or_rows_is_one_line(client):
     assert configuration.startswith(f"{label} {layouts.COMPARISONS}, split train, does not load: ")
     assert "pairs" in configuration
     assert script.startswith(f"{label} {layouts.COMPARISONS}, split train, does not load: ")
-    assert nothing.startswith(f"{label} openai/nothing is neither a folder here nor on the hub")
+    assert nothing.startswith(f"{label} openai/nothing is neither a folder nor on the hub")

@@ -2,15 +2,15 @@
 
 import pytest
 
-from stages.config.command_line import make_config, recorded_config
+from stages.config.command_line import make_config
+from stages.config.recorded import recorded_config
 from stages.pipeline.plan import code_warnings, make_plan
-from stages.pipeline.status import status
 from stages.rl.algorithms import ALGORITHMS
 from stages.runs.files import read_json, write_json
 from stages.runs.manifest import read_manifest
 from stages.runs.staleness import changed_code, find_problem, has_same_code
 from tests.lib.fabricated_runs import fabricate
-from tests.lib.fake_stages import finish, run_stages
+from tests.lib.fake_stages import finish, run_stages, status_lines
 
 TINY = make_config("tiny")
 
@@ -36,7 +36,7 @@ def test_its_manifests_are_read_whatever_their_seal_says(sealed):
 def test_nothing_is_said_about_its_code_because_the_hashes_are_of_another_kind(sealed):
     assert changed_code(TINY, "ppo") == []
     assert code_warnings(TINY, ["sft", "ppo"]) == []
-    assert "done with other code" not in " ".join(status())
+    assert "done, code changed" not in " ".join(status_lines())
     assert not has_same_code(TINY, "ppo")  # It is unknown.
 
 

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from stages.config.checks import UserError
 from stages.config.command_line import make_config
-from stages.config.config import HUB, UserError
+from stages.config.sections import HUB
 from stages.pipeline.plan import make_plan
 from stages.runs import files
 from stages.runs.files import read_json, write_json
@@ -131,7 +132,7 @@ def test_a_run_from_an_upstream_may_write_its_folder_differently(folders):
     more = {"name": "from", "upstream": "mine", "overrides": ("ppo.kl_coef=0.1",)}
     assert make_config("tiny", data="data/", **more).own_from == ""
     write_folder(folders / "other")
-    with pytest.raises(UserError, match="no stage can be taken from a run with another base"):
+    with pytest.raises(UserError, match="changes stage base, which UPSTREAM=mine supplies"):
         make_config("tiny", data="other", **more)
 
 
@@ -144,7 +145,7 @@ def test_files_that_change_while_a_stage_reads_them_stop_it(folders):
             (folders / "model/model.safetensors").write_text("other")
             run.finish({})
 
-    text = "stage base: base.checkpoint, data changed while it was under way: run it again"
+    text = "stage base: base.checkpoint, data changed while the stage was running: run it again"
     with pytest.raises(UserError, match=text):
         disturbed()
     assert read_manifest(stage_folder(config, "base")) is None

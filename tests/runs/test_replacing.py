@@ -4,8 +4,8 @@ import json
 
 import pytest
 
+from stages.config.checks import UserError
 from stages.config.command_line import make_config
-from stages.config.config import UserError
 from stages.config.stages import STAGES
 from stages.pipeline.plan import make_plan
 from stages.pipeline.runner import move_all_aside
@@ -111,7 +111,7 @@ def test_a_replace_moves_nothing_while_another_process_runs_one_of_its_stages(ru
     summaries = stage_folder(TINY, "summaries")
     with (
         held(lock_of(summaries), "summaries"),
-        pytest.raises(UserError, match="stage summaries is already under way"),
+        pytest.raises(UserError, match="stage summaries is already running"),
     ):
         move_all_aside(TINY, FROM_PPO)
     assert not (runs / "tiny/seed44413/aside").exists()

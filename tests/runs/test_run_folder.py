@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from stages.config.checks import UserError
 from stages.config.command_line import make_config
-from stages.config.config import UserError
 from stages.runs import locks
 from stages.runs import run as runs_module
 from stages.runs.code import code_version
@@ -147,7 +147,7 @@ def test_only_the_main_process_writes(runs):
 def test_the_first_stages_of_an_ablation_are_in_its_upstream(runs):
     folder = finish(TINY, "sft")
     ablation = make_config("tiny", name="mine", upstream="tiny")
-    with pytest.raises(UserError, match="belongs to tiny"), open_stage(ablation, "sft"):
+    with pytest.raises(UserError, match="leave out UPSTREAM="), open_stage(ablation, "sft"):
         pass
     assert not (runs / "mine").exists()
     assert Run(ablation, "ppo").require("sft") == folder
@@ -216,7 +216,7 @@ def test_a_stage_is_not_run_twice_at_once(runs, monkeypatch):
         assert is_under_way(folder)
         line = refusal_of(finish, TINY, "sft")
         assert line == (
-            f"stage sft is already under way in another process ({folder.parent}): "
+            f"stage sft is already running in another process ({folder.parent}): "
             "wait for it or stop it"
         )
         # Other seeds and stages of the same run may run.

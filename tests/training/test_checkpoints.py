@@ -14,8 +14,8 @@ import torch
 from accelerate import Accelerator
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from stages.config.checks import UserError
 from stages.config.command_line import make_config
-from stages.config.config import UserError
 from stages.runs.files import read_lines
 from stages.runs.run import Run
 from stages.training.checkpoints import list_checkpoints
@@ -127,7 +127,7 @@ def test_records_that_have_lost_lines_do_not_fit_a_checkpoint(tmp_path, capsys):
     metrics = tmp_path / "sft.partial/metrics.jsonl"
     os.truncate(metrics, metrics.read_bytes().index(b"\n", 100) + 1)
     make_state(tmp_path).load()
-    assert "metrics.jsonl of the run has lost lines" in capsys.readouterr().err
+    assert "metrics.jsonl of the run is shorter than when it was saved" in capsys.readouterr().err
 
 
 class OtherLaterRows(Order):
@@ -149,7 +149,7 @@ def test_a_checkpoint_resumes_only_with_the_rows_that_came_next(tmp_path):
 def test_a_checkpoint_with_weights_of_other_names_is_refused_in_one_line(tmp_path):
     resume = train_until_killed(tmp_path, update=4)
     same_weights_in_a_wrapper = torch.nn.Sequential(torch.nn.Linear(4, 2))
-    with pytest.raises(UserError, match="holds other weights than this stage trains") as refusal:
+    with pytest.raises(UserError, match="has other weights than this stage trains") as refusal:
         make_state(tmp_path, same_weights_in_a_wrapper).load()
     assert str(refusal.value).endswith(f"Remove {resume} to start the stage over")
 

@@ -11,8 +11,9 @@ import torch
 from safetensors.torch import load_file
 
 from stages import base, rm, sft
+from stages.config.checks import UserError
 from stages.config.command_line import make_config
-from stages.config.config import Memory, UserError
+from stages.config.sections import Memory
 from stages.models import loading
 from stages.models.policy import PolicyModel
 from stages.runs.manifest import read_manifest
@@ -62,8 +63,8 @@ def test_a_pass_is_repeated_once_and_then_halved_until_it_fits(capsys):
     assert device.tried == [32, 32, 16, 8]
     assert capsys.readouterr().err.splitlines() == [
         "out of memory (memory.forward_batch_size): trying once more",
-        "out of memory: memory.forward_batch_size=16, not 32, from here on",
-        "out of memory: memory.forward_batch_size=8, not 16, from here on",
+        "out of memory: memory.forward_batch_size=16 instead of 32 from here on",
+        "out of memory: memory.forward_batch_size=8 instead of 16 from here on",
     ]
 
 

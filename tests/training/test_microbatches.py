@@ -21,8 +21,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from eval import summaries
 from eval.judges.gold import GoldJudge, Text, TokenizedText
 from stages import dpo, normalize, rm, sft
+from stages.config.checks import UserError
 from stages.config.command_line import make_config
-from stages.config.config import Config, UserError
+from stages.config.config import Config
 from stages.data.ragged import TokenizedSplit, make_ragged
 from stages.models.policy import PolicyModel
 from stages.models.sampling import Noise, Sampling, respond_often
@@ -372,7 +373,7 @@ def test_a_pass_that_ran_out_of_memory_gives_the_same_numbers(
         torch.testing.assert_close(torch.as_tensor(run()), expected, rtol=0, atol=1e-4)
     assert failed
     lines = capsys.readouterr().err.splitlines()
-    assert lines[0] == f"out of memory: {setting}=4, not 8, from here on"
+    assert lines[0] == f"out of memory: {setting}=4 instead of 8 from here on"
 
     # Nothing fits.
     limit_every_pass(monkeypatch, rows=0)

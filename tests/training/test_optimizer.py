@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from stages.config.config import Optimizer
+from stages.config.sections import Optimizer
 from stages.rl.update import linear_rate
 from stages.training.optimizer import cosine_rate, make_optimizer, set_learning_rate
 

@@ -198,7 +198,7 @@ def test_a_sharded_run_whose_process_died_resumes_to_the_same_bits(by_two_proces
 
     other_engine = launch(tmp_path, "ddp", train_ppo)
     assert other_engine.returncode == 2
-    assert "was saved with GPUS=2 ENGINE=fsdp2: resume with the same" in other_engine.stderr
+    assert "was saved with GPUS=2 ENGINE=fsdp2: resume in the same way" in other_engine.stderr
 
     resumed = launch(tmp_path, "fsdp2", train_ppo)
     assert resumed.returncode == 0, resumed.stderr[-3000:]

@@ -111,9 +111,9 @@ def test_judging_that_was_killed_asks_only_for_what_is_missing(
     asked: list[int] = []
     real = protocol.judge_all
 
-    def judge_all(judge: Any, todo: Any, concurrency: int, same_cap: Any) -> Any:
+    def judge_all(judge: Any, todo: Any, concurrency: int, earlier: Any) -> Any:
         asked.append(len(todo))
-        return real(judge, todo, concurrency, same_cap)
+        return real(judge, todo, concurrency, earlier)
 
     monkeypatch.setattr("eval.judge.judge_all", judge_all)
     run_module(judge, ARGUMENTS)

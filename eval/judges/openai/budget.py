@@ -1,4 +1,4 @@
-"""What asking costs: prices, and a spending limit."""
+"""The cost of requests: prices, and a spending limit."""
 
 import asyncio
 import json
@@ -8,7 +8,7 @@ from typing import Any
 from eval.judges.openai.replies import Completion
 from stages.config.checks import UserError
 from stages.config.judge import JudgeSettings
-from stages.config.judge_models import Known, known_model, without_price
+from stages.config.judge_models import ListPrice, list_price, without_price
 
 CHARACTERS_PER_TOKEN = 4  # OpenAI's own rule of thumb for English text
 TEMPLATE_TOKENS = 16  # what a chat template adds to a message
@@ -16,16 +16,16 @@ TEMPLATE_TOKENS = 16  # what a chat template adds to a message
 
 @dataclass(frozen=True, kw_only=True)
 class Price:
-    """USD per million tokens, read and written; reasoning is written too."""
+    """USD per million input and output tokens; reasoning counts as output."""
 
     read: float
     written: float
-    # Read from the server's own cache or put into it, in place of `read`.
+    # For tokens read from the server's own cache or written into it, in place of `read`.
     cached: float
     cache_written: float
 
     def cost(self, reply: Completion) -> float | None:
-        """Return the USD for a reply; None if its server does not report the tokens."""
+        """Return the USD for a reply; None if its server does not report token counts."""
         if not reply.prompt_tokens or (reply.text and not reply.completion_tokens):
             return None
         special = reply.cached_tokens + reply.cache_write_tokens
@@ -40,7 +40,7 @@ class Price:
     def maximum_cost(self, body: dict[str, Any], max_tokens: int) -> float:
         """Return the USD that the reply to a request cannot exceed.
 
-        No tokenizer makes more tokens than there are bytes, and the schema of a reply is read too.
+        A text never has more tokens than bytes, and the schema of a reply counts as input, too.
         """
         read_tokens = len(json.dumps(body).encode()) + TEMPLATE_TOKENS
         highest_price = max(self.read, self.cache_written)
@@ -53,11 +53,11 @@ class Price:
 
 
 def price_of(judge: JudgeSettings) -> Price | None:
-    """Return the price of the judge's model; None if neither the settings nor the table have it.
+    """Return the price of the judge's model; None if neither the settings nor the table has it.
 
-    Raises UserError for a cap that cannot be kept without a price.
+    Raises UserError for a cost cap that cannot be enforced without a price.
     """
-    listed = known_model(judge.model) or Known()
+    listed = list_price(judge.model) or ListPrice()
     read = judge.input_price if judge.input_price >= 0 else listed.read
     written = judge.output_price if judge.output_price >= 0 else listed.written
     if read is None or written is None:
@@ -95,7 +95,7 @@ class Budget:
         self.changed = asyncio.Condition()
 
     async def reserve(self, usd: float) -> None:
-        """Reserve money; wait while requests that are under way may still return some of theirs.
+        """Reserve money; wait while pending requests may still return some of theirs.
 
         Raises UserError if the cap would be exceeded even so.
         """
@@ -104,12 +104,12 @@ class Budget:
             if not self._fits(usd):
                 raise UserError(
                     f"the next request could bring the cost to ${self.spent + usd:.4f}, above "
-                    f"judge.max_cost={self.cap:g}: all replies are kept; raise it to continue"
+                    f"judge.max_cost={self.cap:g}: raise it to continue (all replies are kept)"
                 )
             self.reserved.append(usd)
 
     async def settle(self, reserved: float, usd: float) -> None:
-        """Enter what a request cost in place of what was reserved for it."""
+        """Replace a request's reservation by its actual cost."""
         async with self.changed:
             self.reserved.remove(reserved)
             self.spent += usd

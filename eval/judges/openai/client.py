@@ -1,7 +1,7 @@
-"""One question to a server of the OpenAI chat protocol, until it has a reply or the judge stops.
+"""Asks an OpenAI-compatible server one question, until it has a reply or the judge stops.
 
-`Chat.ask` is the loop: it sends a request, waits and repeats it after what passes by itself, leaves
-out a parameter that the server refuses, and raises an error for everything else. The openai library
+`Chat.ask` is the loop: it sends a request, waits and repeats it after a temporary error, leaves out
+parameters that the server refuses, and raises an error for everything else. The openai library
 sends each request once. Importing this module imports openai.
 """
 
@@ -39,20 +39,20 @@ from stages.config.judge_prompt import RESPONSE_FORMAT, read_prompt
 
 # A reply of a thousand tokens takes 10 KB, with log-probabilities 1 MB.
 MAX_REPLY_BYTES = 4_000_000
-# This many replies in a row with a thought and no answer indicate a misconfigured server.
+# This many replies in a row with reasoning but no answer indicate a misconfigured server.
 MAX_ONLY_THOUGHT = 3
 ATTEMPTS = (1, 2)
-# Seconds between two tries, unless the server says how long: doubled each time, up to a limit.
+# Seconds between two tries, unless the server names a time: doubled each time, up to a limit.
 FIRST_WAIT = 0.5
 LONGEST_WAIT = 8.0
 # A server that asks for a longer wait stops the judge.
 LONGEST_RETRY_AFTER = 120.0
-# Errors of the client before it has sent anything, so that nothing was paid for.
+# Errors of the client before it has sent anything, so that the request cost nothing.
 NEVER_SENT = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.ProxyError)
 
 
 class PostError(Exception):
-    """The server will not judge this one post, whatever else it takes."""
+    """The server refuses to judge this one post, but accepts others."""
 
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(f"{reason}: {message}")
@@ -61,20 +61,20 @@ class PostError(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class ChatRequest:
-    """A question as it is sent, and the name under which its reply is kept."""
+    """A question as it is sent, and the cache key of its reply."""
 
     key: str
     question: Question
     body: dict[str, Any]
     limit: int
-    """The most tokens that the reply may have."""
+    """Maximum number of tokens in the reply."""
 
 
 class Chat:
     """A model behind a server.
 
-    Its coroutines run on `loop`, in a thread of its own: a signal raises an exception in the main
-    thread, which asyncio would swallow there.
+    Its coroutines run on `loop`, in a separate thread: a signal raises an exception in the main
+    thread, where asyncio would swallow it.
     """
 
     def __init__(self, judge: JudgeSettings, cache: ReplyCache, price: Price | None) -> None:
@@ -87,13 +87,13 @@ class Chat:
         check_address(self.url, judge.model)
         self.budget = Budget(judge.max_cost)
 
-        # What the replies have shown of the server. The parameters in `left_out` are those that it
-        # refuses; none is blamed after the server has answered.
+        # What the replies have shown about the server. It refuses the parameters in `left_out`;
+        # after its first answer, no other parameter is blamed for an error.
         self.left_out: set[str] = set()
         self.has_answered = False
-        self.reasons = judge.reasoning_effort not in ("none", "default")
-        self.only_thought = 0  # replies in a row
-        self.replies = 0
+        self.is_reasoning = judge.reasoning_effort not in ("none", "default")
+        self.replies_without_answer = 0  # replies in a row
+        self.reply_count = 0
 
         self.next_turn = time.monotonic()
         self.under_way: set[asyncio.Task[Completion | Failure]] = set()
@@ -104,37 +104,37 @@ class Chat:
 
     @property
     def forms(self) -> tuple[bool, ...]:
-        """The forms in which a reply may be asked for: by a JSON schema (True), and in lines."""
+        """The forms in which a reply may be requested: by a JSON schema (True), or as lines."""
         by_setting = {"on": (True,), "off": (False,), "auto": (True, False)}
         return by_setting[self.settings.structured]
 
     @property
     def uses_schema(self) -> bool:
-        """Whether the next reply is asked for by a JSON schema."""
+        """Whether the next reply is requested with a JSON schema."""
         return self.forms[0] and "response_format" not in self.left_out
 
     def limit(self, attempt: int) -> int:
-        """Return the most tokens of a reply, twice as many for the second attempt.
+        """Return the maximum tokens of a reply, twice as many for the second attempt.
 
-        A judge that reasons spends its tokens on that first, and says nothing if they run out.
+        A judge that reasons spends its tokens on that first, and does not answer if they run out.
         """
-        room = self.settings.reasoning_tokens if self.reasons else 0
+        room = self.settings.reasoning_tokens if self.is_reasoning else 0
         return attempt * (self.settings.max_tokens + room)
 
-    def question(self, texts: Comparison, as_json: bool) -> Question:
+    def question(self, comparison: Comparison, as_json: bool) -> Question:
         """Return the question about a comparison."""
         return make_question(
             self.template,
-            query=texts.query,
-            first=texts.first,
-            second=texts.second,
+            query=comparison.query,
+            first=comparison.first,
+            second=comparison.second,
             as_json=as_json,
         )
 
     def key(self, question: Question, *, as_json: bool, attempt: int) -> str:
-        """Return a hash of all that a reply depends on.
+        """Return a hash of everything that a reply depends on.
 
-        It takes the settings as configured, before unsupported parameters are dropped.
+        It uses the settings as configured, before unsupported parameters are dropped.
         """
         judge = self.settings
         parts = {
@@ -150,19 +150,19 @@ class Chat:
         }
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
-    def keys(self, texts: Comparison) -> set[str]:
+    def keys(self, comparison: Comparison) -> set[str]:
         """Return all keys under which replies to a comparison may be kept."""
         return {
-            self.key(self.question(texts, as_json), as_json=as_json, attempt=attempt)
+            self.key(self.question(comparison, as_json), as_json=as_json, attempt=attempt)
             for as_json in self.forms
             for attempt in ATTEMPTS
         }
 
-    def request(self, texts: Comparison, attempt: int) -> ChatRequest:
-        """Return what is sent for a comparison, without the parameters that the server refuses."""
+    def request(self, comparison: Comparison, attempt: int) -> ChatRequest:
+        """Return the body of a request, without the parameters that the server refuses."""
         judge = self.settings
         as_json = self.uses_schema
-        question = self.question(texts, as_json)
+        question = self.question(comparison, as_json)
         limit = self.limit(attempt)
         body: dict[str, Any] = {
             "model": judge.model,
@@ -188,25 +188,26 @@ class Chat:
 
     # -- asking ------------------------------------------------------------------------------------
 
-    def find_reply(self, texts: Comparison, attempt: int) -> Completion | None:
-        """Return a finished reply from the cache, in either form."""
+    def find_reply(self, comparison: Comparison, attempt: int) -> Completion | None:
+        """Return a finished reply from the cache, whichever form was requested."""
         for as_json in self.forms:
-            key = self.key(self.question(texts, as_json), as_json=as_json, attempt=attempt)
+            key = self.key(self.question(comparison, as_json), as_json=as_json, attempt=attempt)
             for reply in self.cache.replies(key):
                 if accepts_model(self.settings, reply.model):
                     return reply
         return None
 
-    async def ask(self, texts: Comparison, attempt: int) -> Completion:
+    async def ask(self, comparison: Comparison, attempt: int) -> Completion:
         """Return the server's reply to a comparison, which is in the cache if it is finished.
 
-        Raises PostError if the server will not judge this post, and UserError if the judge has to
-        stop. It may be cancelled at any time: a request that was sent is still received and kept.
+        Raises PostError if the server refuses this post, and UserError if the judge has to stop. It
+        may be canceled at any time: the reply to a request that was sent is still received and
+        kept.
         """
         retries = 0
         while True:
             await self._wait_for_turn()
-            request = self.request(texts, attempt)
+            request = self.request(comparison, attempt)
             reply = await self._send_once(request)
 
             if isinstance(reply, Completion):
@@ -221,7 +222,7 @@ class Chat:
 
             seconds = reply.retry_after or backoff(retries)
             if seconds > LONGEST_RETRY_AFTER:
-                asks = f"the server asks to wait {seconds:g} s"
+                asks = f"the server asks for a wait of {seconds:g} s"
                 raise self._error(f"{reply.message}; {asks}; {reply.hint}")
             await asyncio.sleep(seconds)
             retries += 1
@@ -248,19 +249,19 @@ class Chat:
         return True
 
     def _check_thought(self, reply: Completion, attempt: int) -> None:
-        """Raise UserError if the server keeps on sending thoughts without an answer."""
-        self.reasons = self.reasons or reply.has_thought
+        """Raise UserError if the server keeps sending reasoning without an answer."""
+        self.is_reasoning = self.is_reasoning or reply.has_thought
         if reply.text.strip():
-            self.only_thought = 0
+            self.replies_without_answer = 0
             return
 
-        # A first reply that was cut off while thinking gets more room.
+        # A first reply that was cut off while reasoning gets more tokens in the second attempt.
         gets_more_room = reply.finish_reason == "length" and attempt < ATTEMPTS[-1]
         if reply.is_only_thought and not gets_more_room:
-            self.only_thought += 1
-        if self.only_thought >= MAX_ONLY_THOUGHT:
+            self.replies_without_answer += 1
+        if self.replies_without_answer >= MAX_ONLY_THOUGHT:
             raise self._error(
-                f"{MAX_ONLY_THOUGHT} replies have a thought (reasoning_content) and no answer:"
+                f"{MAX_ONLY_THOUGHT} replies in a row have reasoning_content but no answer:"
                 " start the server without its reasoning parser, raise judge.max_tokens and"
                 " judge.reasoning_tokens, or change judge.reasoning_effort"
             )
@@ -274,7 +275,7 @@ class Chat:
     # -- one request -------------------------------------------------------------------------------
 
     async def _send_once(self, request: ChatRequest) -> Completion | Failure:
-        """Send a request, within the cap on the cost. A request that was sent is not cancelled."""
+        """Send a request, within the cost cap. A request that was sent is not canceled."""
         reserved = self.maximum_cost(request)
         await self.budget.reserve(reserved)
         task = asyncio.create_task(self._send_and_keep(request, reserved))
@@ -283,11 +284,11 @@ class Chat:
         return await asyncio.shield(task)
 
     async def finish_requests(self) -> None:
-        """Wait until the replies to all requests that were sent are kept."""
+        """Wait until the replies to all sent requests are in the cache."""
         await asyncio.gather(*self.under_way, return_exceptions=True)
 
     async def _send_and_keep(self, request: ChatRequest, reserved: float) -> Completion | Failure:
-        """Send a request, enter its cost and keep its reply if that is finished."""
+        """Send a request, enter its cost, and keep its reply if it is finished."""
         number = self.cache.begin(request.key, request.question.hash, reserved)
         reply = await self._receive(request)
 
@@ -297,7 +298,7 @@ class Chat:
         if isinstance(reply, Completion):
             reply = replace(reply, prompt_hash=request.question.hash)
             self.has_answered = True
-            self.replies += 1
+            self.reply_count += 1
             outcome = "reply"
             finished = reply if reply.is_finished else None
             cost = self.price.cost(reply) if self.price else 0.0
@@ -312,10 +313,10 @@ class Chat:
         return reply
 
     async def _receive(self, request: ChatRequest) -> Completion | Failure:
-        """Send a request; return what came back within `judge.request_seconds`."""
+        """Send a request; return the outcome, within `judge.request_seconds`."""
         seconds = self.settings.request_seconds
         try:
-            # The client's own timeout starts again at each byte.
+            # The client's own timeout restarts with each byte.
             status, headers, content = await asyncio.wait_for(self._post(request.body), seconds)
         except (asyncio.TimeoutError, openai.APITimeoutError, httpx2.TimeoutException) as error:
             hint = "raise judge.request_seconds if the server needs longer"
@@ -327,7 +328,7 @@ class Chat:
             if isinstance(cause, NEVER_SENT):
                 message += ": check judge.base_url and HTTP_PROXY, HTTPS_PROXY, ALL_PROXY"
             return lost(message, is_free=isinstance(cause, NEVER_SENT))
-        except Exception as error:  # a defect, whose text may contain what was sent
+        except Exception as error:  # a bug, whose text may contain the request
             if self._hide(str(error)) == str(error):
                 raise
             raise RuntimeError(self._hide(f"{type(error).__name__}: {error}")) from None
@@ -338,7 +339,7 @@ class Chat:
         return reply
 
     async def _post(self, body: dict[str, Any]) -> tuple[int, httpx2.Headers, bytes]:
-        """Send a request; return status, headers and body of the response, whatever they are."""
+        """Send a request; return the response's status, headers and body."""
         create = self.client.chat.completions.with_streaming_response.create
         content = bytearray()
         try:
@@ -352,9 +353,9 @@ class Chat:
             return error.status_code, error.response.headers, error.response.content
 
     def _read(self, status: int, text: str) -> Completion | Failure:
-        """Return what a response says: a whole reply of the judge's, or why it is none."""
+        """Return the reply in a response, or the failure if it is not a complete reply."""
         try:
-            # The key is hidden in the decoded values, because JSON has several ways to spell it.
+            # The key is removed from the decoded values, because JSON has several ways to spell it.
             text = self._hide(json.dumps(json.loads(text), ensure_ascii=False))
             body = json.loads(text)
         except (ValueError, RecursionError):
@@ -367,12 +368,12 @@ class Chat:
         completion = read_completion(body)
         if completion is None:
             hint = "check judge.base_url (it often ends in /v1)"
-            return lost(f"no chat completion came back, but {text[:60]!r}: {hint}")
+            return lost(f"the response is not a chat completion, but {text[:60]!r}: {hint}")
         if completion.finish_reason not in ("stop", "length", CONTENT_FILTER):
             reason = completion.finish_reason[:40]
             return lost(f"the server broke off a reply (finish_reason {reason!r})")
         if not accepts_model(self.settings, completion.model):
-            # The first reply shows that the setting is wrong, a later one may be an accident.
+            # In the first reply the setting is probably wrong; a later one may be an accident.
             action = Action.RETRY if self.has_answered else Action.STOP
             return other_model(self.settings.model, completion.model, action)
         return completion
@@ -384,9 +385,9 @@ def messages(question: Question) -> list[dict[str, str]]:
 
 
 def make_client(judge: JudgeSettings) -> openai.AsyncOpenAI:
-    """Return the library's client, which sends each request once.
+    """Return the openai library's client, which sends each request once.
 
-    Raises UserError for a proxy in the environment that it cannot use.
+    Raises UserError for a proxy or certificates in the environment that it cannot use.
     """
     proxy = "the proxy in HTTP_PROXY, HTTPS_PROXY or ALL_PROXY"
     try:
@@ -398,20 +399,25 @@ def make_client(judge: JudgeSettings) -> openai.AsyncOpenAI:
         )
     except ImportError as error:
         raise UserError(f"{proxy} needs a package: {error} Or unset the variable.") from None
-    except (ValueError, httpx2.InvalidURL):  # whose text may contain a password
+    except (ValueError, httpx2.InvalidURL):  # the error's text may contain a password
         raise UserError(f"{proxy} is not the address of a proxy: correct or unset it") from None
+    except OSError as error:
+        raise UserError(
+            f"the certificates of SSL_CERT_FILE or SSL_CERT_DIR cannot be read ({error}): correct"
+            " or unset the variable"
+        ) from None
 
 
 def lost(message: str, is_free: bool = False) -> Failure:
-    """Return the failure of a request whose reply was not received as a whole."""
+    """Return the failure of a request whose reply was not received completely."""
     return Failure(action=Action.RETRY, message=message, hint=RETRY_HINT, is_free=is_free)
 
 
 def other_model(requested: str, name: str, action: Action) -> Failure:
-    """Return the failure of a request that another model has answered."""
+    """Return the failure of a request that a different model has answered."""
     if not name:
         message = "the reply names no model"
-        hint = "to take it all the same, set judge.accept_model='*'"
+        hint = "to accept it anyway, set judge.accept_model='*'"
     else:
         message = f"the reply is {name}'s"
         hint = (
@@ -436,4 +442,4 @@ def retry_after(headers: httpx2.Headers) -> float | None:
 def backoff(retries: int) -> float:
     """Return the seconds before another try: twice as many each time, up to a limit."""
     seconds = min(LONGEST_WAIT, FIRST_WAIT * 2.0 ** min(retries, 10))
-    return seconds * random.uniform(0.75, 1.0)  # so that requests do not come all at once
+    return seconds * random.uniform(0.75, 1.0)  # so that requests do not arrive all at once

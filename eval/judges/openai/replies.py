@@ -1,7 +1,7 @@
 """What a server sends: a completion or an error, wherever the server reports it.
 
-Servers of the OpenAI protocol agree on the shape of a completion. They do not agree on errors: the
-status of the response, an object in the body of a 200, or the reason why the completion ended.
+OpenAI-compatible servers agree on the shape of a completion, but not on errors: these may be in the
+status of the response, in the body of a 200, or in the reason why the completion ended.
 `find_error` turns each of them into a `Failure`, which says what the client does next.
 """
 
@@ -19,11 +19,11 @@ from eval.judges.protocol import CONTENT_FILTER, FILTERED, TOO_LONG
 from stages.config.judge import JudgeSettings
 from stages.config.judge_models import is_model
 
-# Where servers put what a model thought: vLLM, DeepSeek and llama.cpp; OpenRouter; Ollama.
+# Where servers put a model's reasoning: vLLM, DeepSeek and llama.cpp; OpenRouter; Ollama.
 THOUGHT_FIELDS = ("reasoning_content", "reasoning", "thinking")
 
-# How a completion ends (`finish_reason`), in lower case. TGI says `eos_token`, some proxies use
-# Anthropic's words, some servers say nothing.
+# How a completion ends (`finish_reason`), in lower case. TGI sends `eos_token`, some proxies use
+# Anthropic's words, some servers send nothing.
 FINISHED = ("stop", "eos", "eos_token", "end_turn", "stop_sequence", "")
 CUT_OFF = ("length", "max_tokens", "model_length")
 # OpenAI's word and Google's.
@@ -41,20 +41,20 @@ class Completion:
 
     text: str
     finish_reason: str
-    """`stop`, `length` or CONTENT_FILTER; another word means that the server failed."""
+    """`stop`, `length` or CONTENT_FILTER; any other word means that the server failed."""
     model: str
     has_thought: bool
     """Whether the model has reasoned: it shows or counts it, or was cut off before a word."""
     prompt_tokens: int
     completion_tokens: int
-    """All that were written, including the reasoning."""
+    """All output tokens, including the reasoning."""
     cached_tokens: int
     cache_write_tokens: int
     prompt_hash: str = ""
 
     @property
     def is_finished(self) -> bool:
-        """Whether this is a whole answer, which is worth keeping."""
+        """Whether this is a complete answer, which is worth keeping."""
         return self.finish_reason == "stop" and bool(self.text.strip())
 
     @property
@@ -67,7 +67,7 @@ def read_completion(body: Any) -> Completion | None:
     """Return the completion in a response's JSON, or None if it has none."""
     try:
         choice = body["choices"][0]
-        message = choice.get("message") or {}  # Google sends none if its filter refuses
+        message = choice.get("message") or {}  # Google sends none if its filter refuses a request
         usage = body.get("usage") or {}
         prompt_details = usage.get("prompt_tokens_details") or {}
         completion_details = usage.get("completion_tokens_details") or {}
@@ -115,7 +115,7 @@ def joined_text(content: Any) -> str:
 
 
 def clean(text: Any) -> str:
-    """Return text that any file can hold: half a surrogate pair becomes a question mark.
+    """Return text that any file can store: an unpaired surrogate becomes a question mark.
 
     Raises TypeError if it is not text.
     """
@@ -125,7 +125,7 @@ def clean(text: Any) -> str:
 
 
 def normal_finish_reason(finish_reason: Any) -> str:
-    """Return why a completion ended, in one word for what servers call differently."""
+    """Return why a completion ended, with one word for the different names that servers use."""
     reason = str(finish_reason or "")
     if reason.lower() in FINISHED:
         return "stop"
@@ -142,7 +142,7 @@ def count(value: Any) -> int:
 
 
 def accepts_model(judge: JudgeSettings, name: str) -> bool:
-    """Return whether a reply in this model's name counts: the model asked for, or one accepted."""
+    """Return whether a reply from this model counts: it is the requested model, or accepted."""
     patterns = [pattern.strip() for pattern in judge.accept_model.split(",")]
     return is_model(judge.model, name) or any(
         fnmatchcase(name, pattern) for pattern in patterns if pattern
@@ -157,7 +157,7 @@ class Action(Enum):
 
     RETRY = "wait and ask again; stop the judge if that does not help"
     TOO_LONG = TOO_LONG
-    """Leave this post unjudged: it is longer than the judge takes."""
+    """Leave this post unjudged: it is too long for the judge."""
     FILTERED = FILTERED
     """Leave this post unjudged: a filter of the server refuses it."""
     STOP = "stop the judge"
@@ -171,20 +171,20 @@ class Failure:
     message: str
     """One line."""
     hint: str
-    """How the user can fix it, if it stops the judge."""
+    """How the user can fix it if it stops the judge."""
     status: int = 0
     """0 if the server reported no error."""
     text: str = ""
-    """All that the server said."""
+    """The server's complete message."""
     retry_after: float | None = None
-    """Seconds that the server asks to wait."""
+    """The wait that the server asks for, in seconds."""
     is_free: bool = False
     """Whether it is certain that the request cost nothing."""
 
 
 RETRIED = (408, 409, 425, 429)  # and all server errors
 RETRY_HINT = "finished replies are kept: run the same command again later"
-KEY_HINT = "check OPENAI_API_KEY and the credit of its account; finished replies are kept"
+KEY_HINT = "check OPENAI_API_KEY and the credit of its account (finished replies are kept)"
 HINTS = {
     401: KEY_HINT,
     402: KEY_HINT,
@@ -221,10 +221,9 @@ def find_error(status: int, text: str, body: Any) -> Failure | None:
     if not isinstance(first, dict):
         return None
     error = first.get("error")
-    if not error:
-        match first:  # OpenRouter puts an error next to an unfinished reply
-            case {"choices": [{"error": error_in_choice}, *_]}:
-                error = error_in_choice
+    choices = first.get("choices")
+    if not error and isinstance(choices, list) and choices and isinstance(choices[0], dict):
+        error = choices[0].get("error")  # OpenRouter puts an error next to an unfinished reply
     is_error_itself = "choices" not in first and {"message", "detail", "code"} & first.keys()
     if error is None and is_error_itself:  # vLLM's older versions, FastAPI, Qwen
         error = first
@@ -249,7 +248,7 @@ def status_in_body(error: Any, body: dict[str, Any]) -> int:
 
 
 def failure_of(status: int, text: str) -> Failure:
-    """Return the failure that an error status and its words mean."""
+    """Return the failure for an error status and its text."""
     action = action_for(status, text)
     return Failure(
         action=action,
@@ -269,7 +268,7 @@ def action_for(status: int, text: str) -> Action:
         return Action.FILTERED
     if status in (401, 402, 404):
         return Action.STOP
-    # llama.cpp reports it as a server error at times, OpenAI as a rate limit that no wait meets.
+    # llama.cpp may report it as a server error, OpenAI as a rate limit that waiting does not fix.
     if LENGTH.search(text):
         return Action.TOO_LONG
     if status in RETRIED or status >= 500:
@@ -279,8 +278,8 @@ def action_for(status: int, text: str) -> Action:
 
 # -- parameters ------------------------------------------------------------------------------------
 
-# The words of a refusal that blame a parameter. In place of the first, max_completion_tokens is
-# sent; the others can be left out.
+# Parameters that a refusal may name. In place of the first, max_completion_tokens is sent; the
+# others can be left out.
 BLAMED = {
     "max_tokens": re.compile("max_completion_tokens"),
     "temperature": re.compile("temperature", re.IGNORECASE),
@@ -306,9 +305,9 @@ SHORTEST_KEY = 8  # characters
 
 
 def hide_key(text: str, key: str) -> str:
-    """Return the text with [key] in place of the key, also where a URL spells it.
+    """Return the text with [key] in place of the key, also in its URL encoding.
 
-    A word, as local servers take one for a key, is no secret and may occur in a reply.
+    A plain word, which local servers accept as a key, is not a secret and may occur in a reply.
     """
     if len(key) < SHORTEST_KEY or key.isalpha():
         return text

@@ -1,4 +1,4 @@
-"""An LLM as judge. Every reply is cached before it is used, so only what is missing is asked."""
+"""An LLM as judge. Every reply is cached before it is used, so only missing ones are requested."""
 
 import asyncio
 from collections.abc import Generator, Iterable, Sequence
@@ -21,7 +21,7 @@ from eval.judges.protocol import (
     Reply,
 )
 from stages.config.judge import JudgeSettings
-from stages.runs.text import told
+from stages.runs.text import labeled
 
 # Finish reasons that a second attempt would not change.
 FINAL_REASONS = (TOO_LONG, FILTERED, CONTENT_FILTER)
@@ -37,25 +37,25 @@ class OpenAIJudge(Judge):
         self.settings = judge
         self.price = price_of(judge)
         self.chat = Chat(judge, ReplyCache(cache), self.price)
-        # Two policies may have written the same summary: the judge is asked once.
+        # Two policies may have written the same summary: then the judge is asked only once.
         self.answers: dict[Comparison, Future[Reply]] = {}
         self.error: Exception | None = None
         """The first error, which has stopped all questions."""
 
     @property
     def about(self) -> About:
-        """The model, and with which parameters of the protocol it was asked."""
+        """The judge's name, with the parameters that were used."""
         judge = self.settings
         left_out = self.chat.left_out
         if not self.chat.has_answered:
-            note = "all replies kept from before"
+            note = "all replies from the cache"
         else:
             temperature = f"temperature {judge.temperature:g}"
             if "temperature" in left_out:
                 temperature = "its own temperature (it takes no other)"
             effort = f"reasoning effort {judge.reasoning_effort}"
             if "reasoning_effort" in left_out or judge.reasoning_effort == "default":
-                effort = "no reasoning effort said"
+                effort = "no reasoning effort given"
             form = "by a JSON schema" if self.chat.uses_schema else "in plain text"
             note = f"{temperature}, {effort}, replies {form}"
         return About(
@@ -68,27 +68,31 @@ class OpenAIJudge(Judge):
     # -- all questions -----------------------------------------------------------------------------
 
     def prepare(
-        self, comparisons: Sequence[Comparison], same_cap: Iterable[Comparison] = ()
+        self, comparisons: Sequence[Comparison], earlier: Iterable[Comparison] = ()
     ) -> None:
-        """Print what the missing replies will cost, before the first is asked for.
+        """Print what the missing replies will cost, before the first one is requested.
 
-        The shortest question is asked alone, and more if they bring no answer, to learn which
-        parameters the server takes and in the name of which model it answers.
+        The shortest question is asked first, and others if it has no answer, to learn which
+        parameters the server accepts and which model answers.
         """
-        keys = {key for texts in chain(comparisons, same_cap) for key in self.chat.keys(texts)}
+        keys: set[str] = set()
+        for comparison in chain(comparisons, earlier):
+            keys |= self.chat.keys(comparison)
         self.chat.budget.spent = self.chat.cache.spent(keys)
-        self.chat.replies = 0
+        self.chat.reply_count = 0
 
         different = dict.fromkeys(map(anonymous, comparisons))
-        attempts = {texts: next_attempt(self._kept_replies(texts)) for texts in different}
-        missing = {texts: attempt for texts, attempt in attempts.items() if attempt is not None}
+        missing: dict[Comparison, int] = {}
+        for comparison in different:
+            attempt = next_attempt(self._kept_replies(comparison))
+            if attempt is not None:
+                missing[comparison] = attempt
         print(self._estimate(len(different), missing), flush=True)
 
-        shortest_first = sorted(missing, key=lambda texts: sum(map(len, texts[1:])))
-        for texts in shortest_first:
-            if self.chat.has_answered and not self.chat.only_thought:
+        for comparison in sorted(missing, key=question_length):
+            if self.chat.has_answered and not self.chat.replies_without_answer:
                 break
-            self.reply(texts)
+            self.reply(comparison)
 
     def reply(self, comparison: Comparison) -> Reply:
         """Return the reply to one comparison, from the cache or from the server."""
@@ -98,15 +102,15 @@ class OpenAIJudge(Judge):
     def replies(
         self, comparisons: Sequence[Comparison], concurrency: int
     ) -> Generator[Reply, None, None]:
-        """Yield the replies in the order of the comparisons, `concurrency` asked for at once.
+        """Yield the replies in the order of the comparisons, with `concurrency` requests at once.
 
-        The first error stops all questions. Requests that were sent are received and kept first.
+        The first error stops all questions, after the replies to sent requests have been kept.
         """
         slots = asyncio.Semaphore(concurrency)
-        for texts in map(anonymous, comparisons):
-            if texts not in self.answers:
-                judging = self._judge(texts, slots)
-                self.answers[texts] = asyncio.run_coroutine_threadsafe(judging, self.chat.loop)
+        for comparison in map(anonymous, comparisons):
+            if comparison not in self.answers:
+                judging = self._judge(comparison, slots)
+                self.answers[comparison] = asyncio.run_coroutine_threadsafe(judging, self.chat.loop)
         try:
             for comparison in comparisons:
                 yield self.answers[anonymous(comparison)].result()
@@ -124,30 +128,31 @@ class OpenAIJudge(Judge):
 
     def finish(self) -> None:
         """Print what the replies have cost."""
-        if self.chat.replies:
+        if self.chat.reply_count:
             bill = f"; ${usd(self.chat.budget.spent)} spent in all" if self.price else ""
-            print(told(f"judge {self.settings.model}", f"{self.chat.replies:,} replies{bill}"))
+            text = f"{self.chat.reply_count:,} replies{bill}"
+            print(labeled(f"judge {self.settings.model}", text))
 
     # -- one question ------------------------------------------------------------------------------
 
-    async def _judge(self, texts: Comparison, slots: asyncio.Semaphore) -> Reply:
-        """Return the reply to a comparison. An error ends the other questions too."""
+    async def _judge(self, comparison: Comparison, slots: asyncio.Semaphore) -> Reply:
+        """Return the reply to a comparison. An error stops the other questions, too."""
         async with slots:
             if self.error is not None:
                 raise self.error
             try:
-                return await self._ask(texts)
+                return await self._ask(comparison)
             except Exception as error:
                 self.error = self.error or error
                 self._cancel_questions()
                 raise
 
-    async def _ask(self, texts: Comparison) -> Reply:
-        """Ask, and once more if the reply is no verdict; without one the last reply counts."""
-        replies = self._kept_replies(texts)
+    async def _ask(self, comparison: Comparison) -> Reply:
+        """Ask, and ask again if the reply has no verdict; without one, the last reply counts."""
+        replies = self._kept_replies(comparison)
         attempt = next_attempt(replies)
         while attempt is not None:
-            reply = await self._new_reply(texts, attempt)
+            reply = await self._new_reply(comparison, attempt)
             if reply.finish_reason in FINAL_REASONS:
                 return reply
             replies[attempt] = reply
@@ -156,32 +161,32 @@ class OpenAIJudge(Judge):
         verdicts = [reply for reply in replies.values() if reply.choice]
         return verdicts[0] if verdicts else replies[max(replies)]
 
-    def _kept_replies(self, texts: Comparison) -> dict[int, Reply]:
+    def _kept_replies(self, comparison: Comparison) -> dict[int, Reply]:
         """Return the replies in the cache, by their attempt."""
         replies = {}
         for attempt in ATTEMPTS:
-            completion = self.chat.find_reply(texts, attempt)
+            completion = self.chat.find_reply(comparison, attempt)
             if completion is not None:
-                replies[attempt] = self._as_reply(texts, completion)
+                replies[attempt] = self._as_reply(comparison, completion)
         return replies
 
-    async def _new_reply(self, texts: Comparison, attempt: int) -> Reply:
-        """Return the reply of the server, or its reason for none."""
+    async def _new_reply(self, comparison: Comparison, attempt: int) -> Reply:
+        """Return the server's reply, or the reason why there is none."""
         try:
-            completion = await self.chat.ask(texts, attempt)
+            completion = await self.chat.ask(comparison, attempt)
         except PostError as error:
             return Reply(
                 choice=None,
                 text=f"[no reply] {error}",
                 finish_reason=error.reason,
                 requested_model=self.settings.model,
-                prompt_hash=self.chat.question(texts, self.chat.uses_schema).hash,
+                prompt_hash=self.chat.question(comparison, self.chat.uses_schema).hash,
             )
-        return self._as_reply(texts, completion)
+        return self._as_reply(comparison, completion)
 
-    def _as_reply(self, texts: Comparison, completion: Completion) -> Reply:
-        """Return a completion with its verdict, if it is finished and the judge's own words."""
-        question = self.chat.question(texts, self.chat.uses_schema)
+    def _as_reply(self, comparison: Comparison, completion: Completion) -> Reply:
+        """Return a completion as a reply. It has a verdict only if finished and not an echo."""
+        question = self.chat.question(comparison, self.chat.uses_schema)
         is_own = completion.is_finished and not question.is_echo(completion.text)
         return Reply(
             choice=parse_choice(completion.text) if is_own else None,
@@ -199,19 +204,26 @@ class OpenAIJudge(Judge):
         who = f"judge {self.settings.model}"
         start = f"{len(missing):,} of {total:,} replies to ask for"
         if not missing:
-            return told(who, start)
+            return labeled(who, start)
         if self.price is None:
-            return told(who, f"{start}; price unknown")
+            return labeled(who, f"{start}; price unknown")
 
         tokens = min(self.settings.max_tokens, USUAL_REPLY_TOKENS)
-        if self.chat.reasons:
+        if self.chat.is_reasoning:
             tokens += min(self.settings.reasoning_tokens, ASSUMED_REASONING_TOKENS)
-        requests = [self.chat.request(texts, attempt) for texts, attempt in missing.items()]
+        requests = [
+            self.chat.request(comparison, attempt) for comparison, attempt in missing.items()
+        ]
         typical = sum(self.price.typical_cost(request.body, tokens) for request in requests)
         maximum = sum(self.chat.maximum_cost(request) for request in requests)
-        before = told(who, f"{start}; ${usd(self.chat.budget.spent)} spent before")
+        before = labeled(who, f"{start}; ${usd(self.chat.budget.spent)} spent before")
         after = f"about ${usd(typical)}, at most ${usd(maximum)} if each is asked once"
-        return f"{before}\n{told(who, after)}"
+        return f"{before}\n{labeled(who, after)}"
+
+
+def question_length(comparison: Comparison) -> int:
+    """Return the number of characters of a question's texts."""
+    return len(comparison.query) + len(comparison.first) + len(comparison.second)
 
 
 def next_attempt(replies: dict[int, Reply]) -> int | None:
@@ -228,5 +240,5 @@ def anonymous(comparison: Comparison) -> Comparison:
 
 
 def usd(amount: float) -> str:
-    """Return dollars as lines show them: cents from ten dollars on, and more digits below."""
+    """Format dollars: with cents from ten dollars on, with more digits below."""
     return f"{amount:,.2f}" if amount >= 10 else f"{amount:.4f}"

@@ -46,7 +46,7 @@ def test_a_sign_flip_p_value_without_evidence_is_1(differences):
 
 def test_differences_on_no_common_grid_are_refused():
     differences = np.random.default_rng(4).normal(size=9)
-    with pytest.raises(ValueError, match="no multiples of a common part"):
+    with pytest.raises(ValueError, match="not multiples of a common fraction"):
         sign_flip_p_value(differences)
 
 

@@ -189,8 +189,8 @@ def test_fewer_than_20_posts_of_equal_length_give_no_rate():
     [
         ({"log_ratios": np.zeros(200)}, "length ratios"),
         ({"log_ratios": np.tile([-0.7, 0.0, 0.0, 0.7], 50)}, "length ratios"),
-        ({"outcomes": np.ones(200)}, "verdicts are alike"),
-        ({"shown_first": np.ones(200, dtype=bool)}, "same place"),
+        ({"outcomes": np.ones(200)}, "verdicts are the same"),
+        ({"shown_first": np.ones(200, dtype=bool)}, "same position"),
         ({"outcomes": np.full(200, np.nan)}, "fewer than 30"),
         ({"posts": np.repeat([0, 1], 100)}, "fewer than 15 posts"),
     ],
