@@ -348,7 +348,7 @@ def test_make_eval_policy_judges_a_released_checkpoint_to_its_page(judged):
 @pytest.mark.parametrize(
     ("changes", "goal", "said"),
     [
-        ({}, "ppo", "ppo trains, and POLICY= is judged without training"),
+        ({}, "ppo", "ppo trains, but POLICY= is judged without training"),
         ({"upstream": "tiny"}, "eval", "leave out UPSTREAM="),
         ({"overrides": ("sft.epochs=3",)}, "eval", r"sft\.\* has no effect"),
         ({"overrides": ("rloo.kl_coef=0.1",)}, "eval", r"rloo\.\* has no effect"),

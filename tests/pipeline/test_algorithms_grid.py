@@ -25,7 +25,7 @@ def test_each_coefficient_is_a_run_of_all_algorithms_and_the_first_has_best_of_n
 
 def test_runs_that_train_nothing_are_refused():
     request = Request(preset="outputs", overrides=("outputs.file=x",))
-    with pytest.raises(UserError, match="a grid of runs trains, and"):
+    with pytest.raises(UserError, match="a grid of runs trains, but"):
         algorithms(request, GridOptions())
 
 

@@ -51,7 +51,7 @@ def test_a_launcher_of_your_own_is_used_as_it_is():
 @pytest.mark.parametrize(
     ("gpus", "engine", "launch_text", "said"),
     [
-        (0, "ddp", "", "GPUS=0: give the number of GPUs"),
+        (0, "ddp", "", "GPUS=0 is below 1: give the number of GPUs"),
         (2, "zero3", "", "unknown ENGINE 'zero3': choose one of ddp, fsdp2"),
         (2, "fsdp", "", "unknown ENGINE 'fsdp': did you mean fsdp2"),
         (2, "ddp", "torchrun", "LAUNCH already sets the number of processes"),
