@@ -221,7 +221,7 @@ def test_a_conversation_without_an_answer_is_refused(messages, reason):
 
 def test_an_answer_by_the_user_is_refused():
     row = {"prompt": [QUESTION], "chosen": [QUESTION], "rejected": [POOR]}
-    with pytest.raises(BadRowError, match="field chosen ends with the user"):
+    with pytest.raises(BadRowError, match="field chosen has no turn of the assistant"):
         to_openai_schema("x:1", row, "comparisons_train")
 
 

@@ -142,7 +142,7 @@ def test_dry_says_what_would_run_and_writes_nothing(tmp_path, monkeypatch):
     planned = typed(tmp_path, "dpo", "eval", *mine, "DRY=1").stdout.splitlines()
     assert len(planned) == 6
     assert planned[0].startswith("mine seed 44413: would run dpo (not ")
-    assert planned[1].startswith("mine seed 44413: would run summaries (if dpo ")
+    assert planned[1].startswith("mine seed 44413: would run summaries (if the result of dpo ")
     refused = typed(tmp_path, "ppo", "NAME=mine", "SET=sft.epochs=3 ppo.lam=0.5", "DRY=1")
     assert refused.returncode == 2
     assert "ppo.lam: ran with 0.95, now 0.5" in refused.stderr
@@ -155,7 +155,7 @@ def test_a_command_with_nothing_to_do_says_so_and_writes_nothing(tmp_path, monke
         finish(named("sft.epochs=3"), stage)
     before = everything(tmp_path)
     again = typed(tmp_path, "sft", "rm", "ppo", "eval", "NAME=mine")  # with its own settings
-    assert "mine seed 44413: nothing to do, 10 stages have finished" in again.stdout
+    assert "mine seed 44413: nothing to do, all 10 stages have finished" in again.stdout
     assert everything(tmp_path) == before
 
 
