@@ -493,6 +493,7 @@ def test_bounded_values_by_hand():
 def test_the_slope_of_a_bounded_value_is_that_of_the_arctangent():
     outputs = torch.tensor([0.0, 2.0], requires_grad=True)
     bound_values(outputs, low=-1.0, high=3.0).sum().backward()
+    assert outputs.grad is not None
     close(outputs.grad, [4 / math.pi, 4 / (5 * math.pi)])
 
 
