@@ -8,6 +8,7 @@ step.
 
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
 from accelerate import Accelerator
 
@@ -16,6 +17,8 @@ from stages.config.ppo import PolicyGradient, Ppo
 from stages.rl.episodes import Episodes, ValueRange
 from stages.rl.networks import Origins
 from stages.runs.files import read_lines
+
+E = TypeVar("E", bound=Episodes)
 
 
 def logged_range(settings: PolicyGradient, metrics_file: Path, update: int) -> ValueRange | None:
@@ -61,7 +64,7 @@ def find_range(
     return ValueRange(low=low, high=high)
 
 
-def in_range(episodes: Episodes, value_range: ValueRange) -> Episodes:
+def in_range(episodes: E, value_range: ValueRange) -> E:
     """The episodes with the critic's outputs bounded to this range.
 
     Raises ValueError if they have no values.
