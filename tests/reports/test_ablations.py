@@ -369,7 +369,7 @@ def test_an_ablation_in_which_every_seed_ended_in_an_error_is_on_the_page():
         "0",
         "4 of 4 (changed)",
     ]
-    assert row_of(section(page, "Speed of learning, and the critic"), "dropout") == ["–"] * 5
+    assert row_of(section(page, "Speed of learning, and the critic"), "dropout") == ["–"] * 7
 
 
 def test_seeds_that_ended_in_an_error_forbid_that_an_ablation_makes_no_difference():
