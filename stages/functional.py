@@ -7,8 +7,6 @@ numbers are those of Huang et al. 2024.
 Letters in shapes: B sequences, T response tokens, L any length, V vocabulary.
 """
 
-import math
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -318,7 +316,7 @@ def bound_values(outputs: Tensor, low: float, high: float) -> Tensor:
     """
     if not low < high:
         raise ValueError(f"values are bounded to a range with low < high, not {low} and {high}")
-    return low + (high - low) * (0.5 + outputs.atan() / math.pi)
+    return low + (high - low) * (0.5 + outputs.atan() / torch.pi)
 
 
 def returns_to_go(rewards: Tensor, gamma: float) -> Tensor:
