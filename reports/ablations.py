@@ -73,6 +73,10 @@ class Learning:
     below_zero: int
     """Updates in which the critic explained less than a constant."""
     updates: int
+    realized: float | None
+    """Mean explained variance of realized returns; None if no run has logged it."""
+    realized_below_zero: float | None
+    """Share of the updates in which that was below 0."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -391,6 +395,11 @@ def _learning(runs: Sequence[RunResult], default: Seeds) -> Learning:
             if default_pace is not None:
                 differences_of_seeds.append(pace - default_pace)
     critics = [run.critic for run in runs if run.critic]
+    # With realized returns: runs of older versions have not logged it.
+    means = [critic.realized_mean for critic in critics if critic.realized_mean is not None]
+    shares = [
+        critic.realized_below_zero for critic in critics if critic.realized_below_zero is not None
+    ]
     return Learning(
         pace=mean_over_seeds(paces),
         pace_difference=mean_over_seeds(differences_of_seeds),
@@ -398,6 +407,8 @@ def _learning(runs: Sequence[RunResult], default: Seeds) -> Learning:
         last_explained=fmean(critic.last for critic in critics) if critics else None,
         below_zero=sum(critic.below_zero for critic in critics),
         updates=sum(critic.updates for critic in critics),
+        realized=fmean(means) if means else None,
+        realized_below_zero=fmean(shares) if shares else None,
     )
 
 

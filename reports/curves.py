@@ -76,7 +76,11 @@ GRADIENT_GROUPS = (
         caption="how the critic learned",
         metrics=(
             Metric("Value loss", "loss", ("loss/value_avg",)),
-            Metric("Explained variance of the returns", "share", ("val/explained_variance",)),
+            Metric(
+                "Explained variance of the returns",
+                "share",
+                ("val/explained_variance", "val/explained_variance_realized"),
+            ),
             Metric("Critic (1) or mean (0) used", "", ("policy/critic_used",)),
             Metric(
                 "Variance of the advantages",

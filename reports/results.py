@@ -11,6 +11,7 @@ from functools import cached_property
 from itertools import combinations
 from math import isfinite
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from eval.calibration import calibration_of
@@ -182,6 +183,11 @@ class CriticResult:
     """Updates whose advantages came from it."""
     first: float
     last: float
+    realized_mean: float | None
+    """Mean explained variance of the returns that followed, without the critic's own values; None
+    in runs that did not log it."""
+    realized_below_zero: float | None
+    """Share of the updates in which that was below 0."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -671,12 +677,16 @@ def _read_critic(
     if not rows:
         return None
     explained = [row[key] for row in rows]
+    realized_key = "val/explained_variance_realized"
+    realized = [row[realized_key] for row in rows if realized_key in row]
     return CriticResult(
         updates=len(rows),
         below_zero=sum(value < 0 for value in explained),
         used=int(sum(row.get("policy/critic_used", 1) for row in rows)),
         first=explained[0],
         last=explained[-1],
+        realized_mean=fmean(realized) if realized else None,
+        realized_below_zero=fmean(value < 0 for value in realized) if realized else None,
     )
 
 

@@ -181,6 +181,19 @@ def kl_penalty(
     return log_ratios.clamp(max=MAX_LOG_RATIO).exp() * kl
 
 
+def preference_over_reference(scores: Tensor, reference_scores: Tensor) -> Tensor:
+    """The reward model's probability that a response is preferred to its query's reference.
+
+    sigmoid(score - reference score). Any constant in the reward model's scores cancels out.
+
+    Shapes: scores, reference_scores [B], reward units -> [B] in [0, 1].
+    Source: PAR, Fu et al. 2025 (arXiv 2502.18770).
+    differs: PAR's reference is a response of the SFT model, or the mean of sigmoids over several.
+    Here it is the human summary.
+    """
+    return torch.sigmoid(scores - reference_scores)
+
+
 def adapt_kl_coef(kl_coef: float, kl: float, target: float, episodes: int, horizon: int) -> float:
     """The KL coefficient after one batch: larger where the KL is above its target, smaller below.
 
@@ -271,6 +284,39 @@ def gae(
         reversed_advantages.append(running)
     advantages = torch.stack(reversed_advantages, dim=1).flip(1)
     return advantages, advantages + values
+
+
+def length_adaptive_lambda(lengths: Tensor, alpha: float) -> Tensor:
+    """Lambda of GAE for each episode, which rises with the length of its response.
+
+    1 - 1 / (alpha * length), at least 0. The weights lambda^k of later steps then add up to
+    alpha * length, so a reward reaches back over the same share of any response. At most
+    1 / alpha tokens give lambda 0.
+
+    Shapes: lengths [B], tokens -> [B] float32. alpha > 0. Raises ValueError for another alpha.
+    Source: VAPO, Yue et al. 2025 (arXiv 2504.05118), with alpha 0.05 for responses of thousands of
+    tokens; BPCO, Qi et al. 2026 (arXiv 2608.23566), equation 14 as it is quoted elsewhere, with
+    alpha 0.4.
+    differs: lambda is at least 0, which the papers' long responses do not need.
+    """
+    _require_positive("alpha", alpha)
+    return (1 - 1 / (alpha * lengths.float())).clamp(min=0)
+
+
+def bound_values(outputs: Tensor, low: float, high: float) -> Tensor:
+    """A critic's outputs squashed into the range of the score: its values.
+
+    low + (high - low) * (1/2 + arctan(output) / pi). An output of 0 is the middle of the range.
+
+    Shapes: outputs [..] -> [..], reward units. Raises ValueError unless low < high.
+    Source: BPCO, Qi et al. 2026 (arXiv 2608.23566), equation 9 as it is quoted elsewhere: we had
+    descriptions of the paper, not its text.
+    differs: the paper knows the range of its rewards, and its returns are rewards. Ours also have
+    the KL penalty, so a return may lie outside the range, where no value can follow it.
+    """
+    if not low < high:
+        raise ValueError(f"values are bounded to a range with low < high, not {low} and {high}")
+    return low + (high - low) * (0.5 + outputs.atan() / torch.pi)
 
 
 def returns_to_go(rewards: Tensor, gamma: float) -> Tensor:
@@ -426,7 +472,8 @@ def loss_weights(mask: Tensor, mean: str) -> Tensor:
 def explained_variance(values: Tensor, returns: Tensor, mask: Tensor) -> Tensor:
     """Share of the returns' variance that the critic explains: 1 - Var(R - V) / Var(R).
 
-    1 for a perfect critic, 0 for a constant. The variance is the biased one.
+    1 for a perfect critic, 0 for a constant. The variance is the biased one. Targets with a lambda
+    below 1 contain the critic's own values, which can inflate the share: `returns_to_go` does not.
 
     Shapes: values, returns [..], mask [..] bool -> []. Raises ValueError where no position counts.
     Source: our own diagnostic, not in Huang et al. 2024.

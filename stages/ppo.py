@@ -42,10 +42,18 @@ from stages.rl.algorithms import Algorithm
 from stages.rl.metrics import describe, describe_texts, samples, say_what_is_odd, summarize
 from stages.rl.networks import PolicyLearner, load_networks, make_learner, origins_of, save_networks
 from stages.rl.pretraining import load_pretraining_mix
-from stages.rl.rollout import load_queries, measure, sample_responses, score
+from stages.rl.rollout import (
+    load_queries,
+    load_references,
+    measure,
+    sample_responses,
+    score,
+    score_references,
+)
 from stages.rl.start_checks import check_start
 from stages.rl.update import check_episodes, first_kl_coef, next_kl_coef, optimize, set_rate
 from stages.rl.update_checks import check_statistics, check_update
+from stages.rl.value_range import find_range, in_range, logged_range
 from stages.runs.files import read_lines, sync
 from stages.runs.run import open_stage
 from stages.training.accelerator import make_accelerator
@@ -65,6 +73,7 @@ def train_policy(config: Config, algorithm: Algorithm) -> None:
         data = run.require("base") / "data"
         split, posts = load_queries(data)
         queries = posts.columns["queries"]
+        references = load_references(split, posts, settings)
         mix = load_pretraining_mix(config, settings, data)
         tokenizer = load_tokenizer(run.require("sft") / "model")
 
@@ -73,11 +82,12 @@ def train_policy(config: Config, algorithm: Algorithm) -> None:
         networks = load_networks(origins, tokenizer, settings, config.memory.frozen_dtype)
         learner = make_learner(accelerator, networks, settings, config.optimizer, config.memory)
 
-        # Resume after the last saved update, if there is one. An adaptive KL coefficient follows
-        # from what that update has logged.
+        # Resume after the last saved update, if there is one. An adaptive KL coefficient and the
+        # range of bounded values follow from what was logged.
         state = begin(run, learner, settings, len(queries))
         metrics_file = run.partial / "metrics.jsonl"
         kl_coef = first_kl_coef(settings, metrics_file, state.update)
+        value_range = logged_range(settings, metrics_file, state.update)
         folders_to_keep = kept_models(settings)
 
         # Only a reward function reads what the data say about a query, besides its text.
@@ -94,7 +104,22 @@ def train_policy(config: Config, algorithm: Algorithm) -> None:
                 learner, query_batch, state.noise, settings, facts=facts_of_batch
             )
             measured = measure(learner, sampled, settings)
-            episodes = score(learner, measured, settings)
+            reference_scores = None
+            if references is not None:
+                reference_scores = score_references(
+                    learner,
+                    query_batch,
+                    references=[references[row] for row in batch],
+                    settings=settings,
+                    facts=facts_of_batch,
+                )
+            episodes = score(learner, measured, settings, reference_scores=reference_scores)
+
+            # With ppo.bound_values, the scores of the first update decide the range of the values.
+            if isinstance(settings, Ppo) and settings.bound_values:
+                if value_range is None:
+                    value_range = find_range(accelerator, episodes, origins, settings)
+                episodes = in_range(episodes, value_range)
 
             # 4. and 5. Compute rewards per token, then advantages and the critic's targets.
             shaped = assign_rewards(episodes, settings, tokenizer.pad_token_id, kl_coef)
@@ -125,7 +150,7 @@ def train_policy(config: Config, algorithm: Algorithm) -> None:
 
             kl_coef = next_kl_coef(settings, kl_coef, metrics["objective/kl"], update)
 
-        save_networks(learner, tokenizer, run.partial)
+        save_networks(learner, tokenizer, run.partial, value_range)
         if run.is_main:
             results = summarize(read_lines(metrics_file), settings) | {"queries_from": split}
             run.finish(results, learner.budget.halvings)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from stages.functional import (
     adapt_kl_coef,
+    bound_values,
     critic_beats_constant,
     entropy,
     explained_variance,
@@ -18,6 +19,7 @@ from stages.functional import (
     kl_estimate,
     kl_penalty,
     leave_one_out,
+    length_adaptive_lambda,
     loss_weights,
     masked_mean,
     masked_whiten,
@@ -28,6 +30,7 @@ from stages.functional import (
     policy_loss,
     policy_losses,
     preference_loss,
+    preference_over_reference,
     response_masks,
     returns_to_go,
     shape_rewards,
@@ -459,6 +462,51 @@ def test_gae_is_the_decaying_sum_of_one_step_errors(seed, gamma, lam):
         weights = torch.tensor([(gamma * lam) ** k for k in range(7 - t)], dtype=torch.float64)
         close(advantages[:, t], (deltas[:, t:] * weights).sum(dim=1), 1e-9)
     close(returns - values, advantages, 1e-9)
+
+
+def test_the_length_adaptive_lambda_by_hand():
+    lengths = torch.tensor([1, 2, 5, 20])
+    # 1 - 1 / (0.4 * length); 0.4 and 0.8 would give -1.5 and -0.25.
+    close(length_adaptive_lambda(lengths, alpha=0.4), [0.0, 0.0, 0.5, 0.875])
+
+
+def test_the_weights_of_a_length_adaptive_lambda_reach_over_a_share_of_the_response():
+    length = 400
+    lam = length_adaptive_lambda(torch.tensor([length]), alpha=0.1).double()
+    weights = lam ** torch.arange(10 * length)
+    assert weights.sum().item() == pytest.approx(0.1 * length, rel=1e-4)
+
+
+def test_gae_takes_a_lambda_for_each_episode():
+    rewards = torch.tensor([[0.0, 0.0, 1.0], [0.0, 0.0, 1.0]])
+    values = torch.zeros(2, 3)
+    advantages, _ = gae(rewards, values, gamma=1.0, lam=torch.tensor([0.5, 1.0]))
+    close(advantages, [[0.25, 0.5, 1.0], [1.0, 1.0, 1.0]])
+
+
+def test_bounded_values_by_hand():
+    outputs = torch.tensor([0.0, 1.0, -1.0, 1e9, -1e9])
+    # arctan(1) is pi / 4: three quarters of the range from -1 to 3.
+    close(bound_values(outputs, low=-1.0, high=3.0), [1.0, 2.0, 0.0, 3.0, -1.0])
+
+
+def test_the_slope_of_a_bounded_value_is_that_of_the_arctangent():
+    outputs = torch.tensor([0.0, 2.0], requires_grad=True)
+    bound_values(outputs, low=-1.0, high=3.0).sum().backward()
+    assert outputs.grad is not None
+    close(outputs.grad, [4 / math.pi, 4 / (5 * math.pi)])
+
+
+@pytest.mark.parametrize("high", [-1.0, -2.0, NAN])
+def test_a_range_without_room_is_refused(high):
+    with pytest.raises(ValueError, match="a range with low < high"):
+        bound_values(torch.zeros(1), low=-1.0, high=high)
+
+
+def test_a_preference_is_the_sigmoid_of_the_margin_over_the_reference():
+    scores = torch.tensor([2.0, 2.0, -1.0])
+    reference_scores = torch.tensor([2.0, 2.0 - math.log(3), -1.0 + math.log(4)])
+    close(preference_over_reference(scores, reference_scores), [0.5, 0.75, 0.2])
 
 
 MASKED_RETURNS = torch.tensor([1.0, 3.0, NAN])

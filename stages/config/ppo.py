@@ -78,6 +78,12 @@ class PolicyGradient(Section):
     missing_eos_penalty: float = Field(default=-1.0, le=0, ge=-MOST)
     """Score, or change of the score, of a response without EOS, reward units, at most 0. TRL
     subtracts 1 where `subtract` adds this -1."""
+    score_shaping: Literal["off", "preference"] = "off"
+    """What of a score is rewarded: the score (`off`); or its `preference`, sigmoid(score -
+    reference score), the reward model's probability that the response is preferred to its query's
+    human reference (PAR, arXiv 2502.18770). Each query then needs a reference. A preference lies in
+    [0, 1], so reward_normalization cancels out, the EOS trick's -1 is below all preferences, and
+    kl_coef weighs more than it does against scores."""
     whiten_rewards: bool = False
     """Scale rewards to unit variance, without shifting the mean (Huang et al. 2024, detail 24)."""
     whiten_advantages: bool = True
@@ -196,8 +202,8 @@ class Ppo(PolicyGradient):
 
     critic_init: Literal["reward_model", "zero", "sft"] = "reward_model"
     """What the critic starts from. `reward_model`: the reward model (Huang et al. 2024, detail 22).
-    `zero`: the reward model's backbone with a head of zeros, so that every value is 0 at first.
-    `sft`: the SFT model's backbone with a new head."""
+    `zero`: the reward model's backbone with a head of zeros, so that every value is 0 at first, or
+    the middle of the range with bound_values. `sft`: the SFT model's backbone with a new head."""
     baseline: Literal["critic", "mean", "gated"] = "critic"
     """What a return is compared with. `critic`: the critic's values (GAE, as in Huang et al. 2024).
     `mean`: the batch's mean return, without any critic. `gated`: the critic in batches where it
@@ -221,6 +227,14 @@ class Ppo(PolicyGradient):
     """Lambda of GAE."""
     lam_value: float = Field(default=-1.0, ge=-1, le=1)
     """Lambda of the critic's targets (decoupled GAE, VC-PPO). -1: the same as lam."""
+    lam_length_alpha: NonNegativeFloat = 0.0
+    """Lambda of the advantages is 1 - 1 / (lam_length_alpha * response tokens), at least 0, in
+    place of lam (0.05 in VAPO, arXiv 2504.05118; 0.4 in BPCO, arXiv 2608.23566). 0: lam."""
+    bound_values: bool = False
+    """Whether the critic's outputs are squashed into the range of the scores (BPCO, arXiv
+    2608.23566): that of the references, of the first update's responses and of a missing EOS; with
+    score_shaping=preference, of 0 to 1 and a missing EOS. The KL penalty does not widen it, so
+    returns may lie outside: see val/returns_outside_range."""
     vf_coef: NonNegativeFloat = 0.1
     """Weight of the value loss."""
     clip_values: bool = True
@@ -246,6 +260,25 @@ class Ppo(PolicyGradient):
             raise ValueError(f"ppo.cliprange must be above 0, not {self.cliprange}")
         if self.lam_value < 0 and self.lam_value != -1:
             raise ValueError(f"ppo.lam_value must be -1 or lie in [0, 1], not {self.lam_value}")
+
+        if self.lam_length_alpha and not self.uses_critic:
+            raise ValueError(
+                "ppo.lam_length_alpha must be 0 with ppo.baseline=mean, which has no lambda"
+            )
+        if self.lam_length_alpha and self.lam_value < 0:
+            raise ValueError(
+                "ppo.lam_value must be set with ppo.lam_length_alpha: the critic's targets have one"
+                " lambda for all lengths, 1 in VAPO and BPCO"
+            )
+        if self.bound_values and not self.uses_critic:
+            raise ValueError(
+                "ppo.bound_values must be false with ppo.baseline=mean, which trains no critic"
+            )
+        if self.bound_values and self.whiten_rewards:
+            raise ValueError(
+                "ppo.bound_values must be false with ppo.whiten_rewards, which gives the rewards"
+                " another scale than the scores"
+            )
 
         updates = self.num_updates
         if self.critic_updates >= updates:

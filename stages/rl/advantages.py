@@ -35,7 +35,7 @@ def assign_rewards(
     kl = functional.kl_estimate(episodes.logprobs, episodes.ref_logprobs)
     rewards = functional.shape_rewards(
         kl,
-        episodes.scores,
+        episodes.rewarded_scores,
         response_mask,
         kl_coef=kl_coef if settings.kl_in == "reward" else 0.0,
         score_at=score_at,

@@ -89,10 +89,13 @@ def ppo_advantages(batch: GlobalBatch, ppo: Ppo) -> "tuple[Tensor, Tensor | None
 
 def critic_advantages(batch: GlobalBatch, ppo: Ppo) -> "tuple[Tensor, Tensor]":
     """GAE's advantages, and the critic's targets, which may have their own lambda."""
-    from stages.functional import gae
+    from stages.functional import gae, length_adaptive_lambda
 
+    lam: float | Tensor = ppo.lam
+    if ppo.lam_length_alpha:
+        lam = length_adaptive_lambda(batch.response_mask.sum(dim=1), ppo.lam_length_alpha)
     values = batch.counted_values()
-    advantages, _ = gae(batch.rewards, values, ppo.gamma, ppo.lam)
+    advantages, _ = gae(batch.rewards, values, ppo.gamma, lam)
     _, returns = gae(batch.rewards, values, ppo.gamma, ppo.critic_lam)
     return advantages, returns
 

@@ -7,9 +7,10 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from stages.functional import bound_values
 from stages.models.forward import ResponseBatch
 
-ONE_PER_EPISODE = ("scores", "sampler_gaps")
+ONE_PER_EPISODE = ("scores", "shaped_scores", "reference_scores", "sampler_gaps")
 """Fields of shape [B]. All others, except the queries, have a column per response token."""
 CPU_COLUMNS = 1024
 """Token columns of a pass on a CPU. Larger matrix products are not faster there."""
@@ -69,6 +70,8 @@ class Sampled(ResponseBatch):
 class Measured(Sampled):
     """Shapes: logprobs, ref_logprobs [B, T] nats; values [B, T] reward units, None without critic;
     sampler_gaps [B], nats between the sampler's log-probabilities and the training pass's.
+
+    With `ppo.bound_values`, `values` are the critic's outputs until `in_range` has bounded them.
     """
 
     logprobs: Tensor
@@ -78,10 +81,37 @@ class Measured(Sampled):
 
 
 @dataclass(frozen=True, kw_only=True)
+class ValueRange:
+    """The range to which `ppo.bound_values` squashes the critic's outputs, reward units."""
+
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class Episodes(Measured):
-    """Shapes: scores [B], reward units, including the penalty for a missing EOS."""
+    """Shapes: scores [B], reward units, including the penalty for a missing EOS.
+
+    With `score_shaping`, reference_scores [B] are those of the queries' references, and
+    shaped_scores [B] what the policy is trained on; both are None without it.
+    """
 
     scores: Tensor
+    shaped_scores: Tensor | None = None
+    reference_scores: Tensor | None = None
+    value_range: ValueRange | None = None
+    """The range of the values; None if they are the critic's outputs as they are."""
+
+    @property
+    def rewarded_scores(self) -> Tensor:
+        """The scores that enter the rewards, [B]: the shaped ones if there are any."""
+        return self.scores if self.shaped_scores is None else self.shaped_scores
+
+    def values_of(self, outputs: Tensor) -> Tensor:
+        """The critic's outputs as values: bounded if these episodes have a range."""
+        if self.value_range is None:
+            return outputs
+        return bound_values(outputs, low=self.value_range.low, high=self.value_range.high)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -123,8 +123,8 @@ def microbatch_losses(
         yield policy_loss(new_logprobs, entropies, part, divisors, settings, kl_coef)
 
     if part.returns is not None and isinstance(settings, Ppo):
-        new_values = learner.trained("critic", part)
-        yield value_loss(new_values, part, divisors, settings)
+        outputs = learner.trained("critic", part)
+        yield value_loss(part.values_of(outputs), part, divisors, settings)
 
 
 def policy_loss(

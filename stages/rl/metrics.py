@@ -65,13 +65,16 @@ def describe(
         "objective/kl_k3": k3,
         "objective/entropy": per_episode(-rollout.logprobs),
         "objective/non_score_reward": penalty,
-        "objective/rlhf_reward": rollout.scores + penalty,
+        "objective/rlhf_reward": rollout.rewarded_scores + penalty,
         "objective/scores": rollout.scores,
         "policy/eos_rate": has_eos,
-        "policy/below_penalty": has_eos & (rollout.scores < settings.missing_eos_penalty),
+        "policy/below_penalty": has_eos & (rollout.rewarded_scores < settings.missing_eos_penalty),
         "policy/response_length": rollout.response_mask.sum(dim=1),
         "val/sampler_mismatch": rollout.sampler_gaps,
     }
+    if rollout.shaped_scores is not None and rollout.reference_scores is not None:
+        columns["objective/shaped_scores"] = rollout.shaped_scores
+        columns["objective/reference_scores"] = rollout.reference_scores
     sums = global_sum(accelerator, *(column.sum() for column in columns.values()))
     means = {key: value / settings.batch_size for key, value in zip(columns, sums, strict=True)}
 
@@ -96,6 +99,10 @@ def describe_critic(accelerator: Accelerator, rollout: Rollout, ppo: Ppo) -> dic
 
     The variances are those of the advantages of response tokens before whitening, reward units
     squared, once with the critic and once with the batch's mean return in its place.
+    `val/explained_variance` is that of the critic's targets, which contain its own values where
+    their lambda is below 1; `val/explained_variance_realized` that of the sums of rewards that
+    followed. `val/returns_outside_range`: share of those sums that lie outside the range of bounded
+    values. `policy/lambda`: mean lambda of the episodes, where it depends on their lengths.
     Source: our own diagnostics, after Pan et al. 2026 (arXiv 2604.19485).
     """
     batch = global_batch(accelerator, rollout, rollout.rewards)
@@ -105,13 +112,31 @@ def describe_critic(accelerator: Accelerator, rollout: Rollout, ppo: Ppo) -> dic
     def variance(advantages: Tensor) -> float:
         return advantages[batch.response_mask].var(correction=0).item()
 
-    explained = functional.explained_variance(batch.counted_values(), returns, batch.value_mask)
-    return {
-        "val/explained_variance": explained.item(),
+    def explained(targets: Tensor) -> float:
+        share = functional.explained_variance(batch.counted_values(), targets, batch.value_mask)
+        return share.item()
+
+    realized = functional.returns_to_go(batch.rewards, ppo.gamma)
+    metrics = {
+        "val/explained_variance": explained(returns),
+        "val/explained_variance_realized": explained(realized),
         "policy/critic_used": float(critic_passes_gate(batch, returns, ppo)),
         "val/advantage_variance_critic": variance(with_critic),
         "val/advantage_variance_mean": variance(with_mean),
     }
+    if ppo.lam_length_alpha:
+        lengths = batch.response_mask.sum(dim=1)
+        lambdas = functional.length_adaptive_lambda(lengths, ppo.lam_length_alpha)
+        metrics["policy/lambda"] = lambdas.mean().item()
+    if rollout.value_range is not None:
+        low = rollout.value_range.low
+        high = rollout.value_range.high
+        is_outside = (realized < low) | (realized > high)
+        metrics["val/value_low"] = low
+        metrics["val/value_high"] = high
+        share_outside = functional.masked_mean(is_outside.float(), batch.value_mask)
+        metrics["val/returns_outside_range"] = share_outside.item()
+    return metrics
 
 
 def describe_advantages(learner: PolicyLearner, rollout: Rollout) -> dict[str, float]:

@@ -24,6 +24,7 @@ from stages.models.loading import load_policy, load_reward_model, new_reward_mod
 from stages.models.lora import adapt, adapter_layers, adapter_off, keep_model
 from stages.models.policy import PolicyModel
 from stages.models.reward_function import RECORD
+from stages.rl.episodes import ValueRange
 from stages.runs.files import read_record
 from stages.runs.run import Run
 from stages.training.accelerator import place, prepare
@@ -67,6 +68,8 @@ class Origins:
     """The normalized reward model, from which reward model and critic start."""
     score_shift: float = 0.0
     """Added to every score: the mean that normalization subtracted, with detail 15 off."""
+    reference_scores: tuple[float, ...] = ()
+    """The lowest and the highest score of a reference, if they are recorded, with that shift."""
     seed: int = 0
     """Seed of a critic's new head."""
     adapt: Callable[..., None] | None = None
@@ -76,10 +79,12 @@ class Origins:
 def origins_of(run: Run, settings: PolicyGradient) -> Origins:
     """The models from which a stage's networks start: the run's SFT model and its reward model."""
     normalized = run.require("normalize")
+    shift = score_shift(normalized, settings)
     return Origins(
         policy=run.require("sft") / "model",
         reward_model=normalized / "model",
-        score_shift=score_shift(normalized, settings),
+        score_shift=shift,
+        reference_scores=reference_scores(normalized, shift),
         seed=run.config.seed,
         adapt=partial(adapt, config=run.config, stage=run.stage),
     )
@@ -91,6 +96,20 @@ def score_shift(normalized: Path, settings: PolicyGradient) -> float:
         return 0.0
     manifest = read_record(normalized / "manifest.json") or {}
     return float(manifest["results"]["mean_before"])
+
+
+def reference_scores(normalized: Path, shift: float) -> tuple[float, ...]:
+    """The lowest and the highest score that a finished `normalize` stage has given a reference.
+
+    `shift` is `Origins.score_shift`. Empty if the stage has recorded none.
+    """
+    manifest = read_record(normalized / "manifest.json") or {}
+    results = manifest.get("results", {})
+    if "minimum" not in results or "maximum" not in results:
+        return ()
+    # They were recorded before the mean was subtracted.
+    added = shift - results["mean_before"]
+    return results["minimum"] + added, results["maximum"] + added
 
 
 class WithoutAdapter(nn.Module):
@@ -281,9 +300,20 @@ def clip_gradients(trained: PolicyAndCritic, settings: PolicyGradient) -> dict[s
     return norms
 
 
-def save_networks(learner: PolicyLearner, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
-    """Write the policy to `model` and a critic to `critic`, as plain models."""
+def save_networks(
+    learner: PolicyLearner,
+    tokenizer: PreTrainedTokenizerBase,
+    folder: Path,
+    value_range: ValueRange | None = None,
+) -> None:
+    """Write the policy to `model` and a critic to `critic`, as plain models.
+
+    A plain model gives a bounded critic's outputs, not its values: `bound_values` of
+    `stages/functional.py` turns them into values. Its config.json has the range as `value_range`.
+    """
     trained: PolicyAndCritic = learner.accelerator.unwrap_model(learner.trained)
     keep_model(learner.accelerator, trained.policy, tokenizer, folder / "model")
     if trained.critic is not None:
+        if value_range is not None:
+            trained.critic.config.value_range = [value_range.low, value_range.high]
         keep_model(learner.accelerator, trained.critic, tokenizer, folder / "critic")

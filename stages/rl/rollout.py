@@ -16,15 +16,21 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 
 from stages import functional
+from stages.config.checks import UserError
 from stages.config.ppo import PolicyGradient
 from stages.config.sections import PPO_TRAIN
-from stages.data.ragged import TokenizedSplit, load_split, pad_left
-from stages.models.forward import response_logprobs, response_values, score_responses
+from stages.data.ragged import Ragged, TokenizedSplit, load_split, pad_left, pad_right
+from stages.models.forward import (
+    ResponseBatch,
+    response_logprobs,
+    response_values,
+    score_responses,
+)
 from stages.models.reward_function import Facts, TextReward
 from stages.models.sampling import Noise, SamplingParams, sample
 from stages.rl.episodes import Episodes, Measured, Sampled, concatenate, trim_left
 from stages.rl.networks import PolicyLearner
-from stages.training.memory import PassSize
+from stages.training.memory import PassSize, chunks
 from stages.training.processes import local_share
 from stages.training.sharding import gathered, is_sharded
 
@@ -196,10 +202,14 @@ def score(
     measured: Measured,
     settings: PolicyGradient,
     in_float32: bool = False,
+    reference_scores: Tensor | None = None,
 ) -> Episodes:
     """Step 3: the reward model's number for each whole response, and the EOS trick.
 
     `in_float32`: whatever the mixed precision is, for comparisons with saved scores.
+    `reference_scores` [B] are those of `score_references`. If there are any, the scores are shaped
+    by them, and the EOS trick is applied to the shaped scores too: a missing EOS still gets -1,
+    which is below their range of 0 to 1.
     """
     reward_model = learner.networks.reward_model
     # A function of texts gets as many at once as the setting says. For shards, see `measure`.
@@ -213,13 +223,70 @@ def score(
                 scores.append(score_responses(reward_model, part))
         return torch.cat(scores)
 
-    scores = eos_trick(
-        in_passes(learner, settings, score_all),
-        measured.responses,
-        learner.networks.eos_id,
-        settings,
+    eos_id = learner.networks.eos_id
+    raw_scores = in_passes(learner, settings, score_all)
+    shaped_scores = None
+    if reference_scores is not None:
+        preferences = functional.preference_over_reference(raw_scores, reference_scores)
+        shaped_scores = eos_trick(preferences, measured.responses, eos_id, settings)
+    return Episodes(
+        **vars(measured),
+        scores=eos_trick(raw_scores, measured.responses, eos_id, settings),
+        shaped_scores=shaped_scores,
+        reference_scores=reference_scores,
     )
-    return Episodes(**vars(measured), scores=scores)
+
+
+def load_references(split: str, posts: TokenizedSplit, settings: PolicyGradient) -> Ragged | None:
+    """The references of the queries, if the settings compare scores with theirs; else None.
+
+    `split` is the name of the posts. Raises UserError if these posts have no references.
+    """
+    if settings.score_shaping == "off":
+        return None
+    if "summaries" not in posts.columns:
+        section = settings.section()
+        raise UserError(
+            f"{section}.score_shaping={settings.score_shaping} needs a reference for each query, "
+            f"and the posts of {split} have none: set {section}.score_shaping=off, or remove "
+            f"{split} from the data to take queries from sft_train"
+        )
+    return posts.columns["summaries"]
+
+
+@torch.no_grad()
+def score_references(
+    learner: PolicyLearner,
+    queries: Sequence[Tensor],
+    references: Sequence[Tensor],
+    settings: PolicyGradient,
+    facts: Sequence[Facts] = (),
+) -> Tensor:
+    """The scores of the human references of this process's episodes, [B], reward units.
+
+    The arguments are those of the global batch; the order is that of `sample_responses`. The
+    samples of a query share its reference, which is scored once. The EOS trick is not applied.
+    """
+    samples_per_query = settings.samples_per_query
+    pad_id = learner.networks.pad_id
+    device = learner.accelerator.device
+    places = share_of_batch(learner.accelerator, queries, samples_per_query)
+    own_queries = [place // samples_per_query for place in places[::samples_per_query]]
+
+    def score_all(size: int) -> Tensor:
+        scores = []
+        for rows in chunks(own_queries, size):
+            batch = ResponseBatch(
+                queries=pad_left([queries[row] for row in rows], pad_id).to(device),
+                responses=pad_right([references[row] for row in rows], pad_id).to(device),
+                pad_id=pad_id,
+                facts=[facts[row] for row in rows] if facts else [],
+            )
+            with learner.accelerator.autocast():
+                scores.append(score_responses(learner.networks.reward_model, batch))
+        return torch.cat(scores)
+
+    return in_passes(learner, settings, score_all).repeat_interleave(samples_per_query)
 
 
 def eos_trick(scores: Tensor, responses: Tensor, eos_id: int, settings: PolicyGradient) -> Tensor:

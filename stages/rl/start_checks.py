@@ -269,7 +269,8 @@ def check_kl(rollout: Rollout, bounds: Bounds, stage: str) -> None:
 def check_critic(rollout: Rollout, eos_id: int, bounds: Bounds, before_eos: bool = False) -> None:
     """A critic that starts as the reward model must give the same number as the reward model.
 
-    Compared at the EOS token, or one token earlier if the reward model is read there.
+    Compared at the EOS token, or one token earlier if the reward model is read there. With
+    `ppo.bound_values` it must say the score bounded to the range of the values.
     """
     if rollout.values is None:
         raise ValueError("these episodes have no critic's values")
@@ -284,7 +285,7 @@ def check_critic(rollout: Rollout, eos_id: int, bounds: Bounds, before_eos: bool
         columns = columns - 1
     values = rollout.values.gather(1, columns.unsqueeze(1)).squeeze(1)
     _require_small(
-        (values - rollout.scores)[has_value_at_eos],
+        (values - rollout.values_of(rollout.scores))[has_value_at_eos],
         bounds,
         "the critic differs from the reward model",
         "ppo (step 3 scores another text than the critic reads, or gives the penalty where EOS is)"

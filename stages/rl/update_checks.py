@@ -120,6 +120,9 @@ def compare_update(
 
     with collected(failures):
         check_rewards(update, accelerator, rollout, real, settings, kl_coef)
+    if rollout.shaped_scores is not None:
+        with collected(failures):
+            check_preferences(update, rollout, learner.networks.eos_id)
     with collected(failures):
         check_moments(update, learner, settings)
     if learner.update >= 2 and settings.policy_learns(learner.update - 2):
@@ -161,7 +164,7 @@ def check_rewards(
     section 3.4). Whitened rewards have another scale, but the same mean over the batch.
     """
     log_ratios = (rollout.logprobs.double() - rollout.ref_logprobs.double()).masked_fill(~real, 0)
-    expected = rollout.scores.double()  # [B]
+    expected = rollout.rewarded_scores.double()  # [B]
     if settings.kl_in == "reward":
         expected = expected - kl_coef * log_ratios.sum(dim=1)
     found = rollout.rewards.double().sum(dim=1)
@@ -180,6 +183,23 @@ def check_rewards(
             f"{update}: whitening the rewards has changed their mean",
             "step 5 (whiten_rewards must not shift the mean)",
         )
+
+
+def check_preferences(update: str, rollout: Rollout, eos_id: int) -> None:
+    """Where a response ends, log(p / (1 - p)) of its shaped score p is its score minus that of its
+    query's reference (Fu et al. 2025).
+    """
+    if rollout.shaped_scores is None or rollout.reference_scores is None:
+        raise ValueError("these episodes have no shaped scores")
+    margins = (rollout.scores.double() - rollout.reference_scores.double()).clamp(-10, 10)
+    odds = margins.exp()
+    has_eos = (rollout.responses == eos_id).any(dim=1)
+    _require_equal(
+        rollout.shaped_scores.double()[has_eos],
+        (odds / (1 + odds))[has_eos],
+        f"{update}: a shaped score is not the probability that the reference loses",
+        "step 3 (score_shaping, or references of other queries)",
+    )
 
 
 def check_returns(update: str, rollout: Rollout, real: Tensor, ppo: Ppo) -> None:
@@ -223,7 +243,7 @@ def check_advantages(
         if ppo.baseline == "gated" and abs(explained) < TOLERANCE:
             return  # rounding decides which baseline it is
         if ppo.baseline == "critic" or explained > 0:
-            advantages = _discounted_sums(deltas, ppo.gamma * ppo.lam)
+            advantages = _discounted_sums(deltas, ppo.gamma * _policy_lambda(real, ppo))
 
     if ppo.whiten_advantages:
         if ppo.whiten_over == "process":
@@ -268,12 +288,25 @@ def _explained_variance(values: Tensor, returns: Tensor, counted: Tensor) -> flo
     return 1 - residual / (total + WHITEN_EPS)
 
 
-def _discounted_sums(deltas: Tensor, decay: float) -> Tensor:
-    """Sum over later steps s of decay^(s - t) * deltas[s]: [B, T] -> [B, T]."""
+def _policy_lambda(real: Tensor, ppo: Ppo) -> float | Tensor:
+    """Lambda of the advantages: one number, or with lam_length_alpha one for each episode, [B]."""
+    if not ppo.lam_length_alpha:
+        return ppo.lam
+    reach = ppo.lam_length_alpha * real.sum(dim=1).double()
+    return torch.where(reach > 1, (reach - 1) / reach, 0.0)
+
+
+def _discounted_sums(deltas: Tensor, decay: float | Tensor) -> Tensor:
+    """Sum over later steps s of decay^(s - t) * deltas[s]: [B, T] -> [B, T].
+
+    `decay` is one number, or one for each episode, [B].
+    """
     step = torch.arange(deltas.shape[1], device=deltas.device)
     distance = step.unsqueeze(1) - step
-    weights = torch.where(distance >= 0, float(decay) ** distance.clamp(min=0), 0.0)
-    return deltas @ weights.double()
+    decay = torch.as_tensor(decay, dtype=torch.float64, device=deltas.device)
+    powers = decay.view(-1, 1, 1) ** distance.clamp(min=0)  # [B or 1, T, T]
+    weights = torch.where(distance >= 0, powers, 0.0)
+    return (deltas.unsqueeze(1) @ weights).squeeze(1)
 
 
 def check_groups(update: str, rollout: Rollout) -> None:

@@ -71,6 +71,34 @@ def test_the_critics_targets_have_the_advantages_lambda_unless_they_have_their_o
     assert Ppo(lam=0.9, lam_value=1.0).critic_lam == 1.0
 
 
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        (
+            {"lam_length_alpha": 0.4},
+            "ppo.lam_value must be set with ppo.lam_length_alpha: the critic's targets have one"
+            " lambda for all lengths, 1 in VAPO and BPCO",
+        ),
+        (
+            {"lam_length_alpha": 0.4, "lam_value": 1.0, "baseline": "mean"},
+            "ppo.lam_length_alpha must be 0 with ppo.baseline=mean, which has no lambda",
+        ),
+        (
+            {"bound_values": True, "baseline": "mean"},
+            "ppo.bound_values must be false with ppo.baseline=mean, which trains no critic",
+        ),
+        (
+            {"bound_values": True, "whiten_rewards": True},
+            "ppo.bound_values must be false with ppo.whiten_rewards, which gives the rewards"
+            " another scale than the scores",
+        ),
+    ],
+    ids=str,
+)
+def test_recipes_for_the_critic_that_would_do_nothing_or_harm_are_refused(changes, line):
+    assert refusal_of(Ppo, **changes) == line
+
+
 def test_an_error_names_the_section_of_the_algorithm():
     assert refusal_of(Rloo, kl_estimator="k3").startswith("rloo.kl_estimator must be k1")
     assert refusal_of(Grpo, samples_per_query=1) == "grpo.samples_per_query must be at least 2"

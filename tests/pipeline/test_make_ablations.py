@@ -16,7 +16,7 @@ from tests.lib.pipeline import EVALUATED, FAILED, Recorder, finish, make
 
 # These turn the paper's way back on where a preset starts PPO otherwise.
 AS_IN_TINY = ("critic-reward-model", "critic-paper", "critic-updates", "lambda-0.95")
-NOT_WHOLE = (*AS_IN_TINY, "gated", "mean")
+NOT_WHOLE = (*AS_IN_TINY, "gated", "mean", "critic-decoupled", "critic-bounded")
 
 
 @pytest.mark.parametrize(

@@ -178,6 +178,7 @@ def write_scores(config, first_of_one, explained=()):
     ]
     for row, value in zip(rows, explained, strict=False):
         row |= {"val/explained_variance": value, "policy/eos_rate": 1.0}
+        row |= {"val/explained_variance_realized": value - 0.25}
     write_rows(stage_folder(config, "ppo") / "metrics.jsonl", rows)
 
 
@@ -192,7 +193,9 @@ def test_the_critics_explained_variance_is_a_mean_without_its_warm_up():
     cells = row_of(section(page_of("dropout"), "Speed of learning, and the critic"), "dropout")
 
     # (0.2 + 0.4 - 0.3) / 3 and (0.5 + 0.6 + 0.1) / 3; two of nine are below 0.
-    assert cells[2:] == ["0.10", "0.40", "2 of 9"]
+    assert cells[2:5] == ["0.10", "0.40", "2 of 9"]
+    # Of realized returns 0.25 less: 1.6 / 9 - 0.25, and 6 of 9 are below 0.
+    assert cells[5:] == ["-0.07", "66.7%"]
 
 
 # -- what the page says ----------------------------------------------------------------------------
@@ -366,7 +369,7 @@ def test_an_ablation_in_which_every_seed_ended_in_an_error_is_on_the_page():
         "0",
         "4 of 4 (changed)",
     ]
-    assert row_of(section(page, "Speed of learning, and the critic"), "dropout") == ["–"] * 5
+    assert row_of(section(page, "Speed of learning, and the critic"), "dropout") == ["–"] * 7
 
 
 def test_seeds_that_ended_in_an_error_forbid_that_an_ablation_makes_no_difference():

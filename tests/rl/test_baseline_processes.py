@@ -1,4 +1,4 @@
-"""A mean of returns as PPO's baseline is that of all processes' episodes."""
+"""PPO's baseline and the range of its values are those of all processes' episodes."""
 
 import os
 import shutil
@@ -23,6 +23,12 @@ SETTINGS = """
     memory.microbatch_size=6 memory.cpu_threads=1
 """.split()
 BEFORE_PPO = ["--preset", "tiny", "--name", "before", "--set", *SETTINGS]
+VARIANTS = {
+    "mean": ["ppo.baseline=mean"],
+    "gated": ["ppo.baseline=gated"],
+    "bounded": ["ppo.bound_values=true", "ppo.lam_value=1", "ppo.lam_length_alpha=0.4"],
+    "shaped": ["ppo.score_shaping=preference", "ppo.bound_values=true"],
+}
 BASELINES = ("mean", "gated")
 PPO_IN_EACH_PROCESS = """
 from accelerate import PartialState
@@ -36,16 +42,16 @@ end_process()
 """
 
 
-def arguments_for(baseline: str) -> list[str]:
-    """A run, named like its baseline, that takes all before PPO from the run `before`."""
-    names = ["--preset", "tiny", "--name", baseline, "--upstream", "before"]
-    return [*names, "--set", *SETTINGS, f"ppo.baseline={baseline}"]
+def arguments_for(variant: str) -> list[str]:
+    """A run, named like its variant, that takes all before PPO from the run `before`."""
+    names = ["--preset", "tiny", "--name", variant, "--upstream", "before"]
+    return [*names, "--set", *SETTINGS, *VARIANTS[variant]]
 
 
 def run_ppo_in_two_processes(folder: Path) -> None:
-    """Run PPO with each baseline in two processes on the CPU, as GPUS=2 starts them."""
+    """Run each variant of PPO in two processes on the CPU, as GPUS=2 starts them."""
     script = folder / "script.py"
-    script.write_text(PPO_IN_EACH_PROCESS.format([arguments_for(name) for name in BASELINES]))
+    script.write_text(PPO_IN_EACH_PROCESS.format([arguments_for(name) for name in VARIANTS]))
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     environment["ACCELERATE_USE_CPU"] = "true"
     launch = [sys.executable, "-m", "stages.pipeline.launch", "ddp", "2"]
@@ -68,8 +74,8 @@ def folders(tmp_path_factory):
     shutil.copytree(one / "runs", two / "runs")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(one)
-        for baseline in BASELINES:
-            run_module(ppo, arguments_for(baseline))
+        for variant in VARIANTS:
+            run_module(ppo, arguments_for(variant))
     run_ppo_in_two_processes(two)
     return one, two
 
@@ -92,3 +98,21 @@ def test_two_processes_learn_from_the_mean_return_of_all_episodes(folders, basel
     weights_of_two = load_file(two / "model" / "model.safetensors")
     for name, weight in weights.items():
         assert (weights_of_two[name] - weight).abs().max() < 1e-5, name
+
+
+@pytest.mark.parametrize("variant", ["bounded", "shaped"])
+def test_two_processes_bound_values_and_shape_scores_as_one_does(folders, variant):
+    one, two = (folder / "runs" / variant / "seed44413" / "ppo" for folder in folders)
+
+    metrics = read_lines(one / "metrics.jsonl")
+    keys = ["val/value_low", "val/value_high", "objective/scores", "loss/value_avg"]
+    if variant == "shaped":
+        keys += ["objective/shaped_scores", "objective/reference_scores"]
+    for row, expected in zip(read_lines(two / "metrics.jsonl"), metrics, strict=True):
+        for key in keys:
+            assert row[key] == pytest.approx(expected[key], abs=1e-4), key
+
+    weights = load_file(one / "critic" / "model.safetensors")
+    weights_of_two = load_file(two / "critic" / "model.safetensors")
+    for name, weight in weights.items():
+        assert (weights_of_two[name] - weight).abs().max() < 1e-4, name

@@ -157,6 +157,61 @@ def test_advantages_and_returns_are_those_of_a_loop_over_tokens(changes):
         close(rollout.returns[row, : LENGTHS[row]], returns, 1e-5)
 
 
+def test_a_lambda_by_length_is_that_of_each_episode_in_a_loop_over_tokens():
+    settings = Ppo(kl_coef=0.5, lam_value=1.0, lam_length_alpha=0.4, whiten_advantages=False)
+    rollout = rollout_from(episodes(), settings, PAD)
+
+    # 1 - 1 / (0.4 * length) for 3, 5 and 1 tokens; the last one would be negative.
+    for row, lam in enumerate([1 / 6, 0.5, 0.0]):
+        expected = gae_by_hand(episodes(), settings, lam)[row]
+        close(rollout.advantages[row, : LENGTHS[row]], expected, 1e-5)
+
+
+def test_shaped_scores_are_rewarded_and_scores_reported():
+    shaped_scores = torch.tensor([0.8, -1.0, 0.4])
+    reference_scores = torch.tensor([0.1, 0.2, 0.6])
+    shaped = replace(episodes(), shaped_scores=shaped_scores, reference_scores=reference_scores)
+    settings = Ppo(batch_size=3, score_shaping="preference", kl_coef=0.0)
+
+    rollout = rollout_from(shaped, settings, PAD)
+    metrics = describe(DESCRIBED, rollout, settings, kl_coef=0.0)
+
+    close(rollout.rewards.sum(dim=1), shaped_scores)
+    assert metrics["objective/scores"] == pytest.approx(episodes().scores.mean().item())
+    assert metrics["objective/shaped_scores"] == pytest.approx(0.2 / 3)
+    assert metrics["objective/rlhf_reward"] == pytest.approx(0.2 / 3)
+    assert metrics["objective/reference_scores"] == pytest.approx(0.3)
+
+
+def test_explained_variance_is_reported_for_targets_and_for_realized_returns():
+    settings = Ppo(batch_size=3, lam=0.0)
+    rollout = rollout_from(episodes(), settings, PAD)
+    metrics = describe(DESCRIBED, rollout, settings, settings.kl_coef)
+
+    returns = rewards_by_hand(episodes(), settings)
+    for rewards_of_row in returns:
+        for t in reversed(range(4)):
+            rewards_of_row[t] += rewards_of_row[t + 1]
+    counted = counted_values(settings)
+    realized = [returns[row][t] for row in range(3) for t in counted[row]]
+    assert rollout.values is not None
+    errors = [
+        returns[row][t] - rollout.values[row, t].item() for row in range(3) for t in counted[row]
+    ]
+    expected = 1 - statistics.pvariance(errors) / statistics.pvariance(realized)
+    assert metrics["val/explained_variance_realized"] == pytest.approx(expected, abs=1e-4)
+    # The targets of lambda 0 contain the critic's own values.
+    assert metrics["val/explained_variance"] != pytest.approx(expected, abs=0.1)
+
+
+def test_with_lambda_1_both_explained_variances_are_the_same():
+    settings = Ppo(batch_size=3, lam_value=1.0)
+    rollout = rollout_from(episodes(), settings, PAD)
+    metrics = describe(DESCRIBED, rollout, settings, settings.kl_coef)
+    bootstrapped = metrics["val/explained_variance"]
+    assert metrics["val/explained_variance_realized"] == pytest.approx(bootstrapped, abs=1e-5)
+
+
 def test_against_the_mean_a_token_has_its_return_minus_the_mean_return_of_episodes():
     settings = Ppo(kl_coef=0.5, baseline="mean", whiten_advantages=False)
     rollout = rollout_from(replace(episodes(), values=None), settings, PAD)

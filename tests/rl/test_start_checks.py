@@ -16,10 +16,11 @@ from stages.models.policy import PolicyModel
 from stages.models.sampling import Noise
 from stages.rl import start_checks
 from stages.rl.algorithms import Grpo, Rloo
-from stages.rl.episodes import Episodes, Rollout, Sampled
+from stages.rl.episodes import Episodes, Rollout, Sampled, ValueRange
 from stages.rl.networks import Origins
 from stages.rl.rollout import measure, sample_responses, score
 from stages.rl.start_checks import StartCheckError
+from stages.rl.value_range import in_range
 from stages.rm import read_scores_before
 from tests.lib.learners import learner_of, rolled_out, rollout_from
 from tests.lib.planted import PLANTED
@@ -72,6 +73,13 @@ def test_nothing_is_refused_where_everything_holds(before_ppo, start):
     start_checks.check_kl(start, BOUNDS, "ppo")
     start_checks.check_critic(start, before_ppo.eos_id, BOUNDS)
     start_checks.check_scores_at_eos(start, before_ppo.eos_id, "ppo")
+
+
+def test_a_bounded_critic_must_say_the_bounded_score(before_ppo, start):
+    bounded = in_range(start, ValueRange(low=-2.0, high=3.0))
+    start_checks.check_critic(bounded, before_ppo.eos_id, BOUNDS)
+    with pytest.raises(StartCheckError, match="the critic differs from the reward model"):
+        start_checks.check_critic(replace(bounded, values=start.values), before_ppo.eos_id, BOUNDS)
 
 
 # -- stop, warn, off -------------------------------------------------------------------------------

@@ -1,5 +1,6 @@
 """Checks of an update: nothing right is refused, and each planted error is, by its own words."""
 
+import math
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -137,6 +138,8 @@ def test_with_off_the_same_run_says_nothing(attempt, monkeypatch, capsys):
         {},
         {"gamma": 0.9, "lam": 0.5},
         {"lam_value": 1.0},
+        {"lam_value": 1.0, "lam_length_alpha": 0.4},
+        {"lam_value": 0.5, "lam_length_alpha": 0.3, "gamma": 0.9, "whiten_advantages": False},
         {"whiten_advantages": False, "lam": 0.0},
         {"whiten_over": "process"},
         {"whiten_rewards": True},
@@ -155,6 +158,30 @@ def test_with_off_the_same_run_says_nothing(attempt, monkeypatch, capsys):
 def test_what_is_right_is_not_refused(changed):
     settings = Ppo(**SIZES, **changed)
     check(rollout_from(two_episodes(), settings, PAD), settings)
+
+
+def test_a_fixed_lambda_is_refused_where_it_depends_on_the_length():
+    adaptive = Ppo(**SIZES, lam_value=1.0, lam_length_alpha=0.4)
+    fixed = rollout_from(two_episodes(), adaptive.changed(lam_length_alpha=0.0), PAD)
+    with pytest.raises(UpdateCheckError, match="advantages are not those"):
+        check(fixed, adaptive)
+
+
+def test_shaped_scores_are_checked_against_the_references():
+    settings = Ppo(**SIZES, score_shaping="preference")
+    reference_scores = torch.tensor([2.0 - math.log(3), 9.0])
+    # Row 0 ends: odds of 3 to 1. Row 1 does not, so it has the penalty.
+    shaped_scores = torch.tensor([0.75, -1.0])
+    episodes = two_episodes(reference_scores=reference_scores, shaped_scores=shaped_scores)
+    rollout = rollout_from(episodes, settings, PAD)
+    check(rollout, settings)
+
+    of_another_query = replace(rollout, reference_scores=torch.tensor([2.0, 9.0]))
+    with pytest.raises(UpdateCheckError, match="a shaped score is not the probability"):
+        check(of_another_query, settings)
+    unshaped = rollout_from(replace(episodes, shaped_scores=None), settings, PAD)
+    with pytest.raises(UpdateCheckError, match="its score minus kl_coef times its KL"):
+        check(replace(unshaped, shaped_scores=shaped_scores), settings)
 
 
 def test_a_mean_baseline_without_a_critic_is_not_refused():
