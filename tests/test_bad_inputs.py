@@ -255,7 +255,7 @@ STATE: list[tuple[Change, str, str]] = [  # a change of a finished run, a comman
             ("ppo.kl_coef", "high", "ppo.kl_coef must be a number, not 'high': restore it"),
             ("ppo.batch_size", -8, "ppo.batch_size must be above 0"),
             ("seed", "one", "seed must be a whole number"),
-            ("overrides", [1], "overrides.0 must be a text, not 1"),
+            ("overrides", [1], "overrides.0 must be text, not 1"),
         )
     ),
     (
@@ -333,7 +333,7 @@ OUTPUTS: list[tuple[str, bytes, str]] = [  # a file's name, its content, the lin
         lines({"id": 1, "text": "p", "summary": "s"}),
         "no column post, reference: name it",
     ),
-    ("x.jsonl", lines(GIVEN | {"summary": 3}), "is of type int: write it as text"),
+    ("x.jsonl", lines(GIVEN | {"summary": 3}), "has type int: write it as text"),
     ("x.jsonl", lines(GIVEN, GIVEN | {"summary": "t"}), "x.jsonl:2: post 1 of system x is also at"),
     ("x.jsonl", lines(GIVEN, GIVEN | {"system": "b", "post": "q"}), "the post of id 1 differs"),
     ("x.csv", b"id,post\n1\n", "has 1 cells, but the header has 2"),

@@ -318,13 +318,12 @@ class SplitOverrides(argparse.Action):
         """Called by argparse with the words of one option."""
         overrides: list[str] = []
         for word in values:
-            overrides += NEXT_OVERRIDE.split(word.strip())
-
-        # Also in two words, as of `POLICY=a SET=released.policy=b`.
-        keys = [override.split("=")[0] for override in overrides]
-        twice = [key for key in keys if keys.count(key) > 1]
-        if twice:
-            raise UserError(f"{twice[0]} is set twice: leave one out")
+            parts = NEXT_OVERRIDE.split(word.strip())
+            keys = [part.split("=")[0] for part in parts]
+            twice = [key for key in keys if keys.count(key) > 1]
+            if twice:
+                raise UserError(f"{twice[0]} is set twice: leave one out")
+            overrides += parts
         setattr(namespace, self.dest, overrides)
 
 

@@ -138,7 +138,8 @@ def option_words(target: str, variables: Mapping[str, str]) -> list[str]:
     if variables.get("SET") and "SET" in target_of(target).variables:
         settings = [variables["SET"], *settings]
     if settings:
-        words += ["--set", *settings]
+        # One word, so that a setting in it twice is refused: POLICY=a SET=released.policy=b.
+        words += ["--set", " ".join(settings)]
     return words
 
 

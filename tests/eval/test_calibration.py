@@ -317,7 +317,7 @@ def test_the_built_in_judge_refuses_other_posts_and_leaves_no_folder(runs, tmp_p
     (tmp_path / "comparisons_validation.jsonl").write_text("\n".join(rows))
     config = small_config(data=Data(source=str(tmp_path)), checks=Checks(calibration_pairs=2))
 
-    with pytest.raises(UserError, match="knows only the built-in world"):
+    with pytest.raises(UserError, match="knows only the built-in posts"):
         calibrate(config)
 
     assert not (runs / "small/seed44413/calibration").exists()

@@ -95,7 +95,7 @@ def test_braces_that_hold_no_name_are_text(own):
 def test_a_prompt_that_is_missing_or_no_text_is_refused_by_its_file(tmp_path):
     with pytest.raises(UserError, match=r"judge\.prompt: there is no file .*gone\.md"):
         read_prompt(str(tmp_path / "gone.md"), "overall")
-    with pytest.raises(UserError, match=r"judge\.prompt: .* cannot be read"):
+    with pytest.raises(UserError, match=r"judge\.prompt: .* is not readable UTF-8 text"):
         read_prompt(str(tmp_path), "overall")
     (tmp_path / "x.md").write_bytes(b"\xff\xfe{post}")
     with pytest.raises(UserError, match=r"judge\.prompt: .*x\.md is not readable UTF-8"):

@@ -188,7 +188,7 @@ def test_dpo_needs_pairs_also_with_a_function(finished, monkeypatch, capsys):
     monkeypatch.chdir(finished.parents[2])
     with pytest.raises(SystemExit):
         run_module(dpo, ARGUMENTS)
-    assert "the data have no comparisons_train" in capsys.readouterr().err
+    assert "the data have no split comparisons_train" in capsys.readouterr().err
 
 
 def encode(tokenizer, *texts):

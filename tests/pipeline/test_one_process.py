@@ -95,7 +95,7 @@ def test_the_peak_memory_of_a_stage_is_not_that_of_an_earlier_one():
 @pytest.mark.parametrize(
     ("error", "line"),
     [
-        (OSError(28, "No space left on device", "/x/y"), "/x/y: No space left on device: make r"),
+        (OSError(28, "No space left on device", "/x/y"), "/x/y: No space left on device: free so"),
         (OSError(30, "Read-only file system", "/x"), "/x: Read-only file system: make it writab"),
         (OSError(38, "Function not implemented"), "implemented: put runs/ on a disk that can lock"),
     ],

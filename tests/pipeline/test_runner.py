@@ -177,7 +177,7 @@ def test_a_launched_stage_that_a_signal_ended_says_how_to_resume_it(runs, monkey
         (["ppo.batch_size=100"], 8, "ppo.batch_size is 100: it must be divisible by 8"),
         (["rm.batch_size=4"], 8, "rm.batch_size is 4: it must be divisible by 8"),
         (["judge.kind=reward_model", "judge.model=gold"], 1, "there is no reward model in"),
-        (["data.source=hub"], 1, "judge.kind=facts knows only the built-in world"),
+        (["data.source=hub"], 1, "judge.kind=facts knows only the built-in posts"),
     ],
 )
 def test_what_the_last_stages_would_refuse_is_refused_before_the_first(

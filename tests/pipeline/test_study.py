@@ -30,9 +30,9 @@ def test_a_study_runs_all_sizes_of_a_seed_and_then_writes_one_page(runs, capsys)
         for stage in EVALUATED
     ]
     assert pages == [["--names", "tiny-xs", "tiny", "--judge", "facts"]]
-    lines = [line for line in capsys.readouterr().out.splitlines() if "is done" in line]
+    lines = [line for line in capsys.readouterr().out.splitlines() if "has finished" in line]
     assert len(lines) == 4
-    assert lines[0] == "tiny-xs seed 1 is done (1 of 4 runs)"
+    assert lines[0] == "tiny-xs seed 1 has finished (1 of 4 runs)"
 
 
 def test_the_same_command_has_nothing_left_but_the_page(runs):

@@ -58,7 +58,7 @@ def test_every_preset_fits_the_gpus_it_is_made_for(preset):
     ("arguments", "line"),
     [
         (["--gpu", "h100"], "unknown GPU 'h100': did you mean h100-80gb"),
-        (["--gpus", "-1"], "GPUS=-1: give the number of GPUs"),
+        (["--gpus", "-1"], "GPUS=-1 is below 1: give the number of GPUs"),
     ],
 )
 def test_an_unknown_gpu_or_number_is_refused(arguments, line):

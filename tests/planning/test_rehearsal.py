@@ -76,7 +76,7 @@ def test_a_rehearsal_that_fails_prints_the_stages_that_finished(place, capsys, m
         (["sft", "LAUNCH=srun"], "REHEARSE=1 with LAUNCH= needs the number of processes"),
         (
             ["sft", "PRESET=pythia-1b", "NAME=x", "SET=base.checkpoint=a/b"],
-            "the shape of a/b is not known",
+            "the shape of a/b is unknown",
         ),
     ],
 )

@@ -142,7 +142,7 @@ def test_a_checkpoint_resumes_only_with_the_rows_that_came_next(tmp_path):
     other = OtherLaterRows(rows=9, batch_size=2, seed=1, purpose="x")
     with pytest.raises(UserError, match="belongs to other data") as refusal:
         make_state(tmp_path, order=other).load()
-    assert f"Remove {resume}" in str(refusal.value)
+    assert f"remove {resume}" in str(refusal.value)
     make_state(tmp_path).load()
 
 
@@ -151,7 +151,7 @@ def test_a_checkpoint_with_weights_of_other_names_is_refused_in_one_line(tmp_pat
     same_weights_in_a_wrapper = torch.nn.Sequential(torch.nn.Linear(4, 2))
     with pytest.raises(UserError, match="has other weights than this stage trains") as refusal:
         make_state(tmp_path, same_weights_in_a_wrapper).load()
-    assert str(refusal.value).endswith(f"Remove {resume} to start the stage over")
+    assert str(refusal.value).endswith(f"remove {resume} to start the stage over")
 
 
 def test_tied_weights_are_saved_and_loaded_as_one(tmp_path):

@@ -72,7 +72,9 @@ def test_a_gradient_that_is_not_finite_stops_before_the_step(stage, split, polic
     before = weights.detach().clone()
     optimizer = make_optimizer(network.parameters(), 1e-3, config.optimizer)
     state = state_of(config, network, optimizer)
-    with pytest.raises(NonFiniteError, match=rf"gradient not finite.*{state.learner.stage}"):
+    with pytest.raises(
+        NonFiniteError, match=rf"{state.learner.stage} stopped .* not finite: gradient"
+    ):
         stage.take_step(state, split, list(range(8)))
     assert torch.equal(weights, before)
 

@@ -133,7 +133,7 @@ def test_a_mean_with_several_values_per_post_is_over_values():
 
 
 def test_a_mean_without_values_is_refused():
-    with pytest.raises(UserError, match="no post is judged"):
+    with pytest.raises(UserError, match="no post has a verdict"):
         mean_over_posts(np.array([]), limits=(0.0, 1.0))
 
 
