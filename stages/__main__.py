@@ -11,15 +11,19 @@ A command such as `make ppo` takes these steps:
    the function of a stage in this process. With GPUS or LAUNCH, `launch_stage` (pipeline/launch.py)
    starts several processes for a stage instead, and each of them begins in `launched_main`.
 4. The function of a stage works inside `open_stage` (runs/run.py), which locks the stage's folder
-   and resumes an interrupted attempt. Writing the manifest is its last step.
+   and resumes an interrupted attempt. Training state is loaded by `begin` (training/state.py) from
+   `<stage>.partial/resume`, where a signal saves it (runs/signals.py). Writing the manifest is the
+   last step.
 
 Functions are imported when they are called, so that a command with nothing to do loads neither
 torch nor transformers.
 """
 
+import shlex
 import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -59,7 +63,7 @@ GRID_PAGES = {"study": "scaling", "ablations": "ablations-page", "algorithms": "
 
 @in_one_line()
 def main(argv: list[str] | None = None) -> None:
-    """Do what a command asks for; exit with the status of the first stage that fails."""
+    """Run the targets of a command; exit with the status of the first stage that fails."""
     words = sys.argv[1:] if argv is None else argv
     if words[:1] == ["--stage"]:
         launched_main(words)
@@ -102,6 +106,11 @@ def run_targets(targets: Sequence[str], values: Values) -> None:
 
     request = variables.request_from(values, is_judging="judge" in targets)
     config = config_of(request)
+    if "judge" in targets and config.kind != OUTPUTS:
+        raise UserError(
+            f"judge is for existing summaries, and {config.name} has none: add INPUT=, or run"
+            f" `make eval NAME={config.name}` for a run of this project"
+        )
     stage_targets = tuple(ALIASES.get(target, target) for target in targets)
     planned = PlannedRun(request=request, config=config, targets=stage_targets)
     command = variables.resume_command(targets, values)
@@ -126,7 +135,7 @@ def run_rehearsal(targets: Sequence[str], values: Values) -> None:
     if variables.is_one(values, "DRY"):
         raise UserError("REHEARSE=1 and DRY=1 cannot be combined: leave out one of them")
     if values.get("LAUNCH"):
-        raise UserError("REHEARSE=1 with LAUNCH= needs the number of processes: add GPUS=")
+        raise UserError("REHEARSE=1 starts its own processes: give GPUS= in place of LAUNCH=")
     require_packages()
     runner = make_runner(values, variables.resume_command(targets, values))
     rehearsed = rehearsal.prepare(
@@ -152,7 +161,13 @@ def run_rehearsal(targets: Sequence[str], values: Values) -> None:
 
 def run_grid(target: str, values: Values) -> None:
     """Run a study, the ablations or the algorithms, and write the page about them."""
-    request = variables.request_from(values)
+    check_for_grid(target, values)
+    if target == "study":
+        # Its NAME is only a suffix, so a run of that name has nothing to do with it.
+        request = variables.request_from({**values, "NAME": ""})
+        request = replace(request, name=values.get("NAME", ""))
+    else:
+        request = variables.request_from(values)
     seeds = [variables.whole_number("SEEDS", word) for word in variables.words_of(values, "SEEDS")]
     defaults = grid.GridOptions()
     options = grid.GridOptions(
@@ -181,10 +196,26 @@ def run_grid(target: str, values: Values) -> None:
         raise SystemExit(status)
 
 
+def check_for_grid(target: str, values: Values) -> None:
+    """Raise UserError for a MAX_COST or REPLACE that has no meaning for all runs of a grid."""
+    if values.get("MAX_COST"):
+        raise UserError(
+            "MAX_COST caps the cost of one run, not of a grid: cap each run by"
+            f" SET=judge.max_cost={values['MAX_COST']}"
+        )
+    # The runs of a study have the same stages; those of other grids do not.
+    stages = values.get("REPLACE", "")
+    if stages not in ("", "1") and target != "study":
+        raise UserError(
+            f"REPLACE={stages} is for one run, not for {target}: run `make {stages} NAME=..."
+            f" REPLACE={shlex.quote(stages)}`, then this command without REPLACE"
+        )
+
+
 def make_runner(values: Values, command: str) -> Runner:
     """Return the runner of a command, which starts stages as GPUS, ENGINE and LAUNCH say."""
     gpus = variables.whole_number("GPUS", values.get("GPUS") or "1")
-    launcher = launcher_words(gpus, values.get("ENGINE") or "ddp", values.get("LAUNCH", ""))
+    launcher = launcher_words(gpus, values.get("ENGINE", ""), values.get("LAUNCH", ""))
     return Runner(
         run_stage=partial(run_stage, resume_command=command),
         launcher=launcher,

@@ -363,6 +363,17 @@ def test_what_makes_no_sense_with_a_released_policy_is_one_line(changes, goal, s
         wanted_stages(make_config("tiny", **{**changes, "overrides": overrides}), [goal])
 
 
+def test_a_released_policy_takes_a_tokenizer_whatever_the_preset():
+    overrides = ("released.policy=org/policy@v1", "judge.kind=facts")
+    config = make_config("tiny", tokenizer="org/tokenizer", overrides=overrides)
+    assert (config.base.checkpoint, config.base.tokenizer) == ("org/policy@v1", "org/tokenizer")
+
+
+def test_a_tokenizer_for_existing_summaries_is_refused():
+    with pytest.raises(UserError, match=r"base\.\* has no effect: INPUT= is judged without"):
+        make_config("tiny", tokenizer="org/tokenizer", overrides=("outputs.file=x",))
+
+
 def test_a_released_reward_model_can_be_the_gold_judge_of_any_run(whole, place):
     shutil.copytree(whole.parents[1], place / "runs", copy_function=os.link)
     folder = paper_layout(whole / "normalize/model", place / "paper")

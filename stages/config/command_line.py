@@ -6,7 +6,7 @@ make ppo PRESET=tiny SEED=44413 SET=ppo.kl_coef=0.1 NAME=tiny-kl0.1
 import argparse
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -182,7 +182,9 @@ def _use_released_policy(config: Config, request: Request, changes: Changes) -> 
     variable = GIVEN_BY[config.kind]
     if request.upstream:
         raise UserError(f"{variable} is judged without training: leave out UPSTREAM=")
-    useless = sorted(TRAINING_SECTIONS & changes.keys())
+    # A released policy reads TOKENIZER, which is no setting of training there.
+    ineffective = changes_of(request.overrides) if config.kind == RELEASED else changes
+    useless = sorted(TRAINING_SECTIONS & ineffective.keys())
     if useless:
         raise UserError(f"{useless[0]}.* has no effect: {variable} is judged without training")
 
@@ -385,7 +387,8 @@ def as_recorded(request: Request) -> Request:
     """Return the request with the preset, data and settings that the named run recorded.
 
     If this seed has no records, another seed's are used; without any, the request is unchanged.
-    Sections that the request sets itself take precedence over the recorded overrides.
+    Settings of the request take precedence over the recorded ones, and a judge that it sets
+    replaces the recorded judge entirely.
 
     A preset that is a file, or no longer exists, is replaced by the values that the run recorded.
     One line on stderr says if the file has changed or cannot be read.
@@ -407,8 +410,15 @@ def as_recorded(request: Request) -> Request:
             if key in TYPES and readers.get(key.split(".")[0], stage) == stage:
                 overrides[key] = text
 
-    set_here = {text.split(".")[0] for text in request.overrides}
-    kept = {key: text for key, text in overrides.items() if key.split(".")[0] not in set_here}
+    # Another judge replaces the recorded one entirely; other settings replace only themselves.
+    typed_keys = {text.partition("=")[0] for text in request.overrides}
+    has_other_judge = any(key.startswith("judge.") for key in typed_keys)
+    kept = {}
+    for key, text in overrides.items():
+        is_of_old_judge = has_other_judge and key.startswith("judge.")
+        if key not in typed_keys and not is_of_old_judge:
+            kept[key] = text
+
     request = replace(
         request,
         preset=last.preset,
@@ -432,7 +442,7 @@ def as_recorded(request: Request) -> Request:
     }
     recorded = last.changed(**sections)
     _say_if_preset_changed(recorded, overrides)
-    gone = overrides.keys() - kept.keys()  # overrides of sections that the request sets itself
+    gone = overrides.keys() - kept.keys()
     return replace(request, recorded=_as_overrides(recorded, leave_out={*gone, *SERVERS}))
 
 
@@ -470,28 +480,37 @@ def _as_overrides(config: Config, leave_out: set[str]) -> tuple[str, ...]:
     return tuple(texts)
 
 
+def preset_differences(config: Config, overrides: Iterable[str]) -> dict[str, str]:
+    """Return how a run's settings differ from its preset with these overrides: key -> phrase.
+
+    Raises UserError if the preset cannot be read.
+    """
+    preset = preset_config(config.preset)
+    if config.kind != TRAINED:  # settings of training do not count
+        return {}
+    now = with_changes(preset, changes_of(overrides))
+
+    # Folders are given in addition to the preset, and an upstream supplies the shared sections.
+    from_upstream = SHARED_SECTIONS if config.upstream else ()
+    return {
+        key: f"{key}: {value_of(config, key)}, now {value_of(now, key)}"
+        for key in TYPES
+        if value_of(config, key) != value_of(now, key)
+        and key not in (*PLACES, *SERVERS)
+        and key.split(".")[0] not in from_upstream
+    }
+
+
 def _say_if_preset_changed(recorded: Config, overrides: dict[str, str]) -> None:
     """Print one line if a run's preset cannot be read, or if its settings differ from the run's."""
     run = f"run {recorded.name} keeps the settings that it recorded"
     try:
-        preset = preset_config(recorded.preset)
-        if recorded.kind != TRAINED:  # settings of training do not count
-            return
-        now = with_changes(preset, changes_of(overrides.values()))
+        changed = list(preset_differences(recorded, overrides.values()).values())
     except UserError as error:
         reason = f"its preset cannot be read: {error}"
         print(f"warning: {run}, because {reason}", file=sys.stderr, flush=True)
         return
 
-    # Folders are given in addition to the preset, and an upstream supplies the shared sections.
-    from_upstream = SHARED_SECTIONS if recorded.upstream else ()
-    changed = [
-        f"{key}: {value_of(recorded, key)}, now {value_of(now, key)}"
-        for key in TYPES
-        if value_of(recorded, key) != value_of(now, key)
-        and key not in (*PLACES, *SERVERS)
-        and key.split(".")[0] not in from_upstream
-    ]
     if changed:
         print(
             f"warning: {recorded.preset} has changed ({first_few(changed, '; ')}):"

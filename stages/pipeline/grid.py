@@ -12,7 +12,7 @@ from stages.config.checks import UserError, say_error
 from stages.config.command_line import Request, config_of
 from stages.config.config import Config
 from stages.config.faults import describe_user_error
-from stages.config.presets import ABLATIONS, settings_of_ablation
+from stages.config.presets import ABLATIONS, run_name, settings_of_ablation
 from stages.config.stages import SHARED_SECTIONS, TRAINED
 from stages.pipeline.launch import StageFailedError
 from stages.pipeline.plan import refusal_text, wanted_stages
@@ -30,9 +30,9 @@ class GridOptions:
 
     seeds: Sequence[int] = (44413, 55513, 66613)
     presets: Sequence[str] = LADDER
-    """Of a study."""
+    """The presets of a study."""
     targets: Sequence[str] = ("ppo", "eval")
-    """Of each run of a study."""
+    """The targets of each run of a study."""
     ablations: Sequence[str] = tuple(ABLATIONS)
     kl_coefs: Sequence[str] = ("0.02", "0.05", "0.1", "0.2")
     """Coefficients of the KL penalty, for the comparison of algorithms."""
@@ -47,7 +47,7 @@ class Grid:
     variants: list[PlannedRun]
     """The runs that start from the base run of the same seed."""
     page_options: list[str]
-    """The command that writes the page."""
+    """Options of the command that writes the page."""
     page_names: list[str]
     """The runs that the page compares; those that have failed are left out."""
 
@@ -237,8 +237,8 @@ def study(request: Request, options: GridOptions) -> Grid:
     runs = []
     for seed in dict.fromkeys(options.seeds):
         for preset in dict.fromkeys(options.presets):
-            name = f"{preset}-{request.name}" if request.name else ""
-            preset_request = replace(request, preset=preset, name=name, recorded=())
+            name = f"{run_name(preset)}-{request.name}" if request.name else ""
+            preset_request = replace(request, preset=preset, name=name)
             runs += runs_of_seeds(preset_request, [seed], options.targets)
             wanted_stages(runs[-1].config, runs[-1].targets)  # raises for an unknown target
     names = dict.fromkeys(planned.config.name for planned in runs)

@@ -37,14 +37,19 @@ class StageFailedError(Exception):
 def launcher_words(gpus: int, engine: str, launch: str) -> list[str]:
     """Return the words that start a stage in several processes; none for a single process.
 
-    Raises UserError for a number below 1, an unknown engine, and if both GPUS and LAUNCH are set.
+    An empty engine is ddp. Raises UserError for a number below 1, an unknown engine, an engine
+    without effect, and if both GPUS and LAUNCH are set.
     """
     if gpus < 1:
         raise UserError(f"GPUS={gpus} is below 1: give the number of GPUs to use on this machine")
-    if engine not in ENGINES:
+    if engine and engine not in ENGINES:
         raise unknown("ENGINE", engine, ENGINES)
     if launch and gpus > 1:
         raise UserError("LAUNCH already sets the number of processes: leave out GPUS=")
+    if launch and engine:
+        raise UserError("LAUNCH already chooses the engine: leave out ENGINE=")
+    if engine == "fsdp2" and gpus == 1:
+        raise UserError("ENGINE=fsdp2 shares the weights among several processes: add GPUS=")
     if launch:
         try:
             return shlex.split(launch)
@@ -52,7 +57,7 @@ def launcher_words(gpus: int, engine: str, launch: str) -> list[str]:
             raise UserError(f"LAUNCH={launch}: {error}: close the quotation marks") from None
     if gpus == 1:
         return []
-    return [sys.executable, "-m", "stages.pipeline.launch", engine, str(gpus)]
+    return [sys.executable, "-m", "stages.pipeline.launch", engine or "ddp", str(gpus)]
 
 
 # -- in the process of the pipeline ----------------------------------------------------------------
@@ -69,7 +74,7 @@ def launch_stage(
     status = run_launcher([*launcher, *stage_words, *request.arguments])
     if status == 0:
         return
-    if status == exit_status(-signal.SIGKILL):  # it could not print this itself
+    if status == 128 + signal.SIGKILL:  # it could not print this itself
         raise UserError(
             f"stage {stage} was killed (SIGKILL), perhaps because memory ran out:"
             f" `{resume_command}` resumes it"
@@ -145,7 +150,7 @@ def accelerate_launch(arguments: Sequence[str]) -> int:
         _, failure = error.get_first_failure()
         return exit_status(failure.exitcode)
     except SignalException as stopped:
-        return exit_status(-int(stopped.sigval))
+        return 128 + int(stopped.sigval)
     return 0
 
 

@@ -60,7 +60,7 @@ class Runner:
 
         Raises UserError as `make_plan` does, and StageFailedError.
         """
-        config = self.limit_cost(planned.config)
+        config = planned.config
         finish_renaming(config, planned.targets)
         plan = self.plan(planned)
         print_warnings(planned, plan)
@@ -78,12 +78,15 @@ class Runner:
                 check_rows(config, plan.stages)
 
             self.terminal.begin(config, step.stage, reason)
-            if self.launcher and row_of(step.stage, config.kind).computes:
+            row = row_of(step.stage, config.kind)
+            # MAX_COST is not a setting of the run: only stages that ask the judge record it.
+            stage_config = self.limit_cost(config) if "judge" in row.sections else config
+            if self.launcher and row.computes:
                 launch_stage(self.launcher, step.stage, planned.request, self.resume_command)
             else:
-                self.run_stage(config, step.stage)
+                self.run_stage(stage_config, step.stage)
             if self.on_finished is not None:
-                self.on_finished(config, step.stage)
+                self.on_finished(stage_config, step.stage)
             self.terminal.finish(config, step.stage)
             ran.append(step.stage)
         return ran

@@ -105,6 +105,8 @@ def _state_of(folder: Path, stage: str) -> tuple[str, str]:
     if is_under_way(folder):
         return RUNNING, _progress(partial, stage)
 
+    if not is_finished and read_manifest(partial) is not None:
+        return HALF, "finished, only its folder is left to rename"
     if partial.is_dir() and not is_finished:
         failure = read_record(partial / FAILED)
         if failure is not None:

@@ -26,6 +26,7 @@ from stages.data.lengths import Limits
 from stages.data.prompt import first_tokens
 from stages.data.ragged import TokenizedSplit
 from stages.data.tokens import tokenize_comparisons, tokenize_posts
+from stages.pipeline.targets import VARIABLES
 from stages.pipeline.variables import whole_number
 from stages.planning.plan import gpus_for
 from stages.rl.algorithms import ALGORITHMS
@@ -78,7 +79,13 @@ def with_choices(variables: Mapping[str, str]) -> dict[str, str]:
     typed_values = dict(word.partition("=")[::2] for word in typed)
     config = _typed_config(variables, typed, typed_values.get("base.checkpoint", ""))
 
-    chosen = recorded_choices(config, set(typed_values))
+    # POLICY or REWARD_MODEL is a setting, too, which the command line adds to SET later.
+    keys_of_variables = {
+        variable.setting
+        for name, variable in VARIABLES.items()
+        if variable.setting and variables.get(name)
+    }
+    chosen = recorded_choices(config, typed_keys={*typed_values, *keys_of_variables})
     if chosen is None:
         choices = choices_for(config, variables.get("GPU", ""))
         choices = {key: choice for key, choice in choices.items() if key not in typed_values}

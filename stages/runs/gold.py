@@ -1,5 +1,6 @@
 """The gold reward model that `judge.model` names: another run's, or a folder."""
 
+import re
 from pathlib import Path
 
 from stages.config import config as settings
@@ -20,7 +21,8 @@ def gold_folder(config: Config) -> Path:
     such run exists, it is the folder of that name.
     """
     run = settings.RUNS / config.judge.gold
-    seed = run if run.name.startswith("seed") else run / f"seed{config.seed}"
+    names_seed = re.fullmatch(r".+/seed\d+", config.judge.gold) is not None
+    seed = run if names_seed else run / f"seed{config.seed}"
     folder = Path(config.judge.gold)
     if read_manifest(seed / "normalize") is None and folder.is_dir():
         return folder

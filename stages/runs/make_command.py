@@ -2,7 +2,10 @@
 
 import shlex
 
-from stages.config.config import Config, is_recorded
+from stages.config.checks import UserError
+from stages.config.command_line import SAME_RUN, preset_differences
+from stages.config.config import SIZES, Config, is_recorded
+from stages.config.presets import PRESETS
 from stages.config.sections import HUB, TOY, TRAIN_TOKENIZER
 from stages.config.stages import STAGES
 
@@ -24,19 +27,43 @@ def make_command(config: Config, stage: str) -> str:
         variables = {"SEED": str(config.seed), "NAME": name}
         return _command(STAGES[stage].target, variables)
 
+    if not is_upstreams and _has_other_preset_now(config):
+        # Only the run's record still has its settings, and NAME without PRESET reads the record.
+        added = [text for text in config.overrides if text.split(".")[0] in SAME_RUN]
+        variables = {"SEED": str(config.seed), "NAME": name, "SET": " ".join(added)}
+        return _command(STAGES[stage].target, variables | _cost_variable(config, stage))
+
     variables = {"PRESET": config.preset, "SEED": str(config.seed)}
     if name != config.preset:
         variables["NAME"] = name
     if not is_upstreams:
         variables["UPSTREAM"] = config.upstream
         variables |= _override_variables(config)
-    if "judge" in STAGES[stage].sections and config.judge.max_cost:
-        variables["MAX_COST"] = f"{config.judge.max_cost:.15g}"
+    variables |= _cost_variable(config, stage)
     if config.data.source not in (TOY, HUB):
         variables["DATA"] = config.data.source
     if config.base.tokenizer != TRAIN_TOKENIZER:
         variables["TOKENIZER"] = config.base.tokenizer
     return _command(STAGES[stage].target, variables)
+
+
+def _has_other_preset_now(config: Config) -> bool:
+    """Return whether a run's preset file has changed, or cannot be read, since the run began."""
+    if config.preset in PRESETS or not is_recorded(config.name):
+        return False
+    try:
+        differing = preset_differences(config, config.overrides).keys()
+    except UserError:
+        return True
+    # MAX_COST and a batch size fitted into memory are not settings of the preset.
+    return not differing <= {"judge.max_cost", *SIZES}
+
+
+def _cost_variable(config: Config, stage: str) -> dict[str, str]:
+    """Return MAX_COST if a stage asks a judge whose cost has a limit."""
+    if "judge" not in STAGES[stage].sections or not config.judge.max_cost:
+        return {}
+    return {"MAX_COST": f"{config.judge.max_cost:.15g}"}
 
 
 def _override_variables(config: Config) -> dict[str, str]:

@@ -318,7 +318,7 @@ def put_in_place(config: Config, stage: str) -> None:
 
     if folder.exists():
         before = read_manifest(folder)
-        is_equal = before is None or before["content"] == manifest["content"]
+        is_equal = before is not None and before["content"] == manifest["content"]
         is_page = STAGES[stage].reads_records
         if (is_equal or is_page) and not folder.is_symlink():
             shutil.rmtree(folder)

@@ -38,6 +38,13 @@ def test_another_judge_is_the_same_run_and_nothing_of_the_recorded_judge_is_left
     assert request.overrides == ("base.num_layers=1", "judge.kind=facts")
 
 
+def test_a_memory_setting_replaces_only_itself(runs):
+    memory = ("memory.mixed_precision=bf16", "memory.cpu_threads=1")
+    fabricate(make_config("tiny-xs", name="foo", overrides=(*MADE, *memory)))
+    request = requested("--name", "foo", "--set", "memory.cpu_threads=2")
+    assert request.overrides == (*MADE, "memory.mixed_precision=bf16", "memory.cpu_threads=2")
+
+
 def test_another_seed_of_the_run_has_its_settings_too(foo):
     request = requested("--name", "foo", "--seed", "5")
     assert (request.preset, request.seed, request.overrides) == ("tiny-xs", 5, MADE)

@@ -9,6 +9,7 @@ from stages.config.command_line import config_from_arguments, make_config
 from stages.config.config import public_settings
 from stages.config.presets import preset_config
 from stages.rl.algorithms import ALGORITHMS
+from stages.runs.make_command import make_command
 from stages.runs.staleness import find_problem
 from tests.lib.asserts import refusal_of
 from tests.lib.fabricated_runs import fabricate
@@ -204,6 +205,20 @@ def test_a_run_keeps_its_settings_if_the_file_has_changed(small, write, capsys):
 def test_the_file_counts_if_it_is_named(small, write):
     write(SMALL.replace("center: 0.01", "center: 0.5"))
     assert named("mine", "--preset", "small.yaml", "--set", "ppo.lam=1").rm.center == 0.5
+
+
+def test_a_suggested_command_keeps_the_settings_of_a_run_whose_file_has_changed(small, write):
+    write(SMALL.replace("center: 0.01", "center: 0.5"))
+    command = make_command(named("mine"), "ppo")
+    assert command == "make ppo SEED=44413 NAME=mine SET='judge.kind=openai judge.model=x'"
+
+
+def test_a_suggested_command_names_a_changed_file_if_you_named_it(small, write):
+    write(SMALL.replace("center: 0.01", "center: 0.5"))
+    config = named("mine", "--preset", "small.yaml", "--set", "ppo.lam=1")
+    command = make_command(config.changed(judge=config.judge.changed(max_cost=2.0)), "judge")
+    expected = "make eval PRESET=small.yaml SEED=44413 NAME=mine SET=ppo.lam=1 MAX_COST=2"
+    assert command == expected
 
 
 def test_another_judge_of_such_a_run_is_asked_with_the_runs_settings(small, place):

@@ -22,6 +22,7 @@ from stages.config.judge import Checks, JudgeSettings
 from stages.data.halves import in_half
 from stages.models.forward import summary_scores
 from stages.runs.files import read_lines
+from stages.runs.gold import gold_folder
 from stages.runs.manifest import read_manifest, stage_folder
 from stages.runs.staleness import find_problem
 from stages.training.preferences import training_pairs
@@ -93,6 +94,16 @@ def test_the_gold_model_reads_every_text_itself_and_prefers_the_higher_score(con
     assert results["judge"]["name"] == "gold reward model gold seed 7, not an LLM"
     assert "it ranks" in results["judge"]["note"]
     assert find_problem(config, "judge") is None
+
+
+def test_a_run_whose_name_begins_with_seed_can_be_gold(runs):
+    for name, folder in {
+        "seedling": "seedling/seed44413/normalize",
+        "seed12": "seed12/seed44413/normalize",
+        "other/seed1": "other/seed1/normalize",
+    }.items():
+        overrides = ("judge.kind=reward_model", f"judge.model={name}")
+        assert gold_folder(make_config("tiny", overrides=overrides)) == runs / folder
 
 
 def test_another_gold_model_makes_the_judgement_stale_and_a_damaged_one_is_refused(config):

@@ -28,17 +28,19 @@ TINY = make_config("tiny")
 
 
 def test_one_process_needs_no_launcher():
+    assert launcher_words(gpus=1, engine="", launch="") == []
     assert launcher_words(gpus=1, engine="ddp", launch="") == []
 
 
 def test_several_gpus_are_started_by_accelerate():
     words = launcher_words(gpus=8, engine="fsdp2", launch="")
     assert words == [sys.executable, "-m", "stages.pipeline.launch", "fsdp2", "8"]
+    assert launcher_words(gpus=8, engine="", launch="")[-2:] == ["ddp", "8"]
 
 
 def test_a_launcher_of_your_own_is_used_as_it_is():
     text = "srun --kill-on-bad-exit=1 accelerate launch --machine_rank '$SLURM_NODEID'"
-    assert launcher_words(gpus=1, engine="ddp", launch=text) == [
+    assert launcher_words(gpus=1, engine="", launch=text) == [
         "srun",
         "--kill-on-bad-exit=1",
         "accelerate",
@@ -55,7 +57,9 @@ def test_a_launcher_of_your_own_is_used_as_it_is():
         (2, "zero3", "", "unknown ENGINE 'zero3': choose one of ddp, fsdp2"),
         (2, "fsdp", "", "unknown ENGINE 'fsdp': did you mean fsdp2"),
         (2, "ddp", "torchrun", "LAUNCH already sets the number of processes"),
-        (1, "ddp", "srun 'x", "close the quotation marks"),
+        (1, "", "srun 'x", "close the quotation marks"),
+        (1, "ddp", "srun x", "LAUNCH already chooses the engine: leave out ENGINE="),
+        (1, "fsdp2", "", "ENGINE=fsdp2 shares the weights among several processes: add GPUS="),
     ],
 )
 def test_what_cannot_be_started_is_refused(gpus, engine, launch_text, said):

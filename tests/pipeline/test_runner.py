@@ -141,6 +141,7 @@ def test_only_the_command_limits_what_a_judge_may_cost(runs):
 
     make(TINY, max_cost=5.0, on_finished=note)
     assert costs["judge"] == 5
+    assert costs["base"] == costs["summaries"] == 0  # records that later commands read
     assert make(TINY) == []  # another limit is the same judge
 
 

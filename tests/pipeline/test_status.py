@@ -100,6 +100,14 @@ def test_a_half_finished_stage_says_from_where_it_resumes(runs):
     assert "  half finished       ppo: resumes after update 12" in status_lines()
 
 
+def test_a_stage_killed_after_its_manifest_is_only_renamed(runs):
+    run_stages(TINY, "sft")
+    folder = runs / "tiny/seed44413/sft"
+    folder.rename(folder.with_name("sft.partial"))
+    line = "  half finished       sft: finished, only its folder is left to rename"
+    assert line in status_lines()
+
+
 def test_a_failed_stage_says_why(runs):
     run_stages(TINY, "data")
     with pytest.raises(RuntimeError), open_stage(TINY, "sft"):

@@ -8,6 +8,7 @@ import time
 
 import pytest
 
+from stages.__main__ import main
 from stages.config.checks import UserError
 from stages.config.command_line import Request, make_config
 from stages.pipeline.grid import Grid, GridOptions, run_grid, study
@@ -85,6 +86,20 @@ def test_a_named_study_calls_each_run_after_its_preset_and_gives_all_its_setting
     names = [planned.config.name for planned in grid.base_runs]
     assert names == ["tiny-xs-other", "tiny-xl-other"] * 2
     assert {planned.config.world.seed for planned in grid.base_runs} == {2}
+
+
+def test_the_name_of_a_study_takes_no_settings_from_a_run_of_that_name(runs, capsys):
+    make(make_config("tiny", name="other", overrides=("sft.epochs=3",)), "sft")
+    make(make_config("tiny-xs", seed=1, name="tiny-xs-other"), "sft")
+    main(["study", "PRESETS=tiny-xs", "SEEDS=1", "NAME=other", "JOB=sft", "DRY=1"])
+    assert "tiny-xs-other seed 1: nothing to do" in capsys.readouterr().out
+
+
+def test_a_named_study_calls_the_run_of_a_preset_file_after_the_file(runs, place):
+    (place / "mine").mkdir()
+    (place / "mine/small.yaml").write_text("extends: tiny-xs\n")
+    grid = study_of("mine/small.yaml", name="other", seeds=(1,))
+    assert [planned.config.name for planned in grid.base_runs] == ["small-other"]
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,9 @@
 import pytest
 
 from stages.__main__ import main
+from stages.config.command_line import make_config
 from stages.pipeline.variables import read_command, resume_command
+from tests.lib.pipeline import make
 
 
 @pytest.fixture
@@ -60,3 +62,35 @@ def test_a_seed_that_is_no_number_is_refused_by_its_variable(typed_line):
 def test_a_setting_that_is_set_by_a_variable_and_in_set_is_refused(typed_line):
     line = typed_line("eval", "POLICY=a", "SET=released.policy=b")
     assert line == "error: released.policy is set twice: leave one out"
+
+
+@pytest.mark.parametrize("grid", ["ablations", "algorithms"])
+def test_a_grid_with_variants_does_not_replace_single_stages(typed_line, grid):
+    line = typed_line(grid, "REPLACE=ppo rloo")
+    assert line == (
+        f"error: REPLACE=ppo rloo is for one run, not for {grid}: run `make ppo rloo NAME=..."
+        " REPLACE='ppo rloo'`, then this command without REPLACE"
+    )
+
+
+@pytest.mark.parametrize("grid", ["study", "ablations", "algorithms"])
+def test_a_grid_refuses_a_cost_cap_that_would_apply_to_each_run(typed_line, grid):
+    line = typed_line(grid, "MAX_COST=20")
+    assert line == (
+        "error: MAX_COST caps the cost of one run, not of a grid: cap each run by"
+        " SET=judge.max_cost=20"
+    )
+
+
+def test_a_rehearsal_in_several_processes_takes_gpus_only(typed_line):
+    line = typed_line("sft", "REHEARSE=1", "LAUNCH=srun", "GPUS=2")
+    assert line == "error: REHEARSE=1 starts its own processes: give GPUS= in place of LAUNCH="
+
+
+def test_judge_refuses_a_run_without_existing_summaries(typed_line, runs):
+    make(make_config("tiny", name="mine"), "sft")
+    line = typed_line("judge", "NAME=mine")
+    assert line == (
+        "error: judge is for existing summaries, and mine has none: add INPUT=, or run"
+        " `make eval NAME=mine` for a run of this project"
+    )

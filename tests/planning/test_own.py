@@ -9,6 +9,7 @@ from transformers import AutoTokenizer
 from stages import base
 from stages.config.checks import UserError
 from stages.config.command_line import NEXT_OVERRIDE, Request, config_of
+from stages.pipeline.variables import request_from
 from stages.planning.own import rate_choices, with_choices
 from tests.lib.make_stages import run_module
 
@@ -136,6 +137,16 @@ def test_a_run_that_has_begun_keeps_its_choices(variables, capsys):
 
     assert with_choices(variables)["SET"] == values["SET"]
     assert "own chooses" not in capsys.readouterr().out
+
+
+def test_the_same_command_with_a_reward_model_resumes(variables, runs):
+    variables["REWARD_MODEL"] = "org/reward"
+    config = config_of(request_from(with_choices(variables)))
+    base = runs / config.name / "seed44413/base"
+    base.mkdir(parents=True)
+    (base / "config.json").write_text(json.dumps(config.model_dump()))
+
+    assert config_of(request_from(with_choices(variables))) == config
 
 
 # -- what is refused -------------------------------------------------------------------------------

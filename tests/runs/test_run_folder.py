@@ -136,6 +136,14 @@ def test_what_is_replaced_moves_aside_and_an_equal_one_is_not_kept_twice(runs):
     assert kept == {"sft-1": "first", "sft-2": "second"}
 
 
+def test_a_result_without_its_manifest_moves_aside(runs):
+    folder = finish(TINY, "sft", text="first")
+    (folder / "manifest.json").unlink()
+    finish(TINY, "sft", text="second")
+    assert (folder / "out.txt").read_text() == "second"
+    assert (folder.parent / "aside/sft-1/out.txt").read_text() == "first"
+
+
 def test_only_the_main_process_writes(runs):
     with open_stage(TINY, "sft", is_main=False) as run:
         run.log(1, loss=1.0)
