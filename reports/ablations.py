@@ -36,6 +36,7 @@ from reports.plots import Figure, color_of, difference_bar, differences, figure
 from reports.provenance import shown
 from reports.results import Interval, PolicyResult, RunResult
 from reports.verdicts import MARGIN, Comparison, Verdict, Word, verdicts
+from stages.config.config import override_of
 from stages.config.faults import Parser, in_one_line
 from stages.config.presets import ABLATIONS, GROUPS, ablations_named
 
@@ -330,18 +331,17 @@ def _ablation_row(
 def settings_that_ran(listed: Sequence[str], runs: Sequence[RunResult]) -> list[str]:
     """Return the settings that an ablation lists, such as `ppo.dropout=0.1`, as its runs had them.
 
-    A setting that differs between runs has all its values; one that no run recorded stays as it is.
+    A setting stays as it is listed if all runs had that value, and else has the values of the runs.
     """
     texts = []
     for text in listed:
-        name, _, _ = text.partition("=")
-        section, _, field = name.partition(".")
-        values = [
-            shown(name, run.settings[section][field])
-            for run in runs
-            if field in run.settings.get(section, {})
-        ]
-        texts.append(f"{name}={', '.join(dict.fromkeys(values))}" if values else text)
+        section, field, value = override_of(text)
+        name = f"{section}.{field}"
+        values = [run.settings.get(section, {}).get(field) for run in runs]
+        if any(ran != value for ran in values):
+            different = dict.fromkeys(shown(name, ran) for ran in values)
+            text = f"{name}={', '.join(different)}"
+        texts.append(text)
     return texts
 
 

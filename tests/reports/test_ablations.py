@@ -208,11 +208,12 @@ def test_the_title_names_the_ablations_that_change_the_win_rate():
     page = page_of("no-eos-trick", "dropout", "entropy")
 
     assert title_of(page) == "no EOS trick makes PPO worse; dropout makes PPO better"
+    assert "**Better:** dropout (+" in page
     assert "**No difference of 3 points:** entropy bonus." in page
     verdicts = [
         line.split("|")[2].strip() for line in first_screen(page).splitlines() if "|" in line
     ]
-    assert verdicts[2:] == ["worse", "better", "no difference of 3 points (no summary changed)"]
+    assert verdicts[3:] == ["worse", "better", "no difference of 3 points (no summary changed)"]
 
 
 def test_a_study_without_any_difference_says_so_in_its_title():
@@ -220,7 +221,7 @@ def test_a_study_without_any_difference_says_so_in_its_title():
     make_ablation("dropout", (0, 0, 0), texts=None)
     make_ablation("entropy", (0, 0, 0), texts=None)
     page = page_of("dropout", "entropy")
-    assert title_of(page) == "neither of 2 ablations changes PPO's win rate by 3 points"
+    assert title_of(page) == "dropout and entropy bonus change PPO's win rate by less than 3 points"
 
 
 def test_an_inconclusive_ablation_is_not_said_to_change_anything():
@@ -229,7 +230,7 @@ def test_an_inconclusive_ablation_is_not_said_to_change_anything():
     make_ablation("entropy", (10, 10, 10), texts=None)
     page = page_of("dropout", "entropy")
     assert title_of(page) == "neither of 2 ablations is shown to change PPO's win rate"
-    assert "**Inconclusive:** dropout." in page
+    assert "**Inconclusive:** dropout (+0.0 points [" in page
 
 
 def test_an_inconclusive_ablation_says_how_many_seeds_would_narrow_it():
@@ -337,7 +338,7 @@ def test_an_ablation_that_changes_how_many_seeds_fail_is_said_to_do_so():
     assert "**No EOS trick changes how many seeds fail:** 5 of 6, and 0 of 6 by default." in page
     assert row_of(first_screen(page), r"no EOS trick \*")[-1] == "5 of 6 (changed)"
     tests = row_of(section(page, "How the verdicts are reached"), "no EOS trick")
-    assert tests[2:6] == ["5 of 6", "0 of 6", "p = 0.015", "p = 0.015"]
+    assert tests[2:6] == ["5 of 6", "0 of 6", "0.015", "0.015"]
     assert "tiny-no-eos-trick seed1 failed: its PPO ended in an error." in page
     assert "seed1 is left out" not in page
 
