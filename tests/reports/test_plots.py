@@ -95,7 +95,8 @@ def test_an_interval_that_is_cut_off_says_where_it_ends():
 def test_a_bar_ends_where_its_interval_ends():
     """A projecting cap would add half the thickness of the line at both ends."""
     svg = plots.draw(plots.differences("Gap", [bar(1)], x_label="points"))
-    assert "stroke-linecap: square" not in svg
+    (style,) = re.findall(r'style="([^"]*stroke-width: 5\b[^"]*)"', svg)
+    assert "square" not in style
 
 
 def test_the_bar_of_a_single_seed_is_hollow():

@@ -104,8 +104,8 @@ def test_the_page_opens_with_the_answer_and_its_scope(places, ppo, answer):
     markdown = write_page(ppo=ppo)
     opening = in_one_line(markdown.split("\n\n")[1])
     assert opening.startswith(answer)
-    scope = "Judge: facts rule (not an LLM); one seed; built-in posts; a model without pretraining."
-    assert opening.endswith(scope)
+    scope = 'Judge: the offline rule "facts", not an LLM; one seed; built-in posts; a model without'
+    assert opening.endswith(f"{scope} pretraining.")
 
 
 def test_the_title_gives_both_win_rates(page):
