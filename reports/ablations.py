@@ -32,14 +32,18 @@ from reports.ablation_runs import (
 from reports.entries import Paired
 from reports.formats import MISSING, p_value, points, text_table
 from reports.gains import gains_of
-from reports.plots import Bar, Figure, color_of, differences, figure
+from reports.plots import Figure, color_of, difference_bar, differences, figure
+from reports.provenance import shown
 from reports.results import Interval, PolicyResult, RunResult
 from reports.verdicts import MARGIN, Comparison, Verdict, Word, verdicts
+from stages.config.config import override_of
 from stages.config.faults import Parser, in_one_line
 from stages.config.presets import ABLATIONS, GROUPS, ablations_named
 
 GAIN = 0.9  # the share of the score's gain that ends the pace
 SMOOTHED = 5  # updates whose mean score counts as one
+FAR_FROM_TARGET = 0.25  # of the target of an adaptive KL coefficient
+HIGH_RATE = 0.9  # a win rate above which an ablation can hardly make PPO better
 FEWEST_SEEDS = 3  # with fewer, a limitation says so
 MOST_NAMES = 6  # that the first paragraph lists of ablations that change nothing
 LABEL_WIDTH = 20  # characters of a label in the plot
@@ -102,6 +106,9 @@ class AblationRow:
     """How the command line calls it."""
     what: str
     settings: tuple[str, ...]
+    """What its runs set: the settings of the ablation, with the values that ran."""
+    kl_target: float | None
+    """The KL that an adaptive coefficient steers to."""
     verdict: Verdict | None
     """None if no seed has a win rate."""
     comparison: Comparison | None
@@ -129,9 +136,11 @@ class AblationRow:
         return self.numbers.title
 
     @property
-    def is_changed(self) -> bool:
-        """Whether the ablation makes PPO better or worse."""
-        return self.verdict is not None and self.verdict.word in (Word.BETTER, Word.WORSE)
+    def missed_target(self) -> bool:
+        """Whether an adaptive KL coefficient left the KL far from its target."""
+        if self.kl_target is None or self.numbers.kl is None:
+            return False
+        return abs(self.numbers.kl.estimate - self.kl_target) > FAR_FROM_TARGET * self.kl_target
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,13 +158,16 @@ class Study:
 
     def titles(self, word: str) -> list[str]:
         """Return the titles of the ablations whose verdict is this word."""
-        judged = [row for row in self.ablations if row.verdict]
-        return [row.title for row in judged if row.verdict and row.verdict.word.value == word]
+        return [row.title for row in self.rows_with(word)]
+
+    def rows_with(self, word: str) -> list[AblationRow]:
+        """Return the ablations whose verdict is this word."""
+        return [row for row in self.ablations if row.verdict and row.verdict.word.value == word]
 
     @property
-    def changed(self) -> list[AblationRow]:
-        """The ablations that make PPO better or worse."""
-        return [row for row in self.ablations if row.is_changed]
+    def has_failures(self) -> bool:
+        """Whether any seed failed, with an ablation or without one."""
+        return any(row.failures.any for row in self.ablations)
 
     @property
     def failing(self) -> list[AblationRow]:
@@ -218,6 +230,7 @@ def write_page(name: str, ablations: Sequence[str] | None = None, judge: str = "
         unjudged=unjudged_seeds(runs),
         fewest_seeds=FEWEST_SEEDS,
         most_names=MOST_NAMES,
+        high_rate=HIGH_RATE,
         gain_percent=100 * GAIN,
         smoothed=SMOOTHED,
     )
@@ -304,7 +317,8 @@ def _ablation_row(
         numbers=_study_row(ablation.seeds, ablation.compared_runs, by_seed, default),
         name=ablation.name,
         what=listed.what,
-        settings=listed.settings,
+        settings=tuple(settings_that_ran(listed.settings, ablation.seeds.runs)),
+        kl_target=_kl_target(ablation.seeds.runs),
         verdict=verdict,
         comparison=_comparison(paired) if paired else None,
         has_same_summaries=paired is not None and _has_same_summaries(paired),
@@ -316,6 +330,29 @@ def _ablation_row(
         own_stages=tuple(own_stages(ablation.name)),
         oddities=ablation.oddities,
     )
+
+
+def settings_that_ran(listed: Sequence[str], runs: Sequence[RunResult]) -> list[str]:
+    """Return the settings that an ablation lists, such as `ppo.dropout=0.1`, as its runs had them.
+
+    A setting stays as it is listed if all runs had that value, and else has the values of the runs.
+    """
+    texts = []
+    for text in listed:
+        section, field, value = override_of(text)
+        name = f"{section}.{field}"
+        values = [run.settings.get(section, {}).get(field) for run in runs]
+        if any(ran != value for ran in values):
+            different = dict.fromkeys(shown(name, ran) for ran in values)
+            text = f"{name}={', '.join(different)}"
+        texts.append(text)
+    return texts
+
+
+def _kl_target(runs: Sequence[RunResult]) -> float | None:
+    """Return the KL that an adaptive coefficient steers to; None if it does not adapt."""
+    targets = [run.settings.get(POLICY, {}).get("kl_target") for run in runs]
+    return targets[0] if targets and targets[0] else None
 
 
 def _seeds_needed(verdict: Verdict | None, by_seed: Sequence[float]) -> int | None:
@@ -438,22 +475,11 @@ def differences_figure(study: Study) -> Figure | None:
     """Draw each ablation's difference with the interval that decides; None without a win rate."""
     bars = []
     for row in study.ablations:
-        if row.verdict is None or row.verdict.interval is None:
-            continue
-        interval = row.verdict.interval
-        bars.append(
-            Bar(
-                label="\n".join(textwrap.wrap(row.title, LABEL_WIDTH)),
-                color=color_of(POLICY),
-                value=100 * interval.estimate,
-                interval=(100 * interval.low, 100 * interval.high),
-                seeds=tuple(
-                    100 * seed.difference
-                    for seed in row.numbers.seeds
-                    if seed.difference is not None
-                ),
-            )
-        )
+        label = "\n".join(textwrap.wrap(row.title, LABEL_WIDTH))
+        gaps = [seed.difference for seed in row.numbers.seeds if seed.difference is not None]
+        bar = difference_bar(label, color_of(POLICY), row.verdict, by_seed=gaps)
+        if bar is not None:
+            bars.append(bar)
     if not bars:
         return None
     panel = differences("PPO's win rate minus the default's", bars, "percentage points")

@@ -25,6 +25,7 @@ from reports.plots import (
     Figure,
     Panel,
     color_of,
+    difference_bar,
     differences,
     draw_legend,
     figure,
@@ -51,19 +52,12 @@ def bars_against_base(pairs: Sequence[AlgorithmPair]) -> list[Bar]:
     """Return each algorithm's difference from PPO with the interval that decides."""
     bars = []
     for pair in pairs_with_base(pairs):
-        if pair.verdict is None or pair.verdict.interval is None:
-            continue
-        interval = pair.verdict.interval
         label = pair.first_title
         if pair.compared_seeds < pair.all_seeds:
             label = f"{label}\n({pair.compared_seeds} of {pair.all_seeds} seeds)"
-        bar = Bar(
-            label=label,
-            color=line_color(pair.first),
-            value=100 * interval.estimate,
-            interval=(100 * interval.low, 100 * interval.high),
-        )
-        bars.append(bar)
+        bar = difference_bar(label, line_color(pair.first), pair.verdict)
+        if bar is not None:
+            bars.append(bar)
     return bars
 
 
@@ -83,7 +77,7 @@ def _penalty_panel(points: Sequence[Point]) -> Panel:
         for place, algorithm in enumerate(others):
             color = line_color(algorithm)
             # Next to each other, so that no interval hides another one.
-            shift = 0.6 * (place - (len(others) - 1) / 2) / len(others)
+            shift = 0.4 * (place - (len(others) - 1) / 2) / len(others)
             means = differences_at_equal_penalty(points, algorithm)
             for penalty, mean in means.items():
                 if isinstance(mean, Interval):
@@ -223,7 +217,7 @@ def over_kl_figure(points: Sequence[Point], is_gold: bool) -> Figure | None:
                 lows = [band.low for band in bands]
                 highs = [band.high for band in bands]
                 axes.fill_between(roots, lows, highs, color=color, alpha=0.13, lw=0)
-        axes.set_xlabel("square root of KL from SFT (nats)")
+        axes.set_xlabel("square root of the KL from SFT in nats")
         axes.set_ylabel("gold score" if is_gold else "win rate, %")
         draw_legend(axes)
 

@@ -130,6 +130,7 @@ def page_values(config: Config, results: Json, calibration: CalibrationResult) -
         "longest": _rule(calibration, LONGEST),
         "failures": failed_checks(control_results, results),
         "undecided": undecided,
+        "has_controls": control_results is not None,
         "agreement_figure": agreement_figure(calibration),
         "prompt": judge_prompt(config.judge.model_dump()),
         "stages": stages,

@@ -8,9 +8,8 @@ of the page is `templates/compare.md`.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import fmean
 
 from reports import about_runs, render
 from reports.entries import (
@@ -27,10 +26,18 @@ from reports.entries import (
 )
 from reports.formats import MISSING, percent, points, text_table
 from reports.gains import gains_of, gold_over_kl
-from reports.plots import Bar, Figure, color_of, differences, figure, win_rates
+from reports.plots import (
+    Bar,
+    Figure,
+    color_of,
+    difference_bar,
+    differences,
+    figure,
+    win_rates,
+)
+from reports.pooled_rates import pool
 from reports.posts import judged_posts, side_by_side
 from reports.results import Interval, RunResult
-from reports.run import sample_note
 from reports.samples import (
     NUMBER_OF_SAMPLES,
     Sample,
@@ -40,7 +47,7 @@ from reports.samples import (
     wanted_facts,
 )
 from reports.scores import gains_by_cut_off, gains_by_question
-from reports.verdicts import MARGIN, Comparison, Verdict, Word, verdicts
+from reports.verdicts import Comparison, Verdict, Word, verdicts
 from stages.config.faults import Parser, in_one_line
 
 MOST_NAMED_SETTINGS = 3  # of an entry, in the opening
@@ -53,7 +60,18 @@ TITLE_KIND_OF = {
     Word.NO_DIFFERENCE: "no difference",
     Word.INCONCLUSIVE: "inconclusive",
 }
-TITLE_KINDS = (*TITLE_KIND_OF.values(), "many unclear", "unknown")
+MORE_OFTEN = "more often in every seed"
+LESS_OFTEN = "less often in every seed"
+TITLE_KINDS = (
+    "better",
+    "worse",
+    MORE_OFTEN,
+    LESS_OFTEN,
+    "no difference",
+    "inconclusive",
+    "many unclear",
+    "unknown",
+)
 
 
 @dataclass(frozen=True)
@@ -88,9 +106,10 @@ class EntryRow:
     """Of all entries."""
 
     win_rate: Interval | None
+    """Over seeds and posts, as on the page about sizes; of one seed over posts."""
     unjudged: float
-    at_equal_length: float | Interval | None
-    """Of several seeds the mean."""
+    at_equal_length: Interval | None
+    """Over the same."""
     is_extrapolated: bool
 
     comparison: Comparison | None
@@ -110,11 +129,28 @@ class EntryRow:
         return len(self.seeds) < self.most_seeds
 
     @property
+    def is_single_seed(self) -> bool:
+        """Whether it has one seed where another entry has several."""
+        return len(self.seeds) == 1 and self.most_seeds > 1
+
+    @property
     def marked_label(self) -> str:
         """The label, with the number of seeds if others have more."""
         if not self.has_fewer_seeds:
             return self.label
         return f"{self.label} ({len(self.seeds)} of {self.most_seeds} seeds)"
+
+    @property
+    def seed_rates(self) -> list[float]:
+        """The win rate of each seed that has one."""
+        return [seed.win_rate.estimate for seed in self.seeds if seed.win_rate]
+
+    @property
+    def agrees_in_every_seed(self) -> bool:
+        """Whether it is inconclusive, although every seed has a difference of the same sign."""
+        if self.verdict is None or self.comparison is None:
+            return False
+        return self.verdict.word is Word.INCONCLUSIVE and self.comparison.every_seed_agrees
 
     @property
     def wrote_the_same(self) -> bool:
@@ -140,7 +176,7 @@ class ComparedPosts:
     changed: int
     """Posts whose verdict is better or worse than the first entry's."""
     samples: list[Sample]
-    """First those whose verdict changed, in the order of the data."""
+    """Without the example; first those whose verdict changed, in the order of the data."""
     example: Sample | None
     """The first post that is fit to open the page."""
     facts: WantedFacts | None
@@ -180,7 +216,6 @@ def write_page(texts: Sequence[str], judge: str = "") -> str:
         base=base_row,
         title_parts=title_parts(rows),
         main_figure=main_figure(rows, base.label),
-        margin=100 * MARGIN,
         most_listed_seeds=MOST_LISTED_SEEDS,
         most_explained_rows=MOST_EXPLAINED_ROWS,
         critic_runs=_different([run for x in entries if x.policy == "ppo" for run in x.runs]),
@@ -191,7 +226,6 @@ def write_page(texts: Sequence[str], judge: str = "") -> str:
         gains=gains_of(entries),
         gold_over_kl=gold_over_kl(entries),
         posts=compared_posts(entries),
-        sample_note=sample_note,
         settings=settings,
         run_differences=what_differs(entries),
         most_named_settings=MOST_NAMED_SETTINGS,
@@ -236,7 +270,7 @@ def rows_of(entries: Sequence[Entry], pairs: Sequence[Paired]) -> list[EntryRow]
                 entry=entry.text,
                 seeds=tuple(_seed_row(run, entry.policy) for run in entry.runs),
                 most_seeds=most_seeds,
-                win_rate=entry.win_rate,
+                win_rate=win_rate_of(entry),
                 unjudged=entry.unjudged,
                 at_equal_length=at_equal_length,
                 is_extrapolated=is_extrapolated,
@@ -258,8 +292,17 @@ def ranked(rows: Sequence[EntryRow]) -> list[EntryRow]:
     return sorted(rows, key=lambda row: -row.win_rate.estimate if row.win_rate else 1.0)
 
 
-def rate_at_equal_length(entry: Entry) -> tuple[float | Interval | None, bool]:
-    """Return the win rate at equal length, of several seeds the mean, and whether it extrapolates.
+def win_rate_of(entry: Entry) -> Interval | None:
+    """Return the win rate over seeds and posts; None if too many posts have no verdict."""
+    if entry.win_rate is None:
+        return None
+    by_seed = [replace(entry, runs=(run,)).win_rate for run in entry.runs]
+    pooled = pool([rate for rate in by_seed if rate is not None])
+    return pooled.interval if pooled else None
+
+
+def rate_at_equal_length(entry: Entry) -> tuple[Interval | None, bool]:
+    """Return the win rate at equal length, over seeds and posts, and whether it extrapolates.
 
     It is None if a seed has none, or if too many posts have no verdict.
     """
@@ -271,9 +314,8 @@ def rate_at_equal_length(entry: Entry) -> tuple[float | Interval | None, bool]:
             return None, False
         rates.append(at_length.rate)
         is_extrapolated = is_extrapolated or at_length.is_extrapolated
-    if len(rates) == 1:
-        return rates[0], is_extrapolated
-    return fmean(rate.estimate for rate in rates), is_extrapolated
+    pooled = pool(rates)
+    return pooled.interval if pooled else None, is_extrapolated
 
 
 def title_parts(rows: Sequence[EntryRow]) -> list[TitlePart]:
@@ -281,8 +323,7 @@ def title_parts(rows: Sequence[EntryRow]) -> list[TitlePart]:
     by_kind: dict[str, list[str]] = {kind: [] for kind in TITLE_KINDS}
     for row in rows:
         if row.verdict is not None:
-            kind = TITLE_KIND_OF[row.verdict.word] if row.verdict.interval else "unknown"
-            by_kind[kind].append(row.marked_label)
+            by_kind[_title_kind(row, row.verdict)].append(row.marked_label)
 
     unclear = by_kind["no difference"] + by_kind["inconclusive"]
     if len(unclear) > MOST_UNCLEAR_NAMES:
@@ -290,6 +331,14 @@ def title_parts(rows: Sequence[EntryRow]) -> list[TitlePart]:
         by_kind["inconclusive"] = []
         by_kind["many unclear"] = unclear
     return [TitlePart(kind, tuple(labels)) for kind, labels in by_kind.items() if labels]
+
+
+def _title_kind(row: EntryRow, verdict: Verdict) -> str:
+    if verdict.interval is None:
+        return "unknown"
+    if row.agrees_in_every_seed:
+        return MORE_OFTEN if verdict.interval.estimate > 0 else LESS_OFTEN
+    return TITLE_KIND_OF[verdict.word]
 
 
 def _seed_row(run: RunResult, policy: str) -> SeedRow:
@@ -335,7 +384,7 @@ def compared_posts(entries: Sequence[Entry]) -> ComparedPosts:
     unchanged: list[Sample] = []
     samples = samples_from(frames, authors=[entry.label for entry in entries])
     has_real_texts = any(run.has_real_texts for entry in entries for run in entry.runs)
-    example = first_example(samples, has_real_texts)
+    example = first_example(samples, has_real_texts)  # the page has it once
     for sample, rows in zip(samples, side_by_side(frames), strict=True):
         changes = {change_of(rows[0]["verdict"], row["verdict"]) for row in rows[1:]}
         is_changed = not changes.isdisjoint((BETTER, WORSE))
@@ -344,7 +393,7 @@ def compared_posts(entries: Sequence[Entry]) -> ComparedPosts:
         seed=seed,
         count=len(samples),
         changed=len(changed),
-        samples=[*changed, *unchanged][:NUMBER_OF_SAMPLES],
+        samples=[x for x in (*changed, *unchanged) if x is not example][:NUMBER_OF_SAMPLES],
         example=example,
         facts=wanted_facts(example, has_real_texts),
     )
@@ -354,38 +403,28 @@ def main_figure(rows: Sequence[EntryRow], base: str) -> Figure | None:
     """Draw the win rates, and the differences from the first entry with what decides on them."""
     rates = [
         Bar(
-            label=row.label,
+            label=f"{row.label}\n(1 seed)" if row.is_single_seed else row.label,
             color=color_of(row.policy),
             value=row.win_rate.estimate,
             interval=(row.win_rate.low, row.win_rate.high),
+            seeds=tuple(row.seed_rates) if len(row.seed_rates) > 1 else (),
+            is_of_one_seed=row.is_single_seed,
         )
         for row in rows
         if row.win_rate is not None
     ]
-    gaps = [
-        Bar(
-            label=row.label,
-            color=color_of(row.policy),
-            value=100 * row.verdict.interval.estimate,
-            interval=(100 * row.verdict.interval.low, 100 * row.verdict.interval.high),
-            seeds=_seed_ticks(row.comparison),
-        )
-        for row in rows
-        if row.verdict is not None and row.verdict.interval is not None
-    ]
+    gaps = []
+    for row in rows:
+        by_seed = row.comparison.by_seed if row.comparison else ()
+        bar = difference_bar(row.label, color_of(row.policy), row.verdict, by_seed)
+        if bar is not None:
+            gaps.append(bar)
     panels = []
     if rates:
         panels.append(win_rates("Win rate", rates))
     if gaps:
         panels.append(differences(f"Difference from {base}", gaps, x_label="percentage points"))
     return figure("win-rate", panels)
-
-
-def _seed_ticks(comparison: Comparison | None) -> tuple[float, ...]:
-    """Return the difference of each seed in percentage points; none for one seed."""
-    if comparison is None or len(comparison.by_seed) < 2:
-        return ()
-    return tuple(100 * gap for gap in comparison.by_seed)
 
 
 def terminal_text(rows: Sequence[EntryRow], base: EntryRow, path: Path) -> str:

@@ -13,7 +13,7 @@ import numpy as np
 
 from eval.stats.hypothesis_tests import p_of_interval
 from eval.stats.intervals import Floats, mean_over_posts, post_numbers
-from reports.algorithm_points import BASE, Point, lines_of, named
+from reports.algorithm_points import BASE, BEST_OF_N, Point, lines_of, named
 from reports.results import Interval
 from reports.verdicts import Comparison, Verdict, Word, mean_over_seeds, verdicts
 
@@ -71,6 +71,11 @@ class AlgorithmPair:
     def second_title(self) -> str:
         """How the page calls the second one."""
         return named(self.second)
+
+    @property
+    def is_of_trained(self) -> bool:
+        """Whether both were trained; the KL of best-of-n is only an upper bound."""
+        return BEST_OF_N not in (self.first, self.second)
 
     @property
     def name(self) -> str:

@@ -23,6 +23,11 @@ def points(value: Value, digits: int = 1) -> str:
     return _written(value, scale=100, digits=digits, unit=" points", is_signed=True)
 
 
+def bare_points(value: Value, digits: int = 1) -> str:
+    """Write a difference in percentage points without the unit, which the table's header has."""
+    return _written(value, scale=100, digits=digits, unit="", is_signed=True)
+
+
 def number(value: Value, digits: int = 2) -> str:
     """Write a number, such as a mean score."""
     return _written(value, scale=1, digits=digits, unit="")
@@ -59,6 +64,11 @@ def p_value(value: float | None) -> str:
     if value is None or isnan(value):
         return MISSING
     return "p < 0.001" if value < 0.001 else f"p = {value:.3f}"
+
+
+def bare_p_value(value: float | None) -> str:
+    """Write a p-value without its letter, which the table's header has."""
+    return p_value(value).removeprefix("p = ").removeprefix("p ")
 
 
 def plural(number_of: float, noun: str) -> str:

@@ -13,6 +13,14 @@ from stages.config.judge import MOST_UNJUDGED
 from stages.config.judge_prompt import OVERALL, REPLY_AS_JSON, REPLY_AS_LINES, read_prompt
 
 LONGEST = "longest"
+BUILT_IN = "built-in world"  # the source of the built-in labels
+# The families of the built-in writers, whose names end at the first underscore.
+FAMILIES = {
+    "best": "best-of-n",
+    "off": "off-topic",
+    "sup": "supervised",
+    "ref": "reference",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,7 +31,7 @@ class RuleText:
     phrase: str
 
 
-# The simple judges of `eval.stats.simple_judges`, which need no judgement.
+# The simple judges of `eval.stats.simple_judges`, which need no judgment.
 RULES = {
     "majority": RuleText(
         title="the most common label", phrase="always giving the most common label"
@@ -51,7 +59,7 @@ class ControlRow:
 
 @dataclass(frozen=True, kw_only=True)
 class SimpleJudge:
-    """Another judge on the same labelled pairs, compared with the calibrated one."""
+    """Another judge on the same labeled pairs, compared with the calibrated one."""
 
     name: str
     title: str
@@ -65,7 +73,7 @@ class SimpleJudge:
 
     @property
     def is_rule(self) -> bool:
-        """Whether it is a simple rule that needs no judgement."""
+        """Whether it is a simple rule that needs no judgment."""
         return self.name in RULES
 
 
@@ -81,9 +89,10 @@ class FamilyErrors:
 
 @dataclass(frozen=True, kw_only=True)
 class CorrectedRate:
-    """A win rate corrected for the judge's errors on labelled pairs."""
+    """A win rate corrected for the judge's errors on labeled pairs."""
 
     title: str
+    raw: float | None
     rate: Interval | None
 
     @property
@@ -94,13 +103,15 @@ class CorrectedRate:
 
 @dataclass(frozen=True, kw_only=True)
 class CalibrationResult:
-    """A judge on labelled pairs, and the win rates corrected by it."""
+    """A judge on labeled pairs, and the win rates corrected by it."""
 
     pairs: int
     of_pairs: int
     posts: int
     ties: int
     is_built_in: bool
+    is_own_rule: bool
+    """Whether the labels are the judge's own rule with noise, so that they cannot test it."""
     source: str
     flags: tuple[str, ...]
     undecided: str
@@ -120,6 +131,16 @@ class CalibrationResult:
     specificity: Interval | None
     corrected: tuple[CorrectedRate, ...]
     shift: float
+
+    @property
+    def decided(self) -> float:
+        """The share of the pairs on which the judge has a preference."""
+        return (self.pairs - self.ties) / self.pairs
+
+    @property
+    def has_other_judges(self) -> bool:
+        """Whether other judges than the simple rules are compared."""
+        return any(not other.is_rule for other in self.others)
 
     @property
     def human_ceiling(self) -> str:
@@ -168,11 +189,15 @@ def judge_prompt(judge: Json) -> str:
 
 
 def calibration_result(
-    results: Json | None, corrected: Mapping[str, Interval | None], shift: float = SHIFT
+    results: Json | None,
+    corrected: Mapping[str, Interval | None],
+    raw: Mapping[str, float | None] | None = None,
+    shift: float = SHIFT,
 ) -> CalibrationResult | None:
     """Return a calibration with types; None if the judge was not calibrated."""
     if results is None:
         return None
+    is_built_in = results["source"] == BUILT_IN
     statistics = results["statistics"]
     longer = results["prefers_longer"] or {"judge": None, "labels": None}
     others = [
@@ -189,7 +214,7 @@ def calibration_result(
     ]
     families = [
         FamilyErrors(
-            name=name,
+            name=FAMILIES.get(name, name) if is_built_in else name,
             pairs=family["pairs"],
             sensitivity=interval_from(family["sensitivity"]),
             specificity=interval_from(family["specificity"]),
@@ -201,7 +226,8 @@ def calibration_result(
         of_pairs=results["of_pairs"],
         posts=results["posts"],
         ties=results["ties"],
-        is_built_in=results["source"] == "built-in world",
+        is_built_in=is_built_in,
+        is_own_rule=is_built_in and results["judge"]["kind"] == "facts",
         source=results["source"],
         flags=tuple(results["flags"]),
         undecided=results.get("undecided") or "",
@@ -220,7 +246,9 @@ def calibration_result(
         sensitivity=interval_from(results["sensitivity"]),
         specificity=interval_from(results["specificity"]),
         corrected=tuple(
-            CorrectedRate(title=title_of(policy, list(corrected)), rate=rate)
+            CorrectedRate(
+                title=title_of(policy, list(corrected)), raw=(raw or {}).get(policy), rate=rate
+            )
             for policy, rate in corrected.items()
         ),
         shift=shift,
@@ -243,4 +271,8 @@ def calibration_of_run(run: RunResult) -> CalibrationResult | None:
         if rate is not None:
             corrected[name] = Interval(estimate=rate.estimate, low=rate.low, high=rate.high)
             shift = max(shift, rate.shift)
-    return calibration_result(run.calibration, corrected, shift)
+    raw = {
+        name: policy.win_rate.estimate if policy.win_rate else None
+        for name, policy in run.policies.items()
+    }
+    return calibration_result(run.calibration, corrected, raw, shift)

@@ -21,6 +21,7 @@ FEWEST_LABELS = 10
 FEW_EOS = 0.9  # of a policy's summaries
 MANY_SPECIAL_TOKENS = 0.05  # of a policy's summaries
 MANY_BELOW_PENALTY = MANY_BELOW
+WIDE_SPREAD = 0.1  # of a win rate, from the lowest seed to the highest
 EVEN = 0.5
 IDENTICAL = {
     "reference": "the reference",

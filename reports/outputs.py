@@ -14,7 +14,7 @@ from reports.formats import MISSING, percent, text_table
 from reports.judging import calibration_of_run, control_rows, judge_prompt
 from reports.provenance import provenance, settings_table
 from reports.results import Interval, PolicyResult, RunResult, load_run
-from reports.run import sample_note, win_rates_figure, write_stage
+from reports.run import win_rates_figure, write_stage
 from reports.samples import NUMBER_OF_SAMPLES, samples_of
 from reports.verdicts import SIGNIFICANCE
 from stages.config.config import Config
@@ -99,7 +99,6 @@ def page_values(run: RunResult) -> dict[str, Any]:
         "win_rates": win_rates_figure(run),
         "samples": samples[:NUMBER_OF_SAMPLES],
         "sample_count": len(samples),
-        "sample_note": sample_note,
         "controls": control_rows(controls),
         "control_posts": controls["posts"],
         "failed_controls": [controls["controls"][name]["what"] for name in controls["failed"]],

@@ -20,6 +20,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator, MultipleLocator, NullL
 
 from reports.formats import parameter_count
 from reports.results import Curve, Interval
+from reports.verdicts import Verdict
 from stages.rl.algorithms import ALGORITHMS
 
 # One color per policy on all pages; algorithms that are added later take the others in turn.
@@ -70,6 +71,8 @@ LOOK: dict[Any, Any] = {
     "grid.color": GRID,
     "legend.frameon": False,
     "savefig.transparent": True,
+    "lines.solid_capstyle": "butt",  # a bar ends where its interval ends
+    "lines.dash_capstyle": "butt",
 }
 
 
@@ -120,6 +123,10 @@ class Bar:
     interval: tuple[float, float] | None
     seeds: tuple[float, ...] = ()
     """The estimates of single seeds, if the bar is their mean."""
+    inner: tuple[float, float] | None = None
+    """The 90% interval of a difference, if it is the one that decides."""
+    is_of_one_seed: bool = False
+    """Whether it has a single seed where other bars have several."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -213,7 +220,7 @@ def agreements(title: str, bars: Sequence[Bar], ceiling: tuple[float, float] | N
         axes.set_xlim(min([0.4, *lows]), 1)
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:g}%"))
         axes.xaxis.set_major_locator(MultipleLocator(0.25))
-        axes.set_xlabel("share of the labelled pairs")
+        axes.set_xlabel("share of the labeled pairs")
 
     return Panel(title=title, draw=draw_agreements, height=_bars_height(bars) + 0.5)
 
@@ -238,6 +245,27 @@ def differences(title: str, bars: Sequence[Bar], x_label: str) -> Panel:
         axes.set_xlabel(label)
 
     return Panel(title=title, draw=draw_differences, height=_bars_height(bars) + label_height)
+
+
+def difference_bar(
+    label: str, color: str, verdict: Verdict | None, by_seed: Sequence[float] = ()
+) -> Bar | None:
+    """Return the bar of a difference with the interval that decides; None without an interval.
+
+    Of no difference the interval of 90% decides, so the bar has it as well. `by_seed` are the
+    differences of the seeds, of which one alone is not marked.
+    """
+    if verdict is None or verdict.interval is None:
+        return None
+    inner = verdict.interval_of_90
+    return Bar(
+        label=label,
+        color=color,
+        value=100 * verdict.interval.estimate,
+        interval=(100 * verdict.interval.low, 100 * verdict.interval.high),
+        inner=None if inner is None else (100 * inner.low, 100 * inner.high),
+        seeds=tuple(100 * gap for gap in by_seed) if len(by_seed) > 1 else (),
+    )
 
 
 def limits_of_differences(bars: Sequence[Bar]) -> tuple[float, float]:
@@ -329,11 +357,17 @@ def _draw_bars(
     axes: Axes, bars: Sequence[Bar], write: Callable[[float], str], reference: float
 ) -> None:
     for place, bar in enumerate(bars):
-        if bar.interval is not None:
+        # An interval of one seed leaves out how much seeds differ, so it is only an outline.
+        if bar.interval is not None and bar.is_of_one_seed:
+            axes.plot(list(bar.interval), [place, place], color=bar.color, lw=1.5, ls=(0, (2, 1)))
+        elif bar.interval is not None:
             axes.plot(list(bar.interval), [place, place], color=bar.color, lw=5, alpha=0.35)
+        if bar.inner is not None:
+            axes.plot(list(bar.inner), [place, place], color=bar.color, lw=10, alpha=0.35)
         for seed in bar.seeds:
             axes.plot([seed], [place], "|", color=bar.color, ms=12, mew=1.2)
-        axes.plot([bar.value], [place], "o", color=bar.color, ms=7)
+        fill = "none" if bar.is_of_one_seed else bar.color
+        axes.plot([bar.value], [place], "o", color=bar.color, mfc=fill, ms=7)
         axes.annotate(  # to the right of the plot, where no line crosses it
             write(bar.value),
             xy=(1.0, place),

@@ -34,6 +34,9 @@ PUBLIC = "public"  # the folder of a page without other people's texts
 # An image of a figure, as `fill` writes it. No escaped text looks like it.
 IMAGE = re.compile(r'<img class="figure" src="(?P<file>[\w.-]+\.svg)" alt="(?P<title>[^"]*)">')
 TERMINAL_COLUMNS = 80
+# The bounds of an interval, and a p-value, in which no line is broken.
+BOUNDS = re.compile(r"\[([-+]?[\d.,]+), ([-+]?[\d.,]+)\]")
+P_VALUE = re.compile(r"\bp (=|&lt;) (?=\d)")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,12 +122,14 @@ def _environment(folder: Path, finalize: Callable[[Any], Markup]) -> Environment
     filters: dict[str, Callable[..., Any]] = {
         "percent": formats.percent,
         "points": formats.points,
+        "bare_points": formats.bare_points,
         "number": formats.number,
         "difference": formats.difference,
         "count": formats.count,
         "bounds": formats.bounds,
         "parameter_count": formats.parameter_count,
         "p_value": formats.p_value,
+        "bare_p_value": formats.bare_p_value,
         "plural": formats.plural,
         "listed": formats.listed,
         "duration": formats.duration,
@@ -199,6 +204,8 @@ def to_html(title: str, markdown: str, figures: Mapping[str, str]) -> str:
     parser.add_render_rule("table_open", _open_table)
     parser.add_render_rule("table_close", _close_table)
     body = parser.render(markdown)
+    body = BOUNDS.sub(r"[\1,&nbsp;\2]", body)
+    body = P_VALUE.sub(r"p&nbsp;\1&nbsp;", body)
     body = IMAGE.sub(lambda match: _inline_figure(match, figures), body)
     page = _environment(TEMPLATES, finalize=Markup).get_template("page.html")
     return page.render(

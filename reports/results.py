@@ -6,7 +6,7 @@ no critic, or too many comparisons had no verdict for a win rate.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import combinations
 from math import isfinite
@@ -156,6 +156,14 @@ class Difference:
     identical: float
     """Share of the posts on which both wrote the same text."""
 
+    @property
+    def turned(self) -> "Difference":
+        """The same difference with the policies exchanged."""
+        interval = self.interval
+        if interval is not None:
+            interval = Interval(estimate=-interval.estimate, low=-interval.high, high=-interval.low)
+        return replace(self, policy=self.other, other=self.policy, interval=interval)
+
 
 @dataclass(frozen=True, kw_only=True)
 class JudgeResult:
@@ -290,6 +298,22 @@ class RunResult:
     def gradient_stages(self) -> list[str]:
         """The policy-gradient stages of the run, in the order in which they ran."""
         return [stage for stage in POLICY_GRADIENT_STAGES if stage in self.stages]
+
+    @property
+    def ordered_differences(self) -> list[Difference]:
+        """All differences, each minus the policy that comes first in the run."""
+        order = list(self.policies)
+        rows = []
+        for difference in self.differences:
+            is_turned = order.index(difference.policy) < order.index(difference.other)
+            rows.append(difference.turned if is_turned else difference)
+        return sorted(rows, key=lambda row: (order.index(row.other), order.index(row.policy)))
+
+    @property
+    def order_matters(self) -> bool:
+        """Whether any verdict changed with the order in which the two summaries were shown."""
+        same = [policy.same_after_swap for policy in self.policies.values()]
+        return any(share is None or share.estimate < 1 for share in same)
 
     def difference(self, policy: str, other: str) -> Difference | None:
         """Return the difference of two policies on the same posts; None if none was measured."""

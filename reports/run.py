@@ -19,11 +19,16 @@ from reports.formats import MISSING, number, percent, text_table
 from reports.judging import calibration_of_run, control_rows, judge_prompt
 from reports.plots import BAND_CAPTION, Figure, bars_of, figure, win_rates
 from reports.provenance import folders_of, made_from, provenance, settings_table, shown
-from reports.results import RELEASED, PolicyResult, RunResult, load_run, title_of
+from reports.results import (
+    RELEASED,
+    PolicyResult,
+    RunResult,
+    load_run,
+    title_of,
+)
 from reports.reward_model import MOST_GROUPS, reward_model
 from reports.samples import (
     NUMBER_OF_SAMPLES,
-    SampleText,
     example_of,
     samples_of,
     wanted_facts,
@@ -40,6 +45,8 @@ from stages.config.config import Config
 from stages.runs.files import write_json, write_text
 from stages.runs.inputs import inputs_now
 from stages.runs.run import open_stage
+
+NEARLY_THE_SAME = 0.05  # of the reward model's score
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +67,15 @@ class ReleasedPolicy:
     reward_model: str
     is_converted: bool
     mean: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class SameScores:
+    """Policies whose mean scores by the reward model are nearly the same."""
+
+    titles: tuple[str, ...]
+    low: float
+    high: float
 
 
 def write_report(config: Config) -> str:
@@ -121,6 +137,7 @@ def page_values(run: RunResult) -> dict[str, Any]:
     prompt = judge_prompt(run.settings["judge"])
     return {
         "run": run,
+        "same_scores": same_scores(run),
         "gain": verdict_on_gain(run),
         "released": _released(run),
         "score_and_kl": score_and_kl(run),
@@ -134,7 +151,6 @@ def page_values(run: RunResult) -> dict[str, Any]:
         "best_figure": best_of_training_figure(best),
         "samples": samples[:NUMBER_OF_SAMPLES],
         "sample_count": len(samples),
-        "sample_note": sample_note,
         "controls": control_rows(controls),
         "control_posts": controls["posts"],
         "failed_controls": [controls["controls"][name]["what"] for name in controls["failed"]],
@@ -167,24 +183,24 @@ def verdict_on_gain(run: RunResult) -> Verdict | None:
     return verdict(comparison)
 
 
+def same_scores(run: RunResult) -> SameScores | None:
+    """Return the policy-gradient policies if all end at nearly the same score; else None."""
+    policies = [run.policies[name] for name in run.gradient_stages if name in run.policies]
+    scores = [policy.score for policy in policies if policy.score is not None]
+    if len(scores) < 2 or len(scores) < len(policies):
+        return None
+    if max(scores) - min(scores) > NEARLY_THE_SAME:
+        return None
+    titles = tuple(policy.title for policy in policies)
+    return SameScores(titles=titles, low=min(scores), high=max(scores))
+
+
 def win_rates_figure(run: RunResult) -> Figure | None:
     """Draw each policy's win rate with its interval; None if there is no rate."""
     bars = bars_of({name: (row.title, row.win_rate) for name, row in run.policies.items()})
     if not bars:
         return None
     return figure("win-rate", [win_rates("Win rate", bars)])
-
-
-def sample_note(text: SampleText) -> str:
-    """Return what is known of one summary: the verdict, the score, and the length."""
-    parts = [text.outcome] if text.outcome else []
-    if text.tokens is None:
-        parts.append(f"{text.words} words")
-    else:
-        parts += [f"RM score {number(text.score)}", f"{text.tokens} tokens"]
-    if text.is_cut_off:
-        parts.append("cut off at the length limit")
-    return ", ".join(parts)
 
 
 def terminal_text(run: RunResult, path: Path) -> str:

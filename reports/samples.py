@@ -1,17 +1,19 @@
 """Example posts of a page: the post, the reference, and what each policy wrote."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pandas as pd
 
 from eval.scores import START
 from eval.stats.length_control import word_count
+from reports.formats import listed
 from reports.posts import UNJUDGED, judged_posts, side_by_side
 from reports.results import RunResult
-from stages.data.builtin import EVENT, OPTIONAL, Facts, facts_of, read_summary
+from stages.data.builtin import EVENT, OPTIONAL, Facts, facts_of, read_summary, score_summary
 
 NUMBER_OF_SAMPLES = 5
+SUMMARY_ROWS = 2  # at the end of the table of facts
 OUTCOMES = {
     1.0: "preferred to the reference",
     0.5: "even with the reference",
@@ -41,6 +43,12 @@ class Sample:
     post_id: str
     post: str
     texts: tuple[SampleText, ...]
+    """The reference, then what the policies wrote; policies that wrote the same share a text."""
+
+    @property
+    def has_tokens(self) -> bool:
+        """Whether scores and tokens are known; else the texts have only words."""
+        return any(text.tokens is not None for text in self.texts)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +87,7 @@ def samples_from(frames: Sequence[pd.DataFrame], authors: Sequence[str]) -> list
             words=word_count(first["reference"]),
             is_cut_off=False,
         )
-        texts = [reference]
+        texts = []
         for author, row in zip(authors, rows, strict=True):
             texts.append(
                 SampleText(
@@ -93,10 +101,21 @@ def samples_from(frames: Sequence[pd.DataFrame], authors: Sequence[str]) -> list
                 )
             )
         sample = Sample(
-            number=number, post_id=first["post"], post=first["query"], texts=tuple(texts)
+            number=number,
+            post_id=first["post"],
+            post=first["query"],
+            texts=(reference, *_merged(texts)),
         )
         samples.append(sample)
     return samples
+
+
+def _merged(texts: Sequence[SampleText]) -> list[SampleText]:
+    """Return the texts, those that are the same with the same scores in one, by all authors."""
+    authors: dict[SampleText, list[str]] = {}
+    for text in texts:
+        authors.setdefault(replace(text, author=""), []).append(text.author)
+    return [replace(text, author=listed(names)) for text, names in authors.items()]
 
 
 def example_of(run: RunResult) -> Sample | None:
@@ -124,7 +143,7 @@ def wanted_facts(sample: Sample | None, has_real_texts: bool) -> WantedFacts | N
     if has_real_texts or sample is None:
         return None
     facts, rows = fact_table(sample.post_id, [text.text for text in sample.texts])
-    wanted = [row[0] for row in rows[len(EVENT) : -1]]
+    wanted = [row[0] for row in rows[len(EVENT) : -SUMMARY_ROWS]]
     return WantedFacts(
         subreddit=facts.subreddit,
         event=tuple(EVENT),
@@ -137,7 +156,7 @@ def fact_table(post_id: str, texts: Sequence[str]) -> tuple[Facts, list[list[str
     """A post's facts, and what each text says about them.
 
     There is a row for each fact that the post's readers want: its name, its word, and what each
-    text says. The last row counts the wanted facts that each text gets right.
+    text says. Two rows follow: how many of the wanted facts each text gets right, and its points.
     """
     facts = facts_of(post_id)
     wanted = [*EVENT, *(slot for slot in OPTIONAL if slot in facts.wanted)]
@@ -158,6 +177,8 @@ def fact_table(post_id: str, texts: Sequence[str]) -> tuple[Facts, list[list[str
     counts = [f"{len(right.intersection(wanted))} of {len(wanted)}" for right, _ in read]
     total = f"{len(wanted)} of {len(wanted)}"
     rows.append(["wanted facts told correctly", total, *counts])
+    points = [f"{score_summary(text, facts):g}" for text in texts]
+    rows.append(["points by the rule", f"{len(wanted)}", *points])
     return facts, rows
 
 

@@ -148,6 +148,7 @@ def page_values(
         "sizes": numbers.sizes,
         "seed_count": max(len(size.seeds) for size in numbers.sizes),
         "policies": policy_titles(numbers.sizes),
+        "has_single_seeds": has_single_seeds(numbers.sizes),
         "answer": answer(numbers.sizes, trained),
         "growth": numbers.growth,
         "rate_growth": next((row for row in numbers.growth if row.is_of_trained_rate), None),
@@ -227,6 +228,15 @@ def policy_titles(sizes: Sequence[SizeResult]) -> dict[str, str]:
     return titles
 
 
+def has_single_seeds(sizes: Sequence[SizeResult]) -> bool:
+    """Whether a policy has a single seed where others of its size have several."""
+    return any(
+        len(size.rates_of(policy)) == 1 and len(size.seeds) > 1
+        for size in sizes
+        for policy in size.policies
+    )
+
+
 def has_weak_reward_model(run: RunResult) -> bool:
     """Whether a run's reward model is not significantly better than chance."""
     accuracy = run.training.reward_accuracy if run.training else None
@@ -274,13 +284,15 @@ def _rate_bars(size: SizeResult) -> list[Bar]:
         if policy.win_rate is None:
             continue
         rate = policy.win_rate.interval
-        rates = [seed.win_rates.get(name) for seed in size.seeds]
+        rates = size.rates_of(name)
+        is_single_seed = len(rates) == 1 and len(size.seeds) > 1
         bar = Bar(
-            label=policy.title,
+            label=f"{policy.title}\n(1 seed)" if is_single_seed else policy.title,
             color=color_of(name),
             value=rate.estimate,
             interval=(rate.low, rate.high),
-            seeds=tuple(rate.estimate for rate in rates if rate is not None),
+            seeds=tuple(rates) if len(rates) > 1 else (),
+            is_of_one_seed=is_single_seed,
         )
         bars.append(bar)
     return bars

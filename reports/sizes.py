@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
 
-from eval.stats.intervals import mean_of_seeds
+from eval.stats.hypothesis_tests import p_of_seeds
 from reports.failed_seeds import FailedSeed, failed_seeds
 from reports.formats import parameter_count
 from reports.pooled_rates import Outcome, Pooled, gain_of, outcome_of, pool
@@ -37,8 +37,6 @@ class PolicyAtSize:
     at_equal_length: Pooled | None
     is_extrapolated: bool
     """Whether in any seed the rate at equal length comes from the model and not from the data."""
-    over_seeds: Interval | None
-    """The win rate with the t interval of the seeds only; None without any spread."""
     seed_deviation: float | None
     post_half_width: float | None
     """Half of a seed's own 95% interval over posts, on average."""
@@ -83,6 +81,8 @@ class TextMeasures:
     """What a policy of one size wrote."""
 
     title: str
+    seeds: int
+    """The seeds that have the policy."""
     at_equal_length: SeedRange | None
     reward_model_agrees: SeedRange | None
     rouge_l: SeedRange | None
@@ -118,12 +118,19 @@ class SizeResult:
     policies: Mapping[str, PolicyAtSize]
     gain: Pooled | None
     """The trained policy's win rate minus SFT's, on the same posts."""
+    gain_p_value: float | None
+    """Of the gain, by a t test over seeds without correction; None for one seed."""
     failed: tuple[FailedSeed, ...]
     checked_seeds: int
     """The seeds for which it can be said whether they failed."""
     seeds: tuple[SeedResult, ...]
     training: TrainingMeasures
     texts: tuple[TextMeasures, ...]
+
+    def rates_of(self, policy: str) -> list[float]:
+        """Return the win rate of each seed that has one."""
+        rates = [seed.win_rates.get(policy) for seed in self.seeds]
+        return [rate.estimate for rate in rates if rate is not None]
 
 
 def runs_by_label(runs: Sequence[RunResult]) -> dict[str, list[RunResult]]:
@@ -172,6 +179,7 @@ def size_result(label: str, runs: Sequence[RunResult]) -> SizeResult:
         parameters=parameters_of(runs[0]),
         policies={policy: _policy_at_size(policy, runs) for policy in policies},
         gain=pool(gains, low=-1.0, high=1.0),
+        gain_p_value=p_of_seeds([gain.estimate for gain in gains]) if len(gains) > 1 else None,
         failed=tuple(failed_seeds(runs)),
         checked_seeds=len(gains),
         seeds=tuple(_seed_result(run) for run in runs),
@@ -189,18 +197,12 @@ def _policy_at_size(policy: str, runs: Sequence[RunResult]) -> PolicyAtSize:
         if result.at_equal_length is not None and result.at_equal_length.rate is not None
     ]
     estimates = [rate.estimate for rate in rates]
-    bounds = mean_of_seeds(estimates)
-    over_seeds = None
-    if bounds is not None:
-        low = max(0.0, bounds[0])
-        over_seeds = Interval(estimate=fmean(estimates), low=low, high=min(1.0, bounds[1]))
     return PolicyAtSize(
         name=policy,
         title=results[0].title,
         win_rate=pool(rates),
         at_equal_length=pool([model.rate for model in length_models if model.rate is not None]),
         is_extrapolated=any(model.is_extrapolated for model in length_models),
-        over_seeds=over_seeds,
         seed_deviation=stdev(estimates) if len(estimates) > 1 else None,
         post_half_width=fmean((rate.high - rate.low) / 2 for rate in rates) if rates else None,
     )
@@ -248,6 +250,7 @@ def _text_measures(policy: str, runs: Sequence[RunResult]) -> TextMeasures:
     at_length = [result.at_equal_length for result in results]
     return TextMeasures(
         title=results[0].title,
+        seeds=len(results),
         at_equal_length=seed_range(
             [_estimate(model.rate) if model else None for model in at_length]
         ),

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import Enum
 from statistics import NormalDist, fmean
 
-from eval.stats.hypothesis_tests import holm, p_of_seeds, within_margin
+from eval.stats.hypothesis_tests import EQUIVALENCE_LEVEL, holm, p_of_seeds, within_margin
 from eval.stats.intervals import CONFIDENCE, mean_of_seeds
 from reports.results import Interval
 
@@ -45,6 +45,15 @@ class Comparison:
         return mean if isinstance(mean, Interval) else None
 
     @property
+    def every_seed_agrees(self) -> bool:
+        """Whether the posts show a difference, and each of several seeds has its sign."""
+        if self.over_posts is None or len(self.by_seed) < 2:
+            return False
+        if self.over_posts.is_above(0):
+            return min(self.by_seed) > 0
+        return self.over_posts.is_below(0) and max(self.by_seed) < 0
+
+    @property
     def p_value(self) -> float:
         """The p-value of no difference, before correction: the larger of posts and seeds."""
         if self.over_posts is None:
@@ -63,6 +72,8 @@ class Verdict:
     """The interval that decides: over seeds or over posts. None without a win rate."""
     interval_is_over: str
     """`seeds` or `posts`."""
+    interval_of_90: Interval | None
+    """Of no difference, the 90% interval that decides. It lies within the margin."""
     p_value: float
     """After correction for all comparisons that were judged together."""
     comparisons: int
@@ -106,6 +117,7 @@ def verdict(comparison: Comparison) -> Verdict:
 def _verdict(comparison: Comparison, p_value: float, comparisons: int) -> Verdict:
     interval, is_over = _deciding_interval(comparison)
     word = Word.INCONCLUSIVE
+    interval_of_90 = None
     if interval is not None:
         if interval.is_above(0) and p_value < SIGNIFICANCE:
             word = Word.BETTER
@@ -113,10 +125,12 @@ def _verdict(comparison: Comparison, p_value: float, comparisons: int) -> Verdic
             word = Word.WORSE
         elif _is_within_margin(comparison):
             word = Word.NO_DIFFERENCE
+            interval_of_90 = _interval_within_margin(comparison)
     return Verdict(
         word=word,
         interval=interval,
         interval_is_over=is_over,
+        interval_of_90=interval_of_90,
         p_value=p_value,
         comparisons=comparisons,
     )
@@ -125,7 +139,7 @@ def _verdict(comparison: Comparison, p_value: float, comparisons: int) -> Verdic
 def _deciding_interval(comparison: Comparison) -> tuple[Interval | None, str]:
     """Return the interval that has to leave out 0, and what it is over.
 
-    With several seeds both intervals have to leave out 0, so the one that reaches further towards 0
+    With several seeds both intervals have to leave out 0, so the one that reaches further toward 0
     decides.
     """
     posts = comparison.over_posts
@@ -141,16 +155,33 @@ def _deciding_interval(comparison: Comparison) -> tuple[Interval | None, str]:
 
 def _is_within_margin(comparison: Comparison) -> bool:
     """Whether the difference is shown to be smaller than the margin, over seeds and over posts."""
-    posts = comparison.over_posts
-    if posts is None:
+    if comparison.over_posts is None:
         return False
-    # The 90% interval over posts, from the 95% one: narrower in the ratio of the normal quantiles.
-    ratio = NormalDist().inv_cdf(0.95) / NormalDist().inv_cdf(0.975)
-    low = posts.estimate - ratio * (posts.estimate - posts.low)
-    high = posts.estimate + ratio * (posts.high - posts.estimate)
-    if not -MARGIN < low <= high < MARGIN:
+    posts = _at_90_percent(comparison.over_posts)
+    if not (posts.is_above(-MARGIN) and posts.is_below(MARGIN)):
         return False
     # With one seed, or if every seed has the same difference, seeds have no spread to test.
     if comparison.over_seeds is None:
         return True
     return within_margin(comparison.by_seed, MARGIN)
+
+
+def _interval_within_margin(comparison: Comparison) -> Interval:
+    """Return the 90% interval, over posts or over seeds, that reaches further from 0."""
+    assert comparison.over_posts is not None
+    intervals = [_at_90_percent(comparison.over_posts)]
+    bounds = mean_of_seeds(comparison.by_seed, confidence=1 - 2 * EQUIVALENCE_LEVEL)
+    if bounds is not None:
+        estimate = fmean(comparison.by_seed)
+        intervals.append(Interval(estimate=estimate, low=bounds[0], high=bounds[1]))
+    return max(intervals, key=lambda interval: max(-interval.low, interval.high))
+
+
+def _at_90_percent(posts: Interval) -> Interval:
+    """Return the 90% interval over posts: the 95% one in the ratio of the normal quantiles."""
+    ratio = NormalDist().inv_cdf(0.95) / NormalDist().inv_cdf(0.975)
+    return Interval(
+        estimate=posts.estimate,
+        low=posts.estimate - ratio * (posts.estimate - posts.low),
+        high=posts.estimate + ratio * (posts.high - posts.estimate),
+    )

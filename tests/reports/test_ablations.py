@@ -112,15 +112,16 @@ def test_the_difference_from_the_default_is_that_computed_by_hand():
 
     page = page_of("dropout")
 
-    verdict, difference, over, _, seeds, _ = row_of(first_screen(page), "dropout")
+    verdict, difference, _, _, seeds = row_of(first_screen(page), "dropout")
     assert (verdict, seeds) == ("better", "3")
     # Nine posts are won in all seeds, one in two and one in one. With one more post of 1 and one of
     # -1 (Bonett and Price 2012) the mean is 10 / 22 and the error 0.1232, which is wider than the
     # interval over seeds, [37.6, 62.4].
-    assert (difference, over) == ("+50.0 points [+21.3, +69.6]", "posts")
+    assert difference == "+50.0 [+21.3, +69.6]"
+    assert "The 95% intervals are over posts" in first_screen(page)
     over_seeds, over_posts, *_ = row_of(section(page, "How the verdicts are reached"), "dropout")
     mean, low, high = (100 * value for value in t_interval((0.5, 0.55, 0.45)))
-    assert over_seeds == f"{mean:+.1f} points [{low:+.1f}, {high:+.1f}]"
+    assert over_seeds == f"{mean:+.1f} [{low:+.1f}, {high:+.1f}]"
     assert over_posts == difference
 
 
@@ -147,7 +148,7 @@ def test_each_seed_has_a_row_with_its_own_difference():
 
     table = section(page_of("dropout"), "Each seed")
 
-    assert row_of(table, "dropout", "2")[:3] == ["+55.0 points", "55.0% [52.0, 58.0]", "7.31"]
+    assert row_of(table, "dropout", "2")[:3] == ["+55.0", "55.0% [52.0, 58.0]", "7.31"]
     assert row_of(table, "default", "3")[:3] == ["–", "63.0% [60.0, 66.0]", "7.31"]
 
 
@@ -210,11 +211,12 @@ def test_the_title_names_the_ablations_that_change_the_win_rate():
     page = page_of("no-eos-trick", "dropout", "entropy")
 
     assert title_of(page) == "no EOS trick makes PPO worse; dropout makes PPO better"
+    assert "**Better:** dropout (+" in page
     assert "**No difference of 3 points:** entropy bonus." in page
     verdicts = [
         line.split("|")[2].strip() for line in first_screen(page).splitlines() if "|" in line
     ]
-    assert verdicts[2:] == ["worse", "better", "no difference of 3 points (no summary changed)"]
+    assert verdicts[3:] == ["worse", "better", "no difference of 3 points (no summary changed)"]
 
 
 def test_a_study_without_any_difference_says_so_in_its_title():
@@ -222,7 +224,7 @@ def test_a_study_without_any_difference_says_so_in_its_title():
     make_ablation("dropout", (0, 0, 0), texts=None)
     make_ablation("entropy", (0, 0, 0), texts=None)
     page = page_of("dropout", "entropy")
-    assert title_of(page) == "neither of 2 ablations changes PPO's win rate by 3 points"
+    assert title_of(page) == "dropout and entropy bonus change PPO's win rate by less than 3 points"
 
 
 def test_an_inconclusive_ablation_is_not_said_to_change_anything():
@@ -231,7 +233,7 @@ def test_an_inconclusive_ablation_is_not_said_to_change_anything():
     make_ablation("entropy", (10, 10, 10), texts=None)
     page = page_of("dropout", "entropy")
     assert title_of(page) == "neither of 2 ablations is shown to change PPO's win rate"
-    assert "**Inconclusive:** dropout." in page
+    assert "**Inconclusive:** dropout (+0.0 points [" in page
 
 
 def test_an_inconclusive_ablation_says_how_many_seeds_would_narrow_it():
@@ -315,6 +317,14 @@ def test_a_seed_fails_if_ppo_is_not_shown_to_beat_its_sft_model(rate, failed):
     assert (row.failures.failed, row.failures.tried) == (failed, 3)
 
 
+def test_without_a_failed_seed_the_tests_of_failures_are_left_out():
+    make_default()
+    make_ablation("dropout", (1, 1, 1))
+    page = page_of("dropout")
+    assert "failed seeds |" not in page
+    assert "No seed failed, so there is nothing to test." in page
+
+
 def test_an_ablation_that_changes_how_many_seeds_fail_is_said_to_do_so():
     make_default(seeds=SIX_SEEDS, won=12)
     for seed in SIX_SEEDS:
@@ -331,7 +341,7 @@ def test_an_ablation_that_changes_how_many_seeds_fail_is_said_to_do_so():
     assert "**No EOS trick changes how many seeds fail:** 5 of 6, and 0 of 6 by default." in page
     assert row_of(first_screen(page), r"no EOS trick \*")[-1] == "5 of 6 (changed)"
     tests = row_of(section(page, "How the verdicts are reached"), "no EOS trick")
-    assert tests[2:6] == ["5 of 6", "0 of 6", "p = 0.015", "p = 0.015"]
+    assert tests[2:6] == ["5 of 6", "0 of 6", "0.015", "0.015"]
     assert "tiny-no-eos-trick seed1 failed: its PPO ended in an error." in page
     assert "seed1 is left out" not in page
 
@@ -422,9 +432,24 @@ def test_a_run_that_changed_something_else_is_noted_once_for_all_its_seeds():
     make_default()
     make_ablation("dropout", (5, 5), overrides=("ppo.kl_coef=0.1",))
     lines = page_of("dropout").splitlines()
-    (line,) = [line for line in lines if "does not have exactly the settings" in line]
+    (line,) = [line for line in lines if "ran with other settings than" in line]
     assert line.startswith("- Dropout (seeds 1, 2)")
     assert line.endswith("ppo.kl_coef (0.1).")
+
+
+def test_the_settings_of_an_ablation_are_those_that_ran():
+    make_default()
+    make_ablation("dropout", (5, 5), overrides=("ppo.dropout=0.3",))
+    (row,) = study_of("dropout").ablations
+    assert row.settings == ("ppo.dropout=0.3",)
+
+
+@pytest.mark.parametrize(("kl", "is_said"), [(3.3, True), (2.2, False)])
+def test_an_adaptive_coefficient_that_missed_its_target_is_a_limitation(kl, is_said):
+    """The target is 2 nats, and a quarter of it to either side is near."""
+    make_default()
+    make_ablation("adaptive-kl", (5, 5), found={"objective/kl": kl})
+    assert ("not at its target of 2" in page_of("adaptive-kl")) == is_said
 
 
 def test_a_run_with_another_value_or_another_sft_model_is_noted():
@@ -432,7 +457,7 @@ def test_a_run_with_another_value_or_another_sft_model_is_noted():
     own = make_config("tiny", seed=2, name="tiny-dropout", overrides=("ppo.dropout=0.3",))
     fabricate(own, accuracy=0.7, scores=wins(5))
     page = page_of("dropout")
-    assert "Dropout (seed 2) does not have exactly the settings" in page
+    assert "Dropout (seed 2) ran with other settings than" in page
     assert "ppo.dropout (0.3)." in page
     assert "Dropout (seed 2) started from another SFT or reward model than the default." in page
 
@@ -449,7 +474,7 @@ def test_an_ablation_of_the_reward_model_says_that_it_trains_its_own():
     assert not {"base", "sft"} & stages
     assert "Score read before EOS runs the stages rm and normalize again" in page
     assert "Dropout runs the stages" not in page
-    assert "does not have exactly the settings" not in page
+    assert "ran with other settings than" not in page
     assert "than the default." not in page
 
 

@@ -54,8 +54,11 @@ def test_points_have_the_penalty_and_the_kl_of_their_run(runs):
 @pytest.mark.parametrize(
     ("points", "title"),
     [
-        (PPO + RLOO, "at equal KL RLOO is better than PPO"),
-        (PPO + lines("rloo", 0.74, 0.75, 0.76), "at equal KL RLOO is worse than PPO"),
+        (PPO + RLOO, "at equal KL (1.0 to 4.0 nats) RLOO is better than PPO"),
+        (
+            PPO + lines("rloo", 0.74, 0.75, 0.76),
+            "at equal KL (1.0 to 4.0 nats) RLOO is worse than PPO",
+        ),
         (PPO + lines("rloo", 0.7, 0.8, 0.9), "at equal KL no algorithm is shown to be better"),
         (PPO + lines("rloo", 0.8, 0.8, 0.8), "at equal KL no algorithm is 3 points better"),
         (line("ppo", 0.8, 0.8) + line("rloo", 0.9, 0.9), "takes several seeds, and this is one"),
@@ -74,7 +77,7 @@ def test_the_terminal_shows_verdicts_and_the_path(runs, no_drawing, monkeypatch,
     monkeypatch.setattr(algorithms_page, "points_of", lambda _: PPO + RLOO)
     algorithms_page.main(["--name", "tiny", "--kl-coefs", "0.05", "0.2"])
     printed = capsys.readouterr().out.splitlines()
-    assert printed[0] == "tiny: at equal KL RLOO is better than PPO."
+    assert printed[0] == "tiny: at equal KL (1.0 to 4.0 nats) RLOO is better than PPO."
     assert any(text.startswith("RLOO minus PPO") and "p = 0.013" in text for text in printed)
     assert printed[-1] == str(folder() / "algorithms-tiny.html")
 

@@ -84,7 +84,7 @@ def test_too_few_posts_decide_nothing():
 
 def test_a_judge_without_verdicts_says_so():
     page = page_of(agreement=None, simple={}, flags=["no pair has a verdict in both orders"])
-    assert title_of(page) == "the judge gave no usable verdict on the labelled pairs"
+    assert title_of(page) == "the judge gave no usable verdict on the labeled pairs"
     assert "<img" not in page
 
 
@@ -100,8 +100,8 @@ def test_each_failed_check_is_listed_once():
 
 def test_the_numbers_are_those_of_the_calibration():
     page = page_of()
-    assert "| this judge | 75.0% [72.0, 78.0] | – | 0.50 [0.40, 0.60] | – | – |" in page
-    row = "| choose the longer text | 63.0% [60.0, 66.0] | +12.0 points [+7.0, +17.0] |"
+    assert "| this judge | 75.0% [72.0, 78.0] | – | 0.50 [0.40, 0.60] |" in page
+    row = "| choose the longer text | 63.0% [60.0, 66.0] | +12.0 [+7.0, +17.0] |"
     assert row in page
     assert "| agreement where it decides | 75.0% [72.0, 78.0] |" in page
     assert "200 pairs of summaries of 180 posts" in page
@@ -110,8 +110,17 @@ def test_the_numbers_are_those_of_the_calibration():
 def test_win_rates_of_an_evaluated_run_are_corrected():
     # Judged right on 9 of 10 labels of each kind, a raw 0.5 stays 0.5.
     page = page_of()
-    assert "| PPO | 50.0% [" in page.partition("corrected win rate")[2]
+    assert "| PPO | 63.0% | 50.0% [" in page.partition("corrected win rate")[2]
     assert "(clipped)" not in page
+
+
+def test_labels_of_the_judges_own_rule_test_only_their_noise():
+    about = {"kind": "facts", "name": "facts rule", "is_llm": False, "note": "a rule"}
+    differences = compared(longest=(0.10, 0.14))
+    page = page_of(source="built-in world", judge=about, **differences)
+    assert title_of(page).endswith("the built-in labels, which are its own rule with noise")
+    assert "Win rates are not corrected here" in page
+    assert "corrected win rate [95%]" not in page
 
 
 def test_without_an_evaluated_run_nothing_is_corrected():

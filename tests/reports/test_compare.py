@@ -11,6 +11,7 @@ from reports.about_runs import folder
 from reports.compare import compared_posts, rate_at_equal_length, title_parts, what_differs
 from reports.entries import compare, read_entries
 from reports.render import PUBLIC
+from reports.results import Interval
 from stages.config.command_line import make_config
 from stages.runs.manifest import stage_folder
 from tests.lib.fabricated_runs import fabricate
@@ -80,6 +81,17 @@ def test_a_gain_over_posts_but_not_over_seeds_is_inconclusive():
     assert "**inconclusive**" in opening
 
 
+def test_a_gain_in_every_seed_that_is_inconclusive_is_in_the_title():
+    """The seeds gain 1, 1 and 1/9: 70.4 -+ 4.303 * 51.3 / sqrt(3) holds 0."""
+    finish("tiny", LOST, 1, 2, 3, texts=TEXTS)
+    finish("b", WON, 1, 2)
+    finish("b", (*LOST[:8], 1.0), 3)
+    markdown = page_of("tiny", "b")
+    title = "PPO (b) wins more often than PPO (tiny) in every seed, but the verdict is inconclusive"
+    assert markdown.startswith(f"# {title}\n")
+    assert "but 3 seeds that differ this much are too few for a verdict" in opening_of(markdown)
+
+
 def test_many_unclear_policies_are_counted_in_the_title():
     finish("tiny", LOST, 1, texts=TEXTS)
     for name in ("b", "c", "d", "e"):
@@ -142,10 +154,12 @@ def test_the_rate_at_equal_length_is_a_mean_over_seeds_and_marked_if_one_extrapo
     change_results(make_config("tiny", seed=2), extrapolate)
     (ppo, sft), _ = read_entries(["tiny:ppo", "tiny:sft"])
     ppo_rate, is_extrapolated = rate_at_equal_length(ppo)
-    assert ppo_rate == pytest.approx(0.59)  # the fabricated 0.63 - 0.04
+    assert ppo_rate is not None
+    assert ppo_rate.estimate == pytest.approx(0.59)  # the fabricated 0.63 - 0.04
     assert is_extrapolated
     sft_rate, is_extrapolated = rate_at_equal_length(sft)
-    assert sft_rate == pytest.approx(0.372)
+    assert sft_rate is not None
+    assert sft_rate.estimate == pytest.approx(0.372)
     assert not is_extrapolated
 
 
@@ -157,13 +171,13 @@ def test_there_is_no_rate_at_equal_length_if_too_many_posts_have_no_verdict():
 
 
 def test_posts_whose_verdict_changed_come_first():
-    """Of the nine posts 0, 2, 4 and 8 change."""
+    """Of the nine posts 0, 2, 4 and 8 change, and post 0 is the example that opens the page."""
     finish("tiny", A, 1, texts=TEXTS)
     finish("b", B, 1)
     entries, _ = read_entries(["tiny", "b"])
     posts = compared_posts(entries)
     assert (posts.changed, posts.count) == (4, 9)
-    assert [sample.post_id for sample in posts.samples] == ["toy0", "toy2", "toy4", "toy8", "toy1"]
+    assert [sample.post_id for sample in posts.samples] == ["toy2", "toy4", "toy8", "toy1", "toy3"]
 
 
 def test_the_page_shows_one_post_with_the_summary_of_every_policy():
@@ -176,6 +190,22 @@ def test_the_page_shows_one_post_with_the_summary_of_every_policy():
     assert "| PPO (tiny) | My aunt sold lamp 0. |" in example
     assert "| PPO (b) |" in example
     assert "| wanted facts told correctly | 6 of 6 |" in example
+
+
+def test_policies_that_wrote_the_same_share_a_row():
+    finish("tiny", A, 1, texts=TEXTS)
+    finish("b", B, 1, texts=TEXTS)
+    finish("c", B, 1, texts=TEXTS)
+    markdown = page_of("tiny", "b", "c")
+    assert "| PPO (b) and PPO (c) | My aunt sold lamp 0. |" in markdown
+
+
+def test_the_win_rate_of_several_seeds_has_an_interval_over_seeds():
+    """All and none of nine posts: 50% on average, and cut off at 0 and 100%."""
+    finish("tiny", WON, 1, texts=TEXTS)
+    finish("tiny", LOST, 2, texts=TEXTS)
+    first, _ = rows_of("tiny:ppo", "tiny:sft")
+    assert first.win_rate == Interval(estimate=0.5, low=0.0, high=1.0)
 
 
 def test_the_opening_has_the_difference_of_each_policy_from_the_first():

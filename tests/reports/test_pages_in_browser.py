@@ -110,7 +110,7 @@ def test_sections_are_closed_on_the_screen_and_open_on_paper(browser, pages):
 def test_a_script_planted_in_a_post_or_a_summary_does_not_run(browser, pages):
     assert "planted" in pages["run"].read_text(encoding="utf-8")
     look(browser, pages["run"], 1400)
-    assert browser.value("document.title").startswith("tiny, seed 1: PPO wins ")
+    assert browser.value("document.title").startswith("tiny, seed 1: PPO has a win rate of ")
     assert browser.value("document.querySelectorAll('img[src=x], script').length") == 0
 
 

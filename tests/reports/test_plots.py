@@ -92,6 +92,24 @@ def test_an_interval_that_is_cut_off_says_where_it_ends():
     assert {"to -48.0", "to +52.0"} <= set(texts_of(svg))
 
 
+def test_a_bar_ends_where_its_interval_ends():
+    """A projecting cap would add half the thickness of the line at both ends."""
+    svg = plots.draw(plots.differences("Gap", [bar(1)], x_label="points"))
+    (style,) = re.findall(r'style="([^"]*stroke-width: 5\b[^"]*)"', svg)
+    assert "square" not in style
+
+
+def test_the_bar_of_a_single_seed_is_hollow():
+    single = plots.Bar(
+        label="x", color="#123456", value=0.5, interval=(0.4, 0.6), is_of_one_seed=True
+    )
+    axes = Figure().add_subplot()
+    plots.win_rates("Win rate", [single]).draw(axes)
+    assert [line.get_markerfacecolor() for line in axes.lines if line.get_marker() == "o"] == [
+        "none"
+    ]
+
+
 def test_every_algorithm_has_a_color_of_its_own():
     policies = ["sft", "dpo", *ALGORITHMS]
     assert len({plots.color_of(policy) for policy in policies}) == len(policies)

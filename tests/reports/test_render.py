@@ -25,6 +25,11 @@ x
 SVG = '<svg viewBox="0 0 1 1"></svg>'
 
 
+def test_no_line_is_broken_within_an_interval_or_a_p_value():
+    page = render.to_html("x", "+34.2 [+3.3, +65.0] (p = 0.124), 1, 2\n", figures={})
+    assert "+34.2 [+3.3,&nbsp;+65.0] (p&nbsp;=&nbsp;0.124), 1, 2" in page
+
+
 @pytest.fixture
 def template(tmp_path, monkeypatch):
     """Writes a template, and returns the page that it gives with some values."""

@@ -4,6 +4,7 @@ import html
 import json
 import re
 import shutil
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -91,7 +92,10 @@ def section(markdown, title):
 @pytest.mark.parametrize(
     ("ppo", "answer"),
     [
-        (0.63, "PPO **beats** the reference summaries: it is preferred on 63.0% [60.0, 66.0]"),
+        (
+            0.63,
+            "PPO **beats** the reference summaries in this seed, with a win rate of 63.0% [60.0",
+        ),
         (0.52, "PPO is **not significantly different from** the reference summaries"),
         (0.40, "PPO **does not reach** the reference summaries"),
     ],
@@ -100,13 +104,13 @@ def test_the_page_opens_with_the_answer_and_its_scope(places, ppo, answer):
     markdown = write_page(ppo=ppo)
     opening = in_one_line(markdown.split("\n\n")[1])
     assert opening.startswith(answer)
-    scope = "Judge: facts rule (not an LLM); one seed; built-in posts; a model without pretraining."
-    assert opening.endswith(scope)
+    scope = 'Judge: the offline rule "facts", not an LLM; one seed; built-in posts; a model without'
+    assert opening.endswith(f"{scope} pretraining.")
 
 
 def test_the_title_gives_both_win_rates(page):
     title = page.markdown.splitlines()[0]
-    assert title == "# tiny, seed 44413: PPO wins 63.0% against the references, SFT 41.2%"
+    assert title.endswith("PPO has a win rate of 63.0% against the references, SFT 41.2%")
 
 
 def test_score_and_kl_come_before_the_table_and_limitations_before_the_folds(page):
@@ -131,7 +135,7 @@ def test_the_tables_show_the_numbers_of_the_manifests(page):
         rate = wins[policy]
         written = summaries[policy]
         bounds = f"[{100 * rate['low']:.1f}, {100 * rate['high']:.1f}]"
-        counts = f"| {rate['wins']} | {rate['ties']} | {rate['losses']} |"
+        counts = f"| {rate['wins']} / {rate['ties']} / {rate['losses']} |"
         win_rate = f"{100 * rate['win_rate']:.1f}% {bounds}"
         assert f"| {policy.upper()} | {win_rate} |" in page.markdown
         assert counts in page.markdown
@@ -227,6 +231,15 @@ def test_proxy_up_and_gold_down_is_called_over_optimization():
     assert (row.proxy_moved, row.gold_moved, row.is_over_optimized) == ("rose", "fell", True)
 
 
+def test_each_difference_is_minus_the_policy_that_comes_first(places):
+    fabricate(make_config("tiny"))
+    run = load_run(make_config("tiny"))
+    (difference,) = run.differences
+    turned = replace(run, differences=(difference.turned,))
+    assert turned.ordered_differences == run.ordered_differences == [difference]
+    assert (difference.policy, difference.other) == ("ppo", "sft")
+
+
 # -- what is folded --------------------------------------------------------------------------------
 
 
@@ -240,7 +253,7 @@ def test_every_rate_is_next_to_the_raw_one(page):
         )
         assert written in judge
     assert "91.2%" in judge  # same verdict after a swap
-    assert "| PPO minus SFT | +21.8 points [+17.8, +25.8] | p &lt; 0.001 |" in judge
+    assert "| PPO minus SFT | +21.8 [+17.8, +25.8] | &lt; 0.001 |" in judge
 
 
 def test_each_control_is_shown_with_its_result(page):
@@ -270,7 +283,7 @@ def test_a_calibration_is_shown_for_the_judge_it_was_made_with(places):
     (other,) = [x for x in calibration.splitlines() if x.startswith(f"| {OFFLINE['name']} |")]
     assert re.findall(r"([-+\d.]+)(?:%?) \[", other) == ["90.0", "0.80", "100.0", "90.0"]
     # Judged right on 9 of 10 labels of each kind, a raw 0.5 stays 0.5.
-    assert "| SFT | 50.0% [" in calibration.split("corrected win rate")[1]
+    assert "| SFT | 41.2% | 50.0% [" in calibration.split("corrected win rate")[1]
 
 
 def corrected_rates(config) -> dict[str, Any]:

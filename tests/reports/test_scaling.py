@@ -113,7 +113,10 @@ def test_two_wide_seeds_show_nothing():
 def test_the_first_page_of_the_study_says_where_ppo_won_and_which_seeds_collapsed():
     page = page_of(*pythia_study())
     assert page.startswith("# PPO beats the references from 2.78B parameters on, at 2 of 3 sizes")
-    assert "- **1.01B, seed 44413 collapsed:** PPO wins 19.7%, its SFT model 32.9%." in page
+    assert (
+        "- **1.01B, seed 44413 collapsed:** PPO has a win rate of 19.7%, its SFT model 32.9%."
+        in page
+    )
     assert row_of(page, "1.01B")[1] == "inconclusive"
     assert row_of(page, "1.01B")[-1] == "2 of 4, 2 collapsed"
     assert row_of(page, "2.78B")[1] == "beats the references"
@@ -126,10 +129,18 @@ def test_a_page_of_one_run_is_about_its_seeds():
     for seed in (1, 2, 3):
         fabricate(make_config("tiny", seed=seed), ppo=0.9)
     page = page_of("tiny")
-    title = "# tiny: PPO beats the references, winning 90.0% of posts (3 seeds)\n"
+    title = "# tiny: PPO beats the references, with a win rate of 90.0% (3 seeds)\n"
     assert page.startswith(title)
-    assert row_of(page, "PPO") == ["90.0% [87.0, 93.0]", "86.0% [83.0, 89.0]"]
+    assert row_of(page, "PPO") == ["3", "90.0% [87.0, 93.0]", "86.0% [83.0, 89.0]"]
     assert "Does it grow" not in page
+
+
+def test_a_page_of_one_run_says_that_it_says_nothing_about_size():
+    for seed in (1, 2):
+        fabricate(make_config("tiny", seed=seed), size=10**6)
+    page = page_of("tiny")
+    assert "There is only one size (1M parameters)" in page
+    assert "in a t test over 2 seeds, not corrected for other comparisons" in page
 
 
 def test_one_run_without_a_rate_has_no_conclusion():
@@ -147,7 +158,7 @@ def test_the_mean_over_seeds_is_the_mean():
     page = page_of("tiny-s", "tiny")
     assert row_of(page, "1M")[2] == "62.0% [36.6, 87.4]"
     assert row_of(page, "1M", "1")[1] == "60.0% [57.0, 63.0]"
-    assert row_of(page, "1M", "PPO")[1:3] == ["62.0%", "[36.6, 87.4]"]
+    assert row_of(page, "1M", "PPO")[1] == "62.0% [36.6, 87.4]"
 
 
 def test_a_number_that_fewer_seeds_have_is_marked():
@@ -182,7 +193,7 @@ def test_five_sizes_have_a_line():
     page = (about_runs.folder() / "scaling-ladder.md").read_text(encoding="utf-8")
     row = row_of(page, "PPO win rate")
     assert row[2:4] == ["4 of 4", "apart"]
-    assert row[4].startswith("+10.0 points")
+    assert row[4].startswith("+10.0")
     assert row[5] == "1.00"
     assert page.startswith("# PPO beats the references from 100M parameters on, at 2 of 5 sizes")
 

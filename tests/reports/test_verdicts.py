@@ -119,6 +119,36 @@ def test_seeds_of_one_difference_leave_the_margin_to_posts():
     assert found.word is Word.NO_DIFFERENCE
 
 
+def test_no_difference_has_the_90_percent_interval_that_reaches_further_from_0():
+    # t(2) at 95% is 2.919986: 1 - 2.919986 / sqrt(3) = -0.686 points, and 2.686 above.
+    found = verdict(comparison(0.02, 0.0, 0.01, posts=(0.005, 0.015), p_over_posts=0.001))
+    assert found.word is Word.NO_DIFFERENCE
+    assert found.interval_of_90 is not None
+    ends = (found.interval_of_90.low, found.interval_of_90.high)
+    assert ends == pytest.approx((-0.00686, 0.02686), abs=1e-5)
+
+
+def test_other_verdicts_have_no_90_percent_interval():
+    assert verdict(UNCLEAR).interval_of_90 is None
+
+
+# -- seeds that agree ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("by_seed", "posts", "agrees"),
+    [
+        ((0.4, 0.4, 0.1), (0.2, 0.4), True),
+        ((-0.4, -0.4, -0.1), (-0.4, -0.2), True),
+        ((0.4, 0.4, -0.1), (0.2, 0.4), False),
+        ((0.4, 0.4, 0.1), (-0.1, 0.7), False),  # the posts show nothing
+        ((0.4,), (0.3, 0.5), False),
+    ],
+)
+def test_seeds_agree_if_all_have_the_sign_that_the_posts_show(by_seed, posts, agrees):
+    assert comparison(*by_seed, posts=posts).every_seed_agrees == agrees
+
+
 # -- correction for many comparisons ---------------------------------------------------------------
 
 
