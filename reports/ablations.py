@@ -351,8 +351,11 @@ def settings_that_ran(listed: Sequence[str], runs: Sequence[RunResult]) -> list[
 
 def _kl_target(runs: Sequence[RunResult]) -> float | None:
     """Return the KL that an adaptive coefficient steers to; None if it does not adapt."""
-    targets = [run.settings.get(POLICY, {}).get("kl_target") for run in runs]
-    return targets[0] if targets and targets[0] else None
+    for run in runs:
+        target = run.settings.get(POLICY, {}).get("kl_target")
+        if target:
+            return float(target)
+    return None
 
 
 def _seeds_needed(verdict: Verdict | None, by_seed: Sequence[float]) -> int | None:
