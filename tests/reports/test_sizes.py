@@ -28,17 +28,13 @@ def test_a_size_has_means_and_spreads_of_its_seeds(runs):
     size = size_result("100K", groups["100K"])
     ppo = size.policies["ppo"]
     # Seeds of 30 and 40%: mean 35, deviation 7.07, t(1) = 12.706: 35 -+ 63.5, within 0 and 1.
-    assert ppo.over_seeds is not None
-    assert (ppo.over_seeds.low, ppo.over_seeds.high) == pytest.approx((0.0, 0.9853), abs=1e-4)
+    assert ppo.win_rate is not None
+    interval = ppo.win_rate.interval
+    assert (interval.low, interval.high) == pytest.approx((0.0, 0.9853), abs=1e-4)
     assert ppo.seed_deviation == pytest.approx(0.0707, abs=1e-4)
     assert ppo.post_half_width == pytest.approx(0.03)
     assert size.gain is not None
     assert size.gain.interval.estimate == pytest.approx(0.10)
-
-
-def test_equal_seeds_have_no_interval_over_seeds(runs):
-    groups = runs_by_label(two_sizes())
-    assert size_result("1M", groups["1M"]).policies["sft"].over_seeds is None
 
 
 def test_a_range_is_over_the_seeds_that_have_the_number():
