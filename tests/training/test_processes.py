@@ -162,7 +162,7 @@ def test_two_processes_report_the_same_numbers_as_one(
             assert one.keys() == two.keys()
             for key in one:
                 if not key.startswith("seconds/") and key not in counts:
-                    assert one[key] == pytest.approx(two[key], abs=1e-3), key
+                    assert one[key] == pytest.approx(two[key], rel=1e-5, abs=1e-3), key
 
 
 @pytest.mark.parametrize(
