@@ -28,7 +28,7 @@ from stages.config.config import (
 )
 from stages.config.faults import Parser
 from stages.config.judge import at_server
-from stages.config.presets import PRESETS, Changes, preset_config
+from stages.config.presets import EXISTING_SUMMARIES, PRESETS, Changes, preset_config
 from stages.config.recorded import recorded_config
 from stages.config.sections import HUB, RANDOM, TOY, Base
 from stages.config.stages import (
@@ -297,7 +297,7 @@ def _check_data(config: Config) -> None:
     if config.kind == OUTPUTS:
         return
     source = config.data.source
-    if config.preset == "outputs":
+    if config.preset == EXISTING_SUMMARIES:
         raise UserError("preset outputs needs a file of summaries: add INPUT=outputs.jsonl")
     if not source:
         raise UserError(f"preset {config.preset} needs posts: add DATA=folder")
@@ -364,7 +364,7 @@ def request_of(args: argparse.Namespace) -> Request:
     request = Request(**values)
 
     # `make judge` gives the preset `outputs` if no preset is named; it needs a file.
-    has_preset = args.preset not in ("", OUTPUTS)
+    has_preset = args.preset not in ("", EXISTING_SUMMARIES)
     changes_run = any(text.split(".")[0] not in SAME_RUN for text in request.overrides)
     has_sources = bool(request.data or request.tokenizer or request.upstream)
     is_named_only = bool(request.name) and not (has_preset or changes_run or has_sources)

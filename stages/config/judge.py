@@ -240,7 +240,7 @@ class JudgeSettings(Section):
         if self.prompt:
             label += f", prompt {Path(self.prompt).stem}"
         if self.axis != OVERALL:
-            label += f", {self.axis} alone"
+            label += f", only {self.axis}"
         return label
 
     @property

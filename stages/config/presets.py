@@ -50,6 +50,8 @@ PRESETS = (
     "own",
     "outputs",
 )
+EXISTING_SUMMARIES = "outputs"
+"""The preset of `make judge`, which judges summaries in files."""
 # `python -m tests.lib.offline_models smollm2` writes it.
 SMOLLM2 = "runs/models/smollm2-135m-instruct"
 

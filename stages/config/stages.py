@@ -227,7 +227,7 @@ OUTPUTS = "outputs"
 GIVEN_BY = {RELEASED: "POLICY=", OUTPUTS: "INPUT="}  # the make variable of a kind
 TRAINING_STAGES = tuple(name for name, row in STAGES.items() if row.models)
 # Kind of run -> the stages that it does not have.
-NO_PART = {
+LEFT_OUT = {
     TRAINED: ("released",),
     RELEASED: TRAINING_STAGES,
     OUTPUTS: ("base", *TRAINING_STAGES, "released"),
@@ -260,7 +260,7 @@ def row_of(stage: str, kind: str) -> Stage:
 
 def is_part(stage: str, kind: str) -> bool:
     """Whether a kind of run has a stage."""
-    return stage not in NO_PART[kind]
+    return stage not in LEFT_OUT[kind]
 
 
 def with_inputs(wanted: set[str], kind: str = TRAINED) -> list[str]:

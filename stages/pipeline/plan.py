@@ -23,7 +23,7 @@ from stages.config.judge_models import check_asking
 from stages.config.sections import POSTS
 from stages.config.stages import (
     GIVEN_BY,
-    NO_PART,
+    LEFT_OUT,
     STAGES,
     TRAINED,
     TRAINING_SPLITS,
@@ -135,7 +135,7 @@ def stages_of_targets(config: Config, targets: Sequence[str]) -> set[str]:
     Raises UserError for an unknown target, and for a training target in a run without training.
     """
     stages: set[str] = set()
-    left_out = set(NO_PART[config.kind])
+    left_out = set(LEFT_OUT[config.kind])
     for target in targets:
         named = {name for name, row in STAGES.items() if target in (name, row.target)}
         if not named:
@@ -169,7 +169,7 @@ def wanted_stages(config: Config, targets: Sequence[str]) -> list[str]:
     joining = set()
     for stage in needed:
         for name in STAGES[stage].joined_by:
-            has_part = name not in NO_PART[config.kind]
+            has_part = name not in LEFT_OUT[config.kind]
             if has_part and read_manifest(stage_folder(config, name)) is not None:
                 joining.add(name)
     return with_inputs({*needed, *joining}, config.kind)

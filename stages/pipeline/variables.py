@@ -12,13 +12,13 @@ from pathlib import Path
 from stages.config.checks import UserError, unknown
 from stages.config.command_line import Request, add_arguments, request_of
 from stages.config.faults import Parser, is_above_0
+from stages.config.presets import EXISTING_SUMMARIES
 from stages.config.stages import STAGES
 from stages.pipeline.targets import VARIABLES, Target, targets_by_name
 
 USED_BY_MAKE = ("MAKEFILES", "MAKEFLAGS", "SHELL")
 USED_BY_MAKEFILE = ("PYTHON", "VENV")
 MOST_TARGETS_NAMED = 4
-EXISTING_SUMMARIES = "outputs"  # the preset of `make judge`
 HUB_ID = re.compile(r"[\w-][\w.-]*/[\w.-]+(:[\w.-]+)?(@[\w./-]+)?")  # with configuration, revision
 
 

@@ -152,4 +152,4 @@ def test_edited_criteria_and_an_edited_form_are_another_wording(monkeypatch, tmp
 
 def test_the_page_names_a_prompt_of_the_users(own):
     assert JudgeSettings(model="m", prompt=str(own)).label == "m, prompt my_prompt"
-    assert JudgeSettings(model="m", axis="accuracy").label == "m, accuracy alone"
+    assert JudgeSettings(model="m", axis="accuracy").label == "m, only accuracy"
