@@ -544,7 +544,7 @@ def test_a_stage_from_an_earlier_one_is_refused(places, capsys):
 
 
 def test_the_html_shows_what_the_markdown_says(page):
-    assert "63.0% [60.0, 66.0]" in html.unescape(page.html)
+    assert "63.0% [60.0, 66.0]" in in_one_line(html.unescape(page.html))
     assert page.html.count("<details>") == page.markdown.count("<details>") > 8
 
 
