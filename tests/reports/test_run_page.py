@@ -281,7 +281,7 @@ def test_a_calibration_is_shown_for_the_judge_it_was_made_with(places):
     assert "| agreement where it decides | 75.0% [72.0, 78.0] |" in calibration
     assert "72 to 77%" in calibration
     (other,) = [x for x in calibration.splitlines() if x.startswith(f"| {OFFLINE['name']} |")]
-    assert re.findall(r"([-+\d.]+)(?:%?) \[", other) == ["90.0", "0.80", "100.0", "90.0"]
+    assert re.findall(r"([-+\d.]+)(?:%?) \[", other) == ["90.0", "+0.0", "0.80", "100.0", "90.0"]
     # Judged right on 9 of 10 labels of each kind, a raw 0.5 stays 0.5.
     assert "| SFT | 41.2% | 50.0% [" in calibration.split("corrected win rate")[1]
 
@@ -544,7 +544,7 @@ def test_a_stage_from_an_earlier_one_is_refused(places, capsys):
 
 
 def test_the_html_shows_what_the_markdown_says(page):
-    assert "63.0% [60.0, 66.0]" in html.unescape(page.html)
+    assert "63.0% [60.0, 66.0]" in in_one_line(html.unescape(page.html))
     assert page.html.count("<details>") == page.markdown.count("<details>") > 8
 
 
