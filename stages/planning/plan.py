@@ -157,10 +157,10 @@ def lines_of(args: argparse.Namespace) -> list[str]:
     """
     request = request_of(args)
     gpu, devices = gpus_for(request.preset, args.gpu, args.gpus)
+    launcher_words(devices, args.engine, launch="")  # raises UserError for what cannot be started
     engine = args.engine
     if not engine:
         engine = "fsdp2" if request.preset in SHARDED else "ddp"
-    launcher_words(devices, engine, launch="")  # raises UserError for what cannot be started
 
     setting = setting_of(config_of(request), devices=devices, sharded=engine == "fsdp2")
     setting = sized(setting, usable_bytes(gpu))

@@ -73,7 +73,7 @@ def test_a_rehearsal_that_fails_prints_the_stages_that_finished(place, capsys, m
         (["sft", "eval"], "REHEARSE=1 only measures training: leave out eval"),
         (["sft", "POLICY=a/b"], "REHEARSE=1 only measures training: leave out POLICY= and INPUT="),
         (["sft", "DRY=1"], "REHEARSE=1 and DRY=1 cannot be combined"),
-        (["sft", "LAUNCH=srun"], "REHEARSE=1 with LAUNCH= needs the number of processes"),
+        (["sft", "LAUNCH=srun"], "REHEARSE=1 starts its own processes: give GPUS="),
         (
             ["sft", "PRESET=pythia-1b", "NAME=x", "SET=base.checkpoint=a/b"],
             "the shape of a/b is unknown",
