@@ -169,8 +169,8 @@ def parameters_of(run: RunResult) -> int:
 def size_result(label: str, runs: Sequence[RunResult]) -> SizeResult:
     """Return what is known of one size from its seeds."""
     names = {name: None for run in runs for name in run.policies}
-    ours = [name for name in POLICY_STAGES if name in names]
-    policies = [*ours, *sorted(set(names) - set(ours))]
+    trained = [name for name in POLICY_STAGES if name in names]
+    policies = [*trained, *sorted(set(names) - set(trained))]
     gains = [gain for run in runs if (gain := gain_of(run)) is not None]
     return SizeResult(
         label=label,

@@ -309,10 +309,9 @@ def bound_values(outputs: Tensor, low: float, high: float) -> Tensor:
     low + (high - low) * (1/2 + arctan(output) / pi). An output of 0 is the middle of the range.
 
     Shapes: outputs [..] -> [..], reward units. Raises ValueError unless low < high.
-    Source: BPCO, Qi et al. 2026 (arXiv 2608.23566), equation 9 as it is quoted elsewhere: we had
-    descriptions of the paper, not its text.
-    differs: the paper knows the range of its rewards, and its returns are rewards. Ours also have
-    the KL penalty, so a return may lie outside the range, where no value can follow it.
+    Source: BPCO, Qi et al. 2026 (arXiv 2608.23566), equation 9, taken from texts that quote it.
+    differs: the paper knows the range of its rewards, and its returns are rewards. Returns here
+    also contain the KL penalty, so one may lie outside the range, where no value can follow it.
     """
     if not low < high:
         raise ValueError(f"values are bounded to a range with low < high, not {low} and {high}")

@@ -335,7 +335,7 @@ def file_name(name: str) -> str:
 
 
 class Released(Section):
-    """Models that others have trained: a policy to judge, a reward model to use instead of ours."""
+    """Models that others have trained: a policy to judge, a reward model to use."""
 
     policy: str = ""
     """Folder or hub id[@revision] of a causal LM to judge without training. Empty: the run trains

@@ -277,7 +277,7 @@ VARIABLES = {
         ),
         Variable(
             name="REWARD_MODEL",
-            help="someone else's reward model, for POLICY or instead of ours",
+            help="someone else's reward model, for POLICY or in place of rm",
             setting="released.reward_model",
         ),
         Variable(

@@ -238,7 +238,7 @@ def score(
 
 
 def load_references(split: str, posts: TokenizedSplit, settings: PolicyGradient) -> Ragged | None:
-    """The references of the queries, if the settings compare scores with theirs; else None.
+    """The references of the queries, or None if the settings do not compare scores with them.
 
     `split` is the name of the posts. Raises UserError if these posts have no references.
     """

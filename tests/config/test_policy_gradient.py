@@ -9,7 +9,8 @@ from tests.lib.asserts import refusal_of
 
 
 def test_compat_paper_sets_the_quirks_and_nothing_else():
-    plain, paper = Ppo(), Ppo(compat="paper")
+    plain = Ppo()
+    paper = Ppo(compat="paper")
     changed = {name for name, value in plain if value != getattr(paper, name)}
     assert changed == {"compat", *PAPER_QUIRKS}
     assert {name: getattr(paper, name) for name in PAPER_QUIRKS} == PAPER_QUIRKS

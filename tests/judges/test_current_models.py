@@ -102,7 +102,8 @@ def test_reasoning_that_stands_in_the_total_alone_is_billed(usage, written, reas
         assert isinstance(judge, OpenAIJudge)
         (question,) = questions(1)
         reply = judge.reply(question)
-        judge.chat.is_reasoning, reasons = False, judge.chat.is_reasoning
+        reasons = judge.chat.is_reasoning
+        judge.chat.is_reasoning = False
         worst = judge.chat.maximum_cost(judge.chat.request(question, 1))
     assert reply.completion_tokens == written
     assert judge.chat.budget.spent == pytest.approx(worst if usd is None else usd)

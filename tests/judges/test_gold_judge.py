@@ -65,7 +65,8 @@ def by_hand(folder: Path, query: str, summary: str) -> float:
 
 def test_the_gold_model_reads_every_text_itself_and_prefers_the_higher_score(config):
     results = judge_summaries(config)
-    folder, summaries = stage_folder(config, "judge"), stage_folder(config, "summaries")
+    folder = stage_folder(config, "judge")
+    summaries = stage_folder(config, "summaries")
     rows = read_lines(folder / "gold_scores.jsonl")
     written = {
         (path.stem, row["id"]): row
@@ -157,7 +158,8 @@ def test_halves_share_no_post_and_are_all_pairs_together(judged):
     # The published digests of "abc" and "hello" end in ad and in 24.
     assert [in_half("abc", one) for one in ("all", "even", "odd")] == [True, False, True]
     assert [in_half("hello", one) for one in ("all", "even", "odd")] == [True, True, False]
-    half, whole = training_pairs(data, "odd"), training_pairs(data, "all")
+    half = training_pairs(data, "odd")
+    whole = training_pairs(data, "all")
     for row, about in enumerate(half.rows):
         at = whole.rows.index(about)
         for name in ("queries", "chosen", "rejected"):

@@ -52,7 +52,8 @@ class Fixed(Judge):
 
 
 def test_a_verdict_names_the_author_whichever_was_shown_first_even_of_an_empty_text():
-    judges, one = [Fixed("A"), Fixed("B"), Fixed("tie"), Fixed(None)], row("p", "", "theirs")
+    judges = [Fixed("A"), Fixed("B"), Fixed("tie"), Fixed(None)]
+    one = row("p", "", "theirs")
     for order, expected in (
         ("policy_first", ["policy", "reference", "tie", "unjudged"]),
         ("reference_first", ["reference", "policy", "tie", "unjudged"]),
@@ -62,7 +63,8 @@ def test_a_verdict_names_the_author_whichever_was_shown_first_even_of_an_empty_t
 
 
 def test_identical_texts_tie_without_a_question():
-    judge, one = Fixed("A"), row("p", "the  same\ntext", "the same text ")
+    judge = Fixed("A")
+    one = row("p", "the  same\ntext", "the same text ")
     judged = judge_one(judge, "ppo", one, "policy_first")
     assert judged["verdict"] == "tie"
     assert judge.shown == []
@@ -79,9 +81,11 @@ def test_the_facts_judge_says_in_one_sentence_what_it_does():
 
 
 def test_the_facts_judge_prefers_what_is_wanted_to_what_is_not_wrong_or_too_long():
-    judge, facts = FactsJudge(), facts_of(POST)
+    judge = FactsJudge()
+    facts = facts_of(POST)
     liar = "uncle" if facts.words["who"] != "uncle" else "aunt"
-    event, lie = told(POST, "event"), told(POST, "event", *NTH, who=liar)
+    event = told(POST, "event")
+    lie = told(POST, "event", *NTH, who=liar)
     unwanted = told(POST, "event", next(slot for slot in OPTIONAL if slot not in facts.wanted))
     better_to_worse = [COMPLETE, lie, event, unwanted, "Nothing happened.", "word " * 30]
     for better, worse in pairwise(better_to_worse):
@@ -113,7 +117,8 @@ def test_the_stage_judges_every_policy_post_and_order_and_says_who_judged(runs, 
     run_module(judge_stage, ["--preset", "tiny"])
     folder = stage_folder(config, "judge")
     rows = read_lines(folder / "judgements.jsonl")
-    posts, orders = (POST, "toy1-validation-8"), ("policy_first", "reference_first")
+    posts = (POST, "toy1-validation-8")
+    orders = ("policy_first", "reference_first")
     assert [(one["policy"], one["id"], one["order"]) for one in rows] == [
         (policy, post, order) for policy in ("sft", "ppo") for post in posts for order in orders
     ]

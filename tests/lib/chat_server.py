@@ -29,7 +29,8 @@ class Server(ThreadingHTTPServer):
 def serving(answer: Callable[[int, Any], Any]) -> Iterator[SimpleNamespace]:
     """A chat server's `url` and `requests`; `answer(number, request)` gives status, body and, if
     it likes, headers."""
-    server, lock = SimpleNamespace(requests=[]), threading.Lock()
+    server = SimpleNamespace(requests=[])
+    lock = threading.Lock()
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self):

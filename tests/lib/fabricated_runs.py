@@ -336,7 +336,8 @@ def calibrated(config, flags):
     results |= {"statistics": statistics(0.5, 0.0), "source": "labelled comparisons"}
     results |= {"judge": OFFLINE}
     results |= {"error_pairs": 200, "with_reference": True, "by_family": {}}
-    kappa, more = interval(0.5, 0.1), interval(0.12, 0.05)
+    kappa = interval(0.5, 0.1)
+    more = interval(0.12, 0.05)
     longest = {"agreement": interval(0.63), "kappa": interval(0.26, 0.1), "difference": more}
     results |= {"kappa_interval": kappa, "simple": {"longest": longest}}
     results |= {"prefers_longer": {"judge": interval(0.6), "labels": interval(0.63)}}

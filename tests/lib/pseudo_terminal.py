@@ -19,26 +19,26 @@ def printed_on_terminal(words: Sequence[str], folder: Path) -> str:
         "TERM": "xterm-256color",
         "COLUMNS": "80",
     }
-    ours, theirs = pty.openpty()
+    own_end, child_end = pty.openpty()
     process = subprocess.Popen(
         [sys.executable, *words],
         cwd=folder,
         env=environment,
-        stdin=theirs,
-        stdout=theirs,
-        stderr=theirs,
+        stdin=child_end,
+        stdout=child_end,
+        stderr=child_end,
     )
-    os.close(theirs)
+    os.close(child_end)
 
     printed = b""
     while True:
         try:
-            part = os.read(ours, 65536)
+            part = os.read(own_end, 65536)
         except OSError:  # Linux reports the end of a terminal as an error
             break
         if not part:
             break
         printed += part
-    os.close(ours)
+    os.close(own_end)
     assert process.wait() == 0, printed
     return printed.decode()

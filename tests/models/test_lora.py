@@ -81,7 +81,8 @@ def test_only_named_layers_are_adapted(model):
 
 
 def test_naming_all_layers_gives_the_adapters_of_all_linear(policy_folder):
-    by_default, by_name = load_policy(policy_folder), load_policy(policy_folder)
+    by_default = load_policy(policy_folder)
+    by_name = load_policy(policy_folder)
     adapt(by_default, config_with(), "sft")
     names = "query_key_value,dense,dense_h_to_4h,dense_4h_to_h"
     adapt(by_name, config_with(target_modules=names), "sft")
@@ -251,7 +252,8 @@ def weights(study, model):
     ],
 )
 def test_a_stage_moves_linear_layers_by_a_matrix_of_the_rank_and_nothing_else(study, start, end):
-    before, after = weights(study, start), weights(study, end)
+    before = weights(study, start)
+    after = weights(study, end)
     linear = ("query_key_value", "attention.dense", "dense_h_to_4h", "dense_4h_to_h")
     for name in after.keys() & before.keys() - {"classifier.weight", "classifier.bias"}:
         moved = after[name] - before[name]

@@ -30,7 +30,8 @@ from tests.lib.families import CONFIGS, GROUPED, random_model
 from tests.lib.make_stages import run_module
 
 CPU = torch.device("cpu")
-EOS, PAD = 0, -1
+EOS = 0
+PAD = -1
 QUERIES = [[5, 6, 7, 8, 9], [11, 12], [13, 14, 15]]
 # Ended, cut before an EOS, EOS alone; then the other way round, and of other lengths.
 SUMMARIES = [[[3, 4, EOS], [2, 3, 4, 5], [EOS]], [[EOS], [3, EOS], [6, 7]]]

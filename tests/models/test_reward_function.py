@@ -290,7 +290,8 @@ def test_a_function_that_fails_is_one_line_with_the_place_in_its_code(
     module, tokenizer, function, reason
 ):
     reward = TextReward(f"mine:{function}", tokenizer)
-    queries, responses = encode(tokenizer, "?", "?"), encode(tokenizer, "short", "long")
+    queries = encode(tokenizer, "?", "?")
+    responses = encode(tokenizer, "short", "long")
     lines = MODULE.splitlines()
     start = next(n for n, line in enumerate(lines, start=1) if line.startswith(f"def {function}("))
     line = start if function == "alone" else start + 1

@@ -135,7 +135,8 @@ def test_tokenizers_of_one_file_are_the_same(digits):
 
 
 def test_equal_vocabularies_that_split_texts_differently_are_not_the_same(digits):
-    tokenizer, other = load_tokenizer(digits), load_tokenizer(digits)
+    tokenizer = load_tokenizer(digits)
+    other = load_tokenizer(digits)
     other.backend_tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     assert other.get_vocab() == tokenizer.get_vocab()
     assert not same_tokens(tokenizer, other)

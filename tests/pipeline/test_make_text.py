@@ -138,8 +138,8 @@ def test_dry_says_what_would_run_and_writes_nothing(tmp_path, monkeypatch):
     for stage in EVALUATED:
         finish(config, stage)
     before = everything(tmp_path)
-    mine = ("NAME=mine", "SET=sft.epochs=3")
-    planned = typed(tmp_path, "dpo", "eval", *mine, "DRY=1").stdout.splitlines()
+    done = typed(tmp_path, "dpo", "eval", "NAME=mine", "SET=sft.epochs=3", "DRY=1")
+    planned = done.stdout.splitlines()
     assert len(planned) == 6
     assert planned[0].startswith("mine seed 44413: would run dpo (not ")
     assert planned[1].startswith("mine seed 44413: would run summaries (if the result of dpo ")

@@ -127,7 +127,8 @@ def value_term(value, rollout: Rollout, row: int, t: int, ppo: Ppo) -> torch.Ten
     """One position's value loss."""
     assert rollout.values is not None
     assert rollout.returns is not None
-    old, target = rollout.values[row, t], rollout.returns[row, t]
+    old = rollout.values[row, t]
+    target = rollout.returns[row, t]
     if not ppo.clip_values:
         return (value - target) ** 2 / 2
     near = old + torch.clip(value - old, -0.15, 0.15)
@@ -177,7 +178,8 @@ def loss_by_hand(policy, critic, rollout: Rollout, rows, ppo: Ppo, size: int) ->
 
 class AdamWByHand:
     def __init__(self, parameters, rate: float):
-        self.parameters, self.rate = list(parameters), rate
+        self.parameters = list(parameters)
+        self.rate = rate
         self.moments = [(torch.zeros_like(p), torch.zeros_like(p)) for p in self.parameters]
         self.count = 0
 
@@ -240,7 +242,8 @@ def test_two_updates_give_the_weights_of_an_independent_implementation(
     ppo = Ppo(**PLAIN | VARIANTS[variant])
     pad_id = tokenizer.pad_token_id
     ours = policy_and_critic(policy, reward_model).double()
-    hand, start = copy.deepcopy(ours), copy.deepcopy(ours)
+    hand = copy.deepcopy(ours)
+    start = copy.deepcopy(ours)
     optimizer = make_optimizer(parameter_groups(ours, ppo), RATE, Optimizer())
     for group in optimizer.param_groups:
         group["lr"] = RATE * group["lr_scale"]
@@ -278,13 +281,16 @@ def test_epochs_end_after_the_one_that_passed_the_target_kl(
 def test_the_statistics_of_a_step_are_means_over_its_tokens_and_its_values(
     policy, reward_model, tokenizer
 ):
-    ppo, pad_id = Ppo(**PLAIN | {"num_ppo_epochs": 1}), tokenizer.pad_token_id
+    ppo = Ppo(**PLAIN | {"num_ppo_epochs": 1})
+    pad_id = tokenizer.pad_token_id
     ours = policy_and_critic(policy, reward_model).double()
-    hand, rollout = copy.deepcopy(ours), make_rollout(2, pad_id, kl_in_loss=False)
+    hand = copy.deepcopy(ours)
+    rollout = make_rollout(2, pad_id, kl_in_loss=False)
     optimizer = make_optimizer(parameter_groups(ours, ppo), RATE, Optimizer())
     learner = trained_by(ours, optimizer, ppo, 3, pad_id)
     stats = optimize(learner, rollout, ppo, seed=1, kl_coef=KL_COEF)
-    of_tokens, of_values = [], []
+    of_tokens = []
+    of_values = []
     for row, (query, response) in enumerate(LENGTHS):
         tokens = torch.cat([rollout.queries[row, QUERY - query :], rollout.responses[row]])
         tokens = tokens[: query + response]

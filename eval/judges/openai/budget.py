@@ -95,7 +95,7 @@ class Budget:
         self.changed = asyncio.Condition()
 
     async def reserve(self, usd: float) -> None:
-        """Reserve money; wait while pending requests may still return some of theirs.
+        """Reserve money; wait while pending requests may still release part of their reservations.
 
         Raises UserError if the cap would be exceeded even so.
         """
