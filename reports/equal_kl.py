@@ -161,6 +161,7 @@ def _pair(points: Sequence[Point], first: str, second: str) -> AlgorithmPair:
     by_seed = [overlap.difference(lambda point: point.win_rate) for overlap in overlaps]
     is_second_better = bool(by_seed) and fmean(by_seed) < 0
     if first == BASE or (is_second_better and second != BASE):
+        # The other way round: PPO is the second of its pairs, and else the better one is the first.
         return _pair(points, second, first)
     return AlgorithmPair(
         first=first,
