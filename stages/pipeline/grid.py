@@ -12,7 +12,12 @@ from stages.config.checks import UserError, say_error
 from stages.config.command_line import Request, config_of
 from stages.config.config import Config
 from stages.config.faults import describe_user_error
-from stages.config.presets import ABLATIONS, run_name, settings_of_ablation
+from stages.config.presets import (
+    ABLATIONS,
+    ablations_named,
+    run_name,
+    settings_of_ablation,
+)
 from stages.config.stages import SHARED_SECTIONS, TRAINED
 from stages.pipeline.launch import StageFailedError
 from stages.pipeline.plan import refusal_text, wanted_stages
@@ -164,8 +169,8 @@ def runs_of_seeds(
 def ablations(request: Request, options: GridOptions) -> Grid:
     """Return a run for each seed, and for each ablation the same run with one setting changed.
 
-    If an ablation changes nothing, or the same as another one, a line says which run it equals.
-    Raises UserError for an unknown ablation.
+    The options may name groups of ablations. If an ablation changes nothing, or the same as another
+    one, a line says which run it equals. Raises UserError for an unknown ablation.
     """
     base_runs = runs_of_seeds(request, options.seeds, ["eval"])
     variants = []
@@ -173,7 +178,7 @@ def ablations(request: Request, options: GridOptions) -> Grid:
     for planned in base_runs:
         # Config -> the run that has it.
         seen = {_without_names(planned.config): "the run itself"}
-        for name in dict.fromkeys(options.ablations):
+        for name in ablations_named(options.ablations):
             variant = variant_of(planned, name, settings_of_ablation(name), ["eval"])
             config = _without_names(variant.config)
             if config not in seen:

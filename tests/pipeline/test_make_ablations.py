@@ -74,6 +74,15 @@ def no_page(options):
     """Stand for the page, which these runs have no numbers for."""
 
 
+def test_a_group_stands_for_its_ablations(runs):
+    grid = grid_of(Request(), ["baseline", "dropout"])
+
+    # The preset's critic has a warm-up, so each of the three changes something.
+    assert names_in(grid.page_options) == ["critic-paper", "gated", "mean", "dropout"]
+    names = [planned.request.name for planned in grid.variants]
+    assert names == ["tiny-critic-paper", "tiny-gated", "tiny-mean", "tiny-dropout"]
+
+
 def test_an_ablation_that_changes_nothing_or_what_another_does_is_left_out(runs, capsys):
     names = ["critic-zero", "no-critic-updates", "critic-zero-alone", "dropout"]
     together = Request(name="together", overrides=("ppo.critic_updates=0",))
