@@ -30,8 +30,8 @@ from eval.stats.intervals import post_numbers
 from eval.stats.simple_judges import compare_judges, compare_with_simple_judges, measured
 from eval.stats.table import leaning, leanings, verdict_table
 from eval.win_rate import post_scores
-from stages.config.checks import UserError
 from stages.config.config import Config
+from stages.config.errors import UserError
 from stages.config.judge import MOST_UNJUDGED
 from stages.config.sections import PROMPT, TOY, format_post
 from stages.config.stages import OUTPUTS

@@ -27,8 +27,8 @@ from eval.judges.protocol import (
     judge_all,
 )
 from stages.config import config as settings
-from stages.config.checks import UserError
 from stages.config.config import Config
+from stages.config.errors import UserError
 from stages.config.judge_models import check_asking
 from stages.runs.files import cut_file, read_lines, whole_lines
 from stages.runs.run import Run, open_stage, write_rows

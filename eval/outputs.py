@@ -16,8 +16,8 @@ from typing import Any
 
 from eval.judges.protocol import Row
 from eval.stats.length_control import mean_words
-from stages.config.checks import UserError
 from stages.config.config import Config
+from stages.config.errors import UserError
 from stages.config.judge import Outputs, file_name
 from stages.config.sections import format_post
 from stages.data.bad_rows import BadRowError

@@ -17,9 +17,9 @@ from torch import Tensor
 
 from eval.summaries import kept_by_ppo, longest, place_of
 from stages.config import config as settings
-from stages.config.checks import UserError
 from stages.config.config import Config
-from stages.config.faults import Parser, in_one_line, show
+from stages.config.error_messages import Parser, in_one_line, show
+from stages.config.errors import UserError
 from stages.config.presets import run_name
 from stages.config.recorded import recorded_config
 from stages.config.sections import parse_post

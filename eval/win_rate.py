@@ -30,8 +30,8 @@ from eval.scores import (
 from eval.stats.hypothesis_tests import sign_flip_p_value
 from eval.stats.intervals import Interval, mean_over_posts, sums_by_post
 from eval.stats.table import POINTS, analyse, verdict_table
-from stages.config.checks import UserError
 from stages.config.config import Config
+from stages.config.errors import UserError
 from stages.config.judge import MOST_UNJUDGED
 from stages.config.stages import TRAINED
 from stages.data.halves import in_half

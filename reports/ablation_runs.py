@@ -16,8 +16,8 @@ from reports.provenance import shown
 from reports.results import RunResult, find_runs
 from reports.verdicts import SIGNIFICANCE
 from stages.config import config as settings_module
-from stages.config.checks import UserError
 from stages.config.config import CUT_BATCHES, SECTIONS, override_of
+from stages.config.errors import UserError
 from stages.config.presets import ABLATIONS, settings_of_ablation
 from stages.config.stages import SHARED_STAGES, first_changed, shared_before
 from stages.runs.manifest import partial_of

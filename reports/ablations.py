@@ -37,7 +37,7 @@ from reports.provenance import shown
 from reports.results import Interval, PolicyResult, RunResult
 from reports.verdicts import MARGIN, Comparison, Verdict, Word, verdicts
 from stages.config.config import override_of
-from stages.config.faults import Parser, in_one_line
+from stages.config.error_messages import Parser, in_one_line
 from stages.config.presets import ABLATIONS, GROUPS, ablations_named
 
 GAIN = 0.9  # the share of the score's gain that ends the pace

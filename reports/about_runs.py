@@ -10,8 +10,8 @@ from reports.judging import judge_prompt
 from reports.provenance import folders_of, made_from, provenance
 from reports.results import RunResult
 from stages.config import config as settings_module
-from stages.config.checks import UserError
 from stages.config.config import hash_of
+from stages.config.errors import UserError
 
 LONGEST_LIST = 40  # characters of the names in the name of a page
 

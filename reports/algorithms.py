@@ -27,8 +27,8 @@ from reports.equal_kl import (
 from reports.formats import MISSING, p_value, points, text_table
 from reports.penalties import PenaltyEffect, SettingRow, penalty_effects, setting_rows
 from reports.results import find_all
-from stages.config.checks import UserError
-from stages.config.faults import Parser, in_one_line
+from stages.config.error_messages import Parser, in_one_line
+from stages.config.errors import UserError
 
 
 @dataclass(frozen=True, kw_only=True)

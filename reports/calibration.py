@@ -25,8 +25,8 @@ from reports.judging import (
 from reports.plots import INK, JUDGE_COLOR, OTHER_COLORS, Bar, Figure, agreements, figure
 from reports.provenance import made_from, stage_row
 from reports.results import CALIBRATION, Interval, Json, failed_checks, load_run
-from stages.config.checks import UserError
 from stages.config.config import Config
+from stages.config.errors import UserError
 from stages.runs.inputs import inputs_now
 from stages.runs.make_command import make_command
 from stages.runs.manifest import read_manifest, stage_folder

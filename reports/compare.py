@@ -48,7 +48,7 @@ from reports.samples import (
 )
 from reports.scores import gains_by_cut_off, gains_by_question
 from reports.verdicts import Comparison, Verdict, Word, verdicts
-from stages.config.faults import Parser, in_one_line
+from stages.config.error_messages import Parser, in_one_line
 
 MOST_NAMED_SETTINGS = 3  # of an entry, in the opening
 MOST_LISTED_SEEDS = 6  # whose differences a cell lists

@@ -21,7 +21,7 @@ from reports.posts import EVEN, LOST, UNJUDGED, WON, judged_posts, texts_of
 from reports.provenance import shown
 from reports.results import Interval, PolicyResult, RunResult, find_runs, title_of
 from reports.verdicts import Comparison
-from stages.config.checks import UserError
+from stages.config.errors import UserError
 from stages.config.judge import MOST_UNJUDGED
 
 DEFAULT_POLICY = "ppo"

@@ -8,8 +8,8 @@ from typing import Any
 
 from reports.results import OUTPUTS, Json, RunResult
 from stages.config import config as settings_module
-from stages.config.checks import first_few
 from stages.config.config import DEFAULTS, POLICY_NUMERICS, public_value
+from stages.config.errors import first_few
 from stages.config.presets import PRESETS, preset_config
 from stages.config.sections import TOY
 from stages.config.stages import STAGES

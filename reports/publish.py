@@ -12,8 +12,8 @@ from typing import Any
 
 from reports import about_runs, render
 from stages.config import config as settings_module
-from stages.config.checks import UserError, unknown
-from stages.config.faults import Parser, in_one_line, show
+from stages.config.error_messages import Parser, in_one_line, show
+from stages.config.errors import UserError, unknown
 from stages.runs.files import file_hash, write_text
 
 GENERATED = Path("reports/generated")

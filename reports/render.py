@@ -26,7 +26,7 @@ from markupsafe import Markup
 
 from reports import formats, limits
 from reports.plots import Figure
-from stages.config.checks import UserError, visible
+from stages.config.errors import UserError, visible
 from stages.runs.files import file_hash, read_record, write_json, write_text
 
 TEMPLATES = Path(__file__).with_name("templates")

@@ -18,8 +18,8 @@ from eval.calibration import calibration_of
 from eval.scores import with_statistics
 from eval.win_rate import names_of_pair
 from stages.config import config as settings_module
-from stages.config.checks import UserError, unknown
 from stages.config.config import Config, public_value
+from stages.config.errors import UserError, unknown
 from stages.config.judge import MOST_UNJUDGED
 from stages.config.recorded import recorded_config
 from stages.config.sections import COMPARISONS, RANDOM, TOY

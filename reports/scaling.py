@@ -40,7 +40,7 @@ from reports.sizes import (
     size_result,
     unjudged_policies,
 )
-from stages.config.faults import Parser, in_one_line, show
+from stages.config.error_messages import Parser, in_one_line, show
 from stages.pipeline.grid import LADDER
 
 

@@ -27,7 +27,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from stages.config.checks import UserError, first_line
 from stages.config.command_line import (
     add_arguments,
     config_from_arguments,
@@ -35,7 +34,8 @@ from stages.config.command_line import (
     request_of,
 )
 from stages.config.config import Config
-from stages.config.faults import Parser, in_one_line, require_packages, show
+from stages.config.error_messages import Parser, in_one_line, require_packages, show
+from stages.config.errors import UserError, first_line
 from stages.config.listing import settings_lines
 from stages.config.stages import OUTPUTS, STAGES
 from stages.pipeline import grid, variables

@@ -29,8 +29,8 @@ from transformers import (
 )
 
 from stages.config import config as settings
-from stages.config.checks import UserError
 from stages.config.config import Config
+from stages.config.errors import UserError
 from stages.config.presets import SMOLLM2
 from stages.config.sections import (
     CNNDM,

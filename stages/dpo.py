@@ -19,8 +19,8 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
 
-from stages.config.checks import UserError
 from stages.config.config import Config
+from stages.config.errors import UserError
 from stages.config.sections import CNNDM
 from stages.data.ragged import TokenizedSplit, load_split
 from stages.functional import dpo_loss, implicit_rewards

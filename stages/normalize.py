@@ -15,8 +15,8 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
 
-from stages.config.checks import UserError
 from stages.config.config import Config
+from stages.config.errors import UserError
 from stages.config.sections import CHECKED_ROWS
 from stages.data.ragged import TokenizedSplit, load_split, pad_left, pad_right, rows_of
 from stages.models.forward import ResponseBatch, score_responses

@@ -8,8 +8,8 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from stages.config.checks import UserError
 from stages.config.config import Config
+from stages.config.errors import UserError
 from stages.models.foreign import fetch_reward_model
 from stages.models.loading import save_model
 from stages.models.tokenizers import load_tokenizer

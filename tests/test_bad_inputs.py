@@ -13,9 +13,9 @@ from eval.judges.openai.cache import ReplyCache
 from reports import run as run_page
 from stages import base, ppo, sft
 from stages.__main__ import main as make
-from stages.config.checks import HIDDEN
 from stages.config.command_line import make_config
-from stages.config.faults import in_one_line
+from stages.config.error_messages import in_one_line
+from stages.config.errors import HIDDEN
 from stages.runs.files import hash_files
 from tests.lib.chat_server import GOOD, ask, chat, serving
 from tests.lib.fabricated_runs import fabricate

@@ -3,8 +3,8 @@
 import pytest
 
 from stages import base
-from stages.config.checks import UserError
 from stages.config.command_line import make_config
+from stages.config.errors import UserError
 from stages.pipeline.plan import check_rows
 from tests.lib.pipeline import RESULTS, TINY, Recorder, make, named, planned
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from stages.config.checks import UserError
+from stages.config.errors import UserError
 from stages.config.sections import format_post
 from stages.data.prompt import plain_encoder
 from stages.models.tokenizers import load_tokenizer

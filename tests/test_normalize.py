@@ -5,7 +5,7 @@ from itertools import pairwise
 import pytest
 
 from stages import normalize
-from stages.config.checks import UserError
+from stages.config.errors import UserError
 
 
 def test_a_mean_of_references_that_is_not_0_is_caught_within_what_bf16_rounds():

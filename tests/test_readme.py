@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from stages.config.checks import UserError
 from stages.config.command_line import make_config
 from stages.config.config import SECTIONS, override_of
+from stages.config.errors import UserError
 from stages.config.ppo import PAPER_QUIRKS
 from stages.config.presets import ABLATIONS, GROUPS, PRESETS
 from stages.config.stages import STAGES

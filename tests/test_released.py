@@ -30,8 +30,8 @@ from transformers import (
 
 from eval.judge import judge_summaries
 from stages import normalize, ppo, rm
-from stages.config.checks import UserError
 from stages.config.command_line import make_config
+from stages.config.errors import UserError
 from stages.models.foreign import load_released_reward_model
 from stages.models.forward import ResponseBatch, score_responses
 from stages.models.loading import load_reward_model

@@ -19,8 +19,8 @@ import pytest
 from eval import controls, judge, outputs, win_rate
 from reports import outputs as outputs_page
 from stages import sft
-from stages.config.checks import UserError
 from stages.config.command_line import make_config
+from stages.config.errors import UserError
 from tests.lib.chat_server import GOOD, chat, serving
 from tests.lib.make_stages import run_module
 

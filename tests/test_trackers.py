@@ -15,9 +15,9 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from stages.config.checks import UserError
 from stages.config.command_line import make_config
 from stages.config.config import public_settings, public_value
+from stages.config.errors import UserError
 from stages.pipeline import model_cards
 from stages.runs import trackers
 from stages.runs.files import read_lines
@@ -34,7 +34,7 @@ OFFLINE = {"WANDB_MODE": "offline", "WANDB_PROJECT": "tldr"}
 LIVE = """
 import sys
 from stages.runs.run import open_stage
-from stages.config.checks import UserError, fail
+from stages.config.errors import UserError, fail
 from stages.config.command_line import make_config
 first, last, *overrides = sys.argv[1:]
 config = make_config("tiny", name="shown", overrides=tuple(overrides))

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 
 from eval.judges.protocol import About, Choice, Comparison, Judge, Reply, Row, scored_rows
-from stages.config.checks import UserError
+from stages.config.errors import UserError
 from stages.config.judge import JudgeSettings
 from stages.data.builtin import (
     COMPLETE_WORDS,

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stages.config.checks import UserError
+from stages.config.errors import UserError
 
 Floats = NDArray[np.float64]
 Posts = NDArray[np.int64]

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from stages.config import config as settings
-from stages.config.checks import RESTORE, UserError, first_few
 from stages.config.config import (
     DEFAULTS,
     NO_FOLDERS,
@@ -26,7 +25,8 @@ from stages.config.config import (
     value_of,
     with_changes,
 )
-from stages.config.faults import Parser
+from stages.config.error_messages import Parser
+from stages.config.errors import RESTORE, UserError, first_few
 from stages.config.judge import at_server
 from stages.config.presets import EXISTING_SUMMARIES, PRESETS, Changes, preset_config
 from stages.config.recorded import recorded_config

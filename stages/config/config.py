@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
 from pydantic import Field, create_model, model_validator
 from typing_extensions import Self
 
-from stages.config.checks import UserError, unknown
+from stages.config.errors import UserError, unknown
 from stages.config.judge import Checks, Eval, JudgeSettings, Outputs, Released
 from stages.config.lora import Lora
 from stages.config.ppo import Ppo

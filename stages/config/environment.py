@@ -3,7 +3,7 @@
 import os
 from collections.abc import Sequence
 
-from stages.config.checks import UserError
+from stages.config.errors import UserError
 
 # What accelerate and peft read from the environment, and torch's launcher.
 READ_BY_LIBRARIES = ("ACCELERATE_", "FSDP_", "MEGATRON_LM_", "PARALLELISM_CONFIG_", "PET_")

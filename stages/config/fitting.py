@@ -1,6 +1,6 @@
 """Checks that settings fit the data, the processes and the model."""
 
-from stages.config.checks import UserError
+from stages.config.errors import UserError
 
 
 def check_batch_not_larger_than_data(section: str, batch_size: int, rows: int) -> None:

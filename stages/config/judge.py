@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 from pydantic import Field, model_validator
 from typing_extensions import Self
 
-from stages.config.checks import UserError
+from stages.config.errors import UserError
 from stages.config.judge_prompt import OVERALL, read_prompt
 from stages.config.section import NonNegativeInt, PositiveInt, Section
 

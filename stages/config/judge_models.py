@@ -4,8 +4,8 @@ import os
 import re
 from dataclasses import dataclass
 
-from stages.config.checks import UserError
 from stages.config.config import Config
+from stages.config.errors import UserError
 from stages.config.judge_prompt import read_prompt
 from stages.config.sections import TOY
 from stages.config.stages import OUTPUTS, RELEASED

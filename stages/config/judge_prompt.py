@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stages.config.checks import UserError
+from stages.config.errors import UserError
 
 PROMPTS = Path(__file__).parents[2] / "eval" / "judges" / "prompts"
 DEFAULT_PROMPT = PROMPTS / "overall.md"

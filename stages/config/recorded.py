@@ -7,8 +7,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from stages.config.checks import RESTORE, UserError
 from stages.config.config import SECTIONS, Config
+from stages.config.errors import RESTORE, UserError
 
 ALWAYS_RECORDED = ("preset", "name", "seed")
 

@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic.fields import FieldInfo
 from typing_extensions import Self
 
-from stages.config.checks import UserError, unknown
+from stages.config.errors import UserError, unknown
 
 # The largest number of rows, tokens or updates. Above it torch and C would overflow.
 MOST = 2**31 - 1

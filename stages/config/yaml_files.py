@@ -10,7 +10,7 @@ import yaml
 from yaml.constructor import ConstructorError
 from yaml.nodes import MappingNode, ScalarNode
 
-from stages.config.checks import UserError, first_line
+from stages.config.errors import UserError, first_line
 
 
 class TextLoader(yaml.BaseLoader):

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from stages.config.checks import UserError
+from stages.config.errors import UserError
 from stages.runs.files import write_lines
 
 SKIPPED_FILE = "skipped.jsonl"

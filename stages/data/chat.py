@@ -11,7 +11,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from stages.config.checks import UserError, first_line
+from stages.config.errors import UserError, first_line
 from stages.data.conversations import ASSISTANT, USER, Message, plain_prompt
 from stages.data.prompt import Prompt, fit_query, longest_fitting
 

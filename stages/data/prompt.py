@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from transformers import PreTrainedTokenizerBase
 
-from stages.config.checks import UserError
+from stages.config.errors import UserError
 from stages.config.sections import FIELDS
 from stages.data.conversations import Message
 from stages.data.formats import MESSAGES, WHOLE

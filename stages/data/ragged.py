@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from stages.config.checks import UserError
+from stages.config.errors import UserError
 from stages.runs.files import read_lines, write_lines
 
 

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from stages.config.checks import UserError, first_line
+from stages.config.errors import UserError, first_line
 from stages.config.sections import COMPARISONS, HUB, POSTS, PPO_TRAIN, USED_ROWS, Data
 from stages.data.bad_rows import BadRowError, BadRows
 from stages.data.formats import (

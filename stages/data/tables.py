@@ -14,7 +14,7 @@ from uuid import UUID
 
 import numpy as np
 
-from stages.config.checks import UserError
+from stages.config.errors import UserError
 from stages.data.bad_rows import BadRowError
 
 Row = dict[str, Any]

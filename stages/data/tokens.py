@@ -9,7 +9,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from stages.config.checks import UserError
+from stages.config.errors import UserError
 from stages.config.sections import PPO_TRAIN
 from stages.data.bad_rows import BadRowError, BadRows
 from stages.data.chat import ChatFormat

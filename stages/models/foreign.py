@@ -18,8 +18,8 @@ from transformers import (
     PreTrainedModel,
 )
 
-from stages.config.checks import UserError, first_line
 from stages.config.config import Config
+from stages.config.errors import UserError, first_line
 from stages.models.heads import (
     head_name,
     register_head_class,

@@ -17,7 +17,7 @@ from transformers import (
 )
 from transformers.modeling_layers import GenericForTokenClassification
 
-from stages.config.checks import UserError
+from stages.config.errors import UserError
 from stages.models.reward_function import TextReward
 
 

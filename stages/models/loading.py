@@ -25,7 +25,7 @@ from transformers import (
 )
 from transformers.utils import logging as transformers_logging
 
-from stages.config.checks import UserError, first_line
+from stages.config.errors import UserError, first_line
 from stages.config.fitting import check_context_length
 from stages.config.out_of_memory import is_out_of_memory
 from stages.models.heads import head_name, register_head_class, reset_head, use_float32_head

@@ -17,8 +17,8 @@ from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.pytorch_utils import Conv1D
 
-from stages.config.checks import UserError
 from stages.config.config import Config
+from stages.config.errors import UserError
 from stages.config.lora import ALL_LINEAR, Lora
 from stages.models.heads import head_name, scalar_head
 from stages.models.loading import load_policy, load_reward_model, save_model

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
-from stages.config.checks import UserError, first_line
+from stages.config.errors import UserError, first_line
 from stages.data.schemas import COLUMNS
 from stages.runs.files import read_json, write_json
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedTokenizerBase
 from transformers.cache_utils import DynamicCache, DynamicLayer
 
-from stages.config.checks import first_line, say_error
+from stages.config.errors import first_line, say_error
 from stages.config.out_of_memory import is_out_of_memory
 from stages.data.ragged import Ragged, pad_left
 from stages.functional import paper_token_logprobs, token_logprobs, truncate_after

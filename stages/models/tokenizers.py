@@ -8,7 +8,7 @@ from typing import Any
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from stages.config.checks import UserError, first_line
+from stages.config.errors import UserError, first_line
 
 PAD_TOKEN = "[PAD]"
 # If two tokenizers give these texts equal ids, and those ids equal texts, they split texts alike.

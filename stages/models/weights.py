@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from stages.config.checks import UserError, first_line
+from stages.config.errors import UserError, first_line
 from stages.config.out_of_memory import is_out_of_memory
 from stages.runs.files import read_record
 

@@ -8,10 +8,10 @@ import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from stages.config.checks import UserError, say_error
 from stages.config.command_line import Request, config_of
 from stages.config.config import Config
-from stages.config.faults import describe_user_error
+from stages.config.error_messages import describe_user_error
+from stages.config.errors import UserError, say_error
 from stages.config.presets import (
     ABLATIONS,
     ablations_named,

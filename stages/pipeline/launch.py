@@ -14,10 +14,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from stages.config.checks import UserError, say_error, unknown
 from stages.config.command_line import Request
 from stages.config.environment import forget_variables
-from stages.config.faults import in_one_line
+from stages.config.error_messages import in_one_line
+from stages.config.errors import UserError, say_error, unknown
 from stages.runs.signals import RECEIVED, Stopped, finishing_first, handled_signals, stop_asked
 
 ENGINES = ("ddp", "fsdp2")

@@ -16,8 +16,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from stages.config.checks import UserError, first_few, unknown
 from stages.config.config import Config
+from stages.config.errors import UserError, first_few, unknown
 from stages.config.fitting import check_batch_divides, check_batch_not_larger_than_data
 from stages.config.judge_models import check_asking
 from stages.config.sections import POSTS

@@ -10,10 +10,10 @@ from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
-from stages.config.checks import UserError, say_error
 from stages.config.config import Config
 from stages.config.environment import is_one_of_several, launched_processes
-from stages.config.faults import describe_user_error
+from stages.config.error_messages import describe_user_error
+from stages.config.errors import UserError, say_error
 from stages.config.out_of_memory import gpu_memory_usage, is_out_of_memory
 from stages.config.stages import row_of
 from stages.runs.machine import keep_freed_memory

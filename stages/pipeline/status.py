@@ -11,15 +11,15 @@ from rich.table import Table
 from rich.text import Text
 
 from stages.config import config as settings
-from stages.config.checks import UserError, first_few, visible
 from stages.config.config import Config
-from stages.config.faults import (
+from stages.config.error_messages import (
     Parser,
     describe_user_error,
     in_one_line,
     show,
     unfiltered_stdout,
 )
+from stages.config.errors import UserError, first_few, visible
 from stages.config.recorded import ignored_line, ignored_settings, recorded_config
 from stages.config.stages import STAGES, is_part
 from stages.runs.attempts import resume_point

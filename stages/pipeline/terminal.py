@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass, field
 
-from stages.config.checks import visible
 from stages.config.config import Config
-from stages.config.faults import unfiltered_stdout
+from stages.config.error_messages import unfiltered_stdout
+from stages.config.errors import visible
 from stages.config.stages import row_of
 from stages.runs.manifest import read_manifest, stage_folder
 from stages.runs.progress import is_terminal, numbers_text

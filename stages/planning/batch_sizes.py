@@ -8,9 +8,9 @@ import sys
 
 import torch
 
-from stages.config.checks import UserError
 from stages.config.config import Config
 from stages.config.environment import is_on, launched_processes
+from stages.config.errors import UserError
 from stages.config.sections import Memory
 from stages.config.stages import row_of
 from stages.planning.memory import GIB, Setting

@@ -12,8 +12,8 @@ decide, because rows of similar length share a batch.
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from stages.config.checks import UserError
 from stages.config.config import Config
+from stages.config.errors import UserError
 from stages.config.sections import CHUNK
 from stages.planning.shapes import Shape, adapter_parameters, block_weights, parameters, shape_of
 

@@ -17,9 +17,9 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from stages.base import make_tokenizer, read_rows
 from stages.config import config as settings
-from stages.config.checks import UserError
 from stages.config.command_line import NEXT_OVERRIDE, Request, make_config
 from stages.config.config import Config
+from stages.config.errors import UserError
 from stages.config.recorded import recorded_config
 from stages.config.sections import COMPARISONS, POSTS
 from stages.data.lengths import Limits

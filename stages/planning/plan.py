@@ -10,9 +10,9 @@ import argparse
 import textwrap
 from collections.abc import Sequence
 
-from stages.config.checks import UserError, unknown
 from stages.config.command_line import add_arguments, config_of, request_of
-from stages.config.faults import Parser, in_one_line, show
+from stages.config.error_messages import Parser, in_one_line, show
+from stages.config.errors import UserError, unknown
 from stages.pipeline.launch import launcher_words
 from stages.planning.memory import GIB, Bytes, Setting, setting_of
 from stages.planning.parts import part_bytes, sized

@@ -15,9 +15,9 @@ import torch
 
 from stages.base import read_rows
 from stages.config import config as settings
-from stages.config.checks import UserError
 from stages.config.command_line import Request, config_of
 from stages.config.config import Config, text_from_value
+from stages.config.errors import UserError
 from stages.config.recorded import recorded_config
 from stages.config.sections import HUB, TOY
 from stages.config.stages import STAGES, TRAINED, TRAINING_SPLITS

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stages.config.checks import UserError
+from stages.config.errors import UserError
 from stages.config.sections import EMBEDDING_MULTIPLE, RANDOM, TRAIN_TOKENIZER, Base
 
 # Families by `model_type`, and those whose blocks are built like Llama's.

@@ -16,7 +16,7 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 
 from stages import functional
-from stages.config.checks import UserError
+from stages.config.errors import UserError
 from stages.config.ppo import PolicyGradient
 from stages.config.sections import PPO_TRAIN
 from stages.data.ragged import Ragged, TokenizedSplit, load_split, pad_left, pad_right

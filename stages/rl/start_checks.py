@@ -15,8 +15,8 @@ import torch
 from accelerate.utils import gather_object
 from torch import Tensor, nn
 
-from stages.config.checks import UserError, say_error
 from stages.config.config import Config
+from stages.config.errors import UserError, say_error
 from stages.config.ppo import PolicyGradient, Ppo
 from stages.config.sections import Memory
 from stages.data.ragged import pad_left, pad_right

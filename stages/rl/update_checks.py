@@ -20,7 +20,7 @@ from accelerate import Accelerator
 from accelerate.utils import gather_object
 from torch import Tensor
 
-from stages.config.checks import UserError, say_error
+from stages.config.errors import UserError, say_error
 from stages.config.ppo import PolicyGradient, Ppo
 from stages.rl import loss
 from stages.rl.algorithms import Grouped

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from accelerate import Accelerator
 
-from stages.config.checks import UserError
+from stages.config.errors import UserError
 from stages.config.ppo import PolicyGradient, Ppo
 from stages.rl.episodes import Episodes, ValueRange
 from stages.rl.networks import Origins

@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from stages.config.checks import RESTORE, UserError, visible
+from stages.config.errors import RESTORE, UserError, visible
 
 HASHES = "hashes.json"
 """The hashes of the other files in a cached folder."""

@@ -4,8 +4,8 @@ import re
 from pathlib import Path
 
 from stages.config import config as settings
-from stages.config.checks import UserError
 from stages.config.config import Config, hash_of
+from stages.config.errors import UserError
 from stages.config.stages import STAGES
 from stages.runs.files import hash_files, known_hash
 from stages.runs.manifest import read_manifest, stage_folder

@@ -20,7 +20,7 @@ from pathlib import Path
 from filelock import FileLock
 
 from stages.config import config as settings
-from stages.config.checks import UserError, first_line
+from stages.config.errors import UserError, first_line
 from stages.runs.files import read_record, write_json
 
 RECORDS = "hub.json"

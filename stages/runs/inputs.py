@@ -7,8 +7,8 @@ stale when they have changed.
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from stages.config.checks import UserError
 from stages.config.config import NO_FOLDERS, Config, hash_of
+from stages.config.errors import UserError
 from stages.config.sections import HUB
 from stages.config.stages import OUTPUTS, STAGES, is_part, row_of
 from stages.runs.code import differing_keys

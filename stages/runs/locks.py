@@ -8,7 +8,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from stages.config.checks import UserError
+from stages.config.errors import UserError
 from stages.runs.manifest import lock_of
 
 LOCK_SECONDS = 1.0

@@ -2,9 +2,9 @@
 
 import shlex
 
-from stages.config.checks import UserError
 from stages.config.command_line import SAME_RUN, preset_differences
 from stages.config.config import SIZES, Config, is_recorded
+from stages.config.errors import UserError
 from stages.config.presets import PRESETS
 from stages.config.sections import HUB, TOY, TRAIN_TOKENIZER
 from stages.config.stages import STAGES

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from stages.config import config as settings
-from stages.config.checks import UserError, unknown
 from stages.config.config import Config
+from stages.config.errors import UserError, unknown
 from stages.config.stages import STAGES
 from stages.runs.files import read_record
 

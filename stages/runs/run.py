@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from stages.config import config as settings
-from stages.config.checks import UserError, first_few, first_line
 from stages.config.config import Config, hash_of, settings_hash, settings_of
+from stages.config.errors import UserError, first_few, first_line
 from stages.config.stages import CARD, STAGES, row_of
 from stages.runs.attempts import attempt_differences, check_resumable
 from stages.runs.code import changed_files, code_record, code_version, resumed_code_record

@@ -16,8 +16,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from stages.config.checks import discard_output
 from stages.config.environment import is_one_of_several
+from stages.config.errors import discard_output
 
 SETTLE_SECONDS = 2.0
 """Make forwards a SIGTERM that this process may already have received, and a launcher forwards

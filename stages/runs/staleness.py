@@ -7,8 +7,8 @@ count, but a warning names stages that ran with different code (`changed_code`).
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from stages.config.checks import UserError, first_few
 from stages.config.config import Config
+from stages.config.errors import UserError, first_few
 from stages.config.stages import STAGES
 from stages.runs.code import changed_files, is_comparable
 from stages.runs.differences import differing_inputs, differing_settings

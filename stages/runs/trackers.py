@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from stages.config.checks import UserError, first_line, say_error
 from stages.config.config import Config, public_settings
+from stages.config.errors import UserError, first_line, say_error
 from stages.config.judge import file_name
 from stages.config.stages import STAGES
 from stages.runs.code import code_version

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from stages.config.checks import UserError
+from stages.config.errors import UserError
 from stages.config.sections import COMPARISONS, POSTS, PPO_TRAIN
 from stages.runs.code import PACKAGES, imported_names
 

@@ -17,9 +17,9 @@ from torch import distributed, nn
 from torch.distributed.rendezvous import rendezvous
 from transformers import PreTrainedModel
 
-from stages.config.checks import UserError
 from stages.config.config import Config
 from stages.config.environment import forget_variables, is_on, launched_processes
+from stages.config.errors import UserError
 from stages.runs.machine import keep_freed_memory
 from stages.training.compiling import compile_layers, recomputes_activations
 from stages.training.random_streams import stream_seed

@@ -14,7 +14,7 @@ from accelerate.utils import is_triton_available
 from torch import nn
 from transformers.cache_utils import Cache
 
-from stages.config.checks import first_line, say_error
+from stages.config.errors import first_line, say_error
 from stages.config.out_of_memory import is_out_of_memory
 from stages.training.sharding import decoder_layers
 

@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-from stages.config.checks import UserError, say_error
+from stages.config.errors import UserError, say_error
 from stages.config.out_of_memory import LESS_MEMORY, gpu_memory_usage, is_out_of_memory
 from stages.config.sections import Memory
 from stages.models.policy import weights_cast_once

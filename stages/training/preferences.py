@@ -18,7 +18,7 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor
 
-from stages.config.checks import UserError
+from stages.config.errors import UserError
 from stages.data.halves import in_half
 from stages.data.ragged import TokenizedSplit, load_split, rows_of
 from stages.data.schemas import COLUMNS

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from accelerate import Accelerator
 from accelerate.utils import gather_object
 
-from stages.config.checks import UserError
+from stages.config.errors import UserError
 from stages.runs.files import cut_file, whole_lines
 from stages.runs.progress import progress
 from stages.runs.signals import Stopped, finishing_first, stop_asked

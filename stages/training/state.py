@@ -20,7 +20,7 @@ from accelerate.utils import broadcast_object_list
 from safetensors import SafetensorError
 from torch import nn
 
-from stages.config.checks import UserError
+from stages.config.errors import UserError
 from stages.config.ppo import PolicyGradient
 from stages.models.sampling import Noise
 from stages.runs.files import cut_file, write_json

@@ -12,7 +12,7 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor
 
-from stages.config.checks import UserError, say_error
+from stages.config.errors import UserError, say_error
 from stages.config.out_of_memory import gpu_memory_usage
 from stages.training.memory import MICROBATCH, MemoryBudget, PassSize
 from stages.training.optimizer import gradient_norm, make_moments

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 import torch
 
-from stages.config.checks import UserError
 from stages.config.command_line import Request, config_of
 from stages.config.config import Config
+from stages.config.errors import UserError
 from stages.config.presets import PRESETS, preset_config
 
 CASE = re.compile(r"([^:]+):([1-9]\d*):([1-9]\d*)(?::(rloo))?")

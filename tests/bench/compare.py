@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from stages.config.checks import UserError
+from stages.config.errors import UserError
 from tests.bench.case import Case
 from tests.bench.environment import TRL, install_trl, run_process
 from tests.bench.meter import Update

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from stages.config import config as settings
-from stages.config.checks import UserError
-from stages.config.faults import in_one_line
+from stages.config.error_messages import in_one_line
+from stages.config.errors import UserError
 from stages.runs.files import read_json, write_json
 
 TRL = "TRL 1.9.2"  # the last release that has a PPOTrainer

@@ -18,7 +18,7 @@ import torch
 from accelerate import Accelerator
 
 from stages.config.config import Config
-from stages.config.faults import in_one_line
+from stages.config.error_messages import in_one_line
 from stages.config.ppo import PolicyGradient
 from stages.models.loading import new_reward_model
 from stages.models.lora import adapt

@@ -7,8 +7,8 @@ from rich.console import Console
 from rich.table import Table
 
 from reports import plots, render
-from stages.config.checks import visible
-from stages.config.faults import unfiltered_stdout
+from stages.config.error_messages import unfiltered_stdout
+from stages.config.errors import visible
 from tests.bench.environment import TRL
 from tests.bench.results import Bench, Comparison, fastest, peak, spread
 

@@ -6,7 +6,7 @@ import shutil
 import pytest
 
 from stages.config.command_line import Request, add_arguments, config_of, make_config, request_of
-from stages.config.faults import Parser
+from stages.config.error_messages import Parser
 from tests.lib.fabricated_runs import fabricate
 
 MADE = ("base.num_layers=1", "judge.kind=openai", "judge.model=other")

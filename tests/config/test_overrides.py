@@ -13,7 +13,7 @@ from stages.config.command_line import (
     request_of,
 )
 from stages.config.config import override_of
-from stages.config.faults import Parser
+from stages.config.error_messages import Parser
 from stages.config.listing import settings_lines
 from stages.runs.make_command import make_command
 from tests.lib.asserts import refusal_of

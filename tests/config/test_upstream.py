@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from stages.config.checks import UserError
 from stages.config.command_line import make_config
 from stages.config.config import Config
+from stages.config.errors import UserError
 from stages.config.recorded import recorded_config
 from stages.config.stages import SHARED_SECTIONS, STAGES
 from tests.lib.asserts import refusal_of

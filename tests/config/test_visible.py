@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-from stages.config.checks import HIDDEN, UserError, visible
-from stages.config.faults import in_one_line
+from stages.config.error_messages import in_one_line
+from stages.config.errors import HIDDEN, UserError, visible
 from stages.runs.files import write_json
 
 STEERING = "\x1b[31mred\x1b]0;title\x07\x00nul\x08\x7f\x85\x9b2J\u202eright to left\u2066\ud83d"

@@ -6,7 +6,7 @@ from tokenizers.processors import TemplateProcessing
 from transformers import AutoTokenizer
 
 from stages.base import split_limits
-from stages.config.checks import UserError
+from stages.config.errors import UserError
 from stages.config.sections import Data
 from stages.data.formats import to_openai_schema
 from stages.data.prompt import first_tokens, plain_encoder

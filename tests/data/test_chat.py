@@ -13,7 +13,7 @@ from transformers import AutoTokenizer
 from eval import judge, summaries
 from eval.summarize import FinishedRun, finished_policies
 from stages import base, normalize, ppo, rm, sft
-from stages.config.checks import UserError
+from stages.config.errors import UserError
 from stages.config.recorded import recorded_config
 from stages.config.sections import format_post
 from stages.data.bad_rows import BadRows

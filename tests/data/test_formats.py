@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from stages.config.checks import UserError
+from stages.config.errors import UserError
 from stages.config.sections import COMPARISONS, POSTS, Data, format_post
 from stages.data.bad_rows import BadRowError, BadRows
 from stages.data.formats import describe_whole_prompts, to_openai_schema

@@ -9,8 +9,8 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from eval.calibration import calibrate
 from stages import base, dpo, rm
-from stages.config.checks import UserError
 from stages.config.command_line import make_config
+from stages.config.errors import UserError
 from stages.data.builtin import make_comparison, make_post
 from stages.data.tokens import tokenize_comparisons
 from stages.models.loading import max_positions, require_room

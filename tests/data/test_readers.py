@@ -9,7 +9,7 @@ import datasets
 import pytest
 from datasets.exceptions import DatasetGenerationError
 
-from stages.config.checks import UserError
+from stages.config.errors import UserError
 from stages.config.sections import HUB, Data
 from stages.data.bad_rows import BadRows
 from stages.data.readers import SPLITS, describe_unread, read_hub, read_source, subsample

@@ -11,7 +11,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from stages.config.checks import UserError
+from stages.config.errors import UserError
 from stages.data.bad_rows import BadRowError
 from stages.data.tables import parse_row, parsed_rows, plain_value, raw_rows
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from stages.config.checks import UserError
+from stages.config.errors import UserError
 from stages.config.sections import format_post
 from stages.data.bad_rows import BadRows
 from stages.data.lengths import CNNDM_LIMITS

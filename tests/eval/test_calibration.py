@@ -21,8 +21,8 @@ from eval.calibration import (
     with_answers,
 )
 from eval.judges.protocol import VERDICTS, About, Judge, Reply
-from stages.config.checks import UserError
 from stages.config.command_line import make_config
+from stages.config.errors import UserError
 from stages.config.judge import Checks, JudgeSettings
 from stages.config.sections import Data
 from stages.runs.files import read_lines

@@ -10,7 +10,7 @@ from eval.outputs import take_outputs
 from eval.win_rate import measure_win_rates, names_of_pair
 from reports import calibration
 from reports.outputs import write_report
-from stages.config.checks import UserError
+from stages.config.errors import UserError
 from stages.config.judge import Outputs
 from stages.pipeline.plan import wanted_stages
 from stages.runs.manifest import read_manifest, stage_folder

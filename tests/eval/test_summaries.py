@@ -19,8 +19,8 @@ from eval.summaries import (
     sample_best,
     score_all,
 )
-from stages.config.checks import UserError
 from stages.config.command_line import make_config
+from stages.config.errors import UserError
 from stages.data.ragged import TokenizedSplit, make_ragged
 from stages.models.loading import load_policy, save_model
 from stages.models.tokenizers import load_tokenizer

@@ -16,8 +16,8 @@ from eval.win_rate import (
     post_scores,
     win_rate,
 )
-from stages.config.checks import UserError
 from stages.config.command_line import make_config
+from stages.config.errors import UserError
 from stages.runs.files import read_lines
 from stages.runs.manifest import read_manifest, stage_folder
 from stages.runs.run import open_stage

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from stages.config.checks import UserError
+from stages.config.errors import UserError
 from tests.lib.chat_server import ask
 from tests.lib.raw_server import BODY, raw_serving, response
 

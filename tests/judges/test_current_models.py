@@ -11,8 +11,8 @@ from eval.judges.openai.budget import price_of
 from eval.judges.openai.replies import Completion
 from eval.judges.openai.server_judge import OpenAIJudge
 from eval.judges.protocol import Comparison, judge_all
-from stages.config.checks import UserError
 from stages.config.command_line import make_config
+from stages.config.errors import UserError
 from stages.config.judge import JudgeSettings
 from tests.lib.chat_server import GOOD, chat, llm_config, serving
 

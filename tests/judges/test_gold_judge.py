@@ -16,8 +16,8 @@ from eval.judges.gold import GoldJudge, Text
 from eval.judges.protocol import Comparison, judge_all
 from eval.scores import proxy_and_gold
 from stages import base, normalize, rm, sft
-from stages.config.checks import UserError
 from stages.config.command_line import make_config
+from stages.config.errors import UserError
 from stages.config.judge import Checks, JudgeSettings
 from stages.data.halves import in_half
 from stages.models.forward import summary_scores

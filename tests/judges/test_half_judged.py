@@ -16,8 +16,8 @@ from reports import render
 from reports import run as run_page
 from reports.outputs import write_report
 from reports.results import load_run
-from stages.config.checks import UserError
 from stages.config.command_line import make_config
+from stages.config.errors import UserError
 from stages.runs.manifest import read_manifest, stage_folder
 from tests.lib.existing_summaries import config_of_file, rows_of_world, write_jsonl
 from tests.lib.fabricated_runs import fabricate

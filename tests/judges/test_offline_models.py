@@ -21,7 +21,7 @@ import pytest
 from eval.judge import make_judge
 from eval.judges.gold import weights_note
 from eval.judges.protocol import Comparison, judge_all
-from stages.config.checks import UserError
+from stages.config.errors import UserError
 from stages.data.builtin import make_post
 from tests.lib.chat_server import llm_config
 from tests.lib.offline_models import MODELS, OFFLINE_MODELS, joined, write_model

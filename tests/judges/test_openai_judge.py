@@ -8,7 +8,7 @@ import pytest
 
 from eval.judge import make_judge
 from eval.judges.protocol import Comparison, Reply, judge_all
-from stages.config.checks import UserError
+from stages.config.errors import UserError
 from stages.config.judge_models import is_model
 from tests.lib.chat_server import GOOD, ask, chat, llm_config, serving
 

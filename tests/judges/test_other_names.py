@@ -4,7 +4,7 @@ import pytest
 
 from eval.judge import make_judge
 from eval.judges.protocol import Comparison, judge_all
-from stages.config.checks import UserError
+from stages.config.errors import UserError
 from tests.lib.chat_server import GOOD, ask, chat, llm_config, serving
 
 pytestmark = pytest.mark.usefixtures("judge_environment")

@@ -17,7 +17,7 @@ from eval.judge import judge_summaries, make_judge
 from eval.judges.openai.cache import ReplyCache, cache_file
 from eval.judges.openai.server_judge import OpenAIJudge
 from eval.judges.protocol import Comparison, judge_all
-from stages.config.checks import UserError
+from stages.config.errors import UserError
 from stages.config.judge import Checks
 from stages.runs.manifest import stage_folder
 from stages.runs.run import open_stage

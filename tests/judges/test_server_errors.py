@@ -7,7 +7,7 @@ import pytest
 from eval.judge import judge_summaries, make_judge
 from eval.judges.openai.replies import blamed_parameter, find_error
 from eval.judges.protocol import Comparison, judge_all
-from stages.config.checks import UserError
+from stages.config.errors import UserError
 from tests.lib.chat_server import GOOD, ask, chat, llm_config, serving
 from tests.lib.fabricated_runs import finish_summaries
 

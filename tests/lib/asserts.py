@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from stages.config.checks import UserError
+from stages.config.errors import UserError
 
 
 def close(found: torch.Tensor, expected: Any, tolerance: float = 1e-6) -> None:

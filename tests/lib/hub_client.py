@@ -77,7 +77,7 @@ def commit_of(hub: Hub, name: str, branch: str = "main") -> str:
 
 FETCH = """
 import sys
-from stages.config.checks import UserError
+from stages.config.errors import UserError
 from stages.runs.hub import fetch_model
 from stages.runs.hub import model_source
 try:

@@ -18,8 +18,8 @@ from hashlib import sha256
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from stages.config.checks import UserError
-from stages.config.faults import Parser, in_one_line
+from stages.config.error_messages import Parser, in_one_line
+from stages.config.errors import UserError
 from stages.config.presets import SMOLLM2
 from tests.lib.places import ROOT
 

@@ -8,8 +8,8 @@ from transformers import AutoModelForTokenClassification, Qwen2Config
 
 from eval import summaries
 from stages import base, normalize, ppo, rm, sft
-from stages.config.checks import UserError
 from stages.config.command_line import make_config
+from stages.config.errors import UserError
 from stages.data.ragged import load_split, pad_left, pad_right
 from stages.models.foreign import load_released_reward_model
 from stages.models.forward import (

@@ -9,8 +9,8 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from stages import base
-from stages.config.checks import UserError
 from stages.config.command_line import make_config
+from stages.config.errors import UserError
 from stages.models.loading import load_policy, load_reward_model, new_reward_model
 from stages.models.weights import read_weights
 from tests.lib.asserts import refusal_of

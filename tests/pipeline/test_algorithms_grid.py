@@ -2,8 +2,8 @@
 
 import pytest
 
-from stages.config.checks import UserError
 from stages.config.command_line import Request
+from stages.config.errors import UserError
 from stages.pipeline.grid import GridOptions, algorithms, run_grid
 from stages.rl.algorithms import ALGORITHMS
 from tests.lib.pipeline import FAILED, Recorder

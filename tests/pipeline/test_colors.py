@@ -10,7 +10,7 @@ SHOWN = "�[31mred�]0;title�"
 
 TABLE = f"""
 from stages.config.command_line import make_config
-from stages.config.faults import in_one_line
+from stages.config.error_messages import in_one_line
 from stages.pipeline import terminal
 
 with in_one_line(), in_one_line():

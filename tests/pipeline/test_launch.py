@@ -10,9 +10,9 @@ from datetime import timedelta
 import pytest
 import torch
 
-from stages.config.checks import UserError
 from stages.config.command_line import make_config
 from stages.config.environment import launched_processes
+from stages.config.errors import UserError
 from stages.pipeline import launch
 from stages.pipeline.launch import launcher_words, run_launcher
 from stages.pipeline.start import call_stage

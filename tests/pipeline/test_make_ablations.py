@@ -4,9 +4,9 @@ import pytest
 
 from reports.ablation_runs import settings_changed_by
 from stages.config import config as settings
-from stages.config.checks import UserError
 from stages.config.command_line import Request, make_config
 from stages.config.config import override_of
+from stages.config.errors import UserError
 from stages.config.presets import ABLATIONS, PRESETS
 from stages.pipeline.grid import GridOptions, ablations, run_grid, show_grid
 from stages.runs.manifest import stage_folder

@@ -12,8 +12,8 @@ import pytest
 import torch
 from safetensors import SafetensorError
 
-from stages.config.checks import UserError, say_error
-from stages.config.faults import describe_user_error, in_one_line
+from stages.config.error_messages import describe_user_error, in_one_line
+from stages.config.errors import UserError, say_error
 from stages.runs.files import read_lines
 from stages.training.accelerator import check_threads
 from tests.lib.places import ROOT

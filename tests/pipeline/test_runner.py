@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from stages.config.checks import UserError
 from stages.config.command_line import make_config
+from stages.config.errors import UserError
 from stages.config.stages import STAGES
 from stages.pipeline import launch
 from stages.pipeline.end import end_lines

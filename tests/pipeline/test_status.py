@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from reports import run as run_page
-from stages.config.checks import UserError
 from stages.config.command_line import make_config
+from stages.config.errors import UserError
 from stages.pipeline import status as status_module
 from stages.runs.attempts import resume_point
 from stages.runs.files import read_json, write_json

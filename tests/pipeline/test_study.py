@@ -9,8 +9,8 @@ import time
 import pytest
 
 from stages.__main__ import main
-from stages.config.checks import UserError
 from stages.config.command_line import Request, make_config
+from stages.config.errors import UserError
 from stages.pipeline.grid import Grid, GridOptions, run_grid, study
 from tests.lib.pipeline import EVALUATED, FAILED, Recorder, make, typed
 from tests.lib.places import ROOT

@@ -7,8 +7,8 @@ import pytest
 from transformers import AutoTokenizer
 
 from stages import base
-from stages.config.checks import UserError
 from stages.config.command_line import NEXT_OVERRIDE, Request, config_of
+from stages.config.errors import UserError
 from stages.pipeline.variables import request_from
 from stages.planning.own import rate_choices, with_choices
 from tests.lib.make_stages import run_module

@@ -7,8 +7,8 @@ import pytest
 
 from stages.__main__ import main
 from stages.config import config as settings
-from stages.config.checks import UserError
 from stages.config.command_line import Request, config_of, make_config
+from stages.config.errors import UserError
 from stages.data.prompt import plain_encoder
 from stages.models.tokenizers import load_tokenizer
 from stages.planning.memory import setting_of

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from stages.config.checks import UserError
 from stages.config.command_line import make_config
+from stages.config.errors import UserError
 from stages.config.sections import Base
 from stages.models.loading import load_policy
 from stages.models.lora import adapt

@@ -11,8 +11,8 @@ from reports import ablations, about_runs
 from reports.ablation_runs import read_study
 from reports.verdicts import Word
 from stages.config import config as settings
-from stages.config.checks import UserError
 from stages.config.command_line import make_config
+from stages.config.errors import UserError
 from stages.config.presets import ABLATIONS, GROUPS, ablations_named
 from stages.runs.manifest import partial_of, stage_folder
 from tests.lib.asserts import refused_by

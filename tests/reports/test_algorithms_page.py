@@ -10,8 +10,8 @@ from reports.about_runs import folder
 from reports.algorithm_points import BEST_OF_N, points_of
 from reports.results import find_all
 from stages.__main__ import main
-from stages.config.checks import UserError
 from stages.config.command_line import make_config
+from stages.config.errors import UserError
 from stages.rl.algorithms import ALGORITHMS
 from tests.lib.algorithm_points import PPO, RLOO, line, lines
 from tests.lib.fabricated_runs import fabricate

@@ -9,8 +9,8 @@ from reports.judging import calibration_result
 from reports.plots import Bar, agreements, draw
 from reports.results import Interval
 from stages.config import config as settings
-from stages.config.checks import UserError
 from stages.config.command_line import make_config
+from stages.config.errors import UserError
 from stages.runs.manifest import read_manifest, stage_folder
 from tests.lib.fabricated_runs import calibrated, fabricate, interval, write_manifest
 from tests.lib.make_stages import run_module

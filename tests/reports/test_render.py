@@ -8,7 +8,7 @@ import pytest
 from reports import render
 from reports.plots import Drawing, Figure
 from reports.results import Interval
-from stages.config.checks import UserError
+from stages.config.errors import UserError
 from tests.lib.places import ROOT
 
 HOSTILE = (

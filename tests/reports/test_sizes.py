@@ -6,8 +6,8 @@ import pytest
 
 from reports.results import find_all
 from reports.sizes import differing_settings, runs_by_label, seed_range, size_result
-from stages.config.checks import UserError
 from stages.config.command_line import make_config
+from stages.config.errors import UserError
 from tests.lib.fabricated_runs import fabricate
 from tests.lib.fabricated_sizes import two_sizes
 

@@ -13,8 +13,8 @@ import torch
 from transformers import AutoModelForTokenClassification
 
 from stages import base, normalize, ppo, rm, sft
-from stages.config.checks import UserError
 from stages.config.command_line import make_config
+from stages.config.errors import UserError
 from stages.config.ppo import Ppo
 from stages.data.ragged import TokenizedSplit, make_ragged
 from stages.models.forward import ResponseBatch, score_responses

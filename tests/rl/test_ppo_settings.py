@@ -10,8 +10,8 @@ import pytest
 import torch
 from accelerate import Accelerator
 
-from stages.config.checks import UserError
 from stages.config.command_line import make_config
+from stages.config.errors import UserError
 from stages.config.ppo import Ppo
 from stages.config.sections import Optimizer
 from stages.data.ragged import make_ragged

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from stages import functional
-from stages.config.checks import UserError
 from stages.config.command_line import make_config
+from stages.config.errors import UserError
 from stages.config.ppo import Ppo
 from stages.data.ragged import make_ragged, pad_left, pad_right
 from stages.models.forward import ResponseBatch, score_responses

@@ -9,8 +9,8 @@ from eval import win_rate
 from eval.judge import Task, kept_judgements
 from reports import scaling
 from reports.results import find_runs
-from stages.config.checks import UserError
 from stages.config.command_line import make_config
+from stages.config.errors import UserError
 from stages.config.recorded import recorded_config
 from stages.runs import hub
 from stages.runs.files import read_json, write_json

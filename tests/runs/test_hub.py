@@ -12,7 +12,7 @@ from huggingface_hub import errors
 from safetensors.torch import load
 
 from stages import rm
-from stages.config.checks import UserError
+from stages.config.errors import UserError
 from stages.runs import hub as hub_client
 from stages.runs.hub import fetch_model, model_source
 from tests.lib import hub_repositories as layouts
@@ -272,7 +272,7 @@ def test_what_the_client_raises_is_one_line(monkeypatch, error, said):
 
 READ_PAIRS = """
 from stages.data.readers import read_split
-from stages.config.checks import UserError
+from stages.config.errors import UserError
 from stages.config.config import Data
 for name in {names!r}:
     try:

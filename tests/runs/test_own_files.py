@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from stages.config.checks import UserError
 from stages.config.command_line import make_config
+from stages.config.errors import UserError
 from stages.config.sections import HUB
 from stages.pipeline.plan import make_plan
 from stages.runs import files

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from stages.config.checks import UserError
 from stages.config.command_line import make_config
+from stages.config.errors import UserError
 from stages.config.stages import STAGES
 from stages.pipeline.plan import make_plan
 from stages.pipeline.runner import move_all_aside

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from stages.config.checks import UserError
 from stages.config.command_line import make_config
+from stages.config.errors import UserError
 from stages.runs import locks
 from stages.runs import run as runs_module
 from stages.runs.code import code_version

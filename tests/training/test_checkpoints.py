@@ -14,8 +14,8 @@ import torch
 from accelerate import Accelerator
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from stages.config.checks import UserError
 from stages.config.command_line import make_config
+from stages.config.errors import UserError
 from stages.runs.files import read_lines
 from stages.runs.run import Run
 from stages.training.checkpoints import list_checkpoints

@@ -11,8 +11,8 @@ import torch
 from safetensors.torch import load_file
 
 from stages import base, rm, sft
-from stages.config.checks import UserError
 from stages.config.command_line import make_config
+from stages.config.errors import UserError
 from stages.config.sections import Memory
 from stages.models import loading
 from stages.models.policy import PolicyModel

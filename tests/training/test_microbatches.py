@@ -21,9 +21,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from eval import summaries
 from eval.judges.gold import GoldJudge, Text, TokenizedText
 from stages import dpo, normalize, rm, sft
-from stages.config.checks import UserError
 from stages.config.command_line import make_config
 from stages.config.config import Config
+from stages.config.errors import UserError
 from stages.data.ragged import TokenizedSplit, make_ragged
 from stages.models.policy import PolicyModel
 from stages.models.sampling import Noise, Sampling, respond_often

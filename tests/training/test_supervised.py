@@ -2,7 +2,7 @@
 
 import pytest
 
-from stages.config.checks import UserError
+from stages.config.errors import UserError
 from stages.training.supervised import check_batch
 from tests.lib.processes import Process
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from eval.judges.openai.replies import Completion
-from stages.config.checks import UserError
+from stages.config.errors import UserError
 from stages.config.judge import JudgeSettings
 from stages.config.judge_models import ListPrice, list_price, without_price
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from threading import Lock
 
 from eval.judges.openai.replies import Completion
-from stages.config.checks import UserError
+from stages.config.errors import UserError
 
 # Part of the file's name. Another version of the table is another file.
 VERSION = 2

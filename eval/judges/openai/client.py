@@ -32,7 +32,7 @@ from eval.judges.openai.replies import (
 )
 from eval.judges.prompt import Question, make_question
 from eval.judges.protocol import CONTENT_FILTER, Comparison
-from stages.config.checks import UserError
+from stages.config.errors import UserError
 from stages.config.judge import JudgeSettings, check_address
 from stages.config.judge_models import key_of_environment
 from stages.config.judge_prompt import RESPONSE_FORMAT, read_prompt

@@ -15,7 +15,7 @@ from eval.stats.intervals import (
     seeds_needed,
     wilson,
 )
-from stages.config.checks import UserError
+from stages.config.errors import UserError
 
 Z = 1.959964
 

@@ -17,7 +17,7 @@ from importlib.util import find_spec
 from io import TextIOWrapper
 from typing import Any, NoReturn, TextIO, cast
 
-from stages.config.checks import RESTORE, UserError, discard_output, fail, first_line, visible
+from stages.config.errors import RESTORE, UserError, discard_output, fail, first_line, visible
 from stages.config.out_of_memory import LESS_MEMORY, is_out_of_memory
 
 # How to fix an error of the operating system.
