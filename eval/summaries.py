@@ -17,8 +17,9 @@ from accelerate import Accelerator
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
-from stages.config.config import Config, settings_hash
+from stages.config.config import Config
 from stages.config.errors import UserError
+from stages.config.identity import settings_hash
 from stages.config.judge import BEST_OF
 from stages.config.stages import POLICY_STAGES, is_part, row_of
 from stages.data.ragged import TokenizedSplit, load_split, pad_left, pad_right, rows_of

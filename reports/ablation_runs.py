@@ -15,11 +15,13 @@ from reports.entries import Entry, Paired, compare, differing_settings
 from reports.provenance import shown
 from reports.results import RunResult, find_runs
 from reports.verdicts import SIGNIFICANCE
-from stages.config import config as settings_module
-from stages.config.config import CUT_BATCHES, SECTIONS, override_of
+from stages.config import paths
+from stages.config.config import SECTIONS
 from stages.config.errors import UserError
+from stages.config.identity import CUT_BATCHES
 from stages.config.presets import ABLATIONS, settings_of_ablation
 from stages.config.stages import SHARED_STAGES, first_changed, shared_before
+from stages.config.values import override_of
 from stages.runs.manifest import partial_of
 from stages.runs.run import FAILED
 
@@ -134,7 +136,7 @@ class AblationRuns:
 
 def names_of_study(base: str) -> list[str]:
     """Return the ablations of a run that have a folder of runs, in the order of the list."""
-    return [name for name in ABLATIONS if (settings_module.RUNS / f"{base}-{name}").is_dir()]
+    return [name for name in ABLATIONS if (paths.RUNS / f"{base}-{name}").is_dir()]
 
 
 def read_study(base: str, names: Sequence[str], judge: str = "") -> AblationRuns:
@@ -200,7 +202,7 @@ def read_seeds(name: str, title: str, judge: str) -> Seeds:
 
 def _seeds_ended_in_error(name: str) -> list[int]:
     seeds = []
-    for folder in sorted((settings_module.RUNS / name).glob("seed*")):
+    for folder in sorted((paths.RUNS / name).glob("seed*")):
         stage = folder / POLICY
         if (partial_of(stage) / FAILED).exists() and not stage.exists():
             seeds.append(int(folder.name.removeprefix("seed")))

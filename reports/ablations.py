@@ -36,9 +36,9 @@ from reports.plots import Figure, color_of, difference_bar, differences, figure
 from reports.provenance import shown
 from reports.results import Interval, PolicyResult, RunResult
 from reports.verdicts import MARGIN, Comparison, Verdict, Word, verdicts
-from stages.config.config import override_of
 from stages.config.error_messages import Parser, in_one_line
 from stages.config.presets import ABLATIONS, GROUPS, ablations_named
+from stages.config.values import override_of
 
 GAIN = 0.9  # the share of the score's gain that ends the pace
 SMOOTHED = 5  # updates whose mean score counts as one

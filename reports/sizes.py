@@ -10,8 +10,8 @@ from reports.formats import parameter_count
 from reports.pooled_rates import Outcome, Pooled, gain_of, outcome_of, pool
 from reports.provenance import shown
 from reports.results import Interval, PolicyResult, RunResult, title_of
-from stages.config.config import CUT_BATCHES
 from stages.config.errors import UserError
+from stages.config.identity import CUT_BATCHES
 from stages.config.stages import POLICY_STAGES
 
 # The settings that may differ between sizes: the base model, and how batches are cut.

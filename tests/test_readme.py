@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 
 from stages.config.command_line import make_config
-from stages.config.config import SECTIONS, override_of
+from stages.config.config import SECTIONS
 from stages.config.errors import UserError
 from stages.config.ppo import PAPER_QUIRKS
 from stages.config.presets import ABLATIONS, GROUPS, PRESETS
 from stages.config.stages import STAGES
+from stages.config.values import override_of
 from stages.pipeline.targets import VARIABLES as VARIABLE_TABLE
 from stages.pipeline.targets import targets_by_name
 from tests.lib.documents import COMMANDS, FENCE, TEXTS, make_commands

@@ -11,24 +11,15 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from stages.config import config as settings
-from stages.config.config import (
-    DEFAULTS,
-    NO_FOLDERS,
-    PLACES,
-    SECTIONS,
-    SERVERS,
-    TYPES,
-    Config,
-    changes_of,
-    text_from_value,
-    value_of,
-    with_changes,
-)
+from stages.config import paths
+from stages.config.config import SECTIONS, Config
 from stages.config.error_messages import Parser
 from stages.config.errors import RESTORE, UserError, first_few
+from stages.config.identity import is_same
 from stages.config.judge import at_server
+from stages.config.paths import NO_FOLDERS, NO_RUN_NAME, PLACES, is_run_name
 from stages.config.presets import EXISTING_SUMMARIES, PRESETS, Changes, preset_config
+from stages.config.public import SERVERS
 from stages.config.recorded import recorded_config
 from stages.config.sections import HUB, RANDOM, TOY, Base
 from stages.config.stages import (
@@ -41,6 +32,14 @@ from stages.config.stages import (
     TRAINED,
     first_changed,
     row_of,
+)
+from stages.config.values import (
+    DEFAULTS,
+    TYPES,
+    changes_of,
+    text_from_value,
+    value_of,
+    with_changes,
 )
 from stages.rl.algorithms import ALGORITHMS
 
@@ -202,8 +201,8 @@ def _use_released_policy(config: Config, request: Request, changes: Changes) -> 
 
 
 def _check_names(request: Request, name: str, overrides: Sequence[str]) -> None:
-    if request.upstream and not settings.is_run_name(request.upstream):
-        raise UserError(f"UPSTREAM={request.upstream} {settings.NO_RUN_NAME}")
+    if request.upstream and not is_run_name(request.upstream):
+        raise UserError(f"UPSTREAM={request.upstream} {NO_RUN_NAME}")
 
     # A preset's own folder may only contain the unchanged preset.
     changed = [text for text in overrides if text.split(".")[0] not in SAME_RUN]
@@ -232,7 +231,7 @@ def _take_shared_sections(
         for field, value in changes.get(name, {}).items():
             key = f"{name}.{field}"
             value_in_upstream = getattr(section, field)
-            if not settings.is_same(key, value_in_upstream, value):
+            if not is_same(key, value_in_upstream, value):
                 differing[key] = value_in_upstream
     first = first_changed({key.split(".")[0] for key in differing})
     if first == SHARED_STAGES[0]:
@@ -250,7 +249,7 @@ def recorded_sections(request: Request) -> dict[str, Any]:
 
     Raises UserError if there is no such run, or if it has an upstream too.
     """
-    folder = settings.RUNS / request.upstream / f"seed{request.seed}"
+    folder = paths.RUNS / request.upstream / f"seed{request.seed}"
     if not folder.is_dir():
         raise UserError(
             f"upstream {request.upstream} has no seed {request.seed}: run `make rm "
@@ -448,7 +447,7 @@ def as_recorded(request: Request) -> Request:
 
 def _configs_of_run(request: Request) -> dict[str, Config]:
     """Stage -> its record, from the request's seed, or else from the first seed with records."""
-    root = settings.RUNS / request.name
+    root = paths.RUNS / request.name
     for folder in (root / f"seed{request.seed}", *sorted(root.glob("seed*"))):
         configs = {}
         for stage in STAGES:

@@ -3,7 +3,8 @@
 import inspect
 import textwrap
 
-from stages.config.config import SECTIONS, Config, text_from_value
+from stages.config.config import SECTIONS, Config
+from stages.config.values import text_from_value
 
 WIDTH = 80
 

@@ -7,10 +7,19 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from stages.config import paths
 from stages.config.config import SECTIONS, Config
 from stages.config.errors import RESTORE, UserError
+from stages.config.stages import STAGES
 
 ALWAYS_RECORDED = ("preset", "name", "seed")
+
+
+def is_recorded(name: str) -> bool:
+    """Whether a stage of a run has recorded the settings it ran with."""
+    return any(
+        path.parent.name in STAGES for path in (paths.RUNS / name).glob("seed*/*/config.json")
+    )
 
 
 def recorded_config(folder: Path, warns: bool = True) -> Config | None:

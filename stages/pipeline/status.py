@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from stages.config import config as settings
+from stages.config import paths
 from stages.config.config import Config
 from stages.config.error_messages import (
     Parser,
@@ -157,8 +157,8 @@ def run_status(seed: Path) -> RunStatus:
             continue
 
         if row.per_judge:
-            paths = (seed / stage).glob("[!.]*")
-            judges = sorted({path.name.removesuffix(".partial") for path in paths})
+            of_judges = (seed / stage).glob("[!.]*")
+            judges = sorted({path.name.removesuffix(".partial") for path in of_judges})
             folders = [seed / stage / judge for judge in judges]
         else:
             folders = [seed / stage]
@@ -189,8 +189,8 @@ def _any_config(seed: Path) -> Config | None:
 
 def _recorded_folders(seed: Path) -> list[Path]:
     """Return the folders of a seed that have a record, without those that were moved aside."""
-    paths = sorted(seed.rglob("config.json"))
-    return [path.parent for path in paths if "aside" not in path.relative_to(seed).parts]
+    records = sorted(seed.rglob("config.json"))
+    return [path.parent for path in records if "aside" not in path.relative_to(seed).parts]
 
 
 def seed_folders(name: str = "") -> list[Path]:
@@ -200,7 +200,7 @@ def seed_folders(name: str = "") -> list[Path]:
     """
     if name:
         check_run(name)
-    folders = settings.RUNS.glob(f"{name or '*'}/seed*")
+    folders = paths.RUNS.glob(f"{name or '*'}/seed*")
     return sorted(folders, key=lambda seed: (seed.parent.name, len(seed.name), seed.name))
 
 

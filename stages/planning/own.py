@@ -16,7 +16,7 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from stages.base import make_tokenizer, read_rows
-from stages.config import config as settings
+from stages.config import paths
 from stages.config.command_line import NEXT_OVERRIDE, Request, make_config
 from stages.config.config import Config
 from stages.config.errors import UserError
@@ -117,7 +117,7 @@ def _typed_config(variables: Mapping[str, str], typed: Sequence[str], checkpoint
 
 def recorded_choices(config: Config, typed_keys: set[str]) -> list[str] | None:
     """The choices made when the run began, such as `sft.batch_size=64`; None for a new run."""
-    base = settings.RUNS / config.name / f"seed{config.seed}" / "base"
+    base = paths.RUNS / config.name / f"seed{config.seed}" / "base"
     begun = recorded_config(base)
     if begun is None or begun.base != config.base or begun.data.source != config.data.source:
         return None

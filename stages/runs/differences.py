@@ -4,7 +4,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from stages.config.config import Config, is_same, settings_of
+from stages.config.config import Config
+from stages.config.identity import is_same, settings_of
 from stages.runs.code import is_comparable
 from stages.runs.inputs import DATA, FOLDERS, REWARD_FUNCTION, current_inputs
 from stages.runs.manifest import read_manifest, stage_folder

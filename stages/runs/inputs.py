@@ -7,8 +7,10 @@ stale when they have changed.
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from stages.config.config import NO_FOLDERS, Config, hash_of
+from stages.config.config import Config
 from stages.config.errors import UserError
+from stages.config.identity import hash_of
+from stages.config.paths import NO_FOLDERS
 from stages.config.sections import HUB
 from stages.config.stages import OUTPUTS, STAGES, is_part, row_of
 from stages.runs.code import differing_keys

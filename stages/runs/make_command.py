@@ -3,11 +3,13 @@
 import shlex
 
 from stages.config.command_line import SAME_RUN, preset_differences
-from stages.config.config import SIZES, Config, is_recorded
+from stages.config.config import Config
 from stages.config.errors import UserError
 from stages.config.presets import PRESETS
+from stages.config.recorded import is_recorded
 from stages.config.sections import HUB, TOY, TRAIN_TOKENIZER
 from stages.config.stages import STAGES
+from stages.config.values import SIZES
 
 # Settings with their own make variable.
 VARIABLE_OF_SETTING = {

@@ -19,9 +19,10 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, TypeVar
 
-from stages.config import config as settings
-from stages.config.config import Config, hash_of, settings_hash, settings_of
+from stages.config import paths
+from stages.config.config import Config
 from stages.config.errors import UserError, first_few, first_line
+from stages.config.identity import hash_of, settings_hash, settings_of
 from stages.config.stages import CARD, STAGES, row_of
 from stages.runs.attempts import attempt_differences, check_resumable
 from stages.runs.code import changed_files, code_record, code_version, resumed_code_record
@@ -343,6 +344,6 @@ def move_aside(folder: Path) -> Path:
 def remove_empty_folders(folder: Path) -> None:
     """Remove a folder below `runs/`, and those above it, as long as they are empty."""
     with suppress(OSError):
-        while folder != settings.RUNS.parent:
+        while folder != paths.RUNS.parent:
             folder.rmdir()
             folder = folder.parent

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from stages.config.command_line import make_config
-from stages.config.config import is_same, settings_hash, settings_of
+from stages.config.identity import is_same, settings_hash, settings_of
 from stages.config.judge import JudgeSettings
 from stages.config.stages import STAGES
 from tests.lib.configs import override

@@ -12,9 +12,9 @@ from stages.config.command_line import (
     make_config,
     request_of,
 )
-from stages.config.config import override_of
 from stages.config.error_messages import Parser
 from stages.config.listing import settings_lines
+from stages.config.values import override_of
 from stages.runs.make_command import make_command
 from tests.lib.asserts import refusal_of
 from tests.lib.configs import override

@@ -6,8 +6,8 @@ import pytest
 
 from stages.base import make_base
 from stages.config.command_line import config_from_arguments, make_config
-from stages.config.config import public_settings
 from stages.config.presets import preset_config
+from stages.config.public import public_settings
 from stages.rl.algorithms import ALGORITHMS
 from stages.runs.make_command import make_command
 from stages.runs.staleness import find_problem

@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 
 from stages.config.command_line import make_config
-from stages.config.config import SECTIONS, hash_of, override_of, settings_of
+from stages.config.config import SECTIONS
+from stages.config.identity import hash_of, settings_of
 from stages.config.presets import (
     ABLATIONS,
     FOLDER,
@@ -17,6 +18,7 @@ from stages.config.presets import (
     settings_of_ablation,
 )
 from stages.config.stages import STAGES
+from stages.config.values import override_of
 from stages.rl.algorithms import ALGORITHMS
 from tests.lib.asserts import refusal_of
 

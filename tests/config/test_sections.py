@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 from pydantic import BaseModel, Field
 
-from stages.config.config import DEFAULTS, SECTIONS, TYPES, Config
+from stages.config.config import SECTIONS, Config
 from stages.config.ppo import PolicyGradient, Ppo
 from stages.config.section import Section
 from stages.config.sections import USED_ROWS, Sft
+from stages.config.values import DEFAULTS, TYPES
 from stages.rl.algorithms import ALGORITHMS, Rloo
 from tests.lib.asserts import refusal_of
 from tests.lib.places import ROOT

@@ -3,11 +3,11 @@
 import pytest
 
 from reports.ablation_runs import settings_changed_by
-from stages.config import config as settings
 from stages.config.command_line import Request, make_config
-from stages.config.config import override_of
+from stages.config.config import SECTIONS
 from stages.config.errors import UserError
 from stages.config.presets import ABLATIONS, PRESETS
+from stages.config.values import override_of
 from stages.pipeline.grid import GridOptions, ablations, run_grid, show_grid
 from stages.runs.manifest import stage_folder
 from stages.runs.staleness import find_problem
@@ -38,7 +38,7 @@ def test_every_ablation_is_valid_and_changes_what_it_names_alone(name, preset):
     before, after = (
         {
             f"{section}.{key}": value
-            for section in settings.SECTIONS
+            for section in SECTIONS
             for key, value in vars(getattr(one, section)).items()
         }
         for one in (plain, made)
