@@ -18,17 +18,17 @@ from reports.verdicts import SIGNIFICANCE
 from stages.config import paths
 from stages.config.config import SECTIONS
 from stages.config.errors import UserError
-from stages.config.identity import CUT_BATCHES
+from stages.config.identity import NEUTRAL_MEMORY_FIELDS
 from stages.config.presets import ABLATIONS, settings_of_ablation
 from stages.config.stages import SHARED_STAGES, first_changed, shared_before
-from stages.config.values import override_of
+from stages.config.values import parse_override
 from stages.runs.manifest import partial_of
 from stages.runs.run import FAILED
 
 POLICY = "ppo"  # the policy that ablations change
 DEFAULT = "default"
 # Memory settings that only cut batches; they may differ between runs.
-BATCH_SETTINGS = tuple(f"memory.{name}" for name in CUT_BATCHES)
+BATCH_SETTINGS = tuple(f"memory.{name}" for name in NEUTRAL_MEMORY_FIELDS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -295,7 +295,7 @@ def _oddity(name: str, run: RunResult, default: RunResult) -> Oddity:
 
 def shared_stages(name: str) -> tuple[str, ...]:
     """Return the stages before PPO that the runs of an ablation take from the default."""
-    sections = {override_of(text)[0] for text in settings_of_ablation(name)}
+    sections = {parse_override(text)[0] for text in settings_of_ablation(name)}
     return shared_before(first_changed(sections))
 
 
@@ -309,7 +309,7 @@ def settings_changed_by(name: str) -> dict[str, Any]:
     """Return the settings that an ablation names or thereby changes: `section.field` -> value."""
     overrides: dict[str, dict[str, Any]] = {}
     for text in ABLATIONS[name].settings:
-        section, key, value = override_of(text)
+        section, key, value = parse_override(text)
         overrides.setdefault(section, {})[key] = value
 
     changed = {}

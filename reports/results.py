@@ -29,7 +29,7 @@ from stages.config.stages import (
     POLICY_STAGES,
     STAGES,
     is_part,
-    row_of,
+    stage_row,
 )
 from stages.rl.algorithms import ALGORITHMS
 from stages.runs.files import read_lines, read_record
@@ -485,7 +485,7 @@ def _recorded_settings(config: Config, stages: Mapping[str, StageRecord]) -> dic
     settings: dict[str, Json] = {}
     for name, stage in stages.items():
         saved = read_record(stage.folder / "config.json")
-        sections = list(row_of(name, config.kind).sections)
+        sections = list(stage_row(name, config.kind).sections)
         if STAGES[name].policy_gradient or name == RELEASED:
             sections.append("memory")
         settings |= {section: saved[section] for section in sections if section in saved}

@@ -3,7 +3,7 @@
 A command such as `make ppo` takes these steps:
 
 1. `main` reads targets and variables (pipeline/variables.py); `config_of` creates the settings.
-   Given only NAME, the settings that the run recorded are used (`as_recorded`).
+   Given only NAME, `request_of` (config/options.py) takes the settings that the run recorded.
 2. `make_plan` (pipeline/plan.py) says which stages are missing or stale, and why. A stage is stale
    if `find_problem` (runs/staleness.py) finds that its settings, inputs or outputs differ from
    those in its manifest.
@@ -27,16 +27,12 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from stages.config.command_line import (
-    add_arguments,
-    config_from_arguments,
-    config_of,
-    request_of,
-)
+from stages.config.command_line import config_of
 from stages.config.config import Config
 from stages.config.error_messages import Parser, in_one_line, require_packages, show
 from stages.config.errors import UserError, first_line
 from stages.config.listing import settings_lines
+from stages.config.options import add_arguments, config_from_arguments, request_as_typed
 from stages.config.stages import OUTPUTS, STAGES
 from stages.pipeline import grid, variables
 from stages.pipeline.launch import StageFailedError, launcher_words
@@ -248,7 +244,8 @@ def launched_main(words: Sequence[str]) -> None:
     add_arguments(parser)
     with errors_end_process(), stopping_on_signals(""):
         arguments = parser.parse_args(words)
-        config = config_of(request_of(arguments))
+        # The pipeline's process has already read what the run recorded.
+        config = config_of(request_as_typed(arguments))
         run_stage(config, arguments.stage, arguments.resume_command)
     end_process()
 

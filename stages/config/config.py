@@ -1,4 +1,4 @@
-"""Every setting of a run in one frozen tree."""
+"""The settings of a run in one frozen tree: `config.ppo.kl_coef`."""
 
 from typing import TYPE_CHECKING
 
@@ -29,7 +29,7 @@ from stages.config.stages import OUTPUTS, RELEASED, TRAINED, shared_before
 from stages.rl.algorithms import ALGORITHMS
 
 
-class FixedConfig(Settings):
+class ConfigBase(Settings):
     """All settings of one run."""
 
     preset: str
@@ -44,7 +44,8 @@ class FixedConfig(Settings):
     """The first of these stages that an override changes: the run trains this stage and those after
     it itself. Empty: none."""
     overrides: tuple[str, ...] = ()
-    """What --set changed, so that a `make` command can repeat it."""
+    """What SET changed, so that a `make` command can repeat it."""
+
     base: Base = Base()
     """Model and tokenizer to start from."""
     world: World = World()
@@ -89,6 +90,7 @@ class FixedConfig(Settings):
                 "outputs.file and released.* cannot be combined: give INPUT, or POLICY and"
                 " REWARD_MODEL"
             )
+
         if self.reward.function and self.released.reward_model:
             raise ValueError(
                 "reward.function and released.reward_model (REWARD_MODEL) cannot be combined:"
@@ -99,12 +101,14 @@ class FixedConfig(Settings):
                 "ppo.critic_init must be sft or zero with reward.function, because a critic cannot"
                 " start from a function"
             )
+
         if self.eval.best_of and self.kind != TRAINED:
             raise ValueError("eval.best_of must be empty in a run that trains no SFT model")
         return self
 
     @model_validator(mode="after")
     def _check_posts(self) -> Self:
+        # Section -> the number of held-out posts that it allows.
         limits = {"data": self.data.validation_posts}
         if self.data.source == TOY:
             limits["world"] = self.world.validation_posts
@@ -117,7 +121,7 @@ class FixedConfig(Settings):
                 )
         return self
 
-    def is_upstreams(self, stage: str) -> bool:
+    def is_from_upstream(self, stage: str) -> bool:
         """Whether the upstream supplies a stage."""
         return bool(self.upstream) and stage in shared_before(self.own_from)
 
@@ -133,21 +137,23 @@ class FixedConfig(Settings):
 
     @property
     def kind(self) -> str:
-        """Whether the run trains, judges a released policy, or judges summaries that exist."""
+        """What the run does: it trains, judges a released policy, or judges existing summaries."""
         if self.outputs.file:
             return OUTPUTS
-        return RELEASED if self.released.policy else TRAINED
+        if self.released.policy:
+            return RELEASED
+        return TRAINED
 
 
-# A config has one more section for each algorithm of the table, which may grow. mypy sees only
-# those of FixedConfig.
+# At run time a config also has a section for each of the other algorithms, whose table may grow.
+# mypy sees only ConfigBase, so typed code reads those sections by `getattr(config, algorithm)`.
 if TYPE_CHECKING:
-    Config = FixedConfig
+    Config = ConfigBase
 else:
     Config = create_model(
         "Config",
-        __base__=FixedConfig,
-        __doc__=FixedConfig.__doc__,
+        __base__=ConfigBase,
+        __doc__=ConfigBase.__doc__,
         __module__=__name__,
         **{
             name: (algorithm.settings, Field(algorithm.settings(), description=algorithm.summary))
@@ -158,12 +164,12 @@ else:
 
 
 def _sections() -> dict[str, type[Section]]:
-    kinds = {name: field.annotation for name, field in Config.model_fields.items()}
-    return {
-        name: kind
-        for name, kind in kinds.items()
-        if isinstance(kind, type) and issubclass(kind, Section)
-    }
+    sections = {}
+    for name, field in Config.model_fields.items():
+        if isinstance(field.annotation, type) and issubclass(field.annotation, Section):
+            sections[name] = field.annotation
+    return sections
 
 
 SECTIONS = _sections()
+"""Name of a section -> its class."""

@@ -6,30 +6,34 @@ from typing import Any
 from stages.config.config import SECTIONS, Config
 from stages.config.paths import RUNS, is_path
 
-SERVERS = ("judge.base_url",)  # settings that no page shows
-FILES = ("data.source", "outputs.file")  # no ids of the hub
+PRIVATE_SETTINGS = ("judge.base_url",)
+"""Settings whose values nobody else sees."""
+# Settings whose values with a slash are files, never ids of the hub.
+FILE_SETTINGS = ("data.source", "outputs.file")
 NOT_SHOWN = "set (not shown)"
 
 
 def public_value(name: str, value: Any) -> Any:
-    """A setting, such as `data.source`, as others may see it.
+    """Return a setting, such as `data.source`, as others may see it.
 
     Folders are shown by their last component, except below `runs/`. Addresses are not shown,
     because they may contain a key.
     """
-    if name in SERVERS and value:
+    if name in PRIVATE_SETTINGS and value:
         return NOT_SHOWN
     if not isinstance(value, str):
         return value
     if "://" in value:
         return NOT_SHOWN
-    is_place = is_path(value) or (name in FILES and "/" in value)
-    is_below_runs = value.startswith(f"{RUNS.name}/")
-    return f"folder {Path(value).name}" if is_place and not is_below_runs else value
+
+    is_file = is_path(value) or (name in FILE_SETTINGS and "/" in value)
+    if is_file and not value.startswith(f"{RUNS.name}/"):
+        return f"folder {Path(value).name}"
+    return value
 
 
 def public_settings(config: Config) -> dict[str, Any]:
-    """All settings of a config as others may see them, nested by section."""
+    """Return all settings of a config as others may see them, nested by section."""
     public = config.model_dump()
     public["preset"] = Path(config.preset).name  # of a file, without its folders
     for section in SECTIONS:

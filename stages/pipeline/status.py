@@ -152,7 +152,7 @@ def run_status(seed: Path) -> RunStatus:
     config = _any_config(seed)
     statuses = []
     for stage, row in STAGES.items():
-        if config is not None and config.is_upstreams(stage):
+        if config is not None and config.is_from_upstream(stage):
             statuses.append(StageStatus(label=stage, state=UPSTREAM))
             continue
 

@@ -22,7 +22,7 @@ MANIFEST_PARTS = ("settings", "inputs", "outputs", "sizes", "results", "code")
 
 def stage_folder(config: Config, stage: str) -> Path:
     """Return the folder of a stage of this run; in its upstream, if that supplies the stage."""
-    name = config.upstream if config.is_upstreams(stage) else config.name
+    name = config.upstream if config.is_from_upstream(stage) else config.name
     folder = paths.RUNS / name / f"seed{config.seed}" / stage
     if STAGES[stage].per_judge:
         return folder / config.judge.folder

@@ -26,9 +26,9 @@ from datetime import datetime, timezone
 import torch
 
 from stages.config import paths
-from stages.config.command_line import add_overrides
 from stages.config.error_messages import Parser, in_one_line
 from stages.config.errors import UserError
+from stages.config.options import add_overrides
 from stages.pipeline import variables
 from stages.runs.code import code_version
 from stages.runs.machine import cpu_model, library_versions

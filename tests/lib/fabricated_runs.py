@@ -237,7 +237,7 @@ def fabricate(
     for stage in STAGES:
         folder = stage_folder(config, stage)
         judged_before = not TABLE[stage].per_judge and folder.exists()
-        if judged_before or config.is_upstreams(stage):
+        if judged_before or config.is_from_upstream(stage):
             continue
         folder.mkdir(parents=True)
         (folder / "config.json").write_text(json.dumps(config.model_dump()))

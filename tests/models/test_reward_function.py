@@ -13,8 +13,9 @@ from eval import controls, judge, summaries, win_rate
 from reports import run as run_page
 from stages import base, dpo, normalize, ppo, rm, sft
 from stages.config import paths
-from stages.config.command_line import config_from_arguments, make_config
+from stages.config.command_line import make_config
 from stages.config.errors import UserError
+from stages.config.options import config_from_arguments
 from stages.config.recorded import recorded_config
 from stages.data.ragged import TokenizedSplit, make_ragged, pad_right
 from stages.models.forward import ResponseBatch, score_responses

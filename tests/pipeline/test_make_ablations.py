@@ -7,7 +7,7 @@ from stages.config.command_line import Request, make_config
 from stages.config.config import SECTIONS
 from stages.config.errors import UserError
 from stages.config.presets import ABLATIONS, PRESETS
-from stages.config.values import override_of
+from stages.config.values import parse_override
 from stages.pipeline.grid import GridOptions, ablations, run_grid, show_grid
 from stages.runs.manifest import stage_folder
 from stages.runs.staleness import find_problem
@@ -44,7 +44,7 @@ def test_every_ablation_is_valid_and_changes_what_it_names_alone(name, preset):
         for one in (plain, made)
     )
     differing = {key: value for key, value in after.items() if value != before[key]}
-    named_keys = {f"{section}.{key}" for section, key, _ in map(override_of, changes)}
+    named_keys = {f"{section}.{key}" for section, key, _ in map(parse_override, changes)}
     assert named_keys <= set(differing)
     assert differing == settings_changed_by(name)
     assert len(differing) == len(named_keys) or name == "compat-paper"
