@@ -67,13 +67,13 @@ def main(argv: list[str] | None = None) -> None:
 
     targets, values = variables.read_command(words)
     values = variables.with_hub_rows(values)
+    # PRESET=own chooses lengths, batches and rates from model and data, and adds them to SET.
     if values.get("PRESET") == "own" and variables.needs_settings(targets):
         from stages.planning.own import with_choices
 
         values = with_choices(values)
 
     # Only stages may be combined.
-    first = targets[0] if targets else "help"
     standalone = [target for target in targets if target in STANDALONE_TARGETS]
     if standalone and len(targets) > 1:
         raise UserError(
@@ -81,12 +81,13 @@ def main(argv: list[str] | None = None) -> None:
             f" run `make {standalone[0]}` by itself"
         )
 
-    if first in DONE_BY_MAKE:
-        raise UserError(f"{first} is done by make itself: run `make {first}`")
-    if first in GRIDS:
-        run_grid(first, values)
-    elif first in TOOLS:
-        run_tool(first, variables.option_words(first, values))
+    target = targets[0] if targets else "help"
+    if target in DONE_BY_MAKE:
+        raise UserError(f"{target} is done by make itself: run `make {target}`")
+    if target in GRIDS:
+        run_grid(target, values)
+    elif target in TOOLS:
+        run_tool(target, variables.option_words(target, values))
     elif variables.is_one(values, "REHEARSE"):
         run_rehearsal(targets, values)
     else:
@@ -187,7 +188,9 @@ def run_grid(target: str, values: Values) -> None:
         return
     require_packages()
     with stopping_on_signals(command):
-        status = grid.run_grid(runner, planned, partial(run_tool, GRID_PAGES[target]))
+        status = grid.run_grid(
+            runner, planned, write_page=lambda options: run_tool(GRID_PAGES[target], options)
+        )
     if status:
         raise SystemExit(status)
 

@@ -18,6 +18,7 @@ from stages.config.public import PRIVATE_SETTINGS
 from stages.config.recorded import recorded_config
 from stages.config.stages import SHARED_SECTIONS, STAGES, TRAINED, stage_row
 from stages.config.values import (
+    AUTO_SETTINGS,
     DEFAULTS,
     TYPES,
     key_of,
@@ -27,6 +28,10 @@ from stages.config.values import (
     value_of,
     with_changes,
 )
+
+# Where the preset has 0, a command chooses: MAX_COST, or a batch size that fits in memory (`auto`).
+# The run records the choice.
+CHOSEN_IF_0 = ("judge.max_cost", *AUTO_SETTINGS)
 
 Records = dict[str, Config]
 """Stage -> the config that it recorded, in the order of the stages. Not empty."""
@@ -63,7 +68,7 @@ def as_recorded(request: Request) -> Request:
         if last.base.tokenizer == preset.base.tokenizer:
             tokenizer = ""
     else:
-        config = _joined(records)
+        config = _without_max_cost(_joined(records), recorded.values())
         _say_if_preset_changed(config, recorded.values())
         values = _as_overrides(config, leave_out={*replaced, *PRIVATE_SETTINGS})
 
@@ -172,6 +177,18 @@ def _as_overrides(config: Config, leave_out: Collection[str]) -> tuple[str, ...]
     return tuple(texts)
 
 
+def _without_max_cost(config: Config, overrides: Iterable[str]) -> Config:
+    """Return a recorded config without MAX_COST of one command, which is not for the next one.
+
+    A limit in the run's preset stays. So does the recorded one if the preset cannot be read.
+    """
+    try:
+        preset = with_changes(preset_config(config.preset), parse_overrides(overrides))
+    except UserError:
+        return config
+    return config.changed(judge=config.judge.changed(max_cost=preset.judge.max_cost))
+
+
 def preset_differences(config: Config, overrides: Iterable[str]) -> dict[str, str]:
     """Return how a run's settings differ from its preset with these overrides: key -> phrase.
 
@@ -190,7 +207,8 @@ def preset_differences(config: Config, overrides: Iterable[str]) -> dict[str, st
             continue
         value = value_of(config, key)
         value_now = value_of(now, key)
-        if value != value_now:
+        is_chosen = key in CHOSEN_IF_0 and value_now == 0
+        if value != value_now and not is_chosen:
             differences[key] = f"{key}: {value}, now {value_now}"
     return differences
 

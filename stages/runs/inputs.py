@@ -13,6 +13,7 @@ from stages.config.identity import hash_of
 from stages.config.paths import NO_FOLDERS
 from stages.config.sections import HUB
 from stages.config.stages import OUTPUTS, STAGES, is_part, stage_row
+from stages.config.values import section_of, value_of
 from stages.runs.code import differing_keys
 from stages.runs.files import file_hash, known_hash
 from stages.runs.gold import gold_inputs
@@ -129,11 +130,11 @@ def _folder_inputs(config: Config, stage: str) -> dict[str, str]:
 
     hashes = {}
     for name in names:
-        section, _, key = name.partition(".")
-        text = getattr(getattr(config, section), key)
+        text = value_of(config, name)
         if text in NO_FOLDERS:
             continue
-        source = dataset_source(name, text) if section == "data" else model_source(name, text)
+        is_data_set = section_of(name) == "data"
+        source = dataset_source(name, text) if is_data_set else model_source(name, text)
         if not source.is_folder:
             continue
         folder = Path(source.name)

@@ -9,7 +9,7 @@ from stages.config.presets import PRESETS
 from stages.config.recorded import is_recorded
 from stages.config.sections import HUB, TOY, TRAIN_TOKENIZER
 from stages.config.stages import SAME_RUN_SECTIONS, STAGES
-from stages.config.values import AUTO_SETTINGS, section_of
+from stages.config.values import section_of
 
 # Settings with their own make variable.
 VARIABLE_OF_SETTING = {
@@ -54,11 +54,9 @@ def _has_other_preset_now(config: Config) -> bool:
     if config.preset in PRESETS or not is_recorded(config.name):
         return False
     try:
-        differing = preset_differences(config, config.overrides).keys()
+        return bool(preset_differences(config, config.overrides))
     except UserError:
         return True
-    # MAX_COST and a batch size fitted into memory are not settings of the preset.
-    return not differing <= {"judge.max_cost", *AUTO_SETTINGS}
 
 
 def _cost_variable(config: Config, stage: str) -> dict[str, str]:

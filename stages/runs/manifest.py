@@ -41,6 +41,7 @@ def lock_of(folder: Path) -> Path:
 
 def last_checkpoint(partial: Path) -> int | None:
     """Return the number of updates after which the last checkpoint was saved; None without one."""
+    # The name of a half-written checkpoint does not end with a digit.
     checkpoints = (partial / RESUME).glob("checkpoint-[0-9]*[0-9]")
     updates = [int(path.name.removeprefix("checkpoint-")) for path in checkpoints]
     return max(updates, default=None)

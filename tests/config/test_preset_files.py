@@ -11,6 +11,7 @@ from stages.config.options import config_from_arguments
 from stages.config.presets import preset_config
 from stages.config.public import public_settings
 from stages.rl.algorithms import ALGORITHMS
+from stages.runs.files import write_json
 from stages.runs.make_command import make_command
 from stages.runs.staleness import find_problem
 from tests.lib.asserts import refusal_of
@@ -247,6 +248,24 @@ def test_a_run_keeps_its_settings_if_the_file_has_changed(small, write, capsys):
     assert config == small
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("warning: small.yaml has changed (rm.center: 0.01, now 0.5): run mine")
+
+
+def test_max_cost_of_one_command_is_not_a_setting_of_the_next(small, runs, capsys):
+    with_max_cost = small.changed(judge=small.judge.changed(max_cost=20.0))
+    for path in (runs / "mine").rglob("config.json"):
+        write_json(path, with_max_cost.model_dump())
+
+    config = named("mine")
+
+    assert config == small
+    assert capsys.readouterr().err == ""
+
+
+def test_a_named_run_keeps_the_max_cost_of_its_file(write, runs):
+    config = make_config(write(f"{SMALL}judge:\n  max_cost: 5\n"), name="mine")
+    fabricate(config)
+
+    assert named("mine").judge.max_cost == 5
 
 
 def test_a_changed_file_is_used_if_the_command_names_it(small, write):
