@@ -26,7 +26,7 @@ from eval.judges.protocol import (
     comparison_of,
     judge_all,
 )
-from stages.config import config as settings
+from stages.config import paths
 from stages.config.config import Config
 from stages.config.errors import UserError
 from stages.config.judge_models import check_asking
@@ -79,8 +79,8 @@ def judge_summaries(config: Config) -> dict[str, Any]:
 
 def read_policies(folder: Path) -> dict[str, list[Row]]:
     """The summaries of each policy, `sft` first, from a folder with one JSONL file per policy."""
-    paths = sorted(folder.glob("*.jsonl"), key=lambda path: (path.stem != "sft", path.stem))
-    policies = {path.stem: read_lines(path) for path in paths}
+    files = sorted(folder.glob("*.jsonl"), key=lambda path: (path.stem != "sft", path.stem))
+    policies = {path.stem: read_lines(path) for path in files}
     if not any(policies.values()):
         raise UserError(f"there is nothing to judge: {folder} contains no summaries")
     return policies
@@ -101,7 +101,7 @@ def make_judge(config: Config, policies: Mapping[str, Sequence[Row]]) -> Judge:
     from eval.judges.openai.cache import cache_file
     from eval.judges.openai.server_judge import OpenAIJudge  # imports openai
 
-    return OpenAIJudge(config.judge, cache_file(settings.RUNS))
+    return OpenAIJudge(config.judge, cache_file(paths.RUNS))
 
 
 def summarize(about: About, judgements: Sequence[Row]) -> dict[str, Any]:

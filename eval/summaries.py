@@ -17,10 +17,11 @@ from accelerate import Accelerator
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
-from stages.config.config import Config, settings_hash
+from stages.config.config import Config
 from stages.config.errors import UserError
+from stages.config.identity import settings_hash
 from stages.config.judge import BEST_OF
-from stages.config.stages import POLICY_STAGES, is_part, row_of
+from stages.config.stages import POLICY_STAGES, is_part, stage_row
 from stages.data.ragged import TokenizedSplit, load_split, pad_left, pad_right, rows_of
 from stages.data.text_metrics import text_measures, unshown_tokens
 from stages.models.forward import EMPTY, ResponseBatch, response_logprobs, summary_scores
@@ -123,7 +124,7 @@ def kept_rows(run: Run) -> dict[str, Rows]:
     from the upstream run, if it samples at the same temperature.
     """
     config = run.config
-    rows = rows_still_right(config, made_by=config, needed=row_of(run.stage, config.kind).inputs)
+    rows = rows_still_right(config, made_by=config, needed=stage_row(run.stage, config.kind).inputs)
     if rows:
         # The time that they took counts toward this stage.
         manifest = read_manifest(run.folder) or {}
@@ -186,7 +187,7 @@ def rows_still_right(config: Config, made_by: Config, needed: Sequence[str]) -> 
 
 def policies_of(config: Config) -> list[str]:
     """The policies to compare: stages (optional ones if finished), and those that PPO kept."""
-    row = row_of("summaries", config.kind)
+    row = stage_row("summaries", config.kind)
     stages = set(row.inputs)
     for stage in row.joined_by:
         has_finished = read_manifest(stage_folder(config, stage)) is not None

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from eval.summaries import kept_by_ppo, longest, place_of
-from stages.config import config as settings
+from stages.config import paths
 from stages.config.config import Config
 from stages.config.error_messages import Parser, in_one_line, show
 from stages.config.errors import UserError
@@ -56,7 +56,7 @@ def finished_policies(preset: str, name: str, seed: int) -> dict[str, Config]:
 
     Raises UserError if there are none.
     """
-    folder = settings.RUNS / name / f"seed{seed}"
+    folder = paths.RUNS / name / f"seed{seed}"
     recorded = {}
     for stage in ("summaries", *POLICY_STAGES, "normalize", "base"):
         config = recorded_config(folder / stage)

@@ -15,11 +15,13 @@ from reports.entries import Entry, Paired, compare, differing_settings
 from reports.provenance import shown
 from reports.results import RunResult, find_runs
 from reports.verdicts import SIGNIFICANCE
-from stages.config import config as settings_module
-from stages.config.config import CUT_BATCHES, SECTIONS, override_of
+from stages.config import paths
+from stages.config.config import SECTIONS
 from stages.config.errors import UserError
+from stages.config.identity import NEUTRAL_MEMORY_FIELDS
 from stages.config.presets import ABLATIONS, settings_of_ablation
 from stages.config.stages import SHARED_STAGES, first_changed, shared_before
+from stages.config.values import parse_override
 from stages.rl.algorithms import ALGORITHMS
 from stages.runs.manifest import partial_of
 from stages.runs.run import FAILED
@@ -27,7 +29,7 @@ from stages.runs.run import FAILED
 PPO = "ppo"  # the policy that ablations change
 DEFAULT = "default"
 # Memory settings that only cut batches; they may differ between runs.
-BATCH_SETTINGS = tuple(f"memory.{name}" for name in CUT_BATCHES)
+BATCH_SETTINGS = tuple(f"memory.{name}" for name in NEUTRAL_MEMORY_FIELDS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,7 +145,7 @@ class AblationRuns:
 
 def names_of_study(base: str) -> list[str]:
     """Return the ablations of a run that have a folder of runs, in the order of the list."""
-    return [name for name in ABLATIONS if (settings_module.RUNS / f"{base}-{name}").is_dir()]
+    return [name for name in ABLATIONS if (paths.RUNS / f"{base}-{name}").is_dir()]
 
 
 def read_study(
@@ -231,7 +233,7 @@ def has_win_rate(run: RunResult, policy: str) -> bool:
 
 def _seeds_ended_in_error(name: str) -> list[int]:
     seeds = []
-    for folder in sorted((settings_module.RUNS / name).glob("seed*")):
+    for folder in sorted((paths.RUNS / name).glob("seed*")):
         stage = folder / PPO
         if (partial_of(stage) / FAILED).exists() and not stage.exists():
             seeds.append(int(folder.name.removeprefix("seed")))
@@ -325,7 +327,7 @@ def _oddity(name: str, run: RunResult, default: RunResult) -> Oddity:
 
 def shared_stages(name: str) -> tuple[str, ...]:
     """Return the stages before PPO that the runs of an ablation take from the default."""
-    sections = {override_of(text)[0] for text in settings_of_ablation(name)}
+    sections = {parse_override(text)[0] for text in settings_of_ablation(name)}
     return shared_before(first_changed(sections))
 
 
@@ -339,7 +341,7 @@ def settings_changed_by(name: str) -> dict[str, Any]:
     """Return the settings that an ablation names or thereby changes: `section.field` -> value."""
     overrides: dict[str, dict[str, Any]] = {}
     for text in ABLATIONS[name].settings:
-        section, key, value = override_of(text)
+        section, key, value = parse_override(text)
         overrides.setdefault(section, {})[key] = value
 
     changed = {}

@@ -36,9 +36,9 @@ from reports.plots import Figure, color_of, difference_bar, differences, figure
 from reports.provenance import shown
 from reports.results import Interval, PolicyResult, RunResult
 from reports.verdicts import MARGIN, Comparison, Verdict, Word, verdicts
-from stages.config.config import override_of
 from stages.config.error_messages import Parser, in_one_line
 from stages.config.presets import ABLATIONS, GROUPS, ablations_named
+from stages.config.values import parse_override
 from stages.rl.algorithms import ALGORITHMS
 
 GAIN = 0.9  # the share of the score's gain that ends the pace
@@ -357,7 +357,7 @@ def settings_that_ran(listed: Sequence[str], runs: Sequence[RunResult]) -> list[
     """
     texts = []
     for text in listed:
-        section, field, value = override_of(text)
+        section, field, value = parse_override(text)
         name = f"{section}.{field}"
         values = [run.settings.get(section, {}).get(field) for run in runs]
         if any(ran != value for ran in values):

@@ -9,16 +9,16 @@ from reports import render
 from reports.judging import judge_prompt
 from reports.provenance import folders_of, made_from, provenance
 from reports.results import RunResult
-from stages.config import config as settings_module
-from stages.config.config import hash_of
+from stages.config import paths
 from stages.config.errors import UserError
+from stages.config.identity import hash_of
 
 LONGEST_LIST = 40  # characters of the names in the name of a page
 
 
 def folder() -> Path:
     """Return the folder of the pages about several runs."""
-    return settings_module.RUNS / "reports"
+    return paths.RUNS / "reports"
 
 
 def stem_about(kind: str, names: Sequence[str]) -> str:

@@ -9,8 +9,8 @@ from statistics import fmean, stdev, variance
 from eval.stats.intervals import TAILS
 from reports import paper
 from reports.results import Interval, PolicyResult, RunResult
-from stages.config.config import TYPES
 from stages.config.presets import preset_config
+from stages.config.values import TYPES
 
 SAME = 0.10  # of the paper's number
 # The sections of settings that a number of the paper depends on; the judge is compared separately.

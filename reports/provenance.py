@@ -7,12 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from reports.results import OUTPUTS, Json, RunResult
-from stages.config import config as settings_module
-from stages.config.config import DEFAULTS, POLICY_NUMERICS, public_value
+from stages.config import paths
 from stages.config.errors import first_few
+from stages.config.identity import POLICY_NUMERICS
 from stages.config.presets import PRESETS, preset_config
+from stages.config.public import public_value
 from stages.config.sections import TOY
 from stages.config.stages import STAGES
+from stages.config.values import DEFAULTS
 from stages.runs.code import changed_files, code_version
 from stages.runs.files import file_hash
 from stages.runs.manifest import read_manifest
@@ -233,7 +235,7 @@ def made_from(kind: str, names: Sequence[str], folders: Iterable[Path]) -> dict[
         "devices": sorted({device_of(row) for row in computing or manifests.values()}),
         "versions": {name: ", ".join(sorted(used)) for name, used in sorted(versions.items())},
         "stages": {
-            str(folder.relative_to(settings_module.RUNS)): file_hash(folder / "manifest.json")
+            str(folder.relative_to(paths.RUNS)): file_hash(folder / "manifest.json")
             for folder in manifests
         },
     }

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from reports import about_runs, render
-from stages.config import config as settings_module
+from stages.config import paths
 from stages.config.error_messages import Parser, in_one_line, show
 from stages.config.errors import UserError, unknown
 from stages.runs.files import file_hash, write_text
@@ -34,8 +34,8 @@ def find_page(stem: str, judge: str) -> Path:
 
     Raises UserError for an unknown page, and if several judges have a page of this name.
     """
-    folders = [about_runs.folder(), settings_module.RUNS / "bench"]
-    folders += settings_module.RUNS.glob("*/seed*/*report/*")
+    folders = [about_runs.folder(), paths.RUNS / "bench"]
+    folders += paths.RUNS.glob("*/seed*/*report/*")
     pages = [path for folder in sorted(folders) for path in folder.glob("*.md")]
     named = [path for path in pages if path.stem == stem]
     if not named:
@@ -56,16 +56,16 @@ def check_page(path: Path) -> None:
             raise UserError(f"{path.stem} was made with code that was not committed ({version})")
     hashes = {path.parent / name: hash_ for name, hash_ in record["files"].items()}
     for stage, hash_ in record["made_from"]["stages"].items():
-        hashes[settings_module.RUNS / stage / "manifest.json"] = hash_
+        hashes[paths.RUNS / stage / "manifest.json"] = hash_
     for file, hash_ in hashes.items():
         if not file.exists() or file_hash(file) != hash_:
             raise UserError(f"{path.stem} is outdated: {file} has changed; write the page again")
 
 
-def publish(paths: Sequence[Path]) -> None:
+def publish(pages: Sequence[Path]) -> None:
     """Copy pages, replacing their earlier versions, and rewrite the index."""
     GENERATED.mkdir(parents=True, exist_ok=True)
-    for path in paths:
+    for path in pages:
         for old in render.files_of(GENERATED, path.stem):
             old.unlink()
         for file in render.files_of(path.parent, path.stem):
@@ -103,11 +103,11 @@ def main(argv: list[str] | None = None) -> None:
     arguments = parser.parse_args(argv)
     if not arguments.pages:
         raise UserError("name the pages, as PAGES='scaling-tiny tiny-seed44413'")
-    paths = [find_page(stem, arguments.judge) for stem in arguments.pages]
-    for path in paths:
+    pages = [find_page(stem, arguments.judge) for stem in arguments.pages]
+    for path in pages:
         check_page(path)
-    publish(paths)
-    show([f"published in {GENERATED}:", *(f"  {path.stem}" for path in paths)])
+    publish(pages)
+    show([f"published in {GENERATED}:", *(f"  {path.stem}" for path in pages)])
 
 
 if __name__ == "__main__":

@@ -17,10 +17,11 @@ from typing import Any
 from eval.calibration import calibration_of
 from eval.scores import with_statistics
 from eval.win_rate import names_of_pair
-from stages.config import config as settings_module
-from stages.config.config import Config, public_value
+from stages.config import paths
+from stages.config.config import Config
 from stages.config.errors import UserError, unknown
 from stages.config.judge import MOST_UNJUDGED
+from stages.config.public import public_value
 from stages.config.recorded import recorded_config
 from stages.config.sections import COMPARISONS, RANDOM, TOY
 from stages.config.stages import (
@@ -28,7 +29,7 @@ from stages.config.stages import (
     POLICY_STAGES,
     STAGES,
     is_part,
-    row_of,
+    stage_row,
 )
 from stages.rl.algorithms import ALGORITHMS
 from stages.runs.files import read_lines, read_record
@@ -357,7 +358,7 @@ def find_runs(name: str, judge: str = "") -> tuple[list[RunResult], list[str]]:
     """
     runs: list[RunResult] = []
     left_out: list[str] = []
-    seeds = (settings_module.RUNS / name).glob("seed*")
+    seeds = (paths.RUNS / name).glob("seed*")
     for folder in sorted(seeds, key=lambda path: (len(path.name), path.name)):
         config = _judged_config(folder, judge)
         if config is None:
@@ -413,7 +414,7 @@ def _first_problem(config: Config, folders: Mapping[str, Path]) -> str:
 def _no_finished_run(name: str, judge: str) -> UserError:
     """Return the error for a run without a finished seed."""
     check_run(name)
-    folder = settings_module.RUNS / name
+    folder = paths.RUNS / name
     judges = {path.name for path in folder.glob("seed*/win_rate/*") if read_manifest(path)}
     if judge and judges and judge not in judges:
         return unknown("judge", judge, sorted(judges))
@@ -484,7 +485,7 @@ def _recorded_settings(config: Config, stages: Mapping[str, StageRecord]) -> dic
     settings: dict[str, Json] = {}
     for name, stage in stages.items():
         saved = read_record(stage.folder / "config.json")
-        sections = list(row_of(name, config.kind).sections)
+        sections = list(stage_row(name, config.kind).sections)
         if STAGES[name].policy_gradient or name == RELEASED:
             sections.append("memory")
         settings |= {section: saved[section] for section in sections if section in saved}

@@ -10,8 +10,8 @@ from reports.formats import parameter_count
 from reports.pooled_rates import Outcome, Pooled, gain_of, outcome_of, pool
 from reports.provenance import shown
 from reports.results import Interval, PolicyResult, RunResult, title_of
-from stages.config.config import CUT_BATCHES
 from stages.config.errors import UserError
+from stages.config.identity import NEUTRAL_MEMORY_FIELDS
 from stages.config.stages import POLICY_STAGES
 
 # The settings that may differ between sizes: the base model, and how batches are cut.
@@ -21,7 +21,7 @@ FREE_SETTINGS = frozenset(
         "base.hidden_size",
         "base.num_layers",
         "base.num_heads",
-        *(f"memory.{name}" for name in CUT_BATCHES),
+        *(f"memory.{name}" for name in NEUTRAL_MEMORY_FIELDS),
     }
 )
 

@@ -3,7 +3,7 @@
 A command such as `make ppo` takes these steps:
 
 1. `main` reads targets and variables (pipeline/variables.py); `config_of` creates the settings.
-   Given only NAME, the settings that the run recorded are used (`as_recorded`).
+   Given only NAME, `request_of` (config/options.py) takes the settings that the run recorded.
 2. `make_plan` (pipeline/plan.py) says which stages are missing or stale, and why. A stage is stale
    if `find_problem` (runs/staleness.py) finds that its settings, inputs or outputs differ from
    those in its manifest.
@@ -27,16 +27,12 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from stages.config.command_line import (
-    add_arguments,
-    config_from_arguments,
-    config_of,
-    request_of,
-)
+from stages.config.command_line import config_of
 from stages.config.config import Config
 from stages.config.error_messages import Parser, in_one_line, require_packages, show
 from stages.config.errors import UserError, first_line
 from stages.config.listing import settings_lines
+from stages.config.options import add_arguments, config_from_arguments, request_as_typed
 from stages.config.stages import OUTPUTS, STAGES
 from stages.pipeline import grid, variables
 from stages.pipeline.launch import StageFailedError, launcher_words
@@ -71,13 +67,13 @@ def main(argv: list[str] | None = None) -> None:
 
     targets, values = variables.read_command(words)
     values = variables.with_hub_rows(values)
+    # PRESET=own chooses lengths, batches and rates from model and data, and adds them to SET.
     if values.get("PRESET") == "own" and variables.needs_settings(targets):
         from stages.planning.own import with_choices
 
         values = with_choices(values)
 
     # Only stages may be combined.
-    first = targets[0] if targets else "help"
     standalone = [target for target in targets if target in STANDALONE_TARGETS]
     if standalone and len(targets) > 1:
         raise UserError(
@@ -85,12 +81,13 @@ def main(argv: list[str] | None = None) -> None:
             f" run `make {standalone[0]}` by itself"
         )
 
-    if first in DONE_BY_MAKE:
-        raise UserError(f"{first} is done by make itself: run `make {first}`")
-    if first in GRIDS:
-        run_grid(first, values)
-    elif first in TOOLS:
-        run_tool(first, variables.option_words(first, values))
+    target = targets[0] if targets else "help"
+    if target in DONE_BY_MAKE:
+        raise UserError(f"{target} is done by make itself: run `make {target}`")
+    if target in GRIDS:
+        run_grid(target, values)
+    elif target in TOOLS:
+        run_tool(target, variables.option_words(target, values))
     elif variables.is_one(values, "REHEARSE"):
         run_rehearsal(targets, values)
     else:
@@ -191,7 +188,9 @@ def run_grid(target: str, values: Values) -> None:
         return
     require_packages()
     with stopping_on_signals(command):
-        status = grid.run_grid(runner, planned, partial(run_tool, GRID_PAGES[target]))
+        status = grid.run_grid(
+            runner, planned, write_page=lambda options: run_tool(GRID_PAGES[target], options)
+        )
     if status:
         raise SystemExit(status)
 
@@ -248,7 +247,8 @@ def launched_main(words: Sequence[str]) -> None:
     add_arguments(parser)
     with errors_end_process(), stopping_on_signals(""):
         arguments = parser.parse_args(words)
-        config = config_of(request_of(arguments))
+        # The pipeline's process has already read what the run recorded.
+        config = config_of(request_as_typed(arguments))
         run_stage(config, arguments.stage, arguments.resume_command)
     end_process()
 

@@ -28,7 +28,7 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from stages.config import config as settings
+from stages.config import paths
 from stages.config.config import Config
 from stages.config.errors import UserError
 from stages.config.presets import SMOLLM2
@@ -436,7 +436,7 @@ def copy_tokens(
         source_rows.bad_rows.write(folder)
 
     name = f"tokens-{_tokens_key(tokenizer, source_rows, limits)}"
-    cache = cached_folder(settings.RUNS / "cache" / name, tokenize_all)
+    cache = cached_folder(paths.RUNS / "cache" / name, tokenize_all)
     shutil.rmtree(target, ignore_errors=True)  # of an interrupted attempt
     # Copied, not linked: a change to one run's files must not change another run's.
     shutil.copytree(cache, target, ignore=shutil.ignore_patterns(HASHES))

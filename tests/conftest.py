@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from stages.config import config as settings
+from stages.config import paths
 from tests.lib.browser import Browser, find_chromium
 from tests.lib.make_stages import make_stages
 from tests.lib.paper_numbers import NUMBERS
@@ -80,7 +80,7 @@ def golden(source: str) -> Callable[[str], dict[str, torch.Tensor]]:
 @pytest.fixture
 def runs(tmp_path, monkeypatch):
     """A runs folder of the test's own."""
-    monkeypatch.setattr(settings, "RUNS", tmp_path / "runs")
+    monkeypatch.setattr(paths, "RUNS", tmp_path / "runs")
     return tmp_path / "runs"
 
 

@@ -146,7 +146,7 @@ def test_an_added_plot_is_on_the_page_with_its_caption(project, monkeypatch):
     project.add(code)
     for diff in code_blocks(PLOT, "diff"):
         project.edit(diff)
-    monkeypatch.setattr("stages.config.config.RUNS", project.folder / "runs")
+    monkeypatch.setattr("stages.config.paths.RUNS", project.folder / "runs")
     config = make_config("tiny")
     fabricate(config)
     (command,) = make_commands(PLOT)

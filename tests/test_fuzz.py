@@ -19,14 +19,16 @@ from hypothesis import strategies as st
 from eval.judges.openai.replies import find_error, read_completion
 from eval.judges.prompt import END_OF_THOUGHT, START_OF_THOUGHT, make_question, parse_choice
 from reports import render
-from stages.config.command_line import config_from_arguments
-from stages.config.config import SECTIONS, TYPES, settings_hash
+from stages.config.config import SECTIONS
 from stages.config.errors import HIDDEN, UserError
+from stages.config.identity import settings_hash
 from stages.config.judge import Outputs
 from stages.config.judge_prompt import read_prompt
+from stages.config.options import config_from_arguments
 from stages.config.recorded import section_from
 from stages.config.sections import Data
 from stages.config.stages import STAGES
+from stages.config.values import TYPES
 from stages.data.bad_rows import BadRows
 from stages.data.readers import read_split
 from stages.data.row_counts import count_odd_comparisons

@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 
 from stages.config.command_line import make_config
-from stages.config.config import SECTIONS, override_of
+from stages.config.config import SECTIONS
 from stages.config.errors import UserError
 from stages.config.ppo import PAPER_QUIRKS
 from stages.config.presets import ABLATIONS, GROUPS, PRESETS
 from stages.config.stages import STAGES
+from stages.config.values import parse_override
 from stages.pipeline.targets import VARIABLES as VARIABLE_TABLE
 from stages.pipeline.targets import targets_by_name
 from tests.lib.documents import COMMANDS, FENCE, TEXTS, make_commands
@@ -68,7 +69,7 @@ def test_every_setting_that_is_set_takes_its_value():
     pairs = {code for code in CODE if re.fullmatch(r"\w+\.\w+=\S+", code)}
     assert pairs
     for pair in pairs:
-        override_of(pair)
+        parse_override(pair)
 
 
 @pytest.mark.parametrize("name", TEXTS)
@@ -108,7 +109,7 @@ def test_every_make_command_has_targets_variables_and_settings_that_exist():
         assert given.keys() <= VARIABLES, words
         assert given.get("PRESET", "tiny") in {*PRESETS, "my_preset.yaml"}, words
         for override in given.get("SET", "").replace("...", "facts").split():
-            override_of(override)
+            parse_override(override)
         assert set(given.get("ABLATIONS", "").split()) <= {*ABLATIONS, *GROUPS}, words
 
 
@@ -135,7 +136,7 @@ def test_a_wrong_command_would_be_noticed():
     wrong, right = make_commands(text)
     assert not {"evall"} <= TARGETS
     with pytest.raises(UserError):
-        override_of(wrong[-1].removeprefix("SET="))
+        parse_override(wrong[-1].removeprefix("SET="))
     assert right == ["make", "eval", "NAMES=a b"]
 
 

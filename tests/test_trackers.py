@@ -16,8 +16,8 @@ from types import ModuleType, SimpleNamespace
 import pytest
 
 from stages.config.command_line import make_config
-from stages.config.config import public_settings, public_value
 from stages.config.errors import UserError
+from stages.config.public import public_settings, public_value
 from stages.pipeline import model_cards
 from stages.runs import trackers
 from stages.runs.files import read_lines

@@ -17,7 +17,8 @@ import torch
 from eval.judges.offline import higher
 from eval.judges.protocol import TOO_LONG, About, Comparison, Judge, Reply, Row, scored_rows
 from eval.stats.reward_pairs import pair_accuracy
-from stages.config.config import Config, hash_of
+from stages.config.config import Config
+from stages.config.identity import hash_of
 from stages.config.presets import SMOLLM2
 from stages.config.recorded import recorded_config
 from stages.config.sections import format_post, parse_post

@@ -13,10 +13,17 @@ lora            adapters
 judge           evaluation, the judge, and what is judged without training
 judge_prompt    the text of the question to an LLM
 judge_models    what its models cost, and the key
-config          all sections in one frozen tree, and what each stage's result depends on
-presets         presets and ablations: presets/*.yaml, ablations.yaml, and your own files
+paths           runs/, the names of runs, and settings that may name a folder
+config          all sections in one frozen tree
+values          single settings by name: types, defaults, texts, overrides
+identity        which settings each stage's result depends on, and their hash
+public          what others may see of the settings
 yaml_files      YAML whose values stay strings
+presets         presets and ablations: presets/*.yaml, ablations.yaml, and your own files
 recorded        the configs that runs have recorded
-command_line    a preset with what the command line changes
+upstream        what a run takes from its upstream
+command_line    a request (a preset with its changes) becomes a config
+named_runs      the settings of a run that is only named
+options         the options of a command line become a request
 listing         every setting with its value and its description
 """

@@ -3,13 +3,14 @@
 import inspect
 import textwrap
 
-from stages.config.config import SECTIONS, Config, text_from_value
+from stages.config.config import SECTIONS, Config
+from stages.config.values import text_from_value
 
 WIDTH = 80
 
 
 def settings_lines(config: Config) -> list[str]:
-    """Every setting in the form that SET takes, with its description below it as a comment.
+    """Return every setting in the form that SET takes, with its description as a comment below.
 
     ppo.kl_coef=0.05
       # Weight of the KL penalty, reward units per nat.

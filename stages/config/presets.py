@@ -17,10 +17,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from stages.config.config import SECTIONS, TYPES, Config, value_from_text, with_changes
+from stages.config.config import SECTIONS, Config
 from stages.config.errors import UserError, unknown
 from stages.config.ppo import PolicyGradient
 from stages.config.stages import POLICY_GRADIENT_STAGES
+from stages.config.values import TYPES, Changes, value_from_text, with_changes
 from stages.config.yaml_files import read_yaml
 
 FOLDER = Path(__file__).parent
@@ -54,9 +55,6 @@ EXISTING_SUMMARIES = "outputs"
 """The preset of `make judge`, which judges summaries in files."""
 # `python -m tests.lib.offline_models smollm2` writes it.
 SMOLLM2 = "runs/models/smollm2-135m-instruct"
-
-Changes = dict[str, dict[str, Any]]
-"""Section -> field -> value."""
 
 
 @dataclass(frozen=True, kw_only=True)

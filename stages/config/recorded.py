@@ -7,14 +7,22 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from stages.config import paths
 from stages.config.config import SECTIONS, Config
 from stages.config.errors import RESTORE, UserError
+from stages.config.stages import STAGES
 
 ALWAYS_RECORDED = ("preset", "name", "seed")
 
 
+def is_recorded(name: str) -> bool:
+    """Return whether a stage of a run has recorded the settings that it ran with."""
+    records = (paths.RUNS / name).glob("seed*/*/config.json")
+    return any(record.parent.name in STAGES for record in records)
+
+
 def recorded_config(folder: Path, warns: bool = True) -> Config | None:
-    """The config that a stage recorded in its folder; None if there is none that a run wrote.
+    """Return the config that a stage recorded in its folder; None if no run wrote one there.
 
     A setting that the record lacks has its default. Settings that this version does not have are
     ignored, and with `warns` a warning lists them once. Raises UserError, with the file, for a
@@ -55,7 +63,7 @@ def _read_record(path: Path) -> dict[str, Any] | None:
 
 
 def section_from(name: str, saved: Any) -> Any:
-    """A section as a run recorded it. Raises UserError for a value that it cannot have."""
+    """Return a section as a run recorded it. Raises UserError for a value that it cannot have."""
     if not isinstance(saved, dict):
         raise UserError(f"{name} must contain settings")
     fields = SECTIONS[name].model_fields

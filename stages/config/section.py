@@ -58,12 +58,12 @@ class Settings(BaseModel):
             raise type(self)._in_one_line(error) from None
 
     def changed(self, **values: Any) -> Self:
-        """A copy with other values, checked like new settings. `model_copy` checks nothing."""
+        """Return a copy with other values, which are checked; `model_copy` checks nothing."""
         return type(self)(**{**dict(self), **values})
 
     @classmethod
     def key(cls, field: str) -> str:
-        """How messages name a field."""
+        """Return how messages name a field."""
         return field
 
     @classmethod
@@ -89,7 +89,7 @@ class Settings(BaseModel):
 
 
 def plain_number(bound: Any) -> str:
-    """A bound as a person would write it: 1 instead of 1.0."""
+    """Return a bound as a person would write it: 1 instead of 1.0."""
     return str(int(bound)) if isinstance(bound, float) and bound.is_integer() else str(bound)
 
 
@@ -98,12 +98,12 @@ class Section(Settings):
 
     @classmethod
     def section(cls) -> str:
-        """How settings name it: `JudgeSettings` is `judge`."""
+        """Return how settings name it: `JudgeSettings` is `judge`."""
         return cls.__name__.removesuffix("Settings").lower()
 
     @classmethod
     def key(cls, field: str) -> str:
-        """How messages and the command line name a field, such as `ppo.kl_coef`."""
+        """Return how messages and the command line name a field, such as `ppo.kl_coef`."""
         return f"{cls.section()}.{field}"
 
     @classmethod

@@ -202,17 +202,25 @@ SHARED_STAGES = tuple(name for name, stage in STAGES.items() if stage.shared)
 POLICY_STAGES = tuple(name for name, stage in STAGES.items() if stage.makes_policy)
 POLICY_GRADIENT_STAGES = tuple(name for name, stage in STAGES.items() if stage.policy_gradient)
 LORA_STAGES = tuple(name for name, stage in STAGES.items() if "lora" in stage.sections)
-# A run with an upstream takes these sections from the upstream, except for its overrides.
+
+# Three groups of sections, by what an override in them does to a run.
 SHARED_SECTIONS = ("base", "world", "data", "sft", "reward", "released", "rm", "normalize")
+"""Sections that only shared stages read (other stages read `optimizer` and `lora`, too). A run with
+an upstream takes them from the upstream, except for its overrides."""
+TRAINING_SECTIONS = ("base", "optimizer", "sft", "rm", "normalize", "dpo", "lora", *ALGORITHMS)
+"""Sections without effect on a run that trains nothing."""
+SAME_RUN_SECTIONS = ("judge", "checks", "memory")
+"""Sections whose overrides need no name of their own: another judge is another opinion of the same
+run."""
 
 
 def shared_before(stage: str) -> tuple[str, ...]:
-    """The shared stages before one of them; all of them if none is named."""
+    """Return the shared stages before one of them; all of them if none is named."""
     return SHARED_STAGES[: SHARED_STAGES.index(stage)] if stage else SHARED_STAGES
 
 
 def first_changed(sections: Set[str]) -> str:
-    """The first shared stage that reads one of these sections; empty if none does."""
+    """Return the first shared stage that reads one of these sections; empty if none does."""
     changed = sections & set(SHARED_SECTIONS)
     for name in SHARED_STAGES:
         if changed & set(STAGES[name].sections):
@@ -233,7 +241,7 @@ LEFT_OUT = {
     OUTPUTS: ("base", *TRAINING_STAGES, "released"),
 }
 # Kind of run -> stage -> its row there, if it differs.
-OTHER_ROWS = {
+ROWS_OF_KIND = {
     TRAINED: {},
     RELEASED: {
         "summaries": replace(STAGES["summaries"], inputs=("base", "released")),
@@ -253,20 +261,20 @@ OTHER_ROWS = {
 }
 
 
-def row_of(stage: str, kind: str) -> Stage:
-    """What a stage is in a kind of run."""
-    return OTHER_ROWS[kind].get(stage, STAGES[stage])
+def stage_row(stage: str, kind: str) -> Stage:
+    """Return what a stage is in a kind of run."""
+    return ROWS_OF_KIND[kind].get(stage, STAGES[stage])
 
 
 def is_part(stage: str, kind: str) -> bool:
-    """Whether a kind of run has a stage."""
+    """Return whether a kind of run has a stage."""
     return stage not in LEFT_OUT[kind]
 
 
 def with_inputs(wanted: set[str], kind: str = TRAINED) -> list[str]:
-    """The wanted stages and all that they depend on, in the order in which they run."""
+    """Return the wanted stages and all that they depend on, in the order in which they run."""
     needed = set(wanted)
     for name in reversed(STAGES):  # inputs come before what reads them
         if name in needed:
-            needed |= {*row_of(name, kind).inputs}
+            needed |= set(stage_row(name, kind).inputs)
     return [name for name in STAGES if name in needed]

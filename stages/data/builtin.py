@@ -26,7 +26,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from stages.config import config as settings
+from stages.config import paths
 from stages.config.config import Config
 from stages.config.sections import World
 from stages.runs.files import cached_folder, file_hash, write_lines
@@ -429,5 +429,5 @@ def world_folder(config: Config) -> Path:
     """The built-in posts as files in the real schemas, written once for each set of settings."""
     # The source is part of the name, because another version of it may write other posts.
     key = json.dumps(config.world.model_dump(), sort_keys=True) + file_hash(Path(__file__))
-    folder = settings.RUNS / "cache" / f"toy-{hashlib.sha256(key.encode()).hexdigest()[:16]}"
+    folder = paths.RUNS / "cache" / f"toy-{hashlib.sha256(key.encode()).hexdigest()[:16]}"
     return cached_folder(folder, partial(write_world, world=config.world, show=progress))

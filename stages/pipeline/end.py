@@ -17,7 +17,7 @@ def end_lines(config: Config, targets: Sequence[str], ran: Sequence[str]) -> lis
     stages = wanted_stages(config, targets)
     lines = []
     if not ran:
-        count = sum(not config.is_upstreams(stage) for stage in stages)
+        count = sum(not config.is_from_upstream(stage) for stage in stages)
         run = f"{config.name} seed {config.seed}"
         lines.append(f"{run}: nothing to do, all {count} stages have finished")
 

@@ -19,6 +19,7 @@ from stages.config.presets import (
     settings_of_ablation,
 )
 from stages.config.stages import SHARED_SECTIONS, TRAINED
+from stages.config.values import key_of, section_of
 from stages.pipeline.launch import StageFailedError
 from stages.pipeline.plan import refusal_text, wanted_stages
 from stages.pipeline.runner import PlannedRun, Runner
@@ -67,8 +68,8 @@ def run_grid(runner: Runner, grid: Grid, write_page: Callable[[list[str]], None]
 
     def run_each(runs: Sequence[PlannedRun]) -> None:
         for planned in runs:
-            place = f"{len(statuses) + 1} of {count}"
-            statuses[planned.label] = run_safely(runner, planned, place)
+            position = f"{len(statuses) + 1} of {count}"
+            statuses[planned.label] = run_safely(runner, planned, position)
 
     run_each(grid.base_runs)
     seeds = {planned.config.seed for planned in grid.base_runs if not statuses[planned.label]}
@@ -90,7 +91,7 @@ def run_grid(runner: Runner, grid: Grid, write_page: Callable[[list[str]], None]
     return max(statuses.values())
 
 
-def run_safely(runner: Runner, planned: PlannedRun, place: str) -> int:
+def run_safely(runner: Runner, planned: PlannedRun, position: str) -> int:
     """Run one run of a grid and return its status: 0, or that of the stage that failed."""
     status = 0
     try:
@@ -106,7 +107,7 @@ def run_safely(runner: Runner, planned: PlannedRun, place: str) -> int:
             say_error(f"error: {planned.label}: {line}")
     release()  # the exception kept its stage's models in memory until here
     outcome = f"FAILED with status {status}" if status else "has finished"
-    print(f"\n{planned.label} {outcome} ({place} runs)", flush=True)
+    print(f"\n{planned.label} {outcome} ({position} runs)", flush=True)
     return status
 
 
@@ -130,16 +131,14 @@ def variant_of(
     It takes over the stages before the first one that the settings change.
     """
     request = planned.request
-    changed = {text.partition("=")[0] for text in overrides}
+    changed = {key_of(override) for override in overrides}
     kept = []
-    for text in request.overrides:
-        key, _, _ = text.partition("=")
-        section, _, _ = key.partition(".")
+    for override in request.overrides:
         # If the base run is the upstream, its record has these settings. A variant of a run that
         # has an upstream itself starts from that one, whose record lacks them.
-        is_recorded = section in SHARED_SECTIONS and not request.upstream
-        if key not in changed and not is_recorded:
-            kept.append(text)
+        is_recorded = section_of(override) in SHARED_SECTIONS and not request.upstream
+        if key_of(override) not in changed and not is_recorded:
+            kept.append(override)
 
     variant = replace(
         request,

@@ -10,7 +10,10 @@ from typing import Any
 
 from huggingface_hub import ModelCard, ModelCardData
 
-from stages.config.config import Config, is_path, public_value, settings_of
+from stages.config.config import Config
+from stages.config.identity import settings_of
+from stages.config.paths import is_path
+from stages.config.public import public_value
 from stages.config.sections import BEFORE_EOS, HUB, RANDOM, format_post
 from stages.config.stages import CARD, POLICY_STAGES, STAGES
 from stages.runs.files import write_text

@@ -27,7 +27,7 @@ from stages.config.stages import (
     STAGES,
     TRAINED,
     TRAINING_SPLITS,
-    row_of,
+    stage_row,
     with_inputs,
 )
 from stages.runs.attempts import check_resumable, is_resumable, resume_point
@@ -89,11 +89,11 @@ def make_plan(
     that an upstream lacks, for a checkpoint of other settings, and if a stage could not run.
     """
     wanted = wanted_stages(config, targets)
-    own = [stage for stage in wanted if not config.is_upstreams(stage)]
+    own = [stage for stage in wanted if not config.is_from_upstream(stage)]
     replaced = replaced_stages(config, replace, targets, own)
 
     for stage in wanted:
-        if config.is_upstreams(stage):
+        if config.is_from_upstream(stage):
             problem = find_problem(config, stage)
             if problem is not None:
                 raise refusal(config, stage, problem)
@@ -104,7 +104,7 @@ def make_plan(
             steps.append(Step(stage=stage, reason="rerun by REPLACE", is_replaced=True))
             continue
 
-        row = row_of(stage, config.kind)
+        row = stage_row(stage, config.kind)
         inputs = (*row.inputs, *row.joined_by)
         rerun_inputs = [step.stage for step in steps if step.reason and step.stage in inputs]
         problem = find_problem(config, stage)
@@ -192,13 +192,13 @@ def replaced_stages(
             raise unknown("stage", stage, STAGES)
         if stage not in own:
             fix = f"add {STAGES[stage].target}"
-            if config.is_upstreams(stage):
+            if config.is_from_upstream(stage):
                 fix = "leave out UPSTREAM="
             raise UserError(f"REPLACE={stage}: no target of this command runs it: {fix}")
 
     replaced: list[str] = []
     for stage in own:
-        row = row_of(stage, config.kind)
+        row = stage_row(stage, config.kind)
         follows = any(name in replaced for name in (*row.inputs, *row.joined_by))
         if stage in named or follows:
             replaced.append(stage)
@@ -278,7 +278,7 @@ def code_warnings(config: Config, stages: Sequence[str]) -> list[str]:
     lines = []
     for files_text, names in stages_by_files.items():
         line = f"{', '.join(names)} ran with different code: {files_text}."
-        own = [name for name in names if not config.is_upstreams(name)]
+        own = [name for name in names if not config.is_from_upstream(name)]
         if own:
             line += f" To rerun: REPLACE={shlex.quote(' '.join(own))}"
         lines.append(line)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from stages.config.command_line import Request
 from stages.config.config import Config
-from stages.config.stages import row_of
+from stages.config.stages import stage_row
 from stages.pipeline.launch import launch_stage
 from stages.pipeline.plan import Plan, Step, check_rows, make_plan, reason_to_run, wanted_stages
 from stages.pipeline.terminal import Terminal
@@ -78,7 +78,7 @@ class Runner:
                 check_rows(config, plan.stages)
 
             self.terminal.begin(config, step.stage, reason)
-            row = row_of(step.stage, config.kind)
+            row = stage_row(step.stage, config.kind)
             # MAX_COST is not a setting of the run: only stages that ask the judge record it.
             stage_config = self.limit_cost(config) if "judge" in row.sections else config
             if self.launcher and row.computes:
@@ -140,7 +140,7 @@ def print_warnings(planned: PlannedRun, plan: Plan) -> None:
 
 def stages_to_rename(config: Config, targets: Sequence[str]) -> list[str]:
     """Return the stages that were killed between writing their manifest and being renamed."""
-    own = [stage for stage in wanted_stages(config, targets) if not config.is_upstreams(stage)]
+    own = [stage for stage in wanted_stages(config, targets) if not config.is_from_upstream(stage)]
     return [
         stage for stage in own if read_manifest(partial_of(stage_folder(config, stage))) is not None
     ]

@@ -15,7 +15,7 @@ from stages.config.environment import is_one_of_several, launched_processes
 from stages.config.error_messages import describe_user_error
 from stages.config.errors import UserError, say_error
 from stages.config.out_of_memory import gpu_memory_usage, is_out_of_memory
-from stages.config.stages import row_of
+from stages.config.stages import stage_row
 from stages.runs.machine import keep_freed_memory
 
 T = TypeVar("T")
@@ -40,7 +40,7 @@ def call_stage(
     """
     launched_processes()  # raises UserError for leftover variables of a launch
     try:
-        with process_restored(needs_torch=row_of(stage, config.kind).computes):
+        with process_restored(needs_torch=stage_row(stage, config.kind).computes):
             return function(config)
     except UserError:
         raise

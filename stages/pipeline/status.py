@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from stages.config import config as settings
+from stages.config import paths
 from stages.config.config import Config
 from stages.config.error_messages import (
     Parser,
@@ -90,7 +90,7 @@ class RunStatus:
 
 
 def stage_status(folder: Path, stage: str, label: str) -> StageStatus:
-    """The state of a stage's folder."""
+    """Return the state of a stage's folder."""
     try:
         state, detail = _state_of(folder, stage)
     except (UserError, OSError) as error:
@@ -100,6 +100,7 @@ def stage_status(folder: Path, stage: str, label: str) -> StageStatus:
 
 
 def _state_of(folder: Path, stage: str) -> tuple[str, str]:
+    """Return the state of a stage's folder, and its detail."""
     partial = partial_of(folder)
     is_finished = read_manifest(folder) is not None
     if is_under_way(folder):
@@ -131,13 +132,13 @@ def _state_of(folder: Path, stage: str) -> tuple[str, str]:
 
 
 def _with_checkpoint(text: str, partial: Path) -> str:
-    """A text, followed by where the stage resumes if it was interrupted."""
+    """Return a text, followed by where the stage resumes if it was interrupted."""
     resumes = resume_point(partial)
     return f"{text} ({resumes})" if resumes else text
 
 
 def _progress(partial: Path, stage: str) -> str:
-    """The progress of a running stage, in its main loop or in another one."""
+    """Return the progress of a running stage, in its main loop or in another one."""
     progress = read_record(partial / PROGRESS)
     if progress is None:
         return "it has just started"
@@ -148,35 +149,35 @@ def _progress(partial: Path, stage: str) -> str:
 
 
 def run_status(seed: Path) -> RunStatus:
-    """The state of every stage of a seed's folder `runs/<name>/seed<k>`."""
+    """Return the state of every stage of a seed's folder `runs/<name>/seed<k>`."""
     config = _any_config(seed)
-    statuses = []
+    stages = []
     for stage, row in STAGES.items():
-        if config is not None and config.is_upstreams(stage):
-            statuses.append(StageStatus(label=stage, state=UPSTREAM))
+        if config is not None and config.is_from_upstream(stage):
+            stages.append(StageStatus(label=stage, state=UPSTREAM))
             continue
 
         if row.per_judge:
-            paths = (seed / stage).glob("[!.]*")
-            judges = sorted({path.name.removesuffix(".partial") for path in paths})
+            of_judges = (seed / stage).glob("[!.]*")
+            judges = sorted({path.name.removesuffix(".partial") for path in of_judges})
             folders = [seed / stage / judge for judge in judges]
         else:
             folders = [seed / stage]
         if not any(path.is_dir() for folder in folders for path in (folder, partial_of(folder))):
             is_needed = config is None or is_part(stage, config.kind)
             if is_needed and not row.optional:
-                statuses.append(StageStatus(label=stage, state=MISSING))
+                stages.append(StageStatus(label=stage, state=MISSING))
             continue
 
         for folder in folders:
             label = f"{stage} ({folder.name})" if len(folders) > 1 else stage
-            statuses.append(stage_status(folder, stage, label))
+            stages.append(stage_status(folder, stage, label))
     name = f"{seed.parent.name}, {seed.name.replace('seed', 'seed ')}"
-    return RunStatus(name=name, stages=tuple(statuses))
+    return RunStatus(name=name, stages=tuple(stages))
 
 
 def _any_config(seed: Path) -> Config | None:
-    """The settings that one of a seed's stages recorded; they decide which stages it has."""
+    """Return what one of a seed's stages recorded, which decides which stages the seed has."""
     for folder in _recorded_folders(seed):
         try:
             config = recorded_config(folder, warns=False)
@@ -189,8 +190,8 @@ def _any_config(seed: Path) -> Config | None:
 
 def _recorded_folders(seed: Path) -> list[Path]:
     """Return the folders of a seed that have a record, without those that were moved aside."""
-    paths = sorted(seed.rglob("config.json"))
-    return [path.parent for path in paths if "aside" not in path.relative_to(seed).parts]
+    records = sorted(seed.rglob("config.json"))
+    return [path.parent for path in records if "aside" not in path.relative_to(seed).parts]
 
 
 def seed_folders(name: str = "") -> list[Path]:
@@ -200,12 +201,12 @@ def seed_folders(name: str = "") -> list[Path]:
     """
     if name:
         check_run(name)
-    folders = settings.RUNS.glob(f"{name or '*'}/seed*")
+    folders = paths.RUNS.glob(f"{name or '*'}/seed*")
     return sorted(folders, key=lambda seed: (seed.parent.name, len(seed.name), seed.name))
 
 
 def statuses(name: str = "") -> list[RunStatus]:
-    """The state of all runs and seeds, or of those of one run. Raises as `seed_folders`."""
+    """Return the state of all runs and seeds, or of those of one run. Raises as `seed_folders`."""
     return [run_status(seed) for seed in seed_folders(name)]
 
 
@@ -228,7 +229,7 @@ def ignored_lines(seeds: Iterable[Path]) -> list[str]:
 
 
 def plain_lines(runs: Iterable[RunStatus]) -> list[str]:
-    """A heading for each seed of a run, and a line for each of its states."""
+    """Return a heading for each seed of a run, and a line for each of its states."""
     lines: list[str] = []
     for run in runs:
         lines.append(run.name)
@@ -243,7 +244,7 @@ def plain_lines(runs: Iterable[RunStatus]) -> list[str]:
 
 
 def table(runs: Sequence[RunStatus]) -> Table:
-    """The same as a table for a terminal."""
+    """Return the same as a table for a terminal."""
     grid = Table(box=None, header_style="bold", padding=(0, 2, 0, 0))
     for column in ("run", "state", "stages"):
         grid.add_column(column, overflow="fold")

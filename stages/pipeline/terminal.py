@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from stages.config.config import Config
 from stages.config.error_messages import unfiltered_stdout
 from stages.config.errors import visible
-from stages.config.stages import row_of
+from stages.config.stages import stage_row
 from stages.runs.manifest import read_manifest, stage_folder
 from stages.runs.progress import is_terminal, numbers_text
 from stages.runs.text import COLUMNS, duration, folded
@@ -36,14 +36,14 @@ class Terminal:
     def skip(self, config: Config, stage: str) -> None:
         """Print that a stage had already finished."""
         if self.shows_table:
-            what = row_of(stage, config.kind).what
+            what = stage_row(stage, config.kind).what
             print_row(stage=stage, what=what, time="", result="already finished", style="dim")
 
     def begin(self, config: Config, stage: str, reason: str) -> None:
         """Print the heading of a stage in a log."""
         if not self.shows_table:
             place = f"[{self.stages.index(stage) + 1}/{len(self.stages)}]"
-            heading = f"{place} {stage}: {row_of(stage, config.kind).what} ({reason})"
+            heading = f"{place} {stage}: {stage_row(stage, config.kind).what} ({reason})"
             print("", *folded(heading), sep="\n", flush=True)
 
     def finish(self, config: Config, stage: str) -> None:
@@ -52,7 +52,7 @@ class Terminal:
             manifest = read_manifest(stage_folder(config, stage)) or {}
             print_row(
                 stage=stage,
-                what=row_of(stage, config.kind).what,
+                what=stage_row(stage, config.kind).what,
                 time=duration(manifest.get("seconds", 0.0)),
                 result=numbers_text(manifest.get("results", {})),
             )

@@ -9,9 +9,10 @@ import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from stages.config.command_line import Request, add_arguments, request_of
+from stages.config.command_line import Request
 from stages.config.error_messages import Parser, is_above_0
 from stages.config.errors import UserError, unknown
+from stages.config.options import add_arguments, request_of
 from stages.config.presets import EXISTING_SUMMARIES
 from stages.config.stages import STAGES
 from stages.pipeline.targets import VARIABLES, Target, targets_by_name

@@ -12,7 +12,7 @@ from stages.config.config import Config
 from stages.config.environment import is_on, launched_processes
 from stages.config.errors import UserError
 from stages.config.sections import Memory
-from stages.config.stages import row_of
+from stages.config.stages import stage_row
 from stages.planning.memory import GIB, Setting
 from stages.planning.parts import most_bytes, sized
 from stages.planning.shapes import Shape, read_shape, shape_of
@@ -31,7 +31,7 @@ def with_sizes(config: Config, stage: str) -> Config:
 
     The config of a stage that runs no model is not changed.
     """
-    if not row_of(stage, config.kind).computes:
+    if not stage_row(stage, config.kind).computes:
         return config
     try:
         memory, reason = _planned_sizes(config, stage)

@@ -16,12 +16,13 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from stages.base import make_tokenizer, read_rows
-from stages.config import config as settings
-from stages.config.command_line import NEXT_OVERRIDE, Request, make_config
+from stages.config import paths
+from stages.config.command_line import Request, make_config
 from stages.config.config import Config
 from stages.config.errors import UserError
 from stages.config.recorded import recorded_config
 from stages.config.sections import COMPARISONS, POSTS
+from stages.config.values import split_overrides
 from stages.data.lengths import Limits
 from stages.data.prompt import first_tokens
 from stages.data.ragged import TokenizedSplit
@@ -75,7 +76,7 @@ def with_choices(variables: Mapping[str, str]) -> dict[str, str]:
 
     Raises UserError if model or data are not given, or cannot be read.
     """
-    typed = [word for word in NEXT_OVERRIDE.split(variables.get("SET", "").strip()) if word]
+    typed = split_overrides(variables.get("SET", ""))
     typed_values = dict(word.partition("=")[::2] for word in typed)
     config = _typed_config(variables, typed, typed_values.get("base.checkpoint", ""))
 
@@ -117,7 +118,7 @@ def _typed_config(variables: Mapping[str, str], typed: Sequence[str], checkpoint
 
 def recorded_choices(config: Config, typed_keys: set[str]) -> list[str] | None:
     """The choices made when the run began, such as `sft.batch_size=64`; None for a new run."""
-    base = settings.RUNS / config.name / f"seed{config.seed}" / "base"
+    base = paths.RUNS / config.name / f"seed{config.seed}" / "base"
     begun = recorded_config(base)
     if begun is None or begun.base != config.base or begun.data.source != config.data.source:
         return None

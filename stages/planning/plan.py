@@ -10,9 +10,10 @@ import argparse
 import textwrap
 from collections.abc import Sequence
 
-from stages.config.command_line import add_arguments, config_of, request_of
+from stages.config.command_line import config_of
 from stages.config.error_messages import Parser, in_one_line, show
 from stages.config.errors import UserError, unknown
+from stages.config.options import add_arguments, request_of
 from stages.pipeline.launch import launcher_words
 from stages.planning.memory import GIB, Bytes, Setting, setting_of
 from stages.planning.parts import part_bytes, sized

@@ -14,13 +14,14 @@ from typing import Any
 import torch
 
 from stages.base import read_rows
-from stages.config import config as settings
+from stages.config import paths
 from stages.config.command_line import Request, config_of
-from stages.config.config import Config, text_from_value
+from stages.config.config import Config
 from stages.config.errors import UserError
 from stages.config.recorded import recorded_config
 from stages.config.sections import HUB, TOY
 from stages.config.stages import STAGES, TRAINED, TRAINING_SPLITS
+from stages.config.values import text_from_value
 from stages.pipeline.plan import wanted_stages
 from stages.planning.memory import GIB, Setting, setting_of
 from stages.planning.parts import most_bytes, sized
@@ -46,7 +47,7 @@ class Rehearsal:
     @property
     def folder(self) -> Path:
         """The folder of the short run, with its weights and rows."""
-        return settings.RUNS / self.request.name
+        return paths.RUNS / self.request.name
 
 
 # -- the short run ---------------------------------------------------------------------------------
@@ -71,7 +72,7 @@ def prepare(
     setting = setting_of(config, devices=processes, on_gpu=on_gpu, sharded=sharded)
     setting = sized(setting, usable=math.inf)
     name = f"rehearsal-{config.name}"
-    inputs = settings.RUNS / name / "inputs"
+    inputs = paths.RUNS / name / "inputs"
     changes = short_settings(setting.config, processes)
     changes["base.checkpoint"] = inputs / "model"
     changes["data.source"] = inputs / "data"

@@ -4,8 +4,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from stages.config.config import Config, settings_of
+from stages.config.config import Config
 from stages.config.errors import UserError, first_few
+from stages.config.identity import settings_of
 from stages.config.recorded import recorded_config
 from stages.runs.differences import differing_inputs, differing_settings
 from stages.runs.files import read_record

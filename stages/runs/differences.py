@@ -4,7 +4,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from stages.config.config import Config, is_same, settings_of
+from stages.config.config import Config
+from stages.config.identity import is_same_setting, settings_of
 from stages.runs.code import is_comparable
 from stages.runs.inputs import DATA, FOLDERS, REWARD_FUNCTION, current_inputs
 from stages.runs.manifest import read_manifest, stage_folder
@@ -25,10 +26,10 @@ def differing_settings(
     differences = []
     for name in before | now:
         if name in now:
-            is_equal = is_same(name, before.get(name), now[name])
+            is_equal = is_same_setting(name, before.get(name), now[name])
         elif has_setting(config, name):
             # This stage no longer depends on it. It had no effect if it had its default.
-            is_equal = is_same(name, None, before[name])
+            is_equal = is_same_setting(name, None, before[name])
         else:
             is_equal = True
         if not is_equal:

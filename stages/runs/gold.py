@@ -3,9 +3,10 @@
 import re
 from pathlib import Path
 
-from stages.config import config as settings
-from stages.config.config import Config, hash_of
+from stages.config import paths
+from stages.config.config import Config
 from stages.config.errors import UserError
+from stages.config.identity import hash_of
 from stages.config.stages import STAGES
 from stages.runs.files import hash_files, known_hash
 from stages.runs.manifest import read_manifest, stage_folder
@@ -20,7 +21,7 @@ def gold_folder(config: Config) -> Path:
     It is the `normalize` stage of a run (`name` means the same seed, `name/seed1` that seed). If no
     such run exists, it is the folder of that name.
     """
-    run = settings.RUNS / config.judge.gold
+    run = paths.RUNS / config.judge.gold
     names_seed = re.fullmatch(r".+/seed\d+", config.judge.gold) is not None
     seed = run if names_seed else run / f"seed{config.seed}"
     folder = Path(config.judge.gold)

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from filelock import FileLock
 
-from stages.config import config as settings
+from stages.config import paths
 from stages.config.errors import UserError, first_line
 from stages.runs.files import read_record, write_json
 
@@ -209,15 +209,15 @@ def _newest_commit(source: Source) -> str:
 
 
 def _recorded() -> dict[str, str]:
-    return read_record(settings.RUNS / RECORDS) or {}
+    return read_record(paths.RUNS / RECORDS) or {}
 
 
 def _record(source: Source, commit: str) -> str:
     """Record a commit, unless another run has recorded one; return the recorded commit."""
-    settings.RUNS.mkdir(parents=True, exist_ok=True)
-    with FileLock(settings.RUNS / ".hub.lock"):
+    paths.RUNS.mkdir(parents=True, exist_ok=True)
+    with FileLock(paths.RUNS / ".hub.lock"):
         records = {source.key: commit} | _recorded()
-        write_json(settings.RUNS / RECORDS, records)
+        write_json(paths.RUNS / RECORDS, records)
     return records[source.key]
 
 

@@ -7,10 +7,13 @@ stale when they have changed.
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from stages.config.config import NO_FOLDERS, Config, hash_of
+from stages.config.config import Config
 from stages.config.errors import UserError
+from stages.config.identity import hash_of
+from stages.config.paths import NO_FOLDERS
 from stages.config.sections import HUB
-from stages.config.stages import OUTPUTS, STAGES, is_part, row_of
+from stages.config.stages import OUTPUTS, STAGES, is_part, stage_row
+from stages.config.values import section_of, value_of
 from stages.runs.code import differing_keys
 from stages.runs.files import file_hash, known_hash
 from stages.runs.gold import gold_inputs
@@ -34,7 +37,7 @@ CALL_REWARD_FUNCTION = ("rm", "normalize", "summaries")
 
 def current_inputs(config: Config, stage: str) -> dict[str, str | None]:
     """Return the identity of each input that a stage would use now; None for a missing one."""
-    row = row_of(stage, config.kind)
+    row = stage_row(stage, config.kind)
     inputs = {name: stage_identity(config, name, stage) for name in row.inputs}
     for name in row.joined_by:
         identity = stage_identity(config, name, stage) if is_part(name, config.kind) else None
@@ -95,7 +98,7 @@ def user_inputs(config: Config, stage: str) -> dict[str, str]:
 
 def calls_reward_function(config: Config, stage: str) -> bool:
     """Return whether a stage calls the user's reward function, if there is one."""
-    return stage in CALL_REWARD_FUNCTION or row_of(stage, config.kind).policy_gradient
+    return stage in CALL_REWARD_FUNCTION or stage_row(stage, config.kind).policy_gradient
 
 
 def _data_inputs(config: Config, stage: str) -> dict[str, str]:
@@ -127,11 +130,11 @@ def _folder_inputs(config: Config, stage: str) -> dict[str, str]:
 
     hashes = {}
     for name in names:
-        section, _, key = name.partition(".")
-        text = getattr(getattr(config, section), key)
+        text = value_of(config, name)
         if text in NO_FOLDERS:
             continue
-        source = dataset_source(name, text) if section == "data" else model_source(name, text)
+        is_data_set = section_of(name) == "data"
+        source = dataset_source(name, text) if is_data_set else model_source(name, text)
         if not source.is_folder:
             continue
         folder = Path(source.name)

@@ -2,12 +2,14 @@
 
 import shlex
 
-from stages.config.command_line import SAME_RUN, preset_differences
-from stages.config.config import SIZES, Config, is_recorded
+from stages.config.config import Config
 from stages.config.errors import UserError
+from stages.config.named_runs import preset_differences
 from stages.config.presets import PRESETS
+from stages.config.recorded import is_recorded
 from stages.config.sections import HUB, TOY, TRAIN_TOKENIZER
-from stages.config.stages import STAGES
+from stages.config.stages import SAME_RUN_SECTIONS, STAGES
+from stages.config.values import section_of
 
 # Settings with their own make variable.
 VARIABLE_OF_SETTING = {
@@ -19,24 +21,24 @@ VARIABLE_OF_SETTING = {
 
 def make_command(config: Config, stage: str) -> str:
     """Return the `make` command that runs a stage of this run, or of its upstream."""
-    is_upstreams = config.is_upstreams(stage)
-    name = config.upstream if is_upstreams else config.name
+    is_from_upstream = config.is_from_upstream(stage)
+    name = config.upstream if is_from_upstream else config.name
     variables: dict[str, str] = {}
-    if is_upstreams and name != config.preset and is_recorded(name):
+    if is_from_upstream and name != config.preset and is_recorded(name):
         # The upstream's record supplies its settings.
         variables = {"SEED": str(config.seed), "NAME": name}
         return _command(STAGES[stage].target, variables)
 
-    if not is_upstreams and _has_other_preset_now(config):
+    if not is_from_upstream and _has_other_preset_now(config):
         # Only the run's record still has its settings, and NAME without PRESET reads the record.
-        added = [text for text in config.overrides if text.split(".")[0] in SAME_RUN]
+        added = [text for text in config.overrides if section_of(text) in SAME_RUN_SECTIONS]
         variables = {"SEED": str(config.seed), "NAME": name, "SET": " ".join(added)}
         return _command(STAGES[stage].target, variables | _cost_variable(config, stage))
 
     variables = {"PRESET": config.preset, "SEED": str(config.seed)}
     if name != config.preset:
         variables["NAME"] = name
-    if not is_upstreams:
+    if not is_from_upstream:
         variables["UPSTREAM"] = config.upstream
         variables |= _override_variables(config)
     variables |= _cost_variable(config, stage)
@@ -52,11 +54,9 @@ def _has_other_preset_now(config: Config) -> bool:
     if config.preset in PRESETS or not is_recorded(config.name):
         return False
     try:
-        differing = preset_differences(config, config.overrides).keys()
+        return bool(preset_differences(config, config.overrides))
     except UserError:
         return True
-    # MAX_COST and a batch size fitted into memory are not settings of the preset.
-    return not differing <= {"judge.max_cost", *SIZES}
 
 
 def _cost_variable(config: Config, stage: str) -> dict[str, str]:

@@ -7,7 +7,7 @@ runs/<name>/seed<k>/<stage>.partial/   the same stage until it has finished
 from pathlib import Path
 from typing import Any
 
-from stages.config import config as settings
+from stages.config import paths
 from stages.config.config import Config
 from stages.config.errors import UserError, unknown
 from stages.config.stages import STAGES
@@ -22,8 +22,8 @@ MANIFEST_PARTS = ("settings", "inputs", "outputs", "sizes", "results", "code")
 
 def stage_folder(config: Config, stage: str) -> Path:
     """Return the folder of a stage of this run; in its upstream, if that supplies the stage."""
-    name = config.upstream if config.is_upstreams(stage) else config.name
-    folder = settings.RUNS / name / f"seed{config.seed}" / stage
+    name = config.upstream if config.is_from_upstream(stage) else config.name
+    folder = paths.RUNS / name / f"seed{config.seed}" / stage
     if STAGES[stage].per_judge:
         return folder / config.judge.folder
     return folder
@@ -41,6 +41,7 @@ def lock_of(folder: Path) -> Path:
 
 def last_checkpoint(partial: Path) -> int | None:
     """Return the number of updates after which the last checkpoint was saved; None without one."""
+    # The name of a half-written checkpoint does not end with a digit.
     checkpoints = (partial / RESUME).glob("checkpoint-[0-9]*[0-9]")
     updates = [int(path.name.removeprefix("checkpoint-")) for path in checkpoints]
     return max(updates, default=None)
@@ -63,6 +64,6 @@ def read_manifest(folder: Path) -> dict[str, Any] | None:
 
 def check_run(name: str) -> None:
     """Raise UserError, with the nearest names, if there are runs but none of this name."""
-    names = sorted({path.parent.name for path in settings.RUNS.glob("*/seed*")})
+    names = sorted({path.parent.name for path in paths.RUNS.glob("*/seed*")})
     if names and name not in names:
         raise unknown("run", name, names, "run `make status` to see all runs")

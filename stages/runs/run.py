@@ -19,10 +19,11 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, TypeVar
 
-from stages.config import config as settings
-from stages.config.config import Config, hash_of, settings_hash, settings_of
+from stages.config import paths
+from stages.config.config import Config
 from stages.config.errors import UserError, first_few, first_line
-from stages.config.stages import CARD, STAGES, row_of
+from stages.config.identity import hash_of, settings_hash, settings_of
+from stages.config.stages import CARD, STAGES, stage_row
 from stages.runs.attempts import attempt_differences, check_resumable
 from stages.runs.code import changed_files, code_record, code_version, resumed_code_record
 from stages.runs.files import hash_files, read_record, sync, write_json, write_lines
@@ -194,7 +195,7 @@ def open_stage(config: Config, stage: str, is_main: bool = True) -> Iterator[Run
     leaves no trace. Raises UserError if the stage is running elsewhere, belongs to the upstream, or
     has a checkpoint with different settings or inputs.
     """
-    if config.is_upstreams(stage):
+    if config.is_from_upstream(stage):
         raise UserError(f"stage {stage} comes from run {config.upstream}: leave out UPSTREAM=")
     run = Run(config, stage, is_main)
     if not is_main:
@@ -220,7 +221,7 @@ def _resume_or_start(run: Run) -> None:
     """Resume in the partial folder of an interrupted attempt if that is possible, or start over."""
     run.outside_inputs = outside_inputs(run.config, run.stage)
     run.code_version = code_version()
-    module = row_of(run.stage, run.config.kind).module
+    module = stage_row(run.stage, run.config.kind).module
     if run.resume.is_dir():
         check_resumable(run.config, run.stage)
         differences = attempt_differences(run.config, run.stage)
@@ -343,6 +344,6 @@ def move_aside(folder: Path) -> Path:
 def remove_empty_folders(folder: Path) -> None:
     """Remove a folder below `runs/`, and those above it, as long as they are empty."""
     with suppress(OSError):
-        while folder != settings.RUNS.parent:
+        while folder != paths.RUNS.parent:
             folder.rmdir()
             folder = folder.parent

@@ -49,7 +49,7 @@ def find_problem(
         return MISSING
 
     # The settings of an upstream's stage are the recorded ones.
-    if not config.is_upstreams(stage):
+    if not config.is_from_upstream(stage):
         differences = differing_settings(config, stage, manifest["settings"], verb="ran with")
         if differences:
             text = f"has finished with other settings ({first_few(differences, '; ')})"

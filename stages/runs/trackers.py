@@ -12,9 +12,10 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from stages.config.config import Config, public_settings
+from stages.config.config import Config
 from stages.config.errors import UserError, first_line, say_error
 from stages.config.judge import file_name
+from stages.config.public import public_settings
 from stages.config.stages import STAGES
 from stages.runs.code import code_version
 from stages.runs.files import read_json, write_json

@@ -25,10 +25,10 @@ from datetime import datetime, timezone
 
 import torch
 
-from stages.config import config as settings
-from stages.config.command_line import add_overrides
+from stages.config import paths
 from stages.config.error_messages import Parser, in_one_line
 from stages.config.errors import UserError
+from stages.config.options import add_overrides
 from stages.pipeline import variables
 from stages.runs.code import code_version
 from stages.runs.machine import cpu_model, library_versions
@@ -65,7 +65,7 @@ def main(argv: list[str] | None = None) -> None:
         runs=args.runs,
         overrides=args.overrides,
     )
-    html = measure_cases(bench, cases, settings.RUNS / "bench")
+    html = measure_cases(bench, cases, paths.RUNS / "bench")
     print_table(bench)
     print(f"report:\n{html}")
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from stages.config import config as settings
+from stages.config import paths
 from stages.config.error_messages import in_one_line
 from stages.config.errors import UserError
 from stages.runs.files import read_json, write_json
@@ -25,7 +25,7 @@ LONGEST_LINE = 200
 
 def trl_python() -> Path:
     """Return the path of TRL's Python, whether or not it is installed."""
-    return (settings.RUNS / "peers" / "trl" / "bin" / "python").absolute()
+    return (paths.RUNS / "peers" / "trl" / "bin" / "python").absolute()
 
 
 def install_trl() -> Path:

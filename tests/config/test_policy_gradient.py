@@ -9,60 +9,78 @@ from tests.lib.asserts import refusal_of
 
 
 def test_compat_paper_sets_the_quirks_and_nothing_else():
-    plain = Ppo()
+    plain = Ppo().model_dump()
+    paper = Ppo(compat="paper").model_dump()
+
+    changed = {name: value for name, value in paper.items() if value != plain[name]}
+
+    assert changed == {"compat": "paper", **PAPER_QUIRKS}
+    assert paper["critic_init"] == "reward_model"
+    assert paper["critic_updates"] == 0
+
+
+def test_compat_paper_stays_when_another_setting_changes():
     paper = Ppo(compat="paper")
-    changed = {name for name, value in plain if value != getattr(paper, name)}
-    assert changed == {"compat", *PAPER_QUIRKS}
-    assert {name: getattr(paper, name) for name in PAPER_QUIRKS} == PAPER_QUIRKS
+
     assert paper.changed(lam=0.9).loss_mean == "microbatches"
-    assert (paper.critic_init, paper.critic_updates) == ("reward_model", 0)
 
 
-def test_a_quirk_that_compat_sets_cannot_be_asked_for_beside_it():
-    asked = ("ppo.compat=paper", "ppo.loss_mean=tokens")
-    line = refusal_of(make_config, "tiny", name="mine", overrides=asked)
+def test_a_quirk_that_compat_sets_cannot_be_set_as_well():
+    overrides = ("ppo.compat=paper", "ppo.loss_mean=tokens")
+
+    line = refusal_of(make_config, "tiny", name="mine", overrides=overrides)
+
     assert line == "ppo.loss_mean has no effect: ppo.compat=paper sets it"
 
 
 @pytest.mark.parametrize("kind", ["k2", "k3"])
 def test_k2_and_k3_in_the_reward_are_refused_with_the_reason_and_both_ways_out(kind):
     line = refusal_of(Ppo, kl_estimator=kind)
+
     assert line.startswith("ppo.kl_estimator must be k1 with ppo.kl_in=reward")
     assert f"{kind} hardly restrains the policy, or pushes it the wrong way" in line
     assert "keep k1, or set ppo.kl_in=loss" in line
 
 
-def test_k1_in_the_loss_is_refused_unless_it_is_corrected():
+def test_k1_in_the_loss_without_a_correction_is_refused():
     line = refusal_of(Ppo, kl_in="loss")
+
     assert line.startswith("ppo.kl_estimator must be k2 or k3 with ppo.kl_in=loss")
     assert "ppo.kl_correction=sequence" in line
+
+
+def test_k1_in_the_loss_may_be_corrected():
     assert Ppo(kl_in="loss", kl_correction="sequence").kl_estimator == "k1"
 
 
 @pytest.mark.parametrize("correction", ["token", "sequence"])
 def test_a_correction_of_the_reward_is_refused(correction):
     line = refusal_of(Ppo, kl_correction=correction)
+
     assert line.startswith("ppo.kl_correction must be off with ppo.kl_in=reward")
 
 
 def test_an_adaptive_coefficient_that_starts_at_0_is_refused():
     line = refusal_of(Ppo, kl_target=6.0, kl_coef=0.0)
+
     assert line.startswith("ppo.kl_coef must be above 0 with ppo.kl_target")
 
 
 def test_a_horizon_that_could_make_the_coefficient_negative_is_refused():
     line = refusal_of(Ppo, kl_target=6.0, batch_size=512, kl_horizon=102)
+
     assert line == "ppo.kl_horizon must be above 102, a fifth of ppo.batch_size"
-    Ppo(kl_target=6.0, batch_size=512, kl_horizon=103)
+    assert Ppo(kl_target=6.0, batch_size=512, kl_horizon=103).kl_horizon == 103
 
 
 def test_critic_warm_up_without_a_critic_is_refused():
     line = refusal_of(Ppo, baseline="mean", critic_updates=1)
+
     assert line == "ppo.critic_updates must be 0 with ppo.baseline=mean, which trains no critic"
 
 
 @pytest.mark.parametrize("lam_value", [-0.5, 1.5])
-def test_a_lambda_of_the_critics_targets_that_is_none_is_refused(lam_value):
+def test_a_lambda_of_the_critics_targets_outside_0_to_1_is_refused(lam_value):
     assert refusal_of(Ppo, lam_value=lam_value).startswith("ppo.lam_value must ")
 
 
@@ -96,7 +114,7 @@ def test_the_critics_targets_have_the_advantages_lambda_unless_they_have_their_o
     ],
     ids=str,
 )
-def test_recipes_for_the_critic_that_would_do_nothing_or_harm_are_refused(changes, line):
+def test_critic_settings_that_would_do_nothing_or_harm_are_refused(changes, line):
     assert refusal_of(Ppo, **changes) == line
 
 

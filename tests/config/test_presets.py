@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from stages.config.command_line import make_config
-from stages.config.config import SECTIONS, hash_of, override_of, settings_of
+from stages.config.identity import hash_of, settings_of
 from stages.config.presets import (
     ABLATIONS,
     FOLDER,
@@ -17,10 +17,11 @@ from stages.config.presets import (
     settings_of_ablation,
 )
 from stages.config.stages import STAGES
+from stages.config.values import TYPES, parse_override, section_of, value_of
 from stages.rl.algorithms import ALGORITHMS
 from tests.lib.asserts import refusal_of
 
-PARENTS = {"pythia", "smollm2-common"}  # presets extend them; they are none themselves
+PARENTS = {"pythia", "smollm2-common"}  # files that presets extend
 
 
 def test_every_file_is_a_preset_or_extended_by_one():
@@ -29,13 +30,14 @@ def test_every_file_is_a_preset_or_extended_by_one():
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_a_preset_says_what_it_is_for(name):
+def test_a_preset_has_a_description(name):
     preset = read_preset(name)
+
     assert preset.description.endswith(".")
     assert (preset.config.preset, preset.config.name) == (name, name)
 
 
-def test_an_unknown_preset_is_answered_with_the_nearest():
+def test_an_error_about_an_unknown_preset_names_the_nearest():
     assert refusal_of(make_config, "tinny").startswith("unknown preset 'tinny': did you mean tiny")
     assert refusal_of(make_config, "pythia").startswith("unknown preset 'pythia'")
 
@@ -90,48 +92,50 @@ def test_the_papers_settings_are_the_defaults():
 
 
 def differences(name: str, other: str) -> set[str]:
-    """The settings in which two presets differ."""
-    first = preset_config(name)
-    second = preset_config(other)
-    return {
-        f"{section}.{field}"
-        for section in SECTIONS
-        for field, value in getattr(first, section)
-        if value != getattr(getattr(second, section), field)
-    }
+    """Return the settings in which two presets differ."""
+    config = preset_config(name)
+    other_config = preset_config(other)
+    return {key for key in TYPES if value_of(config, key) != value_of(other_config, key)}
 
 
 @pytest.mark.parametrize("size", ["14m", "70m", "160m", "410m", "1.4b", "2.8b", "6.9b"])
-def test_pythia_sizes_differ_in_checkpoint_and_memory_only(size):
+def test_pythia_sizes_differ_only_in_checkpoint_and_memory(size):
     differing = differences("pythia-1b", f"pythia-{size}")
+
     assert "base.checkpoint" in differing
-    others = differing - {"base.checkpoint"}
-    assert {key.split(".")[0] for key in others} <= {"memory"}
+    for key in differing - {"base.checkpoint"}:
+        assert section_of(key) == "memory"
 
 
 @pytest.mark.parametrize("size", ["xs", "s", "l", "xl"])
-def test_tiny_sizes_differ_in_the_shape_of_the_model_only(size):
+def test_tiny_sizes_differ_only_in_the_shape_of_the_model(size):
     assert differences("tiny", f"tiny-{size}") == {"base.hidden_size", "base.num_layers"}
 
 
-def test_an_algorithms_own_section_comes_after_what_all_have_in_common():
+def test_an_algorithms_own_section_overrides_the_settings_of_all_algorithms():
     config = make_config("tiny")
-    algorithms = {name: getattr(config, name) for name in ALGORITHMS}
-    rates = {name: settings.learning_rate for name, settings in algorithms.items()}
+
+    rates = {name: getattr(config, name).learning_rate for name in ALGORITHMS}
+    batch_sizes = {getattr(config, name).batch_size for name in ALGORITHMS}
     assert rates == {"ppo": 2e-4, "rloo": 8e-4, "grpo": 8e-4, "reinforce": 8e-4}
-    assert {settings.batch_size for settings in algorithms.values()} == {64}
+    assert batch_sizes == {64}
 
 
-def test_the_posts_preset_asks_for_posts_and_a_tokenizer(tmp_path):
+def test_the_posts_preset_needs_a_tokenizer(tmp_path):
     assert "TOKENIZER=" in refusal_of(make_config, "posts", data=str(tmp_path))
+
+
+def test_the_posts_preset_takes_posts_and_a_tokenizer(tmp_path):
     config = make_config("posts", data=str(tmp_path), tokenizer="t")
-    assert (config.data.source, config.base.tokenizer) == (str(tmp_path), "t")
+
+    assert config.data.source == str(tmp_path)
+    assert config.base.tokenizer == "t"
 
 
 # -- hashes of runs that exist ---------------------------------------------------------------------
 
 # Recorded before data.chat_template was added. Another hash would make every finished run stale; a
-# setting that is newer than a record counts as its default (`is_same`).
+# setting that is newer than a record counts as its default (`is_same_setting`).
 HASHES_OF_TINY = {
     "base": "694564595d641d3e",
     "sft": "91b15c7c9e4a0009",
@@ -164,14 +168,16 @@ LATER_SETTINGS = {
 
 def test_settings_have_the_hashes_that_runs_have_recorded():
     config = make_config("tiny")
+
     hashes = {}
     for stage in STAGES:
-        recorded = settings_of(config, stage)
-        sections = [values for values in recorded.values() if isinstance(values, dict)]
-        for values in sections:
-            for name in LATER_SETTINGS.keys() & values.keys():
-                assert values.pop(name) == LATER_SETTINGS[name]
-        hashes[stage] = hash_of(recorded)
+        settings = settings_of(config, stage)
+        sections = [section for section in settings.values() if isinstance(section, dict)]
+        for section in sections:
+            for name, default in LATER_SETTINGS.items():
+                assert section.pop(name, default) == default
+        hashes[stage] = hash_of(settings)
+
     assert hashes == HASHES_OF_TINY
 
 
@@ -181,20 +187,23 @@ def test_settings_have_the_hashes_that_runs_have_recorded():
 @pytest.mark.parametrize("name", ABLATIONS)
 def test_an_ablation_changes_settings_of_tiny(name):
     assert ABLATIONS[name].what
-    for text in settings_of_ablation(name):
-        override_of(text)
+    for override in settings_of_ablation(name):
+        parse_override(override)
 
 
 def test_a_group_stands_for_its_ablations():
-    assert ablations_named(["dropout", "critic-start", "lambda-1"]) == [
-        "dropout",
-        *GROUPS["critic-start"].ablations,
-    ]
+    names = ablations_named(["dropout", "critic-start", "lambda-1"])
+
+    assert names == ["dropout", *GROUPS["critic-start"].ablations]
+
+
+def test_the_members_of_groups_exist():
     for group in GROUPS.values():
         assert set(group.ablations) <= ABLATIONS.keys()
         assert set(group.algorithms) <= ALGORITHMS.keys()
 
 
-def test_an_unknown_ablation_is_answered_with_the_nearest():
+def test_an_error_about_an_unknown_ablation_names_the_nearest():
     line = refusal_of(settings_of_ablation, "dropuot")
+
     assert line == "unknown ablation 'dropuot': did you mean dropout?"

@@ -2,7 +2,8 @@
 
 import pytest
 
-from stages.config.command_line import config_from_arguments, make_config
+from stages.config.command_line import make_config
+from stages.config.options import config_from_arguments
 from stages.config.recorded import recorded_config
 from stages.rl.algorithms import ALGORITHMS
 from stages.runs.files import read_json, write_json
@@ -13,7 +14,7 @@ from tests.lib.fabricated_runs import fabricate
 
 @pytest.fixture
 def rewrite(runs):
-    """Fabricates a run, and changes what its stages have recorded."""
+    """A function that fabricates a run and then changes what its stages have recorded."""
 
     def rewrite_run(config, change) -> None:
         fabricate(config)
@@ -29,26 +30,36 @@ def folder_of(runs, config, stage="ppo"):
     return runs / config.name / f"seed{config.seed}" / stage
 
 
-def test_what_is_recorded_is_read_back(runs):
+def test_a_recorded_config_is_read_back(runs):
     config = make_config("tiny", name="mine", overrides=("ppo.lam=0.5", "sft.epochs=3"))
+
     fabricate(config)
+
     assert recorded_config(folder_of(runs, config)) == config
 
 
 def test_a_setting_and_a_section_that_a_record_lacks_have_their_defaults(rewrite, runs, capsys):
     config = make_config("tiny", name="older")
+    other_algorithms = ALGORITHMS.keys() - {"ppo"}
 
     def remove(record):
-        del record["ppo"]["kl_target"], record["checks"], record["overrides"], record["own_from"]
-        for name in ALGORITHMS.keys() - {"ppo"}:
+        del record["ppo"]["kl_target"]
+        del record["checks"]
+        del record["overrides"]
+        del record["own_from"]
+        for name in other_algorithms:
             del record[name]
 
     rewrite(config, remove)
-    read = recorded_config(folder_of(runs, config))
-    assert read is not None
-    assert (read.ppo, read.checks, read.overrides) == (config.ppo, config.checks, ())
-    for name in ALGORITHMS.keys() - {"ppo"}:
-        assert getattr(read, name) == ALGORITHMS[name].settings()
+
+    recorded = recorded_config(folder_of(runs, config))
+
+    assert recorded is not None
+    assert recorded.ppo == config.ppo
+    assert recorded.checks == config.checks
+    assert recorded.overrides == ()
+    for name in other_algorithms:
+        assert getattr(recorded, name) == ALGORITHMS[name].settings()
     assert capsys.readouterr().err == ""
 
 
@@ -61,11 +72,14 @@ def test_settings_of_another_branch_are_ignored_and_listed_once(rewrite, runs, c
         record["launched_by"] = "somebody"
 
     rewrite(config, add)
-    for stage in ("base", "sft", "ppo"):
-        assert recorded_config(folder_of(runs, config, stage)) == config
+
+    configs = [recorded_config(folder_of(runs, config, stage)) for stage in ("base", "sft", "ppo")]
+
+    assert configs == [config, config, config]
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("warning: run branched seed 44413 recorded settings that this version ")
-    assert all(name in line for name in ("extra", "ppo.shift", "launched_by"))
+    for name in ("extra", "ppo.shift", "launched_by"):
+        assert name in line
 
 
 def test_a_run_of_another_branch_can_be_named(rewrite, runs, capsys):
@@ -76,7 +90,10 @@ def test_a_run_of_another_branch_can_be_named(rewrite, runs, capsys):
         record["overrides"].append("extra.size=3")
 
     rewrite(config, add)
-    assert config_from_arguments(["--name", "branch-named"], "") == config
+
+    named = config_from_arguments(["--name", "branch-named"])
+
+    assert named == config
     assert len(capsys.readouterr().err.splitlines()) == 1
 
 
@@ -87,16 +104,21 @@ def test_a_finished_stage_of_another_branch_counts_as_the_same(runs):
     manifest = read_json(path)
     manifest["settings"]["ppo"]["shift"] = 0.5
     manifest["settings_hash"] = "of the branch"
+
     write_json(path, manifest)
+
     assert find_problem(config, "ppo") is None
 
 
 def test_a_run_whose_preset_is_gone_keeps_what_it_recorded(rewrite, runs, capsys):
     config = make_config("tiny-l", name="mine", overrides=("ppo.lam=0.5",))
     rewrite(config, lambda record: record.update(preset="tiny-huge"))
-    read = recorded_config(folder_of(runs, config))
-    assert read == config.changed(preset="tiny-huge")
-    assert config_from_arguments(["--name", "mine"], "") == read
+
+    recorded = recorded_config(folder_of(runs, config))
+    named = config_from_arguments(["--name", "mine"])
+
+    assert recorded == config.changed(preset="tiny-huge")
+    assert named == recorded
     (line,) = capsys.readouterr().err.splitlines()
     assert "unknown preset 'tiny-huge'" in line
     assert line.startswith("warning: run mine keeps the settings that it recorded")
@@ -113,7 +135,9 @@ def test_a_run_whose_preset_is_gone_keeps_what_it_recorded(rewrite, runs, capsys
 def test_an_invalid_value_is_refused_with_the_file(rewrite, runs, section, field, value, line):
     config = make_config("tiny")
     rewrite(config, lambda record: record[section].update({field: value}))
+
     refusal = refusal_of(recorded_config, folder_of(runs, config))
+
     assert f"ppo/config.json: {line}" in refusal
 
 
@@ -129,11 +153,14 @@ def test_an_invalid_value_is_refused_with_the_file(rewrite, runs, section, field
 def test_an_invalid_record_is_refused_with_the_file(rewrite, runs, change, line):
     config = make_config("tiny")
     rewrite(config, lambda record: record.update(change))
+
     refusal = refusal_of(recorded_config, folder_of(runs, config))
+
     assert f"ppo/config.json: {line}" in refusal
 
 
 @pytest.mark.parametrize("text", ["{}", "[]", "no json", '{"preset": "tiny"}'])
 def test_a_file_that_no_run_wrote_is_no_record(tmp_path, text):
     (tmp_path / "config.json").write_text(text)
+
     assert recorded_config(tmp_path) is None

@@ -1,4 +1,4 @@
-"""The sections of the settings: what they refuse, what they describe, and that each is read."""
+"""The sections of the settings: which values they refuse, and that each setting is used."""
 
 import re
 from pathlib import Path
@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 from pydantic import BaseModel, Field
 
-from stages.config.config import DEFAULTS, SECTIONS, TYPES, Config
+from stages.config.config import SECTIONS, Config
 from stages.config.ppo import PolicyGradient, Ppo
 from stages.config.section import Section
 from stages.config.sections import USED_ROWS, Sft
+from stages.config.values import DEFAULTS, TYPES
 from stages.rl.algorithms import ALGORITHMS, Rloo
 from tests.lib.asserts import refusal_of
 from tests.lib.places import ROOT
@@ -63,8 +64,9 @@ def test_a_wrong_value_is_one_line_that_names_the_setting(values, line):
     assert refusal_of(Shape, **values) == line
 
 
-def test_a_choice_is_one_of_those_that_are_listed():
+def test_an_error_about_a_choice_lists_all_values():
     line = refusal_of(Ppo, score_at="before")
+
     assert line == "ppo.score_at must be 'after_eos' or 'eos', not 'before'"
 
 
@@ -85,7 +87,9 @@ def test_changed_settings_are_checked():
 
 def test_a_config_is_checked_when_a_section_is_changed():
     config = Config(preset="tiny", name="mine")
+
     assert config.changed(ppo=Ppo(lam=0.5)).ppo.lam == 0.5
+
     line = refusal_of(config.changed, eval=config.eval.changed(best_of="4"), seed=-1)
     assert line == "seed must be at least 0, not -1"
 
@@ -136,7 +140,10 @@ def test_sections_with_other_defaults_keep_the_ranges():
 @pytest.mark.parametrize("key", DEFAULTS)
 def test_every_default_is_a_value_that_the_setting_takes(key):
     section, _, field = key.partition(".")
-    assert getattr(SECTIONS[section](**{field: DEFAULTS[key]}), field) == DEFAULTS[key]
+
+    settings = SECTIONS[section](**{field: DEFAULTS[key]})
+
+    assert getattr(settings, field) == DEFAULTS[key]
 
 
 # -- descriptions ----------------------------------------------------------------------------------
@@ -154,28 +161,31 @@ def test_every_setting_is_described_in_full_sentences(kind):
 # -- no dead settings ------------------------------------------------------------------------------
 
 
-def properties_of(kind: Any) -> dict[str, set[str]]:
-    """The names that each property of a section reads."""
-    names = set(dir(kind)) - set(dir(BaseModel))
-    members = {name: getattr(kind, name) for name in names}
-    return {
-        name: set(member.fget.__code__.co_names)
-        for name, member in members.items()
-        if isinstance(member, property) and member.fget is not None
-    }
+def names_read_by_properties(section: Any) -> dict[str, set[str]]:
+    """Return property -> the names that it reads, for the properties of a section."""
+    names_read = {}
+    for name in set(dir(section)) - set(dir(BaseModel)):
+        member = getattr(section, name)
+        if isinstance(member, property) and member.fget is not None:
+            names_read[name] = set(member.fget.__code__.co_names)
+    return names_read
 
 
 @pytest.mark.parametrize("section", SECTIONS)
 def test_every_setting_is_read_by_a_module_that_does_not_define_it(section):
-    """A name that another object has too is not told apart."""
-    read = {*re.findall(r"\.(\w+)", READERS), *USED_ROWS.values()}  # `Data.rows` has their names
-    properties = properties_of(SECTIONS[section])
-    assert set(properties) <= read, "a property that nothing reads"
-    assert SECTIONS[section].model_fields.keys() <= read.union(*properties.values())
+    """An attribute of the same name in any other object counts as read, too."""
+    attributes_read = set(re.findall(r"\.(\w+)", READERS))
+    attributes_read |= set(USED_ROWS.values())  # `Data.rows` has their names
+    properties = names_read_by_properties(SECTIONS[section])
+
+    assert set(properties) <= attributes_read, "a property that nothing reads"
+    settings = SECTIONS[section].model_fields.keys()
+    assert settings <= attributes_read.union(*properties.values())
 
 
-def test_the_run_itself_has_no_dead_settings():
+def test_every_field_of_a_config_is_read():
     code = "\n".join(CODE.values())
     for name in Config.model_fields:
-        is_algorithm = name in ALGORITHMS  # read as getattr(config, algorithm.name)
-        assert is_algorithm or re.search(rf"\b(config|self)\.{name}\b", code), name
+        if name in ALGORITHMS:  # read as getattr(config, algorithm.name)
+            continue
+        assert re.search(rf"\b(config|self)\.{name}\b", code), name

@@ -228,7 +228,7 @@ def test_the_built_in_posts_keep_their_bytes(tmp_path):
 WRITE_WORLD = """
 from pathlib import Path
 from stages.data.builtin import write_world
-from stages.config.config import World
+from stages.config.sections import World
 world = World(
     seed={seed}, train_posts=5, validation_posts=4, train_comparisons=7, validation_comparisons=6
 )

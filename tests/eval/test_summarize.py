@@ -5,7 +5,7 @@ import pytest
 from eval import summarize
 from eval.summarize import FinishedRun, finished_policies
 from stages import base
-from stages.config import config as settings
+from stages.config import paths
 from stages.config.command_line import make_config
 from stages.config.sections import format_post
 from stages.data.builtin import make_post
@@ -20,7 +20,7 @@ from tests.lib.resuming import SETTINGS
 @pytest.fixture
 def finished(whole, monkeypatch):
     """The small run that nothing interrupted, as this command opens it."""
-    monkeypatch.setattr(settings, "RUNS", whole.parents[1])
+    monkeypatch.setattr(paths, "RUNS", whole.parents[1])
     return FinishedRun(finished_policies("tiny", "resumed", 44413))
 
 
@@ -127,7 +127,7 @@ def test_where_rows_contain_whole_prompts_a_typed_one_keeps_its_end(finished, te
 
 
 def test_a_released_policy_writes_without_sft_or_scores(whole, place, monkeypatch, capsys):
-    monkeypatch.setattr(settings, "RUNS", place / "runs")
+    monkeypatch.setattr(paths, "RUNS", place / "runs")
     world = [setting for setting in SETTINGS if setting.startswith(("world.", "memory."))]
     overrides = [f"released.policy={whole / 'sft/model'}", *world]
     run_module(base, ["--preset", "tiny", "--name", "other", "--set", *overrides])

@@ -6,8 +6,8 @@ import pytest
 
 from eval.judges.prompt import make_question
 from stages.config import judge_prompt
-from stages.config.config import settings_hash
 from stages.config.errors import UserError
+from stages.config.identity import settings_hash
 from stages.config.judge import JudgeSettings
 from stages.config.judge_prompt import read_prompt
 from tests.lib.chat_server import GOOD, ask, chat, llm_config, serving

@@ -6,8 +6,8 @@ from typing import Any
 
 from reports import paper
 from reports.curves import GRADIENT_GROUPS
-from stages.config import config as settings
 from stages.config.command_line import make_config
+from stages.config.identity import hash_of, settings_hash, settings_of
 from stages.config.judge import JudgeSettings
 from stages.config.stages import STAGES as TABLE
 from stages.runs.inputs import current_inputs
@@ -237,7 +237,7 @@ def fabricate(
     for stage in STAGES:
         folder = stage_folder(config, stage)
         judged_before = not TABLE[stage].per_judge and folder.exists()
-        if judged_before or config.is_upstreams(stage):
+        if judged_before or config.is_from_upstream(stage):
             continue
         folder.mkdir(parents=True)
         (folder / "config.json").write_text(json.dumps(config.model_dump()))
@@ -314,12 +314,12 @@ def write_manifest(config, stage, results):
         "preset": config.preset,
         "seed": config.seed,
         "upstream": config.upstream,
-        "settings_hash": settings.settings_hash(config, stage),
-        "settings": settings.settings_of(config, stage),
+        "settings_hash": settings_hash(config, stage),
+        "settings": settings_of(config, stage),
         "inputs": inputs,
         "outputs": {},
         "sizes": {},
-        "content": settings.hash_of([results, inputs]),
+        "content": hash_of([results, inputs]),
         "results": results,
     }
     (stage_folder(config, stage) / "manifest.json").write_text(json.dumps(manifest))

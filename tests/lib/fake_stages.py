@@ -5,7 +5,7 @@ from pathlib import Path
 
 from stages.config.command_line import Request
 from stages.config.config import Config
-from stages.config.stages import row_of
+from stages.config.stages import stage_row
 from stages.pipeline.runner import PlannedRun, Runner
 from stages.pipeline.status import plain_lines, statuses
 from stages.runs.manifest import partial_of, stage_folder
@@ -14,7 +14,7 @@ from stages.runs.run import open_stage
 
 def finish(config: Config, stage: str, text: str = "made") -> Path:
     """Finish a stage, with the inputs that it has in the table and an output file; its folder."""
-    row = row_of(stage, config.kind)
+    row = stage_row(stage, config.kind)
     with open_stage(config, stage) as run:
         for name in (*row.inputs, *row.joined_by):
             if name in row.inputs or stage_folder(config, name).exists():

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from stages.__main__ import run_stage
-from stages.config.command_line import config_from_arguments
 from stages.config.environment import is_one_of_several
 from stages.config.error_messages import in_one_line
+from stages.config.options import config_from_arguments
 from stages.config.stages import STAGES
 from stages.pipeline.start import errors_end_process
 from stages.runs.make_command import make_command

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from accelerate import Accelerator
 
-from stages.config import config as settings_module
+from stages.config import paths
 from stages.config.recorded import recorded_config
 from stages.config.sections import POSTS
 from stages.data.ragged import load_split
@@ -144,4 +144,4 @@ def table_of(walkthrough: Walkthrough) -> str:
 
 if __name__ == "__main__":
     name, seed, post = sys.argv[1:]
-    print(table_of(follow(settings_module.RUNS / name / f"seed{seed}", post)))
+    print(table_of(follow(paths.RUNS / name / f"seed{seed}", post)))

@@ -12,9 +12,10 @@ from accelerate import Accelerator
 from eval import controls, judge, summaries, win_rate
 from reports import run as run_page
 from stages import base, dpo, normalize, ppo, rm, sft
-from stages.config import config as settings
-from stages.config.command_line import config_from_arguments, make_config
+from stages.config import paths
+from stages.config.command_line import make_config
 from stages.config.errors import UserError
+from stages.config.options import config_from_arguments
 from stages.config.recorded import recorded_config
 from stages.data.ragged import TokenizedSplit, make_ragged, pad_right
 from stages.models.forward import ResponseBatch, score_responses
@@ -174,7 +175,7 @@ def test_the_page_names_the_function(finished):
 def test_an_edited_function_makes_stale_what_was_trained_and_scored_with_it(finished, monkeypatch):
     root = finished.parents[2]
     monkeypatch.chdir(root)
-    monkeypatch.setattr(settings, "RUNS", root / "runs")
+    monkeypatch.setattr(paths, "RUNS", root / "runs")
     config = config_from_arguments(ARGUMENTS, "")
     stages = ("base", "sft", "rm", "normalize", "ppo", "rloo", "summaries")
     assert [stage for stage in stages if find_problem(config, stage)] == []

@@ -133,7 +133,7 @@ def test_every_command_of_the_documents_gives_what_its_target_reads():
 
 
 def test_dry_says_what_would_run_and_writes_nothing(tmp_path, monkeypatch):
-    monkeypatch.setattr("stages.config.config.RUNS", tmp_path / "runs")
+    monkeypatch.setattr("stages.config.paths.RUNS", tmp_path / "runs")
     config = named("sft.epochs=3")
     for stage in EVALUATED:
         finish(config, stage)
@@ -150,7 +150,7 @@ def test_dry_says_what_would_run_and_writes_nothing(tmp_path, monkeypatch):
 
 
 def test_a_command_with_nothing_to_do_says_so_and_writes_nothing(tmp_path, monkeypatch):
-    monkeypatch.setattr("stages.config.config.RUNS", tmp_path / "runs")
+    monkeypatch.setattr("stages.config.paths.RUNS", tmp_path / "runs")
     for stage in EVALUATED:
         finish(named("sft.epochs=3"), stage)
     before = everything(tmp_path)
@@ -172,7 +172,7 @@ assert not loaded, loaded
     "words", [["status"], ["sft", "DRY=1"], ["help"], ["settings"], ["sft", "rm", "ppo", "eval"]]
 )
 def test_looking_and_a_command_with_nothing_to_do_load_no_torch(tmp_path, monkeypatch, words):
-    monkeypatch.setattr("stages.config.config.RUNS", tmp_path / "runs")
+    monkeypatch.setattr("stages.config.paths.RUNS", tmp_path / "runs")
     for stage in EVALUATED:
         finish(named(), stage)
     name = [] if words == ["help"] else ["NAME=mine"]

@@ -11,7 +11,7 @@ from huggingface_hub import ModelCard
 
 from eval.summarize import FinishedRun, finished_policies
 from stages.__main__ import write_cards
-from stages.config import config as settings
+from stages.config import paths
 from stages.config.command_line import make_config
 from stages.config.recorded import recorded_config
 from stages.config.sections import format_post
@@ -173,7 +173,7 @@ def card_of(stage_folder: Path) -> str:
 @pytest.fixture
 def run(whole, monkeypatch):
     """The small run, opened as `make summarize` does."""
-    monkeypatch.setattr(settings, "RUNS", whole.parents[1])
+    monkeypatch.setattr(paths, "RUNS", whole.parents[1])
     return FinishedRun(finished_policies("tiny", "resumed", 44413))
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from stages.config.command_line import make_config
-from stages.config.config import settings_hash
+from stages.config.identity import settings_hash
 from stages.planning.batch_sizes import with_sizes
 from stages.planning.memory import GIB
 

@@ -7,8 +7,9 @@ import pytest
 from transformers import AutoTokenizer
 
 from stages import base
-from stages.config.command_line import NEXT_OVERRIDE, Request, config_of
+from stages.config.command_line import Request, config_of
 from stages.config.errors import UserError
+from stages.config.values import split_overrides
 from stages.pipeline.variables import request_from
 from stages.planning.own import rate_choices, with_choices
 from tests.lib.make_stages import run_module
@@ -40,7 +41,7 @@ def variables(runs, tmp_path, policy_folder):
 
 def chosen(variables):
     """Setting -> its text, from SET with all choices."""
-    words = NEXT_OVERRIDE.split(with_choices(variables)["SET"])
+    words = split_overrides(with_choices(variables)["SET"])
     return dict(word.split("=", 1) for word in words)
 
 
@@ -108,7 +109,7 @@ def test_each_choice_is_printed_with_its_reason(variables, capsys):
 
 def test_every_choice_is_a_setting_of_the_run(variables):
     values = with_choices(variables)
-    words = NEXT_OVERRIDE.split(values["SET"])
+    words = split_overrides(values["SET"])
     request = Request(
         preset="own",
         name=values["NAME"],
@@ -123,7 +124,7 @@ def test_every_choice_is_a_setting_of_the_run(variables):
 
 def test_what_you_set_takes_precedence(variables):
     variables["SET"] += " ppo.kl_coef=0.1 data.max_query_tokens=77 ppo.batch_size=8"
-    words = NEXT_OVERRIDE.split(with_choices(variables)["SET"])
+    words = split_overrides(with_choices(variables)["SET"])
     keys = [word.partition("=")[0] for word in words]
     assert len(set(keys)) == len(keys)
     assert {"data.max_query_tokens=77", "ppo.batch_size=8"} <= set(words)
@@ -132,7 +133,7 @@ def test_what_you_set_takes_precedence(variables):
 def test_a_run_that_has_begun_keeps_its_choices(variables, capsys):
     values = with_choices(variables)
     options = ["--preset", "own", "--name", values["NAME"], "--data", variables["DATA"]]
-    run_module(base, [*options, "--set", *NEXT_OVERRIDE.split(values["SET"])])
+    run_module(base, [*options, "--set", *split_overrides(values["SET"])])
     capsys.readouterr()
 
     assert with_choices(variables)["SET"] == values["SET"]

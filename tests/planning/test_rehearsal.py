@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from stages.__main__ import main
-from stages.config import config as settings
+from stages.config import paths
 from stages.config.command_line import Request, config_of, make_config
 from stages.config.errors import UserError
 from stages.data.prompt import plain_encoder
@@ -33,7 +33,7 @@ SMALL = (
 @pytest.fixture
 def place(place, monkeypatch):
     """A current folder of the test's own, with its runs."""
-    monkeypatch.setattr(settings, "RUNS", Path("runs"))
+    monkeypatch.setattr(paths, "RUNS", Path("runs"))
     monkeypatch.delenv("MAKEFLAGS", raising=False)
     return place
 

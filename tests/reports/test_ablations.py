@@ -10,7 +10,7 @@ from eval.stats.hypothesis_tests import fisher_exact
 from reports import ablations, about_runs
 from reports.ablation_runs import read_study
 from reports.verdicts import Word
-from stages.config import config as settings
+from stages.config import paths
 from stages.config.command_line import make_config
 from stages.config.errors import UserError
 from stages.config.presets import ABLATIONS, GROUPS, ablations_named
@@ -472,7 +472,7 @@ def test_an_ablation_of_the_reward_model_says_that_it_trains_its_own():
 
     page = page_of("read-before-eos", "dropout")
 
-    stages = {path.name for path in (settings.RUNS / "tiny-read-before-eos/seed1").iterdir()}
+    stages = {path.name for path in (paths.RUNS / "tiny-read-before-eos/seed1").iterdir()}
     assert {"rm", "normalize", "ppo"} <= stages
     assert not {"base", "sft"} & stages
     assert "Score read before EOS runs the stages rm and normalize again" in page

@@ -8,7 +8,7 @@ from reports import calibration
 from reports.judging import calibration_result
 from reports.plots import Bar, agreements, draw
 from reports.results import Interval
-from stages.config import config as settings
+from stages.config import paths
 from stages.config.command_line import make_config
 from stages.config.errors import UserError
 from stages.runs.manifest import read_manifest, stage_folder
@@ -22,7 +22,7 @@ FLAG = "it is not shown to agree more often than the longest text: +1.5% [-2.2%,
 @pytest.fixture(autouse=True)
 def folder(tmp_path, monkeypatch, no_drawing):
     """A runs folder of the test's own, and pages with empty plots."""
-    monkeypatch.setattr(settings, "RUNS", tmp_path / "runs")
+    monkeypatch.setattr(paths, "RUNS", tmp_path / "runs")
 
 
 def page_of(flags=(), **changes):

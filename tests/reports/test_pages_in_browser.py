@@ -12,7 +12,7 @@ import pytest
 
 from reports import ablations, about_runs, calibration, compare, scaling
 from reports import run as run_page
-from stages.config import config as settings
+from stages.config import paths
 from stages.config.command_line import make_config
 from stages.runs.manifest import stage_folder
 from tests.lib.fabricated_runs import calibrated, fabricate
@@ -41,7 +41,7 @@ RULES = [
 def pages(tmp_path_factory):
     """Kind -> the page of fabricated runs, in whose posts and summaries scripts are planted."""
     with pytest.MonkeyPatch.context() as monkeypatch:
-        monkeypatch.setattr(settings, "RUNS", tmp_path_factory.mktemp("pages") / "runs")
+        monkeypatch.setattr(paths, "RUNS", tmp_path_factory.mktemp("pages") / "runs")
         texts = [f"{PLANTED} summary {index}" for index in range(9)]
         for seed in (1, 2):
             fabricate(make_config("tiny", seed=seed), texts=texts)

@@ -17,7 +17,7 @@ from reports.judging import calibration_of_run
 from reports.results import Interval, load_run
 from reports.scores import ScoreRow
 from reports.verdicts import Word
-from stages.config import config as settings
+from stages.config import paths
 from stages.config.command_line import make_config
 from stages.config.judge import JudgeSettings
 from stages.config.sections import Base, Data
@@ -43,7 +43,7 @@ NO_BREAK_SPACE = "\N{NO-BREAK SPACE}"
 @pytest.fixture
 def places(tmp_path, monkeypatch, no_drawing):
     """A folder for runs whose pages have empty plots."""
-    monkeypatch.setattr(settings, "RUNS", tmp_path / "runs")
+    monkeypatch.setattr(paths, "RUNS", tmp_path / "runs")
     return tmp_path
 
 
@@ -51,7 +51,7 @@ def places(tmp_path, monkeypatch, no_drawing):
 def page(tmp_path_factory):
     """The page of a run that several tests read, with its plots."""
     with pytest.MonkeyPatch.context() as monkeypatch:
-        monkeypatch.setattr(settings, "RUNS", tmp_path_factory.mktemp("made") / "runs")
+        monkeypatch.setattr(paths, "RUNS", tmp_path_factory.mktemp("made") / "runs")
         results = fabricate(make_config("tiny"))
         run_page.write_report(make_config("tiny"))
         folder = stage_folder(make_config("tiny"), "report")
@@ -489,7 +489,7 @@ def test_numbers_json_has_the_typed_results_in_full_precision(page):
 
 
 def test_two_pages_of_the_same_run_are_equal_byte_for_byte(page, tmp_path, monkeypatch):
-    monkeypatch.setattr(settings, "RUNS", tmp_path / "runs")
+    monkeypatch.setattr(paths, "RUNS", tmp_path / "runs")
     fabricate(make_config("tiny"))
     run_page.write_report(make_config("tiny"))
     first = (read_manifest(stage_folder(make_config("tiny"), "report")) or {})["outputs"]

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from stages.config.command_line import Request, make_config
-from stages.config.config import settings_hash
 from stages.config.errors import UserError
+from stages.config.identity import settings_hash
 from stages.pipeline.plan import make_plan
 from stages.pipeline.runner import PlannedRun, Runner
 from stages.runs.files import read_json, write_json

@@ -80,7 +80,7 @@ def manifest(tmp_path: Path, seed: int = 44413) -> dict:
 READ = """
 import json
 from stages.data.readers import read_source
-from stages.config.config import Data
+from stages.config.sections import Data
 print(json.dumps(dict(read_source(Data(), "hub"))))
 """
 
@@ -273,7 +273,7 @@ def test_what_the_client_raises_is_one_line(monkeypatch, error, said):
 READ_PAIRS = """
 from stages.data.readers import read_split
 from stages.config.errors import UserError
-from stages.config.config import Data
+from stages.config.sections import Data
 for name in {names!r}:
     try:
         read_split(Data(comparisons_dataset=name), "hub", "comparisons_train")

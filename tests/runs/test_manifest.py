@@ -4,9 +4,10 @@ import shlex
 
 import pytest
 
-from stages.config.command_line import config_from_arguments, make_config
+from stages.config.command_line import make_config
 from stages.config.config import Config
 from stages.config.judge import JudgeSettings
+from stages.config.options import config_from_arguments
 from stages.pipeline.plan import make_plan, settings_warnings
 from stages.runs.differences import unknown_settings
 from stages.runs.files import read_json, write_json

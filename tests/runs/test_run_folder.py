@@ -192,10 +192,10 @@ def test_a_changed_file_makes_the_code_dirty_and_a_generated_report_does_not(pla
 OPEN_AND_WAIT = """
 import sys, time
 from pathlib import Path
-from stages.config import config
+from stages.config import paths
 from stages.config.command_line import make_config
 from stages.runs.run import open_stage
-config.RUNS = Path(sys.argv[1])
+paths.RUNS = Path(sys.argv[1])
 with open_stage(make_config("tiny"), "sft"):
     print("open", flush=True)
     time.sleep(600)
