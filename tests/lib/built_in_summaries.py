@@ -13,6 +13,6 @@ def summary_with(post: str, *clauses: str, **wrong_words: str) -> str:
     """
     facts = facts_of(post)
     wanted = dict(zip(WANTED_FACTS, WANTED[facts.subreddit], strict=True))
-    words = facts.words | wrong_words
+    words = {**facts.words, **wrong_words}
     texts = [CLAUSES[wanted.get(clause, clause)].format(**words) for clause in clauses]
     return ", ".join(texts)
