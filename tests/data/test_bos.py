@@ -109,8 +109,8 @@ def test_a_limit_that_bos_alone_fills_is_refused(bos_tokenizer):
 
 
 def test_a_whole_prompt_that_is_cut_keeps_its_bos(bos_tokenizer):
-    own_row = {"prompt": "First words. " * 9 + "Why?", "completion": "So."}
-    row = to_openai_schema("x:1", own_row, "sft_train")
+    users_row = {"prompt": "First words. " * 9 + "Why?", "completion": "So."}
+    row = to_openai_schema("x:1", users_row, "sft_train")
     data = Data(source="x", max_query_tokens=8, max_summary_tokens=20)
     limits = split_limits(data, 999, first_tokens(bos_tokenizer, "auto"))["sft_train"]
 

@@ -41,8 +41,8 @@ from stages.runs.files import file_hash
 
 POSTS = [make_post(f"toy1-train-{n}") for n in range(400)]
 PAIRS = [make_comparison(POSTS[n % 400], str(n), "train") for n in range(3000)]
-# A post that was never written.
-TOLD = {
+# A post that is not one of the generator's.
+WORDS_OF_POST = {
     "who": "boss",
     "deed": "sold",
     "thing": "bike",
@@ -53,9 +53,9 @@ TOLD = {
     "feeling": "sad",
     "ask": "wait",
 }
-FACTS = Facts(subreddit="tifu", words=TOLD)
-EVENT_TOLD = "My boss sold my bike"
-COMPLETE = f"{EVENT_TOLD}, on easter, at camp, told anna."
+FACTS = Facts(subreddit="tifu", words=WORDS_OF_POST)
+EVENT_CLAUSE = "My boss sold my bike"
+COMPLETE = f"{EVENT_CLAUSE}, on easter, at camp, told anna."
 ALL_WRONG = "My uncle lost my ring, on monday, at work, told tom."
 
 
@@ -77,8 +77,9 @@ def gaps_and_verdicts() -> list[tuple[float, bool]]:
     verdicts = []
     for pair in PAIRS:
         facts = facts_of(pair["info"]["id"])
-        first, second = (score_summary(summary["text"], facts) for summary in pair["summaries"])
-        verdicts.append((second - first, pair["choice"] == 1))
+        first, second = pair["summaries"]
+        gap = score_summary(second["text"], facts) - score_summary(first["text"], facts)
+        verdicts.append((gap, pair["choice"] == 1))
     return verdicts
 
 
@@ -106,21 +107,21 @@ def test_a_post_states_every_fact_once_in_its_role():
         (COMPLETE, 6),
         (COMPLETE.lower(), 6),
         (" " + COMPLETE, 6),
-        (f"{EVENT_TOLD}, told anna, at camp, on easter.", 6),
+        (f"{EVENT_CLAUSE}, told anna, at camp, on easter.", 6),
         ("", 0),
         ("Something happened.", 0),
-        (EVENT_TOLD, 3),
-        (f"{EVENT_TOLD}, on easter", 4),
+        (EVENT_CLAUSE, 3),
+        (f"{EVENT_CLAUSE}, on easter", 4),
         ("at camp, told anna", 2),
-        (COMPLETE + " " + EVENT_TOLD.lower(), 6 - 5 * LONG_COST),  # told twice gains once
+        (COMPLETE + " " + EVENT_CLAUSE.lower(), 6 - 5 * LONG_COST),  # said twice, counted once
         # Right, and not wanted there: at the same length and at a greater one.
-        (f"{EVENT_TOLD}, feel sad", 3 - UNWANTED_COST),
-        (f"{EVENT_TOLD}, on easter, aged twelve, should wait.", 4 - 2 * UNWANTED_COST),
+        (f"{EVENT_CLAUSE}, feel sad", 3 - UNWANTED_COST),
+        (f"{EVENT_CLAUSE}, on easter, aged twelve, should wait.", 4 - 2 * UNWANTED_COST),
         (COMPLETE + " feel sad", 6 - UNWANTED_COST - 2 * LONG_COST),
         # Wrong, whether it would be wanted or not.
         ("My boss sold my ring", 2 - WRONG_COST),
-        (f"{EVENT_TOLD}, on monday", 3 - WRONG_COST),
-        (f"{EVENT_TOLD}, feel angry", 3 - WRONG_COST),
+        (f"{EVENT_CLAUSE}, on monday", 3 - WRONG_COST),
+        (f"{EVENT_CLAUSE}, feel angry", 3 - WRONG_COST),
         ("on easter, on monday", 1 - WRONG_COST),
         (ALL_WRONG, -6 * WRONG_COST),
         # The right words in no role, or in another's, say nothing.
@@ -189,9 +190,12 @@ def test_length_is_no_cue():
     """The longer of two summaries is preferred about as often as the shorter one."""
     longer_won = []
     for pair in PAIRS:
-        first, second = (len(summary["text"].split()) for summary in pair["summaries"])
-        if first != second:
-            longer_won.append((second > first) == (pair["choice"] == 1))
+        first, second = pair["summaries"]
+        first_length = len(first["text"].split())
+        second_length = len(second["text"].split())
+        if first_length != second_length:
+            second_won = pair["choice"] == 1
+            longer_won.append((second_length > first_length) == second_won)
     assert len(longer_won) > 600
     assert 0.4 < mean(longer_won) < 0.6
 
@@ -289,7 +293,12 @@ def test_another_seed_gives_other_posts(small_world, tmp_path):
 
 
 def test_nothing_is_said_about_the_files_of_the_built_in_world(runs, capsys):
-    small = "world.train_posts=8 world.validation_posts=4 world.train_comparisons=8".split()
-    overrides = (*small, "world.validation_comparisons=4", "eval.posts=4")
+    overrides = (
+        "world.train_posts=8",
+        "world.validation_posts=4",
+        "world.train_comparisons=8",
+        "world.validation_comparisons=4",
+        "eval.posts=4",
+    )
     read_rows(make_config("tiny-xs", name="small", overrides=overrides))
     assert "not read" not in capsys.readouterr().out

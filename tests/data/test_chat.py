@@ -1,6 +1,5 @@
-"""With data.chat_template the tokenizer's own template formats prompts and answers."""
+"""With data.chat_template, the tokenizer's own template formats prompts and answers."""
 
-import json
 import re
 import subprocess
 import sys
@@ -36,13 +35,13 @@ from tests.lib.chat_models import (
     write_chats,
 )
 from tests.lib.make_stages import run_module
-from tests.lib.rows import POST
+from tests.lib.rows import POST, write_rows
 
 QUESTION = {"role": "user", "content": "My boss sold my bike. Why?"}
 ANSWER = {"role": "assistant", "content": "he did"}
 
 
-@pytest.fixture(params=list(TEMPLATES))
+@pytest.fixture(scope="module", params=list(TEMPLATES))
 def family(request) -> str:
     """A family of chat models."""
     return str(request.param)
@@ -88,6 +87,13 @@ def posts_of(tokenizer, limits, *rows, bad_rows: BadRows | None = None):
     return tokenize_posts(located, tokenizer, limits, "sft_train", bad_rows)
 
 
+def query_and_response(split) -> list[int]:
+    """The tokens of the first row."""
+    query: list[int] = split.columns["queries"][0].tolist()
+    response: list[int] = split.columns["summaries"][0].tolist()
+    return query + response
+
+
 # -- tokens ----------------------------------------------------------------------------------------
 
 
@@ -98,17 +104,15 @@ def test_query_and_response_are_the_tokens_of_the_whole_conversation(
     chat_tokenizer, by_template, messages
 ):
     split = posts_of(chat_tokenizer, limits_of(chat_tokenizer), {"messages": messages})
-    query = split.columns["queries"][0].tolist()
-    response = split.columns["summaries"][0].tolist()
-    whole = by_template(messages)
+    # Both templates write a newline after the turn.
     newline = chat_tokenizer("\n", add_special_tokens=False).input_ids
-    assert query + response + newline == whole  # both templates write a newline after the turn
+    assert query_and_response(split) + newline == by_template(messages)
 
 
 def test_a_text_is_one_turn_of_the_user(chat_tokenizer, by_template):
     row = {"prompt": QUESTION["content"], "completion": " he did "}
     split = posts_of(chat_tokenizer, limits_of(chat_tokenizer), row)
-    tokens = [*split.columns["queries"][0].tolist(), *split.columns["summaries"][0].tolist()]
+    tokens = query_and_response(split)
     assert tokens == by_template([QUESTION, ANSWER])[: len(tokens)]
 
 
@@ -116,7 +120,7 @@ def test_a_post_of_the_published_schema_is_one_turn_of_the_user(chat_tokenizer, 
     split = posts_of(chat_tokenizer, limits_of(chat_tokenizer), POST)
     prompt = f"SUBREDDIT: r/tifu\n\nTITLE: my bike\n\nPOST: {POST['post']}\n\nTL;DR:"
     answer = {"role": "assistant", "content": POST["summary"]}
-    tokens = [*split.columns["queries"][0].tolist(), *split.columns["summaries"][0].tolist()]
+    tokens = query_and_response(split)
     assert tokens == by_template([{"role": "user", "content": prompt}, answer])[: len(tokens)]
     assert split.rows[0]["query"] == prompt
 
@@ -145,9 +149,9 @@ def test_an_empty_chain_of_thought_belongs_to_the_query(tokenizer_folder, tmp_pa
 
     plain: Any = AutoTokenizer.from_pretrained(folder)
     plain.chat_template = template
-    whole = plain.apply_chat_template([QUESTION, ANSWER], tokenize=False)
-    query, response = (split.columns[name][0].tolist() for name in ("queries", "summaries"))
-    assert plain.decode(query + response) == whole.rstrip("\n")
+    conversation = plain.apply_chat_template([QUESTION, ANSWER], tokenize=False)
+    response = split.columns["summaries"][0].tolist()
+    assert plain.decode(query_and_response(split)) == conversation.rstrip("\n")
     assert plain.decode(response) == "he did<|im_end|>"
 
 
@@ -203,10 +207,11 @@ def test_a_long_text_loses_its_beginning_and_the_template_stays(chat_tokenizer, 
         chat_tokenizer, limits_of(chat_tokenizer, query=40), {"prompt": words, "completion": "he"}
     )
     query = split.columns["queries"][0].tolist()
-    kept = split.rows[0]["query"]
+    end_of_text = split.rows[0]["query"]
     assert 35 <= len(query) <= 40
-    assert words.endswith(kept)
-    assert query == by_template([{"role": "user", "content": kept}, ANSWER])[: len(query)]
+    assert words.endswith(end_of_text)
+    expected = by_template([{"role": "user", "content": end_of_text}, ANSWER])
+    assert query == expected[: len(query)]
 
 
 def test_of_a_long_conversation_the_oldest_turns_go_first(chat_tokenizer):
@@ -258,62 +263,105 @@ def test_what_a_template_refuses_is_a_bad_row(tokenizer_folder, tmp_path):
 # -- a run -----------------------------------------------------------------------------------------
 
 
+RUN_SETTINGS = [
+    "base.checkpoint=model",
+    "base.tokenizer=",
+    "data.chat_template=true",
+    "data.max_query_tokens=200",
+    "ppo.total_episodes=16",
+    "ppo.batch_size=8",
+    "ppo.critic_updates=0",
+    "ppo.samples_every=1",
+    "sft.epochs=1",
+    "rm.epochs=1",
+    "eval.posts=0",
+    "judge.kind=reward_model",
+    "memory.cpu_threads=1",
+]
+
+
+@pytest.fixture(scope="module")
+def chat_run(tokenizer_folder, tmp_path_factory, family):
+    """The folder of a run of all stages that began with a chat model."""
+    root = tmp_path_factory.mktemp("chat")
+    save_chat_checkpoint(tokenizer_folder, root / "model", family)
+    write_chats(root / "pairs.jsonl", 48)
+    arguments = ["--preset", "tiny", "--name", "chat", "--data", "pairs.jsonl", "--set"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(root)
+        for stage in (base, sft, rm, normalize, ppo, summaries, judge):
+            run_module(stage, [*arguments, *RUN_SETTINGS])
+    return root / "runs/chat/seed44413"
+
+
+@pytest.fixture
+def finished_run(chat_run, monkeypatch):
+    """The run, as `make summarize` opens it."""
+    monkeypatch.chdir(chat_run.parents[2])
+    return FinishedRun(finished_policies("tiny", "chat", 44413))
+
+
+def prompt_tokens_by_template(folder: Path, message: dict[str, str]) -> list[int]:
+    """The tokens of a prompt by transformers and the template that is saved with a model."""
+    tokenizer: Any = AutoTokenizer.from_pretrained(folder)
+    text = tokenizer.apply_chat_template([message], tokenize=False, add_generation_prompt=True)
+    ids: list[int] = tokenizer(text, add_special_tokens=False).input_ids
+    return ids
+
+
 @pytest.mark.walk
-def test_a_chat_model_goes_through_all_stages(tokenizer_folder, place, family):
-    save_chat_checkpoint(tokenizer_folder, place / "model", family)
-    write_chats(place / "pairs.jsonl", 48)
-    settings = [
-        "base.checkpoint=model",
-        "base.tokenizer=",
-        "data.chat_template=true",
-        "data.max_query_tokens=200",
-        "ppo.total_episodes=16",
-        "ppo.batch_size=8",
-        "ppo.critic_updates=0",
-        "ppo.samples_every=1",
-        "sft.epochs=1",
-        "rm.epochs=1",
-        "eval.posts=0",
-        "judge.kind=reward_model",
-        "memory.cpu_threads=1",
-    ]
-    arguments = ["--preset", "tiny", "--name", "chat", "--data", "pairs.jsonl", "--set", *settings]
-
-    for stage in (base, sft, rm, normalize, ppo, summaries, judge):
-        run_module(stage, arguments)
-
-    run = place / "runs/chat/seed44413"
-    tokenizer = load_tokenizer(run / "ppo/model")
+def test_a_trained_chat_model_has_its_template_and_its_end_of_turn(chat_run, family):
+    tokenizer = load_tokenizer(chat_run / "ppo/model")
     assert tokenizer.eos_token == END_OF_TURN[family]
     assert tokenizer.chat_template == TEMPLATES[family]
-    split = load_split(run / "base/data", "sft_train")
-    plain: Any = AutoTokenizer.from_pretrained(place / "model")
+
+
+@pytest.mark.walk
+def test_all_queries_of_a_run_are_formatted_by_the_template(chat_run):
+    model = chat_run.parents[2] / "model"
+    split = load_split(chat_run / "base/data", "sft_train")
     for number, row in enumerate(split.rows):
         [message] = row["columns"]["prompt"]
-        text = plain.apply_chat_template([message], tokenize=False, add_generation_prompt=True)
-        expected = plain(text, add_special_tokens=False).input_ids
+        expected = prompt_tokens_by_template(model, message)
         assert split.columns["queries"][number].tolist() == expected
-    for row in read_lines(run / "summaries/ppo.jsonl"):
+
+
+@pytest.mark.walk
+def test_summaries_of_a_chat_model_are_without_the_template(chat_run, family):
+    for row in read_lines(chat_run / "summaries/ppo.jsonl"):
         assert row["query"].startswith("User: My boss sold bike")
         assert END_OF_TURN[family] not in row["summary"]
 
-    # A typed post is formatted by the same template.
-    finished = FinishedRun(finished_policies("tiny", "chat", 44413))
-    post = finished.post_of_text("Why?")
-    text = plain.apply_chat_template(
-        [{"role": "user", "content": "Why?"}], tokenize=False, add_generation_prompt=True
-    )
-    assert post.tokens.tolist() == plain(text, add_special_tokens=False).input_ids
+
+@pytest.mark.walk
+def test_a_typed_post_is_formatted_by_the_template(chat_run, finished_run):
+    post = finished_run.post_of_text("Why?")
+
+    model = chat_run.parents[2] / "model"
+    expected = prompt_tokens_by_template(model, {"role": "user", "content": "Why?"})
+    assert post.tokens.tolist() == expected
     assert post.query == "Why?"
 
-    # So are the texts in the code of the model cards.
-    post = finished.post_of_text(format_post(model_cards.POST))
-    greedy = finished.text(finished.summary("ppo", post, temperature=1e-6))
-    assert printed_by_card(run / "ppo/model", card_of(run / "ppo")) == [greedy]
-    tokens = ChatFormat(finished.tokenizer).response(model_cards.SUMMARY)
-    [score] = finished.scores(post, [tokens])
-    scores = printed_by_card(run / "normalize/model", card_of(run / "normalize"))
-    assert [float(line) for line in scores] == pytest.approx([score, score], abs=1e-5)
+
+@pytest.mark.walk
+def test_the_code_of_a_policys_card_formats_its_post_by_the_template(chat_run, finished_run):
+    post = finished_run.post_of_text(format_post(model_cards.POST))
+    greedy = finished_run.text(finished_run.summary("ppo", post, temperature=1e-6))
+
+    printed = printed_by_card(chat_run / "ppo/model", card_of(chat_run / "ppo"))
+
+    assert printed == [greedy]
+
+
+@pytest.mark.walk
+def test_the_code_of_a_reward_models_card_formats_its_texts_by_the_template(chat_run, finished_run):
+    post = finished_run.post_of_text(format_post(model_cards.POST))
+    tokens = ChatFormat(finished_run.tokenizer).response(model_cards.SUMMARY)
+    [score] = finished_run.scores(post, [tokens])
+
+    printed = printed_by_card(chat_run / "normalize/model", card_of(chat_run / "normalize"))
+
+    assert [float(line) for line in printed] == pytest.approx([score, score], abs=1e-5)
 
 
 def card_of(folder: Path) -> str:
@@ -337,12 +385,10 @@ def printed_by_card(folder: Path, card: str) -> list[str]:
 
 
 def test_a_run_without_a_template_is_refused_in_one_line(place, policy_folder, capsys):
-    (place / "pairs.jsonl").write_text(
-        "".join(
-            json.dumps({"prompt": f"Why {n}?", "chosen": "So.", "rejected": "No."}) + "\n"
-            for n in range(40)
-        )
-    )
+    rows = [
+        {"prompt": f"Why {number}?", "chosen": "So.", "rejected": "No."} for number in range(40)
+    ]
+    write_rows(place / "pairs.jsonl", rows)
     settings = [f"base.checkpoint={policy_folder}", "base.tokenizer=", "data.chat_template=true"]
     arguments = ["--preset", "tiny", "--name", "x", "--data", "pairs.jsonl", "--set", *settings]
     with pytest.raises(SystemExit):

@@ -15,7 +15,7 @@ from stages.data.readers import read_source
 from stages.data.schemas import chosen_text, info_of, rejected_text
 from stages.data.tables import LocatedRow
 from stages.data.tokens import tokenize_posts
-from tests.lib.rows import LIMITS, POST, write_rows
+from tests.lib.rows import LIMITS, POST, BadRow, write_rows
 
 QUESTION = {"role": "user", "content": "Why?"}
 GOOD = {"role": "assistant", "content": "Because."}
@@ -59,12 +59,12 @@ def test_the_chosen_text_is_not_always_the_first():
 
 
 def test_rows_with_one_prompt_get_one_id():
-    first = {"prompt": "Why?", "chosen": "Because.", "rejected": "No."}
-    second = first | {"chosen": "So."}
-    ids = {
-        to_openai_schema("x:1", row, "comparisons_train")["info"]["id"] for row in (first, second)
-    }
-    assert len(ids) == 1
+    row = {"prompt": "Why?", "chosen": "Because.", "rejected": "No."}
+
+    first = to_openai_schema("x:1", row, "comparisons_train")
+    second = to_openai_schema("x:2", row | {"chosen": "So."}, "comparisons_train")
+
+    assert first["info"]["id"] == second["info"]["id"]
 
 
 POST_ROWS = [
@@ -88,72 +88,101 @@ def test_ppo_train_needs_only_a_prompt(row, prompt):
     assert to_openai_schema("x:1", no_answer, "ppo_train")["post"] == prompt
 
 
-@pytest.mark.parametrize(
-    ("row", "split", "reason"),
-    [
-        (
-            {"prompt": "x", "chosen": "y"},
-            "comparisons_train",
-            "no field rejected (its fields: prompt, chosen): give prompt, chosen and rejected",
-        ),
-        (
-            {"chosen": "x", "rejected": "y"},
-            "comparisons_train",
-            "no field prompt (its fields: chosen, rejected)",
-        ),
-        (
-            {"prompt": "x"},
-            "sft_train",
-            "no field completion (its fields: prompt): give completion (rows with only a prompt",
-        ),
-        ({"completion": "x"}, "ppo_train", "no field prompt (its fields: completion): give prompt"),
-        ({"post": None, "summary": "x"}, "sft_train", "field post is null or empty"),
-        ({"prompt": " ", "completion": "x"}, "sft_train", "field prompt is empty"),
-        ({"prompt": 3, "completion": "x"}, "sft_train", "field prompt is not text"),
-        (
-            {"prompt": "x", "chosen": "x", "rejected": 1},
-            "comparisons_train",
-            "field rejected is not text",
-        ),
-        ({"messages": [{"role": "user"}]}, "sft_train", "a message without text in content"),
-        ({"messages": []}, "sft_train", "field messages is an empty list"),
-        (
-            {"prompt": "x", "post": "y", "completion": "z"},
-            "sft_train",
-            "prompt and post both give a prompt: drop or rename one",
-        ),
-        (
-            {"messages": [QUESTION, GOOD], "prompt": "Another?"},
-            "sft_train",
-            "prompt and messages both give a prompt",
-        ),
-        (
-            {"messages": [QUESTION, GOOD], "completion": "So."},
-            "sft_train",
-            "messages and completion both give an answer: drop or rename one",
-        ),
-        (
-            {"prompt": "x", "completion": "{'text': ['So.'], 'start': [3]}"},
-            "sft_train",
-            "field completion is a printed dict or list: give its text",
-        ),
-        (
-            {"chosen": [QUESTION, GOOD], "rejected": [QUESTION, GOOD, QUESTION, POOR]},
-            "comparisons_train",
-            "chosen and rejected begin with different turns",
-        ),
-        (
-            {"prompt": "Who?", "chosen": [QUESTION, GOOD], "rejected": "No."},
-            "comparisons_train",
-            "field chosen has turns before the answer that are not those of prompt",
-        ),
-    ],
-)
-def test_a_row_that_lacks_or_doubles_a_field_is_refused_with_its_place(row, split, reason):
+ROWS_THAT_LACK_A_FIELD = {
+    "no rejected text": BadRow(
+        split="comparisons_train",
+        row={"prompt": "x", "chosen": "y"},
+        reason="no field rejected (its fields: prompt, chosen): give prompt, chosen and rejected",
+    ),
+    "no prompt of a pair": BadRow(
+        split="comparisons_train",
+        row={"chosen": "x", "rejected": "y"},
+        reason="no field prompt (its fields: chosen, rejected)",
+    ),
+    "no completion": BadRow(
+        split="sft_train",
+        row={"prompt": "x"},
+        reason="no field completion (its fields: prompt): give completion (rows with only a prompt",
+    ),
+    "no prompt for PPO": BadRow(
+        split="ppo_train",
+        row={"completion": "x"},
+        reason="no field prompt (its fields: completion): give prompt",
+    ),
+}
+ROWS_WITH_A_BAD_VALUE = {
+    "null": BadRow(
+        split="sft_train",
+        row={"post": None, "summary": "x"},
+        reason="field post is null or empty",
+    ),
+    "a blank": BadRow(
+        split="sft_train",
+        row={"prompt": " ", "completion": "x"},
+        reason="field prompt is empty",
+    ),
+    "a number": BadRow(
+        split="sft_train",
+        row={"prompt": 3, "completion": "x"},
+        reason="field prompt is not text",
+    ),
+    "a number as rejected text": BadRow(
+        split="comparisons_train",
+        row={"prompt": "x", "chosen": "x", "rejected": 1},
+        reason="field rejected is not text",
+    ),
+    "a message without content": BadRow(
+        split="sft_train",
+        row={"messages": [{"role": "user"}]},
+        reason="a message without text in content",
+    ),
+    "no messages": BadRow(
+        split="sft_train",
+        row={"messages": []},
+        reason="field messages is an empty list",
+    ),
+    "a printed dict": BadRow(
+        split="sft_train",
+        row={"prompt": "x", "completion": "{'text': ['So.'], 'start': [3]}"},
+        reason="field completion is a printed dict or list: give its text",
+    ),
+}
+ROWS_THAT_CONTRADICT_THEMSELVES = {
+    "two prompts": BadRow(
+        split="sft_train",
+        row={"prompt": "x", "post": "y", "completion": "z"},
+        reason="prompt and post both give a prompt: drop or rename one",
+    ),
+    "a prompt next to messages": BadRow(
+        split="sft_train",
+        row={"messages": [QUESTION, GOOD], "prompt": "Another?"},
+        reason="prompt and messages both give a prompt",
+    ),
+    "a completion next to messages": BadRow(
+        split="sft_train",
+        row={"messages": [QUESTION, GOOD], "completion": "So."},
+        reason="messages and completion both give an answer: drop or rename one",
+    ),
+    "different conversations": BadRow(
+        split="comparisons_train",
+        row={"chosen": [QUESTION, GOOD], "rejected": [QUESTION, GOOD, QUESTION, POOR]},
+        reason="chosen and rejected begin with different turns",
+    ),
+    "another conversation than the prompt": BadRow(
+        split="comparisons_train",
+        row={"prompt": "Who?", "chosen": [QUESTION, GOOD], "rejected": "No."},
+        reason="field chosen has turns before the answer that are not those of prompt",
+    ),
+}
+BAD_ROWS = ROWS_THAT_LACK_A_FIELD | ROWS_WITH_A_BAD_VALUE | ROWS_THAT_CONTRADICT_THEMSELVES
+
+
+@pytest.mark.parametrize("bad", BAD_ROWS.values(), ids=BAD_ROWS)
+def test_a_bad_row_is_refused_with_its_place_and_the_reason(bad):
     with pytest.raises(BadRowError) as error:
-        to_openai_schema("pairs.jsonl:7", row, split)
+        to_openai_schema("pairs.jsonl:7", bad.row, bad.split)
     assert str(error.value).startswith("pairs.jsonl:7: ")
-    assert reason in str(error.value)
+    assert bad.reason in str(error.value)
 
 
 def test_a_field_with_half_a_character_is_refused(tmp_path):
@@ -164,8 +193,8 @@ def test_a_field_with_half_a_character_is_refused(tmp_path):
 
 
 def test_a_whole_prompt_is_not_filled_into_a_template_and_keeps_its_end(tokenizer):
-    own_row = {"prompt": "First words. " * 9 + "Why?", "completion": "So."}
-    row = to_openai_schema("x:1", own_row, "sft_train")
+    users_row = {"prompt": "First words. " * 9 + "Why?", "completion": "So."}
+    row = to_openai_schema("x:1", users_row, "sft_train")
     limits = Limits(query=8, response=20, query_response=40)
 
     split = tokenize_posts([("x:1", row)], tokenizer, limits, "sft_train")
@@ -285,8 +314,8 @@ def test_a_text_that_only_begins_with_brackets_stays_a_text():
 
 @pytest.mark.parametrize("name", ["query", "reference", "whole", "columns", "title", "info"])
 def test_columns_of_any_name_stay_the_users_own(tokenizer, name):
-    own_row = {"prompt": "Why?", "completion": "So.", name: "mine"}
-    row = to_openai_schema("x:1", own_row, "sft_train")
+    users_row = {"prompt": "Why?", "completion": "So.", name: "mine"}
+    row = to_openai_schema("x:1", users_row, "sft_train")
     limits = Limits(query=20, response=20, query_response=40)
 
     split = tokenize_posts([("x:1", row)], tokenizer, limits, "sft_train")
@@ -294,12 +323,12 @@ def test_columns_of_any_name_stay_the_users_own(tokenizer, name):
     [facts] = split.rows
     assert facts["query"] == "Why?"
     assert facts["reference"] == "So."
-    assert facts["columns"] == own_row
+    assert facts["columns"] == users_row
 
 
 def test_columns_next_to_a_published_schema_are_kept_and_change_nothing(tokenizer):
-    own_row = POST | {"whole": True, "wish": "short"}
-    row = to_openai_schema("x:1", own_row, "sft_train")
+    users_row = POST | {"whole": True, "wish": "short"}
+    row = to_openai_schema("x:1", users_row, "sft_train")
     split = tokenize_posts([("x:1", row)], tokenizer, LIMITS, "sft_train")
     assert split.rows[0]["query"] == format_post(POST)
     assert split.rows[0]["columns"] == {"whole": True, "wish": "short"}
@@ -322,7 +351,10 @@ def test_an_id_that_names_two_prompts_is_refused_with_both_places(tmp_path):
 
 @pytest.mark.parametrize("missing", ["NaN", "null", '""'])
 def test_a_missing_id_is_replaced_by_the_prompts_and_counted(tmp_path, missing):
-    rows = [json.dumps(row)[:-1] + f', "id": {missing}}}' for row in numbered_pairs(40, prompts=40)]
+    rows = []
+    for row in numbered_pairs(count=40, prompts=40):
+        fields = json.dumps(row).removesuffix("}")
+        rows.append(f'{fields}, "id": {missing}}}')
     write_rows(tmp_path / "pairs.jsonl", rows)
     bad_rows = BadRows("stop")
 

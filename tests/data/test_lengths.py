@@ -54,14 +54,20 @@ def test_rows_at_a_limit_are_not_over_it(split, query_length, summary_length):
     assert count_over_limit(split, exact) == {"over_limit": 0, "most_over": 0}
 
 
-def test_rows_over_a_limit_are_kept_and_counted(tokenizer, query_length, summary_length):
-    for small in (
-        limits(response=summary_length - 2),
-        limits(query_response=query_length + summary_length - 2),
-    ):
-        split = tokenize_posts(POSTS, tokenizer, small, "posts")
-        assert len(split) == 2
-        assert count_over_limit(split, small) == {"over_limit": 1, "most_over": 2}
+def test_a_summary_over_its_limit_is_kept_and_counted(tokenizer, summary_length):
+    small = limits(response=summary_length - 2)
+    split = tokenize_posts(POSTS, tokenizer, small, "posts")
+    assert len(split) == 2
+    assert count_over_limit(split, small) == {"over_limit": 1, "most_over": 2}
+
+
+def test_query_and_summary_over_their_limit_are_kept_and_counted(
+    tokenizer, query_length, summary_length
+):
+    small = limits(query_response=query_length + summary_length - 2)
+    split = tokenize_posts(POSTS, tokenizer, small, "posts")
+    assert len(split) == 2
+    assert count_over_limit(split, small) == {"over_limit": 1, "most_over": 2}
 
 
 def test_both_compared_summaries_count(tokenizer):

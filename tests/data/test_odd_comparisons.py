@@ -1,7 +1,11 @@
-"""Empty and equal summaries go through every stage; bad rows are skipped and listed by base."""
+"""Empty and equal summaries go through every stage; base skips bad rows and lists them."""
 
+import io
 import math
 import types
+from contextlib import redirect_stderr
+from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 import torch
@@ -109,9 +113,30 @@ def test_a_judge_is_calibrated_on_empty_and_equal_summaries(tmp_path, runs):
 # -- base ------------------------------------------------------------------------------------------
 
 
-def test_base_lists_and_counts_skipped_rows(place, capsys):
+@dataclass(frozen=True, kw_only=True)
+class Base:
+    """A finished base on data with bad rows."""
+
+    folder: Path
+    printed: str
+    """What it printed to the standard error stream."""
+
+
+def make_base(name: str) -> Base:
+    """Run the stage on the folder `data`, skipping bad rows."""
+    arguments = ["--preset", "tiny", "--name", name, "--data", "data"]
+    with redirect_stderr(io.StringIO()) as printed:
+        run_module(base, [*arguments, "--set", "data.on_bad_row=skip"])
+    folder = Path(f"runs/{name}/seed44413/base").absolute()
+    return Base(folder=folder, printed=printed.getvalue())
+
+
+@pytest.fixture(scope="module", params=["new tokens", "tokens from the cache"])
+def finished_base(request, tmp_path_factory):
+    """A base on three bad posts and two odd comparisons; the bad rows were skipped."""
+    root = tmp_path_factory.mktemp("odd")
     write_folder(
-        place / "data",
+        root / "data",
         sft_train=[
             POST,
             POST | {"title": None},
@@ -120,41 +145,54 @@ def test_base_lists_and_counts_skipped_rows(place, capsys):
         ],
         comparisons_train=[PAIR, EMPTY_PAIR, EQUAL_PAIR],
     )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(root)
+        first = make_base("first")
+        if request.param == "new tokens":
+            return first
+        return make_base("again")
+
+
+def test_base_lists_skipped_rows(finished_base):
     limit = make_config("tiny").data.max_summary_tokens
-    reasons = ["no field title", "cannot be cut to fit", f"times the limit {limit}"]
-    for name in ("first", "again"):  # the second run takes the tokens from the cache
-        arguments = ["--preset", "tiny", "--data", "data", "--set", "data.on_bad_row=skip"]
-        run_module(base, [*arguments, "--name", name])
-        folder = place / f"runs/{name}/seed44413/base"
 
-        skipped = read_lines(folder / "data/skipped.jsonl")
-        assert [row["where"] for row in skipped] == [
-            "data/sft_train.jsonl:2",
-            "data/sft_train.jsonl:3",
-            "data/sft_train.jsonl:4",
-        ]
-        for row, reason in zip(skipped, reasons, strict=True):
-            assert reason in row["reason"]
+    rows = read_lines(finished_base.folder / "data/skipped.jsonl")
 
-        counts = (read_json(folder / "manifest.json") or {})["results"]["rows"]
-        assert counts["sft_train"] == {"rows": 1, "skipped": 3, "over_limit": 0, "most_over": 0}
-        assert counts["sft_validation"]["skipped"] == 0
-        assert counts["comparisons_train"]["rows"] == 3
-        assert counts["comparisons_train"]["empty_summaries"] == 1
-        assert counts["comparisons_train"]["equal_summaries"] == 1
+    no_title, too_long_title, too_long_summary = rows
+    assert no_title["where"] == "data/sft_train.jsonl:2"
+    assert "no field title" in no_title["reason"]
+    assert too_long_title["where"] == "data/sft_train.jsonl:3"
+    assert "cannot be cut to fit" in too_long_title["reason"]
+    assert too_long_summary["where"] == "data/sft_train.jsonl:4"
+    assert f"times the limit {limit}" in too_long_summary["reason"]
 
-        printed = " ".join(capsys.readouterr().err.split())
-        path = f"runs/{name}/seed44413/base/data/skipped.jsonl"
-        assert f"3 bad rows were skipped; the reasons are in {path}" in printed
+
+def test_base_counts_skipped_and_odd_rows(finished_base):
+    counts = read_json(finished_base.folder / "manifest.json")["results"]["rows"]
+    assert counts["sft_train"] == {"rows": 1, "skipped": 3, "over_limit": 0, "most_over": 0}
+    assert counts["sft_validation"]["skipped"] == 0
+    assert counts["comparisons_train"]["rows"] == 3
+    assert counts["comparisons_train"]["empty_summaries"] == 1
+    assert counts["comparisons_train"]["equal_summaries"] == 1
+
+
+def test_base_says_where_skipped_rows_are_listed(finished_base):
+    printed = " ".join(finished_base.printed.split())
+    name = finished_base.folder.parents[1].name
+    path = f"runs/{name}/seed44413/base/data/skipped.jsonl"
+    assert f"3 bad rows were skipped; the reasons are in {path}" in printed
 
 
 # -- positions of a model --------------------------------------------------------------------------
 
 
-def test_a_models_positions_are_found_by_what_its_family_calls_them(policy):
+def test_the_number_of_positions_is_read_whatever_its_family_calls_it(policy):
     config = GPT2Config(vocab_size=8, n_positions=33, n_embd=8, n_layer=1, n_head=2)
     assert max_positions(GPT2LMHeadModel(config)) == 33
     assert max_positions(policy) == 256
+
+
+def test_a_query_and_its_summary_must_fit_into_the_positions(policy):
     require_room(policy, 200, 56, "eval.dpo_summary_tokens")
     with pytest.raises(UserError, match=r"eval\.dpo_summary_tokens is 57, after .* 256 positions"):
         require_room(policy, 200, 57, "eval.dpo_summary_tokens")

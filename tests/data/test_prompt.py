@@ -1,4 +1,4 @@
-"""The prompt is a setting: posts can be read back from it, from the tokens to the judge."""
+"""The prompt is a setting that reaches the tokens, the judge, its controls and the model cards."""
 
 import json
 
@@ -7,6 +7,7 @@ import pytest
 from eval.control_texts import control_rows
 from eval.judges.prompt import make_question
 from stages.base import make_base
+from stages.config import config as settings
 from stages.config.command_line import make_config
 from stages.config.judge_prompt import read_prompt
 from stages.config.sections import PROMPT, Data, format_post, parse_post
@@ -16,7 +17,7 @@ from stages.runs.files import read_lines
 from stages.runs.manifest import stage_folder
 
 CUSTOM = "Forum {subreddit}:\n{post}\n\nTITLE: {title}\n\nIn one sentence:"
-# Its texts contain what could be taken for a part of the prompt.
+# A post whose texts contain what could be taken for a part of the prompt.
 ROW = {"subreddit": "tifu", "title": "A: {post}", "post": "One.\n\nTITLE: b\n\nTL;DR:"}
 FILLED = "SUBREDDIT: r/tifu\n\nTITLE: A: {post}\n\nPOST: One.\n\nTITLE: b\n\nTL;DR:\n\nTL;DR:"
 
@@ -36,7 +37,12 @@ def test_another_text_is_no_prompt():
     assert parse_post("Article:\nnews\n\nTL;DR:\n") is None
 
 
-def test_a_custom_prompt_reaches_the_tokens_and_the_judge(runs):
+# -- a base with a prompt of the user --------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory):
+    """The config of a run whose base has the custom prompt."""
     tiny = make_config("tiny", name="other")
     config = tiny.changed(
         world=tiny.world.changed(
@@ -48,28 +54,54 @@ def test_a_custom_prompt_reaches_the_tokens_and_the_judge(runs):
         base=tiny.base.changed(hidden_size=16, num_layers=1),
         data=tiny.data.changed(prompt=CUSTOM, max_query_tokens=60),
     )
-    make_base(config)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(settings, "RUNS", tmp_path_factory.mktemp("custom") / "runs")
+        make_base(config)
+        yield config
 
-    # The tokens.
-    folder = stage_folder(config, "base")
-    split = load_split(folder / "data", "sft_validation")
+
+def held_out_posts(config):
+    """The rows of the held-out posts, with the fields that were read back from the prompt."""
+    split = load_split(stage_folder(config, "base") / "data", "sft_validation")
+    return [row | (parse_post(row["query"], CUSTOM) or {}) for row in split.rows]
+
+
+def test_the_tokens_have_the_custom_prompt(config):
+    folder = stage_folder(config, "base") / "data"
+    split = load_split(folder, "sft_validation")
+
     assert int(split.columns["queries"].lengths().max()) <= 60
-    posts = [row | (parse_post(row["query"], CUSTOM) or {}) for row in split.rows]
-    for post, row in zip(posts, split.rows, strict=True):
-        assert post["query"].startswith("Forum ")
-        assert post["title"] == row["title"]
-    assert len(read_lines(folder / "data" / "comparisons_train.jsonl")) == 8
+    for row in split.rows:
+        assert row["query"].startswith("Forum ")
+    assert len(read_lines(folder / "comparisons_train.jsonl")) == 8
 
-    # The judge's questions, its control texts and the model's card.
+
+def test_titles_are_read_back_from_the_custom_prompt(config):
+    split = load_split(stage_folder(config, "base") / "data", "sft_validation")
+    for row in split.rows:
+        post = parse_post(row["query"], CUSTOM)
+        assert post is not None
+        assert post["title"] == row["title"]
+
+
+def test_the_judge_is_shown_the_custom_prompt(config):
+    query = held_out_posts(config)[0]["query"]
     question = make_question(
         read_prompt("", "overall"),
-        query=posts[0]["query"],
+        query=query,
         first="A short one.",
         second="Another one.",
         as_json=False,
     )
-    assert posts[0]["query"] in question.prompt
+    assert query in question.prompt
+
+
+def test_controls_are_built_from_the_custom_prompt(config):
+    posts = held_out_posts(config)
     controls = control_rows(posts, CUSTOM)
-    assert [row["summary"] for row in controls["title"]] == [row["title"] for row in posts]
+    assert [row["summary"] for row in controls["title"]] == [post["title"] for post in posts]
+
+
+def test_model_cards_show_the_custom_prompt(config):
     text = card(config, "sft", "model", {"results": {}, "inputs": {}})
     assert json.dumps(format_post(POST, CUSTOM)) in text

@@ -1,4 +1,4 @@
-"""Where PPO takes its queries from."""
+"""PPO takes its queries from the split ppo_train if there is one, otherwise from sft_train."""
 
 from pathlib import Path
 
@@ -22,25 +22,44 @@ SETTINGS = [
 ]
 
 
-@pytest.mark.parametrize("has_ppo_train", [True, False])
-def test_ppo_uses_ppo_train_for_queries_if_present(place, has_ppo_train):
-    Path("data").mkdir()
+@pytest.fixture
+def data(place):
+    """A folder of data without ppo_train."""
+    folder = place / "data"
+    folder.mkdir()
     world = World(
         train_posts=24, validation_posts=4, train_comparisons=16, validation_comparisons=4
     )
-    write_world(Path("data"), world, lambda items, *_: items)
-    if has_ppo_train:
-        posts = [make_post(f"toy9-more-{number}") | {"subreddit": "more"} for number in range(24)]
-        write_rows(Path("data/ppo_train.jsonl"), [without(post, "summary") for post in posts])
+    write_world(folder, world, lambda items, *_: items)
+    return folder
 
+
+def run_to_ppo(place: Path) -> Path:
+    """Run all stages up to PPO on the folder `data`; returns PPO's folder."""
     arguments = ["--preset", "tiny", "--name", "more", "--data", "data", "--set", *SETTINGS]
     for stage in (base, sft, rm, normalize, ppo):
         run_module(stage, arguments)
+    return place / "runs/more/seed44413/ppo"
 
-    folder = place / "runs/more/seed44413/ppo"
-    queries = [row["query"] for row in read_lines(folder / "samples.jsonl")]
-    assert queries
-    for query in queries:
-        assert query.startswith("SUBREDDIT: r/more\n") == has_ppo_train
-    results = (read_json(folder / "manifest.json") or {})["results"]
-    assert results["queries_from"] == ("ppo_train" if has_ppo_train else "sft_train")
+
+def test_ppo_takes_its_queries_from_ppo_train(place, data):
+    posts = [make_post(f"toy9-more-{number}") | {"subreddit": "more"} for number in range(24)]
+    write_rows(data / "ppo_train.jsonl", [without(post, "summary") for post in posts])
+
+    folder = run_to_ppo(place)
+
+    samples = read_lines(folder / "samples.jsonl")
+    assert samples
+    for sample in samples:
+        assert sample["query"].startswith("SUBREDDIT: r/more\n")
+    assert read_json(folder / "manifest.json")["results"]["queries_from"] == "ppo_train"
+
+
+def test_without_ppo_train_ppo_takes_its_queries_from_sft_train(place, data):
+    folder = run_to_ppo(place)
+
+    samples = read_lines(folder / "samples.jsonl")
+    assert samples
+    for sample in samples:
+        assert not sample["query"].startswith("SUBREDDIT: r/more\n")
+    assert read_json(folder / "manifest.json")["results"]["queries_from"] == "sft_train"

@@ -78,29 +78,30 @@ def test_files_of_a_folder_that_are_not_read_are_named(tmp_path):
 # -- bad rows --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", BAD_ROWS)
-def test_a_bad_row_is_refused_with_file_line_and_field(tmp_path, name):
-    split, bad_row, named = BAD_ROWS[name]
-    folder = write_folder(tmp_path, **{split: [good_row(split), bad_row]})
+@pytest.mark.parametrize("bad", BAD_ROWS.values(), ids=BAD_ROWS)
+def test_a_bad_row_is_refused_with_file_line_and_field(tmp_path, bad):
+    folder = write_folder(tmp_path, **{bad.split: [good_row(bad.split), bad.row]})
+
     line = refusal_of(read_all, folder)
-    assert line.startswith(f"{folder}/{split}.jsonl:2: ")
-    assert named in line
+
+    assert line.startswith(f"{folder}/{bad.split}.jsonl:2: ")
+    assert bad.reason in line
 
 
 @pytest.mark.parametrize("name", ["not JSON", "missing field", "choice 2"])
 def test_a_bad_row_is_skipped_and_listed_if_the_setting_says_so(tmp_path, name):
-    split, bad_row, named = BAD_ROWS[name]
-    good = good_row(split)
-    folder = write_folder(tmp_path, **{split: [good, bad_row, good]})
+    bad = BAD_ROWS[name]
+    good = good_row(bad.split)
+    folder = write_folder(tmp_path, **{bad.split: [good, bad.row, good]})
     bad_rows = BadRows("skip")
 
     splits = read_source(Data(source=str(folder), on_bad_row="skip"), str(folder), bad_rows)
 
-    assert line_numbers(splits[split]) == [1, 3]
+    assert line_numbers(splits[bad.split]) == [1, 3]
     [skipped] = bad_rows.skipped
-    assert skipped["split"] == split
-    assert skipped["where"] == f"{folder}/{split}.jsonl:2"
-    assert named in skipped["reason"]
+    assert skipped["split"] == bad.split
+    assert skipped["where"] == f"{folder}/{bad.split}.jsonl:2"
+    assert bad.reason in skipped["reason"]
 
 
 def test_a_split_of_only_bad_rows_is_refused_even_if_rows_are_skipped(tmp_path):

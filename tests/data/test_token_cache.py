@@ -1,4 +1,4 @@
-"""The cache of tokenized posts: found again if nothing differs, and never damaged by a run."""
+"""Tokenized posts are cached: they are reused if nothing differs, and no run can damage them."""
 
 import pytest
 
@@ -45,51 +45,52 @@ def rows():
 
 def test_a_run_whose_files_are_overwritten_leaves_the_cache_as_it_is(runs, capsys):
     run_base("first")
-    whole = data_files(runs, "first")
+    intact = data_files(runs, "first")
     for path in (runs / "first/seed44413/base/data").iterdir():
         path.write_bytes(b"x" + path.read_bytes()[1:])
 
     run_base("second")
 
-    assert data_files(runs, "second") == whole
+    assert data_files(runs, "second") == intact
     assert "damaged" not in capsys.readouterr().err
 
 
 def test_a_damaged_cache_is_named_and_built_again(runs, capsys):
     run_base("first")
-    whole = data_files(runs, "first")
+    intact = data_files(runs, "first")
     for cache in sorted((runs / "cache").iterdir()):
-        path = max(cache.iterdir(), key=lambda path: path.stat().st_size)
-        content = bytearray(path.read_bytes())
+        largest_file = max(cache.iterdir(), key=lambda path: path.stat().st_size)
+        content = bytearray(largest_file.read_bytes())
         content[-9] ^= 1
-        path.write_bytes(content)
+        largest_file.write_bytes(content)
 
         run_base(f"after-{cache.name}")
 
-        assert data_files(runs, f"after-{cache.name}") == whole
-        said = capsys.readouterr().err
-        assert f"{cache} is damaged or of an older version: rebuilding it" in said
+        assert data_files(runs, f"after-{cache.name}") == intact
+        warning = f"{cache} is damaged or of an older version: rebuilding it"
+        assert warning in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
-    ("edited_file", "caches"),
+    ("edits", "caches"),
     [
-        (None, 1),
-        ("stages/config/stages.py", 1),
-        ("stages/data/tokens.py", 2),
-        ("stages/data/prompt.py", 2),
-        ("stages/config/sections.py", 2),
+        ({}, 1),
+        ({"stages/config/stages.py": "edited"}, 1),
+        ({"stages/data/tokens.py": "edited"}, 2),
+        ({"stages/data/prompt.py": "edited"}, 2),
+        ({"stages/config/sections.py": "edited"}, 2),
     ],
+    ids=["nothing", "the table of stages", "tokens", "prompt", "sections"],
 )
 def test_only_edited_tokenizing_code_misses_the_cache(
-    runs, tokenizer, rows, tmp_path, monkeypatch, edited_file, caches
+    runs, tokenizer, rows, tmp_path, monkeypatch, edits, caches
 ):
     base.copy_tokens(tokenizer, rows, {"sft_train": LIMITS}, tmp_path / "data")
-    edited_code = code_of("stages.data.tokens")
-    if edited_file:
-        edited_code |= {edited_file: "edited"}
+
+    edited_code = code_of("stages.data.tokens") | edits
     monkeypatch.setattr(base, "code_of", lambda module: edited_code)
     base.copy_tokens(tokenizer, rows, {"sft_train": LIMITS}, tmp_path / "data")
+
     assert len(list((runs / "cache").iterdir())) == caches
 
 
@@ -99,15 +100,21 @@ def test_a_tokenizer_with_another_eos_misses_the_cache(runs, tokenizer, rows, tm
     chat_tokenizer.eos_token = chat_tokenizer.convert_ids_to_tokens(1)
     assert chat_tokenizer.eos_token_id != tokenizer.eos_token_id
 
-    for each in (tokenizer, chat_tokenizer):
-        base.copy_tokens(each, rows, {"sft_train": LIMITS}, tmp_path / "data")
-        summary = load_split(tmp_path / "data", "sft_train").columns["summaries"][0]
-        assert summary[-1] == each.eos_token_id
+    base.copy_tokens(tokenizer, rows, {"sft_train": LIMITS}, tmp_path / "data")
+    base.copy_tokens(chat_tokenizer, rows, {"sft_train": LIMITS}, tmp_path / "chat-data")
+
+    split = load_split(tmp_path / "data", "sft_train")
+    chat_split = load_split(tmp_path / "chat-data", "sft_train")
+    assert split.columns["summaries"][0][-1] == tokenizer.eos_token_id
+    assert chat_split.columns["summaries"][0][-1] == chat_tokenizer.eos_token_id
 
 
-def test_another_length_of_summaries_is_another_input_though_all_tokens_are_equal(runs):
-    contents = set()
-    for name, length in (("short", 20), ("long", 30)):
-        run_base(name, f"data.max_summary_tokens={length}")
-        contents.add(read_record(runs / name / "seed44413/base/manifest.json")["content"])
-    assert len(contents) == 2
+def content_hash(runs, name):
+    """The hash by which later stages recognize a base."""
+    return read_record(runs / name / "seed44413/base/manifest.json")["content"]
+
+
+def test_another_limit_of_summaries_is_another_input_though_all_tokens_are_equal(runs):
+    run_base("short", "data.max_summary_tokens=20")
+    run_base("long", "data.max_summary_tokens=30")
+    assert content_hash(runs, "short") != content_hash(runs, "long")

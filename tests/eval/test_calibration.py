@@ -1,4 +1,4 @@
-"""Calibration: agreement with labels by hand, and what is said about a judge that has none."""
+"""Calibration: a judge's agreement with labels by people, and what is flagged about it."""
 
 import json
 import random
@@ -55,15 +55,17 @@ def comparison(number, policies=("ref", "sup"), choice=0):
 
 def judgements_of(pairs, verdicts):
     """The judgements of labeled pairs; `verdicts` has those in both orders for each pair."""
-    return [
-        {"policy": LABELED, "id": pair["id"], "order": order, "verdict": verdict}
-        for pair, verdicts_of_pair in zip(pairs, verdicts, strict=True)
-        for order, verdict in zip(VERDICTS, verdicts_of_pair, strict=True)
-    ]
+    judgements = []
+    for pair, verdicts_of_pair in zip(pairs, verdicts, strict=True):
+        for order, verdict in zip(VERDICTS, verdicts_of_pair, strict=True):
+            judgements.append(
+                {"policy": LABELED, "id": pair["id"], "order": order, "verdict": verdict}
+            )
+    return judgements
 
 
 def described(comparisons, verdicts):
-    """What is said about a judge with these verdicts."""
+    """The results of a judge with these verdicts."""
     pairs = sample_pairs(comparisons, count=0, seed=1)
     judgements = judgements_of(pairs, verdicts)
     return describe(with_answers(pairs, judgements), judgements)
@@ -81,13 +83,15 @@ def test_the_reference_is_the_reference_and_the_label_follows_the_summary():
 
     pairs = sample_pairs(comparisons, count=9, seed=1)
 
-    assert [(pair["summary"], pair["reference"], pair["label"]) for pair in pairs] == [
-        ("text sup", "text ref", False),
-        ("text sup", "text ref", True),
-        ("text sup", "text best", False),
-    ]
+    assert [pair["summary"] for pair in pairs] == ["text sup", "text sup", "text sup"]
+    assert [pair["reference"] for pair in pairs] == ["text ref", "text ref", "text best"]
+    assert [pair["label"] for pair in pairs] == [False, True, False]
     assert [pair["with_reference"] for pair in pairs] == [True, True, False]
-    assert pairs[0]["query"] == "SUBREDDIT: r/x\n\nTITLE: t\n\nPOST: p.\n\nTL;DR:"
+
+
+def test_a_pair_shows_its_post_in_the_prompt():
+    [pair] = sample_pairs([comparison(0)], count=9, seed=1)
+    assert pair["query"] == "SUBREDDIT: r/x\n\nTITLE: t\n\nPOST: p.\n\nTL;DR:"
 
 
 def test_a_sample_is_drawn_by_seed_and_stays_in_the_files_order():
@@ -113,7 +117,9 @@ def eight_pairs():
 
 
 def test_agreement_counts_a_tie_half(eight_pairs):
-    assert (eight_pairs["pairs"], eight_pairs["judged"], eight_pairs["ties"]) == (8, 7, 1)
+    assert eight_pairs["pairs"] == 8
+    assert eight_pairs["judged"] == 7
+    assert eight_pairs["ties"] == 1
     assert eight_pairs["agreement"]["estimate"] == pytest.approx(5.5 / 7)
     assert eight_pairs["agreement_decided"]["estimate"] == pytest.approx(5 / 6)
 
@@ -132,63 +138,83 @@ def test_the_results_are_plain_json(eight_pairs):
     assert json.loads(json.dumps(eight_pairs, allow_nan=False)) == eight_pairs
 
 
-def test_150_pairs_about_3_posts_count_as_3_posts():
+@pytest.fixture
+def first_text_of_3_posts():
+    """A judge that always takes the first text, on 150 pairs about 3 posts."""
     comparisons = [comparison(number % 3, choice=number % 2) for number in range(150)]
+    return described(comparisons, [TIE] * 150)
 
-    found = described(comparisons, [TIE] * 150)  # the judge always takes the first text
 
-    assert (found["pairs"], found["posts"]) == (150, 3)
-    share_first = found["statistics"]["share_first"]
-    consistency = found["statistics"]["swap_consistency"]
+def test_150_pairs_about_3_posts_count_as_3_posts(first_text_of_3_posts):
+    share_first = first_text_of_3_posts["statistics"]["share_first"]
+    consistency = first_text_of_3_posts["statistics"]["swap_consistency"]
+
     # Wilson's bound for 3 of 3 is 3 / (3 + 1.96^2), or 44%; for 150 of 150 it is 97.5%.
     low = 3 / (3 + 1.959964**2)
-    assert (share_first["posts"], share_first["estimate"]) == (3, 1.0)
+    assert first_text_of_3_posts["pairs"] == 150
+    assert first_text_of_3_posts["posts"] == 3
+    assert share_first["posts"] == 3
+    assert share_first["estimate"] == 1.0
     assert share_first["low"] == pytest.approx(low, abs=1e-4)
-    assert (consistency["posts"], consistency["estimate"]) == (3, 0.0)
+    assert consistency["posts"] == 3
+    assert consistency["estimate"] == 0.0
     assert consistency["high"] == pytest.approx(1 - low, abs=1e-4)
-    assert found["undecided"] == "its calibration, too few posts (3 of 125 needed)"
-    assert not any("shown first" in flag for flag in found["flags"])
+
+
+def test_3_posts_are_too_few_for_flags(first_text_of_3_posts):
+    undecided = first_text_of_3_posts["undecided"]
+    assert undecided == "its calibration, too few posts (3 of 125 needed)"
+    assert "shown first" not in "; ".join(first_text_of_3_posts["flags"])
 
 
 # -- flags -----------------------------------------------------------------------------------------
 
 
 def judged_with(right, wrong):
-    """What is said about a judge that is right, then wrong, on so many pairs of either label."""
-    labels = [number % 2 == 1 for number in range(right + wrong)]
-    comparisons = [comparison(number, choice=int(label)) for number, label in enumerate(labels)]
-    verdicts = [WIN if label == (number < right) else LOSS for number, label in enumerate(labels)]
+    """The results of a judge that is right on the first pairs and wrong on the others.
+
+    Every second pair has a label for the summary.
+    """
+    comparisons = []
+    verdicts = []
+    for number in range(right + wrong):
+        label = number % 2 == 1
+        is_right = number < right
+        comparisons.append(comparison(number, choice=int(label)))
+        verdicts.append(WIN if label == is_right else LOSS)
     return described(comparisons, verdicts)
 
 
 def test_a_judge_that_is_always_right_has_no_flag():
-    found = judged_with(right=300, wrong=0)
-    assert (found["flags"], found["undecided"]) == ([], "")
+    results = judged_with(right=300, wrong=0)
+    assert results["flags"] == []
+    assert results["undecided"] == ""
 
 
 def test_a_judge_that_is_always_wrong_is_flagged_on_six_pairs():
-    found = judged_with(right=0, wrong=6)  # Wilson's upper bound for 0 of 6 is 39%
-    assert found["flags"][0].startswith("it does not agree with the labels on more than 60%")
-    assert found["undecided"] == "its calibration, too few posts (6 of 125 needed)"
+    results = judged_with(right=0, wrong=6)  # Wilson's upper bound for 0 of 6 is 39%
+    assert results["flags"][0].startswith("it does not agree with the labels on more than 60%")
+    assert results["undecided"] == "its calibration, too few posts (6 of 125 needed)"
 
 
 def test_a_judge_that_fails_every_check_is_not_undecided():
-    found = judged_with(right=0, wrong=60)
-    assert any("does not agree more often than the longest text" in flag for flag in found["flags"])
-    assert found["undecided"] == ""
+    results = judged_with(right=0, wrong=60)
+    flags = "; ".join(results["flags"])
+    assert "does not agree more often than the longest text" in flags
+    assert results["undecided"] == ""
 
 
 def test_four_right_answers_are_too_few():
-    found = judged_with(right=4, wrong=0)
-    assert found["flags"] == []
-    assert found["undecided"] == "its calibration, too few posts (4 of 125 needed)"
+    results = judged_with(right=4, wrong=0)
+    assert results["flags"] == []
+    assert results["undecided"] == "its calibration, too few posts (4 of 125 needed)"
 
 
 def test_a_judge_that_is_hardly_better_than_a_coin_is_flagged_on_300_pairs():
-    found = judged_with(right=156, wrong=144)
-    flags = "; ".join(found["flags"])
+    results = judged_with(right=156, wrong=144)
+    flags = "; ".join(results["flags"])
     assert "it is not shown to agree more often than the longest text" in flags
-    assert found["undecided"] == ""
+    assert results["undecided"] == ""
 
 
 def test_the_posts_needed_are_those_of_a_test_with_80_percent_power():
@@ -212,7 +238,7 @@ def test_the_posts_needed_are_those_of_a_test_with_80_percent_power():
 
 
 def calibrated_by_people(choose, shared):
-    """What is said about a judge `choose(pair)`, in [0, 1], on 500 labels by people."""
+    """The results of a judge on 500 labels by people; `choose(pair)` is 1, 0.5 or 0."""
     lines = read_lines(shared / "tldr-human" / "comparisons_train.jsonl")
     comparisons = [(f"file:{number}", row) for number, row in enumerate(lines)]
     pairs = sample_pairs(comparisons, count=500, seed=44413)
@@ -230,13 +256,13 @@ def choose_longest(pair):
     return float((1 + np.sign(first - second)) / 2)
 
 
-def test_a_judge_of_length_is_found_out_by_labels_of_people(shared):
-    found = calibrated_by_people(choose_longest, shared)
+def test_a_judge_of_length_is_flagged_on_labels_of_people(shared):
+    results = calibrated_by_people(choose_longest, shared)
 
-    longest = found["simple"]["longest"]
-    assert found["agreement"]["estimate"] == longest["agreement"]["estimate"]
-    assert found["prefers_longer"]["judge"]["estimate"] == 1.0
-    flags = "; ".join(found["flags"])
+    longest = results["simple"]["longest"]
+    assert results["agreement"]["estimate"] == longest["agreement"]["estimate"]
+    assert results["prefers_longer"]["judge"]["estimate"] == 1.0
+    flags = "; ".join(results["flags"])
     assert "than the longest text: +0.0%" in flags
     assert "than the text that repeats most of the post" in flags
 
@@ -248,28 +274,31 @@ def test_a_judge_as_good_as_people_beats_the_simple_ones(shared):
         is_right = generator.random() < 0.75
         return float(pair["label"] == is_right)
 
-    found = calibrated_by_people(choose, shared)
+    results = calibrated_by_people(choose, shared)
 
-    assert found["flags"] == []
-    assert found["kappa_interval"]["low"] > 0.3
-    assert all(simple["difference"]["low"] > 0 for simple in found["simple"].values())
+    assert results["flags"] == []
+    assert results["kappa_interval"]["low"] > 0.3
+    for simple in results["simple"].values():
+        assert simple["difference"]["low"] > 0
 
 
 # -- the stage -------------------------------------------------------------------------------------
 
 
 class Chance(Judge):
-    """Takes the text that is shown first with this probability, by a coin for each question."""
+    """Takes the text that is shown first with a probability, by a coin for each question."""
 
     about = About(kind="chance", name="chance", is_llm=False, note="for tests")
 
-    def __init__(self, first):
-        self.first = first
+    def __init__(self, probability):
+        self.probability = probability
 
     def reply(self, comparison):
         assert comparison.post_id.startswith("toy")
         coin = random.Random(f"0 {comparison.post_id} {comparison.first} {comparison.second}")
-        return Reply(choice="A" if coin.random() < self.first else "B", text="")
+        if coin.random() < self.probability:
+            return Reply(choice="A", text="")
+        return Reply(choice="B", text="")
 
 
 def small_config(**changes):
@@ -277,34 +306,53 @@ def small_config(**changes):
     return config.changed(**changes)
 
 
-@pytest.mark.parametrize(("first", "is_flagged"), [(0.5, False), (0.75, True)])
-def test_a_judge_that_guesses_is_flagged_and_so_is_one_that_takes_the_first(
-    runs, monkeypatch, first, is_flagged
-):
-    monkeypatch.setattr(calibration, "make_judge", lambda config, policies: Chance(first))
+@pytest.mark.parametrize(("probability", "takes_the_first"), [(0.5, False), (0.75, True)])
+def test_a_judge_that_guesses_is_flagged(runs, monkeypatch, probability, takes_the_first):
+    monkeypatch.setattr(calibration, "make_judge", lambda config, policies: Chance(probability))
 
-    found = calibrate(small_config())
+    results = calibrate(small_config())
 
-    assert found["agreement"]["low"] < 0.5 < found["agreement"]["high"]
-    assert "agree with the labels on more than 60%" in found["flags"][0]
-    assert "not shown to agree more often than the longest text" in " ".join(found["flags"])
-    assert found["pairs"] == found["of_pairs"] == 700  # all pairs that there are
-    assert any("shown first" in flag for flag in found["flags"]) == is_flagged
-    assert abs(found["kappa_interval"]["estimate"]) < 0.2
+    flags = "; ".join(results["flags"])
+    assert results["agreement"]["low"] < 0.5 < results["agreement"]["high"]
+    assert abs(results["kappa_interval"]["estimate"]) < 0.2
+    assert "agree with the labels on more than 60%" in results["flags"][0]
+    assert "not shown to agree more often than the longest text" in flags
+    assert ("shown first" in flags) == takes_the_first
 
 
-def test_the_built_in_judge_agrees_with_the_built_in_labels(runs, capsys):
+def test_by_default_all_pairs_are_judged(runs, monkeypatch):
+    monkeypatch.setattr(calibration, "make_judge", lambda config, policies: Chance(0.5))
+
+    results = calibrate(small_config())
+
+    assert results["pairs"] == 700
+    assert results["of_pairs"] == 700
+
+
+@pytest.fixture
+def facts_folder(runs):
+    """The folder of a calibration of the built-in judge on 400 of 700 built-in pairs."""
     settings = [*SMALL_WORLD, "checks.calibration_pairs=400"]
     run_module(calibration, ["--preset", "tiny", "--name", "small", "--set", *settings])
+    return runs / "small/seed44413/calibration/facts"
 
-    folder = runs / "small/seed44413/calibration/facts"
-    found = (read_manifest(folder) or {})["results"]
-    assert found["flags"] == []
-    assert found["agreement"]["low"] > 0.85
-    assert (found["pairs"], found["of_pairs"]) == (400, 700)
-    assert len(read_lines(folder / "pairs.jsonl")) == 400
-    assert len(read_lines(folder / "judgements.jsonl")) == 800
+
+def test_the_built_in_judge_agrees_with_the_built_in_labels(capsys, facts_folder):
+    results = (read_manifest(facts_folder) or {})["results"]
+
+    assert results["flags"] == []
+    assert results["agreement"]["low"] > 0.85
+    # The first argument is set up first, so it captures what the stage prints.
     assert max(len(line) for line in capsys.readouterr().out.splitlines()) <= 80
+
+
+def test_the_stage_writes_its_pairs_and_judgements(facts_folder):
+    results = (read_manifest(facts_folder) or {})["results"]
+
+    assert results["pairs"] == 400
+    assert results["of_pairs"] == 700
+    assert len(read_lines(facts_folder / "pairs.jsonl")) == 400
+    assert len(read_lines(facts_folder / "judgements.jsonl")) == 800
 
 
 def test_a_judge_of_its_own_texts_is_refused(runs):
@@ -328,21 +376,16 @@ def test_the_built_in_judge_refuses_other_posts_and_leaves_no_folder(runs, tmp_p
 
 def test_the_correction_recovers_a_known_rate_through_a_judges_errors():
     """A true rate of 0.7, with sensitivity 0.8 and specificity 0.9, is seen as 0.59."""
-    answers = [
-        *[(True, 1.0)] * 160,
-        *[(True, 0.0)] * 40,
-        *[(False, 0.0)] * 180,
-        *[(False, 1.0)] * 20,
-    ]
+    answers = [1.0] * 160 + [0.0] * 40 + [0.0] * 180 + [1.0] * 20
     pairs = [
         {
             "post": f"p{number}",
-            "label": label,
+            "label": number < 200,
             "answer": answer,
             "with_reference": True,
             "family": "",
         }
-        for number, (label, answer) in enumerate(answers)
+        for number, answer in enumerate(answers)
     ]
     scores = [(f"p{number}", float(number < 59)) for number in range(100)]
 

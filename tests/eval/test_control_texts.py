@@ -25,7 +25,7 @@ def texts_of_story(reference):
     return control_texts(post("a", reference, query), [])
 
 
-def test_each_control_is_what_it_says():
+def test_each_control_is_what_its_name_says():
     reference = "some words of a reference"
     same_reference = post("b", "some  words of a reference")
     other = post("c", "another")
@@ -88,13 +88,13 @@ def test_swapped_facts_are_ones_that_the_post_does_not_mention():
     Tuesday is. 23 becomes 34, and 2 becomes 6, because 5 is mentioned.
     """
     mentioned = f"{STORY} {ABOUT} my sister came on tuesday with 5 men"
-    found = swapped("My wife (23F) is angry on Monday, 2 weeks. My wife's two dogs.", mentioned)
-    assert found == "My daughter (34F) is angry on Wednesday, 6 weeks. My daughter's six dogs."
+    text = swapped("My wife (23F) is angry on Monday, 2 weeks. My wife's two dogs.", mentioned)
+    assert text == "My daughter (34F) is angry on Wednesday, 6 weeks. My daughter's six dogs."
 
 
 def test_names_are_swapped_and_ordinals_and_may_are_not():
-    found = swapped("Anna and John came in May, the 1st.", mentioned="Emily")
-    assert found == "Jessica and Mike came in May, the 1st."
+    text = swapped("Anna and John came in May, the 1st.", mentioned="Emily")
+    assert text == "Jessica and Mike came in May, the 1st."
 
 
 def test_a_text_without_facts_stays_the_same():
@@ -132,10 +132,11 @@ def world():
     for number in range(200):
         row = make_post(f"toy3-validation-{number}")
         posts.append(post(row["id"], row["summary"], format_post(row)))
-    return [
-        (one, control_texts(one, posts[number + 1 :] + posts[:number]))
-        for number, one in enumerate(posts)
-    ]
+    posts_with_controls = []
+    for number, row in enumerate(posts):
+        other_posts = posts[number + 1 :] + posts[:number]
+        posts_with_controls.append((row, control_texts(row, other_posts)))
+    return posts_with_controls
 
 
 def test_in_the_built_in_world_no_long_control_beats_a_right_reference(world):
@@ -145,19 +146,19 @@ def test_in_the_built_in_world_no_long_control_beats_a_right_reference(world):
     wanted facts and two others; otherwise even a bad text can say more.
     """
     right_references = 0
-    for one, texts in world:
-        facts = facts_of(one["id"])
-        _, wrong = read_summary(one["reference"], facts)
-        worth = score_summary(one["reference"], facts)
+    for row, texts in world:
+        facts = facts_of(row["id"])
+        _, wrong = read_summary(row["reference"], facts)
+        worth = score_summary(row["reference"], facts)
         if not wrong and worth >= 3 + 2 - 2 * UNWANTED_COST:
             right_references += 1
             for name in LONG_AND_ON_TOPIC:
-                assert score_summary(texts[name], facts) < worth, (one["id"], name)
+                assert score_summary(texts[name], facts) < worth, (row["id"], name)
     assert right_references > 0.3 * len(world)
 
 
 def test_in_the_built_in_world_a_swapped_reference_names_another_person(world):
-    for one, texts in world:
-        right, wrong = read_summary(texts["swapped"], facts_of(one["id"]))
+    for row, texts in world:
+        right, wrong = read_summary(texts["swapped"], facts_of(row["id"]))
         assert "who" not in right
         assert "who" in {slot for slot, _ in wrong}

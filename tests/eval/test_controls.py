@@ -1,4 +1,4 @@
-"""Controls: when a judge passes, and that judges which see no quality fail."""
+"""Controls: when a judge passes them, and that a judge which sees no quality fails."""
 
 import numpy as np
 import pytest
@@ -23,16 +23,19 @@ from tests.lib.fabricated_runs import finish_summaries
 
 
 def described(posts, verdicts):
-    """What is said about a control on this many posts, with two verdicts on each."""
-    rows = [
-        post(f"p{number}", "one two", f"p{number}") | {"summary": "three"}
-        for number in range(posts)
-    ]
-    questions = [(row["id"], order) for row in rows for order in VERDICTS]
-    judgements = [
-        {"policy": "title", "id": post_id, "order": order, "verdict": verdict}
-        for (post_id, order), verdict in zip(questions, verdicts, strict=True)
-    ]
+    """The result of a control on this many posts, with two verdicts on each."""
+    rows = []
+    judgements = []
+    remaining_verdicts = list(verdicts)
+    for number in range(posts):
+        row = post(f"p{number}", "one two", f"p{number}") | {"summary": "three"}
+        rows.append(row)
+        for order in VERDICTS:
+            verdict = remaining_verdicts.pop(0)
+            judgements.append(
+                {"policy": "title", "id": row["id"], "order": order, "verdict": verdict}
+            )
+    assert not remaining_verdicts
     return describe("title", judgements, {"title": rows})
 
 
@@ -49,16 +52,21 @@ def described(posts, verdicts):
 )
 def test_a_control_with_too_few_posts_is_neither_passed_nor_failed(verdict, posts, passed):
     result = described(posts, [verdict] * 2 * posts)
+
     assert result["passed"] is passed
-    why = f"too few posts ({posts} of 20 needed)" if passed is None else None
-    assert result.get("why") == why
+    if passed is None:
+        assert result["why"] == f"too few posts ({posts} of 20 needed)"
+    else:
+        assert "why" not in result
 
 
 @pytest.mark.parametrize(("unjudged", "passed"), [(0, True), (2, True), (15, False)])
 def test_a_control_passes_only_if_the_unjudged_could_not_have_failed_it(unjudged, passed):
     """With 15 of 40 unjudged, the other 25 pass it, but with these 15 lost they would not."""
     result = described(20, ["unjudged"] * unjudged + ["reference"] * (40 - unjudged))
-    assert (result["preferred"], result["unjudged"]) == (0.0, unjudged / 40)
+
+    assert result["preferred"] == 0.0
+    assert result["unjudged"] == unjudged / 40
     assert result["passed"] is passed
 
 
@@ -75,7 +83,8 @@ def test_the_posts_needed_are_those_of_a_test_with_80_percent_power():
     )
     assert np.ceil(posts) == POSTS_NEEDED
     # By hand: ((1.95996 * 0.5 + 0.84162 * 0.4) / 0.3)^2 = 19.3.
-    assert posts == pytest.approx(((1.959964 * 0.5 + stats.norm.ppf(0.8) * 0.4) / 0.3) ** 2)
+    z_power = stats.norm.ppf(0.8)
+    assert posts == pytest.approx(((1.959964 * 0.5 + z_power * 0.4) / 0.3) ** 2)
 
 
 # -- judges that see no quality --------------------------------------------------------------------
@@ -209,11 +218,31 @@ def test_the_built_in_judge_passes_every_control(runs):
     result = judge_controls(config)
 
     assert result["failed"] == []
-    assert all(control["passed"] for control in result["controls"].values())
+    for control in result["controls"].values():
+        assert control["passed"]
+
+
+def test_the_stage_writes_its_result_and_its_judgements(runs):
+    config = make_config("tiny")
+    finish_summaries_of_world(config, posts=40)
+
+    result = judge_controls(config)
+
     folder = stage_folder(config, "controls")
-    assert (read_manifest(folder) or {})["results"] == result
     rows = read_lines(folder / "judgements.jsonl")
+    assert (read_manifest(folder) or {})["results"] == result
     assert len(rows) == sum(control["judgements"] for control in result["controls"].values())
-    itself = [row for row in rows if row["policy"] == "reference"]
-    assert {row["verdict"] for row in itself} == {"tie"}
-    assert all("not asked" in row["reply"] for row in itself)
+
+
+def test_a_reference_ties_with_itself_without_a_question(runs):
+    config = make_config("tiny")
+    finish_summaries_of_world(config, posts=40)
+
+    judge_controls(config)
+
+    rows = read_lines(stage_folder(config, "controls") / "judgements.jsonl")
+    rows_of_reference = [row for row in rows if row["policy"] == "reference"]
+    assert rows_of_reference
+    for row in rows_of_reference:
+        assert row["verdict"] == "tie"
+        assert "not asked" in row["reply"]

@@ -1,5 +1,9 @@
 """Existing summaries in files become the summaries of a run without training."""
 
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
 import pandas as pd
 import pytest
 
@@ -10,6 +14,8 @@ from eval.outputs import take_outputs
 from eval.win_rate import measure_win_rates, names_of_pair
 from reports import calibration
 from reports.outputs import write_report
+from stages.config import config as settings
+from stages.config.config import Config
 from stages.config.errors import UserError
 from stages.config.judge import Outputs
 from stages.pipeline.plan import wanted_stages
@@ -41,10 +47,19 @@ def test_every_kind_of_file_gives_the_same_rows(tmp_path, ending):
     systems = systems_of(Outputs(file=str(path)))
 
     query = "SUBREDDIT: r/x\n\nTITLE: My lamp\n\nPOST: It is gone. I miss it.\n\nTL;DR:"
-    unknown = dict.fromkeys(("tokens", "reference_tokens", "has_eos", "score", "reference_score"))
-    first = {"id": "7", "query": query, "reference": "r", "summary": 'one,\n"two"', **unknown}
-    second = {"id": "8", "query": query, "reference": "s", "summary": "", **unknown}
-    assert systems == {"a-b": [first, second]}
+    unknown = {
+        "tokens": None,
+        "reference_tokens": None,
+        "has_eos": None,
+        "score": None,
+        "reference_score": None,
+    }
+    assert systems == {
+        "a-b": [
+            {"id": "7", "query": query, "reference": "r", "summary": 'one,\n"two"', **unknown},
+            {"id": "8", "query": query, "reference": "s", "summary": "", **unknown},
+        ]
+    }
 
 
 def test_each_file_of_a_folder_is_a_system_if_none_is_named(tmp_path):
@@ -100,9 +115,10 @@ def test_settings_name_the_columns(tmp_path):
 
     [summary] = systems_of(settings)["me"]
 
-    # Without a title and a subreddit, the post is the text alone.
-    assert (summary["id"], summary["query"]) == ("1", "the post")
-    assert (summary["summary"], summary["reference"]) == ("a summary", "r")
+    assert summary["id"] == "1"
+    assert summary["query"] == "the post"  # without a title and a subreddit
+    assert summary["summary"] == "a summary"
+    assert summary["reference"] == "r"
 
 
 def test_several_columns_of_summaries_are_several_systems(tmp_path):
@@ -133,33 +149,79 @@ def test_several_columns_are_several_systems_for_each_name_of_a_system(tmp_path)
     }
 
 
-@pytest.mark.parametrize(
-    ("rows", "settings", "message"),
-    [
-        (
-            [{"id": 1, "text": "p", "wrote": "s", "reference": "r"}],
-            {"summary": "a,b"},
-            r"no column a, b, post: name it, SET='outputs.summary=... outputs.post=...' .it has id",
+@dataclass(frozen=True, kw_only=True)
+class Refusal:
+    """A file that cannot be judged, and the line that says so."""
+
+    rows: list[dict[str, Any]]
+    message: str
+    columns: dict[str, str]
+    """Settings that name columns."""
+
+
+def refusal(*rows: dict[str, Any], message: str, **columns: str) -> Refusal:
+    return Refusal(rows=list(rows), message=message, columns=columns)
+
+
+REFUSALS = {
+    "missing columns": refusal(
+        {"id": 1, "text": "p", "wrote": "s", "reference": "r"},
+        summary="a,b",
+        message=(
+            "no column a, b, post: name it, SET='outputs.summary=... outputs.post=...' .it has id"
         ),
-        ([GOOD | {"reference": None}], {}, "column reference is null: fill it, or drop the row"),
-        ([GOOD | {"reference": ""}], {}, "column reference is empty"),
-        ([GOOD, GOOD | {"system": "b", "reference": "q"}], {}, "the reference of id 1 differs"),
-        ([GOOD, GOOD | {"system": "b", "post": "q"}], {}, "the post of id 1 differs"),
-        ([GOOD | {"system": "a b"}, GOOD | {"id": 2, "system": "a/b"}], {}, "and 'a b' look alike"),
-        ([GOOD, GOOD | {"summary": "t"}], {}, "post 1 of system x is also at .*x.jsonl:1"),
-        ([GOOD], {"reference": "gold"}, r"no column gold: name it, SET='outputs.reference="),
-        ([GOOD, GOOD | {"system": "reference"}], {}, "x.jsonl:2: a system is called reference"),
-        (
-            [GOOD | {"people": "yes"}],
-            {"label": "people"},
-            "x.jsonl:1: column people is 'yes': write 1 if the summary is preferred, 0 if",
-        ),
-    ],
-)
-def test_what_cannot_be_judged_is_one_line_with_its_place(tmp_path, rows, settings, message):
-    path = write_jsonl(tmp_path / "x.jsonl", rows)
-    with pytest.raises(UserError, match=message) as caught:
-        systems_of(Outputs(file=str(path), **settings))
+    ),
+    "a missing column that a setting names": refusal(
+        GOOD,
+        reference="gold",
+        message=r"no column gold: name it, SET='outputs.reference=",
+    ),
+    "a reference that is null": refusal(
+        GOOD | {"reference": None},
+        message="column reference is null: fill it, or drop the row",
+    ),
+    "an empty reference": refusal(
+        GOOD | {"reference": ""},
+        message="column reference is empty",
+    ),
+    "two references of a post": refusal(
+        GOOD,
+        GOOD | {"system": "b", "reference": "q"},
+        message="the reference of id 1 differs",
+    ),
+    "two posts with one id": refusal(
+        GOOD,
+        GOOD | {"system": "b", "post": "q"},
+        message="the post of id 1 differs",
+    ),
+    "systems whose names look alike": refusal(
+        GOOD | {"system": "a b"},
+        GOOD | {"id": 2, "system": "a/b"},
+        message="and 'a b' look alike",
+    ),
+    "two summaries of a post": refusal(
+        GOOD,
+        GOOD | {"summary": "t"},
+        message="post 1 of system x is also at .*x.jsonl:1",
+    ),
+    "a system called reference": refusal(
+        GOOD,
+        GOOD | {"system": "reference"},
+        message="x.jsonl:2: a system is called reference",
+    ),
+    "a label in words": refusal(
+        GOOD | {"people": "yes"},
+        label="people",
+        message="x.jsonl:1: column people is 'yes': write 1 if the summary is preferred, 0 if",
+    ),
+}
+
+
+@pytest.mark.parametrize("refused", REFUSALS.values(), ids=REFUSALS)
+def test_a_file_that_cannot_be_judged_is_refused_in_one_line(tmp_path, refused):
+    path = write_jsonl(tmp_path / "x.jsonl", refused.rows)
+    with pytest.raises(UserError, match=refused.message) as caught:
+        systems_of(Outputs(file=str(path), **refused.columns))
     assert "\n" not in str(caught.value)
 
 
@@ -188,8 +250,7 @@ def test_a_title_that_is_null_is_an_empty_one(tmp_path, ending):
 
 
 @pytest.mark.parametrize("ending", ["csv", "parquet"])
-def test_labels_may_be_written_as_pandas_writes_a_column_with_an_empty_cell(tmp_path, ending):
-    """A column of 1, 0 and nothing becomes one of floats."""
+def test_labels_may_be_floats_as_pandas_writes_a_column_with_an_empty_cell(tmp_path, ending):
     rows = [GOOD | {"id": number} for number in range(4)]
     table = pd.DataFrame(rows).assign(people=[1, 0, 0.5, float("nan")])
     path = tmp_path / f"x.{ending}"
@@ -203,8 +264,9 @@ def test_labels_may_be_written_as_pandas_writes_a_column_with_an_empty_cell(tmp_
     assert [row.get("label") for row in summaries] == [True, False, None, None]
 
 
-def test_missing_labels_are_found_before_anything_is_paid_for(runs, tmp_path):
-    rows = [GOOD | {"id": number, "people": "" if number < 2 else "1"} for number in range(4)]
+def test_missing_labels_are_noticed_before_anything_is_paid_for(runs, tmp_path):
+    labels = ["", "", "1", "1"]
+    rows = [GOOD | {"id": number, "people": label} for number, label in enumerate(labels)]
     path = write_jsonl(tmp_path / "x.jsonl", rows)
     with pytest.raises(UserError, match=r"column people has no label.* raise eval.posts"):
         take_outputs(config_of_file(path, "outputs.label=people", "eval.posts=2"))
@@ -213,54 +275,119 @@ def test_missing_labels_are_found_before_anything_is_paid_for(runs, tmp_path):
 # -- runs ------------------------------------------------------------------------------------------
 
 
-def run_all_stages(config):
-    """Run all stages; returns the printed report and its page."""
-    for stage in (take_outputs, judge_summaries, judge_controls, measure_win_rates, calibrate):
-        stage(config)
-    printed = write_report(config)
-    page = next(stage_folder(config, "report").glob("*.md"))
-    return printed, page.read_text()
+@dataclass(frozen=True, kw_only=True)
+class JudgedFile:
+    """A run that has judged a file of labeled summaries by two systems."""
+
+    runs: Path
+    config: Config
+    printed: str
+    """The report on the terminal."""
+    page: str
+
+    def results(self, stage):
+        return (read_manifest(stage_folder(self.config, stage)) or {})["results"]
 
 
-def test_a_file_becomes_a_run_with_win_rates_controls_calibration_and_a_page(runs, tmp_path):
-    path = write_jsonl(tmp_path / "theirs.jsonl", rows_of_world())
+def judge_file(path, posts):
+    """Write a file about this many posts, and run all stages in a `runs` folder next to it."""
+    runs = path.parent / "runs"
+    write_jsonl(path, rows_of_world(posts))
     config = config_of_file(path, "outputs.label=people")
-    assert config.name == "judged-theirs"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(settings, "RUNS", runs)
+        for stage in (take_outputs, judge_summaries, judge_controls, measure_win_rates, calibrate):
+            stage(config)
+        printed = write_report(config)
+        [page] = stage_folder(config, "report").glob("*.md")
+    return JudgedFile(runs=runs, config=config, printed=printed, page=page.read_text())
+
+
+@pytest.fixture(scope="module")
+def judged_forty_posts(tmp_path_factory):
+    return judge_file(tmp_path_factory.mktemp("forty") / "theirs.jsonl", posts=40)
+
+
+@pytest.fixture
+def forty_posts(judged_forty_posts, monkeypatch):
+    monkeypatch.setattr(settings, "RUNS", judged_forty_posts.runs)
+    return judged_forty_posts
+
+
+def test_the_run_is_named_after_its_file(forty_posts):
+    assert forty_posts.config.name == "judged-theirs"
+
+
+def test_all_stages_of_make_eval_are_done(forty_posts):
     stages = ["summaries", "judge", "controls", "win_rate", "calibration", "report"]
-    assert wanted_stages(config, ["eval"]) == stages
+    assert wanted_stages(forty_posts.config, ["eval"]) == stages
+    for stage in stages:
+        assert find_problem(forty_posts.config, stage) is None
 
-    printed, page = run_all_stages(config)
 
-    assert max(len(line) for line in printed.splitlines() if "/" not in line) <= 80
-    results = (read_manifest(stage_folder(config, "win_rate")) or {})["results"]
+def test_each_system_has_a_win_rate(forty_posts):
+    policies = forty_posts.results("win_rate")["policies"]
     # One fact less than the reference, and as many.
-    rates = {name: row["win_rate"] for name, row in results["policies"].items()}
-    assert rates == {"lead-3": 0.0, "all-of-it": 0.5}
-    [difference] = results["differences"]
-    assert set(names_of_pair(difference)) == {"lead-3", "all-of-it"}
-    calibration = (read_manifest(stage_folder(config, "calibration")) or {})["results"]
-    assert (calibration["pairs"], calibration["of_pairs"]) == (80, 80)
-    assert "no run here wrote them" in page
-    assert "The judge is not an LLM" in page
-    assert "of 40 posts in the order of the data" in page  # nobody knows if they were held out
-    assert "are the paper's" not in page
-    assert "differs from the preset or from the defaults.*" in page
-    assert "after Holm" in page
-    assert "Agreement" in page or "agreement" in page
-    assert all(find_problem(config, stage) is None for stage in stages)
+    assert {name: row["win_rate"] for name, row in policies.items()} == {
+        "lead-3": 0.0,
+        "all-of-it": 0.5,
+    }
 
 
-def test_three_posts_decide_nothing_and_every_page_says_so(runs, tmp_path):
-    path = write_jsonl(tmp_path / "three.jsonl", rows_of_world(3))
-    config = config_of_file(path, "outputs.label=people")
+def test_the_systems_are_compared(forty_posts):
+    [pair] = forty_posts.results("win_rate")["differences"]
+    assert set(names_of_pair(pair)) == {"lead-3", "all-of-it"}
+    assert "after Holm" in forty_posts.page
 
-    _, page = run_all_stages(config)
-    run_module(calibration, ["--preset", "outputs", "--set", *config.overrides])
 
-    calibration_page = next(runs.glob("*/*/calibration_report/*/*.md")).read_text()
-    assert "**not significantly different** from the references" in " ".join(page.split())
+def test_the_judge_is_calibrated_on_the_labels(forty_posts):
+    results = forty_posts.results("calibration")
+    assert results["pairs"] == 80
+    assert results["of_pairs"] == 80
+    assert "agreement" in forty_posts.page.lower()
+
+
+def test_the_page_says_what_was_judged_and_by_whom(forty_posts):
+    assert "no run here wrote them" in forty_posts.page
+    assert "The judge is not an LLM" in forty_posts.page
+    # Whether the posts were held out is not known.
+    assert "of 40 posts in the order of the data" in forty_posts.page
+
+
+def test_the_page_names_the_settings_that_differ_and_no_papers(forty_posts):
+    assert "differs from the preset or from the defaults.*" in forty_posts.page
+    assert "are the paper's" not in forty_posts.page
+
+
+def test_the_printed_report_fits_on_a_terminal(forty_posts):
+    lines_without_paths = [line for line in forty_posts.printed.splitlines() if "/" not in line]
+    assert max(len(line) for line in lines_without_paths) <= 80
+
+
+@pytest.fixture(scope="module")
+def judged_three_posts(tmp_path_factory):
+    return judge_file(tmp_path_factory.mktemp("three") / "three.jsonl", posts=3)
+
+
+@pytest.fixture
+def three_posts(judged_three_posts, monkeypatch):
+    monkeypatch.setattr(settings, "RUNS", judged_three_posts.runs)
+    return judged_three_posts
+
+
+def test_the_page_says_that_three_posts_decide_nothing(three_posts):
+    page = " ".join(three_posts.page.split())
+    assert "**not significantly different** from the references" in page
     assert "**reliably" not in page
     assert "too few posts (3 of 20 needed)" in page
     assert "too few posts (3 of 125 needed)" in page
-    assert "FAILED" not in page + calibration_page
-    assert "neither passed nor failed" in calibration_page
+    assert "FAILED" not in page
+
+
+def test_the_calibration_page_says_that_three_posts_decide_nothing(three_posts):
+    run_module(calibration, ["--preset", "outputs", "--set", *three_posts.config.overrides])
+
+    [path] = three_posts.runs.glob("*/*/calibration_report/*/*.md")
+    page = path.read_text()
+    assert "FAILED" not in page
+    assert "neither passed nor failed" in page

@@ -19,18 +19,23 @@ def rows_of(*scores, reference_score=0.5):
 def test_the_reward_model_agrees_with_the_judge_where_both_decide():
     """Detail 17: of five posts that both decided, they agree on three."""
     rows = rows_of(2.0, 0.0, 2.0, 0.0, 2.0, 2.0, 1.0, 2.0, None, reference_score=1.0)
-    judged = dict(
-        zip(
-            [row["id"] for row in rows],
-            [1.0, 0.0, 0.75, 1.0, 0.0, 0.5, 1.0, None, 1.0],
-            strict=True,
-        )
-    )
+    judged = {
+        "p0": 1.0,  # they agree
+        "p1": 0.0,  # they agree
+        "p2": 0.75,  # they agree
+        "p3": 1.0,
+        "p4": 0.0,
+        "p5": 0.5,  # the judge ties
+        "p6": 1.0,  # the reward model ties
+        "p7": None,
+        "p8": 1.0,  # no score
+    }
 
     agreed = agreement(rows, judged)
 
     assert agreed is not None
-    assert (agreed["estimate"], agreed["posts"]) == (3 / 5, 5)
+    assert agreed["estimate"] == 3 / 5
+    assert agreed["posts"] == 5
     assert (agreed["low"], agreed["high"]) == wilson(3, 5)
 
 
@@ -48,7 +53,8 @@ def test_a_gain_is_paired_by_post_and_leaves_out_texts_without_a_score():
     gain = proxy_and_gold({}, gold)["gains"]["ppo"]["gold"]
 
     # Differences 2 and 4: the mean is 3, its standard error 1, the quantile of t(1) 12.706205.
-    assert (gain["estimate"], gain["posts"]) == (3.0, 2)
+    assert gain["estimate"] == 3.0
+    assert gain["posts"] == 2
     assert gain["high"] - 3.0 == pytest.approx(12.706205)
 
 
@@ -63,7 +69,7 @@ def test_a_scorer_without_scores_has_no_gain():
 
 
 def test_means_are_of_each_policy_and_of_the_references():
-    found = proxy_and_gold({}, {"sft": rows_of(0.0, 1.0, 5.0)})
-    assert found["gold"]["sft"]["estimate"] == 2.0
-    assert found["gold"]["reference"]["low"] == found["gold"]["reference"]["high"] == 0.5
-    assert found["proxy"] == {"reference": None}
+    results = proxy_and_gold({}, {"sft": rows_of(0.0, 1.0, 5.0)})
+    assert results["gold"]["sft"]["estimate"] == 2.0
+    assert results["gold"]["reference"]["low"] == results["gold"]["reference"]["high"] == 0.5
+    assert results["proxy"] == {"reference": None}

@@ -1,4 +1,4 @@
-"""Win rates, their differences and what is said about policies, counted by hand."""
+"""Win rates, their differences, and the best policy of a training, counted by hand."""
 
 import json
 from math import sqrt
@@ -21,19 +21,20 @@ from stages.config.errors import UserError
 from stages.runs.files import read_lines
 from stages.runs.manifest import read_manifest, stage_folder
 from stages.runs.run import open_stage
+from tests.lib.built_in_summaries import summary_with
 from tests.lib.make_stages import run_module
-from tests.lib.told import told
 
 Z = 1.959964
 
 
 def judged(policy, *pairs):
     """Judgements of the posts p0, p1, ...: each pair has the verdicts in both orders."""
-    return [
-        {"policy": policy, "id": f"p{number}", "order": order, "verdict": verdict}
-        for number, pair in enumerate(pairs)
-        for order, verdict in zip(("policy_first", "reference_first"), pair, strict=True)
-    ]
+    rows = []
+    for number, (policy_first, reference_first) in enumerate(pairs):
+        row = {"policy": policy, "id": f"p{number}"}
+        rows.append(row | {"order": "policy_first", "verdict": policy_first})
+        rows.append(row | {"order": "reference_first", "verdict": reference_first})
+    return rows
 
 
 def scores_of(*values):
@@ -42,7 +43,9 @@ def scores_of(*values):
 
 
 def scores_by_count(*, wins=0, ties=0, losses=0):
-    return scores_of(*[1.0] * wins, *[0.5] * ties, *[0.0] * losses)
+    """The scores of this many won, tied and lost posts."""
+    values = [1.0] * wins + [0.5] * ties + [0.0] * losses
+    return scores_of(*values)
 
 
 # -- scores of posts -------------------------------------------------------------------------------
@@ -67,14 +70,22 @@ def test_a_post_scores_the_mean_of_both_orders(pair, score):
     assert post_scores(judged("ppo", pair)) == {"ppo": {"p0": score}}
 
 
-def test_a_post_without_both_orders_is_refused():
-    rows = judged("ppo", ("policy", "tie"), ("reference", "policy"))
-    missing = rows[:-1]
-    three_orders = [*rows, rows[0]]
-    twice_the_same = [*rows[:-1], rows[-2]]
-    for broken in (missing, three_orders, twice_the_same):
-        with pytest.raises(UserError, match="each order"):
-            post_scores(broken)
+POLICY_FIRST, REFERENCE_FIRST = judged("ppo", ("policy", "tie"))
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [POLICY_FIRST],
+        [POLICY_FIRST, REFERENCE_FIRST, POLICY_FIRST],
+        [POLICY_FIRST, POLICY_FIRST],
+    ],
+    ids=["one order", "three judgements", "one order twice"],
+)
+def test_a_post_without_one_judgement_in_each_order_is_refused(rows):
+    other_post = [row | {"id": "p9"} for row in (POLICY_FIRST, REFERENCE_FIRST)]
+    with pytest.raises(UserError, match="each order"):
+        post_scores(other_post + rows)
 
 
 # -- rates -----------------------------------------------------------------------------------------
@@ -115,13 +126,15 @@ def test_a_policys_row_counts_posts_and_brackets_what_is_missing():
     assert row["win_rate"] == pytest.approx(2.25 / 4)
     assert row["low"] < row["win_rate"] < row["high"]
     assert (row["wins"], row["ties"], row["losses"]) == (2, 1, 1)
-    assert (row["posts"], row["unjudged"]) == (4, 0.2)
+    assert row["posts"] == 4
+    assert row["unjudged"] == 0.2
     assert row["worst_case"] == pytest.approx([2.25 / 5, 3.25 / 5])
 
 
 def test_a_policy_without_verdicts_has_no_rate():
     row = describe(scores_of(None, None))
-    assert (row["win_rate"], row["low"], row["high"], row["p_value"]) == (None, None, None, None)
+    for key in ("win_rate", "low", "high", "p_value"):
+        assert row[key] is None
     assert row["worst_case"] == [0.0, 1.0]
 
 
@@ -195,7 +208,8 @@ def training():
 
 def test_the_best_policy_is_chosen_on_the_even_half(training):
     best = best_of_training(*training)
-    assert (best["policy"], best["chosen_on"]) == ("ppo-1", 3)
+    assert best["policy"] == "ppo-1"
+    assert best["chosen_on"] == 3
     assert best["unjudged"] == pytest.approx(1 / 9)
 
 
@@ -203,7 +217,8 @@ def test_the_best_policy_is_judged_on_the_odd_half(training):
     best = best_of_training(*training)
 
     assert best["judged_on"] == 4
-    assert (best["mean"]["estimate"], best["mean"]["posts"]) == (0.25, 4)
+    assert best["mean"]["estimate"] == 0.25
+    assert best["mean"]["posts"] == 4
     # Differences -1, 0, -1, 0: their deviation is 1 / sqrt(3), and the quantile of t(3) 3.182446.
     half_width = 3.182446 / sqrt(3) / 2
     above_last = best["above_last"]
@@ -219,7 +234,8 @@ def test_the_means_of_a_training_are_over_all_posts(training):
 def test_of_equally_good_policies_the_later_is_chosen(training):
     scores, post_of = training
     best = best_of_training({"ppo-1": scores["ppo-1"], "ppo": scores["ppo-1"]}, post_of)
-    assert (best["policy"], best["above_last"]) == ("ppo", None)
+    assert best["policy"] == "ppo"
+    assert best["above_last"] is None
 
 
 # -- the stage -------------------------------------------------------------------------------------
@@ -234,7 +250,9 @@ def results_of_30_posts(runs):
     with open_stage(make_config("tiny"), "summaries") as run:
         for number in range(30):
             post_id = f"toy1-validation-{number}"
-            event = told(post_id, "event")
+            event = summary_with(post_id, "event")
+            sft_summary = event if number == 0 else "Nothing."
+            ppo_summary = summary_with(post_id, "event", "first")
             row = {
                 "id": post_id,
                 "query": f"POST: {number}",
@@ -242,8 +260,8 @@ def results_of_30_posts(runs):
                 "score": None,
                 "reference_score": None,
             }
-            run.append("sft.jsonl", {**row, "summary": event if number == 0 else "Nothing."})
-            run.append("ppo.jsonl", {**row, "summary": told(post_id, "event", "first")})
+            run.append("sft.jsonl", row | {"summary": sft_summary})
+            run.append("ppo.jsonl", row | {"summary": ppo_summary})
         run.finish({})
     run_module(judge, ["--preset", "tiny"])
     run_module(win_rate_stage, ["--preset", "tiny"])
@@ -256,9 +274,13 @@ def test_the_stage_measures_each_policy(results_of_30_posts):
     results = results_of_30_posts
 
     assert list(results["policies"]) == ["sft", "ppo"]
-    assert (results["posts"], results["judge"]["is_llm"]) == (30, False)
+    assert results["posts"] == 30
+    assert results["judge"]["is_llm"] is False
     ppo = results["policies"]["ppo"]
-    assert (ppo["win_rate"], ppo["wins"], ppo["unjudged"], ppo["high"]) == (1.0, 30, 0.0, 1.0)
+    assert ppo["win_rate"] == 1.0
+    assert ppo["wins"] == 30
+    assert ppo["unjudged"] == 0.0
+    assert ppo["high"] == 1.0
     assert 0.8 < ppo["low"] < 1.0
     sft = results["policies"]["sft"]
     assert sft["win_rate"] == pytest.approx(0.5 / 30)

@@ -1,8 +1,9 @@
-"""500 pairs in both orders at a server of which 30 % of the replies are faults, killed five times.
+"""500 pairs in both orders are judged through faults and kills, and no reply is paid for twice.
 
-A kill between the server's last byte and our commit loses a reply that was paid for: nobody can
-prevent that. It can hit only requests under way at the kill, and the ledger knows these: they are
-the tries without an outcome. Everything else is paid for exactly once.
+The server fails on 30% of the requests, and the judge is killed five times. A kill between the
+server's last byte and our commit loses a reply that was paid for; nobody can prevent that. It can
+only happen to requests that were under way at the kill, and the cache lists these as requests
+without an outcome. Every other reply is paid for exactly once.
 """
 
 import hashlib
@@ -23,7 +24,7 @@ from stages.runs.files import read_lines
 from stages.runs.manifest import read_manifest
 from tests.lib.chat_server import serving
 from tests.lib.fabricated_runs import finish_summaries
-from tests.lib.fault_server import FAULTS, SLOW_SECONDS, FaultServer
+from tests.lib.fault_server import FAULTS, NO_FAULT, SLOW_SECONDS, FaultServer
 
 pytestmark = pytest.mark.walk
 
@@ -31,109 +32,167 @@ ROOT = Path(__file__).parents[2]
 PAIRS = 500
 CONCURRENCY = 32
 KILLS = 5
+SETTINGS = {
+    "kind": "openai",
+    "model": "judge",
+    "concurrency": CONCURRENCY,
+    "request_seconds": SLOW_SECONDS - 0.5,
+    "max_retries": 12,
+}
 
 
 def write_summaries(seed: int) -> list[str]:
-    """500 posts, on each of which one of the two is good; returns who."""
-    draw = random.Random(seed)
-    better = [draw.choice(("policy", "reference")) for _ in range(PAIRS)]
+    """Write 500 summaries and references of which one is good; returns which, for each post."""
+    generator = random.Random(seed)
+    better = [generator.choice(("policy", "reference")) for _ in range(PAIRS)]
     rows = []
-    for number, who in enumerate(better):
-        words = ("good", "bad") if who == "policy" else ("bad", "good")
-        ours, theirs = (f"{word} summary {number}" for word in words)
-        row = {"id": f"p{number}", "query": f"POST: {number}", "summary": ours}
-        rows.append({**row, "reference": theirs})
+    for number, winner in enumerate(better):
+        row = {"id": f"p{number}", "query": f"POST: {number}"}
+        if winner == "policy":
+            row["summary"] = f"good summary {number}"
+            row["reference"] = f"bad summary {number}"
+        else:
+            row["summary"] = f"bad summary {number}"
+            row["reference"] = f"good summary {number}"
+        rows.append(row)
     finish_summaries(make_config("tiny"), ppo=rows)
     return better
 
 
-def judge(folder: Path, url: str) -> subprocess.Popen:
-    """The stage as a user starts it."""
-    settings = {
-        **{"kind": "openai", "model": "judge", "base_url": url, "concurrency": CONCURRENCY},
-        **{"request_seconds": SLOW_SECONDS - 0.5, "max_retries": 12},
-    }
-    words = [f"judge.{name}={value}" for name, value in settings.items()]
-    stage = ["--stage", "judge", "--resume-command=make eval"]
-    command = [sys.executable, "-m", "stages", *stage, "--preset", "tiny", "--set", *words]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OPENAI_API_KEY": "none"}
+def start_judge(folder: Path, url: str) -> subprocess.Popen:
+    """Start the stage as the pipeline does."""
+    settings = SETTINGS | {"base_url": url}
+    command = [
+        sys.executable,
+        "-m",
+        "stages",
+        "--stage",
+        "judge",
+        "--resume-command=make eval",
+        "--preset=tiny",
+        "--set",
+    ]
+    command += [f"judge.{name}={value}" for name, value in settings.items()]
     return subprocess.Popen(
-        command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        command,
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OPENAI_API_KEY": "none"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
     )
 
 
-def kept(folder: Path) -> dict[int, tuple]:
-    """All replies in the cache file."""
+def kill_judge_after(
+    requests: int, fault_server: FaultServer, *, folder: Path, url: str, delay: float
+) -> None:
+    """Run the judge, and kill it some seconds after the server has received so many requests."""
+    process = start_judge(folder, url)
+    while fault_server.requests < requests and process.poll() is None:
+        time.sleep(0.001)
+    time.sleep(delay)
+    process.kill()
+    process.communicate()
+
+
+# -- what the cache records ------------------------------------------------------------------------
+
+
+def recorded_replies(folder: Path) -> dict[int, tuple]:
+    """Number of a request -> its key and its finished reply."""
+    query = "SELECT id, key, reply FROM requests WHERE reply IS NOT NULL"
     with sqlite3.connect(cache_file(folder / "runs")) as file:
-        rows = file.execute("SELECT id, key, reply FROM requests WHERE reply IS NOT NULL")
-        return {row[0]: row[1:] for row in rows}
+        return {number: (key, reply) for number, key, reply in file.execute(query)}
 
 
-def requests_by_prompt(folder: Path, outcome: str) -> Counter:
-    """The number of requests that ended so, by the hash of their prompt."""
+def recorded_requests(folder: Path, outcome: str) -> Counter:
+    """Hash of a prompt -> the number of its requests with this outcome."""
     query = "SELECT prompt_hash FROM requests WHERE outcome = ?"
     with sqlite3.connect(cache_file(folder / "runs")) as file:
-        return Counter(prompt for (prompt,) in file.execute(query, (outcome,)))
+        return Counter(prompt_hash for (prompt_hash,) in file.execute(query, (outcome,)))
+
+
+def by_hash(counts: Counter[str]) -> Counter[str]:
+    """The counts of prompts, by the hash that the cache and the judgements have."""
+    return Counter({prompt_hash(prompt): count for prompt, count in counts.items()})
+
+
+def prompt_hash(prompt: str) -> str:
+    return hashlib.sha256(prompt.encode()).hexdigest()[:16]
+
+
+# -- the test --------------------------------------------------------------------------------------
 
 
 @pytest.mark.usefixtures("judge_environment")
 def test_500_pairs_are_judged_rightly_and_paid_for_once_through_faults_and_kills(tmp_path):
     seed = int(os.environ.get("FAULT_SEED", "3"))
-    better, draw, books = write_summaries(seed), random.Random(seed), FaultServer(seed)
-    moments = sorted(draw.sample(range(20, 1200), KILLS))
-    before: dict[int, tuple] = {}
-    with serving(books.answer) as server:
-        for moment in moments:
-            process = judge(tmp_path, server.url)
-            while sum(books.kinds.values()) < moment and process.poll() is None:
-                time.sleep(0.001)
-            time.sleep(draw.uniform(0, 0.05))
-            process.kill()
-            process.communicate()
-            now = kept(tmp_path)
-            assert before.items() <= now.items(), "a kill lost a reply that was kept"
-            before = now
-        time.sleep(SLOW_SECONDS)  # the server's answers to the dead have gone out
-        done = judge(tmp_path, server.url)
-        errors = done.communicate()[1]
-        assert done.returncode == 0, errors.decode()
+    better = write_summaries(seed)
+    fault_server = FaultServer(seed)
+    generator = random.Random(seed)
+    kills = sorted(generator.sample(range(20, 1200), KILLS))
 
-    (folder,) = (tmp_path / "runs" / "tiny" / "seed44413" / "judge").iterdir()
-    rows = read_lines(folder / "judgements.jsonl")
-    expected = [(f"p{k}", who) for k, who in enumerate(better) for _ in range(2)]
-    assert [row["id"] for row in rows] == [post_id for post_id, _ in expected]
-    wrong = [
-        row
-        for row, (_, who) in zip(rows, expected, strict=True)
-        if row["verdict"] not in (who, "unjudged")
-    ]
-    assert wrong == []
-    assert before.items() <= kept(tmp_path).items()
+    with serving(fault_server.answer) as http:
+        replies: dict[int, tuple] = {}
+        for requests in kills:
+            kill_judge_after(
+                requests,
+                fault_server,
+                folder=tmp_path,
+                url=http.url,
+                delay=generator.uniform(0, 0.05),
+            )
+            replies_after_kill = recorded_replies(tmp_path)
+            assert replies.items() <= replies_after_kill.items(), "a kill lost a recorded reply"
+            replies = replies_after_kill
+        time.sleep(SLOW_SECONDS)  # until the last answers to killed processes have been sent
+        process = start_judge(tmp_path, http.url)
+        _, errors = process.communicate()
+    assert process.returncode == 0, errors.decode()
+    assert replies.items() <= recorded_replies(tmp_path).items()
 
-    # Two replies without a verdict leave a question unjudged: about 1% of them.
-    unjudged = [row["prompt_hash"] for row in rows if row["verdict"] == "unjudged"]
-    unusable = Counter({digest(prompt): count for prompt, count in books.unusable.items()})
-    assert all(unusable[prompt] >= 2 for prompt in unjudged)
-    assert len(unjudged) < 0.03 * len(rows)
+    [folder] = (tmp_path / "runs" / "tiny" / "seed44413" / "judge").iterdir()
+    judgements = read_lines(folder / "judgements.jsonl")
+    assert len(judgements) == 2 * PAIRS
+    check_verdicts(judgements, better)
+    unjudged = {row["prompt_hash"] for row in judgements if row["verdict"] == "unjudged"}
+    check_unjudged(unjudged, fault_server)
     results = (read_manifest(folder) or {})["results"]
-    assert results["unjudged"] == len(unjudged) / len(rows)
+    assert results["unjudged"] == len(unjudged) / len(judgements)
+    check_payments(tmp_path, unjudged, fault_server)
+    assert set(fault_server.faults) == {NO_FAULT, *FAULTS}
+    assert 0.25 < fault_server.fault_share < 0.35
+    print(f"killed after {kills} requests; {dict(fault_server.faults)}")
 
-    # Each other question is paid for once, apart from requests under way at a kill, and from those
-    # that a busy machine answers too late.
-    killed = requests_by_prompt(tmp_path, UNDER_WAY)
-    late = requests_by_prompt(tmp_path, "lost")
-    paid = Counter({digest(prompt): count for prompt, count in books.paid.items()})
-    assert len(paid.keys() | {*unjudged}) == 2 * PAIRS
-    assert all(1 <= count <= 1 + killed[one] + late[one] for one, count in paid.items())
-    twice = paid.total() - len(paid)
-    assert twice <= killed.total() + late.total()
+
+def check_verdicts(judgements: list[dict], better: list[str]) -> None:
+    """Each post has a judgement in either order, in the posts' order, and none is wrong."""
+    for number, judgement in enumerate(judgements):
+        post = number // 2
+        assert judgement["id"] == f"p{post}"
+        assert judgement["verdict"] in (better[post], "unjudged")
+
+
+def check_unjudged(unjudged: set[str], fault_server: FaultServer) -> None:
+    """A question is left unjudged after two replies without a verdict: about 1% of them."""
+    unusable = by_hash(fault_server.unusable)
+    for question in unjudged:
+        assert unusable[question] >= 2
+    assert len(unjudged) < 0.03 * 2 * PAIRS
+
+
+def check_payments(folder: Path, unjudged: set[str], fault_server: FaultServer) -> None:
+    """Each other question is paid for once, except for replies that could not be recorded.
+
+    These are requests under way at a kill, and those that a busy machine answers too late.
+    """
+    paid = by_hash(fault_server.paid)
+    killed = recorded_requests(folder, UNDER_WAY)
+    late = recorded_requests(folder, "lost")
+
+    assert len(paid.keys() | unjudged) == 2 * PAIRS
+    for question, count in paid.items():
+        assert 1 <= count <= 1 + killed[question] + late[question]
+    paid_again = paid.total() - len(paid)
+    assert paid_again <= killed.total() + late.total()
     assert killed.total() <= KILLS * CONCURRENCY
-    assert set(books.kinds) == {"good", *FAULTS}
-    share = 1 - books.kinds["good"] / books.kinds.total()
-    assert 0.25 < share < 0.35
-    print(f"kills after {moments} requests; {dict(books.kinds)}; faults {share:.1%}")
-    print(f"{killed.total()} under way at the kills, of which {twice} had been paid for")
-
-
-def digest(prompt: str) -> str:
-    return hashlib.sha256(prompt.encode()).hexdigest()[:16]
+    print(f"{killed.total()} requests were under way at the kills; {paid_again} were paid again")

@@ -1,4 +1,4 @@
-"""The gold reward model: another run's model reads the texts itself, and says what it is."""
+"""The gold judge: another run's reward model scores the texts itself, and says what it is."""
 
 import json
 import os
@@ -13,48 +13,77 @@ from transformers import AutoModelForTokenClassification, AutoTokenizer
 from eval import calibration, controls
 from eval.judge import judge_summaries, make_judge
 from eval.judges.gold import GoldJudge, Text
-from eval.judges.protocol import Comparison, judge_all
-from eval.scores import proxy_and_gold
+from eval.judges.protocol import TOO_LONG, Comparison, judge_all
 from stages import base, normalize, rm, sft
 from stages.config.command_line import make_config
 from stages.config.errors import UserError
 from stages.config.judge import Checks, JudgeSettings
 from stages.data.halves import in_half
 from stages.models.forward import summary_scores
-from stages.runs.files import read_lines
+from stages.runs.files import read_json, read_lines
 from stages.runs.gold import gold_folder
-from stages.runs.manifest import read_manifest, stage_folder
+from stages.runs.manifest import stage_folder
 from stages.runs.staleness import find_problem
 from stages.training.preferences import training_pairs
 from tests.lib.make_stages import run_module
 from tests.lib.resuming import SETTINGS, Killed
 
-GOLD_ARGUMENTS = "--preset tiny --name gold --seed 7 --set".split()
+GOLD_ARGUMENTS = [
+    "--preset",
+    "tiny",
+    "--name",
+    "gold",
+    "--seed",
+    "7",
+    "--set",
+    *SETTINGS,
+    "rm.pairs=odd",
+    "base.vocab_size=600",
+]
+GOLD = Path("runs/gold/seed7/normalize")
 
 
 @pytest.fixture(scope="module")
-def judged(whole, tmp_path_factory):
-    """A folder with a finished run (seed 44413) and a gold reward model, `gold/seed7`, that was
-    trained on the posts of the odd half alone and has a tokenizer of another size."""
+def two_runs(whole, tmp_path_factory):
+    """A folder with a finished run, `resumed`, and a gold reward model, `gold/seed7`.
+
+    The gold model was trained on the posts of the odd half, and its tokenizer has another size.
+    """
     root = tmp_path_factory.mktemp("gold")
     shutil.copytree(whole.parents[1], root / "runs", copy_function=os.link)
     shutil.rmtree(root / "runs/resumed/seed44413/judge")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(root)
         for module in (base, sft, rm, normalize):
-            run_module(module, [*GOLD_ARGUMENTS, *SETTINGS, "rm.pairs=odd", "base.vocab_size=600"])
+            run_module(module, GOLD_ARGUMENTS)
     return root
 
 
 @pytest.fixture
-def config(judged, place):
-    shutil.copytree(judged / "runs", place / "runs", copy_function=os.link)
-    made = make_config("tiny", name="resumed", overrides=tuple(SETTINGS))
-    return made.changed(judge=JudgeSettings(kind="reward_model", model="gold/seed7"))
+def config(two_runs, place):
+    """The config of the finished run in a copy of the folder, judged by the gold model."""
+    shutil.copytree(two_runs / "runs", place / "runs", copy_function=os.link)
+    resumed = make_config("tiny", name="resumed", overrides=tuple(SETTINGS))
+    return resumed.changed(judge=JudgeSettings(kind="reward_model", model="gold/seed7"))
 
 
-def by_hand(folder: Path, query: str, summary: str) -> float:
-    """The score of one text, alone, without padding: the scalar at the EOS."""
+def summaries_by_policy(config):
+    """The rows of each policy's summaries."""
+    folder = stage_folder(config, "summaries")
+    return {path.stem: read_lines(path) for path in folder.glob("*.jsonl")}
+
+
+def gold_scores(config):
+    """The rows of scores that the judge wrote."""
+    return read_lines(stage_folder(config, "judge") / "gold_scores.jsonl")
+
+
+# -- scores and verdicts ---------------------------------------------------------------------------
+
+
+def score_by_transformers(query: str, summary: str) -> float:
+    """The gold model's output at the EOS of one unpadded text, without our code."""
+    folder = GOLD / "model"
     tokenizer = AutoTokenizer.from_pretrained(folder)
     model = AutoModelForTokenClassification.from_pretrained(folder, dtype=torch.float32).eval()
     ids = tokenizer(f"{query} {summary}", add_special_tokens=False).input_ids
@@ -63,151 +92,202 @@ def by_hand(folder: Path, query: str, summary: str) -> float:
     return logits[0, -1, 0].item()
 
 
-def test_the_gold_model_reads_every_text_itself_and_prefers_the_higher_score(config):
-    results = judge_summaries(config)
-    folder = stage_folder(config, "judge")
-    summaries = stage_folder(config, "summaries")
-    rows = read_lines(folder / "gold_scores.jsonl")
-    written = {
-        (path.stem, row["id"]): row
-        for path in summaries.glob("*.jsonl")
-        for row in read_lines(path)
-    }
-    assert {(row["policy"], row["id"]) for row in rows} == written.keys()
-    model = Path("runs/gold/seed7/normalize/model")
+def test_every_summary_of_every_policy_is_scored(config):
+    judge_summaries(config)
+
+    scored = {(row["policy"], row["id"]) for row in gold_scores(config)}
+    written = set()
+    for policy, rows in summaries_by_policy(config).items():
+        for row in rows:
+            written.add((policy, row["id"]))
+    assert scored == written
+
+
+def test_scores_are_the_gold_models_and_not_the_runs_own(config):
+    judge_summaries(config)
+
+    summaries = summaries_by_policy(config)
+    rows = gold_scores(config)
     for row in (rows[0], rows[-1]):
-        text = written[row["policy"], row["id"]]
-        assert row["score"] == pytest.approx(
-            by_hand(model, text["query"], text["summary"]), abs=1e-4
-        )
-        expected = by_hand(model, text["query"], text["reference"])
-        assert row["reference_score"] == pytest.approx(expected, abs=1e-4)
-        assert row["score"] != text["score"]  # not the run's own
-    verdicts = {
-        (row["policy"], row["id"], row["verdict"])
-        for row in read_lines(folder / "judgements.jsonl")
-    }
-    for row in rows:
-        better = "policy" if row["score"] > row["reference_score"] else "reference"
-        same = row["score"] == row["reference_score"]
-        assert (row["policy"], row["id"], "tie" if same else better) in verdicts
+        [text] = [text for text in summaries[row["policy"]] if text["id"] == row["id"]]
+        score = score_by_transformers(text["query"], text["summary"])
+        reference_score = score_by_transformers(text["query"], text["reference"])
+        assert row["score"] == pytest.approx(score, abs=1e-4)
+        assert row["reference_score"] == pytest.approx(reference_score, abs=1e-4)
+        assert row["score"] != text["score"]
+
+
+def test_the_judge_prefers_the_higher_score(config):
+    judge_summaries(config)
+
+    judgements = read_lines(stage_folder(config, "judge") / "judgements.jsonl")
+    verdicts = {(row["policy"], row["id"], row["verdict"]) for row in judgements}
+    for row in gold_scores(config):
+        if row["score"] > row["reference_score"]:
+            expected = "policy"
+        elif row["score"] < row["reference_score"]:
+            expected = "reference"
+        else:
+            expected = "tie"
+        assert (row["policy"], row["id"], expected) in verdicts
+
+
+def test_the_results_say_who_judged(config):
+    results = judge_summaries(config)
+
     assert results["judge"]["is_llm"] is False
     assert results["judge"]["name"] == "gold reward model gold seed 7, not an LLM"
     assert "it ranks" in results["judge"]["note"]
     assert find_problem(config, "judge") is None
 
 
-def test_a_run_whose_name_begins_with_seed_can_be_gold(runs):
-    for name, folder in {
-        "seedling": "seedling/seed44413/normalize",
-        "seed12": "seed12/seed44413/normalize",
-        "other/seed1": "other/seed1/normalize",
-    }.items():
-        overrides = ("judge.kind=reward_model", f"judge.model={name}")
-        assert gold_folder(make_config("tiny", overrides=overrides)) == runs / folder
+def test_controls_work_with_a_gold_model(config):
+    results = controls.judge_controls(config.changed(checks=Checks(control_posts=4)))
+
+    assert results["controls"]["title"]["judgements"] == 8
+    assert results["controls"]["reference"]["passed"]
 
 
-def test_another_gold_model_makes_the_judgement_stale_and_a_damaged_one_is_refused(config):
-    judge_summaries(config)
-    folder = Path("runs/gold/seed7/normalize")
-    manifest = read_manifest(folder) or {}
-    path = folder / "manifest.json"
+def test_calibration_works_with_a_gold_model(config):
+    results = calibration.calibrate(config.changed(checks=Checks(calibration_pairs=12)))
+
+    assert results["pairs"] == 12
+    assert results["statistics"]["swap_consistency"]["estimate"] == 1  # a score has no order
+
+
+# -- which model -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("model", "folder"),
+    [
+        ("seedling", "seedling/seed44413/normalize"),
+        ("seed12", "seed12/seed44413/normalize"),
+        ("other/seed1", "other/seed1/normalize"),
+    ],
+)
+def test_a_run_whose_name_begins_with_seed_can_be_gold(runs, model, folder):
+    config = make_config("tiny", overrides=("judge.kind=reward_model", f"judge.model={model}"))
+    assert gold_folder(config) == runs / folder
+
+
+def rewrite(path: Path, content: bytes) -> None:
+    """Replace a file that may be a hard link, and leave its other names alone."""
     path.unlink()
-    another = manifest | {"content": "another"}
-    path.write_text(json.dumps(another))
+    path.write_bytes(content)
+
+
+def test_another_gold_model_makes_the_judgement_stale(config):
+    judge_summaries(config)
+    manifest = read_json(GOLD / "manifest.json")
+
+    retrained = manifest | {"content": "another"}
+    rewrite(GOLD / "manifest.json", json.dumps(retrained).encode())
+
     assert str(find_problem(config, "judge")) == "ran with an earlier gold reward model"
     assert find_problem(config, "summaries") is None
-    weights = folder / "model/model.safetensors"
-    content = weights.read_bytes()
-    weights.unlink()
-    weights.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
-    path.write_text(json.dumps(manifest))
+
+
+def test_a_damaged_gold_model_is_refused(config):
+    weights = GOLD / "model/model.safetensors"
+    content = bytearray(weights.read_bytes())
+    content[-1] ^= 1
+    rewrite(weights, bytes(content))
+
     with pytest.raises(UserError, match="normalize has changed on disk"):
         make_judge(config, {})
 
 
-def test_controls_and_calibration_work_with_a_gold_model(config):
-    config = config.changed(checks=Checks(control_posts=4, calibration_pairs=12))
-    found = controls.judge_controls(config)
-    assert found["controls"]["title"]["judgements"] == 8
-    assert found["controls"]["reference"]["passed"]
-    calibrated = calibration.calibrate(config)
-    assert calibrated["pairs"] == 12
-    assert calibrated["statistics"]["swap_consistency"]["estimate"] == 1  # a score has no order
+# -- lengths ---------------------------------------------------------------------------------------
 
 
-def test_a_long_post_is_cut_as_in_its_training_and_a_text_over_its_positions_is_not_judged(config):
+def test_a_long_post_is_cut_as_in_the_gold_models_training(config):
     judge = GoldJudge(config)
     post = "\n".join(f"Line {number} of a long story." for number in range(60))
     query = f"SUBREDDIT: r/x\n\nTITLE: t\n\nPOST: {post}\n\nTL;DR:"
-    tokens, _ = judge.tokenize(Text(query, "short"))
-    assert len(tokens) <= 160 < len(judge.encode([query])[0])
-    assert judge.tokenizer.decode(tokens).endswith("TL;DR:")
-    asked = Comparison("p", query, "short", "word " * 3000)
-    (reply,) = judge_all(judge, [asked], 1)
-    assert (reply.choice, reply.finish_reason) == (None, "too long")
+
+    tokens = judge.tokenize(Text(query=query, summary="short"))
+
+    [all_tokens] = judge.encode([query])
+    assert len(tokens.query) <= 160 < len(all_tokens)
+    assert judge.tokenizer.decode(tokens.query).endswith("TL;DR:")
 
 
-def test_halves_share_no_post_and_are_all_pairs_together(judged):
-    data = judged / "runs/resumed/seed44413/base/data"
-    halves = ("all", "even", "odd")
-    ids = {pairs: [row["id"] for row in training_pairs(data, pairs).rows] for pairs in halves}
-    assert sorted(ids["even"] + ids["odd"]) == sorted(ids["all"])
-    assert not set(ids["even"]) & set(ids["odd"])
-    assert min(len(ids["even"]), len(ids["odd"])) > len(ids["all"]) // 4
-    # The published digests of "abc" and "hello" end in ad and in 24.
-    assert [in_half("abc", one) for one in ("all", "even", "odd")] == [True, False, True]
-    assert [in_half("hello", one) for one in ("all", "even", "odd")] == [True, True, False]
-    half = training_pairs(data, "odd")
-    whole = training_pairs(data, "all")
-    for row, about in enumerate(half.rows):
-        at = whole.rows.index(about)
-        for name in ("queries", "chosen", "rejected"):
-            assert half.columns[name][row].tolist() == whole.columns[name][at].tolist()
+def test_a_text_beyond_the_gold_models_positions_is_not_judged(config):
+    query = "SUBREDDIT: r/x\n\nTITLE: t\n\nPOST: A story.\n\nTL;DR:"
+    question = Comparison(post_id="p", query=query, first="short", second="word " * 3000)
+
+    [reply] = judge_all(GoldJudge(config), [question], 1)
+
+    assert reply.choice is None
+    assert reply.finish_reason == TOO_LONG
 
 
-def test_gains_are_paired_by_post_and_a_text_without_a_score_is_left_out():
-    sft = [{"id": k, "score": s, "reference_score": 0.5} for k, s in enumerate((0.0, 1.0, 5.0))]
-    ppo = [{"id": k, "score": s, "reference_score": 0.5} for k, s in enumerate((2.0, 5.0, None))]
-    found = proxy_and_gold({}, {"sft": sft, "ppo": ppo})
-    gain = found["gains"]["ppo"]["gold"]  # differences 2 and 4: mean 3, s = sqrt 2, half t(1) * 1
-    assert (gain["estimate"], gain["posts"]) == (3.0, 2)
-    assert gain["high"] - 3.0 == pytest.approx(12.706205)
-    assert proxy_and_gold({}, {"sft": sft, "ppo": ppo[:1]})["gains"]["ppo"]["gold"] is None
-    assert found["gains"]["ppo"]["proxy"] is None
-    assert found["gold"]["sft"]["estimate"] == 2.0
-    assert found["gold"]["reference"]["low"] == found["gold"]["reference"]["high"] == 0.5
-    assert found["proxy"] == {"reference": None}
+# -- halves of the training comparisons ------------------------------------------------------------
 
 
-def test_an_interrupted_scoring_goes_on_where_it_was(config, monkeypatch):
-    whole_config = config.changed(
-        judge=config.judge.changed(model="runs/gold/seed7/normalize/model")
-    )
-    judge_summaries(whole_config)
-    calls: list[int] = []
+def test_the_two_halves_share_no_post_and_are_all_pairs_together(two_runs):
+    data = two_runs / "runs/resumed/seed44413/base/data"
+    every = [row["id"] for row in training_pairs(data, "all").rows]
+    even = [row["id"] for row in training_pairs(data, "even").rows]
+    odd = [row["id"] for row in training_pairs(data, "odd").rows]
 
-    def die_at_third(*inputs):
-        calls.append(len(inputs[1]))
-        if len(calls) == 3:
+    assert sorted(even + odd) == sorted(every)
+    assert not set(even) & set(odd)
+    assert min(len(even), len(odd)) > len(every) // 4
+
+
+@pytest.mark.parametrize(
+    ("post_id", "half", "other_half"),
+    # The published SHA-256 digests of "abc" and "hello" end in ad and in 24.
+    [("abc", "odd", "even"), ("hello", "even", "odd")],
+)
+def test_the_last_bit_of_the_digest_of_its_id_puts_a_post_into_a_half(post_id, half, other_half):
+    assert in_half(post_id, half)
+    assert not in_half(post_id, other_half)
+    assert in_half(post_id, "all")
+
+
+def test_a_half_keeps_the_tokens_of_its_rows(two_runs):
+    data = two_runs / "runs/resumed/seed44413/base/data"
+    odd = training_pairs(data, "odd")
+    every = training_pairs(data, "all")
+
+    for number, row in enumerate(odd.rows):
+        number_of_all = every.rows.index(row)
+        for column in ("queries", "chosen", "rejected"):
+            tokens = odd.columns[column][number].tolist()
+            assert tokens == every.columns[column][number_of_all].tolist()
+
+
+# -- interruptions ---------------------------------------------------------------------------------
+
+
+def test_an_interrupted_scoring_resumes_where_it_was(config, monkeypatch):
+    # The same weights in a folder without a run: another judge, and the same scores.
+    uninterrupted = config.changed(judge=config.judge.changed(model=str(GOLD / "model")))
+    judge_summaries(uninterrupted)
+    passes: list[int] = []
+
+    def count_posts_and_die_at_third_pass(*inputs):
+        passes.append(len(inputs[1]))
+        if len(passes) == 3:
             raise Killed
         return summary_scores(*inputs)
 
-    monkeypatch.setattr("eval.judges.gold.summary_scores", die_at_third)
+    monkeypatch.setattr("eval.judges.gold.summary_scores", count_posts_and_die_at_third_pass)
     with pytest.raises(Killed):
         judge_summaries(config)
-    calls[:] = [0] * 3
+    passes[:] = [0, 0, 0]
     judge_summaries(config)
-    texts = {
-        (row["query"], row[key])
-        for path in stage_folder(config, "summaries").glob("*.jsonl")
-        for row in read_lines(path)
-        for key in ("summary", "reference")
-    }
-    # A row holds a post with all of its texts, and a pass as many rows as have a batch's texts.
-    posts = Counter(query for query, _ in texts)
-    assert sum(calls) == len(posts) - 2 * (config.memory.forward_batch_size // max(posts.values()))
-    written, expected = (
-        stage_folder(x, "judge") / "gold_scores.jsonl" for x in (config, whole_config)
-    )
-    assert read_lines(written) == read_lines(expected)
+
+    texts = set()
+    for rows in summaries_by_policy(config).values():
+        for row in rows:
+            texts.add((row["query"], row["summary"]))
+            texts.add((row["query"], row["reference"]))
+    texts_of_post = Counter(query for query, _ in texts)
+    # A pass scores posts with all of their texts, as many as fit into a batch; two passes are kept.
+    posts_of_pass = config.memory.forward_batch_size // max(texts_of_post.values())
+    assert sum(passes) == len(texts_of_post) - 2 * posts_of_pass
+    assert gold_scores(config) == gold_scores(uninterrupted)

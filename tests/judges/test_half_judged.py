@@ -1,4 +1,7 @@
-"""Systems that the judge said nothing usable about: the others keep their results."""
+"""A system without a single verdict is reported without a rate, and the others keep their results.
+
+Such a system used to be an error after everything had been paid for.
+"""
 
 import json
 from pathlib import Path
@@ -23,63 +26,103 @@ from tests.lib.existing_summaries import config_of_file, rows_of_world, write_js
 from tests.lib.fabricated_runs import fabricate
 
 
-class Choosy(FactsJudge):
-    """The rule of the built-in world, which says nothing usable of some texts."""
+class PartlySilentJudge(FactsJudge):
+    """The facts judge, but it gives no verdict about texts that contain a phrase."""
 
-    def __init__(self, *unheard):
-        self.unheard = unheard
+    def __init__(self, phrase):
+        self.phrase = phrase
 
     def reply(self, comparison):
-        texts = (comparison.first, comparison.second)
-        if any(word in text for word in self.unheard for text in texts):
+        if self.phrase in comparison.first or self.phrase in comparison.second:
             return Reply(choice=None, text="?")
         return super().reply(comparison)
 
 
-def judged_by(monkeypatch, config, *unheard):
-    monkeypatch.setattr(judge, "make_judge", lambda config, policies: Choosy(*unheard))
-    for stage in (take_outputs, judge_summaries, judge_controls):
-        stage(config)
+def judge_silently_about(phrase, config, monkeypatch):
+    """Run the stages up to the judgements with a judge that is silent about a phrase."""
+    monkeypatch.setattr(judge, "make_judge", lambda config, policies: PartlySilentJudge(phrase))
+    take_outputs(config)
+    judge_summaries(config)
+    judge_controls(config)
 
 
 @pytest.fixture
-def three(tmp_path):
-    """Two systems that are judged and one that is not, whose texts say MUTE."""
+def config_of_three_systems(runs, tmp_path):
+    """Two systems of 12 posts, and the system `mute`, whose six summaries contain MUTE."""
     rows = rows_of_world(12)
-    mute = [row | {"system": "mute", "summary": f"MUTE {row['id']}"} for row in rows[::2]]
-    return config_of_file(write_jsonl(tmp_path / "three.jsonl", [*rows, *mute]))
+    mute_rows = [
+        row | {"system": "mute", "summary": f"MUTE {row['id']}"}
+        for row in rows
+        if row["system"] == "lead-3"
+    ]
+    return config_of_file(write_jsonl(tmp_path / "three.jsonl", rows + mute_rows))
 
 
-def test_a_system_without_a_verdict_is_a_row_without_a_rate_beside_the_others(
-    runs, three, monkeypatch
-):
-    """It was an error after everything had been paid for, and no system had a result."""
-    judged_by(monkeypatch, three, "MUTE")
-    measure_win_rates(three)
-    results = (read_manifest(stage_folder(three, "win_rate")) or {})["results"]
-    json.dumps(results, allow_nan=False)
+@pytest.fixture
+def judged_config(config_of_three_systems, monkeypatch):
+    """The config of the three systems after the judge was silent about one of them."""
+    judge_silently_about("MUTE", config_of_three_systems, monkeypatch)
+    measure_win_rates(config_of_three_systems)
+    return config_of_three_systems
+
+
+def win_rates(config):
+    return (read_manifest(stage_folder(config, "win_rate")) or {})["results"]
+
+
+def test_a_system_without_a_verdict_has_no_rate(judged_config):
+    results = win_rates(judged_config)
+
     mute = results["policies"]["mute"]
-    assert (mute["win_rate"], mute["p_value"], mute["unjudged"]) == (None, None, 1.0)
+    assert mute["win_rate"] is None
+    assert mute["p_value"] is None
+    assert mute["unjudged"] == 1.0
+    json.dumps(results, allow_nan=False)
+
+
+def test_the_other_systems_keep_their_rates_and_their_difference(judged_config):
+    results = win_rates(judged_config)
+
     assert results["policies"]["all-of-it"]["win_rate"] == 0.5
-    (pair,) = results["differences"]  # that of the two that are judged
+    [pair] = results["differences"]
     assert "mute" not in pair
-    write_report(three)
-    page = (stage_folder(three, "report") / "judged-three-seed44413.md").read_text()
-    assert "| mute | – (100.0% unjudged) | – | 0 | 100.0% |" in page
 
 
-def test_where_no_system_has_any_verdict_one_line_says_so(runs, three, monkeypatch, capsys):
-    judged_by(monkeypatch, three, " ")
+def test_the_page_shows_a_system_without_a_rate(judged_config):
+    write_report(judged_config)
+
+    page = stage_folder(judged_config, "report") / "judged-three-seed44413.md"
+    assert "| mute | – (100.0% unjudged) | – | 0 | 100.0% |" in page.read_text()
+
+
+def test_without_any_verdict_one_line_says_so(config_of_three_systems, monkeypatch):
+    judge_silently_about(" ", config_of_three_systems, monkeypatch)
     with pytest.raises(UserError, match=r"no post has a verdict in both orders.*judge again"):
-        measure_win_rates(three)
+        measure_win_rates(config_of_three_systems)
 
 
-def test_a_trained_policy_without_a_verdict_still_has_a_page(runs):
+# -- a trained policy ------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def unjudged_run(runs):
+    """A trained run none of whose summaries has a verdict."""
     config = make_config("tiny")
     fabricate(config, unjudged=1.0, found={"win_rate": {"differences": {}}})
-    run = load_run(config)
-    (difference,) = run.differences
-    assert (difference.interval, difference.p_value) == (None, None)
-    assert "– (100.0% unjudged)" in run_page.terminal_text(run, Path("page"))
-    page = render.fill("run.md", "x", **run_page.page_values(run), is_public=False)
+    return load_run(config)
+
+
+def test_a_trained_policy_without_a_verdict_has_no_difference(unjudged_run):
+    [difference] = unjudged_run.differences
+    assert difference.interval is None
+    assert difference.p_value is None
+
+
+def test_a_trained_policy_without_a_verdict_has_a_page(unjudged_run):
+    values = run_page.page_values(unjudged_run)
+    page = render.fill("run.md", "x", **values, is_public=False)
     assert "| PPO minus SFT | – (not compared) | – |" in page.markdown
+
+
+def test_a_trained_policy_without_a_verdict_is_summarized_on_the_terminal(unjudged_run):
+    assert "– (100.0% unjudged)" in run_page.terminal_text(unjudged_run, Path("page"))

@@ -1,8 +1,9 @@
-"""The judge behind a server: what it asks, when it asks again, and what it leaves unjudged."""
+"""An LLM judge behind a server: what it asks, when it asks again, and what it leaves unjudged."""
 
 import re
 import threading
 import time
+from typing import Any
 
 import pytest
 
@@ -10,19 +11,38 @@ from eval.judge import make_judge
 from eval.judges.protocol import Comparison, Reply, judge_all
 from stages.config.errors import UserError
 from stages.config.judge_models import is_model
-from tests.lib.chat_server import GOOD, ask, chat, llm_config, serving
+from tests.lib.chat_server import (
+    GOOD,
+    always,
+    ask,
+    chat,
+    in_turn,
+    llm_config,
+    prompt_of,
+    questions,
+    serving,
+)
 
 pytestmark = pytest.mark.usefixtures("judge_environment")
-LATER = (429, {"error": {"message": "later"}})
+
+RATE_LIMIT = (429, {"error": {"message": "later"}})
 
 
-def questions(count: int) -> list[Comparison]:
-    return [Comparison(f"p{k}", f"post {k}.", "one", "two") for k in range(count)]
+def test_a_request_has_the_settings_and_shows_post_and_summaries():
+    with serving(always(chat(GOOD))) as server:
+        ask(server, temperature=0.5, structured="off")
+
+    [request] = server.requests
+    assert request["model"] == "judge"
+    assert request["temperature"] == 0.5
+    assert request["max_tokens"] == 100
+    prompt = prompt_of(request)
+    assert prompt.index("\nthe post\n</post-") < prompt.index("\none\n<") < prompt.index("\ntwo\n<")
 
 
-def test_the_llm_is_shown_post_and_summaries_and_its_answer_is_recorded():
-    with serving(lambda number, body: chat(GOOD)) as server:
-        reply = ask(server, temperature=0.5, structured="off")
+def test_a_reply_records_the_answer_and_its_origin():
+    with serving(always(chat(GOOD))) as server:
+        reply = ask(server, structured="off")
 
     assert reply == Reply(
         choice="A",
@@ -35,10 +55,6 @@ def test_the_llm_is_shown_post_and_summaries_and_its_answer_is_recorded():
         completion_tokens=100,
     )
     assert len(reply.prompt_hash) == 16
-    (request,) = server.requests
-    assert (request["model"], request["temperature"], request["max_tokens"]) == ("judge", 0.5, 100)
-    prompt = request["messages"][-1]["content"]
-    assert prompt.index("\nthe post\n</post-") < prompt.index("\none\n<") < prompt.index("\ntwo\n<")
 
 
 # -- what a reply means ----------------------------------------------------------------------------
@@ -61,149 +77,188 @@ VERDICT_B = '{"comparison": "x", "preferred": "B"}'
     ],
 )
 def test_the_parts_of_a_text_are_joined_without_its_thoughts(content):
-    with serving(lambda number, body: chat(content)) as server:
+    with serving(always(chat(content))) as server:
         reply = ask(server)
-    assert (reply.choice, reply.text) == ("B", VERDICT_B)
+
+    assert reply.choice == "B"
+    assert reply.text == VERDICT_B
     assert len(server.requests) == 1
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "Comparison: One says more.\nPreferred: A\n\nWait, I mixed the two up. So B is better.",
-        "Comparison: One says more.\nPreferred: B\nLess preferred: A",
-        "I cannot say.",
-        '{"comparison": "x", "preferred": "C"}',
-    ],
-)
-def test_a_reply_that_is_no_verdict_is_asked_for_once_more_and_then_unjudged(text):
-    with serving(lambda number, body: chat(text)) as server:
+NO_VERDICTS = [
+    "Comparison: One says more.\nPreferred: A\n\nWait, I mixed the two up. So B is better.",
+    "Comparison: One says more.\nPreferred: B\nLess preferred: A",
+    "I cannot say.",
+    '{"comparison": "x", "preferred": "C"}',
+]
+
+
+@pytest.mark.parametrize("text", NO_VERDICTS)
+def test_a_reply_without_a_verdict_is_requested_once_more_and_then_unjudged(text):
+    with serving(always(chat(text))) as server:
         reply = ask(server)
-        assert (reply.choice, reply.text) == (None, text)
-        assert len(server.requests) == 2
+
+    assert reply.choice is None
+    assert reply.text == text
+    assert len(server.requests) == 2
+
+
+@pytest.mark.parametrize("text", NO_VERDICTS)
+def test_two_replies_without_a_verdict_are_not_paid_for_again(text):
+    with serving(always(chat(text))) as server:
+        reply = ask(server)
         assert ask(server) == reply
-        assert len(server.requests) == 2  # what was paid for is kept
+    assert len(server.requests) == 2
 
 
-def test_the_second_attempt_counts():
-    replies = [chat("I cannot say."), chat("Preferred: B")]
-    with serving(lambda number, body: replies[number]) as server:
+def test_a_verdict_of_the_second_reply_counts():
+    with serving(in_turn(chat("I cannot say."), chat("Preferred: B"))) as server:
         assert ask(server).choice == "B"
 
 
+# -- replies that are cut off ----------------------------------------------------------------------
+
+
 @pytest.mark.parametrize(
-    ("text", "second"),
+    ("text", "second_limit"),
     [
         (GOOD, 2 * 100),
-        ("", 2 * (100 + 300)),  # it has reasoned, and had no room for a word
+        ("", 2 * (100 + 300)),  # the model has reasoned, and had no room for a word
         ("Is it A? </think> Comparison:", 2 * (100 + 300)),
     ],
+    ids=["a reply", "nothing", "a thought"],
 )
-def test_a_reply_that_was_cut_off_gets_twice_the_room(text, second):
-    replies = [chat(text, "length"), chat("Preferred: B")]
-    with serving(lambda number, body: replies[number]) as server:
-        assert ask(server, max_tokens=100, reasoning_tokens=300).choice == "B"
-    assert [body["max_tokens"] for body in server.requests] == [100, second]
+def test_a_reply_that_was_cut_off_gets_twice_the_room(text, second_limit):
+    with serving(in_turn(chat(text, "length"), chat("Preferred: B"))) as server:
+        reply = ask(server, max_tokens=100, reasoning_tokens=300)
+
+    assert reply.choice == "B"
+    assert [body["max_tokens"] for body in server.requests] == [100, second_limit]
 
 
 def test_a_reply_that_is_always_cut_off_is_unjudged_and_not_kept():
-    with serving(lambda number, body: chat(GOOD, "length")) as server:
+    with serving(always(chat(GOOD, "length"))) as server:
         reply = ask(server)
-        assert (reply.choice, reply.finish_reason) == (None, "length")
         ask(server)
+
+    assert reply.choice is None
+    assert reply.finish_reason == "length"
     assert len(server.requests) == 4
 
 
-def test_a_verdict_of_the_second_attempt_is_found_although_the_first_was_not_kept():
-    replies = [chat(GOOD, "length"), chat("Preferred: B")]
-    with serving(lambda number, body: replies[number]) as server:
+def test_a_second_reply_is_found_again_although_the_first_was_cut_off():
+    with serving(in_turn(chat(GOOD, "length"), chat("Preferred: B"))) as server:
         assert ask(server).choice == "B"
         assert ask(server).choice == "B"
     assert len(server.requests) == 2
 
 
-@pytest.mark.parametrize("ending", ["stop", "eos_token", "end_turn", "STOP", None])
-def test_a_finished_reply_by_whatever_word_counts(ending):
-    with serving(lambda number, body: chat(GOOD, ending)) as server:
+@pytest.mark.parametrize("finish_reason", ["stop", "eos_token", "end_turn", "STOP", None])
+def test_a_finished_reply_counts_whatever_its_finish_reason_is_called(finish_reason):
+    with serving(always(chat(GOOD, finish_reason))) as server:
         assert ask(server).choice == "A"
 
 
+# -- replies that are only a thought ---------------------------------------------------------------
+
+
+def thought(
+    text: str,
+    *,
+    content: str | None = "",
+    field: str = "reasoning_content",
+    finish_reason: str = "stop",
+) -> tuple[int, Any]:
+    """A completion without an answer: all of its text is in the field for reasoning."""
+    message = {"role": "assistant", "content": content, field: text}
+    return chat("", choices=[{"index": 0, "message": message, "finish_reason": finish_reason}])
+
+
 @pytest.mark.parametrize("field", ["reasoning_content", "reasoning", "thinking"])
-@pytest.mark.parametrize("content", [None, "", " \n"])
-def test_three_answers_that_are_only_a_thought_stop_the_judge_and_name_the_cause(field, content):
-    message = {"role": "assistant", "content": content, field: VERDICT_B}
-    choices = [{"index": 0, "message": message, "finish_reason": "stop"}]
-    with serving(lambda number, body: chat("", choices=choices)) as server:
+@pytest.mark.parametrize("content", [None, "", " \n"], ids=["null", "empty", "blank"])
+def test_three_thoughts_without_an_answer_stop_the_judge_and_name_the_cause(field, content):
+    with serving(always(thought(VERDICT_B, content=content, field=field))) as server:
         judge = make_judge(llm_config(server, concurrency=8), {})
         with pytest.raises(UserError, match=r"reasoning_content.*reasoning parser.*max_tokens"):
             list(judge_all(judge, questions(20), 8))
     assert len(server.requests) == 3
 
 
-def test_thoughts_without_an_answer_now_and_then_stop_nothing():
-    message = {"role": "assistant", "content": "", "reasoning_content": "Hm."}
-    only_thought = chat("", choices=[{"index": 0, "message": message, "finish_reason": "stop"}])
-    with serving(lambda number, body: chat(GOOD) if number % 2 else only_thought) as server:
+def test_a_thought_without_an_answer_now_and_then_does_not_stop_the_judge():
+    with serving(lambda number, body: thought("Hm.") if number % 2 == 0 else chat(GOOD)) as server:
         judge = make_judge(llm_config(server, concurrency=1), {})
         replies = list(judge_all(judge, questions(6), 1))
     assert {reply.choice for reply in replies} == {"A"}
 
 
-def test_a_thought_that_was_cut_off_gets_more_room_before_it_counts():
-    message = {"role": "assistant", "content": "", "reasoning_content": "Hm."}
-    cut_off = chat("", choices=[{"index": 0, "message": message, "finish_reason": "length"}])
-    with serving(
-        lambda number, body: chat(GOOD) if body["max_tokens"] > 1000 else cut_off
-    ) as server:
+def test_a_thought_that_was_cut_off_gets_more_room():
+    def answer_with_room(number, body):
+        if body["max_tokens"] > 1000:
+            return chat(GOOD)
+        return thought("Hm.", finish_reason="length")
+
+    with serving(answer_with_room) as server:
         judge = make_judge(llm_config(server), {})
         replies = list(judge_all(judge, questions(8), 2))
     assert {reply.choice for reply in replies} == {"A"}
 
 
-# -- what a server takes ---------------------------------------------------------------------------
+# -- parameters that a server refuses --------------------------------------------------------------
 
 
-def refusing(number, body):
-    """A reasoning model behind an old server: no schema, no effort, no temperature, another name of
-    the budget."""
-    for name, word in (("max_tokens", "max_completion_tokens"), ("temperature", "temperature")):
-        if name in body:
-            return 400, {"error": {"message": f"Unsupported parameter: use {word}"}}
+def refuse_most_parameters(number, body):
+    """A reasoning model behind an old server.
+
+    It takes no schema, no effort and no temperature, and the budget under another name.
+    """
+    if "max_tokens" in body:
+        return 400, {"error": {"message": "Unsupported parameter: use max_completion_tokens"}}
+    if "temperature" in body:
+        return 400, {"error": {"message": "Unsupported parameter: use temperature"}}
     for name in ("reasoning_effort", "response_format"):
         if name in body:
             return 422, {"detail": f"extra fields not permitted: {name}"}
     return chat(GOOD)
 
 
-def test_what_a_server_refuses_is_left_out():
-    with serving(refusing) as server:
+def test_refused_parameters_are_left_out_and_the_judge_says_so():
+    with serving(refuse_most_parameters) as server:
         judge = make_judge(llm_config(server), {})
-        assert judge.reply(Comparison("p", "the post", "one", "two")).choice == "A"
-        assert len(server.requests) == 5
-        assert set(server.requests[-1]) == {"model", "messages", "max_completion_tokens"}
-        assert "its own temperature" in judge.about.note
-        assert "no reasoning effort given, replies in plain text" in judge.about.note
+        [question] = questions(1)
+        reply = judge.reply(question)
 
-        again = make_judge(llm_config(server), {})
-        again.reply(Comparison("p", "the post", "one", "two"))
-        assert len(server.requests) == 5  # a new process finds the reply
-        assert again.about.note.endswith("all replies from the cache")
+    assert reply.choice == "A"
+    assert len(server.requests) == 5
+    assert set(server.requests[-1]) == {"model", "messages", "max_completion_tokens"}
+    assert "its own temperature" in judge.about.note
+    assert "no reasoning effort given, replies in plain text" in judge.about.note
 
 
-def test_a_schema_that_was_insisted_on_is_not_left_out():
-    no_schema = (400, {"error": {"message": "response_format is not supported"}})
+def test_a_new_judge_finds_the_reply_to_a_request_with_parameters_left_out():
+    [question] = questions(1)
+    with serving(refuse_most_parameters) as server:
+        make_judge(llm_config(server), {}).reply(question)
+        new_judge = make_judge(llm_config(server), {})
+        new_judge.reply(question)
+
+    assert len(server.requests) == 5
+    assert new_judge.about.note.endswith("all replies from the cache")
+
+
+def test_a_required_schema_is_not_left_out():
+    refusal = (400, {"error": {"message": "response_format is not supported"}})
     with (
-        serving(lambda number, body: no_schema) as server,
+        serving(always(refusal)) as server,
         pytest.raises(UserError, match=r"400.*response_format"),
     ):
         ask(server, structured="on", reasoning_effort="default")
     assert len(server.requests) == 1
 
 
-def test_what_a_server_has_taken_is_not_blamed_later():
+def test_a_parameter_that_a_server_has_taken_is_not_blamed_later():
     refusal = (400, {"error": {"message": "temperature"}})
     first, second = questions(2)
-    with serving(lambda number, body: refusal if number else chat(GOOD)) as server:
+    with serving(in_turn(chat(GOOD), refusal)) as server:
         judge = make_judge(llm_config(server), {})
         judge.reply(first)
         with pytest.raises(UserError, match=r"check judge\.model"):
@@ -211,41 +266,49 @@ def test_what_a_server_has_taken_is_not_blamed_later():
     assert len(server.requests) == 2
 
 
-def test_a_dated_snapshot_is_the_model_and_a_smaller_sister_is_not():
-    snapshots = ("gpt-4o", "gpt-4o-2024-08-06", "gpt-4o@main")
-    sisters = ("gpt-4o-mini", "gpt-4o-mini-2024-07-18", "gpt-4", "")
-    assert [name for name in (*snapshots, *sisters) if is_model("gpt-4o", name)] == [*snapshots]
+@pytest.mark.parametrize("name", ["gpt-4o", "gpt-4o-2024-08-06", "gpt-4o@main"])
+def test_a_dated_snapshot_is_the_model(name):
+    assert is_model("gpt-4o", name)
 
 
-# -- waiting and stopping --------------------------------------------------------------------------
+@pytest.mark.parametrize("name", ["gpt-4o-mini", "gpt-4o-mini-2024-07-18", "gpt-4", ""])
+def test_a_smaller_sister_is_another_model(name):
+    assert not is_model("gpt-4o", name)
+
+
+# -- waiting ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("status", [408, 409, 425, 429, 500, 502, 503, 529])
 def test_rate_limits_and_server_errors_are_tried_again(status):
-    replies = [(status, LATER[1])] * 3 + [chat(GOOD)]
-    with serving(lambda number, body: replies[number]) as server:
+    error = (status, {"error": {"message": "later"}})
+    with serving(in_turn(error, error, error, chat(GOOD))) as server:
         assert ask(server).choice == "A"
     assert len(server.requests) == 4
 
 
-def test_requests_per_minute_is_a_limit_for_all_threads_and_tries_together():
-    with serving(lambda number, body: LATER if number == 0 else chat(GOOD)) as server:
+def test_requests_per_minute_limits_all_threads_and_retries_together():
+    with serving(lambda number, body: RATE_LIMIT if number == 0 else chat(GOOD)) as server:
         judge = make_judge(llm_config(server, requests_per_minute=600), {})
         start = time.monotonic()
-        assert len(list(judge_all(judge, questions(5), 2))) == 5
-    assert time.monotonic() - start >= 0.5  # five gaps of 0.1 s
+        replies = list(judge_all(judge, questions(5), 2))
+        seconds = time.monotonic() - start
+
+    assert len(replies) == 5
     assert len(server.requests) == 6
+    assert seconds >= 0.5  # five gaps of 0.1 s
 
 
 def test_concurrency_is_the_number_of_requests_under_way():
     lock = threading.Lock()
-    under_way, most = 0, 0
+    under_way = 0
+    most_under_way = 0
 
     def answer(number, body):
-        nonlocal under_way, most
+        nonlocal under_way, most_under_way
         with lock:
             under_way += 1
-            most = max(most, under_way)
+            most_under_way = max(most_under_way, under_way)
         time.sleep(0.1)
         with lock:
             under_way -= 1
@@ -254,57 +317,70 @@ def test_concurrency_is_the_number_of_requests_under_way():
     with serving(answer) as server:
         judge = make_judge(llm_config(server), {})
         list(judge_all(judge, questions(13), 4))
-    assert most == 4
+    assert most_under_way == 4
 
 
 def test_two_policies_with_one_summary_are_one_question():
-    same = [Comparison(f"p{k}", "the post", "one", "two") for k in range(8)]
-    with serving(lambda number, body: chat(GOOD)) as server:
+    same_texts = [
+        Comparison(post_id=f"p{number}", query="the post", first="one", second="two")
+        for number in range(8)
+    ]
+    with serving(always(chat(GOOD))) as server:
         judge = make_judge(llm_config(server), {})
-        assert {reply.choice for reply in judge_all(judge, same, 8)} == {"A"}
+        replies = list(judge_all(judge, same_texts, 8))
+
+    assert {reply.choice for reply in replies} == {"A"}
     assert len(server.requests) == 1
 
 
-def test_a_refusal_ends_the_waits_of_other_questions():
+# -- stopping --------------------------------------------------------------------------------------
+
+WRONG_KEY = (401, {"error": {"message": "no"}})
+
+
+def test_an_error_ends_the_waits_of_other_questions():
     """The first request is refused while the second waits a minute for the server."""
 
     def answer(number, body):
-        if "post 0." in body["messages"][0]["content"]:
+        if "post 0." in prompt_of(body):
             time.sleep(0.3)
-            return 401, {"error": {"message": "no"}}
-        return (*LATER, {"Retry-After": "60"})
+            return WRONG_KEY
+        return (*RATE_LIMIT, {"Retry-After": "60"})
 
     start = time.monotonic()
     with serving(answer) as server:
         judge = make_judge(llm_config(server), {})
         with pytest.raises(UserError, match="401"):
             list(judge_all(judge, questions(8), 2))
+
     assert time.monotonic() - start < 30
     assert len(server.requests) <= 2
 
 
 def test_replies_that_are_under_way_at_a_stop_are_kept():
     def answer(number, body):
-        prompt = body["messages"][0]["content"]
+        prompt = prompt_of(body)
         if "post 1." in prompt:
             time.sleep(0.2)
-            return 401, {"error": {"message": "no"}}
-        time.sleep(0.6 if "post 2." in prompt else 0)
+            return WRONG_KEY
+        if "post 2." in prompt:
+            time.sleep(0.6)
         return chat(GOOD)
 
-    first, second, third = questions(3)
     with serving(answer) as server:
         judge = make_judge(llm_config(server), {})
         with pytest.raises(UserError, match="401"):
-            list(judge_all(judge, [first, second, third], 2))
-        again = make_judge(llm_config(server), {})
-        assert again.reply(third).choice == "A"
+            list(judge_all(judge, questions(3), 2))
+        last_question = questions(3)[2]
+        reply = make_judge(llm_config(server), {}).reply(last_question)
+
+    assert reply.choice == "A"
     assert len(server.requests) == 3
 
 
 def test_a_lasting_error_is_one_line_that_says_what_to_do():
-    down = (500, {"error": {"message": "down\nagain"}})
-    with serving(lambda number, body: down) as server, pytest.raises(UserError) as stop:
+    error = (500, {"error": {"message": "down\nagain"}})
+    with serving(always(error)) as server, pytest.raises(UserError) as stop:
         ask(server, max_retries=2)
     assert re.fullmatch(
         r"judge judge: error 500: .*down.*; finished replies are kept: run the same command again"

@@ -1,4 +1,8 @@
-"""Errors of many servers, as they are documented: each is sorted by what it is about."""
+"""Errors of many servers, as they are documented: what each of them is about decides what follows.
+
+A post that is too long or filtered is left unjudged, a wrong key or model stops the judge at once,
+and an outage is waited for.
+"""
 
 from typing import Any
 
@@ -8,10 +12,15 @@ from eval.judge import judge_summaries, make_judge
 from eval.judges.openai.replies import blamed_parameter, find_error
 from eval.judges.protocol import Comparison, judge_all
 from stages.config.errors import UserError
-from tests.lib.chat_server import GOOD, ask, chat, llm_config, serving
+from tests.lib.chat_server import GOOD, always, ask, chat, llm_config, prompt_of, serving
 from tests.lib.fabricated_runs import finish_summaries
 
 pytestmark = pytest.mark.usefixtures("judge_environment")
+
+
+# -- what servers answer: status and body ----------------------------------------------------------
+
+Response = tuple[int, Any]
 
 
 def openai_error(message: str, **fields: Any) -> dict[str, Any]:
@@ -25,7 +34,7 @@ def google_error(code: int, message: str, status: str, **fields: Any) -> list[di
 MAX_LENGTH = "This model's maximum context length is 4096 tokens. However, you requested 9256."
 GOOGLE_LIMIT = "You exceeded your current quota, please check your plan and billing details."
 
-TOO_LONG: dict[str, tuple[int, Any]] = {
+TOO_LONG: dict[str, Response] = {
     "OpenAI": (400, openai_error(MAX_LENGTH, code="context_length_exceeded")),
     "OpenAI, a limit by the minute": (
         429,
@@ -71,7 +80,7 @@ TOO_LONG: dict[str, tuple[int, Any]] = {
     "a code by name, in a 200": (200, openai_error("Too long.", code="context_length_exceeded")),
     "a proxy": (413, "Request Entity Too Large"),
 }
-FILTERED: dict[str, tuple[int, Any]] = {
+FILTERED: dict[str, Response] = {
     "OpenAI": (400, openai_error("Invalid prompt: flagged", code="invalid_prompt")),
     "Azure": (
         400,
@@ -98,8 +107,8 @@ FILTERED: dict[str, tuple[int, Any]] = {
     "OpenRouter": (403, {"error": {"code": 403, "message": "Your input was flagged"}}),
     "OpenRouter, in a 200": (200, {"error": {"code": 403, "message": "Your input was flagged"}}),
 }
-# Stop at once.
-KEY: dict[str, tuple[int, Any]] = {
+# The judge stops at once.
+KEY: dict[str, Response] = {
     "OpenAI": (401, openai_error("Incorrect API key provided.", code="invalid_api_key")),
     "Azure": (401, {"error": {"code": "401", "message": "Access denied due to invalid key."}}),
     "vLLM": (401, {"error": "Unauthorized"}),
@@ -119,7 +128,7 @@ KEY: dict[str, tuple[int, Any]] = {
     ),
     "in a 200": (200, openai_error("Incorrect API key provided.", code="invalid_api_key")),
 }
-MODEL: dict[str, tuple[int, Any]] = {
+MODEL: dict[str, Response] = {
     "OpenAI": (404, openai_error("The model `m` does not exist", code="model_not_found")),
     "Azure": (404, {"error": {"code": "DeploymentNotFound", "message": "It does not exist."}}),
     "vLLM": (404, {"object": "error", "message": "The model `m` does not exist.", "code": 404}),
@@ -130,8 +139,8 @@ MODEL: dict[str, tuple[int, Any]] = {
     "Mistral": (400, {"object": "error", "message": "Invalid model: m", "code": "1500"}),
     "OpenRouter, in a 200": (200, openai_error("m: model not found", code=404)),
 }
-# Stop at once if the status says that no wait helps; else wait first.
-ACCOUNT: dict[str, tuple[int, Any]] = {
+# The judge stops at once if the status says that no wait helps; otherwise it waits first.
+ACCOUNT: dict[str, Response] = {
     "OpenAI": (429, openai_error(GOOGLE_LIMIT, code="insufficient_quota")),
     "Azure": (429, openai_error("You exceeded your quota.", code="insufficient_quota")),
     "xAI": (
@@ -168,8 +177,8 @@ ACCOUNT: dict[str, tuple[int, Any]] = {
     "OpenRouter": (402, {"error": {"code": 402, "message": "Insufficient credits"}}),
     "OpenRouter, in a 200": (200, {"error": {"code": 402, "message": "This needs credits"}}),
 }
-# Wait, and then say that the same command resumes.
-OUTAGE: dict[str, tuple[int, Any]] = {
+# The judge waits, and then says that the same command resumes.
+OUTAGE: dict[str, Response] = {
     "OpenAI, a limit by the minute": (
         429,
         openai_error(
@@ -210,63 +219,75 @@ OUTAGE: dict[str, tuple[int, Any]] = {
 }
 
 
-def cases(table: dict[str, Any]) -> Any:
-    return pytest.mark.parametrize("answer", table.values(), ids=table)
+def each(table: dict[str, Response]) -> Any:
+    """Run a test with each response of a table."""
+    return pytest.mark.parametrize("response", table.values(), ids=table)
 
 
-def says_no_to_long_posts(answer: tuple[int, Any]) -> Any:
-    return lambda number, body: (
-        answer if "very long" in body["messages"][0]["content"] else chat(GOOD)
-    )
+# -- posts that cannot be judged -------------------------------------------------------------------
 
 
-def questions(*long: int) -> list[Comparison]:
-    posts = [f"post {k}. {'very long ' * 40 if k in long else ''}" for k in range(6)]
-    return [Comparison(f"p{k}", post, "one", "two") for k, post in enumerate(posts)]
+def questions_with_long_posts(*long_posts: int) -> list[Comparison]:
+    """Six questions; the posts with these numbers are very long."""
+    questions = []
+    for number in range(6):
+        post = f"post {number}. "
+        if number in long_posts:
+            post += "very long " * 40
+        question = Comparison(post_id=f"p{number}", query=post, first="one", second="two")
+        questions.append(question)
+    return questions
 
 
-@cases(TOO_LONG)
-def test_a_post_that_is_too_long_is_unjudged_and_nothing_else_changes(answer):
-    with serving(says_no_to_long_posts(answer)) as server:
+def if_long(response: Response) -> Any:
+    """Answer questions about very long posts with this response, and others with a verdict."""
+    return lambda number, body: response if "very long" in prompt_of(body) else chat(GOOD)
+
+
+@each(TOO_LONG)
+def test_a_post_that_is_too_long_is_unjudged_and_nothing_else_changes(response):
+    with serving(if_long(response)) as server:
         judge = make_judge(llm_config(server, max_retries=3), {})
-        replies = list(judge_all(judge, questions(0, 3), 2))
+        replies = list(judge_all(judge, questions_with_long_posts(0, 3), 2))
 
     assert [reply.choice for reply in replies] == [None, "A", "A", None, "A", "A"]
     assert replies[0].finish_reason == "too long"
     assert replies[0].text.startswith("[no reply] too long: ")
-    assert len(server.requests) == 6  # no try again, and no parameter is blamed
-    assert all("response_format" in body for body in server.requests)
+    assert len(server.requests) == 6  # no request is repeated
+    for body in server.requests:
+        assert "response_format" in body  # no parameter is blamed
 
 
-@cases(FILTERED)
-def test_a_post_that_a_filter_refuses_is_unjudged_and_nothing_else_changes(answer):
-    with serving(says_no_to_long_posts(answer)) as server:
+@each(FILTERED)
+def test_a_post_that_a_filter_refuses_is_unjudged_and_nothing_else_changes(response):
+    with serving(if_long(response)) as server:
         judge = make_judge(llm_config(server, max_retries=3), {})
-        replies = list(judge_all(judge, questions(2), 2))
+        replies = list(judge_all(judge, questions_with_long_posts(2), 2))
 
     assert [reply.choice for reply in replies] == ["A", "A", None, "A", "A", "A"]
     assert replies[2].finish_reason == "filtered"
     assert len(server.requests) == 6
 
 
-GOOGLES_REASONS = ["content_filter: PROHIBITED_CONTENT", "SAFETY", "RECITATION", "BLOCKLIST"]
+def google_without_message(finish_reason: str) -> Response:
+    return chat("", choices=[{"index": 0, "finish_reason": finish_reason}])
 
 
-@pytest.mark.parametrize(
-    "answer",
-    [
-        chat("", "content_filter"),
-        chat("Comparison: the first", "content_filter"),
-        *[
-            chat("", choices=[{"index": 0, "finish_reason": reason}])  # it has no message
-            for reason in GOOGLES_REASONS
-        ],
-    ],
-)
-def test_a_reply_that_a_filter_ends_is_unjudged_and_not_asked_for_again(answer):
-    with serving(says_no_to_long_posts(answer)) as server:
+ENDED_BY_A_FILTER: dict[str, Response] = {
+    "an empty text": chat("", "content_filter"),
+    "a text that is cut off": chat("Comparison: the first", "content_filter"),
+    "Google, prohibited": google_without_message("content_filter: PROHIBITED_CONTENT"),
+    "Google, safety": google_without_message("SAFETY"),
+    "Google, recitation": google_without_message("RECITATION"),
+    "Google, blocklist": google_without_message("BLOCKLIST"),
+}
+
+
+@each(ENDED_BY_A_FILTER)
+def test_a_reply_that_a_filter_ends_is_unjudged_and_not_requested_again(response):
+    with serving(if_long(response)) as server:
         judge = make_judge(llm_config(server), {})
-        replies = list(judge_all(judge, questions(2), 2))
+        replies = list(judge_all(judge, questions_with_long_posts(2), 2))
 
     assert [reply.choice for reply in replies] == ["A", "A", None, "A", "A", "A"]
     assert replies[2].finish_reason == "content_filter"
@@ -274,16 +295,27 @@ def test_a_reply_that_a_filter_ends_is_unjudged_and_not_asked_for_again(answer):
 
 
 def test_refused_posts_are_counted_and_named_in_the_results():
-    refused = {"p1": TOO_LONG["vLLM"], "p2": FILTERED["Azure"], "p3": chat("", "content_filter")}
-    rows = [
-        {"id": f"p{k}", "query": f"post p{k}.", "summary": "one", "reference": "two"}
-        for k in range(4)
-    ]
+    refusals = {
+        "post p1.": TOO_LONG["vLLM"],
+        "post p2.": FILTERED["Azure"],
+        "post p3.": chat("", "content_filter"),
+    }
 
     def answer(number, body):
-        prompt = body["messages"][0]["content"]
-        return next((no for name, no in refused.items() if f"post {name}." in prompt), chat(GOOD))
+        for post, refusal in refusals.items():
+            if post in prompt_of(body):
+                return refusal
+        return chat(GOOD)
 
+    rows = [
+        {
+            "id": f"p{number}",
+            "query": f"post p{number}.",
+            "summary": "one",
+            "reference": "two",
+        }
+        for number in range(4)
+    ]
     with serving(answer) as server:
         config = llm_config(server)
         finish_summaries(config, ppo=rows)
@@ -294,99 +326,126 @@ def test_refused_posts_are_counted_and_named_in_the_results():
     assert results["unjudged"] == 0.75
 
 
-def stop_of(server: Any, **changes: Any) -> str:
+# -- errors that stop the judge --------------------------------------------------------------------
+
+
+def stop_line(server: Any, **changes: Any) -> str:
+    """The line with which a judge of this server stops."""
     with pytest.raises(UserError) as stop:
         ask(server, structured="off", reasoning_effort="default", **changes)
-    said = str(stop.value)
-    assert said.startswith("judge judge: ")
-    assert "\n" not in said
-    return said
+    line = str(stop.value)
+    assert line.startswith("judge judge: ")
+    assert "\n" not in line
+    return line
 
 
-@cases(KEY)
-def test_a_wrong_key_stops_at_once(answer):
-    with serving(lambda number, body: answer) as server:
-        assert "OPENAI_API_KEY" in stop_of(server, max_retries=3)
+@each(KEY)
+def test_a_wrong_key_stops_at_once(response):
+    with serving(always(response)) as server:
+        line = stop_line(server, max_retries=3)
+
+    assert "OPENAI_API_KEY" in line
     assert len(server.requests) == 1
 
 
-@cases(MODEL)
-def test_an_unknown_model_stops_at_once(answer):
-    with serving(lambda number, body: answer) as server:
-        assert "check judge.model" in stop_of(server, max_retries=3)
+@each(MODEL)
+def test_an_unknown_model_stops_at_once(response):
+    with serving(always(response)) as server:
+        line = stop_line(server, max_retries=3)
+
+    assert "check judge.model" in line
     assert len(server.requests) == 1
 
 
-@cases(ACCOUNT)
-def test_a_spent_account_stops_the_judge_with_the_words_of_the_server(answer):
-    status, body = answer
-    with serving(lambda number, request: answer) as server:
-        said = stop_of(server, max_retries=2)
-    error = body[0]["error"] if isinstance(body, list) else body["error"]
-    words = error if isinstance(error, str) else error["message"]
-    assert words[:40] in said
-    assert "finished replies are kept" in said or "OPENAI_API_KEY" in said
-    assert len(server.requests) == (3 if status == 429 else 1)
+def message_of(body: Any) -> str:
+    """The message of an error, wherever the server puts it."""
+    if isinstance(body, list):
+        body = body[0]
+    error = body["error"]
+    if isinstance(error, str):
+        return error
+    return str(error["message"])
 
 
-@cases(OUTAGE)
-def test_an_outage_is_waited_for_and_then_stops_the_judge(answer):
-    with serving(lambda number, body: answer) as server:
-        said = stop_of(server, max_retries=2)
-    assert "finished replies are kept: run the same command again later" in said
+@each(ACCOUNT)
+def test_a_spent_account_stops_the_judge_with_the_words_of_the_server(response):
+    status, body = response
+    with serving(always(response)) as server:
+        line = stop_line(server, max_retries=2)
+
+    assert message_of(body)[:40] in line
+    assert "finished replies are kept" in line or "OPENAI_API_KEY" in line
+    requests = 3 if status == 429 else 1
+    assert len(server.requests) == requests
+
+
+@each(OUTAGE)
+def test_an_outage_is_waited_for_and_then_stops_the_judge(response):
+    with serving(always(response)) as server:
+        line = stop_line(server, max_retries=2)
+
+    assert "finished replies are kept: run the same command again later" in line
     assert len(server.requests) == 3
 
 
-@cases(OUTAGE)
-def test_an_outage_that_ends_leaves_no_trace(answer):
-    with serving(lambda number, body: answer if number < 2 else chat(GOOD)) as server:
+@each(OUTAGE)
+def test_an_outage_that_ends_leaves_no_trace(response):
+    with serving(lambda number, body: response if number < 2 else chat(GOOD)) as server:
         assert ask(server, max_retries=2).choice == "A"
         assert ask(server).choice == "A"
     assert len(server.requests) == 3
 
 
-@cases({**KEY, **MODEL, **ACCOUNT, **OUTAGE})
-def test_nothing_of_an_error_is_kept(answer):
-    with serving(lambda number, body: answer if number < 1 else chat(GOOD)) as server:
-        stop_of(server, max_retries=0)
+@each({**KEY, **MODEL, **ACCOUNT, **OUTAGE})
+def test_the_judge_keeps_nothing_of_an_error(response):
+    with serving(lambda number, body: response if number == 0 else chat(GOOD)) as server:
+        stop_line(server, max_retries=0)
         assert ask(server, structured="off", reasoning_effort="default").choice == "A"
 
 
 def test_a_server_that_asks_for_a_long_wait_stops_the_judge_with_its_seconds():
-    later = (429, {"error": {"message": "later"}}, {"Retry-After": "7200"})
-    with serving(lambda number, body: later) as server:
-        assert "the server asks for a wait of 7200 s" in stop_of(server, max_retries=3)
+    two_hours = (429, {"error": {"message": "later"}}, {"Retry-After": "7200"})
+    with serving(always(two_hours)) as server:
+        line = stop_line(server, max_retries=3)
+
+    assert "the server asks for a wait of 7200 s" in line
     assert len(server.requests) == 1
 
 
-def test_an_error_of_no_kind_stops_at_once_and_is_quoted():
-    no = (400, {"error": {"message": "no\nway"}})
-    with serving(lambda number, body: no) as server:
-        said = stop_of(server)
-    assert "no" in said
-    assert "check judge.model, judge.temperature and judge.max_tokens" in said
+def test_an_unknown_error_stops_at_once_and_is_quoted():
+    unknown = (400, {"error": {"message": "no\nway"}})
+    with serving(always(unknown)) as server:
+        line = stop_line(server)
+
+    assert "no" in line
+    assert "check judge.model, judge.temperature and judge.max_tokens" in line
     assert len(server.requests) == 1
+
+
+# -- completions that look like errors -------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    "body",
+    "response",
     [
-        chat("the post asks for an error")[1],
-        chat(GOOD, error=None)[1],
-        chat(GOOD, code=0, message="ok")[1],
+        chat("the post asks for an error"),
+        chat(GOOD, error=None),
+        chat(GOOD, code=0, message="ok"),
     ],
+    ids=["a text about errors", "no error", "a code without error"],
 )
-def test_a_completion_is_no_error(body):
-    assert find_error(200, "", body) is None
+def test_a_completion_is_no_error(response):
+    status, body = response
+    assert find_error(status, "", body) is None
 
 
-# -- parameters ------------------------------------------------------------------------------------
+# -- parameters that a server refuses --------------------------------------------------------------
 
 PARAMETERS = ("max_tokens", "temperature", "reasoning_effort", "response_format")
 
 
 @pytest.mark.parametrize(
-    ("text", "left_out"),
+    ("text", "parameter"),
     [
         ('{"error": {"message": "Unsupported value", "param": "temperature"}}', "temperature"),
         (
@@ -412,5 +471,5 @@ PARAMETERS = ("max_tokens", "temperature", "reasoning_effort", "response_format"
         ("Incorrect API key provided", None),
     ],
 )
-def test_what_a_refusal_blames_is_left_out(text, left_out):
-    assert blamed_parameter(text, PARAMETERS) == left_out
+def test_a_refusal_blames_a_parameter(text, parameter):
+    assert blamed_parameter(text, PARAMETERS) == parameter

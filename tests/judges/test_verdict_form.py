@@ -1,8 +1,12 @@
-"""A verdict is what the form says, or none."""
+"""A reply counts as a verdict only if it has exactly the form that the prompt asks for."""
+
+from dataclasses import dataclass
 
 import pytest
 
 from eval.judges.prompt import parse_choice
+
+# -- lines -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -15,11 +19,11 @@ from eval.judges.prompt import parse_choice
         ("Comparison: x\r\n**Preferred:** **B**", "B"),
         ("Comparison: x\n**Preferred: B**\n\n", "B"),
         ("*Comparison:* x\n_Preferred:_ `A`", "A"),
-        # A comparison that names both is no second verdict.
+        # A comparison that names both is not a second verdict.
         ("Comparison: A is preferred to B by length.\nPreferred: B", "B"),
     ],
 )
-def test_the_last_line_says_it(reply, choice):
+def test_the_last_line_is_the_verdict(reply, choice):
     assert parse_choice(reply) == choice
 
 
@@ -40,11 +44,11 @@ def test_the_last_line_says_it(reply, choice):
         "Not Preferred: A",
         "Winner: A",
         "Comparison: I would say Preferred: A",
-        # More follows.
+        # Text follows the verdict.
         "Comparison: x\nPreferred: A\n\nWait, I mixed the two up: Summary B says more.",
         "Comparison: x\nPreferred: A\nI hope this helps.",
         "Comparison: x\nPreferred: A\nOn reflection, B is better.",
-        # Two of them.
+        # There are two verdicts.
         "Comparison: x\nPreferred: B\nLess preferred: A",
         "Preferred: A\nPreferred: B",
         "**Preferred:** A\nNo, wait.\n**Preferred:** B",
@@ -55,8 +59,11 @@ def test_the_last_line_says_it(reply, choice):
         "Рreferred: А",  # Cyrillic R and A
     ],
 )
-def test_anything_else_is_no_verdict(reply):
+def test_any_other_text_is_no_verdict(reply):
     assert parse_choice(reply) is None
+
+
+# -- objects ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -69,7 +76,7 @@ def test_anything_else_is_no_verdict(reply):
         ('{"comparison": "Preferred: A", "preferred": "B"}', "B"),
     ],
 )
-def test_an_object_says_it(reply, choice):
+def test_an_object_is_a_verdict(reply, choice):
     assert parse_choice(reply) == choice
 
 
@@ -92,34 +99,58 @@ def test_an_object_says_it(reply, choice):
         "{" * 100_000,
     ],
 )
-def test_another_object_says_nothing(reply):
+def test_any_other_object_is_no_verdict(reply):
     assert parse_choice(reply) is None
 
 
-THOUGHTS = [
-    ("<think>", "</think>"),  # DeepSeek, Qwen
-    ('<thinking depth="2">', "</thinking>"),
-    ("[THINK]", "[/THINK]"),  # Mistral
-    ("<reasoning>", "</reasoning>"),
-    ("<seed:think>", "</seed:think>"),
-]
+# -- thoughts --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("start", "end"), THOUGHTS)
-@pytest.mark.parametrize(
-    "answer", ["Comparison: x\nPreferred: B", '{"comparison": "x", "preferred": "B"}']
+@dataclass(frozen=True)
+class Marks:
+    """How a model marks the start and the end of its thoughts."""
+
+    start: str
+    end: str
+
+
+MARKS = {
+    "DeepSeek, Qwen": Marks("<think>", "</think>"),
+    "thinking": Marks('<thinking depth="2">', "</thinking>"),
+    "Mistral": Marks("[THINK]", "[/THINK]"),
+    "reasoning": Marks("<reasoning>", "</reasoning>"),
+    "Seed": Marks("<seed:think>", "</seed:think>"),
+}
+with_each_mark = pytest.mark.parametrize("marks", MARKS.values(), ids=MARKS)
+with_each_answer = pytest.mark.parametrize(
+    "answer",
+    ["Comparison: x\nPreferred: B", '{"comparison": "x", "preferred": "B"}'],
+    ids=["lines", "object"],
 )
-def test_what_comes_after_a_thought_is_the_answer(start, end, answer):
-    thought = "Is it A?\nPreferred: A\nHm."
-    assert parse_choice(f"{start}{thought}{end}\n\n{answer}") == "B"
-    assert parse_choice(f"{thought}{end}{answer}") == "B"  # the chat template wrote the start
+THOUGHT = "Is it A?\nPreferred: A\nHm."
 
 
-@pytest.mark.parametrize(("start", "end"), THOUGHTS)
-def test_a_thought_is_no_answer(start, end):
-    assert parse_choice(f"{start}\nPreferred: A\n{end}") is None
-    assert parse_choice(f"{start}\nPreferred: A") is None
-    assert parse_choice(f"Well.\n{end}\n{start}\nPreferred: A") is None
+@with_each_mark
+@with_each_answer
+def test_what_follows_a_thought_is_the_answer(marks, answer):
+    assert parse_choice(f"{marks.start}{THOUGHT}{marks.end}\n\n{answer}") == "B"
+
+
+@with_each_mark
+@with_each_answer
+def test_a_thought_may_lack_its_start_which_the_chat_template_wrote(marks, answer):
+    assert parse_choice(f"{THOUGHT}{marks.end}{answer}") == "B"
+
+
+@with_each_mark
+def test_a_thought_is_no_answer(marks):
+    assert parse_choice(f"{marks.start}\nPreferred: A\n{marks.end}") is None
+
+
+@with_each_mark
+def test_an_unfinished_thought_is_no_answer(marks):
+    assert parse_choice(f"{marks.start}\nPreferred: A") is None
+    assert parse_choice(f"Well.\n{marks.end}\n{marks.start}\nPreferred: A") is None
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pyarrow.parquet
 
 from eval.outputs import read_systems, read_table
 from stages.config.command_line import make_config
-from tests.lib.told import told
+from tests.lib.built_in_summaries import summary_with
 
 POST = {"subreddit": "x", "title": "My lamp", "post": "It is gone. I miss it."}
 
@@ -18,21 +18,17 @@ def rows_of_world(count=40):
     rows = []
     for number in range(count):
         post_id = f"toy1-validation-{number}"
-        row = {"id": post_id, **POST, "post": f"{POST['post']} It was number {number}."}
-        summaries = {
-            "lead-3": told(post_id, "event"),
-            "all-of-it": told(post_id, "event", "first"),
+        row = {
+            "id": post_id,
+            "subreddit": POST["subreddit"],
+            "title": POST["title"],
+            "post": f"{POST['post']} It was number {number}.",
+            "reference": summary_with(post_id, "event", "second"),
         }
-        for system, summary in summaries.items():
-            rows.append(
-                {
-                    **row,
-                    "system": system,
-                    "summary": summary,
-                    "reference": told(post_id, "event", "second"),
-                    "people": int(system == "all-of-it"),
-                }
-            )
+        short_summary = summary_with(post_id, "event")
+        long_summary = summary_with(post_id, "event", "first")
+        rows.append(row | {"system": "lead-3", "summary": short_summary, "people": 0})
+        rows.append(row | {"system": "all-of-it", "summary": long_summary, "people": 1})
     return rows
 
 

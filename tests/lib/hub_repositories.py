@@ -26,17 +26,26 @@ def parquet(rows: Rows, features: Any = None) -> bytes:
 
 
 def comparison_features() -> Any:
-    """The columns that the real loading script declares: a split may hold nulls alone."""
+    """The columns that the real loading script declares: a split may contain only nulls."""
     from datasets import Features, Value
 
-    text, number = Value("string"), Value("int32")
-    info = dict.fromkeys(("id", "post", "title", "subreddit", "site", "article"), text)
+    text = Value("string")
+    number = Value("int32")
     return Features(
         {
-            "info": info,
-            "summaries": [dict.fromkeys(("text", "policy", "note"), text)],
+            "info": {
+                "id": text,
+                "post": text,
+                "title": text,
+                "subreddit": text,
+                "site": text,
+                "article": text,
+            },
+            "summaries": [{"text": text, "policy": text, "note": text}],
             "choice": number,
-            **dict.fromkeys(("worker", "batch", "split"), text),
+            "worker": text,
+            "batch": text,
+            "split": text,
             "extra": {"confidence": number},
         }
     )
@@ -44,19 +53,35 @@ def comparison_features() -> Any:
 
 def add_posts(hub: Hub, train: Rows, validation: Rows, test: Rows) -> Repository:
     """tldr_3_filtered: a card, and three splits as Parquet below `data/`."""
-    splits = {"train": train, "validation": validation, "test": test}
-    card = "---\nconfigs:\n- config_name: default\n  data_files:\n"
-    card += "".join(f"  - split: {name}\n    path: data/{name}-*\n" for name in splits)
-    files = {f"data/{name}-00000-of-00001.parquet": parquet(rows) for name, rows in splits.items()}
+    card = (
+        "---\n"
+        "configs:\n"
+        "- config_name: default\n"
+        "  data_files:\n"
+        "  - split: train\n"
+        "    path: data/train-*\n"
+        "  - split: validation\n"
+        "    path: data/validation-*\n"
+        "  - split: test\n"
+        "    path: data/test-*\n"
+        "---\n"
+        "# TL;DR\n"
+    )
     repository = hub.add("datasets", POSTS)
     repository.commit(
-        {"README.md": f"{card}---\n# TL;DR\n".encode(), ".gitattributes": b"", **files}
+        {
+            ".gitattributes": b"",
+            "README.md": card.encode(),
+            "data/train-00000-of-00001.parquet": parquet(train),
+            "data/validation-00000-of-00001.parquet": parquet(validation),
+            "data/test-00000-of-00001.parquet": parquet(test),
+        }
     )
     return repository
 
 
 def converted(train: Rows, validation: Rows) -> Files:
-    """The branch that the hub's bot makes: a folder for each configuration, no card."""
+    """The branch that the hub's bot writes: a folder for each configuration, and no card."""
     axis = parquet([{"info": {"id": "x"}, "summary": {"text": "y"}}])
     columns = comparison_features()
     return {
@@ -78,7 +103,7 @@ def add_comparisons(hub: Hub, train: Rows, validation: Rows) -> Repository:
 
 
 def old_buffers(layers: int, head: int, positions: int) -> dict[str, torch.Tensor]:
-    """What checkpoints of 2023 hold beside weights: causal masks and rotary frequencies."""
+    """What checkpoints of 2023 contain next to weights: causal masks and rotary frequencies."""
     mask = torch.ones(positions, positions, dtype=torch.bool).tril()[None, None]
     rotated = head // 4
     frequencies = 1.0 / 10000 ** (torch.arange(0, rotated, 2).float() / rotated)
@@ -92,7 +117,7 @@ def old_buffers(layers: int, head: int, positions: int) -> dict[str, torch.Tenso
 
 
 def pythia_files(seed: int = 1) -> Files:
-    """A small GPT-NeoX as Pythia's are: float16, old buffers, as `.bin` and `.safetensors`."""
+    """A small GPT-NeoX like Pythia: float16, with old buffers, as `.bin` and `.safetensors`."""
     from safetensors.torch import save
     from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
 
@@ -157,6 +182,11 @@ def small_tokenizer(rows: Rows, folder: Path) -> Files:
         show_progress=False,
     )
     backend.train_from_iterator([row["post"] for row in rows], trainer)
-    special = dict.fromkeys(("bos_token", "eos_token", "unk_token"), "<|endoftext|>")
-    PreTrainedTokenizerFast(tokenizer_object=backend, **special).save_pretrained(folder)
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        bos_token="<|endoftext|>",
+        eos_token="<|endoftext|>",
+        unk_token="<|endoftext|>",
+    )
+    tokenizer.save_pretrained(folder)
     return {path.name: path.read_bytes() for path in folder.iterdir()}

@@ -1,8 +1,8 @@
 """A hub for the tests: repositories in memory, served as the Hugging Face clients ask for them.
 
-`HF_ENDPOINT` leads the unmodified clients here. Served are information, trees and references of a
-repository, and its files by branch or commit. As on the hub, a repository that is not there answers
-401.
+`HF_ENDPOINT` sends the unmodified clients here. The server knows a repository's information, trees
+and references, and its files by branch or commit. As on the real hub, the answer for a repository
+that does not exist is 401.
 """
 
 import hashlib
@@ -17,7 +17,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 from tests.lib.chat_server import Server
 
-KINDS = {"models": "", "datasets": "datasets/"}  # kind -> what its web addresses begin with
+KINDS = ("models", "datasets")
 Files = dict[str, bytes]
 
 
@@ -26,7 +26,8 @@ class RefusedError(Exception):
 
     def __init__(self, status: int, code: str, message: str) -> None:
         super().__init__(message)
-        self.status, self.code = status, code
+        self.status = status
+        self.code = code
 
 
 @dataclass
@@ -40,10 +41,12 @@ class Repository:
         """Add a commit with exactly these files to a branch; return its hash, 40 digits."""
         listing = [(branch, name, blob_id(content)) for name, content in sorted(files.items())]
         sha = hashlib.sha1(json.dumps(listing).encode()).hexdigest()
-        self.commits[sha], self.branches[branch] = files, sha
+        self.commits[sha] = files
+        self.branches[branch] = sha
         return sha
 
     def resolve(self, revision: str) -> tuple[str, Files]:
+        """The commit of a branch or of a commit's own hash, and its files."""
         sha = self.branches.get(revision, revision)
         if sha not in self.commits:
             raise RefusedError(404, "RevisionNotFound", f"Invalid rev id: {revision}")
@@ -52,7 +55,7 @@ class Repository:
 
 @dataclass
 class Hub:
-    """What is served, what was asked, and what is to go wrong."""
+    """The repositories, the requests so far, and whether the hub is broken."""
 
     url: str = ""
     repositories: dict[str, Repository] = field(default_factory=dict)
@@ -60,17 +63,18 @@ class Hub:
     requests: list[str] = field(default_factory=list)
     """Method and path of every request."""
     broken: bool = False
-    """Whether every answer is that the server has an error."""
+    """Whether every answer is a server error."""
 
     def add(self, kind: str, name: str) -> Repository:
         """A new repository without commits."""
         return self.repositories.setdefault(f"{kind}/{name}", Repository())
 
     def repository(self, kind: str, name: str) -> Repository:
-        found = self.repositories.get(f"{kind}/{name}")
-        if found is None:  # the hub does not tell a stranger what is private and what is missing
+        """A repository. Raises RefusedError if there is none."""
+        repository = self.repositories.get(f"{kind}/{name}")
+        if repository is None:  # the hub does not tell what is private and what is missing
             raise RefusedError(401, "RepoNotFound", "Invalid username or password.")
-        return found
+        return repository
 
 
 def blob_id(content: bytes) -> str:
@@ -83,42 +87,57 @@ def file_entry(path: str, content: bytes) -> dict[str, Any]:
     return {"type": "file", "path": path, "size": len(content), "oid": blob_id(content)}
 
 
+def folder_entry(path: str) -> dict[str, Any]:
+    """A folder as trees list it."""
+    return {"type": "directory", "path": path, "size": 0, "oid": "0" * 40}
+
+
 def tree(files: Files, folder: str, recursive: bool) -> list[dict[str, Any]]:
-    """What lies in a folder; deeper files and their folders too if it is recursive."""
+    """The entries of a folder; if `recursive`, with all files and folders below it."""
     prefix = f"{folder}/" if folder else ""
-    inside = {path: content for path, content in files.items() if path.startswith(prefix)}
-    if not inside:
+    entries = {}
+    for path, content in files.items():
+        if not path.startswith(prefix):
+            continue
+        entries[path] = file_entry(path, content)
+        parent = path.rpartition("/")[0]
+        while len(parent) > len(prefix):
+            entries[parent] = folder_entry(parent)
+            parent = parent.rpartition("/")[0]
+    if not entries:
         raise RefusedError(404, "EntryNotFound", f"{folder} does not exist")
-    folders = {
-        "/".join(path.split("/")[:depth])
-        for path in inside
-        for depth in range(prefix.count("/") + 1, path.count("/") + 1)
-    }
-    listed = [
-        *({"type": "directory", "path": one, "size": 0, "oid": "0" * 40} for one in folders),
-        *(file_entry(path, content) for path, content in inside.items()),
+    return [
+        entries[path] for path in sorted(entries) if recursive or "/" not in path[len(prefix) :]
     ]
-    if not recursive:
-        listed = [one for one in listed if "/" not in one["path"][len(prefix) :]]
-    return sorted(listed, key=lambda one: one["path"])
 
 
 def information(name: str, sha: str, repository: Repository) -> dict[str, Any]:
-    """What the hub says of a repository at one commit."""
-    siblings = [{"rfilename": path} for path in sorted(repository.commits[sha])]
-    about = {"id": name, "modelId": name, "sha": sha, "gated": False, "siblings": siblings}
-    return {**about, "private": False, "disabled": False, "tags": [], "downloads": 0, "likes": 0}
+    """What the hub says about a repository at one commit."""
+    return {
+        "id": name,
+        "modelId": name,
+        "sha": sha,
+        "gated": False,
+        "private": False,
+        "disabled": False,
+        "tags": [],
+        "downloads": 0,
+        "likes": 0,
+        "siblings": [{"rfilename": path} for path in sorted(repository.commits[sha])],
+    }
 
 
 def references(repository: Repository) -> dict[str, Any]:
-    """Branches, and what the hub's bots converted."""
-    found: dict[str, list[dict[str, str]]] = {"branches": [], "converts": [], "tags": []}
+    """A repository's branches, and those that the hub's bots converted."""
+    branches = []
+    converts = []
     for name, sha in repository.branches.items():
-        converted = name.startswith("refs/convert/")
-        ref = name if converted else f"refs/heads/{name}"
-        one = {"name": name.rpartition("/")[2], "ref": ref, "targetCommit": sha}
-        found["converts" if converted else "branches"].append(one)
-    return found
+        reference = {"name": name.rpartition("/")[2], "targetCommit": sha}
+        if name.startswith("refs/convert/"):
+            converts.append(reference | {"ref": name})
+        else:
+            branches.append(reference | {"ref": f"refs/heads/{name}"})
+    return {"branches": branches, "converts": converts, "tags": []}
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -140,50 +159,57 @@ class Handler(BaseHTTPRequestHandler):
         length = int(self.headers.get("Content-Length") or 0)
         body = self.rfile.read(length).decode()
         self.hub.requests.append(f"{self.command} {self.path}")
-        address = urlsplit(self.path)
-        parts = [unquote(part) for part in address.path.strip("/").split("/")]
         try:
             if self.hub.broken:
                 raise RefusedError(503, "", "Service Unavailable")
-            if parts[0] == "api" and parts[1] in KINDS:
-                self.send_json(self.ask(parts[1:], parse_qs(address.query), body))
-            else:
-                kind = "datasets" if parts[0] == "datasets" else "models"
-                owner, name, verb, revision, *path = parts[1:] if kind == "datasets" else parts
-                if verb != "resolve":
-                    raise RefusedError(404, "EntryNotFound", "no such page")
-                self.resolve(kind, f"{owner}/{name}", revision, "/".join(path))
+            self.answer_path(body)
         except RefusedError as refused:
             headers = {"X-Error-Code": refused.code, "X-Error-Message": str(refused)}
             self.send_json({"error": str(refused)}, refused.status, headers)
         except (ValueError, IndexError):
             self.send_json({"error": "no such page"}, 404)
 
-    def ask(self, parts: list[str], query: dict[str, list[str]], body: str) -> Any:
-        """`/api/<kind>/<owner>/<name>[/<verb>/<revision>[/<folder>]]`."""
-        kind, name, verb = (
-            parts[0],
-            "/".join(parts[1:3]),
-            parts[3] if len(parts) > 3 else "revision",
-        )
+    def answer_path(self, body: str) -> None:
+        """`/api/...`, or a file: `[/datasets]/<owner>/<name>/resolve/<revision>/<path>`."""
+        address = urlsplit(self.path)
+        parts = [unquote(part) for part in address.path.strip("/").split("/")]
+        if parts[0] == "api" and parts[1] in KINDS:
+            self.send_json(self.describe(parts[1:], parse_qs(address.query), body))
+            return
+        kind = "models"
+        if parts[0] == "datasets":
+            kind = parts.pop(0)
+        owner, name, verb, revision, *path = parts
+        if verb != "resolve":
+            raise RefusedError(404, "EntryNotFound", "no such page")
+        self.send_file(kind, f"{owner}/{name}", revision, "/".join(path))
+
+    def describe(self, parts: list[str], query: dict[str, list[str]], body: str) -> Any:
+        """`/api/<kind>/<owner>/<name>[/<verb>[/<revision>[/<folder>]]]`."""
+        kind, owner, repository_name, *rest = parts
+        name = f"{owner}/{repository_name}"
+        verb = rest[0] if rest else "revision"
         repository = self.hub.repository(kind, name)
         if verb == "refs":
             return references(repository)
-        sha, files = repository.resolve(parts[4] if len(parts) > 4 else "main")
+
+        revision = rest[1] if len(rest) > 1 else "main"
+        sha, files = repository.resolve(revision)
         if verb == "revision":
             return information(name, sha, repository)
         if verb == "tree":
             recursive = query.get("recursive", ["false"])[0].lower() in ("true", "1")
-            return tree(files, "/".join(parts[5:]), recursive)
+            return tree(files, "/".join(rest[2:]), recursive)
         if verb == "paths-info":
-            is_json = "json" in self.headers["Content-Type"]
-            wanted = json.loads(body)["paths"] if is_json else parse_qs(body)["paths"]
-            everything = tree(files, "", recursive=True)
-            return [one for one in everything if one["path"] in wanted]
+            if "json" in self.headers["Content-Type"]:
+                paths = json.loads(body)["paths"]
+            else:
+                paths = parse_qs(body)["paths"]
+            return [entry for entry in tree(files, "", recursive=True) if entry["path"] in paths]
         raise RefusedError(404, "EntryNotFound", "no such page")
 
-    def resolve(self, kind: str, name: str, revision: str, path: str) -> None:
-        """A file by revision."""
+    def send_file(self, kind: str, name: str, revision: str, path: str) -> None:
+        """A repository's file at a revision."""
         sha, files = self.hub.repository(kind, name).resolve(revision)
         if path not in files:
             raise RefusedError(404, "EntryNotFound", "Entry not found")
@@ -197,9 +223,8 @@ class Handler(BaseHTTPRequestHandler):
         self, value: Any, status: int = 200, headers: dict[str, str] | None = None
     ) -> None:
         content = json.dumps(value).encode()
-        self.send_headers(
-            status, len(content), {"Content-Type": "application/json"} | (headers or {})
-        )
+        all_headers = {"Content-Type": "application/json", **(headers or {})}
+        self.send_headers(status, len(content), all_headers)
         if self.command != "HEAD":
             self.wfile.write(content)
 

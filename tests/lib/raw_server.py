@@ -13,31 +13,44 @@ from tests.lib.chat_server import GOOD, chat
 BODY = json.dumps(chat(GOOD)[1]).encode()
 
 
-def response(body: bytes = BODY, *, status: str = "200 OK", length: int | None = None) -> bytes:
-    """A whole response; `length` is what its header says where that is not the truth."""
-    length = len(body) if length is None else length
-    head = f"HTTP/1.1 {status}\r\nContent-Type: application/json\r\nContent-Length: {length}"
-    return f"{head}\r\nConnection: close\r\n\r\n".encode() + body
+def response(body: bytes = BODY) -> bytes:
+    """A complete HTTP response."""
+    head = (
+        "HTTP/1.1 200 OK\r\n"
+        "Content-Type: application/json\r\n"
+        f"Content-Length: {len(body)}\r\n"
+        "Connection: close\r\n"
+        "\r\n"
+    )
+    return head.encode() + body
+
+
+def read_request(connection: socket.socket) -> None:
+    """Read an HTTP request with its body."""
+    received = b""
+    while b"\r\n\r\n" not in received:
+        received += connection.recv(65536)
+    head, _, body = received.partition(b"\r\n\r\n")
+    length = int(head.lower().split(b"content-length:")[1].split(b"\r\n")[0])
+    while len(body) < length:
+        body += connection.recv(65536)
 
 
 @contextmanager
 def raw_serving(answer: Callable[[int, socket.socket], Any]) -> Iterator[SimpleNamespace]:
-    """A server's `url` and its number of `requests`; `answer(number, connection)` writes."""
+    """Serve connections; yields the server's `url` and its number of `requests`.
+
+    `answer(number, connection)` writes to the connection of a request.
+    """
     server = SimpleNamespace(requests=0)
 
     def handle(number: int, connection: socket.socket) -> None:
         with connection, suppress(OSError):  # the client hangs up
-            received = b""
-            while b"\r\n\r\n" not in received:
-                received += connection.recv(65536)
-            head, _, body = received.partition(b"\r\n\r\n")
-            length = int(head.lower().split(b"content-length:")[1].split(b"\r\n")[0])
-            while len(body) < length:
-                body += connection.recv(65536)
+            read_request(connection)
             answer(number, connection)
 
     def accept(listener: socket.socket) -> None:
-        with suppress(OSError):  # it is closed at the end
+        with suppress(OSError):  # the listener is closed at the end
             while True:
                 connection, _ = listener.accept()
                 number = server.requests

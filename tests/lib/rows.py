@@ -2,6 +2,7 @@
 
 import copy
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -64,23 +65,82 @@ def without(row: Row, field: str) -> Row:
 EMPTY_PAIR = edited(PAIR, "summaries.1.text", "")  # the chosen summary
 EQUAL_PAIR = edited(PAIR, "summaries.1.text", " one is better")
 
-# Name -> the split, the row or line as written, and what the message names after file and line.
-BAD_ROWS: dict[str, tuple[str, Any, str]] = {
-    "not JSON": ("sft_train", '{"id": ', "JSON"),
-    "not UTF-8": ("sft_train", b"\xff\xfe", "JSON"),
-    "not an object": ("sft_train", "[1]", "object"),
-    "missing field": ("sft_train", without(POST, "title"), "field title"),
-    "wrong type": ("sft_train", POST | {"subreddit": 3}, "field subreddit"),
-    "empty summary": ("sft_train", POST | {"summary": " \n"}, "field summary"),
-    "no info": ("comparisons_train", edited(PAIR, "info", None), "field info"),
-    "no article": ("comparisons_validation", edited(ARTICLE, "info.article", None), "info.article"),
-    "one summary": ("comparisons_train", PAIR | {"summaries": PAIR["summaries"][:1]}, "summaries"),
-    "summary is text": ("comparisons_train", PAIR | {"summaries": ["a", "b"]}, "summaries[0]"),
-    "no policy": ("comparisons_train", edited(PAIR, "summaries.0.policy", None), "[0].policy"),
-    "choice 2": ("comparisons_train", PAIR | {"choice": 2}, "field choice"),
-    "choice true": ("comparisons_train", PAIR | {"choice": True}, "field choice"),
-    "confidence 10": ("comparisons_train", edited(PAIR, "extra.confidence", 10), "confidence"),
-    "extra is text": ("comparisons_train", PAIR | {"extra": "sure"}, "extra"),
+
+@dataclass(frozen=True, kw_only=True)
+class BadRow:
+    """A row that is refused."""
+
+    split: str
+    row: Any
+    """The row, or its line as written."""
+    reason: str
+    """What the message contains after file and line."""
+
+
+BAD_ROWS = {
+    "not JSON": BadRow(split="sft_train", row='{"id": ', reason="JSON"),
+    "not UTF-8": BadRow(split="sft_train", row=b"\xff\xfe", reason="JSON"),
+    "not an object": BadRow(split="sft_train", row="[1]", reason="object"),
+    "missing field": BadRow(
+        split="sft_train",
+        row=without(POST, "title"),
+        reason="field title",
+    ),
+    "wrong type": BadRow(
+        split="sft_train",
+        row=POST | {"subreddit": 3},
+        reason="field subreddit",
+    ),
+    "empty summary": BadRow(
+        split="sft_train",
+        row=POST | {"summary": " \n"},
+        reason="field summary",
+    ),
+    "no info": BadRow(
+        split="comparisons_train",
+        row=edited(PAIR, "info", None),
+        reason="field info",
+    ),
+    "no article": BadRow(
+        split="comparisons_validation",
+        row=edited(ARTICLE, "info.article", None),
+        reason="info.article",
+    ),
+    "one summary": BadRow(
+        split="comparisons_train",
+        row=PAIR | {"summaries": PAIR["summaries"][:1]},
+        reason="summaries",
+    ),
+    "summary is text": BadRow(
+        split="comparisons_train",
+        row=PAIR | {"summaries": ["a", "b"]},
+        reason="summaries[0]",
+    ),
+    "no policy": BadRow(
+        split="comparisons_train",
+        row=edited(PAIR, "summaries.0.policy", None),
+        reason="[0].policy",
+    ),
+    "choice 2": BadRow(
+        split="comparisons_train",
+        row=PAIR | {"choice": 2},
+        reason="field choice",
+    ),
+    "choice true": BadRow(
+        split="comparisons_train",
+        row=PAIR | {"choice": True},
+        reason="field choice",
+    ),
+    "confidence 10": BadRow(
+        split="comparisons_train",
+        row=edited(PAIR, "extra.confidence", 10),
+        reason="confidence",
+    ),
+    "extra is text": BadRow(
+        split="comparisons_train",
+        row=PAIR | {"extra": "sure"},
+        reason="extra",
+    ),
 }
 
 
@@ -90,16 +150,20 @@ def good_row(split: str) -> Row:
 
 
 def write_rows(path: Path, rows: list[Any]) -> None:
-    """A JSONL file of rows; bytes and texts are lines as they are."""
-    with path.open("wb") as file:
-        for row in rows:
-            line = row if isinstance(row, str | bytes) else json.dumps(row)
-            file.write(line.encode() if isinstance(line, str) else line)
-            file.write(b"\n")
+    """Write a JSONL file of rows; bytes and texts are lines as they are."""
+    lines = []
+    for row in rows:
+        if isinstance(row, bytes):
+            lines.append(row)
+        elif isinstance(row, str):
+            lines.append(row.encode())
+        else:
+            lines.append(json.dumps(row).encode())
+    path.write_bytes(b"".join(line + b"\n" for line in lines))
 
 
 def write_folder(folder: Path, **changed: list[Any]) -> Path:
-    """A data folder with one good row in every split, except for the splits that are given."""
+    """Write a data folder with one good row in each split, or with the rows in `changed`."""
     folder.mkdir(exist_ok=True)
     for split in SPLITS:
         write_rows(folder / f"{split}.jsonl", changed.get(split, [good_row(split)]))
@@ -112,5 +176,5 @@ def read_all(folder: Path) -> dict[str, list[LocatedRow]]:
 
 
 def line_numbers(rows: list[LocatedRow]) -> list[int]:
-    """The lines of their file on which rows stand."""
+    """The number of each row's line in its file."""
     return [int(where.rpartition(":")[2]) for where, _ in rows]

@@ -1,4 +1,6 @@
-"""Runs that an earlier version of this project recorded: they load, and count as finished."""
+"""Runs that an earlier version of this project recorded load, and count as finished."""
+
+from pathlib import Path
 
 import pytest
 
@@ -15,8 +17,11 @@ from tests.lib.fake_stages import finish, run_stages, status_lines
 TINY = make_config("tiny")
 
 
+# -- manifests with a seal -------------------------------------------------------------------------
+
+
 @pytest.fixture
-def sealed(runs):
+def old_manifests(runs):
     """A finished run whose manifests have a seal, and hashes of syntax trees for the code."""
     run_stages(TINY, "ppo", "eval")
     for path in runs.rglob("manifest.json"):
@@ -26,27 +31,34 @@ def sealed(runs):
         write_json(path, manifest)
 
 
-def test_its_manifests_are_read_whatever_their_seal_says(sealed):
-    folder = finish(make_config("tiny", seed=2), "base")
+def test_an_old_manifest_is_read_whatever_its_seal_says(runs):
+    folder = finish(TINY, "base")
     manifest = read_json(folder / "manifest.json")
     write_json(folder / "manifest.json", manifest | {"seal": "0e1f", "results": {"rows": 1}})
+
     assert (read_manifest(folder) or {})["results"] == {"rows": 1}
 
 
-def test_nothing_is_said_about_its_code_because_the_hashes_are_of_another_kind(sealed):
+def test_no_warning_is_printed_about_old_code_because_its_hashes_are_of_another_kind(
+    old_manifests,
+):
     assert changed_code(TINY, "ppo") == []
     assert code_warnings(TINY, ["sft", "ppo"]) == []
     assert "done, code changed" not in " ".join(status_lines())
-    assert not has_same_code(TINY, "ppo")  # It is unknown.
 
 
-def test_its_stages_are_done(sealed):
-    """Pages show manifests, which the fixture has edited."""
-    assert {*make_plan(TINY, ["ppo", "eval"]).reasons} <= {"report"}
+def test_old_code_is_not_known_to_be_the_same(old_manifests):
+    assert not has_same_code(TINY, "ppo")
 
 
-# Settings that PPO got after runs had been recorded.
-NEWER = (
+def test_the_stages_of_an_old_run_are_done(old_manifests):
+    """Pages show manifests, which the fixture has edited, so they may be written again."""
+    assert set(make_plan(TINY, ["ppo", "eval"]).reasons) <= {"report"}
+
+
+# -- settings that were added later ----------------------------------------------------------------
+
+NEWER_PPO_SETTINGS = (
     "kl_correction",
     "kl_target",
     "kl_horizon",
@@ -57,58 +69,69 @@ NEWER = (
 )
 
 
-@pytest.fixture
-def older_ppo(runs):
-    """PPO's folder of a finished run that was recorded without the newer settings."""
-    fabricate(make_config("tiny"))
-    folder = runs / "tiny/seed44413/ppo"
+def remove_settings(folder: Path, section: str, *names: str) -> None:
+    """Rewrite a finished stage as a version did that did not have these settings."""
     manifest = read_json(folder / "manifest.json")
-    record = read_json(folder / "config.json")
-    for name in NEWER:
-        del manifest["settings"]["ppo"][name], record["ppo"][name]
+    config_record = read_json(folder / "config.json")
+    for name in names:
+        del manifest["settings"][section][name]
+        del config_record[section][name]
     manifest["settings_hash"] = "older"
     write_json(folder / "manifest.json", manifest)
-    write_json(folder / "config.json", record)
+    write_json(folder / "config.json", config_record)
+
+
+@pytest.fixture
+def old_ppo(runs):
+    """PPO's folder of a finished run that was recorded without the newer settings."""
+    fabricate(TINY)
+    folder = runs / "tiny/seed44413/ppo"
+    remove_settings(folder, "ppo", *NEWER_PPO_SETTINGS)
     return folder
 
 
-def test_a_run_recorded_without_newer_settings_loads_and_counts_as_the_same(older_ppo):
-    config = make_config("tiny")
-    assert recorded_config(older_ppo) == config
-    assert find_problem(config, "ppo") is None
+def test_a_run_recorded_without_newer_settings_loads_and_counts_as_the_same(old_ppo):
+    assert recorded_config(old_ppo) == TINY
+    assert find_problem(TINY, "ppo") is None
 
 
-def test_a_newer_setting_that_has_an_effect_makes_another_run(older_ppo):
-    config = make_config("tiny").changed(ppo=make_config("tiny").ppo.changed(kl_target=6.0))
+def test_a_newer_setting_that_has_an_effect_makes_another_run(old_ppo):
+    config = TINY.changed(ppo=TINY.ppo.changed(kl_target=6.0))
     assert "ppo.kl_target: ran with nothing, now 6.0" in str(find_problem(config, "ppo"))
 
 
 @pytest.mark.parametrize("algorithm", [name for name in ALGORITHMS if name != "ppo"])
 def test_a_run_recorded_before_an_algorithm_was_added_has_its_defaults(runs, algorithm):
-    fabricate(make_config("tiny"))
+    fabricate(TINY)
     folder = runs / "tiny/seed44413/ppo"
-    record = read_json(folder / "config.json")
-    del record[algorithm]
-    write_json(folder / "config.json", record)
-    read = recorded_config(folder)
-    assert getattr(read, algorithm) == ALGORITHMS[algorithm].settings()
-    assert read is not None
-    assert read.ppo == make_config("tiny").ppo
+    config_record = read_json(folder / "config.json")
+    del config_record[algorithm]
+    write_json(folder / "config.json", config_record)
+
+    config = recorded_config(folder)
+
+    assert config is not None
+    assert getattr(config, algorithm) == ALGORITHMS[algorithm].settings()
+    assert config.ppo == TINY.ppo
 
 
-def test_a_setting_that_a_record_lacks_had_its_default(runs):
-    config = make_config("tiny", name="older", overrides=("lora.rank=2",))
-    fabricate(config)
+@pytest.fixture
+def old_lora_sft(runs):
+    """SFT's folder of a finished run with LoRA, recorded before its modules were a setting."""
+    fabricate(make_config("tiny", name="older", overrides=("lora.rank=2",)))
     folder = runs / "older/seed44413/sft"
-    manifest, record = read_json(folder / "manifest.json"), read_json(folder / "config.json")
-    del manifest["settings"]["lora"]["target_modules"], record["lora"]["target_modules"]
-    manifest["settings_hash"] = "older"
-    write_json(folder / "manifest.json", manifest)
-    write_json(folder / "config.json", record)
+    remove_settings(folder, "lora", "target_modules")
+    return folder
 
-    assert recorded_config(folder) == config
+
+def test_a_setting_that_a_record_lacks_had_its_default(old_lora_sft):
+    config = make_config("tiny", name="older", overrides=("lora.rank=2",))
+    assert recorded_config(old_lora_sft) == config
     assert find_problem(config, "sft") is None
 
+
+def test_another_value_of_a_setting_that_a_record_lacks_is_a_difference(old_lora_sft):
     overrides = ("lora.rank=2", "lora.target_modules=dense")
-    other = make_config("tiny", name="older", overrides=overrides)
-    assert "lora.target_modules: ran with nothing, now dense" in str(find_problem(other, "sft"))
+    config = make_config("tiny", name="older", overrides=overrides)
+    problem = str(find_problem(config, "sft"))
+    assert "lora.target_modules: ran with nothing, now dense" in problem

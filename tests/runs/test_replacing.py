@@ -17,16 +17,25 @@ from tests.lib.fake_stages import finish, interrupt, run_stages
 TINY = make_config("tiny")
 TARGETS = ("sft", "rm", "ppo", "eval")
 REQUIRED = [name for name, row in STAGES.items() if not row.optional]
-FROM_PPO = REQUIRED[REQUIRED.index("ppo") :]
+PPO_AND_LATER = REQUIRED[REQUIRED.index("ppo") :]
 
 
-def named(*overrides, name="mine", **changes):
-    return make_config("tiny", name=name, overrides=overrides, **changes)
+def mine(*overrides, **changes):
+    """The config of the run `mine`."""
+    return make_config("tiny", name="mine", overrides=overrides, **changes)
 
 
 def test_replace_1_reruns_all_stages_of_the_targets(runs):
     run_stages(TINY, *TARGETS)
-    assert run_stages(TINY, *TARGETS, replace="1") == [name for name in REQUIRED if name != "base"]
+
+    replaced = run_stages(TINY, *TARGETS, replace="1")
+
+    assert replaced == [name for name in REQUIRED if name != "base"]
+
+
+def test_replace_moves_finished_stages_aside(runs):
+    run_stages(TINY, *TARGETS)
+    run_stages(TINY, *TARGETS, replace="1")
     aside = {path.name for path in (runs / "tiny/seed44413/aside").iterdir()}
     assert {"sft-1", "ppo-1", "judge-facts-1"} <= aside
 
@@ -37,15 +46,17 @@ def test_replace_1_leaves_the_stages_below_the_targets(runs):
 
 
 def test_replace_1_refuses_other_settings_of_a_stage_below_the_targets(runs):
-    run_stages(named("sft.epochs=3"), *TARGETS)
+    run_stages(mine("sft.epochs=3"), *TARGETS)
     with pytest.raises(UserError, match="stage sft has finished with other settings"):
-        run_stages(named("sft.epochs=4"), "ppo", replace="1")
+        run_stages(mine("sft.epochs=4"), "ppo", replace="1")
 
 
 def test_replace_reruns_the_named_stages_and_what_follows_from_any(runs):
     run_stages(TINY, *TARGETS, "rloo")
-    expected = ["ppo", "rloo", *FROM_PPO[1:]]
-    assert run_stages(TINY, *TARGETS, "rloo", replace="rloo ppo") == expected
+
+    replaced = run_stages(TINY, *TARGETS, "rloo", replace="rloo ppo")
+
+    assert replaced == ["ppo", "rloo", *PPO_AND_LATER[1:]]
 
 
 @pytest.mark.parametrize(
@@ -60,59 +71,70 @@ def test_replace_of_a_stage_that_the_command_does_not_run_is_refused(runs, targe
 
 
 def test_other_settings_are_replaced_and_nothing_is_lost(runs):
-    run_stages(named("ppo.lam=0.9"), *TARGETS)
-    assert run_stages(named("ppo.lam=0.5"), "ppo", replace="1") == ["ppo"]
-    recorded = runs / "mine/seed44413/aside/ppo-1/config.json"
-    assert json.loads(recorded.read_text())["ppo"]["lam"] == 0.9
+    run_stages(mine("ppo.lam=0.9"), *TARGETS)
+
+    replaced = run_stages(mine("ppo.lam=0.5"), "ppo", replace="1")
+
+    assert replaced == ["ppo"]
+    record = runs / "mine/seed44413/aside/ppo-1/config.json"
+    assert json.loads(record.read_text())["ppo"]["lam"] == 0.9
 
 
 def test_replace_of_a_later_stage_does_not_replace_other_settings_of_an_earlier_one(runs):
-    run_stages(named("ppo.lam=0.5"), *TARGETS)
+    run_stages(mine("ppo.lam=0.5"), *TARGETS)
     with pytest.raises(UserError, match="stage sft has finished with other settings"):
-        run_stages(named("ppo.lam=0.5", "sft.epochs=3"), *TARGETS, replace="ppo")
+        run_stages(mine("ppo.lam=0.5", "sft.epochs=3"), *TARGETS, replace="ppo")
 
 
 def test_replace_leaves_the_stages_of_an_upstream_alone(runs):
     run_stages(TINY, *TARGETS)
-    ablation = named("ppo.lam=0.5", upstream="tiny")
+    ablation = mine("ppo.lam=0.5", upstream="tiny")
     run_stages(ablation, *TARGETS)
-    assert run_stages(ablation, *TARGETS, replace="1") == FROM_PPO
+
+    assert run_stages(ablation, *TARGETS, replace="1") == PPO_AND_LATER
     assert not (runs / "tiny/seed44413/aside").exists()
 
 
 def test_replace_of_a_stage_of_the_upstream_is_refused(runs):
     run_stages(TINY, *TARGETS)
-    ablation = named("ppo.lam=0.5", upstream="tiny")
+    ablation = mine("ppo.lam=0.5", upstream="tiny")
     line = refusal_of(make_plan, ablation, TARGETS, "sft")
     assert line == "REPLACE=sft: no target of this command runs it: leave out UPSTREAM="
 
 
 def test_replace_of_an_ablations_own_reward_model_leaves_its_upstreams_stages(runs):
     run_stages(TINY, *TARGETS)
-    ablation = named("rm.epochs=3", upstream="tiny")
+    ablation = mine("rm.epochs=3", upstream="tiny")
     run_stages(ablation, *TARGETS)
-    assert run_stages(ablation, *TARGETS, replace="rm")[:3] == ["rm", "normalize", "ppo"]
+
+    replaced = run_stages(ablation, *TARGETS, replace="rm")
+
+    assert replaced[:3] == ["rm", "normalize", "ppo"]
 
 
 def test_an_interrupted_replace_resumes_without_it(runs):
     run_stages(TINY, *TARGETS)
+    # REPLACE=sft, interrupted during PPO.
     move_all_aside(TINY, make_plan(TINY, TARGETS, replace="sft").replaced)
     finish(TINY, "sft")
     finish(TINY, "rm")
     finish(TINY, "normalize")
     interrupt(TINY, "ppo", update=3)
+
     assert make_plan(TINY, TARGETS).reasons["ppo"] == "resumes after update 3"
-    assert run_stages(TINY, *TARGETS) == FROM_PPO
+    assert run_stages(TINY, *TARGETS) == PPO_AND_LATER
     assert not partial_of(stage_folder(TINY, "ppo")).exists()
 
 
 def test_a_replace_moves_nothing_while_another_process_runs_one_of_its_stages(runs):
     run_stages(TINY, *TARGETS)
     summaries = stage_folder(TINY, "summaries")
+
     with (
         held(lock_of(summaries), "summaries"),
         pytest.raises(UserError, match="stage summaries is already running"),
     ):
-        move_all_aside(TINY, FROM_PPO)
+        move_all_aside(TINY, PPO_AND_LATER)
+
     assert not (runs / "tiny/seed44413/aside").exists()
     assert run_stages(TINY, *TARGETS) == []

@@ -11,7 +11,7 @@ from eval.stats.intervals import Interval
 
 
 def labels_and_answers(sensitivity, specificity, n):
-    """n labels of each kind, and the answers of a judge with these shares."""
+    """n labels of each kind, and the answers of a judge with this sensitivity and specificity."""
     agreed = round(sensitivity * n)
     rejected = round(specificity * n)
     answers = np.repeat([1.0, 0.0, 0.0, 1.0], [agreed, n - agreed, rejected, n - rejected])

@@ -54,30 +54,28 @@ def test_each_simple_judge_does_what_its_name_says():
 
 def test_a_judge_that_is_always_right_beats_the_simple_ones_by_what_they_miss():
     """24 of 40 labels are true; the first text is longer in 16 of these pairs, and in 4 others."""
-    pairs = [
-        *(pair(True, 1.0, words=(2, 1)) for _ in range(16)),
-        *(pair(True, 1.0, words=(1, 2)) for _ in range(8)),
-        *(pair(False, 0.0, words=(2, 1)) for _ in range(4)),
-        *(pair(False, 0.0, words=(1, 2)) for _ in range(12)),
-    ]
+    pairs = [pair(True, 1.0, words=(2, 1)) for _ in range(16)]
+    pairs += [pair(True, 1.0, words=(1, 2)) for _ in range(8)]
+    pairs += [pair(False, 0.0, words=(2, 1)) for _ in range(4)]
+    pairs += [pair(False, 0.0, words=(1, 2)) for _ in range(12)]
 
-    found = compare_with_simple_judges(pairs)
+    results = compare_with_simple_judges(pairs)
 
-    simple = found["simple"]
+    simple = results["simple"]
     assert simple["majority"]["agreement"]["estimate"] == pytest.approx(24 / 40)
     assert simple["majority"]["kappa"]["estimate"] == 0.0
     # "The longer one" is right on 16 + 12 pairs, and would be on half of them by chance.
     assert simple["longest"]["agreement"]["estimate"] == pytest.approx(28 / 40)
     assert simple["longest"]["kappa"]["estimate"] == pytest.approx((0.7 - 0.5) / 0.5)
     assert simple["longest"]["difference"]["estimate"] == pytest.approx(12 / 40)
-    assert found["kappa_interval"]["estimate"] == 1.0
-    assert found["prefers_longer"]["labels"]["estimate"] == pytest.approx(28 / 40)
-    assert found["prefers_longer"]["judge"]["estimate"] == pytest.approx(28 / 40)
+    assert results["kappa_interval"]["estimate"] == 1.0
+    assert results["prefers_longer"]["labels"]["estimate"] == pytest.approx(28 / 40)
+    assert results["prefers_longer"]["judge"]["estimate"] == pytest.approx(28 / 40)
 
 
 def test_without_answers_nothing_is_compared():
-    found = compare_with_simple_judges([])
-    assert found == {"kappa_interval": None, "prefers_longer": None, "simple": {}}
+    results = compare_with_simple_judges([])
+    assert results == {"kappa_interval": None, "prefers_longer": None, "simple": {}}
 
 
 # -- two judges ------------------------------------------------------------------------------------
@@ -88,28 +86,28 @@ def test_two_judges_are_compared_where_both_decide():
     answers = np.array([1.0, 0.5, 1.0, 0.75, 0.0])
     other_answers = np.array([0.75, 1.0, 0.0, 1.0, 0.25])
 
-    found = compare_judges(
+    results = compare_judges(
         labels=labels, answers=answers, other_answers=other_answers, posts=np.arange(5)
     )
 
     # The second pair is a tie of this judge. Of the other four, three have the same verdict, and
     # two of these agree with the label.
-    shares = {key: found[key]["estimate"] for key in ("agreement", "difference", "same", "right")}
-    assert shares == pytest.approx(
-        {"agreement": 2.5 / 5, "difference": 1.25 / 5, "same": 3 / 4, "right": 2 / 3}
-    )
+    assert results["agreement"]["estimate"] == pytest.approx(2.5 / 5)
+    assert results["difference"]["estimate"] == pytest.approx(1.25 / 5)
+    assert results["same"]["estimate"] == pytest.approx(3 / 4)
+    assert results["right"]["estimate"] == pytest.approx(2 / 3)
 
 
 def test_a_judge_of_ties_has_no_verdict_in_common_with_another():
     labels = np.array([True, False])
-    found = compare_judges(
+    results = compare_judges(
         labels=labels,
         answers=np.array([0.5, 0.5]),
         other_answers=np.array([1.0, 0.0]),
         posts=np.arange(2),
     )
-    assert found["same"] is None
-    assert found["right"] is None
+    assert results["same"] is None
+    assert results["right"] is None
 
 
 # -- kappa -----------------------------------------------------------------------------------------

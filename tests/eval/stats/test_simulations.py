@@ -20,12 +20,12 @@ BIASED_SHIFTS = [name for name in SHIFTS if "our summaries" in name]
 
 @pytest.mark.parametrize("name", COVERED)
 def test_the_rate_at_equal_length_contains_the_truth_where_its_model_covers_it(name):
-    found = length_coverage(COVERED[name], DATA_SETS)
+    coverage = length_coverage(COVERED[name], DATA_SETS)
 
-    assert found.contained >= LEAST_CONTAINED
-    assert found.answered >= 0.9
+    assert coverage.contained >= LEAST_CONTAINED
+    assert coverage.answered >= 0.9
     # The half width is 1.96 standard errors; the mean error is within four of its own.
-    assert abs(found.bias) < 4 * found.half_width / 1.96 / DATA_SETS**0.5
+    assert abs(coverage.bias) < 4 * coverage.half_width / 1.96 / DATA_SETS**0.5
 
 
 @pytest.mark.parametrize("name", EXTRAPOLATED)
@@ -45,9 +45,9 @@ def test_without_the_allowance_a_shift_to_one_side_hides_the_truth(name):
 
 @pytest.mark.parametrize(("ties", "posts", "half_width"), [(0.6, 100, 6.0), (0.85, 400, 1.9)])
 def test_intervals_of_shares_with_ties_are_as_narrow_as_the_ties_allow(ties, posts, half_width):
-    found = tie_coverage(ties, posts, data_sets=400)
-    assert found.contained >= 0.92  # three standard errors below 95%
-    assert 100 * found.half_width == pytest.approx(half_width, abs=0.2)
+    coverage = tie_coverage(ties, posts, data_sets=400)
+    assert coverage.contained >= 0.92  # three standard errors below 95%
+    assert 100 * coverage.half_width == pytest.approx(half_width, abs=0.2)
 
 
 def test_the_table_is_printed(capsys):

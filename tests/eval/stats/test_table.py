@@ -54,8 +54,12 @@ def statistics():
         *judged("c", "tie", "reference"),
         *judged("d", "unjudged", "policy"),
     ]
-    texts = dict.fromkeys("ab", ("one two three", "one two"))
-    texts |= dict.fromkeys("cd", ("one two", "two one"))
+    texts = {
+        "a": ("one two three", "one two"),
+        "b": ("one two three", "one two"),
+        "c": ("one two", "two one"),
+        "d": ("one two", "two one"),
+    }
     return analyse(verdict_table(rows, texts))
 
 
@@ -94,9 +98,9 @@ def test_a_post_with_two_ids_leaves_the_order_balanced_interval():
         ("policy", "policy"),
         ("reference", "reference"),
     ]
-    rows = [
-        row for number, orders in enumerate(verdicts * 15) for row in judged(f"p{number}", *orders)
-    ]
+    rows = []
+    for number, (first, second) in enumerate(verdicts * 15):
+        rows += judged(f"p{number}", first, second)
     rows_again = [row | {"id": f"again-{row['id']}"} for row in rows]
     texts = {row["id"]: ("one two", "two one") for row in (*rows, *rows_again)}
     post_of = {row["id"]: row["id"].removeprefix("again-") for row in (*rows, *rows_again)}
@@ -152,11 +156,9 @@ def published_table(folder):
     """Published GPT verdicts about OpenAI's 1.3B PPO policy, in the order that each was shown."""
     judgements = []
     texts = {}
-    lines = [
-        line
-        for path in sorted(folder.glob("comparisons_*.jsonl"))
-        for line in path.read_text(encoding="utf-8").splitlines()
-    ]
+    lines = []
+    for path in sorted(folder.glob("comparisons_*.jsonl")):
+        lines += path.read_text(encoding="utf-8").splitlines()
     for number, line in enumerate(lines):
         row = json.loads(line)
         policies = [summary["policy"] for summary in row["summaries"]]
