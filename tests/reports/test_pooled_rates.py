@@ -15,9 +15,10 @@ def rate(estimate: float, half: float = 0.03) -> Interval:
 
 
 def pooled(rates: list[Interval]) -> Interval:
-    found = pool(rates)
-    assert found is not None
-    return found.interval
+    """The interval of the rates of some seeds, which must have one."""
+    result = pool(rates)
+    assert result is not None
+    return result.interval
 
 
 def test_seeds_without_uncertainty_over_posts_have_students_interval():

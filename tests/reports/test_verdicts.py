@@ -49,7 +49,9 @@ def test_a_difference_that_neither_shows_nor_excludes_is_inconclusive():
 
 def test_without_a_win_rate_a_comparison_is_inconclusive():
     found = verdict(Comparison(over_posts=None, p_over_posts=1.0, by_seed=()))
-    assert (found.word, found.interval, found.p_value) == (Word.INCONCLUSIVE, None, 1.0)
+    assert found.word is Word.INCONCLUSIVE
+    assert found.interval is None
+    assert found.p_value == 1.0
 
 
 def test_a_small_but_clear_difference_is_better_and_not_no_difference():
@@ -71,7 +73,6 @@ def test_the_interval_over_seeds_decides_if_it_reaches_further_toward_zero():
 
 def test_the_interval_over_posts_decides_if_it_reaches_further_toward_zero():
     found = verdict(comparison(-0.10, -0.12, -0.14, posts=(-0.25, -0.01)))
-    assert found.interval is not None
     assert found.interval_is_over == "posts"
     assert found.interval is not None
     assert found.interval.high == -0.01
@@ -79,18 +80,21 @@ def test_the_interval_over_posts_decides_if_it_reaches_further_toward_zero():
 
 def test_seeds_that_agree_on_posts_that_do_not_are_inconclusive():
     found = verdict(comparison(-0.10, -0.12, -0.14, posts=(-0.25, 0.01), p_over_posts=0.06))
-    assert (found.word, found.interval_is_over) == (Word.INCONCLUSIVE, "posts")
+    assert found.word is Word.INCONCLUSIVE
+    assert found.interval_is_over == "posts"
 
 
 def test_posts_that_agree_for_seeds_that_do_not_are_inconclusive():
     found = verdict(comparison(0.01, 0.20, 0.09, posts=(0.08, 0.12)))
-    assert (found.word, found.interval_is_over) == (Word.INCONCLUSIVE, "seeds")
+    assert found.word is Word.INCONCLUSIVE
+    assert found.interval_is_over == "seeds"
 
 
 @pytest.mark.parametrize(("low", "word"), [(0.01, Word.BETTER), (-0.01, Word.INCONCLUSIVE)])
 def test_of_a_single_seed_posts_decide(low, word):
     found = verdict(comparison(0.06, posts=(low, 0.12), p_over_posts=0.01))
-    assert (found.word, found.interval_is_over) == (word, "posts")
+    assert found.word is word
+    assert found.interval_is_over == "posts"
 
 
 # -- no difference: two one-sided tests ------------------------------------------------------------
@@ -153,30 +157,39 @@ def test_seeds_agree_if_all_have_the_sign_that_the_posts_show(by_seed, posts, ag
 
 
 def test_p_values_are_corrected_by_holms_steps():
-    singles = [
-        comparison(0.06, posts=(0.01, 0.11), p_over_posts=p_value) for p_value in (0.01, 0.04, 0.03)
-    ]
-    found = verdicts(singles)
+    smallest, largest, middle = verdicts(
+        [
+            comparison(0.06, posts=(0.01, 0.11), p_over_posts=0.01),
+            comparison(0.06, posts=(0.01, 0.11), p_over_posts=0.04),
+            comparison(0.06, posts=(0.01, 0.11), p_over_posts=0.03),
+        ]
+    )
     # The smallest times 3, the next times 2, and never below the one before.
-    assert [row.p_value for row in found] == pytest.approx([0.03, 0.06, 0.06])
-    assert [row.word for row in found] == [Word.BETTER, Word.INCONCLUSIVE, Word.INCONCLUSIVE]
-    assert {row.comparisons for row in found} == {3}
+    assert smallest.p_value == pytest.approx(0.03)
+    assert smallest.word is Word.BETTER
+    assert middle.p_value == pytest.approx(0.06)
+    assert middle.word is Word.INCONCLUSIVE
+    assert largest.p_value == pytest.approx(0.06)
+    assert largest.word is Word.INCONCLUSIVE
+    assert smallest.comparisons == middle.comparisons == largest.comparisons == 3
 
 
 def test_a_difference_is_judged_again_among_all_comparisons():
     # t = 0.10 / (0.01 / sqrt(3)) = 17.32, so p = 1 - sqrt(300 / 302) = 0.0033; times 16: 0.053.
     strong = comparison(0.09, 0.10, 0.11, posts=(0.08, 0.12))
 
-    assert verdicts([strong, *[UNCLEAR] * 14])[0].word is Word.BETTER
-    found = verdicts([strong, *[UNCLEAR] * 15])[0]
+    among_15, *_ = verdicts([strong] + [UNCLEAR] * 14)
+    among_16, *_ = verdicts([strong] + [UNCLEAR] * 15)
 
-    assert found.word is Word.INCONCLUSIVE
-    assert found.p_value == pytest.approx(16 * (1 - sqrt(300 / 302)))
+    assert among_15.word is Word.BETTER
+    assert among_16.word is Word.INCONCLUSIVE
+    assert among_16.p_value == pytest.approx(16 * (1 - sqrt(300 / 302)))
 
 
 def test_a_small_difference_that_the_correction_leaves_unclear_is_no_difference():
     small = comparison(0.009, 0.010, 0.011, posts=(0.008, 0.012))
-    assert verdicts([small, *[UNCLEAR] * 15])[0].word is Word.NO_DIFFERENCE
+    found, *_ = verdicts([small] + [UNCLEAR] * 15)
+    assert found.word is Word.NO_DIFFERENCE
 
 
 def test_the_p_value_over_seeds_is_that_of_students_t():
