@@ -4,6 +4,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -158,7 +159,7 @@ def test_settings_that_this_version_does_not_know_are_named(runs):
 def record_extra_settings(runs, name: str, seed: int, *fields: str) -> None:
     """Write a run whose stages have recorded settings that this version does not have."""
     fabricate(make_config("tiny", name=name, seed=seed))
-    extra = {"extra": {}} | dict.fromkeys(fields, 1)
+    extra: dict[str, Any] = {"extra": {}, **dict.fromkeys(fields, 1)}
     for path in (runs / name / f"seed{seed}").rglob("config.json"):
         write_json(path, read_json(path) | extra)
 
