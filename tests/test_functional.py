@@ -183,9 +183,9 @@ def test_token_logprobs_divide_logits_by_the_temperature():
 
 def test_token_logprobs_of_half_precision_logits_are_computed_in_float32():
     exact = torch.tensor([[[0.0, 1.0, 2.0, 3.0]]])  # whole numbers are exact in bfloat16
-    found = token_logprobs(exact.bfloat16(), torch.tensor([[1]]), 1.0)
-    assert found.dtype == torch.float32
-    close(found, [[1 - math.log(1 + math.e + math.e**2 + math.e**3)]])
+    logprobs = token_logprobs(exact.bfloat16(), torch.tensor([[1]]), 1.0)
+    assert logprobs.dtype == torch.float32
+    close(logprobs, [[1 - math.log(1 + math.e + math.e**2 + math.e**3)]])
     assert token_logprobs(exact.double(), torch.tensor([[1]]), 1.0).dtype == torch.float64
 
 
@@ -211,23 +211,23 @@ def test_entropy_is_log_v_of_even_logits_and_0_of_certainty():
 
 def test_a_token_of_probability_0_adds_nothing_to_the_entropy_and_has_no_gradient():
     logits = torch.tensor([[[0.0, LN3, -math.inf]]], requires_grad=True)  # 1/4, 3/4, 0
-    found = entropy(logits)
-    close(found, [[math.log(4) - 0.75 * LN3]])
-    found.sum().backward()
+    entropies = entropy(logits)
+    close(entropies, [[math.log(4) - 0.75 * LN3]])
+    entropies.sum().backward()
     # dH/dx_i = -p_i * (log p_i + H)
-    first = -0.25 * (math.log(0.25) + found.item())
+    first = -0.25 * (math.log(0.25) + entropies.item())
     assert logits.grad is not None
     close(logits.grad, [[[first, -first, 0.0]]])
 
 
 def test_the_papers_logprobs_have_the_digits_of_bf16():
     logits = torch.tensor([[[1.0, 2.0, 4.0]]])
-    found = paper_token_logprobs(logits, torch.tensor([[1]]), 0.5)
+    logprob = paper_token_logprobs(logits, torch.tensor([[1]]), 0.5)
     exact = 4.0 - math.log(math.exp(2) + math.exp(4) + math.exp(8))
-    assert found.dtype == torch.float32
-    assert found.item() == torch.tensor(found.item()).bfloat16().item()
-    assert found.item() == pytest.approx(exact, rel=2**-8)
-    assert found.item() != pytest.approx(exact, rel=1e-6)
+    assert logprob.dtype == torch.float32
+    assert logprob.item() == torch.tensor(logprob.item()).bfloat16().item()
+    assert logprob.item() == pytest.approx(exact, rel=2**-8)
+    assert logprob.item() != pytest.approx(exact, rel=1e-6)
     with pytest.raises(ValueError, match="above 0"):
         paper_token_logprobs(logits, torch.tensor([[1]]), 0.0)
 
@@ -562,8 +562,8 @@ COUNTED = torch.tensor([True, True, False])
     ids=["perfect", "constant", "wrong"],
 )
 def test_explained_variance_of_a_critic(values, expected):
-    found = explained_variance(torch.tensor(values), MASKED_RETURNS, COUNTED)
-    assert found.item() == pytest.approx(expected, abs=1e-6)
+    share = explained_variance(torch.tensor(values), MASKED_RETURNS, COUNTED)
+    assert share.item() == pytest.approx(expected, abs=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -19,8 +19,8 @@ def test_sizes_are_called_by_their_parameters_from_the_smallest_on(runs):
 def test_two_runs_of_one_size_also_have_their_names(runs):
     fabricate(make_config("tiny", name="tiny-hot"), size=10**6)
     two_sizes()
-    found, _ = find_all(["tiny", "tiny-hot"])
-    assert list(runs_by_label(found)) == ["1M (tiny)", "1M (tiny-hot)"]
+    results, _ = find_all(["tiny", "tiny-hot"])
+    assert list(runs_by_label(results)) == ["1M (tiny)", "1M (tiny-hot)"]
 
 
 def test_a_size_has_means_and_spreads_of_its_seeds(runs):
