@@ -173,7 +173,9 @@ def tokenizer(tokenizer_folder):
 def source_tokenizer(source, tokenizer_folder):
     from stages.models.tokenizers import load_tokenizer
 
-    return load_tokenizer(SHARED / "tokenizer" if source == "shared" else tokenizer_folder)
+    if source == "shared":
+        return load_tokenizer(SHARED / "tokenizer")
+    return load_tokenizer(tokenizer_folder)
 
 
 @pytest.fixture(scope="session")

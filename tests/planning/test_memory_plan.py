@@ -157,11 +157,11 @@ def test_normalize_reads_no_more_rows_than_there_are():
 
 
 def test_each_of_several_devices_holds_every_gradient_twice():
-    one = part_bytes(setting(devices=1))["sft step"]
-    eight = part_bytes(setting(devices=8))["sft step"]
-    assert eight.gradients == 2 * one.gradients
-    assert eight.weights == one.weights
-    assert eight.optimizer == one.optimizer
+    on_one = part_bytes(setting(devices=1))["sft step"]
+    on_eight = part_bytes(setting(devices=8))["sft step"]
+    assert on_eight.gradients == 2 * on_one.gradients
+    assert on_eight.weights == on_one.weights
+    assert on_eight.optimizer == on_one.optimizer
 
 
 def test_one_device_shares_with_no_other():
@@ -182,9 +182,9 @@ def test_a_shard_of_pythia_6_9b_by_hand():
     assert learn.weights == pytest.approx(4 * 2 * (policy + scorer) / 8, rel=1e-9)
     assert learn.gradients == pytest.approx(4 * (policy + scorer) / 8, rel=1e-9)
     assert learn.optimizer == pytest.approx(8 * (policy + scorer) / 8, rel=1e-9)
-    # Two blocks, embedding and output layer are whole, with their gradients.
-    whole = 4 * (policy - (blocks - 2) * block)
-    assert learn.copies == pytest.approx(2 * whole, rel=0.01)
+    # Two blocks, embedding and output layer are not sharded, with their gradients.
+    unsharded = 4 * (policy - (blocks - 2) * block)
+    assert learn.copies == pytest.approx(2 * unsharded, rel=0.01)
 
     # For sampling the policy is whole in every process, next to its bf16 copies.
     copies = 2 * (blocks * 12 * hidden**2 + vocabulary * hidden)

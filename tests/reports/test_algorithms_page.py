@@ -35,12 +35,17 @@ def test_points_have_the_penalty_and_the_kl_of_their_run(runs):
 
     sft, larger_kl, smaller_kl = points_of(results)  # SFT is in both runs, and is one point
 
-    assert (sft.algorithm, sft.setting) == ("sft", "")
-    assert (sft.kl, sft.win_rate) == (0.0, 0.412)
-    assert (larger_kl.algorithm, larger_kl.setting) == ("ppo", "0.05")
-    assert (larger_kl.kl, larger_kl.win_rate) == (8.0, 0.63)
-    assert (smaller_kl.algorithm, smaller_kl.setting) == ("ppo", "0.2")
-    assert (smaller_kl.kl, smaller_kl.win_rate) == (4.0, 0.63)
+    assert sft.algorithm == "sft"
+    assert sft.setting == ""
+    assert sft.kl == 0.0
+    assert sft.win_rate == 0.412
+
+    assert larger_kl.algorithm == smaller_kl.algorithm == "ppo"
+    assert larger_kl.setting == "0.05"
+    assert smaller_kl.setting == "0.2"
+    assert larger_kl.kl == 8.0
+    assert smaller_kl.kl == 4.0
+    assert larger_kl.win_rate == smaller_kl.win_rate == 0.63
 
 
 @pytest.mark.parametrize(
